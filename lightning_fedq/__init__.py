@@ -1,0 +1,1 @@
+"""Federated, private and cheap on the wire: one callback for PyTorch Lightning."""

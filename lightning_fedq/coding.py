@@ -1,0 +1,86 @@
+"""Integers to bits on the wire and back: what `num_bits` counts is the length of a stream that decodes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class Code(ABC):
+    """A prefix-free code for one client's message: `pack` and `unpack` are inverse."""
+
+    @abstractmethod
+    def pack(self, symbols: Tensor) -> bytes:
+        """Return the bitstream of one message `(m,)`, padded with zeros to whole bytes."""
+
+    @abstractmethod
+    def unpack(self, stream: bytes, count: int) -> Tensor:
+        """Read `count` symbols back.
+
+        Raises:
+            ValueError: If the stream is too short or too long for `count` symbols.
+        """
+
+    @abstractmethod
+    def num_bits(self, symbols: Tensor) -> int:
+        """Length in bits of the streams of one message `(m,)` or of every row of `(clients, m)`, without padding."""
+
+
+@dataclass(frozen=True)
+class FixedLength(Code):
+    """Every symbol takes the same number of bits, most significant first.
+
+    Args:
+        bits_per_symbol: 1 to 32; symbols lie in [0, 2^bits_per_symbol).
+        signed: Symbols are two's complement in that many bits instead.
+    """
+
+    bits_per_symbol: int
+    signed: bool = False
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.bits_per_symbol <= 32:
+            raise ValueError(f"bits_per_symbol must be in [1, 32], got {self.bits_per_symbol}")
+
+    def pack(self, symbols: Tensor) -> bytes:
+        """See `Code.pack`.
+
+        Raises:
+            ValueError: If a symbol does not fit.
+        """
+        values = symbols.detach().cpu().numpy().astype(np.int64)
+        low = -(1 << self.bits_per_symbol - 1) if self.signed else 0
+        high = low + (1 << self.bits_per_symbol)
+        if values.size and not (low <= values.min() and values.max() < high):
+            raise ValueError(
+                f"symbols must lie in [{low}, {high}) for {self.bits_per_symbol} bits, "
+                f"got [{values.min()}, {values.max()}]"
+            )
+        if self.bits_per_symbol == 1:
+            return np.packbits(values.astype(np.uint8)).tobytes()
+        raw = values.astype(">i8").view(np.uint8).reshape(-1, 8)
+        return np.packbits(np.unpackbits(raw, axis=1)[:, 64 - self.bits_per_symbol :]).tobytes()
+
+    def unpack(self, stream: bytes, count: int) -> Tensor:
+        """See `Code.unpack`."""
+        width = self.bits_per_symbol
+        if len(stream) != (count * width + 7) // 8:
+            raise ValueError(
+                f"{count} symbols of {width} bits need {(count * width + 7) // 8} bytes, got {len(stream)}"
+            )
+        bits = np.unpackbits(np.frombuffer(stream, np.uint8), count=count * width).reshape(count, width)
+        if width == 1:
+            return torch.from_numpy(bits.reshape(-1))
+        full = np.zeros((count, 64), np.uint8)
+        full[:, 64 - width :] = bits
+        if self.signed:
+            full[:, : 64 - width] = bits[:, :1]
+        return torch.from_numpy(np.packbits(full).view(">i8").astype(np.int64))
+
+    def num_bits(self, symbols: Tensor) -> int:
+        """See `Code.num_bits`."""
+        return symbols.numel() * self.bits_per_symbol

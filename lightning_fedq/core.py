@@ -1,0 +1,250 @@
+"""The vocabulary: what a client sends, what a mechanism is, and what it promises to whom.
+
+Everything here is a frozen value or an abstract method. State (ranges, error feedback, the
+ledger) lives in `lightning_fedq.rounds`, randomness comes in as an argument, and the code that
+adds claims up to an epsilon is in `lightning_fedq.privacy`, apart from the claims themselves.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from typing import TYPE_CHECKING, ClassVar
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from lightning_fedq.coding import Code
+    from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+
+
+@dataclass(frozen=True)
+class RoundContext:
+    """What everybody knows about one round before the first client sends anything.
+
+    Args:
+        round: Round number, counted from 0.
+        groups: The cohort, cut into the groups that share peer randomness. A pair is a group of
+            two, a client on its own a group of one; the order inside a group gives each client's rank.
+        segments: Length of each segment (layer) of the flat vector; they sum to `dim`.
+        center: `(len(segments),)` float64, centre of each segment's range, in units of the update.
+        radius: `(len(segments),)` float64, > 0, half-width of each segment's range, same units.
+        attempt: 0, and one more for every repetition of the same round, so that no stream is
+            ever used for two payloads.
+
+    Raises:
+        ValueError: If a client stands in two groups, or shapes, radii or numbers make no sense.
+    """
+
+    round: int
+    groups: tuple[tuple[int, ...], ...]
+    segments: tuple[int, ...]
+    center: Tensor
+    radius: Tensor
+    attempt: int = 0
+
+    def __post_init__(self) -> None:
+        clients = [client for group in self.groups for client in group]
+        if len(set(clients)) != len(clients):
+            raise ValueError(f"a client may stand in one group only, got groups {self.groups}")
+        if any(size < 1 for size in self.segments) or not self.segments:
+            raise ValueError(f"segments must be non-empty with sizes >= 1, got {self.segments}")
+        expected = (len(self.segments),)
+        if tuple(self.center.shape) != expected or tuple(self.radius.shape) != expected:
+            raise ValueError(
+                f"center and radius need one value per segment, shape {expected}, "
+                f"got {tuple(self.center.shape)} and {tuple(self.radius.shape)}"
+            )
+        if not bool(torch.isfinite(self.center).all() and torch.isfinite(self.radius).all()):
+            raise ValueError("center and radius must be finite; check the range rule and the global model")
+        if bool((self.radius <= 0).any()):
+            raise ValueError(f"radius must be > 0 in every segment, got {self.radius.min().item()}; set a floor")
+
+    @cached_property
+    def dim(self) -> int:
+        """Number of coordinates of an update."""
+        return sum(self.segments)
+
+    @cached_property
+    def cohort(self) -> tuple[int, ...]:
+        """The clients of this round, sorted."""
+        return tuple(sorted(client for group in self.groups for client in group))
+
+    @cached_property
+    def _places(self) -> dict[int, tuple[tuple[int, ...], int]]:
+        return {client: (group, rank) for group in self.groups for rank, client in enumerate(group)}
+
+    def place(self, client: int) -> tuple[tuple[int, ...], int]:
+        """Return the client's group and its rank in that group.
+
+        Raises:
+            KeyError: If the client is not in this round's cohort.
+        """
+        return self._places[client]
+
+    def expand(self, per_segment: Tensor) -> Tensor:
+        """Repeat one value per segment to one value per coordinate, `(dim,)`."""
+        sizes = torch.tensor(self.segments, device=per_segment.device)
+        return per_segment.repeat_interleave(sizes, output_size=self.dim)
+
+
+@dataclass(frozen=True)
+class Message:
+    """What clients put on the wire.
+
+    Args:
+        symbols: `(dim_on_the_wire,)` integers of one client, or `(clients, dim_on_the_wire)` of a
+            stack. Summing over clients is meaningful iff the mechanism is homomorphic.
+        num_bits: Total length of the clients' bitstreams, side information included.
+        num_clipped: Coordinates that lay outside the declared range and were clipped. A diagnostic
+            of the simulation: it is not sent, and it is not private.
+    """
+
+    symbols: Tensor
+    num_bits: int
+    num_clipped: int = 0
+
+
+class Adversary(Enum):
+    """Whom a claim is about: each member is a view of one round, worded for a reader."""
+
+    EAVESDROPPER = "an eavesdropper on one client's uplink"
+    SERVER = "the curious server that sees every message"
+    SERVER_AND_PARTNER = "the server together with the client's partner (or leaked shared randomness)"
+    CLIENT = "a curious client, with its own shared randomness and the released models"
+    SECAGG_SERVER = "the server behind secure aggregation, which sees the sum only"
+    OUTSIDER = "an outsider who sees only the released models"
+
+
+class Neighbours(Enum):
+    """What may differ between the two worlds that the adversary tries to tell apart."""
+
+    SUBSTITUTION = "one client's update is replaced by any other"
+    ZERO_OUT = "one client's update is replaced by zero"
+
+
+@dataclass(frozen=True)
+class PmfPairs:
+    """A loss dominated, at every epsilon, by the worst of some pairs of probability mass functions.
+
+    Args:
+        pairs: `(p, q)` pairs, both orders listed where they differ; each p and q sums to 1.
+        note: Where the pairs come from, one line for the report.
+    """
+
+    pairs: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class GaussianLoss:
+    """The Gaussian mechanism with `noise_multiplier` = std / l2 sensitivity, > 0."""
+
+    noise_multiplier: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class LaplaceLoss:
+    """The Laplace mechanism with `noise_multiplier` = scale / l1 sensitivity, > 0."""
+
+    noise_multiplier: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class NonPrivate:
+    """No guarantee against this adversary, with the reason in words."""
+
+    reason: str
+
+
+Loss = PmfPairs | GaussianLoss | LaplaceLoss | NonPrivate
+
+
+@dataclass(frozen=True)
+class PrivacyClaim:
+    """One sentence of a privacy report: this loss, so many times a round, against this adversary.
+
+    Args:
+        adversary: The view that the claim is about.
+        loss: Loss of one composition, worst case over inputs.
+        compositions: How many times `loss` composes per client and round; `dim` for a
+            mechanism that treats coordinates independently, 1 for a whole-vector mechanism.
+        neighbours: The neighbouring relation.
+        assumptions: What has to hold for the claim to be true, in words.
+    """
+
+    adversary: Adversary
+    loss: Loss
+    compositions: int
+    neighbours: Neighbours = Neighbours.SUBSTITUTION
+    assumptions: tuple[str, ...] = field(default=())
+
+    def __post_init__(self) -> None:
+        if self.compositions < 1:
+            raise ValueError(f"compositions must be >= 1, got {self.compositions}")
+
+
+class Mechanism(ABC):
+    """Turns an update into integers on the wire and the integers of many clients into a sum.
+
+    Children are frozen dataclasses of parameters. `decode` is handed `PublicRandomness` only, so
+    that the type says what the server knows; `encode` may also use what the client shares with its
+    peers and its own private coins.
+    """
+
+    homomorphic: ClassVar[bool]
+    """May `decode` be given the sum of several clients' symbols?"""
+
+    @abstractmethod
+    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+        """Encode one client's update `(dim,)` or a stack `(clients, dim)`, in the order of `rand.clients`.
+
+        Finite floats in any range; what lies outside `context`'s range is clipped and counted.
+        """
+
+    @abstractmethod
+    def decode(
+        self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
+    ) -> Tensor:
+        """Estimate the sum of the updates of `clients`.
+
+        Args:
+            symbols: `(len(clients), m)`, one message a row; a homomorphic mechanism also takes their sum `(m,)`.
+            clients: Who sent them, in that order; those that dropped out are missing.
+            context: The round.
+            rand: What the server knows.
+
+        Returns:
+            `(dim,)` float32, in units of the update.
+        """
+
+    @abstractmethod
+    def code(self, context: RoundContext) -> Code:
+        """Return the code that turns one client's symbols into the bits on the wire."""
+
+    @abstractmethod
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """Return exactly one claim per `Adversary`, for one round."""
+
+    def noise_variance(self, context: RoundContext) -> Tensor | None:
+        """Worst-case variance of the decoded mean over the whole cohort, one value per segment.
+
+        Returns:
+            `(len(segments),)` float64 in squared units of the update, or None where it depends on
+            the data in a way that has no useful bound.
+        """
+        return None
+
+    def group_sizes(self, num_clients: int) -> tuple[int, ...]:
+        """How a cohort of `num_clients` is cut into groups that share peer randomness; sums to `num_clients`.
+
+        Raises:
+            ValueError: If the mechanism can't serve a cohort of this size.
+        """
+        return (1,) * num_clients

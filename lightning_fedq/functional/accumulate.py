@@ -1,0 +1,32 @@
+"""Running sums of integer rows without a `(rows, columns)` copy."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+_BLOCK = 1 << 13
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _add_rows(rows: NDArray[np.integer], total: NDArray[np.int32]) -> None:
+    for start in range(0, total.size, _BLOCK):
+        stop = min(start + _BLOCK, total.size)
+        for i in range(rows.shape[0]):
+            for j in range(start, stop):
+                total[j] += rows[i, j]
+
+
+def add_rows(rows: Tensor, total: Tensor) -> None:
+    """Add every row of an integer tensor to a running sum, in place.
+
+    Args:
+        rows: `(n, m)` integers.
+        total: `(m,)` integers, overwritten; wide enough for the sum.
+    """
+    if rows.device.type == "cpu":
+        _add_rows(rows.numpy(), total.numpy())
+    else:
+        total += rows.sum(0, dtype=total.dtype)

@@ -1,0 +1,48 @@
+"""FedAvg: every coordinate as a 32-bit float, the baseline without quantisation and without privacy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_fedq.coding import FixedLength
+from lightning_fedq.core import Adversary, Mechanism, Message, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+
+
+@dataclass(frozen=True)
+class FedAvg(Mechanism):
+    """Send the update as it is: symbols are the bit patterns of float32 values, nothing is clipped.
+
+    References:
+        McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.
+    """
+
+    homomorphic = False
+
+    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+        """See `Mechanism.encode`; symbols are int32 bit patterns."""
+        symbols = update.detach().float().contiguous().view(torch.int32)
+        return Message(symbols, 32 * symbols.numel())
+
+    def decode(
+        self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
+    ) -> Tensor:
+        """See `Mechanism.decode`."""
+        return symbols.reshape(len(clients), context.dim).view(torch.float32).sum(0)
+
+    def noise_variance(self, context: RoundContext) -> Tensor:
+        """No noise."""
+        return torch.zeros_like(context.radius)
+
+    def code(self, context: RoundContext) -> FixedLength:
+        """32 bits a coordinate."""
+        return FixedLength(32, signed=True)
+
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """No guarantee against anybody."""
+        reason = NonPrivate("updates are sent as they are")
+        return tuple(PrivacyClaim(adversary, reason, context.dim) for adversary in Adversary)

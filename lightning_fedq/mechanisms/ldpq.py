@@ -1,0 +1,42 @@
+"""LDP-FL: every client sends one independent epsilon-LDP bit a coordinate.
+
+Source: the baseline of CorBin-FL (algorithm 1, LDPQ). Among unbiased epsilon-LDP maps with two
+outputs it has the smallest error for every input; nothing is shared, so every view of one message
+is the same coin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lightning_fedq.core import PrivacyClaim, RoundContext
+from lightning_fedq.functional.one_bit import worst_pair_mse
+from lightning_fedq.mechanisms.one_bit import OneBitMechanism, Words
+from lightning_fedq.randomness import ClientRandomness
+
+
+@dataclass(frozen=True)
+class LDPQ(OneBitMechanism):
+    """One-bit quantisation with independent coins.
+
+    Args:
+        epsilon: Local budget per coordinate and round, > 0, in nats.
+
+    Example:
+        >>> LDPQ(epsilon=1.0).coin.scale  # doctest: +ELLIPSIS
+        2.1639534...
+    """
+
+    def words(self, client: int, context: RoundContext, rand: ClientRandomness) -> Words:
+        """Private words."""
+        return rand.private(client, "one-bit coins").words
+
+    def noise_variance(self, context: RoundContext) -> Tensor:
+        """At most radius^2 alpha^2 / n."""
+        return context.radius**2 * worst_pair_mse(self.coin.scale, 0) / (2 * len(context.cohort))
+
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """See `Mechanism.claims`."""
+        raise NotImplementedError

@@ -1,0 +1,309 @@
+"""Who knows which bits: keys, key agreement and the streams drawn from them.
+
+A stream is addressed by `(federation, round, attempt, purpose, who)`, never by a position in a
+global generator, and the address goes through HKDF-SHA256 (RFC 5869) with every field
+length-prefixed. One key is one AES-256-CTR keystream from counter 0, used once. A message is drawn
+as a whole, so an address needs no layer index: the layers of one message share no bits.
+
+Two sources of keys, and the report says which:
+
+* `AgreedKeys` (*secure*): X25519 key pairs and private seeds from the operating system. Peer keys
+  come from the key agreement, so no shared bit is ever sent. Nothing is reproducible.
+* `SeededKeys` (*reproducible*): everything follows from one integer. For experiments; not private.
+
+What the server may hold is `PublicRandomness`; `ClientRandomness` adds what it must not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import os
+import struct
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+_ZEROS = memoryview(bytes(1 << 16))
+_ZERO_COUNTER = modes.CTR(bytes(16))
+_PROTOCOL = b"fedq/v1"
+PUBLIC_KEY_BYTES = 32
+"""Length of one client's public key, the whole set-up traffic of a pair."""
+
+
+def hkdf_extract(salt: bytes, key_material: bytes) -> bytes:
+    """HKDF-Extract with SHA-256: 32 bytes of uniform key from shared key material (RFC 5869, 2.2)."""
+    return hmac.digest(salt or bytes(32), key_material, "sha256")
+
+
+def hkdf_expand(key: bytes, info: bytes) -> bytes:
+    """HKDF-Expand with SHA-256 to 32 bytes, which is a single HMAC (RFC 5869, 2.3)."""
+    return hmac.digest(key, info + b"\x01", "sha256")
+
+
+def pack_fields(*fields: bytes | str | int) -> bytes:
+    """Join fields unambiguously: every one is preceded by its length, integers are 8 bytes big-endian.
+
+    Raises:
+        ValueError: If an integer does not fit 64 unsigned bits.
+    """
+    parts = []
+    for item in fields:
+        if isinstance(item, int):
+            if not 0 <= item < 2**64:
+                raise ValueError(f"an address field must be in [0, 2^64), got {item}")
+            raw = struct.pack(">Q", item)
+        else:
+            raw = item.encode() if isinstance(item, str) else item
+        parts += [struct.pack(">I", len(raw)), raw]
+    return b"".join(parts)
+
+
+class Stream:
+    """One AES-256-CTR keystream under one key, read once from its start.
+
+    Args:
+        key: 32 bytes, never used for another stream.
+    """
+
+    def __init__(self, key: bytes) -> None:
+        self._encryptor = Cipher(algorithms.AES(key), _ZERO_COUNTER).encryptor()
+
+    def fill(self, out: NDArray[np.uint8]) -> None:
+        """Overwrite a contiguous uint8 array with the next bytes of the stream."""
+        view = memoryview(out)
+        update, step = self._encryptor.update_into, len(_ZEROS)
+        for start in range(0, len(view), step):
+            chunk = view[start : start + step]
+            update(_ZEROS[: len(chunk)], chunk)
+
+    def words(self, count: int) -> NDArray[np.uint32]:
+        """Return the next `count` uniform 32-bit words."""
+        out = np.empty(count, np.uint32)
+        self.fill(out.view(np.uint8))
+        return out
+
+    def words64(self, count: int) -> NDArray[np.uint64]:
+        """Return the next `count` uniform 64-bit words."""
+        out = np.empty(count, np.uint64)
+        self.fill(out.view(np.uint8))
+        return out
+
+    def uniform_below(self, bound: int, count: int) -> NDArray[np.uint32]:
+        """Return `count` integers, exactly uniform on {0, ..., bound - 1}.
+
+        Words at or above the largest multiple of `bound` are drawn again, so the law has no
+        modulo bias; how many bytes are read depends on the stream alone, never on data.
+
+        Raises:
+            ValueError: If bound is not in [1, 2^32].
+        """
+        if not 1 <= bound <= 2**32:
+            raise ValueError(f"bound must be in [1, 2^32], got {bound}")
+        words = self.words(count)
+        if (limit := 2**32 // bound * bound) < 2**32:
+            while len(rejected := np.flatnonzero(words >= limit)):
+                words[rejected] = self.words(len(rejected))
+        return words % np.uint32(bound) if bound < 2**32 else words
+
+    def uniforms(self, count: int) -> NDArray[np.float64]:
+        """Return float64 uniforms on the open interval (0, 1), on a grid of 2^-53.
+
+        Not for coins: a coin is an integer compared with an integer threshold.
+        """
+        return (self.words64(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54
+
+    def permutation(self, count: int) -> list[int]:
+        """Return a random permutation of {0, ..., count - 1}: the order of 64-bit words.
+
+        Uniform up to ties, whose probability is below count^2 / 2^65.
+        """
+        order: list[int] = np.argsort(self.words64(count), kind="stable").tolist()
+        return order
+
+
+class Keys(ABC):
+    """Root keys of one federation, each 32 bytes and known to somebody else."""
+
+    mode: ClassVar[Literal["secure", "reproducible"]]
+    setup_bits_per_client: int
+    """Bits that each client uploads once, before the first round."""
+
+    @abstractmethod
+    def public(self) -> bytes:
+        """Key that everybody knows; it also names the federation."""
+
+    @abstractmethod
+    def client(self, client: int) -> bytes:
+        """Key that one client shares with the server."""
+
+    @abstractmethod
+    def peer(self, group: tuple[int, ...]) -> bytes:
+        """Key that the clients of a group share and the server does not know."""
+
+    @abstractmethod
+    def private(self, client: int) -> bytes:
+        """Key that nobody but the client knows."""
+
+
+class SeededKeys(Keys):
+    """Reproducible keys: every key follows from one integer, so nothing here is private.
+
+    Args:
+        seed: Any integer >= 0.
+    """
+
+    mode = "reproducible"
+
+    def __init__(self, seed: int) -> None:
+        if seed < 0:
+            raise ValueError(f"seed must be >= 0, got {seed}")
+        self.seed = seed
+        self.setup_bits_per_client = 8 * PUBLIC_KEY_BYTES
+        self._root = hkdf_extract(_PROTOCOL, pack_fields("reproducible", hex(seed)))
+
+    def public(self) -> bytes:
+        """See `Keys.public`."""
+        return hkdf_expand(self._root, pack_fields("public"))
+
+    def client(self, client: int) -> bytes:
+        """See `Keys.client`."""
+        return hkdf_expand(self._root, pack_fields("client", client))
+
+    def peer(self, group: tuple[int, ...]) -> bytes:
+        """See `Keys.peer`."""
+        return hkdf_expand(self._root, pack_fields("peer", *sorted(group)))
+
+    def private(self, client: int) -> bytes:
+        """See `Keys.private`."""
+        return hkdf_expand(self._root, pack_fields("private", client))
+
+
+def agree(own: X25519PrivateKey, other: X25519PublicKey, salt: bytes, info: bytes) -> bytes:
+    """Derive the key that two parties share, from one X25519 exchange.
+
+    Args:
+        own: This party's private key.
+        other: The other party's public key, authenticated by the caller.
+        salt: Binds the key to the federation and its roster.
+        info: Binds it to the two parties; both must pass the same.
+
+    Raises:
+        ValueError: If the shared secret is all zeros, which a public key of low order forces.
+    """
+    try:
+        secret = own.exchange(other)
+    except ValueError as error:
+        raise ValueError("the peer's public key has low order; refuse this peer") from error
+    if not any(secret):
+        raise ValueError("the peer's public key has low order; refuse this peer")
+    return hkdf_expand(hkdf_extract(salt, secret), info)
+
+
+class AgreedKeys(Keys):
+    """Keys of all parties of one secure federation, held by one process that simulates them.
+
+    Every client gets an X25519 pair and a private seed from the operating system; the server has a
+    pair too. A pair's key is its key agreement. A larger group's key is the hash of one secret
+    contribution of every member, which real members would send to each other under their pairwise keys.
+
+    Args:
+        clients: Client ids.
+    """
+
+    mode = "secure"
+
+    def __init__(self, clients: Sequence[int]) -> None:
+        self._own = {client: X25519PrivateKey.generate() for client in clients}
+        self._server = X25519PrivateKey.generate()
+        self._seeds = {client: os.urandom(32) for client in clients}
+        self.setup_bits_per_client = 8 * PUBLIC_KEY_BYTES
+        roster = hashlib.sha256()
+        for client, own in sorted(self._own.items()):
+            roster.update(pack_fields(client, own.public_key().public_bytes_raw()))
+        self._salt = hashlib.sha256(_PROTOCOL + roster.digest()).digest()
+        self._public = os.urandom(32)
+        self._cache: dict[tuple[int, ...], bytes] = {}
+
+    def public(self) -> bytes:
+        """See `Keys.public`."""
+        return self._public
+
+    def client(self, client: int) -> bytes:
+        """See `Keys.client`."""
+        return agree(
+            self._own[client], self._server.public_key(), self._salt, pack_fields("client", self._public, client)
+        )
+
+    def peer(self, group: tuple[int, ...]) -> bytes:
+        """See `Keys.peer`."""
+        members = tuple(sorted(group))
+        if members not in self._cache:
+            self._cache[members] = self._agree_all(members)
+        return self._cache[members]
+
+    def _agree_all(self, members: tuple[int, ...]) -> bytes:
+        info = pack_fields("peer", self._public, *members)
+        if len(members) == 2:
+            first, second = members
+            return agree(self._own[first], self._own[second].public_key(), self._salt, info)
+        shares = b"".join(hkdf_expand(self._seeds[member], info) for member in members)
+        return hkdf_expand(hkdf_extract(self._salt, shares), info)
+
+    def private(self, client: int) -> bytes:
+        """See `Keys.private`."""
+        return hkdf_expand(self._seeds[client], pack_fields("private", self._public))
+
+
+class PublicRandomness:
+    """The streams of one round that the server may know: everybody's, and each client's with it.
+
+    Args:
+        keys: The federation's keys; only the public and the client-server ones are used.
+        round: Round number.
+        attempt: Number of earlier attempts at this round.
+    """
+
+    def __init__(self, keys: Keys, round: int, attempt: int = 0) -> None:
+        self._public_key, self._client_key = keys.public(), keys.client
+        self._address = pack_fields(_PROTOCOL, self._public_key[:16], round, attempt)
+
+    def _stream(self, key: bytes, purpose: str, who: bytes) -> Stream:
+        return Stream(hkdf_expand(key, self._address + pack_fields(purpose) + who))
+
+    def public(self, purpose: str) -> Stream:
+        """Stream that everybody knows."""
+        return self._stream(self._public_key, purpose, pack_fields("everybody"))
+
+    def shared_with_server(self, client: int, purpose: str) -> Stream:
+        """Stream that one client shares with the server (a dither, say)."""
+        return self._stream(self._client_key(client), purpose, pack_fields("client", client))
+
+
+class ClientRandomness(PublicRandomness):
+    """What the clients of one stack know: the public streams, their peers' and their own.
+
+    Args:
+        keys: The federation's keys.
+        clients: The clients of the stack, in the order of its rows.
+        round: Round number.
+        attempt: Number of earlier attempts at this round.
+    """
+
+    def __init__(self, keys: Keys, clients: Sequence[int], round: int, attempt: int = 0) -> None:
+        super().__init__(keys, round, attempt)
+        self.clients = tuple(clients)
+        self._peer_key, self._private_key = keys.peer, keys.private
+
+    def peer(self, group: tuple[int, ...], purpose: str) -> Stream:
+        """Stream that the clients of a group share, hidden from the server."""
+        return self._stream(self._peer_key(group), purpose, pack_fields("group", *sorted(group)))
+
+    def private(self, client: int, purpose: str) -> Stream:
+        """Stream that nobody but the client knows."""
+        return self._stream(self._private_key(client), purpose, pack_fields("client", client))

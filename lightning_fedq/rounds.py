@@ -1,0 +1,396 @@
+"""One federated round without Lightning: plan, encode, aggregate, server step, record.
+
+The plan of a round is a pure function of (seed, round), so a loader, a callback and a resumed run
+agree on it without talking. The engine holds the running sum of one round and the server's state;
+its memory grows with the model and the stack, never with the number of clients. It names no mechanism.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_fedq.core import Mechanism, RoundContext
+from lightning_fedq.functional.accumulate import add_rows
+from lightning_fedq.randomness import ClientRandomness, Keys, PublicRandomness, SeededKeys
+from lightning_fedq.ranges import RangeRule, Ranges
+
+OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """Who takes part in one round, in which groups, and who drops out.
+
+    Args:
+        round: Round number, from 0.
+        groups: The cohort in groups of the mechanism's sizes, in random order.
+        dropped: Clients of the cohort that will not answer.
+        seed: Seed of the planner that made it.
+    """
+
+    round: int
+    groups: tuple[tuple[int, ...], ...]
+    dropped: frozenset[int]
+    seed: int
+
+    @cached_property
+    def cohort(self) -> tuple[int, ...]:
+        """All clients of the round, group by group."""
+        return tuple(client for group in self.groups for client in group)
+
+    @cached_property
+    def survivors(self) -> tuple[int, ...]:
+        """The clients that will answer, sorted: the order in which they train."""
+        return tuple(sorted(client for client in self.cohort if client not in self.dropped))
+
+    def stream_seed(self, purpose: str, client: int | None = None) -> int:
+        """A 63-bit seed for simulation randomness (data order, dropout masks), never for a coin."""
+        rand = PublicRandomness(SeededKeys(self.seed), self.round)
+        stream = rand.public(purpose) if client is None else rand.shared_with_server(client, purpose)
+        return int(stream.words64(1)[0]) >> 1
+
+
+@dataclass(frozen=True)
+class RoundPlanner:
+    """Draws the plan of any round from (seed, round).
+
+    Args:
+        num_clients: Size of the population, >= 1.
+        seed: Seed of cohorts, groups, dropouts and data order, >= 0.
+        clients_per_round: Cohort size, drawn without replacement; None is everybody.
+        dropout_probability: Chance in [0, 1) that a client of the cohort does not answer.
+    """
+
+    num_clients: int
+    seed: int
+    clients_per_round: int | None = None
+    dropout_probability: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.num_clients < 1:
+            raise ValueError(f"num_clients must be >= 1, got {self.num_clients}")
+        if self.clients_per_round is not None and not 1 <= self.clients_per_round <= self.num_clients:
+            raise ValueError(
+                f"clients_per_round must be in [1, num_clients = {self.num_clients}], got {self.clients_per_round}"
+            )
+        if not 0.0 <= self.dropout_probability < 1.0:
+            raise ValueError(f"dropout_probability must be in [0, 1), got {self.dropout_probability}")
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients per round."""
+        return self.clients_per_round or self.num_clients
+
+    def plan(self, round: int, mechanism: Mechanism) -> RoundPlan:
+        """Return the plan of one round.
+
+        Raises:
+            ValueError: If the mechanism can't serve a cohort of this size.
+        """
+        rand = PublicRandomness(SeededKeys(self.seed), round)
+        order = rand.public("cohort").permutation(self.num_clients)[: self.cohort_size]
+        start, groups = 0, []
+        for size in mechanism.group_sizes(len(order)):
+            groups.append(tuple(order[start : start + size]))
+            start += size
+        if start != len(order):
+            raise ValueError(f"group_sizes sums to {start}, the cohort has {len(order)} clients")
+        words = rand.public("dropouts").words(len(order))
+        threshold = round_half_up(self.dropout_probability * 2**32)
+        dropped = frozenset(c for c, word in zip(order, words.tolist(), strict=True) if word < threshold)
+        return RoundPlan(round, tuple(groups), dropped, self.seed)
+
+
+def round_half_up(value: float) -> int:
+    """Nearest integer, halves up."""
+    return math.floor(value + 0.5)
+
+
+@dataclass
+class RoundRecord:
+    """What happened in one round; numbers only, ready to log.
+
+    `mse`, `snr_db`, `cosine` and `clip_rate` compare with the exact mean of the updates: they are
+    diagnostics that only a simulation can know, and they are not private.
+    """
+
+    round: int
+    cohort_size: int
+    num_received: int
+    num_dropped: int
+    uplink_bits: int
+    downlink_bits: int
+    setup_bits: int
+    clip_rate: float
+    radius_min: float
+    radius_max: float
+    update_norm: float
+    mse: float = math.nan
+    snr_db: float = math.nan
+    cosine: float = math.nan
+    non_finite_clients: tuple[int, ...] = field(default=())
+
+    def metrics(self) -> dict[str, float]:
+        """Every number, by name."""
+        values = {k: v for k, v in vars(self).items() if k != "non_finite_clients"}
+        return {**values, "num_non_finite": len(self.non_finite_clients)}
+
+
+class RoundEngine:
+    """The server of a simulated federation: global weights, ranges, running sum.
+
+    Use it as `plan = engine.start()`, then `engine.receive(clients, updates)` for every client of
+    `plan.survivors` once, in stacks of any size, then `record = engine.finish()`.
+
+    Args:
+        mechanism: Turns updates into messages and messages into a sum.
+        planner: Draws the rounds.
+        keys: Source of all coins.
+        weights: `(dim,)` initial global model; copied.
+        segments: Length of each segment (layer); they sum to `dim`.
+        ranges: Rule for centre and radius.
+        target: What is quantised: "updates" (local - global) or, as in the CorBin paper, "weights".
+        smoothing: lambda in (0, 1]; the model moves to (1 - lambda) w + lambda w_new.
+        server_optimizer: Takes the parameters, returns a torch optimiser that is given minus the mean
+            update as gradient; None applies the mean update itself.
+        client_weights: `(num_clients,)` weights > 0 of a weighted mean; None is uniform. With weights
+            every message is decoded on its own.
+        diagnostics: Also keep the exact sum of the updates, for MSE, SNR and cosine.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        planner: RoundPlanner,
+        keys: Keys,
+        weights: Tensor,
+        segments: Sequence[int],
+        ranges: RangeRule,
+        *,
+        target: Literal["updates", "weights"] = "updates",
+        smoothing: float = 1.0,
+        server_optimizer: OptimizerFactory | None = None,
+        client_weights: Tensor | None = None,
+        diagnostics: bool = True,
+    ) -> None:
+        if target not in ("updates", "weights"):
+            raise ValueError(f"target must be 'updates' or 'weights', got {target!r}")
+        if not 0.0 < smoothing <= 1.0:
+            raise ValueError(f"smoothing must be in (0, 1], got {smoothing}")
+        if sum(segments) != weights.numel():
+            raise ValueError(f"segments sum to {sum(segments)}, the model has {weights.numel()} parameters")
+        if client_weights is not None and not bool(
+            (client_weights > 0).all() and torch.isfinite(client_weights).all()
+        ):
+            raise ValueError("client_weights must be > 0 and finite")
+        self.mechanism, self.planner, self.keys = mechanism, planner, keys
+        self.segments, self.range_rule, self.target = tuple(segments), ranges, target
+        self.smoothing, self.client_weights, self.diagnostics = smoothing, client_weights, diagnostics
+        self.weights = weights.detach().clone()
+        self.ranges = ranges.first(self.weights, self.segments)
+        self.round, self.attempt = 0, 0
+        self.total_uplink_bits = self.total_downlink_bits = 0
+        self._parameter = torch.nn.Parameter(self.weights.clone())
+        self._optimizer = server_optimizer([self._parameter]) if server_optimizer else None
+        self.plan: RoundPlan | None = None
+
+    # ---- one round --------------------------------------------------------------------------------
+
+    def context(self, plan: RoundPlan) -> RoundContext:
+        """What everybody knows about the round of `plan`."""
+        return RoundContext(
+            plan.round, plan.groups, self.segments, self.ranges.center, self.ranges.radius, self.attempt
+        )
+
+    def start(self) -> RoundPlan:
+        """Plan the next round and clear the running sum."""
+        self.plan = plan = self.planner.plan(self.round, self.mechanism)
+        self._context = self.context(plan)
+        self._received: list[int] = []
+        self._non_finite: list[int] = []
+        self._uplink_bits = self._clipped = 0
+        self._symbols: Tensor | None = None
+        self._decoded = torch.zeros_like(self.weights)
+        self._exact = torch.zeros_like(self.weights) if self.diagnostics else None
+        return plan
+
+    def receive(self, clients: Sequence[int], updates: Tensor) -> None:
+        """Encode the updates of some clients and add the messages to the running sum.
+
+        An update with a NaN or an infinity counts as a zero update, before anything is encoded, so
+        that neither the model nor the message shows it; the record names the client.
+
+        Args:
+            clients: Clients of this round that have not answered yet.
+            updates: `(len(clients), dim)`, local - global; may be overwritten.
+
+        Raises:
+            RuntimeError: If no round is open.
+            ValueError: If a client is not expected, or the shape is wrong.
+        """
+        plan = self._open_plan()
+        if updates.shape != (len(clients), self.weights.numel()):
+            raise ValueError(
+                f"updates must have shape {(len(clients), self.weights.numel())}, got {tuple(updates.shape)}"
+            )
+        unexpected = set(clients) - set(plan.survivors) | set(clients) & set(self._received)
+        if unexpected or len(set(clients)) != len(clients):
+            raise ValueError(f"clients {sorted(unexpected) or clients} are not expected now, or answered already")
+        finite = torch.isfinite(updates.sum(1))
+        if not bool(finite.all()):
+            finite = torch.isfinite(updates).all(1)
+            updates = torch.where(finite[:, None], updates, 0.0)
+            self._non_finite += [c for c, good in zip(clients, finite.tolist(), strict=True) if not good]
+        values = updates if self.target == "updates" else updates + self.weights
+        rand = ClientRandomness(self.keys, clients, plan.round, self.attempt)
+        message = self.mechanism.encode(values, self._context, rand)
+        self._uplink_bits += message.num_bits
+        self._clipped += message.num_clipped
+        self._add(message.symbols, clients)
+        if self._exact is not None:
+            self._exact += self._scale(updates, clients).sum(0)
+        self._received += clients
+
+    def _scale(self, rows: Tensor, clients: Sequence[int]) -> Tensor:
+        if self.client_weights is None:
+            return rows
+        return rows * self.client_weights[list(clients)].to(rows)[:, None]
+
+    def _add(self, symbols: Tensor, clients: Sequence[int]) -> None:
+        if self.mechanism.homomorphic and self.client_weights is None:
+            if self._symbols is None:
+                self._symbols = torch.zeros(symbols.shape[1], dtype=torch.int32, device=symbols.device)
+            add_rows(symbols, self._symbols)
+            return
+        public = PublicRandomness(self.keys, self._context.round, self.attempt)
+        if self.client_weights is None:
+            self._decoded += self.mechanism.decode(symbols, clients, self._context, public)
+            return
+        for row, client in enumerate(clients):
+            one = self.mechanism.decode(symbols[row : row + 1], [client], self._context, public)
+            self._decoded += self.client_weights[client].item() * one
+
+    def finish(self) -> RoundRecord:
+        """Decode the sum, step the server, choose the next range, and return the record.
+
+        With no answer at all the model stays as it is and the round is recorded all the same.
+
+        Raises:
+            RuntimeError: If no round is open.
+        """
+        plan = self._open_plan()
+        record = self._record(plan)
+        if self._received:
+            mean = self._mean()
+            step = mean if self.target == "updates" else mean - self.weights
+            self._diagnose(record, step)
+            self._apply(step)
+            variance = self.mechanism.noise_variance(self._context)
+            self.ranges = self.range_rule.following(self.ranges, self.weights, mean, variance, self.segments)
+        self.total_uplink_bits += record.uplink_bits
+        self.total_downlink_bits += record.downlink_bits
+        self.round, self.attempt, self.plan = self.round + 1, 0, None
+        return record
+
+    def abandon(self) -> None:
+        """Give up an open round: its streams are never used again, the next start is a new attempt."""
+        if self.plan is not None:
+            self.attempt, self.plan = self.attempt + 1, None
+
+    def _open_plan(self) -> RoundPlan:
+        if self.plan is None:
+            raise RuntimeError("no round is open; call start() first")
+        return self.plan
+
+    def _total_weight(self) -> float:
+        if self.client_weights is None:
+            return float(len(self._received))
+        return float(self.client_weights[self._received].sum())
+
+    def _mean(self) -> Tensor:
+        if self._symbols is not None:
+            public = PublicRandomness(self.keys, self._context.round, self.attempt)
+            self._decoded = self.mechanism.decode(self._symbols, self._received, self._context, public)
+        return self._decoded.to(self.weights) / self._total_weight()
+
+    def _apply(self, step: Tensor) -> None:
+        if self._optimizer is None:
+            self.weights = self.weights + self.smoothing * step
+            return
+        with torch.no_grad():
+            self._parameter.copy_(self.weights)
+        self._parameter.grad = -step
+        self._optimizer.step()
+        self.weights = torch.lerp(self.weights, self._parameter.detach(), self.smoothing)
+
+    def _record(self, plan: RoundPlan) -> RoundRecord:
+        size, dim = len(plan.cohort), self.weights.numel()
+        return RoundRecord(
+            round=plan.round,
+            cohort_size=size,
+            num_received=len(self._received),
+            num_dropped=len(plan.dropped),
+            uplink_bits=self._uplink_bits,
+            downlink_bits=size * (32 * dim + 64 * len(self.segments)),
+            setup_bits=self.keys.setup_bits_per_client * self.planner.num_clients if plan.round == 0 else 0,
+            clip_rate=self._clipped / max(len(self._received) * dim, 1),
+            radius_min=self.ranges.radius.min().item(),
+            radius_max=self.ranges.radius.max().item(),
+            update_norm=0.0,
+            non_finite_clients=tuple(self._non_finite),
+        )
+
+    def _diagnose(self, record: RoundRecord, step: Tensor) -> None:
+        record.update_norm = step.norm().item()
+        if self._exact is None:
+            return
+        exact = self._exact / self._total_weight()
+        error = (step - exact).double()
+        record.mse = error.square().mean().item()
+        signal = exact.double().square().mean().item()
+        if record.mse > 0 and signal > 0:
+            record.snr_db = 10.0 * math.log10(signal / record.mse)
+        if signal > 0 and record.update_norm > 0:
+            record.cosine = torch.nn.functional.cosine_similarity(step, exact, dim=0).item()
+
+    # ---- checkpoint -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next round depends on, in tensors and plain numbers; keys excluded."""
+        return {
+            "weights": self.weights,
+            "center": self.ranges.center,
+            "radius": self.ranges.radius,
+            "round": self.round,
+            "attempt": self.attempt + (self.plan is not None),
+            "total_uplink_bits": self.total_uplink_bits,
+            "total_downlink_bits": self.total_downlink_bits,
+            "optimizer": self._optimizer.state_dict() if self._optimizer else {},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`.
+
+        Raises:
+            ValueError: If the state is of another model.
+        """
+        if state["weights"].shape != self.weights.shape or len(state["radius"]) != len(self.segments):
+            raise ValueError(
+                f"the state holds {tuple(state['weights'].shape)} weights in {len(state['radius'])} segments, "
+                f"this federation {tuple(self.weights.shape)} in {len(self.segments)}; use the checkpoint's own model"
+            )
+        self.weights = state["weights"].to(self.weights).clone()
+        self.ranges = Ranges(state["center"].clone(), state["radius"].clone())
+        self.round, self.attempt, self.plan = state["round"], state["attempt"], None
+        self.total_uplink_bits = state["total_uplink_bits"]
+        self.total_downlink_bits = state["total_downlink_bits"]
+        if self._optimizer is not None:
+            self._optimizer.load_state_dict(state["optimizer"])
