@@ -157,13 +157,56 @@ class LaplaceLoss:
 
 
 @dataclass(frozen=True)
+class HiddenPair:
+    """Two laws of one group's part of a sum, to be hidden by `num_coins` independent coins of other clients.
+
+    Args:
+        p: Pmf on {0, 1, ...} in one world; both orders of (p, q) are meant.
+        q: Pmf in the other world, of the same length.
+        num_coins: Independent coins added to it, >= 0.
+        weight: Chance in (0, 1] that the two worlds differ at all, if the adversary learns whether they do.
+    """
+
+    p: tuple[float, ...]
+    q: tuple[float, ...]
+    num_coins: int
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.num_coins < 0 or not 0.0 < self.weight <= 1.0 or len(self.p) != len(self.q):
+            raise ValueError(
+                f"a hidden pair needs num_coins >= 0, weight in (0, 1] and pmfs of one length, got {self}"
+            )
+
+
+@dataclass(frozen=True)
+class CoinSum:
+    """What a sum of bits shows: the worst of some pairs, each with independent coins on top.
+
+    Every coin is a one with some probability in [low, high] that the adversary picks, so the loss is
+    the worst over 0 <= j <= num_coins of Binomial(j, high) + Binomial(num_coins - j, low).
+
+    Args:
+        low: Smallest probability of a one, in (0, 1/2).
+        high: Largest, 1 - low.
+        victims: One pair for every place that the victim may have in the round.
+        note: Where the pairs come from, one line for the report.
+    """
+
+    low: float
+    high: float
+    victims: tuple[HiddenPair, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class NonPrivate:
     """No guarantee against this adversary, with the reason in words."""
 
     reason: str
 
 
-Loss = PmfPairs | GaussianLoss | LaplaceLoss | NonPrivate
+Loss = PmfPairs | CoinSum | GaussianLoss | LaplaceLoss | NonPrivate
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lightning_fedq.core import PrivacyClaim, RoundContext
 from lightning_fedq.functional.one_bit import WORD_BITS, worst_pair_mse
+from lightning_fedq.mechanisms.claims import paired_claims
 from lightning_fedq.mechanisms.one_bit import OneBitMechanism, Words
 from lightning_fedq.randomness import ClientRandomness
 
@@ -77,8 +78,8 @@ class CorBin(OneBitMechanism):
         return context.radius**2 * worst / len(context.cohort) ** 2
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """See `Mechanism.claims`."""
-        raise NotImplementedError
+        """Pairs with shared bits: see `claims.paired_claims`."""
+        return paired_claims(self.coin, self.shared_bits, context)
 
 
 @dataclass(frozen=True)

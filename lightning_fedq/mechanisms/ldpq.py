@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_fedq.core import PrivacyClaim, RoundContext
 from lightning_fedq.functional.one_bit import worst_pair_mse
+from lightning_fedq.mechanisms.claims import independent_claims
 from lightning_fedq.mechanisms.one_bit import OneBitMechanism, Words
 from lightning_fedq.randomness import ClientRandomness
 
@@ -38,5 +39,5 @@ class LDPQ(OneBitMechanism):
         return context.radius**2 * worst_pair_mse(self.coin.scale, 0) / (2 * len(context.cohort))
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """See `Mechanism.claims`."""
-        raise NotImplementedError
+        """Independent coins: see `claims.independent_claims`."""
+        return independent_claims(self.coin, context)
