@@ -1,0 +1,46 @@
+import pytest
+import torch
+from torch import nn
+
+from lightning_fedq.models import CNN2, CNN3, MLP, VGG2, Linear, ResNet18
+
+CASES = [
+    (Linear(64), (1, 8, 8), 650),
+    (Linear(), (1, 28, 28), 7850),
+    (MLP(64), (1, 8, 8), 4810),
+    (MLP(64, hidden=(32, 16)), (1, 8, 8), 64 * 32 + 32 + 32 * 16 + 16 + 170),
+    (CNN2(), (1, 28, 28), 20490),
+    (CNN2(image_size=8), (1, 8, 8), 6090),
+    (CNN3(), (3, 32, 32), 33834),
+    (VGG2(), (1, 28, 28), 12002),
+    (ResNet18(), (3, 32, 32), 11173962),
+]
+
+
+@pytest.mark.parametrize(("model", "shape", "size"), CASES, ids=lambda value: type(value).__name__)
+def test_scores_and_documented_size(model: nn.Module, shape: tuple[int, ...], size: int) -> None:
+    assert model(torch.zeros(2, *shape)).shape == (2, 10)
+    assert sum(p.numel() for p in model.parameters()) == size
+
+
+@pytest.mark.parametrize("model", [case[0] for case in CASES], ids=lambda model: type(model).__name__)
+def test_no_stateful_buffers(model: nn.Module) -> None:
+    assert not list(model.buffers())
+
+
+def test_resnet_has_groupnorm_where_the_original_has_batchnorm() -> None:
+    kinds = [type(m) for m in ResNet18(num_classes=7).modules()]
+    assert kinds.count(nn.GroupNorm) == 20 and nn.BatchNorm2d not in kinds
+
+
+def test_too_small_images_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"image_size >= 8"):
+        CNN3(image_size=4)
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: Linear(0), lambda: MLP(64, hidden=(0,)), lambda: CNN2(num_classes=0)]
+)
+def test_sizes_must_be_positive(build) -> None:
+    with pytest.raises(ValueError, match=r"must be >= 1, got 0"):
+        build()
