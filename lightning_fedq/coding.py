@@ -27,7 +27,7 @@ class Code(ABC):
 
     @abstractmethod
     def num_bits(self, symbols: Tensor) -> int:
-        """Length in bits of the streams of one message `(m,)` or of every row of `(clients, m)`, without padding."""
+        """Length in bits, without padding, of the stream of `(m,)` or of all rows of `(clients, m)`."""
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,8 @@ class RoundContext:
         if not bool(torch.isfinite(self.center).all() and torch.isfinite(self.radius).all()):
             raise ValueError("center and radius must be finite; check the range rule and the global model")
         if bool((self.radius <= 0).any()):
-            raise ValueError(f"radius must be > 0 in every segment, got {self.radius.min().item()}; set a floor")
+            smallest = self.radius.min().item()
+            raise ValueError(f"radius must be > 0 in every segment, got {smallest}; set a floor")
 
     @cached_property
     def dim(self) -> int:
@@ -258,7 +259,7 @@ class Mechanism(ABC):
         """Estimate the sum of the updates of `clients`.
 
         Args:
-            symbols: `(len(clients), m)`, one message a row; a homomorphic mechanism also takes their sum `(m,)`.
+            symbols: `(len(clients), m)`, one message a row; if homomorphic, their sum `(m,)` too.
             clients: Who sent them, in that order; those that dropped out are missing.
             context: The round.
             rand: What the server knows.
@@ -275,8 +276,12 @@ class Mechanism(ABC):
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return exactly one claim per `Adversary`, for one round."""
 
-    def noise_variance(self, context: RoundContext) -> Tensor | None:
-        """Worst-case variance of the decoded mean over the whole cohort, one value per segment.
+    def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor | None:
+        """Public upper bound on the variance of one coordinate of the decoded mean, per segment.
+
+        Args:
+            context: The round.
+            clients: Who answered; at least one.
 
         Returns:
             `(len(segments),)` float64 in squared units of the update, or None where it depends on

@@ -22,7 +22,8 @@ import os
 import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from functools import lru_cache
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -32,6 +33,9 @@ from numpy.typing import NDArray
 _ZEROS = memoryview(bytes(1 << 16))
 _ZERO_COUNTER = modes.CTR(bytes(16))
 _PROTOCOL = b"fedq/v1"
+_INTEGER_FIELD = struct.Struct(">IQ").pack
+_LENGTH = struct.Struct(">I").pack
+_KEPT_KEYS = 1 << 14
 PUBLIC_KEY_BYTES = 32
 """Length of one client's public key, the whole set-up traffic of a pair."""
 
@@ -52,16 +56,21 @@ def pack_fields(*fields: bytes | str | int) -> bytes:
     Raises:
         ValueError: If an integer does not fit 64 unsigned bits.
     """
-    parts = []
+    packed = bytearray()
     for item in fields:
         if isinstance(item, int):
             if not 0 <= item < 2**64:
                 raise ValueError(f"an address field must be in [0, 2^64), got {item}")
-            raw = struct.pack(">Q", item)
+            packed += _INTEGER_FIELD(8, item)
         else:
             raw = item.encode() if isinstance(item, str) else item
-        parts += [struct.pack(">I", len(raw)), raw]
-    return b"".join(parts)
+            packed += _LENGTH(len(raw)) + raw
+    return bytes(packed)
+
+
+@lru_cache(maxsize=_KEPT_KEYS)
+def _client_field(client: int) -> bytes:
+    return pack_fields("client", client)
 
 
 class Stream:
@@ -72,33 +81,39 @@ class Stream:
     """
 
     def __init__(self, key: bytes) -> None:
-        self._encryptor = Cipher(algorithms.AES(key), _ZERO_COUNTER).encryptor()
+        self._update = Cipher(algorithms.AES256(key), _ZERO_COUNTER).encryptor().update_into
 
-    def fill(self, out: NDArray[np.uint8]) -> None:
-        """Overwrite a contiguous uint8 array with the next bytes of the stream."""
-        view = memoryview(out)
-        update, step = self._encryptor.update_into, len(_ZEROS)
-        for start in range(0, len(view), step):
+    def fill(self, out: NDArray[Any]) -> None:
+        """Overwrite a contiguous array with the next bytes of the stream."""
+        view = memoryview(out.data).cast("B")
+        size, step = len(view), len(_ZEROS)
+        if size <= step:
+            self._update(_ZEROS[:size], view)
+            return
+        for start in range(0, size, step):
             chunk = view[start : start + step]
-            update(_ZEROS[: len(chunk)], chunk)
+            self._update(_ZEROS[: len(chunk)], chunk)
 
     def words(self, count: int) -> NDArray[np.uint32]:
         """Return the next `count` uniform 32-bit words."""
         out = np.empty(count, np.uint32)
-        self.fill(out.view(np.uint8))
+        if count:
+            self.fill(out)
         return out
 
     def words64(self, count: int) -> NDArray[np.uint64]:
         """Return the next `count` uniform 64-bit words."""
         out = np.empty(count, np.uint64)
-        self.fill(out.view(np.uint8))
+        if count:
+            self.fill(out)
         return out
 
     def uniform_below(self, bound: int, count: int) -> NDArray[np.uint32]:
         """Return `count` integers, exactly uniform on {0, ..., bound - 1}.
 
-        Words at or above the largest multiple of `bound` are drawn again, so the law has no
-        modulo bias; how many bytes are read depends on the stream alone, never on data.
+        Words at or above the largest multiple of `bound` are skipped, so the law has no modulo
+        bias. What is read is the shortest part of the stream that holds `count` accepted words:
+        it depends on the stream alone, never on data, and two calls read what one call would.
 
         Raises:
             ValueError: If bound is not in [1, 2^32].
@@ -106,10 +121,14 @@ class Stream:
         if not 1 <= bound <= 2**32:
             raise ValueError(f"bound must be in [1, 2^32], got {bound}")
         words = self.words(count)
-        if (limit := 2**32 // bound * bound) < 2**32:
-            while len(rejected := np.flatnonzero(words >= limit)):
-                words[rejected] = self.words(len(rejected))
-        return words % np.uint32(bound) if bound < 2**32 else words
+        if bound == 2**32:
+            return words
+        if limit := 2**32 // bound * bound % 2**32:
+            words = words[words < limit]
+            while missing := count - len(words):
+                more = self.words(missing)
+                words = np.concatenate([words, more[more < limit]])
+        return words % np.uint32(bound)
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
         """Return float64 uniforms on the open interval (0, 1), on a grid of 2^-53.
@@ -166,6 +185,7 @@ class SeededKeys(Keys):
         self.seed = seed
         self.setup_bits_per_client = 8 * PUBLIC_KEY_BYTES
         self._root = hkdf_extract(_PROTOCOL, pack_fields("reproducible", hex(seed)))
+        self._private: dict[int, bytes] = {}
 
     def public(self) -> bytes:
         """See `Keys.public`."""
@@ -181,7 +201,9 @@ class SeededKeys(Keys):
 
     def private(self, client: int) -> bytes:
         """See `Keys.private`."""
-        return hkdf_expand(self._root, pack_fields("private", client))
+        if (key := self._private.get(client)) is None:
+            key = self._private[client] = hkdf_expand(self._root, pack_fields("private", client))
+        return key
 
 
 def agree(own: X25519PrivateKey, other: X25519PublicKey, salt: bytes, info: bytes) -> bytes:
@@ -228,7 +250,9 @@ class AgreedKeys(Keys):
             roster.update(pack_fields(client, own.public_key().public_bytes_raw()))
         self._salt = hashlib.sha256(_PROTOCOL + roster.digest()).digest()
         self._public = os.urandom(32)
-        self._cache: dict[tuple[int, ...], bytes] = {}
+        self._client = lru_cache(maxsize=_KEPT_KEYS)(self._agree_with_server)
+        self._peer = lru_cache(maxsize=_KEPT_KEYS)(self._agree_all)
+        self._private: dict[int, bytes] = {}
 
     def public(self) -> bytes:
         """See `Keys.public`."""
@@ -236,16 +260,15 @@ class AgreedKeys(Keys):
 
     def client(self, client: int) -> bytes:
         """See `Keys.client`."""
-        return agree(
-            self._own[client], self._server.public_key(), self._salt, pack_fields("client", self._public, client)
-        )
+        return self._client(client)
+
+    def _agree_with_server(self, client: int) -> bytes:
+        info = pack_fields("client", self._public, client)
+        return agree(self._own[client], self._server.public_key(), self._salt, info)
 
     def peer(self, group: tuple[int, ...]) -> bytes:
         """See `Keys.peer`."""
-        members = tuple(sorted(group))
-        if members not in self._cache:
-            self._cache[members] = self._agree_all(members)
-        return self._cache[members]
+        return self._peer(tuple(sorted(group)))
 
     def _agree_all(self, members: tuple[int, ...]) -> bytes:
         info = pack_fields("peer", self._public, *members)
@@ -257,7 +280,10 @@ class AgreedKeys(Keys):
 
     def private(self, client: int) -> bytes:
         """See `Keys.private`."""
-        return hkdf_expand(self._seeds[client], pack_fields("private", self._public))
+        if (key := self._private.get(client)) is None:
+            info = pack_fields("private", self._public)
+            key = self._private[client] = hkdf_expand(self._seeds[client], info)
+        return key
 
 
 class PublicRandomness:
@@ -272,9 +298,12 @@ class PublicRandomness:
     def __init__(self, keys: Keys, round: int, attempt: int = 0) -> None:
         self._public_key, self._client_key = keys.public(), keys.client
         self._address = pack_fields(_PROTOCOL, self._public_key[:16], round, attempt)
+        self._prefixes: dict[str, bytes] = {}
 
     def _stream(self, key: bytes, purpose: str, who: bytes) -> Stream:
-        return Stream(hkdf_expand(key, self._address + pack_fields(purpose) + who))
+        if (prefix := self._prefixes.get(purpose)) is None:
+            prefix = self._prefixes[purpose] = self._address + pack_fields(purpose)
+        return Stream(hkdf_expand(key, prefix + who))
 
     def public(self, purpose: str) -> Stream:
         """Stream that everybody knows."""
@@ -282,7 +311,7 @@ class PublicRandomness:
 
     def shared_with_server(self, client: int, purpose: str) -> Stream:
         """Stream that one client shares with the server (a dither, say)."""
-        return self._stream(self._client_key(client), purpose, pack_fields("client", client))
+        return self._stream(self._client_key(client), purpose, _client_field(client))
 
 
 class ClientRandomness(PublicRandomness):
@@ -306,4 +335,4 @@ class ClientRandomness(PublicRandomness):
 
     def private(self, client: int, purpose: str) -> Stream:
         """Stream that nobody but the client knows."""
-        return self._stream(self._private_key(client), purpose, pack_fields("client", client))
+        return self._stream(self._private_key(client), purpose, _client_field(client))

@@ -43,7 +43,12 @@ class RangeRule(ABC):
 
     @abstractmethod
     def following(
-        self, ranges: Ranges, weights: Tensor, mean: Tensor, noise_variance: Tensor | None, segments: Sequence[int]
+        self,
+        ranges: Ranges,
+        weights: Tensor,
+        mean: Tensor,
+        noise_variance: Tensor | None,
+        segments: Sequence[int],
     ) -> Ranges:
         """Ranges of the next round.
 
@@ -77,7 +82,12 @@ class FixedRange(RangeRule):
         return Ranges(self.center * ones, self.radius * ones)
 
     def following(
-        self, ranges: Ranges, weights: Tensor, mean: Tensor, noise_variance: Tensor | None, segments: Sequence[int]
+        self,
+        ranges: Ranges,
+        weights: Tensor,
+        mean: Tensor,
+        noise_variance: Tensor | None,
+        segments: Sequence[int],
     ) -> Ranges:
         """See `RangeRule.following`."""
         return ranges
@@ -97,10 +107,12 @@ class PreviousMinMax(RangeRule):
 
     def __post_init__(self) -> None:
         _check_positive(margin=self.margin, floor=self.floor)
+        if self.margin < 1:
+            raise ValueError(f"margin must be >= 1, got {self.margin}; less would clip the model itself")
 
     def first(self, weights: Tensor, segments: Sequence[int]) -> Ranges:
         """See `RangeRule.first`."""
-        parts = weights.detach().double().cpu().split(list(segments))
+        parts = torch.split(weights.detach().double().cpu(), list(segments))
         low = torch.stack([part.min() for part in parts])
         high = torch.stack([part.max() for part in parts])
         radius = self.margin * (high - low) / 2
@@ -108,7 +120,12 @@ class PreviousMinMax(RangeRule):
         return Ranges((high + low) / 2, radius.clamp(min=smallest))
 
     def following(
-        self, ranges: Ranges, weights: Tensor, mean: Tensor, noise_variance: Tensor | None, segments: Sequence[int]
+        self,
+        ranges: Ranges,
+        weights: Tensor,
+        mean: Tensor,
+        noise_variance: Tensor | None,
+        segments: Sequence[int],
     ) -> Ranges:
         """See `RangeRule.following`."""
         return self.first(weights, segments)
@@ -148,10 +165,15 @@ class AdaptiveRange(RangeRule):
         return Ranges(torch.zeros_like(radius), radius)
 
     def following(
-        self, ranges: Ranges, weights: Tensor, mean: Tensor, noise_variance: Tensor | None, segments: Sequence[int]
+        self,
+        ranges: Ranges,
+        weights: Tensor,
+        mean: Tensor,
+        noise_variance: Tensor | None,
+        segments: Sequence[int],
     ) -> Ranges:
         """See `RangeRule.following`."""
-        parts = mean.detach().double().cpu().split(list(segments))
+        parts = torch.split(mean.detach().double().cpu(), list(segments))
         energy = torch.stack([part.square().mean() for part in parts])
         if noise_variance is not None:
             energy = (energy - noise_variance).clamp(min=0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
@@ -79,7 +80,8 @@ class RoundPlanner:
             raise ValueError(f"num_clients must be >= 1, got {self.num_clients}")
         if self.clients_per_round is not None and not 1 <= self.clients_per_round <= self.num_clients:
             raise ValueError(
-                f"clients_per_round must be in [1, num_clients = {self.num_clients}], got {self.clients_per_round}"
+                f"clients_per_round must be in [1, num_clients = {self.num_clients}], "
+                f"got {self.clients_per_round}"
             )
         if not 0.0 <= self.dropout_probability < 1.0:
             raise ValueError(f"dropout_probability must be in [0, 1), got {self.dropout_probability}")
@@ -187,10 +189,14 @@ class RoundEngine:
             raise ValueError(f"smoothing must be in (0, 1], got {smoothing}")
         if sum(segments) != weights.numel():
             raise ValueError(f"segments sum to {sum(segments)}, the model has {weights.numel()} parameters")
-        if client_weights is not None and not bool(
-            (client_weights > 0).all() and torch.isfinite(client_weights).all()
-        ):
-            raise ValueError("client_weights must be > 0 and finite")
+        if client_weights is not None:
+            if client_weights.shape != (planner.num_clients,):
+                raise ValueError(
+                    f"client_weights needs one weight per client, shape {(planner.num_clients,)}, "
+                    f"got {tuple(client_weights.shape)}"
+                )
+            if not bool((client_weights > 0).all() and torch.isfinite(client_weights).all()):
+                raise ValueError("client_weights must be > 0 and finite")
         self.mechanism, self.planner, self.keys = mechanism, planner, keys
         self.segments, self.range_rule, self.target = tuple(segments), ranges, target
         self.smoothing, self.client_weights, self.diagnostics = smoothing, client_weights, diagnostics
@@ -215,6 +221,7 @@ class RoundEngine:
         self.plan = plan = self.planner.plan(self.round, self.mechanism)
         self._context = self.context(plan)
         self._received: list[int] = []
+        self._expected = set(plan.survivors)
         self._non_finite: list[int] = []
         self._uplink_bits = self._clipped = 0
         self._symbols: Tensor | None = None
@@ -241,9 +248,9 @@ class RoundEngine:
             raise ValueError(
                 f"updates must have shape {(len(clients), self.weights.numel())}, got {tuple(updates.shape)}"
             )
-        unexpected = set(clients) - set(plan.survivors) | set(clients) & set(self._received)
+        unexpected = set(clients) - self._expected
         if unexpected or len(set(clients)) != len(clients):
-            raise ValueError(f"clients {sorted(unexpected) or clients} are not expected now, or answered already")
+            raise ValueError(f"clients {sorted(unexpected) or clients} are not expected, or answered twice")
         finite = torch.isfinite(updates.sum(1))
         if not bool(finite.all()):
             finite = torch.isfinite(updates).all(1)
@@ -256,18 +263,21 @@ class RoundEngine:
         self._clipped += message.num_clipped
         self._add(message.symbols, clients)
         if self._exact is not None:
-            self._exact += self._scale(updates, clients).sum(0)
+            self._exact += self._scale(updates, clients).sum(0, dtype=self._exact.dtype)
         self._received += clients
+        self._expected -= set(clients)
 
     def _scale(self, rows: Tensor, clients: Sequence[int]) -> Tensor:
         if self.client_weights is None:
             return rows
-        return rows * self.client_weights[list(clients)].to(rows)[:, None]
+        return rows * self.client_weights[list(clients)].to(self.weights)[:, None]
 
     def _add(self, symbols: Tensor, clients: Sequence[int]) -> None:
         if self.mechanism.homomorphic and self.client_weights is None:
             if self._symbols is None:
-                self._symbols = torch.zeros(symbols.shape[1], dtype=torch.int32, device=symbols.device)
+                largest = self.planner.cohort_size << 8 * symbols.element_size()
+                wide = torch.int32 if largest < 2**31 else torch.int64
+                self._symbols = torch.zeros(symbols.shape[1], dtype=wide, device=symbols.device)
             add_rows(symbols, self._symbols)
             return
         public = PublicRandomness(self.keys, self._context.round, self.attempt)
@@ -293,7 +303,7 @@ class RoundEngine:
             step = mean if self.target == "updates" else mean - self.weights
             self._diagnose(record, step)
             self._apply(step)
-            variance = self.mechanism.noise_variance(self._context)
+            variance = self._noise_variance()
             self.ranges = self.range_rule.following(self.ranges, self.weights, mean, variance, self.segments)
         self.total_uplink_bits += record.uplink_bits
         self.total_downlink_bits += record.downlink_bits
@@ -320,6 +330,14 @@ class RoundEngine:
             public = PublicRandomness(self.keys, self._context.round, self.attempt)
             self._decoded = self.mechanism.decode(self._symbols, self._received, self._context, public)
         return self._decoded.to(self.weights) / self._total_weight()
+
+    def _noise_variance(self) -> Tensor | None:
+        """Bound on the variance of the mean; coupled errors never add up, so weights enter squared."""
+        if self.client_weights is None:
+            return self.mechanism.noise_variance(self._context, self._received)
+        one = self.mechanism.noise_variance(self._context, self._received[:1])
+        shares = self.client_weights[self._received].double() / self._total_weight()
+        return None if one is None else one * shares.square().sum().item()
 
     def _apply(self, step: Tensor) -> None:
         if self._optimizer is None:
@@ -373,19 +391,24 @@ class RoundEngine:
             "attempt": self.attempt + (self.plan is not None),
             "total_uplink_bits": self.total_uplink_bits,
             "total_downlink_bits": self.total_downlink_bits,
-            "optimizer": self._optimizer.state_dict() if self._optimizer else {},
+            "optimizer": deepcopy(self._optimizer.state_dict()) if self._optimizer else {},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from `state_dict`.
 
         Raises:
-            ValueError: If the state is of another model.
+            ValueError: If the state is of another model, or only one of the two has a server optimiser.
         """
         if state["weights"].shape != self.weights.shape or len(state["radius"]) != len(self.segments):
             raise ValueError(
-                f"the state holds {tuple(state['weights'].shape)} weights in {len(state['radius'])} segments, "
-                f"this federation {tuple(self.weights.shape)} in {len(self.segments)}; use the checkpoint's own model"
+                f"the state holds {state['weights'].numel()} weights in {len(state['radius'])} segments, the "
+                f"model {self.weights.numel()} in {len(self.segments)}; use the checkpoint's own model"
+            )
+        if bool(state["optimizer"]) != (self._optimizer is not None):
+            raise ValueError(
+                "the state and this federation must both have a server_optimizer, or neither; "
+                "use the checkpoint's own setting"
             )
         self.weights = state["weights"].to(self.weights).clone()
         self.ranges = Ranges(state["center"].clone(), state["radius"].clone())

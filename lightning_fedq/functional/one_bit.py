@@ -27,7 +27,7 @@ WORD_BITS = 32
 
 @dataclass(frozen=True)
 class CoinThresholds:
-    """Integer thresholds of a coin whose probability runs from `low / 2^word_bits` to `high / 2^word_bits`."""
+    """Integer thresholds of a coin; its probability runs from `low / 2^word_bits` to `high / 2^word_bits`."""
 
     low: int
     high: int
@@ -41,7 +41,7 @@ class CoinThresholds:
     @property
     def scale(self) -> float:
         """Output scale alpha = 2^word_bits / (high - low), >= 1: the decoded bit is +-alpha radii."""
-        return 2**self.word_bits / (self.high - self.low)
+        return 2.0**self.word_bits / (self.high - self.low)
 
     @property
     def probabilities(self) -> tuple[float, float]:
@@ -114,35 +114,67 @@ def one_bit_quantize(
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def one_bit_quantize_row(
-    update: NDArray[np.float32],
+    updates: NDArray[np.float32],
+    row: int,
+    first: int,
     words: NDArray[np.uint32],
-    center: float,
-    radius: float,
+    ranges: NDArray[np.float64],
     low: int,
     high: int,
     bits: NDArray[np.uint8],
 ) -> int:
-    """Quantise one row with one range in one pass on the CPU; the bits equal `one_bit_quantize`'s.
+    """Quantise a stretch of one row in one pass on the CPU; the bits equal `one_bit_quantize`'s.
 
     Args:
-        update: `(n,)` float32.
-        words: `(n,)` uniform 32-bit words.
-        center: Centre of the range.
-        radius: Half-width of the range, > 0.
+        updates: `(rows, dim)`, C-contiguous.
+        row: Which row.
+        first: Where the stretch begins.
+        words: `(n,)` uniform 32-bit words, one for each coordinate of the stretch.
+        ranges: `(3, segments)`: where each segment ends, its centre, its radius.
         low: Smallest threshold.
         high: Largest threshold, < 2^32.
-        bits: `(n,)`, overwritten.
+        bits: `(rows, dim)`, C-contiguous; the stretch is overwritten.
 
     Returns:
         How many coordinates were clipped.
     """
-    inverse, half, clipped = 1.0 / radius, 0.5 * (high - low), 0
-    for j in range(update.size):
-        x = (np.float64(update[j]) - center) * inverse
-        clipped += (x > 1.0) | (x < -1.0)
-        x = min(max(x, -1.0), 1.0)
-        bits[j] = words[j] < np.uint32(low + np.int64(np.floor((x + 1.0) * half + 0.5)))
+    half, clipped, start = 0.5 * (high - low), 0, first
+    for segment in range(ranges.shape[1]):
+        stop = min(int(ranges[0, segment]), first + words.size)
+        if start >= stop:
+            continue
+        center, inverse = ranges[1, segment], 1.0 / ranges[2, segment]
+        values, out = updates[row, start:stop], bits[row, start:stop]
+        drawn = words[start - first : stop - first]
+        for j in range(values.size):
+            x = (np.float64(values[j]) - center) * inverse
+            clipped += (x > 1.0) | (x < -1.0)
+            x = min(max(x, -1.0), 1.0)
+            out[j] = drawn[j] < np.uint32(low + np.int64(np.floor((x + 1.0) * half + 0.5)))
+        start = stop
     return clipped
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def splice_words(words: NDArray[np.uint32], shared: NDArray[np.uint32], mask: int, flip: int) -> None:
+    """Replace the masked bits of private words by those of `shared ^ flip`, in place."""
+    high, inverted = np.uint32(mask), np.uint32(flip)
+    for j in range(words.size):
+        words[j] = (words[j] & ~high) | ((shared[j] ^ inverted) & high)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def stratify_words(words: NDArray[np.uint32], offsets: NDArray[np.uint32], rank: int, strata: int) -> None:
+    """Move private words into strata, in place: (pi 2^32 + word) // strata, pi = (rank + offset) mod strata.
+
+    With the offset uniform on {0, ..., strata - 1} each word stays exactly uniform on 32 bits, and words of
+    different ranks fall into different strata.
+    """
+    for j in range(words.size):
+        stratum = np.uint64(offsets[j]) + np.uint64(rank)
+        if stratum >= np.uint64(strata):
+            stratum -= np.uint64(strata)
+        words[j] = np.uint32(((stratum << np.uint64(32)) | np.uint64(words[j])) // np.uint64(strata))
 
 
 def one_bit_dequantize_sum(
@@ -175,7 +207,7 @@ def pair_excess(first: float, second: float, shared_bits: int | None) -> float:
     """
     if shared_bits is None:
         return 0.0
-    cells = 2**shared_bits
+    cells = 1 << shared_bits
     a, b = cells * first, cells * (1.0 - second)
     if math.floor(a) != math.floor(b):
         return 0.0

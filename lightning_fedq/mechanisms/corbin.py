@@ -12,16 +12,15 @@ survivor whose partner dropped out is just an LDPQ client: nobody re-quantises a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.core import PrivacyClaim, RoundContext
 from lightning_fedq.functional.one_bit import WORD_BITS, worst_pair_mse
 from lightning_fedq.mechanisms.claims import paired_claims
-from lightning_fedq.mechanisms.one_bit import OneBitMechanism, Words
+from lightning_fedq.mechanisms.one_bit import COINS, ComplementaryBits, OneBitMechanism
 from lightning_fedq.randomness import ClientRandomness
 
 
@@ -46,36 +45,18 @@ class CorBin(OneBitMechanism):
         """Pairs, and one client alone if their number is odd."""
         return (2,) * (num_clients // 2) + (1,) * (num_clients % 2)
 
-    def words(self, client: int, context: RoundContext, rand: ClientRandomness) -> Words:
-        """Shared high bits (complemented for the second of the pair), private low bits."""
-        group, rank = context.place(client)
+    def coupling(self, group: tuple[int, ...], rand: ClientRandomness) -> ComplementaryBits | None:
+        """Shared high bits, complemented for the second of the pair; private low bits."""
         bits = WORD_BITS if self.shared_bits is None else self.shared_bits
-        private = rand.private(client, "one-bit coins").words
-        if len(group) == 1 or bits == 0:
-            return private
-        shared = rand.peer(group, "one-bit coins").words
-        mask = np.uint32((1 << WORD_BITS) - (1 << (WORD_BITS - bits)))
-        flip = np.uint32(mask if rank else 0)
+        return ComplementaryBits(rand.peer(group, COINS), bits) if len(group) == 2 and bits else None
 
-        def draw(count: int) -> NDArray[np.uint32]:
-            high = shared(count)
-            high ^= flip
-            high &= mask
-            if bits < WORD_BITS:
-                low = private(count)
-                low &= ~mask
-                high |= low
-            return high
-
-        return draw
-
-    def noise_variance(self, context: RoundContext) -> Tensor:
-        """At most radius^2 (pairs M + singles alpha^2) / n^2, M the worst pair error."""
-        scale = self.coin.scale
-        pairs = sum(len(group) == 2 for group in context.groups)
-        singles = len(context.groups) - pairs
-        worst = pairs * worst_pair_mse(scale, self.shared_bits) + singles * scale**2
-        return context.radius**2 * worst / len(context.cohort) ** 2
+    def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
+        """At most radius^2 (pairs M + others alpha^2) / n^2, M the worst error of a pair."""
+        answered = set(clients)
+        pairs = sum(len(group) == 2 and answered.issuperset(group) for group in context.groups)
+        worst = pairs * worst_pair_mse(self.coin.scale, self.shared_bits)
+        worst += (len(answered) - 2 * pairs) * self.coin.scale**2
+        return context.radius**2 * worst / len(answered) ** 2
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Pairs with shared bits: see `claims.paired_claims`."""
@@ -84,7 +65,7 @@ class CorBin(OneBitMechanism):
 
 @dataclass(frozen=True)
 class AugCorBin(CorBin):
-    """CorBin in which a fraction of the clients stays unpaired, as noise that hides behind secure aggregation.
+    """CorBin in which a fraction of the clients stays unpaired: coins that hide the sum of the others.
 
     A fresh public permutation of the cohort is drawn every round; its unpaired clients are known to all.
 

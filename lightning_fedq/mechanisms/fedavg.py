@@ -34,7 +34,7 @@ class FedAvg(Mechanism):
         """See `Mechanism.decode`."""
         return symbols.reshape(len(clients), context.dim).view(torch.float32).sum(0)
 
-    def noise_variance(self, context: RoundContext) -> Tensor:
+    def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """No noise."""
         return torch.zeros_like(context.radius)
 

@@ -7,15 +7,14 @@ is the same coin.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from lightning_fedq.core import PrivacyClaim, RoundContext
-from lightning_fedq.functional.one_bit import worst_pair_mse
 from lightning_fedq.mechanisms.claims import independent_claims
-from lightning_fedq.mechanisms.one_bit import OneBitMechanism, Words
-from lightning_fedq.randomness import ClientRandomness
+from lightning_fedq.mechanisms.one_bit import OneBitMechanism
 
 
 @dataclass(frozen=True)
@@ -30,13 +29,9 @@ class LDPQ(OneBitMechanism):
         2.1639534...
     """
 
-    def words(self, client: int, context: RoundContext, rand: ClientRandomness) -> Words:
-        """Private words."""
-        return rand.private(client, "one-bit coins").words
-
-    def noise_variance(self, context: RoundContext) -> Tensor:
+    def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """At most radius^2 alpha^2 / n."""
-        return context.radius**2 * worst_pair_mse(self.coin.scale, 0) / (2 * len(context.cohort))
+        return (context.radius * self.coin.scale) ** 2 / len(clients)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Independent coins: see `claims.independent_claims`."""

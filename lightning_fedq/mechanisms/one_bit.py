@@ -7,9 +7,9 @@ epsilon-LDP coin, whatever the coupling.
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -19,23 +19,86 @@ from torch import Tensor
 from lightning_fedq.coding import FixedLength
 from lightning_fedq.core import Mechanism, Message, RoundContext
 from lightning_fedq.functional.one_bit import (
+    WORD_BITS,
     CoinThresholds,
     coin_thresholds,
     one_bit_dequantize_sum,
     one_bit_quantize,
     one_bit_quantize_row,
+    splice_words,
+    stratify_words,
 )
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
 
-Words = Callable[[int], NDArray[np.uint32]]
-"""Draws the next `count` words of one client's coins."""
-
+COINS = "one-bit coins"
+"""Purpose of the streams of words, private and shared."""
 _CHUNK = 1 << 14
+
+
+class Coupling(Protocol):
+    """How the words of a group hang together: shared words, drawn once, meet every member's private ones."""
+
+    def draw(self, count: int) -> NDArray[np.uint32]:
+        """Return the group's next `count` shared words."""
+
+    def apply(self, words: NDArray[np.uint32], shared: NDArray[np.uint32], rank: int) -> None:
+        """Turn one member's private words into its coupled ones, in place; each stays exactly uniform."""
+
+
+class ComplementaryBits(Coupling):
+    """High bits shared by a pair, complemented for the second member; low bits private.
+
+    Args:
+        stream: The pair's stream.
+        shared_bits: 1 to 32.
+    """
+
+    def __init__(self, stream: Stream, shared_bits: int) -> None:
+        self._stream, self._mask = stream, (1 << WORD_BITS) - (1 << (WORD_BITS - shared_bits))
+
+    def draw(self, count: int) -> NDArray[np.uint32]:
+        """See `Coupling.draw`."""
+        return self._stream.words(count)
+
+    def apply(self, words: NDArray[np.uint32], shared: NDArray[np.uint32], rank: int) -> None:
+        """See `Coupling.apply`."""
+        splice_words(words, shared, self._mask, self._mask if rank else 0)
+
+
+class RotatedStrata(Coupling):
+    """Every member in a stratum of its own: its rank, rotated by an offset that the group shares.
+
+    Args:
+        stream: The group's stream.
+        size: Number of members and strata.
+    """
+
+    def __init__(self, stream: Stream, size: int) -> None:
+        self._stream, self._size = stream, size
+
+    def draw(self, count: int) -> NDArray[np.uint32]:
+        """See `Coupling.draw`."""
+        return self._stream.uniform_below(self._size, count)
+
+    def apply(self, words: NDArray[np.uint32], shared: NDArray[np.uint32], rank: int) -> None:
+        """See `Coupling.apply`."""
+        stratify_words(words, shared, rank, self._size)
+
+
+def stack_by_group(
+    context: RoundContext, clients: Sequence[int]
+) -> dict[tuple[int, ...], list[tuple[int, int]]]:
+    """Return, for each group with clients in a stack, their (row of the stack, rank in the group)."""
+    groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for row, client in enumerate(clients):
+        group, rank = context.place(client)
+        groups.setdefault(group, []).append((row, rank))
+    return groups
 
 
 @dataclass(frozen=True)
 class OneBitMechanism(Mechanism):
-    """Base of the one-bit family.
+    """Base of the one-bit family; as it stands, every client's words are its own.
 
     Args:
         epsilon: Local budget of one bit, i.e. of one coordinate of one client in one round, > 0, in nats.
@@ -53,13 +116,13 @@ class OneBitMechanism(Mechanism):
         """The coin of every bit."""
         return coin_thresholds(self.epsilon)
 
-    @abstractmethod
-    def words(self, client: int, context: RoundContext, rand: ClientRandomness) -> Words:
-        """Return the source of one client's words, each exactly uniform on 32 bits."""
+    def coupling(self, group: tuple[int, ...], rand: ClientRandomness) -> Coupling | None:
+        """Return how the words of a group hang together, or None where each member works alone."""
+        return None
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         """See `Mechanism.encode`; symbols are uint8 bits."""
-        rows = update.reshape(len(rand.clients), context.dim)
+        rows = update.detach().reshape(len(rand.clients), context.dim).float()
         encode = self._encode_on_cpu if rows.device.type == "cpu" else self._encode_on_device
         bits, clipped = encode(rows, context, rand)
         return Message(bits.reshape(update.shape), bits.numel(), clipped)
@@ -67,24 +130,35 @@ class OneBitMechanism(Mechanism):
     def _encode_on_cpu(
         self, rows: Tensor, context: RoundContext, rand: ClientRandomness
     ) -> tuple[Tensor, int]:
-        values = rows.detach().float().contiguous().numpy()
-        bits, coin, clipped = np.empty(values.shape, np.uint8), self.coin, 0
-        centers, radii = context.center.tolist(), context.radius.tolist()
-        for row, client in enumerate(rand.clients):
-            words, start = self.words(client, context, rand), 0
-            for size, center, radius in zip(context.segments, centers, radii, strict=True):
-                for first in range(start, start + size, _CHUNK):
-                    part = slice(first, min(first + _CHUNK, start + size))
+        values, coin, clipped = rows.contiguous().numpy(), self.coin, 0
+        bits, scratch = np.empty(values.shape, np.uint8), np.empty(_CHUNK, np.uint32)
+        ranges = np.stack([np.cumsum(context.segments), context.center.numpy(), context.radius.numpy()])
+        for group, members in stack_by_group(context, rand.clients).items():
+            coupling = self.coupling(group, rand)
+            streams = [rand.private(group[rank], COINS) for _, rank in members]
+            for first in range(0, context.dim, _CHUNK):
+                words = scratch[: context.dim - first]
+                shared = coupling.draw(len(words)) if coupling else None
+                for (row, rank), stream in zip(members, streams, strict=True):
+                    stream.fill(words)
+                    if coupling and shared is not None:
+                        coupling.apply(words, shared, rank)
                     clipped += one_bit_quantize_row(
-                        values[row, part], words(part.stop - first), center, radius, coin.low, coin.high, bits[row, part]
+                        values, row, first, words, ranges, coin.low, coin.high, bits
                     )
-                start += size
         return torch.from_numpy(bits), clipped
 
     def _encode_on_device(
         self, rows: Tensor, context: RoundContext, rand: ClientRandomness
     ) -> tuple[Tensor, int]:
-        words = np.stack([self.words(client, context, rand)(context.dim) for client in rand.clients])
+        words = np.empty(rows.shape, np.uint32)
+        for group, members in stack_by_group(context, rand.clients).items():
+            coupling = self.coupling(group, rand)
+            shared = coupling.draw(context.dim) if coupling else None
+            for row, rank in members:
+                rand.private(group[rank], COINS).fill(words[row])
+                if coupling and shared is not None:
+                    coupling.apply(words[row], shared, rank)
         center, radius = (context.expand(t.to(rows.device)) for t in (context.center, context.radius))
         drawn = torch.from_numpy(words.astype(np.int64)).to(rows.device)
         clipped = ((rows.double() - center) * (1.0 / radius)).abs() > 1.0
