@@ -1,0 +1,1 @@
+"""What was protected, from whom, at which price: accounting, report, ledger, audit."""

@@ -1,0 +1,242 @@
+"""What claims cost together: over coordinates, rounds and cohorts, at a stated delta.
+
+Routes, in this order: a randomised response composes exactly in closed form, a Gaussian stays Gaussian, and
+everything else goes through a loss grid (`grid`, pessimistic). A run in which a client takes part with some
+probability a round composes the round's loss mixed with no loss at all: that the client was there is taken as
+known to the adversary, so sampling buys fewer rounds and no amplification.
+
+A loss of an unknown kind is refused, and so is `NonPrivate`: there is nothing to add up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from lightning_fedq.core import CoinSum, GaussianLoss, HiddenPair, Loss, PmfPairs
+from lightning_fedq.functional.one_bit_privacy import (
+    coin_count_quantile,
+    gaussian_epsilon,
+    randomized_response_epsilon,
+)
+from lightning_fedq.privacy.grid import LossGrid
+from lightning_fedq.privacy.losses import infinite_mass, loss_grid
+
+_TAIL_SHARE = 1e-3
+"""Share of delta that truncated tails may take."""
+
+
+def check_delta(delta: float | None, num_clients: int | None = None) -> float:
+    """Return delta if it is a delta.
+
+    Raises:
+        ValueError: If it is missing, not in (0, 1), or not below 1 / num_clients.
+    """
+    if delta is None:
+        raise ValueError("delta is missing; choose one below 1 / num_clients, 1e-5 say")
+    limit = 1.0 if num_clients is None else 1.0 / num_clients
+    if not 0.0 < delta < limit:
+        raise ValueError(
+            f"delta must be > 0 and below {limit:g} (1 / num_clients where it is known), got {delta}; "
+            "above that, publishing one client outright would count as private"
+        )
+    return delta
+
+
+@dataclass(frozen=True)
+class Spending:
+    """An (epsilon, delta) statement and how it was found.
+
+    Args:
+        epsilon: In nats; infinite where the infinite mass exceeds delta.
+        delta: The delta at which it holds.
+        infinite_mass: Chance that an outcome occurs which only one of the two worlds can produce.
+        method: How it was computed.
+    """
+
+    epsilon: float
+    delta: float
+    infinite_mass: float
+    method: str
+
+
+def _response_level(loss: Loss) -> float | None:
+    """Level of a randomised response, if the loss is one."""
+    if isinstance(loss, PmfPairs) and len(loss.pairs) == 1:
+        p, q = loss.pairs[0]
+        if len(p) == 2 and p == q[::-1] and min(p) > 0.0:
+            return abs(math.log(p[0] / p[1]))
+    return None
+
+
+def composed_mass(mass: float, count: float) -> float:
+    """Chance that an event of probability `mass` occurs at least once in `count` trials."""
+    return -math.expm1(count * math.log1p(-mass)) if mass < 1.0 else 1.0
+
+
+def spent(
+    loss: Loss, delta: float, *, compositions: int = 1, rounds: int = 1, participation: float = 1.0
+) -> Spending:
+    """Epsilon of `rounds` rounds of `compositions` losses each, at `delta`.
+
+    Args:
+        loss: Loss of one composition.
+        delta: In (0, 1).
+        compositions: Compositions in one round, >= 1.
+        rounds: >= 0; with none, nothing is spent.
+        participation: Chance that the client takes part in a round, known to the adversary afterwards.
+
+    Raises:
+        ValueError: If delta is no delta, or the loss is `NonPrivate`.
+        TypeError: If the loss is of an unknown kind.
+    """
+    check_delta(delta)
+    if compositions < 1 or rounds < 0 or not 0.0 <= participation <= 1.0:
+        raise ValueError(
+            "compositions >= 1, rounds >= 0 and participation in [0, 1] are needed, "
+            f"got {compositions}, {rounds} and {participation}"
+        )
+    mass = infinite_mass(loss)
+    if rounds == 0 or participation == 0.0:
+        return Spending(0.0, delta, 0.0, "nothing was released")
+    round_mass = participation * composed_mass(mass, compositions)
+    run_mass = composed_mass(round_mass, rounds)
+    if run_mass > delta:
+        return Spending(math.inf, delta, run_mass, "infinite-loss mass above delta")
+    count = compositions * rounds
+    level = _response_level(loss)
+    if participation == 1.0 and level is not None:
+        epsilon = randomized_response_epsilon(level, count, delta)
+        return Spending(epsilon, delta, 0.0, "exact binomial composition")
+    if participation == 1.0 and isinstance(loss, GaussianLoss):
+        epsilon = gaussian_epsilon(math.sqrt(count) / loss.noise_multiplier, delta)
+        return Spending(epsilon, delta, 0.0, "Gaussian differential privacy, exact")
+    epsilon = composed_grid(loss, delta, compositions, rounds, participation).epsilon(delta)
+    return Spending(epsilon, delta, run_mass, _method(loss))
+
+
+def _method(loss: Loss) -> str:
+    text = "privacy loss distribution, connect-the-dots, pessimistic"
+    if isinstance(loss, CoinSum) and any(victim.num_coins > 200 for victim in loss.victims):
+        text += "; nine splits of the other clients' coins scanned (within 0.1%, no strict certificate)"
+    return text
+
+
+def composed_grid(
+    loss: Loss, delta: float, compositions: int, rounds: int, participation: float = 1.0
+) -> LossGrid:
+    """The dominating loss distribution of a run; see `spent`."""
+    tail = _TAIL_SHARE * delta
+    if participation == 1.0:
+        count = compositions * rounds
+        return loss_grid(loss, tail / count).composed(count, tail)
+    one = loss_grid(loss, tail / (2 * compositions * rounds)).composed(compositions, tail / (2 * rounds))
+    return one.coarser().sometimes(participation).composed(rounds, tail / 2)
+
+
+def epsilon_by_rdp(loss: Loss, delta: float, compositions: int) -> float:
+    """The same by Renyi divergences of the finite part, infinite mass added to delta: looser, never slow.
+
+    Used as a cross-check: it can only exceed the grid's epsilon.
+    """
+    check_delta(delta)
+    grid = loss_grid(loss, _TAIL_SHARE * delta / compositions)
+    rest = delta - composed_mass(grid.infinite, compositions)
+    if rest <= 0.0:
+        return math.inf
+    best = math.inf
+    for exponent in range(-140, 60):
+        order = 1.0 + 10.0 ** (exponent / 20.0)
+        bound = compositions * grid.renyi(order) + math.log1p(-1.0 / order)
+        bound -= math.log(order * rest) / (order - 1.0)
+        best = min(best, bound)
+    return max(best, 0.0)
+
+
+def with_dropouts(loss: CoinSum, group_sizes: Sequence[int], probability: float, failure: float) -> CoinSum:
+    """The claim behind a sum when clients may not answer: fewer coins hide the victim.
+
+    Except with probability `failure` a round, at least that many independent coins answer. A victim whose
+    partner dropped out is a lone coin itself, so that place is added.
+
+    Args:
+        loss: The claim when everybody answers.
+        group_sizes: Sizes of all groups of the round.
+        probability: Chance that a client does not answer, independent of everything, caused by nobody.
+        failure: Probability that goes to delta, per round.
+    """
+    groups = [size for size in group_sizes if size > 1]
+    # the victim's group and a curious client's do not count; which they are is unknown, so the best two go
+    groups.sort(key=lambda size: size * probability ** (size - 1), reverse=True)
+    others = tuple(groups[2:])
+    victims = [
+        HiddenPair(
+            victim.p,
+            victim.q,
+            coin_count_quantile((1,) * victim.num_coins + others, probability, failure),
+            victim.weight,
+        )
+        for victim in loss.victims
+    ]
+    fewest = min(victim.num_coins for victim in victims)
+    alone = HiddenPair((loss.high, loss.low), (loss.low, loss.high), fewest)
+    return CoinSum(loss.low, loss.high, (*victims, alone), f"{loss.note}, after dropouts")
+
+
+@dataclass
+class ClaimAccountant:
+    """Adds up the rounds of one client against one adversary, in the verbs that accountants share.
+
+    Args:
+        losses: What was spent so far: `(loss, compositions)` and how many rounds of it.
+    """
+
+    losses: dict[tuple[Loss, int], int] = field(default_factory=dict)
+
+    def step(self, loss: Loss, compositions: int, rounds: int = 1) -> None:
+        """Spend rounds of a claim.
+
+        Raises:
+            ValueError: If the loss is `NonPrivate`, or rounds < 1.
+            TypeError: If the loss is of an unknown kind.
+        """
+        infinite_mass(loss)
+        if rounds < 1:
+            raise ValueError(f"rounds must be >= 1, got {rounds}")
+        key = (loss, compositions)
+        self.losses[key] = self.losses.get(key, 0) + rounds
+
+    def get_epsilon(self, delta: float) -> float:
+        """Epsilon spent so far at `delta`."""
+        return self._epsilon(self.losses, delta)
+
+    def would_exceed(
+        self, epsilon: float, delta: float, loss: Loss, compositions: int, rounds: int = 1
+    ) -> bool:
+        """Would these rounds on top take more than `epsilon` at `delta`?"""
+        later = ClaimAccountant(dict(self.losses))
+        later.step(loss, compositions, rounds)
+        return later.get_epsilon(delta) > epsilon
+
+    @staticmethod
+    def _epsilon(losses: dict[tuple[Loss, int], int], delta: float) -> float:
+        check_delta(delta)
+        if not losses:
+            return 0.0
+        if len(losses) == 1:
+            ((loss, compositions), rounds) = next(iter(losses.items()))
+            return spent(loss, delta, compositions=compositions, rounds=rounds).epsilon
+        grids = [
+            composed_grid(loss, delta / len(losses), compositions, rounds)
+            for (loss, compositions), rounds in losses.items()
+        ]
+        step = max(grid.coarser().step for grid in grids)
+        total = grids[0].on(step)
+        for grid in grids[1:]:
+            total = total.plus(grid.on(step))
+        return total.epsilon(delta)
+
+    def __len__(self) -> int:
+        """Rounds spent."""
+        return sum(self.losses.values())
