@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 
 from lightning_fedq.core import Mechanism, RoundContext
 from lightning_fedq.functional.accumulate import add_rows
+from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.randomness import ClientRandomness, Keys, PublicRandomness, SeededKeys
 from lightning_fedq.ranges import RangeRule, Ranges
 
@@ -207,6 +208,7 @@ class RoundEngine:
         self._parameter = torch.nn.Parameter(self.weights.clone())
         self._optimizer = server_optimizer([self._parameter]) if server_optimizer else None
         self.plan: RoundPlan | None = None
+        self.ledger = Ledger(planner.num_clients, repr(mechanism))
 
     # ---- one round --------------------------------------------------------------------------------
 
@@ -217,8 +219,14 @@ class RoundEngine:
         )
 
     def start(self) -> RoundPlan:
-        """Plan the next round and clear the running sum."""
-        self.plan = plan = self.planner.plan(self.round, self.mechanism)
+        """Plan the next round, charge its cohort and clear the running sum.
+
+        Raises:
+            RuntimeError: If the round was started before and not abandoned.
+        """
+        plan = self.planner.plan(self.round, self.mechanism)
+        self.ledger.charge(plan.cohort, plan.round, self.attempt)
+        self.plan = plan
         self._context = self.context(plan)
         self._received: list[int] = []
         self._expected = set(plan.survivors)
@@ -391,6 +399,7 @@ class RoundEngine:
             "attempt": self.attempt + (self.plan is not None),
             "total_uplink_bits": self.total_uplink_bits,
             "total_downlink_bits": self.total_downlink_bits,
+            "ledger": self.ledger.state_dict(),
             "optimizer": deepcopy(self._optimizer.state_dict()) if self._optimizer else {},
         }
 
@@ -410,6 +419,7 @@ class RoundEngine:
                 "the state and this federation must both have a server_optimizer, or neither; "
                 "use the checkpoint's own setting"
             )
+        self.ledger.load_state_dict(state["ledger"])
         self.weights = state["weights"].to(self.weights).clone()
         self.ranges = Ranges(state["center"].clone(), state["radius"].clone())
         self.round, self.attempt, self.plan = state["round"], state["attempt"], None
