@@ -131,11 +131,11 @@ class Stream:
         return words % np.uint32(bound)
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
-        """Return float64 uniforms on the open interval (0, 1), on a grid of 2^-53.
+        """Return float64 uniforms on the open interval (0, 1): the 2^52 odd multiples of 2^-53, all exact.
 
         Not for coins: a coin is an integer compared with an integer threshold.
         """
-        return (self.words64(count) >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54
+        return (self.words64(count) >> np.uint64(12)).astype(np.float64) * 2.0**-52 + 2.0**-53
 
     def permutation(self, count: int) -> list[int]:
         """Return a random permutation of {0, ..., count - 1}: the order of 64-bit words.

@@ -320,3 +320,20 @@ def group_variance(probabilities: list[float]) -> float:
             phi_a, phi_b = g * a - math.floor(g * a), g * b - math.floor(g * b)
             inside += 2.0 * (min(phi_a, phi_b) - phi_a * phi_b)
     return spread / (2 * (g - 1)) + inside / (g * (g - 1))
+
+
+def worst_group_variance(size: int, span: float) -> float:
+    """Upper bound on `group_variance` over all probabilities in an interval of length `span`.
+
+    The strata never make two bits agree more often than independent ones do, so size / 4 bounds it. The
+    second term of the formula is at most 1/4. The first is size^2 / (2 (size - 1)) E|D|(1 - |D|), D the
+    difference of two independent draws from the empirical law of the probabilities; over all laws on the
+    interval the expectation is largest for density one inside and equal atoms at the ends, where it is
+    W = t/2 - t^2/2 + t^3/6, t = span. Two clients have the exact bound of a pair, t (1 - t) or 1/4.
+    """
+    if size == 1:
+        return 0.25
+    if size == 2:
+        return span * (1.0 - span) if span <= 0.5 else 0.25
+    widest = span / 2.0 - span**2 / 2.0 + span**3 / 6.0
+    return min(size / 4.0, size**2 * widest / (2.0 * (size - 1)) + 0.25)

@@ -1,7 +1,22 @@
 """One paper, or one idea, per file."""
 
 from lightning_fedq.mechanisms.corbin import AugCorBin, CorBin
+from lightning_fedq.mechanisms.correlated import CorrelatedQuantization
 from lightning_fedq.mechanisms.fedavg import FedAvg
+from lightning_fedq.mechanisms.gaussian import GaussianNoise, PerCoordinateGaussian
+from lightning_fedq.mechanisms.laplace import LaplaceNoise, PerCoordinateLaplace
 from lightning_fedq.mechanisms.ldpq import LDPQ
+from lightning_fedq.mechanisms.stratified import StratifiedCorBin
 
-__all__ = ["LDPQ", "AugCorBin", "CorBin", "FedAvg"]
+__all__ = [
+    "LDPQ",
+    "AugCorBin",
+    "CorBin",
+    "CorrelatedQuantization",
+    "FedAvg",
+    "GaussianNoise",
+    "LaplaceNoise",
+    "PerCoordinateGaussian",
+    "PerCoordinateLaplace",
+    "StratifiedCorBin",
+]

@@ -1,0 +1,66 @@
+"""CorBin in groups of any size: the clients of a group share one random offset per coordinate, nothing else.
+
+CorBin-FL couples pairs; this is its extension to groups of g clients (not in the paper). Each
+coordinate's uniform variable falls into g strata of length 1/g; client i draws from stratum
+pi_i = (rank_i + offset) mod g, offset uniform and shared by the group, and jitters inside the stratum with
+private coins. Every word alone is exactly uniform, so every message alone is the LDP-FL coin.
+
+The exact variance (`functional.one_bit.group_variance`) is that of a random permutation of the strata.
+An offset alone rotates the group's order instead, which has the same law of every pair of strata
+once the order itself is random: the round's plan draws it afresh every round, so the formula holds on
+average over orders, not for one given order. Two clients are `CorBin(shared_bits=1)` in law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lightning_fedq.core import PrivacyClaim, RoundContext
+from lightning_fedq.functional.one_bit import worst_group_variance
+from lightning_fedq.mechanisms.claims import grouped_claims
+from lightning_fedq.mechanisms.one_bit import COINS, OneBitMechanism, RotatedStrata
+from lightning_fedq.randomness import ClientRandomness
+
+
+@dataclass(frozen=True)
+class StratifiedCorBin(OneBitMechanism):
+    """Correlated one-bit quantisation in groups; the remaining clients form one smaller group.
+
+    Args:
+        epsilon: Local budget per coordinate and round, > 0, in nats.
+        group_size: g >= 2.
+    """
+
+    group_size: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.group_size < 2:
+            raise ValueError(
+                f"group_size must be >= 2, got {self.group_size}; for independent clients use LDPQ"
+            )
+
+    def group_sizes(self, num_clients: int) -> tuple[int, ...]:
+        """Groups of `group_size`, and one smaller group of what remains."""
+        groups, rest = divmod(num_clients, self.group_size)
+        return (self.group_size,) * groups + (rest,) * (rest > 0)
+
+    def coupling(self, group: tuple[int, ...], rand: ClientRandomness) -> RotatedStrata | None:
+        """Strata rotated by the group's offsets; a client alone has its private words."""
+        return RotatedStrata(rand.peer(group, COINS), len(group)) if len(group) > 1 else None
+
+    def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
+        """At most (2 radius alpha / n)^2 times the ones' variance: whole groups' bound, 1/4 for other clients."""
+        low, high = self.coin.probabilities
+        ones, answered = 0.0, set(clients)
+        for group in context.groups:
+            left = len(answered.intersection(group))
+            ones += worst_group_variance(left, high - low) if left == len(group) else left / 4
+        return (2.0 * context.radius * self.coin.scale / len(answered)) ** 2 * ones
+
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """What holds for every coupling: see `claims.grouped_claims`."""
+        return grouped_claims(self.coin, context)
