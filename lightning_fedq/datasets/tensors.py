@@ -35,8 +35,7 @@ def split_indices(num_samples: int, num_test: int, seed: int) -> tuple[Tensor, T
             f"{num_samples} samples with {num_test} for testing leave an empty part; use more samples"
         )
     order = torch.randperm(num_samples, generator=torch.Generator().manual_seed(seed))
-    test, val, train = order.split([num_test, num_val, num_samples - num_test - num_val])
-    return train, val, test
+    return order[num_test + num_val :], order[num_test : num_test + num_val], order[:num_test]
 
 
 class TensorDataModule(pl.LightningDataModule, ABC):

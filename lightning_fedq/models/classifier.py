@@ -57,7 +57,8 @@ class Classifier(pl.LightningModule):
 
     def predict_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         """Return the most likely class of every sample, `(batch,)`."""
-        return self(batch[0]).argmax(1)
+        labels: Tensor = self(batch[0]).argmax(1)
+        return labels
 
     def _step(self, batch: tuple[Tensor, Tensor], stage: str) -> Tensor:
         inputs, labels = batch

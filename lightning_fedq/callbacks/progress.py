@@ -1,0 +1,130 @@
+"""A progress bar that counts rounds and clients, in place of Lightning's, which counts batches."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks.lookup import engine_of, federated_of
+
+
+class RoundProgressBar(pl.callbacks.ProgressBar):
+    """Show round, clients done, one metric, bits and seconds.
+
+    On a terminal it is one line that moves. In a pipe or a file it prints whole lines, the first and
+    the last round always and others at least `interval` seconds apart.
+
+    Args:
+        monitor: A logged metric to show, left out while it is not logged.
+        interval: Seconds between lines where there is no terminal, >= 0.
+        file: Where to write; None is standard error.
+    """
+
+    def __init__(self, monitor: str = "val_acc", interval: float = 10.0, file: TextIO | None = None) -> None:
+        super().__init__()
+        if interval < 0:
+            raise ValueError(f"interval must be >= 0 seconds, got {interval}")
+        self.monitor, self.interval = monitor, interval
+        self._console = Console(file=file or sys.stderr)
+        self._progress: Progress | None = None
+        self._enabled, self._last_line, self._started = True, float("-inf"), 0.0
+
+    def disable(self) -> None:
+        """Print nothing (Lightning calls this on ranks other than zero)."""
+        self._enabled = False
+
+    def enable(self) -> None:
+        """Print again."""
+        self._enabled = True
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """Print above the bar."""
+        if self._enabled:
+            self._console.print(*args)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Open the bar, on a terminal."""
+        self._started = time.monotonic()
+        federated_of(trainer, "RoundProgressBar")
+        if self._enabled and self._console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.fields[note]}"),
+                TimeElapsedColumn(),
+                TimeRemainingColumn(),
+                console=self._console,
+            )
+            self._task = self._progress.add_task("round 1", total=self._rounds(trainer), note="")
+            self._progress.start()
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Move the bar by a part of a round."""
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        if self._progress is None:
+            return
+        plan = engine_of(trainer, "RoundProgressBar").plan
+        share = min((batch_idx + 1) / max(self.total_train_batches, 1), 1.0)
+        clients = "" if plan is None else f", {share * len(plan.survivors):.0f}/{len(plan.survivors)} clients"
+        self._progress.update(
+            self._task,
+            completed=trainer.current_epoch + share,
+            description=f"round {trainer.current_epoch + 1}/{self._text(self._rounds(trainer))}{clients}",
+        )
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say how the round ended."""
+        note = self._note(trainer)
+        if self._progress is not None:
+            self._progress.update(self._task, completed=trainer.current_epoch + 1, note=note)
+            return
+        rounds, done, now = self._rounds(trainer), trainer.current_epoch + 1, time.monotonic()
+        due = now - self._last_line >= self.interval or done == rounds
+        if self._enabled and due:
+            self._last_line = now
+            line = f"round {done}/{self._text(rounds)}: {note}, {now - self._started:.0f} s"
+            self._console.print(line, highlight=False, soft_wrap=True)
+
+    def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Close the bar."""
+        self._close()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Close the bar, so that the traceback is readable."""
+        self._close()
+
+    def _close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+
+    def _note(self, trainer: pl.Trainer) -> str:
+        records = federated_of(trainer, "RoundProgressBar").records
+        if not records:
+            return "no round has ended"
+        record = records[-1]
+        metric = trainer.callback_metrics.get(self.monitor)
+        parts = [] if metric is None else [f"{self.monitor} {float(metric):.4f}"]
+        parts.append(f"{record.num_received}/{record.cohort_size} clients")
+        parts.append(f"{record.uplink_bits / 8e6:.3g} MB up")
+        if record.non_finite_clients:
+            parts.append(f"{len(record.non_finite_clients)} not finite")
+        return ", ".join(parts)
+
+    @staticmethod
+    def _rounds(trainer: pl.Trainer) -> int | None:
+        limit = trainer.max_epochs
+        return None if limit is None or limit < 0 else int(limit)
+
+    @staticmethod
+    def _text(rounds: int | None) -> str:
+        return "?" if rounds is None else str(rounds)

@@ -1,0 +1,167 @@
+"""Write what a run did to a folder: rounds, summary, a page, pictures. See `lightning_fedq.reports`."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks.lookup import engine_of, federated_of
+from lightning_fedq.privacy.report import PrivacyReport, privacy_report
+from lightning_fedq.randomness import SeededKeys
+from lightning_fedq.reports import (
+    Row,
+    fresh_folder,
+    plot_aggregate,
+    plot_progress,
+    privacy_lines,
+    report_markdown,
+    save_figure,
+    totals,
+    write_atomically,
+    write_rows,
+    write_summary,
+)
+from lightning_fedq.rounds import RoundEngine, RoundRecord
+
+PICTURES = ("accuracy.png", "aggregate.png")
+RECORDED = {field.name for field in fields(RoundRecord)} | {"num_non_finite", "seconds"}
+
+
+class RunFolder(pl.Callback):
+    """Keep `metrics.csv` up to date every round, and write summary, report and pictures at the end.
+
+    A folder that already holds a run is left alone: the next one is called `name-2`. A resumed run
+    goes on in its own folder.
+
+    Args:
+        name: Name of the run and of its folder.
+        root: Folder of all runs.
+        monitor: The metric of the pictures and of "best".
+        mode: Is a larger ("max") or a smaller ("min") value better?
+        delta: Chance with which the reported privacy guarantee may fail, in (0, 1 / num_clients).
+    """
+
+    def __init__(
+        self,
+        name: str = "run",
+        root: str = "runs",
+        monitor: str = "val_acc",
+        mode: Literal["max", "min"] = "max",
+        delta: float = 1e-5,
+    ) -> None:
+        if mode not in ("max", "min"):
+            raise ValueError(f"mode must be 'max' or 'min', got {mode!r}")
+        self.name, self.root, self.monitor, self.mode = name, Path(root), monitor, mode
+        self.delta = delta
+        self.path: Path | None = None
+        self.rows: list[Row] = []
+        self.summary: dict[str, Any] = {}
+        self.config: str | None = None
+        """The resolved configuration as YAML; the `fedq` command sets it."""
+        self._test_metrics: dict[str, float] = {}
+        self._round_started = 0.0
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Choose the folder: the one of the run that goes on, or a new one."""
+        if self.path is None or len(self.rows) != len(federated_of(trainer, "RunFolder").records):
+            self.path, self.rows = fresh_folder(self.root / self.name), []
+        if self.config is not None and trainer.is_global_zero:
+            write_atomically(self.path / "config.yaml", self.config)
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Start the clock."""
+        self._round_started = time.monotonic()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Add the round's row."""
+        records = federated_of(trainer, "RunFolder").records
+        if len(records) == len(self.rows):
+            return  # the round was stopped on the way
+        record = records[-1]
+        logged = {key.removeprefix("fed/"): float(value) for key, value in trainer.callback_metrics.items()}
+        seconds = time.monotonic() - self._round_started
+        self.rows.append({**logged, **record.metrics(), "seconds": seconds})
+        if trainer.is_global_zero:
+            write_rows(self._folder() / "metrics.csv", self.rows)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Write summary, report and pictures."""
+        if self.rows:
+            self._write(trainer)
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Add the test metrics, where a run was trained before."""
+        self._test_metrics = {key: float(value) for key, value in trainer.callback_metrics.items()}
+        if self.rows:
+            self._write(trainer)
+
+    def _folder(self) -> Path:
+        assert self.path is not None
+        return self.path
+
+    def _write(self, trainer: pl.Trainer) -> None:
+        engine = engine_of(trainer, "RunFolder")
+        privacy = self._privacy(engine)
+        self.summary = self._summarize(engine, privacy)
+        if not trainer.is_global_zero:
+            return
+        folder = self._folder()
+        write_summary(folder / "summary.json", self.summary)
+        save_figure(plot_progress({self.name: self.rows}, self.monitor), folder / PICTURES[0])
+        save_figure(plot_aggregate(self.rows), folder / PICTURES[1])
+        write_atomically(folder / "privacy.json", privacy.to_json())
+        write_atomically(folder / "privacy.md", privacy.to_markdown())
+        write_atomically(folder / "report.md", report_markdown(self.summary, PICTURES))
+
+    def _privacy(self, engine: RoundEngine) -> PrivacyReport:
+        planner = engine.planner
+        return privacy_report(
+            engine.mechanism,
+            engine.context(planner.plan(0, engine.mechanism)),
+            rounds=len(self.rows),
+            delta=self.delta,
+            num_clients=planner.num_clients,
+            dropout_probability=planner.dropout_probability,
+            secure_keys=not isinstance(engine.keys, SeededKeys),
+            equal_weights=engine.client_weights is None,
+        )
+
+    def _summarize(self, engine: RoundEngine, privacy: PrivacyReport) -> dict[str, Any]:
+        cost = totals(self.rows)
+        messages = cost.pop("messages")
+        metrics = {key: value for key, value in self.rows[-1].items() if key not in RECORDED}
+        bits = cost["uplink_megabytes"] * 8e6
+        seeded = isinstance(engine.keys, SeededKeys)
+        return {
+            "name": self.name,
+            "mechanism": repr(engine.mechanism),
+            "target": engine.target,
+            "num_clients": engine.planner.num_clients,
+            "rounds": len(self.rows),
+            "num_parameters": engine.weights.numel(),
+            "keys": "from a seed: reproducible, not private" if seeded else "from the operating system",
+            "metrics": {**metrics, **self._test_metrics},
+            "best": self._best(),
+            "bits_per_parameter": bits / (messages * engine.weights.numel()) if messages else 0.0,
+            **cost,
+            "privacy": privacy_lines(privacy),
+        }
+
+    def _best(self) -> dict[str, Any]:
+        rows = [row for row in self.rows if self.monitor in row]
+        if not rows:
+            return {}
+        choose = max if self.mode == "max" else min
+        row = choose(rows, key=lambda row: row[self.monitor])
+        return {"monitor": self.monitor, "value": row[self.monitor], "round": row["round"] + 1}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The folder and its rows."""
+        return {"path": str(self._folder()), "rows": self.rows}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on in the folder of the checkpoint's run."""
+        self.path, self.rows = Path(state_dict["path"]), [dict(row) for row in state_dict["rows"]]

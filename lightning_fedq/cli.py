@@ -1,0 +1,55 @@
+"""The `fedq` command."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+
+from lightning_fedq.commands.suggestions import nearest
+
+TRAINING = {
+    "fit": "train a configuration: fedq fit --config configs/digits_corbin.yaml",
+    "validate": "evaluate a checkpoint on the validation data",
+    "test": "evaluate a checkpoint on the test data",
+    "predict": "predict with a checkpoint",
+}
+OTHERS = {
+    "mechanisms": "list all mechanisms: bits, homomorphic or not, what each protects against, paper",
+    "compare": "run or read several runs: one table, one picture",
+    "sweep": "run a grid of settings, without any account",
+    "reproduce": "reproduce an experiment of a paper; without a name, list them",
+    "privacy": "say what a configuration or a checkpoint protects, adversary by adversary",
+}
+
+
+def usage() -> str:
+    """Return the overview of all commands."""
+    lines = ["usage: fedq COMMAND [options]", ""]
+    lines += [f"  {name:<11} {text}" for name, text in {**TRAINING, **OTHERS}.items()]
+    lines += ["", "fedq COMMAND --help says more. Every option may stand in a YAML file given with --config."]
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    command = arguments[0] if arguments else "--help"
+    if command in ("-h", "--help"):
+        print(usage())
+        return 0
+    if command in OTHERS:
+        run: Callable[[Sequence[str]], int] = import_module(f"lightning_fedq.commands.{command}").main
+        return run(arguments[1:])
+    if command in TRAINING:
+        from lightning_fedq.commands.run import FedqCLI  # imports Lightning: seconds, and only needed here
+
+        FedqCLI(arguments)
+        return 0
+    hint = nearest(command, [*TRAINING, *OTHERS])
+    print(f"error: there is no command {command!r}.{hint}\n\n{usage()}", file=sys.stderr)
+    return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

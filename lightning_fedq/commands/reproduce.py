@@ -1,0 +1,34 @@
+"""`fedq reproduce`: the papers' experiments by name."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from jsonargparse import ArgumentParser
+
+from lightning_fedq.commands.suggestions import nearest
+from lightning_fedq.experiments import EXPERIMENTS
+
+
+def _title(name: str) -> str:
+    return (EXPERIMENTS[name].__doc__ or name).splitlines()[0]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one experiment; without a name, list all."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: fedq reproduce NAME [options]      fedq reproduce NAME --help\n")
+        for name in EXPERIMENTS:
+            print(f"  {name:<14} {_title(name)}")
+        return 0
+    name, *options = argv
+    if name not in EXPERIMENTS:
+        print(f"error: there is no experiment {name!r}.{nearest(name, EXPERIMENTS)}", file=sys.stderr)
+        print("`fedq reproduce` lists them all", file=sys.stderr)
+        return 2
+    parser = ArgumentParser(prog=f"fedq reproduce {name}", description=_title(name))
+    parser.add_function_arguments(EXPERIMENTS[name])
+    settings = parser.instantiate_classes(parser.parse_args(options))
+    EXPERIMENTS[name](**settings)
+    return 0

@@ -1,0 +1,150 @@
+"""`fedq fit|validate|test|predict`: LightningCLI, a summary at the end, and errors that carry the cure."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from lightning_fedq._lightning import is_overridden, pl
+from lightning_fedq.callbacks.lookup import callbacks_of
+from lightning_fedq.callbacks.run_folder import RunFolder
+from lightning_fedq.commands.suggestions import suggest
+from lightning_fedq.reports import summary_lines
+
+if TYPE_CHECKING:
+    from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
+else:
+    _cli = importlib.import_module(f"{pl.__name__}.cli")
+    LightningArgumentParser, LightningCLI = _cli.LightningArgumentParser, _cli.LightningCLI
+
+# short class names in a YAML (`class_path: CorBin`) are looked up among the classes imported so far
+for _module in ("callbacks", "data", "datasets", "mechanisms", "models"):
+    importlib.import_module(f"lightning_fedq.{_module}")
+
+
+class SuggestingParser(LightningArgumentParser):
+    """Says what an unknown key probably meant, and leaves out the usage, which is two screens long."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """Print the message with the cure and exit with status 2."""
+        parser = getattr(ex, "subcommand_parser", None) or self
+        keys = [action.dest for action in parser._actions]
+        hint = suggest(message, keys)
+        if not self.exit_on_error:
+            super().error(message + hint, ex)
+        sys.stderr.write(f"error: {message}\n")
+        if hint:
+            sys.stderr.write(f"hint:{hint}\n")
+        sys.stderr.write(f"For all options: {parser.prog.replace(' [options]', '')} --help\n")
+        sys.exit(2)
+
+
+class FedqCLI(LightningCLI):
+    """Any LightningModule with any LightningDataModule, by class path."""
+
+    def __init__(self, args: Sequence[str], run: bool = True) -> None:
+        super().__init__(
+            pl.LightningModule,
+            pl.LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            save_config_callback=None,
+            parser_class=SuggestingParser,
+            parser_kwargs={"prog": "fedq"},
+            args=list(args),
+            run=run,
+        )
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        """Parse `args`, whatever `sys.argv` holds."""
+        self.config = parser.parse_args(args)
+
+    @property
+    def run_folder(self) -> RunFolder | None:
+        """The trainer's `RunFolder`, if it has one."""
+        return next((c for c in callbacks_of(self.trainer) if isinstance(c, RunFolder)), None)
+
+    def before_fit(self) -> None:
+        """Hand the resolved configuration to the run folder."""
+        if self.run_folder is not None:
+            self.run_folder.config = self.resolved()
+
+    def resolved(self) -> str:
+        """The configuration with every default filled in, as YAML that `--config` reads."""
+        config = self.config if self.subcommand is None else self.config[self.subcommand]
+        return str(self._parser(self.subcommand).dump(config, skip_none=False))
+
+    def after_fit(self) -> None:
+        """Test the last global model, where there is something to test, and print the summary."""
+        data = self.datamodule if is_overridden("test_dataloader", self.datamodule) else self.model
+        testable = is_overridden("test_step", self.model) and is_overridden("test_dataloader", data)
+        if testable:
+            self.trainer.test(self.model, self.datamodule, verbose=False)
+        if self.run_folder is not None and self.run_folder.summary:
+            print_summary(self.run_folder)
+
+
+class _Parsed(FedqCLI):
+    """Parses and stops there: nothing is instantiated."""
+
+    def instantiate_classes(self) -> None:
+        """Nothing."""
+
+
+def resolve(configs: Sequence[str]) -> dict[str, Any]:
+    """Merge and check configurations as `fedq fit` would, and return them with every default filled in."""
+    for config in configs:
+        if not Path(config).is_file():
+            raise SystemExit(f"error: no configuration {config}")
+    arguments = [part for config in configs for part in ("--config", config)]
+    parsed: dict[str, Any] = yaml.safe_load(_Parsed(arguments, run=False).resolved())
+    return parsed
+
+
+def run_config(config: dict[str, Any], name: str, root: Path) -> Path:
+    """Train one resolved configuration and return its run folder.
+
+    Args:
+        config: As `resolve` returns it; a `RunFolder` callback is added where there is none.
+        name: Name of the run, and of its folder.
+        root: Where the folder goes.
+
+    Raises:
+        RuntimeError: If the run was interrupted before its first round ended.
+    """
+    callbacks = config["trainer"]["callbacks"] = list(config["trainer"]["callbacks"] or [])
+    folders = [c for c in callbacks if c["class_path"].rpartition(".")[2] == "RunFolder"]
+    if not folders:
+        folders = [{"class_path": "lightning_fedq.callbacks.RunFolder"}]
+        callbacks += folders
+    folders[0].setdefault("init_args", {}).update(name=name, root=str(root))
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "config.yaml"
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
+        cli = FedqCLI(["fit", "--config", str(path)])
+    if cli.run_folder is None or cli.run_folder.path is None or not cli.run_folder.rows:
+        raise RuntimeError(f"the run {name} ended before its first round did")
+    return cli.run_folder.path
+
+
+def print_summary(run_folder: RunFolder) -> None:
+    """Print result, cost, privacy by adversary, and where the files are."""
+    console, path = Console(soft_wrap=True), run_folder.path
+    assert path is not None
+    table = Table(title=run_folder.name, show_header=False, title_justify="left")
+    for name, value in summary_lines(run_folder.summary):
+        table.add_row(name, value)
+    console.print(table)
+    console.print("privacy, adversary by adversary:", highlight=False)
+    for line in run_folder.summary["privacy"]:
+        console.print(f"  {line}", highlight=False)
+    for file in sorted(path.iterdir()):
+        console.print(f"  {file}", highlight=False)

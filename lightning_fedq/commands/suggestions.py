@@ -1,0 +1,44 @@
+"""Turn a parser's "not accepted" into "did you mean": the nearest key, option or class."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def nearest(word: str, choices: Iterable[str]) -> str:
+    """Return " Did you mean 'x'?" for the closest choice, or "" if nothing is close."""
+    found = get_close_matches(word, list(choices), n=1, cutoff=0.6)
+    return f" Did you mean {found[0]!r}?" if found else ""
+
+
+def suggest(message: str, keys: Iterable[str]) -> str:
+    """Return what the reader of a parser's error probably meant, or "".
+
+    Args:
+        message: jsonargparse's message.
+        keys: Dotted keys that the parser knows.
+    """
+    keys = list(keys)
+    option = re.search(r"does not accept option '([^']+)'", message)
+    if option:
+        return nearest(option[1], keys) or _nearest_start(option[1], keys)
+    missing = re.search(r"[mM]odule '([\w.]+)' has no attribute '(\w+)'", message)
+    if missing:
+        return nearest(missing[2], vars(importlib.import_module(missing[1])))
+    refused = re.search(r"Option '([\w.]+)' is not accepted", message)
+    if refused:
+        owners = re.findall(r"class_path '([\w.]+)'", message[: refused.start()])
+        if owners:
+            module, _, name = owners[-1].rpartition(".")
+            parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
+            return nearest(refused[1], parameters) or f" It accepts: {', '.join(parameters)}."
+    return ""
+
+
+def _nearest_start(option: str, keys: list[str]) -> str:
+    """The nearest first part of a dotted key."""
+    return nearest(option.partition(".")[0], {key.partition(".")[0] for key in keys})

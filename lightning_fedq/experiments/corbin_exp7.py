@@ -1,0 +1,2 @@
+def corbin_exp7() -> None:
+    """x."""
