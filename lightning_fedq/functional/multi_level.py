@@ -6,7 +6,7 @@ distance to the level below uniform, which the error bound of the paper needs. y
 word is below 2^32 times that distance, an integer comparison.
 
 References:
-    Suresh et al., Correlated Quantization for Distributed Mean Estimation and Optimization, ICML 2022, alg. 2.
+    Suresh et al., Correlated Quantization for Distributed Mean Estimation and Optimization, ICML 2022.
 """
 
 from __future__ import annotations

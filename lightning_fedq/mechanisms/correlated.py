@@ -1,9 +1,9 @@
-"""Correlated quantisation (CQ): the whole cohort stratifies one uniform variable, so that errors cancel. No privacy.
+"""Correlated quantisation (CQ): the cohort stratifies one uniform variable, errors cancel. No privacy.
 
 Source: Suresh, Sun, Ro, Yu, Correlated Quantization for Distributed Mean Estimation and Optimization,
-ICML 2022, algorithms 1 (one bit) and 2 (k levels). Departures: the shared permutation is a random order of the cohort
-rotated by a uniform offset per coordinate, as in the authors' code; probabilities are integers over
-2^32 instead of floats. Offsets are public, since nothing here hides anything from anybody. Clients that
+ICML 2022, algorithms 1 (one bit) and 2 (k levels). Departures: the permutation is a random order of the
+cohort rotated by a uniform offset per coordinate, as in the authors' code; probabilities are integers
+over 2^32 instead of floats. Offsets are public, since nothing here hides anything from anybody. Clients that
 drop out leave a hole in the strata: the mean over the others stays unbiased, with more variance.
 """
 

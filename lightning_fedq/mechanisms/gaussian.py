@@ -5,7 +5,8 @@ that of all rounds together, calibrated through Opacus. `PerCoordinateGaussian` 
 CorBin-FL paper compares with: each coordinate is private on its own, in one round, at the smallest noise
 (Balle and Wang 2018). The paper leaves delta open; here it has to be chosen.
 
-Both send integers on a grid (`functional.grid_noise`), not floats: nine to eleven bits a coordinate.
+Both send integers on a grid (`functional.grid_noise`), not floats: 8 or 9 bits a coordinate where the
+noise is not far below the bound.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class StratifiedCorBin(OneBitMechanism):
         return RotatedStrata(rand.peer(group, COINS), len(group)) if len(group) > 1 else None
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """At most (2 radius alpha / n)^2 times the ones' variance: whole groups' bound, 1/4 for other clients."""
+        """At most (2 radius alpha / n)^2 times the ones' variance; 1/4 per client of broken groups."""
         low, high = self.coin.probabilities
         ones, answered = 0.0, set(clients)
         for group in context.groups:
