@@ -1,0 +1,556 @@
+"""`Federated`: one callback makes an ordinary Lightning training federated.
+
+One Lightning epoch is one round. The callback puts its own training loader on the user's data module
+(or module) for the time of the fit, loads the global weights when a client or a stack of clients
+starts, sends each update through the round engine when it ends, and steps the server after the last
+one: in `on_train_batch_end`, because Lightning validates before `on_train_epoch_end`, so that the
+model that is validated is the model that is saved.
+
+While a round is open, the module may hold one client's weights. Its `state_dict()` gives the global
+model all the same, and a checkpoint written in mid-round says that the round has not begun: a
+resumed run starts it anew, with the same streams, and ends with the same weights.
+
+The state here is large for one class because Lightning calls one object; the parts that need no hook
+are beside it: `checks` (what is refused), `schedule` (who trains when), `data.loader` (batches),
+`strategies` (stacks), `rounds` (the server).
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
+from lightning_fedq.callbacks.checks import (
+    check_accumulation,
+    check_loader_is_ours,
+    check_optimizers,
+    check_setup,
+)
+from lightning_fedq.callbacks.schedule import round_stacks, shortened
+from lightning_fedq.core import Mechanism
+from lightning_fedq.data.datamodule import FederatedDataModule
+from lightning_fedq.data.labels import label_figure, labels_of
+from lightning_fedq.data.loader import ClientLoader, Stack, batch_sizes, check_loader, deal_out
+from lightning_fedq.data.partition import IID, Partition
+from lightning_fedq.functional.flatten import flatten, unflatten
+from lightning_fedq.randomness import AgreedKeys, Keys, SeededKeys
+from lightning_fedq.ranges import AdaptiveRange, PreviousMinMax, RangeRule
+from lightning_fedq.rounds import OptimizerFactory, RoundEngine, RoundPlan, RoundPlanner, RoundRecord
+from lightning_fedq.strategies.client_parallel import ClientParallelStrategy
+from lightning_fedq.strategies.rehearsal import elementwise, rehearse
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_STACK_VALUES = {"cpu": 1 << 21, "cuda": 1 << 26}
+"""Parameters of all clients of an automatically sized stack: 8 MiB of float32 on a CPU."""
+
+
+class _RoundStart(NamedTuple):
+    """What a checkpoint of an unfinished round contains instead of the present state."""
+
+    loops: dict[str, Any]
+    optimizer: dict[str, Any]
+    schedulers: list[dict[str, Any]]
+    engine: dict[str, Any]
+    global_step: int
+
+
+class Federated(pl.Callback):
+    """Federate the training of an ordinary Trainer, module and data module.
+
+    Args:
+        mechanism: Turns updates into messages, e.g. `CorBin(epsilon=5.0)`.
+        num_clients: Size of the population, >= 1.
+        clients_per_round: Cohort of a round, drawn without replacement; None is everybody.
+        dropout_probability: Chance in [0, 1) that a client of the cohort does not answer.
+        partition: Who holds which samples; a `FederatedDataModule` may say otherwise.
+        local_epochs: Passes of each client over its data in a round, >= 1.
+        local_steps: Batches of each client in a round, >= 1, instead of `local_epochs`.
+        clients_per_step: How many clients train side by side in one step. "auto" tries a stack and one
+            client at a time before the first round and keeps what is faster. Both give the same
+            weights up to rounding where training has no randomness of its own such as dropout
+            masks; for runs that agree to the last bit on any machine give a number.
+        target: What is quantised: "updates" (local - global) or, as in the CorBin paper, "weights".
+        ranges: Rule for the quantiser's range; None is `AdaptiveRange()` for updates and
+            `PreviousMinMax()` for weights.
+        smoothing: lambda in (0, 1]; the model moves to (1 - lambda) w + lambda w_new.
+        server_optimizer: Takes the parameters, returns a torch optimiser that is given minus the mean
+            update as gradient; None applies the mean update itself.
+        weighting: "uniform", or "samples" for a mean weighted by how much data each client holds.
+        seed: An integer makes the run reproducible, and NOT private: every coin follows from it. None
+            takes keys and plan from the operating system.
+        diagnostics: Also compare each aggregate with the exact mean, which only a simulation knows.
+
+    Attributes:
+        engine: The round engine, from `on_fit_start` on.
+        records: One record for every finished round.
+        client_indices: The sample indices of each client, from `on_fit_start` on.
+        clients_per_step_chosen: How many clients train side by side, from `on_fit_start` on; else 0.
+
+    Raises:
+        ValueError: If a setting is out of its range.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        num_clients: int,
+        *,
+        clients_per_round: int | None = None,
+        dropout_probability: float = 0.0,
+        partition: Partition = IID(),  # noqa: B008 (frozen)
+        local_epochs: int = 1,
+        local_steps: int | None = None,
+        clients_per_step: int | Literal["auto"] = "auto",
+        target: Literal["updates", "weights"] = "updates",
+        ranges: RangeRule | None = None,
+        smoothing: float = 1.0,
+        server_optimizer: OptimizerFactory | None = None,
+        weighting: Literal["uniform", "samples"] = "uniform",
+        seed: int | None = None,
+        diagnostics: bool = True,
+    ) -> None:
+        if local_epochs < 1:
+            raise ValueError(f"local_epochs must be >= 1, got {local_epochs}")
+        if local_steps is not None and local_steps < 1:
+            raise ValueError(f"local_steps must be >= 1 or None, got {local_steps}")
+        if clients_per_step != "auto" and clients_per_step < 1:
+            raise ValueError(f"clients_per_step must be >= 1 or 'auto', got {clients_per_step}")
+        if weighting not in ("uniform", "samples"):
+            raise ValueError(f"weighting must be 'uniform' or 'samples', got {weighting!r}")
+        plan_seed = secrets.randbits(63) if seed is None else seed
+        self.mechanism, self.num_clients, self.partition = mechanism, num_clients, partition
+        self.local_epochs, self.local_steps = local_epochs, local_steps
+        self.clients_per_step, self.target, self.smoothing = clients_per_step, target, smoothing
+        self.ranges = ranges or (AdaptiveRange() if target == "updates" else PreviousMinMax())
+        self.server_optimizer, self.weighting, self.seed = server_optimizer, weighting, seed
+        self.diagnostics = diagnostics
+        self.planner = RoundPlanner(num_clients, plan_seed, clients_per_round, dropout_probability)
+        self.planner.plan(0, mechanism)  # refuse a cohort that the mechanism can't serve at once
+        self.engine: RoundEngine | None = None
+        self.records: list[RoundRecord] = []
+        self.client_indices: list[Tensor] = []
+        self.clients_per_step_chosen = 0
+        self._loaded: dict[str, Any] | None = None
+        self._round_start: _RoundStart | None = None
+        self._restore: list[Any] = []  # what takes everything off again, in reverse order
+        self._stacks: tuple[tuple[int, int], list[Stack]] | None = None
+        self._training: Stack | None = None
+
+    # ---- set up and take off ----------------------------------------------------------------------
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Refuse what can't work, and put the clients' loader in place of the user's own."""
+        if stage != "fit":
+            return
+        if sum(isinstance(callback, Federated) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
+            raise ValueError("the Trainer has two Federated callbacks; leave one of them out")
+        check_setup(trainer, pl_module)
+        datamodule = trainer.datamodule  # type: ignore[attr-defined]
+        self._owner = pl_module if datamodule is None else datamodule
+        self._user_loader = self._owner.train_dataloader
+        # a plain function, so that a deep copy of the module does not copy this callback
+        self._replace(self._owner, "train_dataloader", lambda: self._loader)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Deal out the data, make the server, choose how many clients train side by side."""
+        optimizer = check_optimizers(trainer)
+        self._find_parameters(pl_module, optimizer)
+        self._deal_out()
+        self._limit = int(trainer.fast_dev_run)  # type: ignore[attr-defined]
+        self._make_engine()
+        self._watch_buffers(pl_module)
+        self._choose_stack(trainer, optimizer)
+        self._loaded = None
+        self._parallel = ClientParallelStrategy(trainer, self._names, self.clients_per_step_chosen)
+        self._parallel.attach()
+        self._restore.append(self._parallel.detach)
+        hook = pl_module.register_state_dict_post_hook(self._show_global_model())  # type: ignore[no-untyped-call]
+        self._restore.append(hook.remove)
+        if self._rounds_differ():
+            self._replace(trainer, "reload_dataloaders_every_n_epochs", 1)
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Refuse to train on a loader that is not the clients'."""
+        check_loader_is_ours(trainer, self._loader)
+
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Take everything off again."""
+        if stage == "fit":
+            self._take_off()
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Leave the last global model in the module."""
+        self._abandon_round()
+        self._take_off()
+
+    def _replace(self, owner: Any, name: str, value: Any) -> None:
+        """Set an attribute until `_take_off`."""
+        if name in vars(owner):
+            previous = vars(owner)[name]
+            self._restore.append(lambda: setattr(owner, name, previous))
+        else:
+            self._restore.append(lambda: delattr(owner, name))
+        setattr(owner, name, value)
+
+    def _take_off(self) -> None:
+        while self._restore:
+            self._restore.pop()()
+
+    def _find_parameters(self, module: pl.LightningModule, optimizer: torch.optim.Optimizer) -> None:
+        optimised = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad and id(p) in optimised]
+        self._names, self._parameters = [name for name, _ in named], [parameter for _, parameter in named]
+        self._module, self._optimizer = module, optimizer
+        flatten(self._parameters)
+
+    def _deal_out(self) -> None:
+        if isinstance(self._owner, FederatedDataModule) and self._owner.split is not None:
+            if self.partition != IID():
+                raise ValueError(
+                    f"both Federated(partition={self.partition}) and the FederatedDataModule say who "
+                    "holds what; "
+                    "give it in one place"
+                )
+            split: Partition | Sequence[Sequence[int]] = self._owner.split
+        else:
+            split = self.partition
+        loader = check_loader(self._user_loader())
+        if self._loaded is not None and self.seed is None:
+            self.planner = RoundPlanner(
+                self.num_clients,
+                self._loaded["plan_seed"],
+                self.planner.clients_per_round,
+                self.planner.dropout_probability,
+            )
+        run = RoundPlan(0, (), frozenset(), self.planner.seed)
+        generator = torch.Generator().manual_seed(run.stream_seed("partition"))
+        self.client_indices = deal_out(loader, split, self.num_clients, generator)
+        self._sizes = [
+            batch_sizes(
+                len(part), loader.batch_size or 1, loader.drop_last, self.local_epochs, self.local_steps
+            )
+            for part in self.client_indices
+        ]
+        self._several_batches = [len(part) > (loader.batch_size or 1) for part in self.client_indices]
+        self._shuffles = isinstance(loader.sampler, torch.utils.data.RandomSampler)
+        self._loader = ClientLoader(loader, self.client_indices, self._coming_stacks)
+
+    def _make_engine(self) -> None:
+        """A new server, the checkpoint's, or the last fit's if the model is still its own."""
+        weights = flatten(self._parameters)
+        weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+        old, self._round_start, self._training = self.engine, None, None
+        if self._loaded is None and old is not None and old.weights.shape == weights.shape:
+            own = old.weights.to(self._parameters[0].dtype).to(weights)
+            if old.round and torch.equal(own, weights):
+                old.weights = old.weights.to(weights.device)
+                return
+        keys: Keys = AgreedKeys(range(self.num_clients)) if self.seed is None else SeededKeys(self.seed)
+        sizes = torch.tensor([float(len(part)) for part in self.client_indices])
+        self.engine = RoundEngine(
+            self.mechanism,
+            self.planner,
+            keys,
+            weights,
+            [parameter.numel() for parameter in self._parameters],
+            self.ranges,
+            target=self.target,
+            smoothing=self.smoothing,
+            server_optimizer=self.server_optimizer,
+            client_weights=sizes if self.weighting == "samples" else None,
+            diagnostics=self.diagnostics,
+        )
+        self.records = []
+        if self._loaded is not None:
+            self.engine.load_state_dict(self._loaded["engine"])
+            self.records = [
+                RoundRecord(**{**record, "non_finite_clients": tuple(record["non_finite_clients"])})
+                for record in self._loaded["records"]
+            ]
+
+    def _rounds_differ(self) -> bool:
+        """May rounds differ in their number of steps? Then Lightning has to ask for it every round."""
+        if self.planner.dropout_probability > 0:
+            return True
+        return self.planner.cohort_size < self.num_clients and len(set(self._sizes)) > 1
+
+    # ---- how many clients side by side ------------------------------------------------------------
+
+    def _choose_stack(self, trainer: pl.Trainer, optimizer: torch.optim.Optimizer) -> None:
+        if self._loaded is not None:
+            self.clients_per_step_chosen = self._loaded["clients_per_step"]
+            return
+        self.clients_per_step_chosen = 1
+        wanted = self.clients_per_step
+        if wanted == "auto":
+            budget = _STACK_VALUES.get(self._parameters[0].device.type, _STACK_VALUES["cuda"])
+            size = min(budget // self._engine.weights.numel(), self.planner.cohort_size)
+        else:
+            size = wanted
+        if size < 2 or self.planner.cohort_size < 2:
+            return
+        if not elementwise(optimizer):
+            name = type(optimizer).__name__
+            if wanted != "auto":
+                raise ValueError(
+                    f"{name} is not elementwise, so clients can't train side by side with it; "
+                    "use clients_per_step=1, or SGD, Adam(W), RMSprop, Adagrad or another "
+                    "elementwise optimiser"
+                )
+            rank_zero_warn(f"Federated trains one client at a time: {name} is not elementwise")
+            return
+        largest = max(self._stacks_of(0, size), key=lambda stack: len(stack.clients))
+        if len(largest.clients) < 2:
+            return
+        batch = trainer.precision_plugin.convert_input(self._first_batch(largest))
+        batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+        found = rehearse(trainer, self._names, batch, measure=wanted == "auto")
+        if found.obstacle is not None:
+            rank_zero_warn(
+                "Federated trains one client at a time, because a stack of clients can't run: "
+                f"{found.obstacle}"
+            )
+            return
+        if wanted != "auto":
+            self.clients_per_step_chosen = size
+            return
+        alone = found.single_seconds * len(largest.clients)
+        if found.stacked_seconds < alone:
+            self.clients_per_step_chosen = size
+        rank_zero_info(
+            f"Federated: a step of {len(largest.clients)} clients takes "
+            f"{1e3 * found.stacked_seconds:.1f} ms side by "
+            f"side and {1e3 * alone:.1f} ms one at a time; clients_per_step = {self.clients_per_step_chosen}"
+        )
+
+    def _first_batch(self, stack: Stack) -> Any:
+        with torch.random.fork_rng([]):
+            return self._loader.first_batch(stack)
+
+    # ---- one round --------------------------------------------------------------------------------
+
+    @property
+    def _engine(self) -> RoundEngine:
+        assert self.engine is not None
+        return self.engine
+
+    def _coming_stacks(self) -> list[Stack]:
+        """The stacks of the round to come, or of the open one."""
+        key = (self._engine.round, self.clients_per_step_chosen)
+        if self._stacks is None or self._stacks[0] != key:
+            self._stacks = (key, self._stacks_of(*key))
+        return self._stacks[1]
+
+    def _stacks_of(self, round: int, clients_per_step: int) -> list[Stack]:
+        stacks = round_stacks(
+            self.planner.plan(round, self.mechanism),
+            self._sizes.__getitem__,
+            lambda client: self._shuffles and self._several_batches[client],
+            clients_per_step,
+        )
+        return shortened(stacks, self._limit) if self._limit else stacks
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Open a round."""
+        check_accumulation(trainer)
+        engine = self._engine
+        loops = trainer.fit_loop.state_dict()
+        for progress in (loops["epoch_progress"]["current"], loops["epoch_progress"]["total"]):
+            progress["ready"] = progress["processed"]
+        self._round_start = _RoundStart(
+            loops,
+            self._optimizer.state_dict(),
+            [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
+            engine.state_dict(),
+            trainer.global_step,
+        )
+        self._groups = [
+            {name: value for name, value in group.items() if name != "params"}
+            for group in self._optimizer.param_groups
+        ]
+        engine.start()
+        self._global_views = unflatten(engine.weights, [p.shape for p in self._parameters])
+        self._start = engine.weights.to(self._parameters[0].dtype).to(engine.weights.dtype)
+        self._pending = list(reversed(self._coming_stacks()))
+        self._training = None
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """At the first batch of a client or a stack: global weights, a fresh optimiser."""
+        if self._training is not None:
+            return
+        stack = self._training = self._pending.pop()
+        self._steps_left = len(stack.batch_sizes)
+        self._optimizer.state.clear()
+        for group, values in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group.update(values)
+        if len(stack.clients) == 1:
+            self._show_global_weights()
+        else:
+            self._parallel.open(len(stack.clients), self._start)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """At the last batch of a client or a stack: encode; at the last of the round: step the server."""
+        self._steps_left -= 1
+        if self._steps_left or self._training is None:
+            return
+        clients = self._training.clients
+        if len(clients) == 1:
+            local = flatten(self._parameters)[None]
+        elif clients:
+            local = self._parallel.weights
+        if clients:
+            if local.dtype == self._start.dtype:
+                self._engine.receive(clients, local.sub_(self._start))
+            else:
+                self._engine.receive(clients, local.to(self._start) - self._start)
+        self._parallel.close()
+        self._training = None
+        self._check_buffers()
+        if not self._pending:
+            self._finish_round(trainer)
+
+    def _finish_round(self, trainer: pl.Trainer) -> None:
+        record = self._engine.finish()
+        self._global_views = unflatten(self._engine.weights, [p.shape for p in self._parameters])
+        self._show_global_weights()
+        self._optimizer.state.clear()
+        self._round_start, self._steps_left = None, 0
+        self.records.append(record)
+        if record.non_finite_clients:
+            rank_zero_warn(
+                f"round {record.round}: the updates of clients {list(record.non_finite_clients)} held "
+                "a NaN or an "
+                "infinity and count as zero"
+            )
+        if not trainer.barebones:
+            log = trainer.lightning_module.log
+            for name, value in record.metrics().items():
+                if value == value:
+                    log(f"fed/{name}", float(value), on_step=False, on_epoch=True, batch_size=1)
+
+    def _show_global_weights(self) -> None:
+        with torch.no_grad():
+            for parameter, view in zip(self._parameters, self._global_views, strict=True):
+                parameter.copy_(view)
+
+    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Validation in mid-round means that the run stops there: validate the global model."""
+        if not trainer.sanity_checking:
+            self._abandon_round()
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """A round that was stopped on the way does not count."""
+        self._abandon_round()
+
+    def _abandon_round(self) -> None:
+        """Give up the open round, if there is one; the last global model is back in the module."""
+        if self.engine is None or self.engine.plan is None:
+            return
+        self.engine.abandon()
+        self._parallel.close()
+        self._show_global_weights()
+        self._optimizer.state.clear()
+        self._training, self._pending, self._steps_left = None, [], 0
+
+    # ---- buffers: only parameters are federated ---------------------------------------------------
+
+    def _watch_buffers(self, module: pl.LightningModule) -> None:
+        self._buffers = [(name, buffer, buffer._version) for name, buffer in module.named_buffers()]
+
+    def _check_buffers(self) -> None:
+        changed = [name for name, buffer, version in self._buffers if buffer._version != version]
+        if changed:
+            raise ValueError(
+                f"training changed the buffers {', '.join(changed)}, which no update carries: clients "
+                "would mix; "
+                "use layers without running statistics (GroupNorm), or keep the values out of the "
+                "module's buffers"
+            )
+
+    # ---- checkpoint -------------------------------------------------------------------------------
+
+    def _federation(self) -> dict[str, str]:
+        """What a checkpoint must agree with, in words."""
+        return {
+            "mechanism": repr(self.mechanism),
+            "num_clients": str(self.num_clients),
+            "clients_per_round": str(self.planner.cohort_size),
+            "partition": repr(self.partition),
+            "target": self.target,
+            "seed": str(self.seed),
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """The server, the records and the choices of this run; of an open round, its start."""
+        if self.engine is None:
+            return {}
+        records = [{**vars(r), "non_finite_clients": list(r.non_finite_clients)} for r in self.records]
+        return {
+            "federation": self._federation(),
+            "plan_seed": self.planner.seed,
+            "clients_per_step": self.clients_per_step_chosen,
+            "engine": self._round_start.engine if self._round_start else self.engine.state_dict(),
+            "records": records,
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue the federation of a checkpoint.
+
+        Raises:
+            ValueError: If the checkpoint belongs to another federation.
+        """
+        own, theirs = self._federation(), state_dict["federation"]
+        differing = [
+            f"{key} = {theirs.get(key)} (here {own[key]})" for key in own if own[key] != theirs.get(key)
+        ]
+        if differing:
+            raise ValueError(
+                f"the checkpoint is of another federation: {', '.join(differing)}; "
+                "resume with its settings, or load only its weights"
+            )
+        self._loaded = state_dict
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Of an unfinished round, save its start."""
+        if self._round_start is None:
+            return
+        checkpoint["loops"]["fit_loop"] = self._round_start.loops
+        checkpoint["optimizer_states"] = [self._round_start.optimizer]
+        checkpoint["lr_schedulers"] = self._round_start.schedulers
+        checkpoint["global_step"] = self._round_start.global_step
+
+    def _show_global_model(self) -> Any:
+        """A hook that puts the global weights into the module's `state_dict()` while a client trains."""
+
+        def hook(module: Any, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
+            if self._training is not None and len(self._training.clients) == 1:
+                for name, view in zip(self._names, self._global_views, strict=True):
+                    key = prefix + name
+                    state_dict[key] = view.to(state_dict[key].dtype).clone()
+
+        return hook
+
+    # ---- pictures ---------------------------------------------------------------------------------
+
+    def label_figure(self) -> Figure:
+        """Draw who holds which labels, once the data are dealt out.
+
+        Raises:
+            ValueError: If the dataset has no integer labels.
+        """
+        return label_figure(labels_of(self._loader.loader.dataset), self.client_indices)

@@ -1,0 +1,160 @@
+"""`FederatedDataModule`: full control of who holds what, around any data module, dataset or loader.
+
+It behaves as an ordinary data module; the `Federated` callback deals its training set out to the
+clients with the same code and the same loader as it does for any other data module. What it adds is
+the split: a rule of its own, or the sample indices of every client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_fedq._lightning import is_overridden, pl
+from lightning_fedq.data.partition import Partition
+
+_HOOKS = (
+    "prepare_data",
+    "setup",
+    "teardown",
+    "train_dataloader",
+    "val_dataloader",
+    "test_dataloader",
+    "predict_dataloader",
+    "on_before_batch_transfer",
+    "transfer_batch_to_device",
+    "on_after_batch_transfer",
+    "on_exception",
+    "state_dict",
+    "load_state_dict",
+)
+
+
+class FederatedDataModule(pl.LightningDataModule):
+    """Data for a federated run; validation, test and prediction data pass through untouched.
+
+    Args:
+        data: A LightningDataModule, or the training Dataset.
+        batch_size: Samples per local batch, >= 1; None keeps the data module's own. A Dataset needs it.
+        partition: Who holds what, as a rule; None leaves it to the `Federated` callback.
+        clients: Who holds what, as the sample indices of each client; instead of `partition`.
+        val: Validation set, where `data` is a Dataset.
+        test: Test set, where `data` is a Dataset.
+        predict: Prediction set, where `data` is a Dataset.
+        num_workers: Worker processes of the loaders of datasets, >= 0.
+
+    Raises:
+        ValueError: If both `partition` and `clients` are given, or a dataset has no batch size.
+    """
+
+    def __init__(
+        self,
+        data: pl.LightningDataModule | Dataset[Any],
+        *,
+        batch_size: int | None = None,
+        partition: Partition | None = None,
+        clients: Sequence[Sequence[int]] | None = None,
+        val: Dataset[Any] | None = None,
+        test: Dataset[Any] | None = None,
+        predict: Dataset[Any] | None = None,
+        num_workers: int = 0,
+    ) -> None:
+        self.data = data
+        super().__init__()
+        if partition is not None and clients is not None:
+            raise ValueError("partition and clients both say who holds what; give one of them")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size must be >= 1, got {batch_size}")
+        self.batch_size, self.num_workers = batch_size, num_workers
+        self.split: Partition | Sequence[Sequence[int]] | None = partition if clients is None else clients
+        if isinstance(data, pl.LightningDataModule):
+            if not (val is None and test is None and predict is None):
+                raise ValueError(
+                    "val, test and predict come from the data module; give them with a Dataset only"
+                )
+            self._adopt(data)
+        else:
+            if batch_size is None:
+                raise ValueError("a Dataset needs a batch_size, got None; pass batch_size=32, say")
+            self._serve(
+                train_dataloader=data, val_dataloader=val, test_dataloader=test, predict_dataloader=predict
+            )
+
+    @property
+    def trainer(self) -> pl.Trainer | None:  # type: ignore[override]
+        """The trainer, which the wrapped data module sees too."""
+        return self._trainer
+
+    @trainer.setter
+    def trainer(self, trainer: pl.Trainer | None) -> None:
+        self._trainer = trainer
+        if isinstance(self.data, pl.LightningDataModule):
+            self.data.trainer = trainer
+
+    @classmethod
+    def from_loader(
+        cls,
+        train: DataLoader[Any],
+        val: DataLoader[Any] | None = None,
+        *,
+        partition: Partition | None = None,
+        clients: Sequence[Sequence[int]] | None = None,
+    ) -> FederatedDataModule:
+        """Wrap loaders that would otherwise go straight to `fit(...)`, which can't be federated.
+
+        Args:
+            train: Training loader; its dataset, batch size, collation, shuffling and workers are kept.
+            val: Validation loader.
+            partition: Who holds what, as a rule.
+            clients: Who holds what, as the sample indices of each client.
+        """
+        return cls(_Loaders(train, val), partition=partition, clients=clients)
+
+    def _adopt(self, data: pl.LightningDataModule) -> None:
+        """Put the wrapped module's own hooks on this instance: Lightning sees exactly what it defines."""
+        for name in _HOOKS:
+            if is_overridden(name, data, pl.LightningDataModule):
+                setattr(self, name, getattr(data, name))
+        self.prepare_data_per_node = data.prepare_data_per_node
+        self.allow_zero_length_dataloader_with_multiple_devices = (
+            data.allow_zero_length_dataloader_with_multiple_devices
+        )
+        if self.batch_size is not None:
+            self.train_dataloader = self._resized  # type: ignore[method-assign]
+
+    def _serve(self, **datasets: Dataset[Any] | None) -> None:
+        for name, dataset in datasets.items():
+            if dataset is not None:
+                setattr(self, name, self._loader_of(dataset, shuffle=name == "train_dataloader"))
+
+    def _loader_of(self, dataset: Dataset[Any], shuffle: bool) -> Callable[[], DataLoader[Any]]:
+        return lambda: DataLoader(
+            dataset, batch_size=self.batch_size, shuffle=shuffle, num_workers=self.num_workers
+        )
+
+    def _resized(self) -> DataLoader[Any]:
+        """The wrapped module's training loader with this module's batch size."""
+        assert isinstance(self.data, pl.LightningDataModule)
+        loader = self.data.train_dataloader()
+        if not isinstance(loader, DataLoader):
+            raise TypeError(f"train_dataloader must return one torch DataLoader, got {type(loader).__name__}")
+        return DataLoader(
+            loader.dataset,
+            batch_size=self.batch_size,
+            sampler=loader.sampler,
+            collate_fn=loader.collate_fn,
+            num_workers=loader.num_workers,
+            drop_last=loader.drop_last,
+        )
+
+
+class _Loaders(pl.LightningDataModule):
+    """Two loaders as a data module."""
+
+    def __init__(self, train: DataLoader[Any], val: DataLoader[Any] | None) -> None:
+        super().__init__()
+        self.train_dataloader = lambda: train  # type: ignore[method-assign]
+        if val is not None:
+            self.val_dataloader = lambda: val  # type: ignore[method-assign]

@@ -1,0 +1,277 @@
+"""The training loader of a federation: batches client by client, or stack by stack.
+
+A *stack* is a group of clients that train side by side in one step: their batches have the same
+shapes, and arrive as one batch with a leading client dimension. A client on its own gets its batches
+as the user's own loader would have made them. Nothing here depends on the order of the clients: the
+data order of a client follows from its own seed, and torch's generators are re-seeded at the start
+of every stack, right before its first batch is fetched, so that dropout masks and random transforms
+do not depend on who trained before. That re-seeding is the package's one use of the global generator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    default_collate,
+)
+
+from lightning_fedq.data.labels import labels_of
+from lightning_fedq.data.partition import Partition
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Clients that train side by side, and what they train on.
+
+    Args:
+        clients: The clients; none at all stands for one idle step, the round of nobody.
+        batch_sizes: Samples of each client's first, second, ... batch.
+        training_seed: Seed of torch's generators while the stack trains.
+        order_seeds: Seed of each client's data order; empty where there is nothing to shuffle.
+    """
+
+    clients: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    training_seed: int
+    order_seeds: tuple[int, ...]
+
+
+def batch_sizes(
+    num_samples: int, batch_size: int, drop_last: bool, local_epochs: int, local_steps: int | None
+) -> tuple[int, ...]:
+    """Sizes of one client's batches in a round: `local_epochs` passes, or exactly `local_steps` batches."""
+    whole, rest = divmod(num_samples, batch_size)
+    one_pass = (batch_size,) * whole + ((rest,) if rest and not drop_last else ())
+    if local_steps is None:
+        return one_pass * local_epochs
+    return (one_pass * -(-local_steps // len(one_pass)))[:local_steps]
+
+
+def check_loader(loader: object) -> DataLoader[Any]:
+    """Return the loader if its samples can be dealt out to clients.
+
+    Raises:
+        TypeError: If it is not one DataLoader over a dataset with a length.
+        ValueError: If its sampling can't be carried over to the clients.
+    """
+    if not isinstance(loader, DataLoader):
+        raise TypeError(
+            f"train_dataloader must return one torch DataLoader to federate, got {type(loader).__name__}; "
+            "return a single DataLoader"
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise TypeError(
+            f"the training set must have a length and an index to be dealt out to clients, "
+            f"got the IterableDataset {type(loader.dataset).__name__}; use a map-style Dataset"
+        )
+    if loader.batch_size is None:
+        raise ValueError(
+            "a DataLoader with its own batch_sampler can't be federated; give it a batch_size instead"
+        )
+    plain = type(loader.sampler) is SequentialSampler or (
+        type(loader.sampler) is RandomSampler
+        and not loader.sampler.replacement
+        and loader.sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    )
+    if not plain:
+        raise ValueError(
+            f"the DataLoader's sampler {type(loader.sampler).__name__} can't be carried over to clients; "
+            "use shuffle=True or False, and choose who holds what with a partition"
+        )
+    return loader
+
+
+def deal_out(
+    loader: DataLoader[Any],
+    partition: Partition | Sequence[Sequence[int]],
+    num_clients: int,
+    generator: torch.Generator,
+) -> list[Tensor]:
+    """Decide which samples each client holds.
+
+    Args:
+        loader: The loader whose dataset is dealt out.
+        partition: A rule, or the sample indices of each client.
+        num_clients: How many clients there are.
+        generator: Randomness of the rule.
+
+    Returns:
+        One int64 index tensor a client.
+
+    Raises:
+        ValueError: If a client holds nothing, or less than one batch where the loader drops the last
+            one; if there are more clients than samples; if explicit indices do not fit.
+    """
+    num_samples = len(loader.dataset)  # type: ignore[arg-type]
+    if isinstance(partition, Partition):
+        labels = labels_of(loader.dataset) if partition.needs_labels else None
+        parts = partition.split(labels, num_samples, num_clients, generator)
+    else:
+        parts = [torch.as_tensor(part, dtype=torch.int64) for part in partition]
+        if len(parts) != num_clients:
+            raise ValueError(f"the data are dealt out to {len(parts)} clients, num_clients is {num_clients}")
+        indices = torch.cat(parts)
+        if len(indices) and not (indices.min() >= 0 and indices.max() < num_samples):
+            raise ValueError(
+                f"client indices must lie in [0, {num_samples}), got {indices.min()} to {indices.max()}"
+            )
+    assert loader.batch_size is not None
+    least = loader.batch_size if loader.drop_last else 1
+    small = [client for client, part in enumerate(parts) if len(part) < least]
+    if small:
+        shown = ", ".join(map(str, small[:10])) + (", ..." if len(small) > 10 else "")
+        raise ValueError(
+            f"clients {shown} hold fewer than {least} samples; use fewer clients, a less skewed partition"
+            + (", a smaller batch_size, or drop_last=False" if loader.drop_last else " or more data")
+        )
+    return parts
+
+
+class ClientBatches(Dataset[Any]):
+    """The batch of given samples: index `(batch,)` for one client, `(clients, batch)` for a stack.
+
+    Args:
+        dataset: Map-style dataset. A `TensorDataset` with the default collation, or a subset of one,
+            is read with one `index_select` a tensor, whatever the number of clients.
+        collate_fn: Makes a batch of a list of samples.
+    """
+
+    def __init__(self, dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any]) -> None:
+        self._dataset, self._collate = dataset, collate_fn
+        self._tensors: tuple[Tensor, ...] | None = None
+        self._subset: Tensor | None = None
+        if collate_fn is default_collate:
+            self._find_tensors(dataset)
+
+    def _find_tensors(self, dataset: Dataset[Any]) -> None:
+        subset: Tensor | None = None
+        while type(dataset) is Subset:
+            inner = torch.as_tensor(dataset.indices, dtype=torch.int64)
+            subset, dataset = inner if subset is None else inner[subset], dataset.dataset
+        if type(dataset) is TensorDataset:
+            self._tensors, self._subset = dataset.tensors, subset
+
+    def __getitem__(self, indices: Tensor) -> Any:
+        """Fetch one batch."""
+        if self._tensors is not None:
+            flat = indices.reshape(-1)
+            flat = flat if self._subset is None else self._subset[flat]
+            return [
+                tensor.index_select(0, flat.to(tensor.device)).view(*indices.shape, *tensor.shape[1:])
+                for tensor in self._tensors
+            ]
+        if indices.dim() == 1:
+            return self._one(indices.tolist())
+        return default_collate([self._one(row) for row in indices.tolist()])
+
+    def _one(self, indices: list[int]) -> Any:
+        fetch = getattr(self._dataset, "__getitems__", None)
+        return self._collate(fetch(indices) if fetch else [self._dataset[index] for index in indices])
+
+
+class ClientLoader:
+    """Yields the batches of one round after another; each iteration is one round.
+
+    Args:
+        loader: The user's own loader: dataset, batch size, collation, shuffling and workers.
+        clients: Sample indices of each client.
+        stacks: Returns the stacks of the round to come, in the order in which they train.
+    """
+
+    def __init__(
+        self, loader: DataLoader[Any], clients: Sequence[Tensor], stacks: Callable[[], Sequence[Stack]]
+    ) -> None:
+        self.loader, self.clients, self._stacks = loader, clients, stacks
+        self._batches = ClientBatches(loader.dataset, loader.collate_fn)
+        self._generator = torch.Generator()
+        self._workers = self._start_workers() if loader.num_workers else None
+
+    def _start_workers(self) -> DataLoader[Any]:
+        loader = self.loader
+        return DataLoader(
+            self._batches,
+            sampler=_Indices(self),
+            batch_size=None,
+            num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            prefetch_factor=loader.prefetch_factor,
+            persistent_workers=loader.persistent_workers,
+            generator=self._generator,
+        )
+
+    def __len__(self) -> int:
+        """Number of steps of the round to come."""
+        return sum(len(stack.batch_sizes) for stack in self._stacks())
+
+    def indices(self, stack: Stack) -> Iterator[Tensor]:
+        """Yield the sample indices of each batch: `(batch,)`, or `(clients, batch)` for two clients up."""
+        if not stack.clients:
+            yield self.clients[0][:1]
+            return
+        total, seeds = sum(stack.batch_sizes), stack.order_seeds or (None,) * len(stack.clients)
+        rows = [self._order(client, seed, total) for client, seed in zip(stack.clients, seeds, strict=True)]
+        order = torch.stack(rows) if len(rows) > 1 else rows[0]
+        yield from torch.split(order, list(stack.batch_sizes), dim=-1)
+
+    def _order(self, client: int, seed: int | None, total: int) -> Tensor:
+        """Sample indices of one client, pass after pass, `(total,)`."""
+        held = self.clients[client]
+        batch = self.loader.batch_size
+        assert batch is not None
+        used = len(held) // batch * batch if self.loader.drop_last else len(held)
+        num_passes = -(-total // used)
+        if seed is None:
+            return held[:total] if num_passes == 1 else held[:used].repeat(num_passes)[:total]
+        generator = torch.Generator().manual_seed(seed)
+        passes = [held[torch.randperm(len(held), generator=generator)[:used]] for _ in range(num_passes)]
+        return torch.cat(passes)[:total]
+
+    def first_batch(self, stack: Stack) -> Any:
+        """Fetch a stack's first batch, to try something on."""
+        return self._batches[next(self.indices(stack))]
+
+    def round_indices(self) -> Iterator[Tensor]:
+        """Yield the sample indices of every batch of the round."""
+        for stack in self._stacks():
+            yield from self.indices(stack)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of the round to come, re-seeding torch's generators before each stack's first."""
+        stacks = self._stacks()
+        if self._workers is None:
+            batches: Iterator[Any] = map(self._batches.__getitem__, self.round_indices())
+        else:
+            self._generator.manual_seed(stacks[0].training_seed)
+            batches = iter(self._workers)
+        for stack in stacks:
+            torch.manual_seed(stack.training_seed)
+            for _ in stack.batch_sizes:
+                yield next(batches)
+
+
+class _Indices:
+    """The sampler of the worker processes: the indices of whole batches."""
+
+    def __init__(self, loader: ClientLoader) -> None:
+        self._loader = loader
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return self._loader.round_indices()
+
+    def __len__(self) -> int:
+        return len(self._loader)

@@ -1,0 +1,158 @@
+"""Who holds which samples: pure functions of labels, sizes and a generator.
+
+Every rule deals out every sample exactly once. A rule may leave a client empty only by accident of
+its law; what to do then is the caller's choice.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+
+class Partition(ABC):
+    """A rule that deals samples out to clients; children are frozen dataclasses."""
+
+    needs_labels: ClassVar[bool]
+
+    @abstractmethod
+    def split(
+        self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
+    ) -> list[Tensor]:
+        """Deal out the samples.
+
+        Args:
+            labels: `(num_samples,)` integer classes, or None where `needs_labels` is false.
+            num_samples: How many samples there are.
+            num_clients: How many parts to make.
+            generator: CPU generator; the same state gives the same parts.
+
+        Returns:
+            `num_clients` int64 tensors of sample indices, disjoint, together all samples.
+
+        Raises:
+            ValueError: If there are more clients than samples, or labels are missing.
+        """
+
+
+def _check(labels: Tensor | None, num_samples: int, num_clients: int, needs_labels: bool) -> None:
+    if num_clients < 1:
+        raise ValueError(f"num_clients must be >= 1, got {num_clients}")
+    if num_clients > num_samples:
+        raise ValueError(
+            f"{num_clients} clients can't share {num_samples} samples; use num_clients <= "
+            f"{num_samples} or more data"
+        )
+    if needs_labels and (labels is None or tuple(labels.shape) != (num_samples,)):
+        got = "none" if labels is None else f"shape {tuple(labels.shape)}"
+        raise ValueError(
+            f"this split needs one integer label a sample, shape ({num_samples},), got {got}; use IID()"
+        )
+
+
+def _shares(num_samples: int, num_parts: int) -> list[int]:
+    """Sizes that differ by at most one and sum to `num_samples`."""
+    size, rest = divmod(num_samples, num_parts)
+    return [size + (part < rest) for part in range(num_parts)]
+
+
+@dataclass(frozen=True)
+class IID(Partition):
+    """A random permutation cut into equal parts; sizes differ by at most one."""
+
+    needs_labels = False
+
+    def split(
+        self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
+    ) -> list[Tensor]:
+        """See `Partition.split`."""
+        _check(labels, num_samples, num_clients, self.needs_labels)
+        order = torch.randperm(num_samples, generator=generator)
+        return list(torch.split(order, _shares(num_samples, num_clients)))
+
+
+@dataclass(frozen=True)
+class Dirichlet(Partition):
+    """Every class is shared out by its own draw from a symmetric Dirichlet law over the clients.
+
+    Drawn again until nobody is empty, at most 100 times.
+
+    Args:
+        alpha: Concentration, > 0; small is skewed, large is close to IID.
+
+    References:
+        Hsu, Qi, Brown, Measuring the Effects of Non-Identical Data Distribution, 2019.
+    """
+
+    needs_labels = True
+
+    alpha: float
+
+    def __post_init__(self) -> None:
+        if not (self.alpha > 0 and math.isfinite(self.alpha)):
+            raise ValueError(f"alpha must be > 0 and finite, got {self.alpha}")
+
+    def split(
+        self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
+    ) -> list[Tensor]:
+        """See `Partition.split`."""
+        _check(labels, num_samples, num_clients, self.needs_labels)
+        assert labels is not None
+        for _ in range(100):
+            parts = self._draw(labels, num_clients, generator)
+            if all(len(part) for part in parts):
+                break
+        return parts
+
+    def _draw(self, labels: Tensor, num_clients: int, generator: torch.Generator) -> list[Tensor]:
+        owners = torch.empty(len(labels), dtype=torch.int64)
+        concentration = torch.full((num_clients,), self.alpha, dtype=torch.float64)
+        for label in torch.unique(labels):
+            members = (labels == label).nonzero().squeeze(1)
+            members = members[torch.randperm(len(members), generator=generator)]
+            gamma = torch._standard_gamma(concentration, generator=generator).clamp(min=1e-300)
+            cuts = (gamma.cumsum(0) / gamma.sum() * len(members)).round().long()
+            owners[members] = torch.bucketize(torch.arange(len(members)), cuts[:-1], right=True)
+        order = owners.argsort(stable=True)
+        return list(torch.split(order, torch.bincount(owners, minlength=num_clients).tolist()))
+
+
+@dataclass(frozen=True)
+class LabelShards(Partition):
+    """Samples sorted by label and cut into equal shards; every client gets some at random.
+
+    Args:
+        shards_per_client: >= 1; with 2 a client sees about two classes.
+
+    References:
+        McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.
+    """
+
+    needs_labels = True
+
+    shards_per_client: int = 2
+
+    def __post_init__(self) -> None:
+        if self.shards_per_client < 1:
+            raise ValueError(f"shards_per_client must be >= 1, got {self.shards_per_client}")
+
+    def split(
+        self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
+    ) -> list[Tensor]:
+        """See `Partition.split`."""
+        _check(labels, num_samples, num_clients, self.needs_labels)
+        assert labels is not None
+        num_shards = num_clients * self.shards_per_client
+        if num_shards > num_samples:
+            raise ValueError(
+                f"{num_clients} clients with {self.shards_per_client} shards need {num_shards} samples, "
+                f"got {num_samples}; use fewer shards_per_client"
+            )
+        shards = torch.split(labels.argsort(stable=True), _shares(num_samples, num_shards))
+        order = torch.randperm(num_shards, generator=generator).view(num_clients, -1).tolist()
+        return [torch.cat([shards[shard] for shard in row]) for row in order]

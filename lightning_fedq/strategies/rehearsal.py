@@ -1,0 +1,144 @@
+"""Can a stack of clients train side by side here, and is it faster? Tried on a copy, before the first step.
+
+The copy is a deep copy of the module, torch's generators are restored afterwards, and nothing is
+logged, so the run itself does not notice.
+"""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
+
+from lightning_fedq._lightning import is_overridden, pl
+from lightning_fedq.strategies.client_parallel import ELEMENTWISE_OPTIMIZERS, StackedStep
+
+_HOOKS_OF_ONE_CLIENT = (
+    "backward",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "on_before_zero_grad",
+    "optimizer_step",
+    "optimizer_zero_grad",
+    "configure_gradient_clipping",
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_batch_transfer",
+    "on_after_batch_transfer",
+)
+"""Hooks that would be handed a stack where they expect one client's batch, gradients or parameters."""
+
+
+class Rehearsal(NamedTuple):
+    """What the rehearsal found.
+
+    Args:
+        obstacle: Why clients can't train side by side, or None.
+        stacked_seconds: Seconds of one step of the whole stack, all clients.
+        single_seconds: Seconds of one step of one client.
+    """
+
+    obstacle: str | None
+    stacked_seconds: float = 0.0
+    single_seconds: float = 0.0
+
+
+def elementwise(optimizer: torch.optim.Optimizer) -> bool:
+    """Does this optimiser treat every coordinate on its own?"""
+    return type(optimizer) in ELEMENTWISE_OPTIMIZERS
+
+
+def rehearse(trainer: pl.Trainer, names: Sequence[str], batch: Any, measure: bool) -> Rehearsal:
+    """Try one step of a stack on a copy of the module.
+
+    Args:
+        trainer: Trainer of a fit that has not begun to train.
+        names: Names of the trained parameters.
+        batch: First batch of a stack, on the device; its tensors lead with a client dimension of 2 or more.
+        measure: Also take the time, and that of one client's ordinary step.
+    """
+    module, datamodule = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
+    for owner, parent in ((module, pl.LightningModule), (datamodule, pl.LightningDataModule)):
+        for name in _HOOKS_OF_ONE_CLIENT:
+            if owner is not None and hasattr(parent, name) and is_overridden(name, owner, parent):
+                return Rehearsal(f"{type(owner).__name__} overrides {name}, which expects one client's batch")
+    devices = [trainer.strategy.root_device.index or 0] if trainer.strategy.root_device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        try:
+            return _try(trainer, copy.deepcopy(module), names, batch, measure)
+        except Exception as error:  # whatever the user's code or vmap raises is the answer
+            return Rehearsal(
+                f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+            )
+
+
+def _try(
+    trainer: pl.Trainer, module: pl.LightningModule, names: Sequence[str], batch: Any, measure: bool
+) -> Rehearsal:
+    module.trainer = trainer
+    module.train()
+    step = StackedStep(module, names)
+    parameters = dict(module.named_parameters())
+    weights = torch.cat([parameters[name].detach().reshape(-1) for name in names])
+    num_clients = _num_clients(batch)
+    stack = weights.repeat(num_clients, 1)
+    first = tree_map_only(Tensor, lambda t: t[0], batch)
+
+    def stacked() -> None:
+        with trainer.precision_plugin.train_step_context():
+            step(stack, batch, 0)
+
+    def single() -> None:
+        module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+        with trainer.precision_plugin.train_step_context():
+            output = module.training_step(first, 0)
+        loss: Any = output["loss"] if isinstance(output, dict) else output
+        module.zero_grad()
+        loss.backward()
+
+    stacked()
+    if leak := _leak(module):
+        return Rehearsal(f"training_step keeps tensors in {leak}")
+    single()
+    unused = [name for name in names if parameters[name].grad is None]
+    if unused:
+        return Rehearsal(f"parameters {unused} get no gradient, which a stack can't tell from a zero one")
+    return Rehearsal(None, _seconds(stacked), _seconds(single)) if measure else Rehearsal(None)
+
+
+def _seconds(run: Callable[[], None]) -> float:
+    """Best of three, after the caller's warm-up."""
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        run()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return min(times)
+
+
+def _num_clients(batch: Any) -> int:
+    sizes = [len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    if not sizes or len(set(sizes)) != 1:
+        raise TypeError("the batch holds no tensors with one leading client dimension")
+    return sizes[0]
+
+
+def _leak(module: torch.nn.Module) -> str | None:
+    """Name an attribute that holds a tensor of a vmap that is over: state that `training_step` keeps."""
+    for prefix, part in module.named_modules():
+        for name, value in vars(part).items():
+            if any(_is_dead(leaf) for leaf in tree_leaves(value)):
+                return f"{prefix}.{name}".lstrip(".")
+    return None
+
+
+def _is_dead(value: Any) -> bool:
+    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)
