@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
 
 
 class Ledger:
@@ -53,9 +52,8 @@ class Ledger:
             RuntimeError: If a client was charged for this stream, or a later one, before.
         """
         rows = torch.tensor(sorted(set(clients)), dtype=torch.int64)
-        if len(rows) != len(clients) or (
-            len(rows) and not 0 <= int(rows[0]) <= int(rows[-1]) < self.num_clients
-        ):
+        outside = bool(((rows < 0) | (rows >= self.num_clients)).any())
+        if len(rows) != len(clients) or outside:
             raise ValueError(
                 f"clients must be distinct and in [0, {self.num_clients}), got {tuple(clients)[:10]}"
             )
@@ -63,7 +61,7 @@ class Ledger:
         used = (last[:, 0] > round) | ((last[:, 0] == round) & (last[:, 1] >= attempt))
         if bool(used.any()):
             raise RuntimeError(
-                f"round {round}, attempt {attempt} was charged before for clients {rows[used].tolist()[:10]}; "
+                f"round {round}, attempt {attempt} was charged before for {rows[used].tolist()[:10]}; "
                 "a stream serves one payload. Abandon the round, so that the next start is a new attempt"
             )
         self._streams[rows] = torch.tensor([round, attempt])
@@ -113,8 +111,8 @@ class Ledger:
         """
         if state["mechanism"] != self.mechanism or len(state["charges"]) != self.num_clients:
             raise ValueError(
-                f"the ledger is of {len(state['charges'])} clients with {state['mechanism']}, this federation has "
-                f"{self.num_clients} with {self.mechanism}; a checkpoint of another federation can't be resumed"
+                f"the ledger is of {len(state['charges'])} clients of {state['mechanism']}, this federation "
+                f"has {self.num_clients} with {self.mechanism}; resume with the checkpoint's own federation"
             )
         self.charges = state["charges"].clone()
         self._streams = state["streams"].clone()

@@ -1,0 +1,256 @@
+"""The accountant against the specification's table, dp_accounting and closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_fedq.core import CoinSum, GaussianLoss, HiddenPair, LaplaceLoss, NonPrivate, PmfPairs
+from lightning_fedq.functional.one_bit_privacy import blanket_epsilon, randomized_response_epsilon
+from lightning_fedq.privacy.accounting import (
+    ClaimAccountant,
+    check_delta,
+    composed_mass,
+    epsilon_by_rdp,
+    spent,
+    with_dropouts,
+)
+
+
+def coin(epsilon: float) -> tuple[float, float]:
+    return 1 / (1 + math.exp(epsilon)), 1 / (1 + math.exp(-epsilon))
+
+
+def bit(epsilon: float) -> PmfPairs:
+    low, high = coin(epsilon)
+    return PmfPairs((((high, low), (low, high)),))
+
+
+def alone(epsilon: float, clients_alone: int) -> CoinSum:
+    low, high = coin(epsilon)
+    return CoinSum(low, high, (HiddenPair((high, low), (low, high), clients_alone - 1),))
+
+
+def paired(epsilon: float, clients_alone: int) -> CoinSum:
+    low, high = coin(epsilon)
+    t = high - low
+    return CoinSum(low, high, (HiddenPair((1 - t, t), (1.0, 0.0), clients_alone),))
+
+
+TABLE = [
+    # clients alone, epsilon a bit, compositions, epsilon of a client alone, of a paired one (None: infinite)
+    (10, 5.0, 1, 5.00, None),
+    (10, 0.1, 1, 0.094, None),
+    (100, 1.0, 1, 0.408, 0.556),
+    (100, 0.1, 1000, 1.21, 1.32),
+    (100, 1.0, 1000, 19.7, 21.1),
+    (100, 0.1, 7850 * 50, 45.9, 51.6),
+    (500, 1.0, 1000, 7.02, None),
+    (500, 0.1, 7850 * 50, 15.3, None),
+    (400, 0.5, 1000, 3.41, 3.54),
+    (400, 1.0, 1000, 8.04, 8.29),
+    (400, 0.1, 7850 * 50, 17.7, 18.6),
+    (2000, 0.1, 7850 * 50, 6.51, 6.64),
+    (2000, 1.0, 7850, 10.5, 10.6),
+    (20_000, 0.1, 7850 * 50, 1.74, 1.74),
+    (20_000, 0.1, 11_200_000 * 100, 380.0, None),
+    (2_000_000, 0.1, 11_200_000 * 100, 12.3, 12.3),
+]
+
+
+@pytest.mark.parametrize(("clients", "epsilon", "count", "single", "pair"), TABLE)
+def test_table_of_the_specification(clients, epsilon, count, single, pair):
+    assert spent(alone(epsilon, clients), 1e-5, compositions=count).epsilon == pytest.approx(single, rel=0.01)
+    if pair is not None:
+        result = spent(paired(epsilon, clients), 1e-5, compositions=count).epsilon
+        assert result == pytest.approx(pair, rel=0.01)
+
+
+@pytest.mark.parametrize(("clients", "epsilon", "mass"), [(10, 5.0, 0.92), (10, 0.1, 8e-5), (100, 5.0, 0.5)])
+def test_paired_clients_with_too_few_coins_have_no_epsilon(clients, epsilon, mass):
+    result = spent(paired(epsilon, clients), 1e-5)
+    assert result.epsilon == math.inf
+    assert result.infinite_mass == pytest.approx(mass, rel=0.02)
+    assert result.method == "infinite-loss mass above delta"
+
+
+def test_the_papers_setting_is_vacuous():
+    assert spent(alone(5.0, 10), 1e-5, compositions=11_200_000, rounds=100).epsilon > 5e9
+    assert spent(paired(5.0, 10), 1e-5, compositions=11_200_000, rounds=100).epsilon == math.inf
+
+
+def test_without_coins_the_sum_is_randomised_response():
+    for count in (1, 100, 3000):
+        exact = randomized_response_epsilon(0.1, count, 1e-5)
+        assert spent(bit(0.1), 1e-5, compositions=count).epsilon == pytest.approx(exact, rel=1e-9)
+        assert spent(alone(0.1, 1), 1e-5, compositions=count).epsilon == pytest.approx(exact, rel=1e-3)
+
+
+@settings(max_examples=80, deadline=None, derandomize=True)
+@given(
+    epsilon=st.floats(0.02, 2.0),
+    coins=st.integers(1, 12),
+    count=st.integers(1, 300),
+    exponent=st.floats(2.0, 8.0),
+)
+def test_never_below_an_optimistic_estimate(epsilon, coins, count, exponent):
+    """The optimistic estimate of one of the pairs is a lower bound; Renyi divergences give an upper one."""
+    delta = 10.0**-exponent
+    loss = alone(epsilon, coins + 1)
+    low, high = coin(epsilon)
+    masses = np.ones(1)
+    for _ in range(coins):
+        masses = np.convolve(masses, [1 - low, low])
+    p, q = np.convolve(masses, [low, high]), np.convolve(masses, [high, low])
+    optimistic = pld.from_two_probability_mass_functions(
+        {k: math.log(x) for k, x in enumerate(q)},
+        {k: math.log(x) for k, x in enumerate(p)},
+        pessimistic_estimate=False,
+        value_discretization_interval=1e-3 * epsilon,
+    ).self_compose(count)
+    ours = spent(loss, delta, compositions=count).epsilon
+    assert ours >= optimistic.get_epsilon_for_delta(delta) * (1 - 1e-9) - 1e-9
+    assert ours <= count * epsilon * (1 + 1e-9)
+    # up to a thousandth of delta goes to truncated tails
+    assert ours <= epsilon_by_rdp(loss, 0.998 * delta, count) * (1 + 1e-6) + 1e-9
+
+
+# their search overflows above a loss of 700, hence the small counts
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(epsilon=st.floats(0.01, 3.0), count=st.integers(1, 200), exponent=st.floats(2.0, 10.0))
+def test_randomised_response_lies_between_their_estimates(epsilon, count, exponent):
+    delta, high = 10.0**-exponent, 1 / (1 + math.exp(-epsilon))
+    noise = 2 * (1 - high)
+    ours = spent(bit(epsilon), delta, compositions=count).epsilon
+    bounds = []
+    for pessimistic in (False, True):
+        one = pld.from_randomized_response(
+            noise, 2, pessimistic_estimate=pessimistic, value_discretization_interval=epsilon / 10
+        )
+        bounds.append(one.self_compose(count).get_epsilon_for_delta(delta))
+    assert bounds[0] * (1 - 1e-6) - 1e-9 <= ours <= bounds[1] * (1 + 1e-6) + 1e-9
+
+
+def test_gaussian_is_exact_and_laplace_close():
+    ours = spent(GaussianLoss(5.0), 1e-6, compositions=30).epsilon
+    theirs = pld.from_gaussian_mechanism(5.0 / math.sqrt(30)).get_epsilon_for_delta(1e-6)
+    assert ours == pytest.approx(theirs, rel=2e-4)
+    ours = spent(LaplaceLoss(10.0), 1e-6, compositions=30).epsilon
+    theirs = pld.from_laplace_mechanism(10.0, value_discretization_interval=1e-4).self_compose(30)
+    assert ours == pytest.approx(theirs.get_epsilon_for_delta(1e-6), rel=1e-3)
+
+
+def test_monotone_in_everything():
+    base = spent(alone(0.5, 50), 1e-5, compositions=100).epsilon
+    assert spent(alone(0.5, 50), 1e-5, compositions=200).epsilon > base
+    assert spent(alone(0.5, 50), 1e-6, compositions=100).epsilon > base
+    assert spent(alone(0.6, 50), 1e-5, compositions=100).epsilon > base
+    assert spent(alone(0.5, 60), 1e-5, compositions=100).epsilon < base
+    assert spent(alone(0.5, 50), 1e-5, compositions=100, rounds=3, participation=0.5).epsilon < (
+        spent(alone(0.5, 50), 1e-5, compositions=100, rounds=3).epsilon
+    )
+
+
+def test_participation_mixes_the_numbers_of_rounds():
+    """The delta of a run is the average over how often the client took part."""
+    probability, rounds, level = 0.3, 6, 0.8
+    result = spent(bit(level), 1e-3, compositions=5, rounds=rounds, participation=probability)
+    average = 0.0
+    for k in range(1, rounds + 1):
+        weight = math.comb(rounds, k) * probability**k * (1 - probability) ** (rounds - k)
+        high = 1 / (1 + math.exp(-level))
+        count = 5 * k
+        for ones in range(count + 1):
+            p = math.comb(count, ones) * high**ones * (1 - high) ** (count - ones)
+            q = math.comb(count, ones) * (1 - high) ** ones * high ** (count - ones)
+            average += weight * max(p - math.exp(result.epsilon) * q, 0.0)
+    assert 0.97e-3 <= average <= 1e-3
+
+
+def test_no_rounds_cost_nothing():
+    assert spent(bit(1.0), 1e-5, rounds=0).epsilon == 0.0
+    assert spent(bit(1.0), 1e-5, rounds=9, participation=0.0).epsilon == 0.0
+
+
+def test_infinite_mass_composes():
+    assert composed_mass(0.5, 2) == pytest.approx(0.75)
+    assert composed_mass(1e-12, 10**9) == pytest.approx(1e-3, rel=1e-3)
+    assert composed_mass(1.0, 3) == 1.0
+
+
+def test_certificate_is_above_the_numbers():
+    low, high = coin(1.0)
+    certificate, _ = blanket_epsilon(low, 9999, 10, 5e-6, 5e-6)
+    assert certificate > spent(alone(1.0, 10_000), 1e-5, compositions=10).epsilon
+    shift = CoinSum(low, high, (HiddenPair((0.0, 1.0), (1.0, 0.0), 9999),))
+    assert certificate > spent(shift, 1e-5, compositions=10).epsilon
+
+
+def test_dropouts_cost_coins():
+    before = CoinSum(*coin(1.0), (HiddenPair((0.5, 0.5), (1.0, 0.0), 40),))
+    after = with_dropouts(before, [1] * 40 + [2] * 10, 0.2, 1e-6)
+    fewest = min(victim.num_coins for victim in after.victims)
+    assert 15 < fewest < 40
+    assert after.victims[-1].p == (before.high, before.low)
+    unchanged = with_dropouts(before, [1] * 40 + [2] * 10, 0.0, 1e-6)
+    assert unchanged.victims[0].num_coins == 40
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, 0.02])
+def test_delta_is_checked(delta):
+    with pytest.raises(ValueError, match=r"delta must be > 0 and below 0\.02"):
+        check_delta(delta, 50)
+
+
+def test_delta_is_needed():
+    with pytest.raises(ValueError, match="delta is missing"):
+        check_delta(None)
+
+
+def test_bad_numbers_are_refused():
+    with pytest.raises(ValueError, match="compositions >= 1"):
+        spent(bit(1.0), 1e-5, compositions=0)
+    with pytest.raises(ValueError, match="participation in"):
+        spent(bit(1.0), 1e-5, participation=1.5)
+
+
+def test_nothing_private_is_not_added_up():
+    with pytest.raises(ValueError, match="no guarantee to account for"):
+        spent(NonPrivate("sent as it is"), 1e-5)
+    with pytest.raises(TypeError, match="refuses what it does not know"):
+        spent(object(), 1e-5)
+
+
+# ---- the accountant's verbs ------------------------------------------------------------------------------
+
+
+def test_accountant_steps_and_says_when_it_would_exceed():
+    accountant = ClaimAccountant()
+    assert accountant.get_epsilon(1e-5) == 0.0
+    accountant.step(bit(0.1), 10, rounds=10)
+    assert accountant.get_epsilon(1e-5) == pytest.approx(4.30679137252, rel=1e-9)
+    assert len(accountant) == 10
+    assert not accountant.would_exceed(5.0, 1e-5, bit(0.1), 10)
+    assert accountant.would_exceed(4.31, 1e-5, bit(0.1), 10)
+    assert len(accountant) == 10
+
+
+def test_accountant_adds_different_losses():
+    accountant = ClaimAccountant()
+    accountant.step(bit(0.1), 50)
+    accountant.step(bit(0.1000001), 50)
+    mixed = accountant.get_epsilon(1e-5)
+    assert mixed == pytest.approx(4.30679137252, rel=0.02)
+    assert mixed >= 4.30679
+
+
+def test_accountant_refuses_what_it_does_not_know():
+    with pytest.raises(TypeError, match="unknown loss"):
+        ClaimAccountant().step("event", 1)
+    with pytest.raises(ValueError, match="no guarantee"):
+        ClaimAccountant().step(NonPrivate("nothing"), 1)
+    with pytest.raises(ValueError, match="rounds must be >= 1"):
+        ClaimAccountant().step(bit(1.0), 1, rounds=0)

@@ -1,0 +1,157 @@
+"""Charges come first, once per stream, and survive a checkpoint."""
+
+import io
+
+import pytest
+import torch
+
+from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.randomness import SeededKeys
+from lightning_fedq.ranges import FixedRange
+from lightning_fedq.rounds import RoundEngine, RoundPlanner
+
+
+def engine(num_clients: int = 6, epsilon: float = 1.0, **planner) -> RoundEngine:
+    return RoundEngine(
+        LDPQ(epsilon),
+        RoundPlanner(num_clients, 0, **planner),
+        SeededKeys(0),
+        torch.zeros(8),
+        [8],
+        FixedRange(1.0),
+    )
+
+
+def play(server: RoundEngine, rounds: int) -> None:
+    for _ in range(rounds):
+        plan = server.start()
+        server.receive(plan.survivors, torch.full((len(plan.survivors), 8), 0.1))
+        server.finish()
+
+
+def test_a_charge_counts_once_per_client():
+    ledger = Ledger(5, "m")
+    ledger.charge([0, 3], 0)
+    ledger.charge([3], 1)
+    assert ledger.charges.tolist() == [1, 0, 0, 2, 0]
+    assert ledger.most_charged == 2
+
+
+@pytest.mark.parametrize(("round", "attempt"), [(1, 1), (1, 0), (0, 7)])
+def test_a_stream_is_paid_for_once_and_in_order(round, attempt):
+    ledger = Ledger(3, "m")
+    ledger.charge([0, 1], 1, attempt=1)
+    with pytest.raises(RuntimeError, match=r"was charged before for \[1\]"):
+        ledger.charge([1, 2], round, attempt)
+    assert ledger.charges.tolist() == [1, 1, 0]
+
+
+def test_a_new_attempt_is_charged_again():
+    ledger = Ledger(2, "m")
+    ledger.charge([0], 4)
+    ledger.charge([0], 4, attempt=1)
+    assert ledger.charges.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("clients", [[2], [-1], [0, 0]])
+def test_unknown_or_repeated_clients_are_refused(clients):
+    with pytest.raises(ValueError, match="clients must be distinct and in"):
+        Ledger(2, "m").charge(clients, 0)
+
+
+def test_a_ledger_needs_clients():
+    with pytest.raises(ValueError, match="num_clients must be >= 1"):
+        Ledger(0, "m")
+
+
+def test_a_stream_serves_one_payload():
+    ledger = Ledger(2, "m")
+    ledger.charge([0, 1], 0)
+    ledger.seal(0, 0, 0, b"bits")
+    ledger.seal(0, 0, 0, b"bits")
+    with pytest.raises(RuntimeError, match="serves another payload already"):
+        ledger.seal(0, 0, 0, b"other")
+    restored = Ledger(2, "m")
+    restored.load_state_dict(ledger.state_dict())
+    with pytest.raises(RuntimeError, match="serves another payload already"):
+        restored.seal(0, 0, 0, b"other")
+    ledger.charge([0], 0, attempt=1)
+    ledger.seal(0, 0, 1, b"other")
+
+
+def test_nothing_is_sent_without_a_charge():
+    ledger = Ledger(2, "m")
+    with pytest.raises(RuntimeError, match="is not the stream that client 1 was charged for"):
+        ledger.seal(1, 0, 0, b"bits")
+
+
+def test_state_is_plain_and_loads_under_weights_only():
+    ledger = Ledger(3, "m")
+    ledger.charge([2], 5)
+    buffer = io.BytesIO()
+    torch.save(ledger.state_dict(), buffer)
+    buffer.seek(0)
+    restored = Ledger(3, "m")
+    restored.load_state_dict(torch.load(buffer, weights_only=True))
+    assert restored.charges.tolist() == [0, 0, 1]
+    with pytest.raises(RuntimeError, match="was charged before"):
+        restored.charge([2], 5)
+
+
+def test_another_federation_is_refused():
+    state = Ledger(3, "m").state_dict()
+    with pytest.raises(ValueError, match="resume with the checkpoint's own federation"):
+        Ledger(4, "m").load_state_dict(state)
+    with pytest.raises(ValueError, match="resume with the checkpoint's own federation"):
+        Ledger(3, "other").load_state_dict(state)
+
+
+# ---- in the engine ---------------------------------------------------------------------------------------
+
+
+def test_the_engine_charges_the_cohort_before_anybody_answers():
+    server = engine(6, clients_per_round=4)
+    plan = server.start()
+    assert sorted(server.ledger.charges.nonzero().flatten().tolist()) == sorted(plan.cohort)
+    assert server.ledger.most_charged == 1
+
+
+def test_the_engine_refuses_to_start_a_round_twice():
+    server = engine()
+    server.start()
+    with pytest.raises(RuntimeError, match="Abandon the round"):
+        server.start()
+    server.abandon()
+    server.start()
+    assert server.ledger.charges.tolist() == [2] * 6
+
+
+def test_a_checkpoint_in_mid_round_charges_the_repeated_round_again():
+    server = engine()
+    play(server, 2)
+    server.start()
+    resumed = engine()
+    resumed.load_state_dict(server.state_dict())
+    assert resumed.ledger.charges.tolist() == [3] * 6
+    resumed.start()
+    assert resumed.ledger.charges.tolist() == [4] * 6
+
+
+@pytest.mark.parametrize("killed_after", range(20))
+def test_a_run_killed_between_rounds_ends_bit_identically(killed_after):
+    straight = engine(clients_per_round=3, dropout_probability=0.3)
+    play(straight, 20)
+    first = engine(clients_per_round=3, dropout_probability=0.3)
+    play(first, killed_after)
+    second = engine(clients_per_round=3, dropout_probability=0.3)
+    second.load_state_dict(first.state_dict())
+    play(second, 20 - killed_after)
+    assert torch.equal(second.weights, straight.weights)
+    assert torch.equal(second.ledger.charges, straight.ledger.charges)
+
+
+def test_another_epsilon_cannot_take_over_a_checkpoint():
+    state = engine(epsilon=1.0).state_dict()
+    with pytest.raises(ValueError, match="resume with the checkpoint's own federation"):
+        engine(epsilon=2.0).load_state_dict(state)
