@@ -60,7 +60,7 @@ class FixedLength(Code):
                 f"symbols must lie in [{low}, {high}) for {self.bits_per_symbol} bits, "
                 f"got [{values.min()}, {values.max()}]"
             )
-        if self.bits_per_symbol == 1:
+        if self.bits_per_symbol == 1 and not self.signed:
             return np.packbits(values.astype(np.uint8)).tobytes()
         raw = values.astype(">i8").view(np.uint8).reshape(-1, 8)
         return np.packbits(np.unpackbits(raw, axis=1)[:, 64 - self.bits_per_symbol :]).tobytes()
@@ -73,7 +73,7 @@ class FixedLength(Code):
                 f"{count} symbols of {width} bits need {(count * width + 7) // 8} bytes, got {len(stream)}"
             )
         bits = np.unpackbits(np.frombuffer(stream, np.uint8), count=count * width).reshape(count, width)
-        if width == 1:
+        if width == 1 and not self.signed:
             return torch.from_numpy(bits.reshape(-1))
         full = np.zeros((count, 64), np.uint8)
         full[:, 64 - width :] = bits

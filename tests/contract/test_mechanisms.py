@@ -122,7 +122,7 @@ def test_num_bits_is_the_length_of_a_bitstream_that_unpacks(mechanism):
 
 
 def _mean_of_decoded(mechanism, updates, clients, answered, repeats, center=0.0):
-    """Average of the decoded mean over `repeats` coordinates that hold the same values, and its standard error."""
+    """Average of the decoded mean over `repeats` equal coordinates, and its standard error."""
     dim = updates.shape[1] * repeats
     context = context_of(mechanism, clients, (dim,), radius=1.0, center=center)
     rows = torch.stack([updates[clients.index(c)] for c in answered]).repeat(1, repeats)
@@ -135,7 +135,7 @@ def _mean_of_decoded(mechanism, updates, clients, answered, repeats, center=0.0)
 @every_mechanism
 @pytest.mark.parametrize("clients, answered", [((6, 1, 4), (1, 4, 6)), ((6, 1, 4), (1, 4)), ((2,), (2,))])
 def test_unbiased_for_odd_cohorts_lone_clients_and_broken_groups(mechanism, clients, answered):
-    """5 standard errors on 4 coordinates, 3 cases, 12 rows: a false alarm has probability 1e-4 for a fresh seed.
+    """5 standard errors, 4 coordinates, 3 cases, 12 rows: a fresh seed alarms with probability 1e-4.
 
     (6, 1) is the pair and 6 drops out in the second case.
     """
@@ -151,7 +151,7 @@ def test_unbiased_for_odd_cohorts_lone_clients_and_broken_groups(mechanism, clie
 @every_mechanism
 @pytest.mark.parametrize("answered", [(1, 3, 4, 6), (1, 3, 4)])
 def test_the_noise_bound_holds(mechanism, answered):
-    """Variance over 10,000 equal coordinates; 5 standard errors of a variance of bounded or Laplace variables (< 4%)."""
+    """Variance over 10,000 equal coordinates; 20% is 9 standard errors for Laplace noise, more for others."""
     clients, repeats = (6, 1, 4, 3), 10_000
     values = torch.tensor([[0.0], [0.0], [0.0], [0.0]])
     _, error, context = _mean_of_decoded(mechanism, values, clients, answered, repeats)
