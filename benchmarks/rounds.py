@@ -65,6 +65,9 @@ OURS: dict[str, dict[str, Any]] = {
 }
 """Settings of `ours`: the mechanism with its arguments, and where the keys come from (None: secure ones)."""
 
+RADIUS = 0.05
+"""Fixed range of CorBin, in units of the update; fits both workloads from the first round on."""
+
 
 def run_ours(
     setting: str, job: Workload, data: Federation, rounds: int, clock: Clock, local_steps: int | None = None
@@ -75,6 +78,7 @@ def run_ours(
 
     from lightning_fedq import mechanisms
     from lightning_fedq.callbacks import Federated
+    from lightning_fedq.ranges import FixedRange
 
     class Module(pl.LightningModule):
         def __init__(self) -> None:
@@ -103,7 +107,9 @@ def run_ours(
 
     options = dict(OURS[setting])
     seed, mechanism = options.pop("seed"), getattr(mechanisms, options.pop("mechanism"))
-    federated = Federated(mechanism(**options), job.num_clients, local_steps=local_steps, seed=seed)
+    federated = Federated(
+        mechanism(**options), job.num_clients, local_steps=local_steps, ranges=FixedRange(RADIUS), seed=seed
+    )
     trainer = pl.Trainer(
         max_epochs=rounds,
         accelerator="cpu",

@@ -50,8 +50,11 @@ class RoundPlan:
 
     @cached_property
     def survivors(self) -> tuple[int, ...]:
-        """The clients that will answer, sorted: the order in which they train."""
-        return tuple(sorted(client for client in self.cohort if client not in self.dropped))
+        """The clients that will answer, group by group: the order in which they train.
+
+        A stack then holds whole groups, and draws what a group shares once.
+        """
+        return tuple(client for client in self.cohort if client not in self.dropped)
 
     def stream_seed(self, purpose: str, client: int | None = None) -> int:
         """A 63-bit seed for simulation randomness (data order, dropout masks), never for a coin."""

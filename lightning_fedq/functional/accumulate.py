@@ -13,10 +13,11 @@ _BLOCK = 1 << 13
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _add_rows(rows: NDArray[np.integer], total: NDArray[np.int32]) -> None:
     for start in range(0, total.size, _BLOCK):
-        stop = min(start + _BLOCK, total.size)
+        part = total[start : start + _BLOCK]
         for i in range(rows.shape[0]):
-            for j in range(start, stop):
-                total[j] += rows[i, j]
+            row = rows[i, start : start + _BLOCK]  # a slice per row is what lets LLVM vectorise
+            for j in range(part.size):
+                part[j] += row[j]
 
 
 def add_rows(rows: Tensor, total: Tensor) -> None:
