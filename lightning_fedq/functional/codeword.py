@@ -1,0 +1,264 @@
+"""One bit for one of N points: random sign words, their public generator and the unbiased decoder.
+
+A word v in {-1, +1}^N is drawn from randomness that sender and receiver share; the sender reports v at
+its point's index, the receiver adds b <v, q> = b W. Source: Lang et al., CPA, section 3. Departures:
+
+* Balanced words make the paper's decoder biased by N / (N - 1). With c2 = E[v_l v_m] for l != m,
+  E[b W | l] = (1 - c2) q_l + c2 S, S the sum of all points; `WordTable` solves that for q_l.
+* "hadamard" words, v_l = (-1)^popcount(row AND l) for row = 1 .. N' - 1, are exactly balanced, have the same
+  second-order law as all balanced words, and cost O(1) a bit; N is padded to a power of two N' with
+  indices that no input uses. Nothing of size blocks x N is ever made.
+* Histograms are the frequencies (h - c2) / (1 - c2), which sum to one; the paper's own sums to zero.
+
+The generator is a counter-based SplitMix64: any word of any block directly, the same in Python, torch and
+compiled code. It needs no secrecy; the coin that makes a bit private never comes from it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+from itertools import combinations, product
+from typing import Literal, get_args
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Words = Literal["hadamard", "balanced", "near_balanced", "iid"]
+
+CODEWORD_TAG, DITHER_TAG = 0, 1
+GOLD, MIX1, MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+MAX_SIGNS = 1 << 16
+_MASK = (1 << 64) - 1
+
+
+# ---- the public generator -------------------------------------------------------------------------------
+
+
+def prf_mix(z: int) -> int:
+    """The SplitMix64 finaliser on 64-bit integers; 0 stays 0."""
+    z = (z ^ (z >> 30)) * MIX1 & _MASK
+    z = (z ^ (z >> 27)) * MIX2 & _MASK
+    return z ^ (z >> 31)
+
+
+def prf_base(seed: int, round: int, user: int, stage: int, tag: int) -> int:
+    """Key of one sequence of words, in [0, 2^64)."""
+    z = seed
+    for word in (round, user, stage, tag):
+        z = prf_mix(z + GOLD * (word + 1) & _MASK)
+    return z
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _shift_right(z: Tensor, bits: int) -> Tensor:
+    return (z >> bits) & ((1 << (64 - bits)) - 1)
+
+
+def prf_words(base: int, start: int, count: int, device: torch.device | str = "cpu") -> Tensor:
+    """Words start, ..., start + count - 1 of one sequence: int64 tensor holding 64 unsigned bits each."""
+    z = torch.arange(start + 1, start + count + 1, device=device) * _signed(GOLD) + _signed(base)
+    z = (z ^ _shift_right(z, 30)) * _signed(MIX1)
+    z = (z ^ _shift_right(z, 27)) * _signed(MIX2)
+    return z ^ _shift_right(z, 31)
+
+
+def prf_rows(words: Tensor, num_rows: int) -> Tensor:
+    """Map words to rows 0, ..., num_rows - 1 by their top 24 bits: probabilities are exact to 2^-24."""
+    return _shift_right(_shift_right(words, 40) * num_rows, 24)
+
+
+def prf_uniforms(words: Tensor) -> Tensor:
+    """Map words to float64 uniforms on [0, 1), a grid of 2^-53."""
+    return _shift_right(words, 11).double() * 2.0**-53
+
+
+# ---- words ------------------------------------------------------------------------------------------------
+
+
+def hadamard_signs(rows: Tensor, index: Tensor) -> Tensor:
+    """(-1)^popcount(row AND index), int64, broadcasting; every row but 0 is balanced over a power of two."""
+    parity = rows & index
+    for shift in (32, 16, 8, 4, 2, 1):
+        parity = parity ^ (parity >> shift)
+    return 1 - 2 * (parity & 1)
+
+
+def walsh_hadamard(x: Tensor) -> Tensor:
+    """Transform the last axis, of a power-of-two length: out_r = sum_l (-1)^popcount(r AND l) x_l."""
+    length, half = x.shape[-1], 1
+    while half < length:
+        pairs = x.reshape(*x.shape[:-1], length // (2 * half), 2, half)
+        first, second = pairs[..., 0, :], pairs[..., 1, :]
+        x = torch.stack([first + second, first - second], -2).reshape(*x.shape[:-1], length)
+        half *= 2
+    return x
+
+
+@lru_cache(maxsize=16)
+def sign_words(size: int, words: Words) -> NDArray[np.int8]:
+    """All words of a family, `(rows, size)`; one is drawn uniformly for every bit.
+
+    Args:
+        size: N, the number of points.
+        words: "hadamard"; "balanced", all words with as many +1 as -1; "near_balanced", all words with one
+            +1 more, as in the authors' code; "iid", all 2^N words.
+
+    Raises:
+        ValueError: If the family is not known, N has the wrong parity for it, or its table would have
+            more than 65,536 signs.
+    """
+    _check_words(size, words)
+    choices = math.comb(size, size // 2)
+    padded = 1 << (size - 1).bit_length()
+    count = {"hadamard": padded - 1, "balanced": choices, "near_balanced": choices, "iid": 2**size}[words]
+    if count * size > MAX_SIGNS:
+        raise ValueError(
+            f"{words} words of {size} points need a table of {count * size} signs, at most {MAX_SIGNS}; "
+            "choose fewer points, or words='hadamard' in `word_table`, which can do without"
+        )
+    if words == "hadamard":
+        rows = torch.arange(1, padded)[:, None]
+        return hadamard_signs(rows, torch.arange(size)).numpy().astype(np.int8)
+    if words == "iid":
+        return np.array(list(product((-1, 1), repeat=size)), np.int8)
+    table = -np.ones((count, size), np.int8)
+    for row, ones in enumerate(combinations(range(size), (size + 1) // 2)):
+        table[row, list(ones)] = 1
+    return table
+
+
+def _check_words(size: int, words: Words) -> None:
+    if words not in get_args(Words):
+        raise ValueError(f"words must be one of {', '.join(get_args(Words))}, got {words!r}")
+    if words == "balanced" and size % 2:
+        raise ValueError(
+            f"balanced words need an even number of points, got {size}; "
+            "choose words='hadamard', which pads, or 'near_balanced'"
+        )
+    if words == "near_balanced" and size % 2 == 0:
+        raise ValueError(f"near_balanced words need an odd number of points, got {size}; choose 'balanced'")
+
+
+def word_correlation(size: int, words: Words) -> float:
+    """c2 = E[v_l v_m] for l != m; (s^2 - N) / (N (N - 1)) for words with sum s."""
+    padded = 1 << (size - 1).bit_length()
+    return {
+        "hadamard": -1.0 / (padded - 1),
+        "balanced": -1.0 / (size - 1),
+        "near_balanced": -1.0 / size,
+        "iid": 0.0,
+    }[words]
+
+
+@dataclass(frozen=True, eq=False)
+class WordTable:
+    """Everything that coding one index of one codebook in one bit needs.
+
+    The unbiased decoder of a bit b in {-1, +1}, whose coin keeps it with probability (1 + c) / 2, is
+    offset + gain b weights[row] / c.
+
+    Args:
+        num_rows: Number of words in the family.
+        signs: `(num_rows, N)` int8 words; `(0, N)` for Hadamard words, which need no table (the i-th of
+            them is that of row i + 1).
+        weights: `(num_rows, L)` float64, W = sum_l v_l q_l.
+        gain: 1 / (1 - c2).
+        offset: `(L,)` float64, -c2 S gain.
+        points: `(N, L)` float64.
+    """
+
+    num_rows: int
+    signs: NDArray[np.int8] = field(repr=False)
+    weights: NDArray[np.float64] = field(repr=False)
+    gain: float
+    offset: NDArray[np.float64]
+    points: NDArray[np.float64] = field(repr=False)
+
+    @property
+    def second_moment(self) -> NDArray[np.float64]:
+        """E (gain W_j)^2 for every coordinate j, `(L,)`; over c^2 it is that of the decoder's random part."""
+        moments: NDArray[np.float64] = self.gain**2 * np.square(self.weights).mean(0)
+        return moments
+
+    def signs_at(self, rows: Tensor, index: Tensor) -> Tensor:
+        """The words' entries v[row, index] in {-1, +1}, int64."""
+        if not len(self.signs):
+            return hadamard_signs(rows + 1, index)
+        return torch.from_numpy(self.signs).to(rows.device)[rows, index].to(torch.int64)
+
+
+def word_table(points: NDArray[np.float64], words: Words) -> WordTable:
+    """Tabulate a family of words over a codebook.
+
+    Args:
+        points: `(N, L)` float64.
+        words: The family; see `sign_words`.
+
+    Raises:
+        ValueError: If there are fewer than two points, or the family does not fit them; see `sign_words`.
+    """
+    size = len(points)
+    if size < 2:
+        raise ValueError(f"a codebook needs at least 2 points, got {size}")
+    padded = 1 << (size - 1).bit_length()
+    if words == "hadamard":
+        full = np.zeros((padded, points.shape[1]))
+        full[:size] = points
+        weights = walsh_hadamard(torch.from_numpy(full.T.copy())).T[1:].contiguous().numpy()
+        signs = np.zeros((0, size), np.int8)
+    else:
+        signs = sign_words(size, words)
+        weights = signs.astype(np.float64) @ points
+    gain = 1.0 / (1.0 - word_correlation(size, words))
+    return WordTable(len(weights), signs, weights, gain, (1.0 - gain) * points.sum(0), points)
+
+
+def frequencies(votes: Tensor, table: WordTable) -> Tensor:
+    """Turn debiased votes per row into unbiased frequencies of the points; balanced words' sum to one.
+
+    Args:
+        votes: `(blocks, num_rows)` float64, the mean over senders of b / c scattered to the row of its word.
+        table: The words.
+
+    Returns:
+        `(blocks, N)` float64; single ones may be negative.
+    """
+    if len(table.signs):
+        counts = votes @ torch.from_numpy(table.signs).to(votes)
+    else:
+        counts = walsh_hadamard(torch.nn.functional.pad(votes, (1, 0)))[:, : len(table.points)]
+    return table.gain * counts + (1.0 - table.gain)
+
+
+def threshold_frequencies(values: Tensor) -> Tensor:
+    """Set negative frequencies to zero and rescale every row to sum one. Less noise, but biased.
+
+    A row in which no frequency is positive becomes uniform.
+    """
+    kept = values.clamp(min=0.0)
+    total = kept.sum(-1, keepdim=True)
+    return torch.where(total > 0, kept / total.clamp(min=1e-300), 1.0 / values.shape[-1])
+
+
+def anonymity_set_size(num_points: int, repetitions: int = 1) -> float:
+    """Expected number of points that agree with everything seen, for balanced words without a coin.
+
+    N / 2 for one bit; 1 + (N - 1) ((N/2 - 1) / (N - 1))^t after t fresh words for the same point. It says
+    nothing about posterior odds and does not compose over blocks: a figure, not a guarantee.
+
+    Args:
+        num_points: N, even.
+        repetitions: t >= 1.
+    """
+    if num_points < 2 or num_points % 2:
+        raise ValueError(f"balanced words need an even number of points >= 2, got {num_points}")
+    if repetitions < 1:
+        raise ValueError(f"repetitions must be >= 1, got {repetitions}")
+    return 1.0 + (num_points - 1) * ((num_points / 2 - 1) / (num_points - 1)) ** repetitions

@@ -1,0 +1,384 @@
+import math
+import pickle
+import tracemalloc
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_fedq.core import Adversary, NonPrivate, PmfPairs, RoundContext
+from lightning_fedq.functional.codeword import anonymity_set_size
+from lightning_fedq.functional.lattice import finite_codebook, lattice, nearest_point
+from lightning_fedq.mechanisms.cpa import CPA
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
+
+EVERY = [
+    {},
+    {"levels": 4},
+    {"levels": 5},
+    {"levels": 4, "words": "balanced"},
+    {"levels": 3, "words": "near_balanced"},
+    {"levels": 4, "words": "iid"},
+    {"levels": 4, "dither": "plain"},
+    {"stages": 2, "nesting": 8},
+    {"stages": 3, "nesting": 3},
+    {"lattice": "A2"},
+    {"lattice": "A2", "codebook_radius": 2.0, "stages": 3, "nesting": 2},
+    {"lattice": "D4"},
+    {"lattice": "D4", "stages": 2, "nesting": 3},
+    {"lattice": "E8"},
+    {"lattice": "E8", "stages": 2},
+]
+IDS = ["-".join(f"{v}" for v in kwargs.values()) or "default" for kwargs in EVERY]
+
+
+def context(clients, dim, radius=1.0, round=0, center=0.0):
+    wide = torch.tensor([center]), torch.tensor([radius])
+    return RoundContext(round, tuple((c,) for c in range(clients)), (dim,), *(t.double() for t in wide))
+
+
+def decoded(mechanism, updates, ctx, seed=0):
+    """Decoded sum of the rows of `updates`."""
+    keys, clients = SeededKeys(seed), range(len(updates))
+    message = mechanism.encode(updates, ctx, ClientRandomness(keys, clients, ctx.round))
+    return mechanism.decode(message.symbols, clients, ctx, PublicRandomness(keys, ctx.round))
+
+
+# ---- unbiased, with the specified variance -------------------------------------------------------
+
+VECTORS = {  # cpa.md section 16, vector 7: (words, dither) by (N, epsilon)
+    (2, 0.5): (0.80020628, 0.81703962, 1.63374590, 1.65057924),
+    (2, 2.0): (0.05286975, 0.06970308, 0.13907283, 0.15590617),
+    (4, 0.5): (3.10344023, 3.10927357, 4.14536476, 4.15119809),
+    (4, 2.0): (0.30092823, 0.30676156, 0.40868208, 0.41451542),
+    (8, 0.5): (7.64056191, 7.64164524, 8.73458265, 8.73566599),
+    (8, 2.0): (0.77440749, 0.77549083, 0.88754904, 0.88863237),
+}
+INPUTS = (-0.4, -0.1, 0.0, 0.2, 0.45)
+
+
+def exact_mse(levels, epsilon, words, dither):
+    """Section 5's closed form with gamma = 1, for INPUTS, written for the test."""
+    step, c = 2 / levels, math.tanh(epsilon / 2)
+    energy = step**2 * levels * (levels**2 - 1) / 12
+    kappa = 1.0 if words == "iid" else (levels - 1) / levels
+    total = 0.0
+    for h in INPUTS:
+        y = h / step + levels / 2 - 0.5
+        f, q0 = y - math.floor(y), (math.floor(y) - (levels - 1) / 2) * step
+        square = (1 - f) * q0**2 + f * (q0 + step) ** 2
+        error = step**2 / 12 if dither == "subtractive" else step**2 * f * (1 - f)
+        total += kappa * energy / c**2 - square + error
+    return total / len(INPUTS) ** 2
+
+
+@pytest.mark.parametrize("case", range(4))
+@pytest.mark.parametrize(("levels", "epsilon"), VECTORS)
+def test_scalar_error_is_the_closed_form(levels, epsilon, case):
+    words, dither = ("balanced", "iid")[case // 2], ("subtractive", "plain")[case % 2]
+    expected = VECTORS[levels, epsilon][case]
+    assert exact_mse(levels, epsilon, words, dither) == pytest.approx(expected, abs=1e-8)
+    mechanism = CPA(epsilon, levels=levels, dither=dither, words="iid" if words == "iid" else "hadamard")
+    dim = 20_000
+    updates = torch.tensor(INPUTS)[:, None].repeat(1, dim)
+    ctx = context(5, dim, radius=(levels - 1) / levels)
+    error = decoded(mechanism, updates, ctx).double() / 5 - np.mean(INPUTS)
+    squared = error.square()
+    # 24 cases, two comparisons each at 5 standard errors: false alarm 3e-5 in all.
+    assert abs(error.mean()) < 5 * error.std() / math.sqrt(dim)
+    assert abs(squared.mean() - expected) < 5 * squared.std() / math.sqrt(dim)
+    assert mechanism.noise_variance(ctx, range(5)).item() >= expected * (1 - 1e-7)
+
+
+@pytest.mark.parametrize("kwargs", EVERY, ids=IDS)
+def test_every_lattice_and_depth_is_unbiased_within_its_noise_bound(kwargs):
+    mechanism, dim = CPA(epsilon=2.0, **kwargs), 16_000
+    block = torch.tensor([0.9, -1.0, 0.3, 0.0, 1.0, -0.2, 0.55, -0.8])
+    ctx = context(2, dim, radius=0.5, center=0.25)
+    updates = 0.25 + 0.5 * block.repeat(2, dim // 8)
+    error = (decoded(mechanism, updates, ctx).double() / 2 - updates[0].double()).reshape(-1, 8)
+    # 15 mechanisms, 8 positions, 5.2 standard errors: false alarm 3e-5.
+    assert (error.mean(0).abs() < 5.2 * error.std(0) / math.sqrt(len(error))).all()
+    bound = mechanism.noise_variance(ctx, (0, 1)).item()
+    squared = error.square()
+    assert (squared.mean(0) - 5.2 * squared.std(0) / math.sqrt(len(error)) < bound).all()
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [k for k in EVERY if "lattice" in k],
+    ids=[i for k, i in zip(EVERY, IDS, strict=True) if "lattice" in k],
+)
+def test_lattice_error_is_the_closed_form(kwargs):
+    """Zero input: MSE = sum of stages kappa E_q / c^2 - E |points|^2 + L g det^(2/L) scale^2, per block."""
+    mechanism, epsilon, dim = CPA(epsilon=1.0, **kwargs), 1.0, 32_000
+    design, size = mechanism._design, lattice(kwargs["lattice"]).dim
+    error = decoded(mechanism, torch.zeros(1, dim), context(1, dim)).double().reshape(-1, size)
+    c = math.tanh(epsilon / 2)
+    expected = design.step**2 * lattice(kwargs["lattice"]).second_moment
+    # With zero input the fine point is always zero, so every stage sends its point nearest to zero.
+    for table in design.tables:
+        padded, center = table.num_rows + 1, table.points.sum(0) / (table.num_rows + 1)
+        energy = np.square(table.points).sum() - padded * center @ center
+        expected += (padded - 1) / padded * energy / c**2 - center @ center
+    squared = error.square().sum(1)
+    # 6 cases at 5 standard errors: false alarm 4e-6.
+    assert abs(squared.mean() - expected) < 5 * squared.std() / math.sqrt(len(squared))
+
+
+def test_a_block_out_of_range_decodes_to_its_clipped_value():
+    mechanism, dim = CPA(epsilon=4.0, lattice="A2", codebook_radius=2.0), 40_000
+    updates = torch.tensor([3.0, 4.0]).repeat(1, dim // 2)
+    ctx = context(1, dim)
+    keys = SeededKeys(3)
+    message = mechanism.encode(updates, ctx, ClientRandomness(keys, [0], 0))
+    assert message.num_clipped == dim
+    estimate = mechanism.decode(message.symbols, [0], ctx, PublicRandomness(keys, 0)).double().reshape(-1, 2)
+    target = math.sqrt(2) * torch.tensor([0.6, 0.8], dtype=torch.float64)
+    assert ((estimate.mean(0) - target).abs() < 5 * estimate.std(0) / math.sqrt(len(estimate))).all()  # 1e-6
+
+
+def test_end_to_end_vector_of_the_specification(monkeypatch):
+    monkeypatch.setattr(CPA, "_seed", staticmethod(lambda rand: 99))
+    updates = torch.tensor([[0.9, -0.3, 0.2, -0.8], [0.1, 0.6, -0.7, 0.3], [-0.4, -0.9, 0.8, 0.2]])
+    ctx = context(3, 4, radius=0.75, round=5)
+    keys, clients = SeededKeys(0), (0, 1, 2)
+    exact = CPA(epsilon=math.inf, levels=4, dither="none")
+    message = exact.encode(updates, ctx, ClientRandomness(keys, clients, 5))
+    assert message.symbols.tolist() == [[0, 0, 1, 1], [1, 0, 1, 1], [1, 1, 0, 0]]
+    assert (message.num_bits, message.num_clipped) == (12, 4)
+    public = PublicRandomness(keys, 5)
+    mean = exact.decode(message.symbols, clients, ctx, public) / 3
+    torch.testing.assert_close(mean, torch.tensor([-0.5, 0.0, 0.25, 0.0]))
+    private = CPA(epsilon=0.5, levels=4, dither="none").decode(message.symbols, clients, ctx, public) / 3
+    torch.testing.assert_close(private, torch.tensor([-2.041494, 0, 1.020747, 0]), atol=1e-6, rtol=0)
+    # The histogram without a threshold is the same decoder.
+    with monkeypatch.context() as patch:
+        patch.setattr("lightning_fedq.mechanisms.cpa.threshold_frequencies", lambda values: values)
+        histogram = CPA(epsilon=math.inf, levels=4, dither="none", threshold=True)
+        torch.testing.assert_close(histogram.decode(message.symbols, clients, ctx, public) / 3, mean)
+
+
+# ---- one algorithm, two implementations ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "kwargs", [*EVERY, {"dither": "none", "levels": 4}, {"threshold": True, "levels": 4}]
+)
+def test_tensor_code_equals_the_compiled_loops(kwargs):
+    mechanism, ctx = CPA(epsilon=1.0, **kwargs), context(3, 1003, radius=0.3)
+    updates = 0.2 * torch.randn(3, 1003, generator=torch.Generator().manual_seed(0))
+    keys, clients = SeededKeys(1), (2, 0, 1)
+    rand, public = ClientRandomness(keys, clients, 0), PublicRandomness(keys, 0)
+    fast, clipped = mechanism._encode_on_cpu(updates, ctx, rand)
+    slow, clipped_too = mechanism._encode_on_device(updates, ctx, rand)
+    assert torch.equal(fast, slow) and clipped == clipped_too > 0
+    torch.testing.assert_close(
+        mechanism._decode_on_cpu(fast, clients, ctx, public),
+        mechanism._decode_on_device(slow, clients, ctx, public).reshape(-1),
+    )
+
+
+def test_the_indices_are_those_of_the_lattice_functions():
+    """A third route: nearest point of the scaled block, looked up in the codebook, without dither or coin."""
+    mechanism = CPA(epsilon=math.inf, lattice="A2", codebook_radius=2.0, dither="none")
+    x = torch.rand(500, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * 2 - 1
+    indices, shrunk = mechanism._quantize_tensor(x, 0)
+    expected = finite_codebook("A2", 2.0).index(nearest_point(x / mechanism._design.step, "A2"))
+    assert torch.equal(indices[0], expected) and shrunk == 0
+
+
+# ---- randomness ----------------------------------------------------------------------------------
+
+
+def test_coins_are_private_and_words_are_public():
+    """Two clients with one shared seed and one input send different bits; without a coin they do not."""
+    ctx, updates = context(2, 4000), torch.full((2, 4000), 0.1)
+    mechanism = CPA(epsilon=1.0, dither="none")
+    one = mechanism.encode(updates, ctx, ClientRandomness(SeededKeys(0), (0, 1), 0)).symbols
+    assert 0.3 < (one[0] != one[1]).float().mean() < 0.5  # 2 p (1 - p) = .393, 11 standard errors
+    plain = CPA(epsilon=math.inf, dither="none").encode(
+        updates, ctx, ClientRandomness(SeededKeys(0), (0, 1), 0)
+    )
+    assert (plain.symbols == plain.symbols[0, 0]).all()
+
+
+def test_flips_happen_with_the_claimed_probability():
+    mechanism, dim = CPA(epsilon=1.0, dither="none"), 400_000
+    bits = mechanism.encode(torch.ones(dim), context(1, dim), ClientRandomness(SeededKeys(5), [0], 0)).symbols
+    low = mechanism.coin(0).low / 2**32
+    assert low == pytest.approx(1 / (1 + math.e), abs=1e-9)
+    minority = min(bits.float().mean().item(), 1 - bits.float().mean().item())
+    assert abs(minority - low) < 4.9 * math.sqrt(low * (1 - low) / dim)  # false alarm 1e-6
+
+
+def test_rounds_clients_and_stages_use_different_words():
+    mechanism = CPA(epsilon=math.inf, levels=4, dither="none", stages=2, nesting=4)
+    updates = torch.full((2, 300), 0.1)
+
+    def bits(round):
+        rand = ClientRandomness(SeededKeys(0), (0, 1), round)
+        return mechanism.encode(updates, context(2, 300, round=round), rand).symbols
+
+    first, second = bits(0), bits(1)
+    assert not torch.equal(first, second) and not torch.equal(first[0], first[1])
+    assert not torch.equal(first[0, :300], first[0, 300:])
+
+
+# ---- options -------------------------------------------------------------------------------------
+
+
+def test_every_client_can_have_its_own_epsilon():
+    mechanism, dim = CPA(epsilon=(0.5, 2.0)), 30_000
+    ctx = context(2, dim)
+    assert mechanism.coin(1).low < mechanism.coin(0).low
+    error = decoded(mechanism, torch.full((2, dim), 0.3), ctx).double() / 2 - 0.3
+    assert abs(error.mean()) < 4.9 * error.std() / math.sqrt(dim)  # false alarm 1e-6
+    pair = mechanism.claims(ctx)[0].loss.pairs[0]
+    assert math.log(pair[0][0] / pair[1][0]) == pytest.approx(2.0, abs=1e-8)  # the least protected
+    with pytest.raises(ValueError, match="epsilon has 2 entries, none for client 2"):
+        mechanism.coin(2)
+
+
+def test_the_range_decays():
+    mechanism, dim = CPA(epsilon=50.0, dither="plain", decay_rounds=5.0), 200
+    for round, radius in ((0, 1.0), (5, 0.5), (15, 0.25)):
+        ctx = context(1, dim, round=round)
+        keys = SeededKeys(0)
+        message = mechanism.encode(torch.ones(1, dim), ctx, ClientRandomness(keys, [0], round))
+        estimate = mechanism.decode(message.symbols, [0], ctx, PublicRandomness(keys, round))
+        torch.testing.assert_close(estimate, torch.full((dim,), radius))
+        assert message.num_clipped == (0 if round == 0 else dim)
+
+
+def test_a_threshold_lowers_the_error_and_is_said_to_be_biased():
+    dim, generator = 4000, torch.Generator().manual_seed(1)
+    updates = 0.1 * torch.randn(50, dim, generator=generator)
+    ctx, errors = context(50, dim), {}
+    for threshold in (False, True):
+        mechanism = CPA(epsilon=1.0, levels=8, threshold=threshold)
+        error = decoded(mechanism, updates, ctx) / 50 - updates.mean(0)
+        errors[threshold] = error.square().mean().item()
+        assert mechanism.joint is threshold
+    assert errors[True] < 0.8 * errors[False]
+    assert mechanism.noise_variance(ctx, range(50)) is None
+
+
+@pytest.mark.parametrize(("decoder", "factor"), [("paper", 4 / 3), ("authors_code", 4 / 3 * math.tanh(0.5))])
+def test_published_decoders_have_their_bias(decoder, factor):
+    """N = 3 levels, one extra +1, no dither, epsilon = 1: exactly 4/3, and 4/3 tanh(epsilon / 2)."""
+    dim = 100_000
+    mechanism = CPA(epsilon=1.0, levels=3, words="near_balanced", dither="none", decoder=decoder)
+    estimate = decoded(mechanism, torch.ones(1, dim), context(1, dim)).double()
+    assert abs(estimate.mean() - factor) < 4.9 * estimate.std() / math.sqrt(dim)  # false alarm 1e-6
+
+
+def test_sizes():
+    ctx = context(1, 1001)
+    for kwargs, bits in (({}, 1001), ({"lattice": "A2"}, 501), ({"lattice": "E8", "stages": 2}, 252)):
+        mechanism = CPA(epsilon=1.0, **kwargs)
+        message = mechanism.encode(torch.zeros(1001), ctx, ClientRandomness(SeededKeys(0), [0], 0))
+        assert message.symbols.shape == (bits,) and message.num_bits == bits
+        assert all(claim.compositions == bits for claim in mechanism.claims(ctx))
+        stream = mechanism.code(ctx).pack(message.symbols)
+        assert torch.equal(mechanism.code(ctx).unpack(stream, bits), message.symbols)
+
+
+def test_no_tensor_of_clients_by_codewords_by_parameters():
+    """200 clients, 145 points, 20,000 parameters: clients x points x blocks would be 145 MB of bits."""
+    mechanism, ctx = CPA(epsilon=1.0, lattice="D4", codebook_radius=6**0.5), context(200, 20_000)
+    updates = torch.zeros(200, 20_000)
+    rand = ClientRandomness(SeededKeys(0), range(200), 0)
+    mechanism.encode(updates[:2], ctx, ClientRandomness(SeededKeys(0), range(2), 0))
+    tracemalloc.start()
+    message = mechanism.encode(updates, ctx, rand)
+    mechanism.decode(message.symbols, range(200), ctx, PublicRandomness(SeededKeys(0), 0))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 4e6
+
+
+# ---- privacy -------------------------------------------------------------------------------------
+
+
+def test_claims_are_per_bit_and_compose_all_bits_of_a_message():
+    mechanism, ctx = CPA(epsilon=0.5, stages=2), context(3, 7850)
+    claims = mechanism.claims(ctx)
+    assert [claim.adversary for claim in claims] == list(Adversary)
+    for claim in claims:
+        assert isinstance(claim.loss, PmfPairs) and claim.compositions == 2 * 7850
+        (high, low), (low_too, high_too) = claim.loss.pairs[0]
+        assert (high, low) == (high_too, low_too)
+        assert 0.5 - 1e-6 < math.log(high / low) <= 0.5
+    naked = CPA(epsilon=math.inf).claims(ctx)
+    assert [claim.adversary for claim in naked] == list(Adversary)
+    assert all(isinstance(claim.loss, NonPrivate) for claim in naked)
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "size"),
+    [
+        ({}, 1),
+        ({"levels": 8}, 4),
+        ({"levels": 7}, 3),
+        ({"levels": 3, "words": "near_balanced"}, 1),
+        ({"stages": 2, "nesting": 8}, 1),
+        ({"lattice": "A2"}, 3),
+        ({"levels": 4, "words": "iid"}, 0),
+    ],
+)
+def test_anonymity_is_a_reported_number(kwargs, size):
+    assert CPA(epsilon=1.0, **kwargs).anonymity_set_size == size
+    if "levels" in kwargs and kwargs["levels"] == 8:
+        assert anonymity_set_size(8) == size
+
+
+def test_lever_of_one_liar():
+    """N = 2: a free bit is worth 1/c of an honest extreme; 4.08 at epsilon = .5."""
+    assert CPA(epsilon=0.5, dither="plain").lever(0) == pytest.approx(1 / math.tanh(0.25), rel=1e-6)
+    assert CPA(epsilon=0.5).lever(0) == pytest.approx(1 / math.tanh(0.25) + 1, rel=1e-6)
+
+
+# ---- bad input -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "match"),
+    [
+        ({"epsilon": 0.0}, "epsilon must be > 0"),
+        ({"epsilon": (1.0, -1.0)}, "epsilon must be > 0"),
+        ({"lattice": "E7"}, "lattice must be one of"),
+        ({"stages": 0}, "stages must be >= 1"),
+        ({"levels": 1}, "at least 2 levels"),
+        ({"codebook_radius": 1.0}, "Z takes levels"),
+        ({"lattice": "A2", "levels": 3}, "A2 takes codebook_radius"),
+        ({"nesting": 3}, "does nothing with one stage"),
+        ({"stages": 2, "nesting": 1}, "at least 2 levels"),
+        ({"lattice": "A2", "stages": 2, "nesting": 1}, "ratio must be >= 2"),
+        ({"lattice": "A2", "codebook_radius": 0.1}, "needs a radius >="),
+        ({"lattice": "D4", "codebook_radius": 2**0.5}, "choose a larger one"),
+        ({"levels": 5, "words": "balanced"}, "even number of points"),
+        ({"words": "hash"}, "words must be one of"),
+        ({"dither": "some"}, "dither must be one of"),
+        ({"decoder": "best"}, "decoder must be one of"),
+        ({"decay_rounds": 0.0}, "decay_rounds must be > 0"),
+        ({"threshold": True, "decoder": "paper"}, "needs decoder='unbiased'"),
+    ],
+)
+def test_arguments_are_checked(kwargs, match):
+    with pytest.raises(ValueError, match=match):
+        CPA(**{"epsilon": 1.0, **kwargs})
+
+
+def test_messages_are_checked():
+    mechanism, ctx, public = CPA(epsilon=1.0), context(2, 10), PublicRandomness(SeededKeys(0), 0)
+    with pytest.raises(ValueError, match=r"shape \(2, 10\), got \(2, 9\)"):
+        mechanism.decode(torch.zeros(2, 9, dtype=torch.uint8), (0, 1), ctx, public)
+    with pytest.raises(ValueError, match="must hold bits, 0 or 1"):
+        mechanism.decode(torch.full((2, 10), 3), (0, 1), ctx, public)
+
+
+def test_pickles():
+    mechanism = CPA(epsilon=(1.0, 2.0), lattice="A2", stages=2)
+    copy = pickle.loads(pickle.dumps(mechanism))
+    assert copy == mechanism and copy.bits_per_coordinate == 1.0
