@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import resource
 import time
+from dataclasses import replace
 
 import numpy as np
 
@@ -35,8 +36,6 @@ def sharing(terms, model_hash=bytes(32)):
 
 def pairs_per_second(num_pairs: int = 10_000) -> float:
     """CPU seconds of the set-up of `num_pairs` pairs: 400 clients with 50 neighbours each."""
-    from dataclasses import replace
-
     base = SecAgg().terms(b"pairs", 0, 0, range(400), sum_layout(1, 0, 1, 400))
     degree = 2 * num_pairs // 400
     terms = replace(base, degree=degree, threshold=degree // 2 + 1, min_survivors=degree // 2 + 1)

@@ -1,0 +1,49 @@
+"""Secure aggregation: the server learns the sum of the clients' symbols and nothing else.
+
+Bonawitz et al. 2017 with double masks, Shamir shares and dropouts at every stage, for a curious or an active
+server, on the complete graph or the sparse one of SecAgg+; `docs/secagg.md` says what it protects.
+"""
+
+from lightning_fedq.secagg.client import Client
+from lightning_fedq.secagg.errors import (
+    AuthenticationError,
+    LowOrderKeyError,
+    MessageError,
+    ModelError,
+    RosterError,
+    SecAggError,
+    ShareError,
+    Stage,
+    StageError,
+    SymbolError,
+    TermsError,
+    ThresholdError,
+)
+from lightning_fedq.secagg.server import Server
+from lightning_fedq.secagg.simulation import Aggregation, Traffic, expected_traffic, model_digest
+from lightning_fedq.secagg.terms import BoundedSymbols, ModularSymbols, SecAgg, Terms
+
+__all__ = [
+    "Aggregation",
+    "AuthenticationError",
+    "BoundedSymbols",
+    "Client",
+    "LowOrderKeyError",
+    "MessageError",
+    "ModelError",
+    "ModularSymbols",
+    "RosterError",
+    "SecAgg",
+    "SecAggError",
+    "Server",
+    "ShareError",
+    "Stage",
+    "StageError",
+    "SymbolError",
+    "Terms",
+    "TermsError",
+    "ThresholdError",
+    "Traffic",
+    "expected_traffic",
+    "model_digest",
+]

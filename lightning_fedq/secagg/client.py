@@ -1,0 +1,363 @@
+"""One client of one round of secure aggregation: a state machine from bytes to bytes.
+
+The client masks its symbols twice: with a mask per neighbour that cancels in the sum, and with one of its
+own, because a message that comes late, after the neighbours' masks were opened, would otherwise lie bare.
+Every secret is shared among the neighbours. When the survivors are known, a client opens for every neighbour
+*either* the self-mask (it survived) *or* the mask key (it did not), as it reads itself off the one list of
+survivors that it ever accepts: the server can't ask for shares by name, nor ask twice.
+
+After any error but a `StageError` (a message out of turn changes nothing) the client is out of the round.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from numpy.typing import NDArray
+
+from lightning_fedq.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
+from lightning_fedq.secagg import messages as wire
+from lightning_fedq.secagg.errors import (
+    AuthenticationError,
+    MessageError,
+    RosterError,
+    Stage,
+    StageError,
+    SymbolError,
+    ThresholdError,
+)
+from lightning_fedq.secagg.graph import is_connected, neighbours
+from lightning_fedq.secagg.messages import Kind, PublicKeys, Reader
+from lightning_fedq.secagg.shamir import SHARE_BYTES, Entropy, split
+from lightning_fedq.secagg.terms import Terms
+
+_NONCE = bytes(12)
+"""Every AES-GCM key seals one message, so the nonce may be constant."""
+
+
+def ring_order(clients: tuple[int, ...], roster_digest: bytes) -> list[int]:
+    """Order of the clients around the ring, from the hash of their keys."""
+    stream = Stream(hkdf_expand(hkdf_extract(b"", roster_digest), pack_fields("ring order")))
+    return [clients[place] for place in stream.permutation(len(clients))]
+
+
+def self_mask_key(context: bytes, client: int, seed: bytes) -> bytes:
+    """Key of the mask that a client's own seed stands for."""
+    return hkdf_expand(hkdf_extract(context, seed), pack_fields("self mask", client))
+
+
+class Client:
+    """One client in one attempt at one round.
+
+    Call, in this order: `advertise`, `share_keys`, `accept_shares`, `masked_input`, `confirm` (against an
+    active server only), `unmask`. Each takes the server's message and returns the answer.
+
+    Args:
+        client: Its id, in `terms.cohort`.
+        terms: The round, as the client itself knows it.
+        model_hash: SHA-256 of the model that the client received; clients with different models find no key.
+        identity: Signing key; required iff `terms.active`.
+        directory: Everybody's verification key, from a source that the server does not control; same
+            condition.
+        entropy: Source of keys, seeds and shares.
+
+    Raises:
+        ValueError: If the client is not in the cohort, or identity and directory do not fit the terms.
+    """
+
+    def __init__(
+        self,
+        client: int,
+        terms: Terms,
+        model_hash: bytes,
+        *,
+        identity: Ed25519PrivateKey | None = None,
+        directory: Mapping[int, Ed25519PublicKey] | None = None,
+        entropy: Entropy = os.urandom,
+    ) -> None:
+        if client not in terms.members:
+            raise ValueError(f"client {client} is not in the cohort")
+        if len(model_hash) != wire.HASH_BYTES:
+            raise ValueError(f"model_hash must be {wire.HASH_BYTES} bytes (SHA-256), got {len(model_hash)}")
+        if terms.active != (identity is not None and directory is not None):
+            raise ValueError(
+                "identity and directory are needed against an active server, and only there; got "
+                f"active={terms.active}, {identity is not None=}, {directory is not None=}"
+            )
+        self.client, self.terms = client, terms
+        self._model_hash, self._identity, self._directory = model_hash, identity, directory or {}
+        self._entropy = entropy
+        self._next = "advertise"
+
+    @contextmanager
+    def _turn(self, name: str, stage: Stage, following: str) -> Iterator[None]:
+        if self._next != name:
+            raise StageError(f"this client expects {self._next!r} now, not {name!r}", stage, self.client)
+        self._next = "nothing any more"
+        yield
+        self._next = following
+
+    def _read(self, message: bytes, kind: Kind, stage: Stage, key: bytes) -> Reader:
+        if wire.sender(message, self.terms, kind, stage) != self.client:
+            raise MessageError("the message is for another client", stage, self.client)
+        return Reader(wire.body(message, key, stage, self.client), stage, self.client)
+
+    def _answer(self, kind: Kind, body: bytes) -> bytes:
+        return wire.seal(kind, self.terms, self.client, body, self._channel_key)
+
+    # ---- stage 0 ----------------------------------------------------------------------------------
+
+    def advertise(self, invitation: bytes) -> bytes:
+        """Answer the server's invitation with two fresh public keys.
+
+        Raises:
+            SecAggError: If the invitation is malformed or for another round.
+        """
+        with self._turn("advertise", Stage.ADVERTISE, "share_keys"):
+            reader = self._read(invitation, Kind.INVITATION, Stage.ADVERTISE, wire.NO_KEY)
+            server_key = reader.take(wire.KEY_BYTES)
+            reader.end()
+            self._channel_secret, self._mask_secret = (
+                X25519PrivateKey.from_private_bytes(self._entropy(wire.KEY_BYTES)) for _ in range(2)
+            )
+            public = (
+                key.public_key().public_bytes_raw() for key in (self._channel_secret, self._mask_secret)
+            )
+            self._keys = PublicKeys(next(public), next(public), b"")
+            if self._identity is not None:
+                statement = wire.keys_statement(self.terms, self.client, self._keys, self._model_hash)
+                signature = self._identity.sign(statement)
+                self._keys = PublicKeys(self._keys.channel, self._keys.mask, signature)
+            self._channel_key = wire.channel_key(
+                self._channel_secret, server_key, self.terms, self.client, None
+            )
+            return self._answer(Kind.KEYS, self._model_hash + self._keys.encode())
+
+    # ---- stage 1 ----------------------------------------------------------------------------------
+
+    def share_keys(self, message: bytes) -> bytes:
+        """Answer the roster with one sealed pair of shares for every neighbour.
+
+        Raises:
+            RosterError: If this client or a neighbour is missing, changed, or named twice.
+            ThresholdError: If the roster is too small.
+            AuthenticationError: If a signature does not verify.
+            LowOrderKeyError: If a neighbour's key has low order.
+        """
+        stage = Stage.SHARE
+        with self._turn("share_keys", stage, "accept_shares"):
+            reader = self._read(message, Kind.ROSTER, stage, self._channel_key)
+            roster = reader.clients(self.terms)
+            digest = reader.take(wire.HASH_BYTES)
+            self._check_members(roster, self.terms.cohort, stage)
+            self._order = ring_order(roster, digest)
+            self._neighbours = neighbours(self._order, self.terms.degree, self._order.index(self.client))
+            near = sorted((*self._neighbours, self.client))
+            listed = roster if self.terms.active else near
+            keys = {client: PublicKeys.read(reader, self.terms.active) for client in listed}
+            reader.end()
+            self._check_keys(keys, digest)
+            self._context = wire.round_context(self.terms, digest, self._model_hash)
+            self._public = {client: keys[client].mask for client in self._neighbours}
+            self._pair_keys = {
+                other: wire.pair_key(
+                    self._channel_secret,
+                    keys[other].channel,
+                    self._context,
+                    pack_fields("channel", *sorted((self.client, other))),
+                    stage,
+                    other,
+                )
+                for other in self._neighbours
+            }
+            return self._answer(Kind.SHARES, self._make_shares(near))
+
+    def _check_members(self, clients: tuple[int, ...], among: tuple[int, ...], stage: Stage) -> None:
+        if self.client not in clients:
+            raise RosterError("this client is missing from the list", stage, self.client)
+        if strangers := set(clients) - set(among):
+            raise RosterError(
+                f"clients {sorted(strangers)} were not in the stage before", stage, min(strangers)
+            )
+        if len(clients) < self.terms.min_survivors:
+            raise ThresholdError(
+                f"{self.terms.min_survivors} clients are needed, {len(clients)} are left", stage
+            )
+
+    def _check_keys(self, keys: dict[int, PublicKeys], digest: bytes) -> None:
+        if keys[self.client] != self._keys:
+            raise RosterError("the roster holds another key for this client", Stage.SHARE, self.client)
+        seen: dict[bytes, int] = {}
+        for client, own in keys.items():
+            for key in (own.channel, own.mask):
+                if key in seen:
+                    raise RosterError(
+                        f"clients {seen[key]} and {client} have a key in common", Stage.SHARE, client
+                    )
+                seen[key] = client
+        if not self.terms.active:
+            return
+        if wire.roster_hash(self.terms, keys) != digest:
+            raise RosterError("the roster's hash is not that of its keys", Stage.SHARE)
+        for client, own in keys.items():
+            statement = wire.keys_statement(self.terms, client, own, self._model_hash)
+            wire.verify(self._directory.get(client), own.signature, statement, Stage.SHARE, client)
+
+    def _make_shares(self, near: list[int]) -> bytes:
+        self._seed = self._entropy(32)
+        points, threshold = [client + 1 for client in near], self.terms.threshold
+        if threshold > len(points):
+            raise ThresholdError(
+                f"{threshold} holders are needed, {len(points)} are left", Stage.SHARE, self.client
+            )
+        mask_shares = split(self._mask_secret.private_bytes_raw(), points, threshold, self._entropy)
+        seed_shares = split(self._seed, points, threshold, self._entropy)
+        self._held: dict[int, tuple[bytes, bytes]] = {}
+        sealed = [wire.self_mask_commitment(self._context, self.client, self._seed)]
+        for holder, *pair in zip(near, mask_shares, seed_shares, strict=True):
+            if holder == self.client:
+                self._held[holder] = (pair[0], pair[1])
+                continue
+            key = self._share_key(self.client, holder)
+            sealed.append(AESGCM(key).encrypt(_NONCE, b"".join(pair), self._context))
+        return b"".join(sealed)
+
+    def _share_key(self, owner: int, holder: int) -> bytes:
+        pair = self._pair_keys[holder if owner == self.client else owner]
+        return hkdf_expand(pair, pack_fields("shares", owner, holder))
+
+    # ---- stage 2 ----------------------------------------------------------------------------------
+
+    def accept_shares(self, message: bytes) -> None:
+        """Take the neighbours' shares, and with them the list of those who shared.
+
+        Raises:
+            AuthenticationError: If shares do not open: another roster or model, or tampering.
+            RosterError: If the list is not a part of the roster.
+            ThresholdError: If too few neighbours are left to open this client's secrets, or to hide it.
+        """
+        stage = Stage.MASK
+        with self._turn("accept_shares", stage, "masked_input"):
+            reader = self._read(message, Kind.DELIVERY, stage, self._channel_key)
+            self._sharing = reader.clients(self.terms)
+            self._check_members(self._sharing, tuple(self._order), stage)
+            sharing = set(self._sharing)
+            self._partners = tuple(client for client in self._neighbours if client in sharing)
+            if len(self._partners) + 1 < self.terms.threshold:
+                reason = f"{self.terms.threshold} holders are needed, {len(self._partners) + 1} are left"
+                raise ThresholdError(reason, stage, self.client)
+            for owner in self._partners:
+                sealed = reader.take(wire.SEALED_BYTES)
+                try:
+                    key = self._share_key(owner, self.client)
+                    pair = AESGCM(key).decrypt(_NONCE, sealed, self._context)
+                except InvalidTag as error:
+                    reason = "its shares do not open: another roster, another model, or tampering"
+                    raise AuthenticationError(reason, stage, owner) from error
+                self._held[owner] = (pair[:SHARE_BYTES], pair[SHARE_BYTES:])
+            reader.end()
+
+    def masked_input(self, symbols: NDArray[Any]) -> bytes:
+        """Mask a message.
+
+        Args:
+            symbols: `(layout.size,)` integers in the range of the layout.
+
+        Raises:
+            SymbolError: If they are not; the client is out of the round, and nothing was sent.
+        """
+        with self._turn("masked_input", Stage.MASK, "confirm" if self.terms.active else "unmask"):
+            layout = self.terms.layout
+            try:
+                masked = layout.split(np.asarray(symbols))
+            except ValueError as error:
+                raise SymbolError(str(error), Stage.MASK, self.client) from error
+            layout.add_mask(masked, self_mask_key(self._context, self.client, self._seed))
+            for other in self._partners:
+                key = wire.mask_key(
+                    self._mask_secret,
+                    self._public[other],
+                    self._context,
+                    (self.client, other),
+                    Stage.MASK,
+                    other,
+                )
+                layout.add_mask(masked, key, subtract=self.client > other)
+            return self._answer(Kind.MASKED, layout.pack(masked))
+
+    # ---- stages 3 and 4 ---------------------------------------------------------------------------
+
+    def confirm(self, message: bytes) -> bytes:
+        """Sign the list of survivors, so that the server can't show another one to anybody else.
+
+        Raises:
+            RosterError: If the list does not hold this client, or holds one that shared nothing.
+            ThresholdError: If it is too short, or would show partial sums.
+        """
+        with self._turn("confirm", Stage.CONFIRM, "unmask"):
+            self._accept_survivors(message, Stage.CONFIRM)
+            assert self._identity is not None  # the constructor made sure
+            statement = wire.survivors_statement(self._context, self._survivors, self.terms)
+            return self._answer(Kind.CONFIRMATION, self._identity.sign(statement))
+
+    def _accept_survivors(self, message: bytes, stage: Stage) -> None:
+        reader = self._read(message, Kind.SURVIVORS, stage, self._channel_key)
+        survivors = reader.clients(self.terms)
+        reader.end()
+        self._check_members(survivors, self._sharing, stage)
+        if not is_connected(self._order, self.terms.degree, set(survivors)):
+            raise ThresholdError(
+                "the survivors are split into parts whose sums would show", stage, self.client
+            )
+        self._survivors = survivors
+
+    def unmask(self, message: bytes) -> bytes:
+        """Open one share of every neighbour: of the self-mask if it survived, of the mask key if not.
+
+        Args:
+            message: The list of survivors, or, against an active server, the confirmations of the one signed.
+
+        Raises:
+            RosterError: As in `confirm`.
+            ThresholdError: As in `confirm`, or if too few clients confirmed.
+            AuthenticationError: If a confirmation is not of the same list.
+        """
+        with self._turn("unmask", Stage.UNMASK, "nothing any more"):
+            if self.terms.active:
+                self._check_confirmations(message)
+            else:
+                self._accept_survivors(message, Stage.UNMASK)
+            survivors = set(self._survivors)
+            shares = [
+                self._held[owner][owner in survivors] for owner in sorted((*self._partners, self.client))
+            ]
+            answer = self._answer(Kind.OPENING, b"".join(shares))
+            # Forward secrecy: nothing that opens this round outlives it.
+            del (
+                self._held,
+                self._seed,
+                self._mask_secret,
+                self._channel_secret,
+                self._channel_key,
+                self._pair_keys,
+            )
+            return answer
+
+    def _check_confirmations(self, message: bytes) -> None:
+        stage = Stage.UNMASK
+        reader = self._read(message, Kind.CONFIRMATIONS, stage, self._channel_key)
+        confirming = reader.clients(self.terms)
+        self._check_members(confirming, self._survivors, stage)
+        statement = wire.survivors_statement(self._context, self._survivors, self.terms)
+        for client in confirming:
+            signature = reader.take(wire.SIGNATURE_BYTES)
+            wire.verify(self._directory.get(client), signature, statement, stage, client)
+        reader.end()

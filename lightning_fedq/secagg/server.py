@@ -1,0 +1,313 @@
+"""The server of one round of secure aggregation: a state machine from bytes to bytes, with one running sum.
+
+Each stage takes one message from every client that is still there; `close` ends it, drops who did not answer,
+and returns what each remaining client gets next. A refused message raises and changes nothing, so the caller
+may count its sender as dropped and go on; a round that can't be finished raises in `close`.
+
+Memory: the sum, and per client two keys, its shares in transit and a seed; never a second message.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+from numpy.typing import NDArray
+
+from lightning_fedq.secagg import messages as wire
+from lightning_fedq.secagg.client import ring_order, self_mask_key
+from lightning_fedq.secagg.errors import (
+    MessageError,
+    ModelError,
+    RosterError,
+    ShareError,
+    Stage,
+    StageError,
+    ThresholdError,
+)
+from lightning_fedq.secagg.graph import is_connected, neighbours
+from lightning_fedq.secagg.messages import Kind, PublicKeys, Reader
+from lightning_fedq.secagg.shamir import SHARE_BYTES, Entropy, reconstruct
+from lightning_fedq.secagg.terms import Terms
+
+_EXPECTED = {
+    Stage.ADVERTISE: Kind.KEYS,
+    Stage.SHARE: Kind.SHARES,
+    Stage.MASK: Kind.MASKED,
+    Stage.CONFIRM: Kind.CONFIRMATION,
+    Stage.UNMASK: Kind.OPENING,
+}
+
+
+class Server:
+    """The server's part of one attempt at one round.
+
+    Args:
+        terms: The round.
+        model_hash: SHA-256 of the model that was sent out.
+        directory: Everybody's verification key; required iff `terms.active`.
+        entropy: Source of the server's own key.
+
+    Raises:
+        ValueError: If the directory does not fit the terms.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        model_hash: bytes,
+        *,
+        directory: Mapping[int, Ed25519PublicKey] | None = None,
+        entropy: Entropy = os.urandom,
+    ) -> None:
+        if terms.active != (directory is not None):
+            raise ValueError("the directory is needed iff the round is active")
+        self.terms, self._model_hash, self._directory = terms, model_hash, directory or {}
+        self.stage = Stage.ADVERTISE
+        self._secret = X25519PrivateKey.from_private_bytes(entropy(wire.KEY_BYTES))
+        self._expected: tuple[int, ...] = terms.cohort
+        self._answered: set[int] = set()
+        self._roster: dict[int, PublicKeys] = {}
+        self._known_keys: set[bytes] = set()
+        self._channel_keys: dict[int, bytes] = {}
+        self._commitments: dict[int, bytes] = {}
+        self._sealed: dict[int, dict[int, bytes]] = {}
+        self._confirmations: dict[int, bytes] = {}
+        self._openings: dict[int, dict[int, bytes]] = {}
+        self._sum = terms.layout.zeros()
+        self._total: NDArray[np.int64] | None = None
+
+    @property
+    def survivors(self) -> tuple[int, ...]:
+        """The clients whose symbols are in the sum, sorted; known once the masked stage is closed."""
+        if self.stage in (Stage.ADVERTISE, Stage.SHARE, Stage.MASK):
+            raise StageError("the survivors are not known yet", self.stage)
+        return self._survivors
+
+    @property
+    def total(self) -> NDArray[np.int64]:
+        """The sum of the survivors' symbols, `(size,)`; known once the last stage is closed."""
+        if self._total is None:
+            raise StageError("the sum is not known yet", self.stage)
+        return self._total
+
+    def invitation(self, client: int) -> bytes:
+        """First message to a client: the server's public key."""
+        key = self._secret.public_key().public_bytes_raw()
+        return wire.seal(Kind.INVITATION, self.terms, client, key, wire.NO_KEY)
+
+    def receive(self, message: bytes) -> int:
+        """Take one message of the current stage and return whom it is from.
+
+        Raises:
+            SecAggError: If it is refused; the state is as before.
+        """
+        if self.stage not in _EXPECTED:
+            raise StageError("the round is over", self.stage)
+        kind = _EXPECTED[self.stage]
+        client = wire.sender(message, self.terms, kind, self.stage)
+        if client in self._answered:
+            raise StageError("this client has answered already", self.stage, client)
+        if client not in self._expected:
+            raise StageError("this client is not expected: it missed an earlier stage", self.stage, client)
+        if kind is Kind.KEYS:
+            self._take_keys(message, client)
+        else:
+            reader = Reader(
+                wire.body(message, self._channel_keys[client], self.stage, client), self.stage, client
+            )
+            takers = {
+                Kind.SHARES: self._take_shares,
+                Kind.MASKED: self._take_masked,
+                Kind.CONFIRMATION: self._take_confirmation,
+                Kind.OPENING: self._take_opening,
+            }
+            takers[kind](reader, client)
+        self._answered.add(client)
+        return client
+
+    def close(self) -> dict[int, bytes]:
+        """End the stage and return the next message to every client that is still there.
+
+        Raises:
+            ThresholdError: If too few clients are left.
+            ShareError: If shares do not give a secret back.
+            StageError: If the round is over.
+        """
+        if self.stage not in _EXPECTED:
+            raise StageError("the round is over", self.stage)
+        stage, left = self.stage, tuple(client for client in self._expected if client in self._answered)
+        self.stage = Stage.DONE
+        if len(left) < self.terms.min_survivors:
+            raise ThresholdError(
+                f"{self.terms.min_survivors} clients are needed, {len(left)} are left", stage
+            )
+        following, outgoing = {
+            Stage.ADVERTISE: self._send_roster,
+            Stage.SHARE: self._send_shares,
+            Stage.MASK: self._send_survivors,
+            Stage.CONFIRM: self._send_confirmations,
+            Stage.UNMASK: self._finish,
+        }[stage](left)
+        self.stage, self._expected, self._answered = following, left, set()
+        return outgoing
+
+    def _seal(self, kind: Kind, client: int, body: bytes) -> bytes:
+        return wire.seal(kind, self.terms, client, body, self._channel_keys[client])
+
+    # ---- stage 0 ----------------------------------------------------------------------------------
+
+    def _take_keys(self, message: bytes, client: int) -> None:
+        # The tag is under a key that the message itself brings, so the fields come first.
+        size = wire.HASH_BYTES + 2 * wire.KEY_BYTES + (wire.SIGNATURE_BYTES if self.terms.active else 0)
+        reader = Reader(message[-wire.TAG_BYTES - size : -wire.TAG_BYTES], self.stage, client)
+        if len(message) != wire.FRAME_BYTES + size:
+            reason = f"keys take {wire.FRAME_BYTES + size} bytes, got {len(message)}"
+            raise MessageError(reason, self.stage, client)
+        model_hash, keys = reader.take(wire.HASH_BYTES), PublicKeys.read(reader, self.terms.active)
+        channel_key = wire.channel_key(self._secret, keys.channel, self.terms, client, client)
+        wire.body(message, channel_key, self.stage, client)
+        if model_hash != self._model_hash:
+            raise ModelError("this client trained another model", self.stage, client)
+        if keys.channel == keys.mask or not self._known_keys.isdisjoint((keys.channel, keys.mask)):
+            raise RosterError("this client's key is used twice", self.stage, client)
+        wire.pair_key(self._secret, keys.mask, self.terms.digest, b"order check", self.stage, client)
+        if self.terms.active:
+            statement = wire.keys_statement(self.terms, client, keys, self._model_hash)
+            wire.verify(self._directory.get(client), keys.signature, statement, self.stage, client)
+        self._roster[client], self._channel_keys[client] = keys, channel_key
+        self._known_keys |= {keys.channel, keys.mask}
+
+    def _send_roster(self, left: tuple[int, ...]) -> tuple[Stage, dict[int, bytes]]:
+        digest = wire.roster_hash(self.terms, self._roster)
+        self._context = wire.round_context(self.terms, digest, self._model_hash)
+        self._order = ring_order(left, digest)
+        self._neighbours = {
+            client: neighbours(self._order, self.terms.degree, place)
+            for place, client in enumerate(self._order)
+        }
+        head = wire.client_bits(left, self.terms) + digest
+        encoded = {client: self._roster[client].encode() for client in left}
+        whole = b"".join(encoded.values()) if self.terms.active else b""
+        return Stage.SHARE, {
+            client: self._seal(
+                Kind.ROSTER,
+                client,
+                head
+                + (
+                    whole or b"".join(encoded[other] for other in sorted((*self._neighbours[client], client)))
+                ),
+            )
+            for client in left
+        }
+
+    # ---- stage 1 ----------------------------------------------------------------------------------
+
+    def _take_shares(self, reader: Reader, client: int) -> None:
+        commitment = reader.take(wire.HASH_BYTES)
+        sealed = {holder: reader.take(wire.SEALED_BYTES) for holder in self._neighbours[client]}
+        reader.end()
+        self._commitments[client] = commitment
+        self._sealed[client] = sealed
+
+    def _send_shares(self, left: tuple[int, ...]) -> tuple[Stage, dict[int, bytes]]:
+        there = set(left)
+        self._partners = {
+            client: tuple(other for other in self._neighbours[client] if other in there) for client in left
+        }
+        head, outgoing = wire.client_bits(left, self.terms), {}
+        for client in left:
+            sealed = b"".join(self._sealed[owner][client] for owner in self._partners[client])
+            outgoing[client] = self._seal(Kind.DELIVERY, client, head + sealed)
+        self._sealed.clear()
+        return Stage.MASK, outgoing
+
+    # ---- stage 2 ----------------------------------------------------------------------------------
+
+    def _take_masked(self, reader: Reader, client: int) -> None:
+        layout = self.terms.layout
+        packed = reader.take(layout.num_bytes)
+        reader.end()
+        try:
+            values = layout.unpack(packed)
+        except ValueError as error:
+            raise MessageError(str(error), self.stage, client) from error
+        layout.add(self._sum, values)
+
+    def _send_survivors(self, left: tuple[int, ...]) -> tuple[Stage, dict[int, bytes]]:
+        if not is_connected(self._order, self.terms.degree, set(left)):
+            raise ThresholdError("the survivors are split into parts whose sums would show", Stage.MASK)
+        self._survivors = left
+        body = wire.client_bits(left, self.terms)
+        following = Stage.CONFIRM if self.terms.active else Stage.UNMASK
+        return following, {client: self._seal(Kind.SURVIVORS, client, body) for client in left}
+
+    # ---- stage 3, active only ---------------------------------------------------------------------
+
+    def _take_confirmation(self, reader: Reader, client: int) -> None:
+        signature = reader.take(wire.SIGNATURE_BYTES)
+        reader.end()
+        statement = wire.survivors_statement(self._context, self._survivors, self.terms)
+        wire.verify(self._directory.get(client), signature, statement, self.stage, client)
+        self._confirmations[client] = signature
+
+    def _send_confirmations(self, left: tuple[int, ...]) -> tuple[Stage, dict[int, bytes]]:
+        body = wire.client_bits(left, self.terms) + b"".join(self._confirmations[client] for client in left)
+        return Stage.UNMASK, {client: self._seal(Kind.CONFIRMATIONS, client, body) for client in left}
+
+    # ---- stage 4 ----------------------------------------------------------------------------------
+
+    def _take_opening(self, reader: Reader, client: int) -> None:
+        opened = {owner: reader.take(SHARE_BYTES) for owner in sorted((*self._partners[client], client))}
+        reader.end()
+        for owner, share in opened.items():
+            self._openings.setdefault(owner, {})[client + 1] = share
+
+    def _finish(self, left: tuple[int, ...]) -> tuple[Stage, dict[int, bytes]]:
+        layout, survivors = self.terms.layout, set(self._survivors)
+        # Open every secret before touching the sum.
+        seeds = {client: self._open_seed(client) for client in self._survivors}
+        gone = {
+            client: self._open_mask_secret(client)
+            for client, partners in self._partners.items()
+            if client not in survivors and not survivors.isdisjoint(partners)
+        }
+        for client, seed in seeds.items():
+            layout.add_mask(self._sum, self_mask_key(self._context, client, seed), subtract=True)
+        for client, secret in gone.items():
+            for other in self._partners[client]:
+                if other in survivors:
+                    public = self._roster[other].mask
+                    key = wire.mask_key(secret, public, self._context, (client, other), Stage.UNMASK, other)
+                    layout.add_mask(self._sum, key, subtract=other < client)
+        self._total = layout.join(self._sum, len(self._survivors))
+        return Stage.DONE, {}
+
+    def _open(self, owner: int, what: str, is_right: Any) -> bytes:
+        shares = self._openings.get(owner, {})
+        if len(shares) < self.terms.threshold:
+            reason = f"{self.terms.threshold} shares of its {what} are needed, {len(shares)} came"
+            raise ThresholdError(reason, Stage.UNMASK, owner)
+        if (secret := reconstruct(shares, self.terms.threshold, is_right)) is None:
+            reason = f"the shares of its {what} do not give back what it committed to; the round is lost"
+            raise ShareError(reason, Stage.UNMASK, owner)
+        return secret
+
+    def _open_seed(self, owner: int) -> bytes:
+        commitment = self._commitments[owner]
+        return self._open(
+            owner,
+            "self-mask",
+            lambda seed: wire.self_mask_commitment(self._context, owner, seed) == commitment,
+        )
+
+    def _open_mask_secret(self, owner: int) -> X25519PrivateKey:
+        def is_right(secret: bytes) -> bool:
+            public = X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+            return public == self._roster[owner].mask
+
+        return X25519PrivateKey.from_private_bytes(self._open(owner, "mask key", is_right))

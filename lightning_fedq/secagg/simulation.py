@@ -1,0 +1,214 @@
+"""Secure aggregation of one simulated round: what the round engine calls, with memory O(model)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_fedq.core import Mechanism, RoundContext
+from lightning_fedq.randomness import PublicRandomness
+from lightning_fedq.secagg import messages as wire
+from lightning_fedq.secagg.client import Client
+from lightning_fedq.secagg.errors import Stage, StageError, SymbolError, ThresholdError
+from lightning_fedq.secagg.server import Server
+from lightning_fedq.secagg.shamir import SHARE_BYTES
+from lightning_fedq.secagg.terms import SecAgg, Terms
+
+
+@dataclass
+class Traffic:
+    """Bits on the wire of one round, summed over its clients, stage by stage.
+
+    Args:
+        uplink: From clients to the server.
+        downlink: From the server to clients.
+    """
+
+    uplink: dict[Stage, int] = field(default_factory=dict)
+    downlink: dict[Stage, int] = field(default_factory=dict)
+
+    def sent(self, stage: Stage, up: int = 0, down: int = 0) -> None:
+        """Count bytes of one or more messages."""
+        self.uplink[stage] = self.uplink.get(stage, 0) + 8 * up
+        self.downlink[stage] = self.downlink.get(stage, 0) + 8 * down
+
+    @property
+    def uplink_bits(self) -> int:
+        """Everything that the clients sent."""
+        return sum(self.uplink.values())
+
+    @property
+    def downlink_bits(self) -> int:
+        """Everything that the server sent for the protocol; the model is not in it."""
+        return sum(self.downlink.values())
+
+
+def model_digest(weights: Tensor) -> bytes:
+    """SHA-256 of a model, as clients compare it."""
+    array = weights.detach().cpu().contiguous()
+    head = f"{array.dtype} {tuple(array.shape)}\n".encode()
+    return hashlib.sha256(head + array.view(torch.uint8).numpy().tobytes()).digest()
+
+
+def expected_traffic(terms: Terms, num_survivors: int) -> Traffic:
+    """Traffic of a round in which everybody shares keys and `num_survivors` clients do all the rest.
+
+    It is the length of the messages, so a masked run of such a round measures the same to the bit.
+    """
+    size, active = len(terms.cohort), terms.active
+    near = size - 1 if terms.degree >= size - 1 else terms.degree
+    bits, keys = (size + 7) // 8, 2 * wire.KEY_BYTES + (wire.SIGNATURE_BYTES if active else 0)
+    frame, traffic = wire.FRAME_BYTES, Traffic()
+    traffic.sent(Stage.ADVERTISE, size * (frame + wire.HASH_BYTES + keys), size * (frame + wire.KEY_BYTES))
+    listed = size if active else near + 1
+    traffic.sent(
+        Stage.SHARE,
+        size * (frame + wire.HASH_BYTES + near * wire.SEALED_BYTES),
+        size * (frame + bits + wire.HASH_BYTES + listed * keys),
+    )
+    traffic.sent(
+        Stage.MASK,
+        num_survivors * (frame + terms.layout.num_bytes),
+        size * (frame + bits + near * wire.SEALED_BYTES),
+    )
+    if active:
+        traffic.sent(
+            Stage.CONFIRM, num_survivors * (frame + wire.SIGNATURE_BYTES), num_survivors * (frame + bits)
+        )
+    signatures = num_survivors * wire.SIGNATURE_BYTES if active else 0
+    traffic.sent(
+        Stage.UNMASK,
+        num_survivors * (frame + (near + 1) * SHARE_BYTES),
+        num_survivors * (frame + bits + signatures),
+    )
+    return traffic
+
+
+class Aggregation:
+    """The secure sum of one simulated round.
+
+    Use it as `Aggregation(...)`, `add(clients, symbols)` for stacks of any size, `finish()`. With
+    `run="masked"` every message of the protocol is made, packed, tagged and read: clients that will not
+    answer share their keys first, which is the costliest place to drop out. With `run="accounted"` symbols
+    are checked and summed modulo the same moduli, and the traffic is computed instead of measured.
+
+    Args:
+        secagg: The configuration.
+        mechanism: Homomorphic.
+        context: The round; its cohort is asked.
+        rand: What the server knows; symbol ranges may hang on it.
+        session: Names the federation.
+        model_hash: SHA-256 of the model that was sent out (`model_digest`).
+        dropped: Clients of the cohort that will not answer.
+
+    Raises:
+        TypeError: If the mechanism is not homomorphic.
+        ValueError: If the cohort does not suit, or the modulus is too small.
+        ThresholdError: If too few clients will answer.
+    """
+
+    def __init__(
+        self,
+        secagg: SecAgg,
+        mechanism: Mechanism,
+        context: RoundContext,
+        rand: PublicRandomness,
+        *,
+        session: bytes,
+        model_hash: bytes,
+        dropped: Collection[int] = (),
+    ) -> None:
+        layout = secagg.layout(mechanism, context, rand)
+        self.secagg = secagg
+        self.terms = secagg.terms(session, context.round, context.attempt, context.cohort, layout)
+        self.traffic = Traffic()
+        left = len(self.terms.members.difference(dropped))
+        if left < self.terms.min_survivors:
+            reason = (
+                f"{self.terms.min_survivors} clients are needed, {left} of {len(self.terms.cohort)} are left"
+            )
+            raise ThresholdError(reason, Stage.MASK)
+        self._received: list[int] = []
+        self._sum = layout.zeros()
+        self._server: Server | None = None
+        if secagg.run == "masked":
+            self._set_up(model_hash)
+
+    def _set_up(self, model_hash: bytes) -> None:
+        terms = self.terms
+        signing = terms.cohort if terms.active else ()
+        identities = {client: Ed25519PrivateKey.generate() for client in signing}
+        directory = {client: key.public_key() for client, key in identities.items()} if terms.active else None
+        self._server = server = Server(terms, model_hash, directory=directory)
+        self._clients = {
+            c: Client(c, terms, model_hash, identity=identities.get(c), directory=directory)
+            for c in terms.cohort
+        }
+        incoming: Mapping[int, bytes] = {client: server.invitation(client) for client in terms.cohort}
+        for stage, answer in ((Stage.ADVERTISE, Client.advertise), (Stage.SHARE, Client.share_keys)):
+            for client, message in incoming.items():
+                reply = answer(self._clients[client], message)
+                self.traffic.sent(stage, len(reply), len(message))
+                server.receive(reply)
+            incoming = server.close()
+        for client, message in incoming.items():
+            self._clients[client].accept_shares(message)
+            self.traffic.sent(Stage.MASK, down=len(message))
+
+    def add(self, clients: Sequence[int], symbols: Tensor) -> None:
+        """Add the messages of some clients.
+
+        Args:
+            clients: Clients of the cohort that have not answered yet.
+            symbols: `(len(clients), size)` integers.
+
+        Raises:
+            StageError: If a client is not expected.
+            SymbolError: If a symbol is out of the mechanism's range.
+        """
+        rows = symbols.detach().cpu().numpy()
+        for client, row in zip(clients, rows, strict=True):
+            if client not in self.terms.members or client in self._received:
+                raise StageError("this client is not expected, or answered already", Stage.MASK, client)
+            if self._server is not None:
+                message = self._clients[client].masked_input(row)
+                self.traffic.sent(Stage.MASK, len(message))
+                self._server.receive(message)
+            else:
+                try:
+                    self.terms.layout.add(self._sum, self.terms.layout.split(row))
+                except ValueError as error:
+                    raise SymbolError(str(error), Stage.MASK, client) from error
+            self._received.append(client)
+
+    def finish(self) -> Tensor:
+        """Unmask, and return the sum over the clients that answered, `(size,)` int64.
+
+        Raises:
+            SecAggError: If the round can't be finished; there is no partial answer.
+        """
+        if self._server is not None:
+            return torch.from_numpy(self._unmask(self._server))
+        if len(self._received) < self.terms.min_survivors:
+            reason = f"{self.terms.min_survivors} clients are needed, {len(self._received)} are left"
+            raise ThresholdError(reason, Stage.MASK)
+        self.traffic = expected_traffic(self.terms, len(self._received))
+        return torch.from_numpy(self.terms.layout.join(self._sum, len(self._received)))
+
+    def _unmask(self, server: Server) -> NDArray[np.int64]:
+        incoming = server.close()
+        steps = [(Stage.CONFIRM, Client.confirm)] if self.terms.active else []
+        for stage, answer in (*steps, (Stage.UNMASK, Client.unmask)):
+            for client, message in incoming.items():
+                reply = answer(self._clients[client], message)
+                self.traffic.sent(stage, len(reply), len(message))
+                server.receive(reply)
+            incoming = server.close()
+        return server.total

@@ -1,0 +1,273 @@
+"""What every party of a round knows beforehand and nobody takes from the server: `SecAgg` and `Terms`."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_fedq.coding import FixedLength
+from lightning_fedq.core import Mechanism, RoundContext
+from lightning_fedq.randomness import PublicRandomness, pack_fields
+from lightning_fedq.secagg.graph import (
+    CORRECTNESS_BITS,
+    GRINDING_BITS,
+    SECURITY_BITS,
+    correctness_log2,
+    default_threshold,
+    security_log2,
+    smallest_degree,
+)
+from lightning_fedq.secagg.layout import Layout, modular_layout, sum_layout
+
+
+@runtime_checkable
+class BoundedSymbols(Protocol):
+    """A mechanism that states the range of its symbols."""
+
+    def symbol_range(
+        self, context: RoundContext, rand: PublicRandomness
+    ) -> tuple[int | Tensor, int | Tensor]:
+        """Smallest and largest symbol that `encode` can give, for all or `(m,)`, whatever the update."""
+        ...
+
+
+@runtime_checkable
+class ModularSymbols(Protocol):
+    """A mechanism whose symbols are residues, and whose `decode` takes their sum modulo the same number."""
+
+    def symbol_modulus(self, context: RoundContext) -> tuple[int, int]:
+        """Modulus, and number of symbols of a message."""
+        ...
+
+
+@dataclass(frozen=True)
+class Terms:
+    """One attempt at one round, as every party must know it; made by `SecAgg.terms`.
+
+    Args:
+        session: Names the federation, 32 bytes or less.
+        round: Round number.
+        attempt: Earlier attempts at this round.
+        cohort: The clients that were asked, sorted.
+        layout: Ranges and moduli of a message.
+        degree: Neighbours of a client; at least len(cohort) - 1 is the complete graph.
+        threshold: Shares that open a secret.
+        min_survivors: With fewer clients than this, at any stage, nobody goes on.
+        active: Sign keys, and confirm who survived, because the server is not trusted to tell.
+    """
+
+    session: bytes
+    round: int
+    attempt: int
+    cohort: tuple[int, ...]
+    layout: Layout
+    degree: int
+    threshold: int
+    min_survivors: int
+    active: bool
+
+    @cached_property
+    def digest(self) -> bytes:
+        """32 bytes that stand in every message."""
+        fields = (self.round, self.attempt, self.degree, self.threshold, self.min_survivors, int(self.active))
+        state = pack_fields(
+            "fedq secure aggregation v1", self.session, *fields, *self.cohort, self.layout.digest
+        )
+        return hashlib.sha256(state).digest()
+
+    @cached_property
+    def members(self) -> frozenset[int]:
+        """The cohort as a set."""
+        return frozenset(self.cohort)
+
+
+@dataclass(frozen=True)
+class SecAgg:
+    """Secure aggregation around a homomorphic mechanism: the server sees the sum of the symbols only.
+
+    With the complete graph, the default, a curious server together with fewer than `threshold` clients learns
+    no more than the sum over the others; an active one together with at most `max_corrupt` of the clients.
+    A sparse graph makes the cost of a client independent of the cohort, and then security is statistical:
+    2^-40, for corrupt clients and dropouts up to the fractions stated.
+
+    Args:
+        threshold: Shares that open a secret, of the degree + 1 that there are; None takes more than half, and
+            more than two thirds if `active`.
+        degree: Neighbours of a client, even; "auto" takes the smallest safe number; None is everybody.
+        max_corrupt: Fraction of the clients that may collude with the server, in [0, 1).
+        max_dropout: Fraction of the clients that may drop out, in [0, 1). The round is given up beyond that.
+            Both fractions are required with a sparse graph; with the complete graph, where they are optional,
+            they are checked against the threshold.
+        active: The server may lie: keys are signed and survivors confirmed. Needs identities (Ed25519).
+        run: "masked" really runs the protocol in a simulation; "accounted" only counts its bits, and whoever
+            runs the simulation sees every message.
+        modulus: Explicit modulus, for all coordinates; None takes the smallest power of two that can't wrap.
+
+    References:
+        Bonawitz et al., Practical Secure Aggregation for Privacy-Preserving Machine Learning, CCS 2017.
+        Bell et al., Secure Single-Server Aggregation with (Poly)Logarithmic Overhead, CCS 2020.
+
+    Example:
+        >>> SecAgg().rules(10)
+        (9, 6, 6)
+        >>> SecAgg(degree="auto", max_corrupt=0.1, max_dropout=0.1).rules(1000)
+        (58, 30, 900)
+    """
+
+    threshold: int | None = None
+    degree: int | Literal["auto"] | None = None
+    max_corrupt: float | None = None
+    max_dropout: float | None = None
+    active: bool = False
+    run: Literal["masked", "accounted"] = "masked"
+    modulus: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.threshold is not None and self.threshold < 2:
+            raise ValueError(
+                f"threshold must be >= 2, or one client opens every secret, got {self.threshold}"
+            )
+        if not (self.degree in (None, "auto") or (isinstance(self.degree, int) and self.degree >= 2)):
+            raise ValueError(f"degree must be an even number >= 2, 'auto' or None, got {self.degree!r}")
+        if isinstance(self.degree, int) and self.degree % 2:
+            raise ValueError(
+                f"degree must be even, as neighbours stand on both sides of a ring, got {self.degree}"
+            )
+        for name, value in (("max_corrupt", self.max_corrupt), ("max_dropout", self.max_dropout)):
+            if value is not None and not 0.0 <= value < 1.0:
+                raise ValueError(f"{name} must be in [0, 1), got {value}")
+        if self.degree is not None and (self.max_corrupt is None or self.max_dropout is None):
+            raise ValueError("a sparse graph needs max_corrupt and max_dropout: its security hangs on them")
+        if self.run not in ("masked", "accounted"):
+            raise ValueError(f"run must be 'masked' or 'accounted', got {self.run!r}")
+
+    def rules(self, num_clients: int) -> tuple[int, int, int]:
+        """Return (degree, threshold, min_survivors) for a cohort, all checked.
+
+        Raises:
+            ValueError: If the cohort is below 2, the threshold can't be met, or the graph is not safe.
+        """
+        if num_clients < 2:
+            raise ValueError(f"secure aggregation needs a cohort of 2 or more to hide in, got {num_clients}")
+        corrupt = math.floor((self.max_corrupt or 0.0) * num_clients)
+        dropped = math.floor((self.max_dropout or 0.0) * num_clients)
+        degree = self._degree(num_clients, corrupt, dropped)
+        holders = degree + 1
+        threshold = default_threshold(holders, self.active) if self.threshold is None else self.threshold
+        if not holders // 2 < threshold <= holders:
+            raise ValueError(
+                f"threshold must be in [{holders // 2 + 1}, {holders}], more than half of the {holders} "
+                f"holders of a secret in a cohort of {num_clients}, got {threshold}"
+            )
+        survivors = threshold if self.degree is None else max(threshold, num_clients - dropped)
+        if self.active:
+            survivors = max(survivors, default_threshold(num_clients, True))
+        self._check(num_clients, degree, threshold, survivors, corrupt, dropped)
+        return degree, threshold, survivors
+
+    def _degree(self, num_clients: int, corrupt: int, dropped: int) -> int:
+        if self.degree is None:
+            return num_clients - 1
+        if self.degree == "auto":
+            return smallest_degree(num_clients, corrupt, dropped, self.active)
+        return min(self.degree, num_clients - 1)
+
+    def _check(
+        self, num_clients: int, degree: int, threshold: int, survivors: int, corrupt: int, dropped: int
+    ) -> None:
+        if self.max_dropout is not None and num_clients - dropped < survivors:
+            raise ValueError(
+                f"{survivors} of {num_clients} clients must survive, which {dropped} dropouts do not leave; "
+                "lower max_dropout or the threshold"
+            )
+        if self.active and 2 * survivors - num_clients <= corrupt:
+            raise ValueError(
+                f"{corrupt} corrupt clients of {num_clients} could confirm two lists of {survivors} survivors"
+                "; against an active server keep max_corrupt below 1/3"
+            )
+        wanted = -SECURITY_BITS - (GRINDING_BITS if self.active else 0)
+        if security_log2(num_clients, degree, threshold, corrupt, dropped, self.active) > wanted:
+            raise ValueError(
+                f"{corrupt} corrupt clients of {num_clients} could see more than the sum, with probability "
+                f"above 2^{wanted}, at degree {degree} and threshold {threshold}; raise them, or use "
+                "degree='auto'"
+            )
+        if correctness_log2(num_clients, degree, threshold, dropped) > -CORRECTNESS_BITS:
+            raise ValueError(
+                f"{dropped} dropouts of {num_clients} lose the sum with probability above "
+                f"2^-{CORRECTNESS_BITS} at degree {degree} and threshold {threshold}; raise degree, "
+                "lower threshold, or use degree='auto'"
+            )
+
+    def layout(self, mechanism: Mechanism, context: RoundContext, rand: PublicRandomness) -> Layout:
+        """Choose the moduli for one round of a mechanism.
+
+        The range of a symbol comes from the mechanism (`BoundedSymbols`, `ModularSymbols`), or else from the
+        width of its fixed-length code, in which it must fit anyway.
+
+        Raises:
+            TypeError: If the mechanism is not homomorphic or no bound on its symbols is known.
+            ValueError: If the explicit modulus is too small.
+        """
+        self.check(mechanism)
+        size = len(context.cohort)
+        if isinstance(mechanism, ModularSymbols):
+            modulus, count = mechanism.symbol_modulus(context)
+            if self.modulus not in (None, modulus):
+                raise ValueError(
+                    f"{type(mechanism).__name__} sums modulo {modulus}, got modulus={self.modulus}; "
+                    "leave it out"
+                )
+            return modular_layout(count, modulus)
+        if isinstance(mechanism, BoundedSymbols):
+            low, high = (_bound(bound) for bound in mechanism.symbol_range(context, rand))
+            count = next((bound.size for bound in (low, high) if not isinstance(bound, int)), context.dim)
+            return sum_layout(count, low, high, size, self.modulus)
+        code = mechanism.code(context)
+        if not isinstance(code, FixedLength):
+            raise TypeError(
+                f"the symbols of {type(mechanism).__name__} have no known bound, so no modulus is safe; "
+                "give it a symbol_range(context, rand)"
+            )
+        half = 1 << code.bits_per_symbol - 1
+        bounds = (-half, half - 1) if code.signed else (0, 2 * half - 1)
+        return sum_layout(context.dim, *bounds, size, self.modulus)
+
+    def check(self, mechanism: Mechanism) -> None:
+        """Refuse a mechanism whose messages can't be decoded from their sum.
+
+        Raises:
+            TypeError: If the mechanism is not homomorphic.
+        """
+        if not mechanism.homomorphic:
+            raise TypeError(
+                f"{type(mechanism).__name__} is not homomorphic: the sum of its messages does not decode; "
+                "leave out secure_aggregation or choose a homomorphic mechanism"
+            )
+
+    def terms(self, session: bytes, round: int, attempt: int, cohort: Sequence[int], layout: Layout) -> Terms:
+        """Fix one attempt at one round.
+
+        Raises:
+            ValueError: If a client is named twice or the cohort does not suit (`rules`).
+        """
+        if len(set(cohort)) != len(cohort) or any(not 0 <= client < 2**64 - 1 for client in cohort):
+            raise ValueError("clients must be distinct integers in [0, 2^64 - 1)")
+        return Terms(
+            session, round, attempt, tuple(sorted(cohort)), layout, *self.rules(len(cohort)), self.active
+        )
+
+
+def _bound(bound: int | Tensor) -> int | NDArray[np.int64]:
+    if isinstance(bound, int):
+        return bound
+    array: NDArray[np.int64] = bound.detach().cpu().numpy().astype(np.int64)
+    return int(array) if array.ndim == 0 else array
