@@ -1,0 +1,45 @@
+import math
+
+import pytest
+import torch
+from scipy.linalg import hadamard as hadamard_matrix
+
+from lightning_fedq.functional.hadamard import flatness_bound, hadamard, padded_size, rotate, rotate_back
+
+
+def signs(size, seed=0):
+    return 2.0 * torch.randint(0, 2, (size,), generator=torch.Generator().manual_seed(seed)).double() - 1.0
+
+
+@pytest.mark.parametrize("size", [1, 2, 8, 64])
+def test_equals_the_matrix(size):
+    x = torch.randn(3, size, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    matrix = torch.from_numpy(hadamard_matrix(size)).double() / math.sqrt(size)
+    torch.testing.assert_close(hadamard(x), x @ matrix)
+
+
+def test_rotating_back_returns_the_vector_and_keeps_its_norm():
+    x = torch.randn(4, 100, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    rotated = rotate(x, signs(128))
+    torch.testing.assert_close(rotate_back(rotated, signs(128), 100), x)
+    torch.testing.assert_close(rotated.norm(dim=1), x.norm(dim=1))
+
+
+def test_a_spike_is_flattened():
+    # the bound fails with probability 1e-6 per seed
+    spike = torch.zeros(16384, dtype=torch.float64)
+    spike[7] = 1.0
+    dense = torch.randn(16384, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    for seed in range(5):
+        assert rotate(spike, signs(16384, seed)).abs().max().item() == pytest.approx(1 / 128)
+        flat = rotate(dense / dense.norm(), signs(16384, seed))
+        assert flat.abs().max() <= flatness_bound(16384, 1e-6)
+
+
+def test_bad_sizes():
+    with pytest.raises(ValueError, match="power of two, got 6; pad with zeros"):
+        hadamard(torch.zeros(6))
+    with pytest.raises(ValueError, match="100 coordinates need 128 signs, got 64"):
+        rotate(torch.zeros(100), torch.ones(64))
+    with pytest.raises(ValueError, match="dim must be >= 1, got 0"):
+        padded_size(0)
