@@ -361,6 +361,9 @@ class Federated(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open a round."""
+        self._open_round(trainer)
+
+    def _open_round(self, trainer: pl.Trainer) -> None:
         check_accumulation(trainer)
         engine = self._engine
         loops = trainer.fit_loop.state_dict()
@@ -379,7 +382,8 @@ class Federated(pl.Callback):
         ]
         engine.start()
         self._global_views = unflatten(engine.weights, [p.shape for p in self._parameters])
-        self._start = engine.weights.to(self._parameters[0].dtype).to(engine.weights.dtype)
+        self._show_global_weights()
+        self._start = flatten(self._parameters).to(engine.weights.dtype)  # as rounded to the module's dtype
         self._pending = list(reversed(self._coming_stacks()))
         self._training = None
 
@@ -389,6 +393,8 @@ class Federated(pl.Callback):
         """At the first batch of a client or a stack: global weights, a fresh optimiser."""
         if self._training is not None:
             return
+        if self._engine.plan is None:  # resumed after a last batch, Lightning leaves on_train_epoch_start out
+            self._open_round(trainer)
         stack = self._training = self._pending.pop()
         self._steps_left = len(stack.batch_sizes)
         self._optimizer.state.clear()
@@ -488,6 +494,8 @@ class Federated(pl.Callback):
             "mechanism": repr(self.mechanism),
             "num_clients": str(self.num_clients),
             "clients_per_round": str(self.planner.cohort_size),
+            "dropout_probability": str(self.planner.dropout_probability),
+            "weighting": self.weighting,
             "partition": repr(self.partition),
             "target": self.target,
             "seed": str(self.seed),
@@ -502,9 +510,19 @@ class Federated(pl.Callback):
             "federation": self._federation(),
             "plan_seed": self.planner.seed,
             "clients_per_step": self.clients_per_step_chosen,
-            "engine": self._round_start.engine if self._round_start else self.engine.state_dict(),
+            "engine": self._engine_state(),
             "records": records,
         }
+
+    def _engine_state(self) -> dict[str, Any]:
+        """Of an open round its start, so that a seeded run repeats it bit for bit.
+
+        Without a seed the keys of the resumed run are new: what the round has sent is spent, the
+        ledger keeps it, and the repetition is a new attempt.
+        """
+        if self._round_start is not None and self.seed is not None:
+            return self._round_start.engine
+        return self._engine.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the federation of a checkpoint.

@@ -194,7 +194,7 @@ class ClientParallelStrategy:
             num_clients: 0 to `capacity`.
             weights: `(dim,)`, where every client starts from.
         """
-        self._active, self._common = self._weights[:num_clients], weights
+        self._active, self._common = self._weights[:num_clients], weights.to(self._weights.dtype)
         self._active.copy_(weights)
         self._originals = [group["params"] for group in self._optimizer.param_groups]
         self._pairs = []

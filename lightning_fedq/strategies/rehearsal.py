@@ -85,6 +85,8 @@ def _try(
     module.train()
     step = StackedStep(module, names)
     parameters = dict(module.named_parameters())
+    if len({parameters[name].dtype for name in names}) > 1:
+        return Rehearsal("the parameters are of several dtypes")
     weights = torch.cat([parameters[name].detach().reshape(-1) for name in names])
     num_clients = _num_clients(batch)
     stack = weights.repeat(num_clients, 1)

@@ -1,0 +1,335 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.data import IID, Dirichlet, FederatedDataModule
+from lightning_fedq.mechanisms import CorBin, FedAvg
+from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
+
+
+def federated(num_clients: int = 8, **settings: Any) -> Federated:
+    return Federated(**{"mechanism": FedAvg(), "num_clients": num_clients, "seed": 1, **settings})
+
+
+def run(fed: Federated, module: Any = None, data: Any = None, **trainer: Any) -> tuple[Any, pl.Trainer]:
+    module, runner = module or Classifier(), make_trainer(fed, **trainer)
+    runner.fit(module, datamodule=data or Digits())
+    return module, runner
+
+
+def by_hand(fed: Federated, rounds: int, lr: float = 0.5, batch_size: int = 10) -> torch.Tensor:
+    """Federated averaging written out, on the same split and order, without Lightning."""
+    inputs, labels = digits()
+    model = Classifier().backbone
+    for round in range(rounds):
+        plan = fed.planner.plan(round, fed.mechanism)
+        start = [p.detach().clone() for p in model.parameters()]
+        total = [torch.zeros_like(p) for p in start]
+        for client in plan.survivors:
+            for p, q in zip(model.parameters(), start, strict=True):
+                p.data.copy_(q)
+            held = fed.client_indices[client]
+            order = torch.Generator().manual_seed(plan.stream_seed("data order", client))
+            for part in held[torch.randperm(len(held), generator=order)].split(batch_size):
+                loss = nn.functional.cross_entropy(model(inputs[part]), labels[part])
+                for p, gradient in zip(
+                    model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+                ):
+                    p.data.sub_(lr * gradient)
+            for t, p, q in zip(total, model.parameters(), start, strict=True):
+                t += p.detach() - q
+        for p, q, t in zip(model.parameters(), start, total, strict=True):
+            p.data.copy_(q + t / len(plan.survivors))
+    return weights_of(model)
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 3, "auto"])
+def test_is_federated_averaging(clients_per_step: Any) -> None:
+    fed = federated(clients_per_step=clients_per_step)
+    module, _ = run(fed)
+    torch.testing.assert_close(weights_of(module), by_hand(fed, 2), atol=1e-6, rtol=1e-5)
+
+
+def test_unequal_clients_cohorts_and_dropouts() -> None:
+    fed = federated(
+        10, clients_per_round=6, dropout_probability=0.3, partition=Dirichlet(0.5), clients_per_step=4
+    )
+    module, trainer = run(fed, max_epochs=4)
+    torch.testing.assert_close(weights_of(module), by_hand(fed, 4), atol=1e-6, rtol=1e-5)
+    assert len(fed.records) == 4
+    assert all(r.num_received + r.num_dropped == 6 for r in fed.records)
+    assert sum(r.num_dropped for r in fed.records) > 0
+    assert trainer.reload_dataloaders_every_n_epochs == 0
+
+
+def test_one_bit_training_learns_and_logs() -> None:
+    fed = Federated(CorBin(epsilon=5.0), num_clients=20, seed=0)
+    _, trainer = run(fed, data=Digits(1400), max_epochs=6)
+    assert trainer.callback_metrics["val_acc"] > 0.7
+    assert trainer.callback_metrics["fed/uplink_bits"] == 20 * 650
+    assert trainer.callback_metrics["fed/round"] == 5
+    assert fed.engine is not None and fed.engine.round == 6
+
+
+def test_validates_the_model_that_is_saved(tmp_path: Any) -> None:
+    checkpoint = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
+    seen = []
+
+    class Watch(pl.Callback):
+        def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+            if not trainer.sanity_checking:
+                seen.append(weights_of(pl_module))
+
+    fed = federated(clients_per_step=1)
+    trainer = make_trainer(fed, Watch(), checkpoint, enable_checkpointing=True)
+    module = Classifier()
+    trainer.fit(module, datamodule=Digits())
+    for epoch in range(2):
+        state = torch.load(tmp_path / f"epoch={epoch}.ckpt", weights_only=True)["state_dict"]
+        assert torch.equal(torch.cat([v.reshape(-1) for v in state.values()]), seen[epoch])
+        torch.testing.assert_close(seen[epoch], by_hand(fed, epoch + 1), atol=1e-6, rtol=1e-5)
+
+
+def test_a_checkpoint_in_mid_round_holds_the_global_model(tmp_path: Any) -> None:
+    for weights_only in (False, True):
+        checkpoint = pl.callbacks.ModelCheckpoint(
+            tmp_path / str(weights_only), save_top_k=-1, filename="{step}", every_n_train_steps=1,
+            save_weights_only=weights_only,
+        )  # fmt: skip
+        trainer = make_trainer(
+            federated(clients_per_step=1), checkpoint, enable_checkpointing=True, max_epochs=1
+        )
+        trainer.fit(Classifier(), datamodule=Digits())
+        state = torch.load(tmp_path / str(weights_only) / "step=3.ckpt", weights_only=True)["state_dict"]
+        assert torch.equal(torch.cat([v.reshape(-1) for v in state.values()]), weights_of(Classifier()))
+
+
+def test_module_with_its_own_loader() -> None:
+    class Own(Classifier):
+        def train_dataloader(self) -> Any:
+            return Digits().train_dataloader()
+
+        def val_dataloader(self) -> Any:
+            return Digits().val_dataloader()
+
+    fed, module = federated(), Own()
+    make_trainer(fed).fit(module)
+    torch.testing.assert_close(weights_of(module), by_hand(fed, 2), atol=1e-6, rtol=1e-5)
+    assert "train_dataloader" not in vars(module)
+
+
+def test_everything_is_taken_off_again() -> None:
+    fed, data = federated(dropout_probability=0.2), Digits()
+    module, trainer = run(fed, data=data)
+    assert "train_dataloader" not in vars(data)
+    assert not {"training_step", "backward"} & set(vars(trainer.strategy))
+    assert "clip_grad_by_norm" not in vars(trainer.precision_plugin)
+    assert not module._state_dict_hooks
+    assert trainer.test(module, datamodule=data, verbose=False)[0]["val_acc"] > 0.2
+
+
+def test_fit_again_continues() -> None:
+    fed, module = federated(), Classifier()
+    trainer = make_trainer(fed, max_epochs=1)
+    trainer.fit(module, datamodule=Digits())
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(module, datamodule=Digits())
+    assert [r.round for r in fed.records] == [0, 1]
+    torch.testing.assert_close(weights_of(module), by_hand(fed, 2), atol=1e-6, rtol=1e-5)
+
+
+def test_optimiser_state_does_not_leak_between_clients() -> None:
+    """With momentum, the order of the clients would matter if the state were kept."""
+
+    def momentum(params: Any) -> Any:
+        return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+
+    alone, side_by_side = (
+        run(federated(clients_per_step=n), Classifier(optimizer=momentum))[0] for n in (1, 4)
+    )
+    torch.testing.assert_close(weights_of(alone), weights_of(side_by_side), atol=1e-6, rtol=1e-5)
+    one = run(
+        federated(1, clients_per_round=1, local_steps=1, clients_per_step=1), Classifier(optimizer=momentum)
+    )[0]
+    plain = run(federated(1, clients_per_round=1, local_steps=1, clients_per_step=1),
+                Classifier(optimizer=lambda p: torch.optim.SGD(p, lr=0.1)))[0]  # fmt: skip
+    assert torch.equal(weights_of(one), weights_of(plain))
+
+
+def test_learning_rate_schedule_steps_once_a_round() -> None:
+    rates = []
+
+    class Scheduled(Classifier):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+            return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)]
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            rates.append(self.optimizers().param_groups[0]["lr"])
+            return super().training_step(batch, batch_idx)
+
+    fed = federated(4, clients_per_step=1)
+    run(fed, Scheduled(), max_epochs=3)
+    assert rates == [0.5] * 40 + [0.25] * 40 + [0.125] * 40
+
+
+def test_parameter_groups_and_frozen_parameters() -> None:
+    class Groups(Classifier):
+        def configure_optimizers(self) -> Any:
+            first, middle, last = self.backbone[0], self.backbone[2], self.backbone[4]
+            middle.requires_grad_(False)
+            return torch.optim.SGD(
+                [{"params": last.parameters(), "lr": 0.3}, {"params": [first.weight, first.bias]}], lr=0.1
+            )
+
+    def build() -> Any:
+        torch.manual_seed(0)
+        return Groups(
+            nn.Sequential(nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 10))
+        )
+
+    feds = federated(clients_per_step=1), federated(clients_per_step=8)
+    alone, side_by_side = (run(fed, build())[0] for fed in feds)
+    torch.testing.assert_close(weights_of(alone), weights_of(side_by_side), atol=1e-6, rtol=1e-5)
+    assert not torch.equal(alone.backbone[4].weight, build().backbone[4].weight)
+    assert torch.equal(alone.backbone[2].weight, build().backbone[2].weight)
+    assert feds[0].engine is not None and feds[0].engine.segments == (512, 8, 80, 10)
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 8])
+def test_a_diverged_client_counts_as_zero_and_is_named(clients_per_step: int) -> None:
+    class Diverges(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            poisoned = (batch[0][..., 0] > 100).any()
+            loss = super().training_step(batch, batch_idx)
+            return loss * torch.where(poisoned, torch.nan, 1.0)
+
+    inputs, labels = (t[:80].clone() for t in digits())
+    inputs[23, 0] = 1e3
+    clients = [list(range(10 * c, 10 * c + 10)) for c in range(8)]
+    train = TensorDataset(inputs, labels)
+    data = FederatedDataModule(train, batch_size=10, clients=clients, val=train)
+    fed = federated(clients_per_step=clients_per_step)
+    with pytest.warns(UserWarning, match=r"clients \[2\] held a NaN"):
+        module, _ = run(fed, Diverges(), data)
+    assert fed.records[0].non_finite_clients == (2,)
+    assert weights_of(module).isfinite().all()
+    assert not torch.equal(weights_of(module), weights_of(Classifier()))
+
+
+def test_a_round_of_nobody_changes_nothing_and_is_recorded() -> None:
+    fed = federated(2, dropout_probability=0.7)
+    nobody = [r for r in range(8) if not fed.planner.plan(r, fed.mechanism).survivors]
+    assert nobody, "choose another seed"
+    run(fed, max_epochs=8)
+    assert [r.round for r in fed.records if r.num_received == 0] == nobody
+    assert len(fed.records) == 8
+    assert all(fed.records[r].update_norm == 0 for r in nobody)
+
+
+def test_weighted_by_samples() -> None:
+    inputs, labels = digits()
+    clients = [list(range(10)), list(range(10, 40))]
+    train = TensorDataset(inputs[:40], labels[:40])
+    data = FederatedDataModule(train, batch_size=40, clients=clients, val=train)
+    fed = federated(2, weighting="samples", clients_per_step=1)
+    module, _ = run(fed, data=data, max_epochs=1)
+    central = make_trainer(max_epochs=1)
+    whole = Classifier()  # one full-batch step on everything is the weighted mean of the clients' steps
+    central.fit(whole, DataLoader(train, batch_size=40), DataLoader(train, batch_size=40))
+    torch.testing.assert_close(weights_of(module), weights_of(whole), atol=1e-6, rtol=1e-5)
+
+
+def test_data_module_and_callback_alone_are_the_same_road() -> None:
+    alone = run(federated(partition=Dirichlet(0.5)))[0]
+    wrapped = run(federated(), data=FederatedDataModule(Digits(), partition=Dirichlet(0.5)))[0]
+    assert torch.equal(weights_of(alone), weights_of(wrapped))
+
+
+def test_fast_dev_run_is_a_round() -> None:
+    fed = federated()
+    _, trainer = run(fed, fast_dev_run=3)
+    assert len(fed.records) == 1
+    assert trainer.global_step == 3 or fed.clients_per_step_chosen == 8
+    fed = federated(clients_per_step=1)
+    run(fed, fast_dev_run=True)
+    assert fed.records[0].num_received == 1
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 8])
+def test_bfloat16(clients_per_step: int) -> None:
+    for precision in ("bf16-mixed", "bf16-true", "64-true"):
+        fed = federated(clients_per_step=clients_per_step)
+        _, trainer = run(fed, precision=precision, max_epochs=3)
+        assert trainer.callback_metrics["val_acc"] > 0.5, precision
+
+
+def test_gradient_clipping_is_per_client() -> None:
+    for algorithm in ("norm", "value"):
+        alone, side_by_side = (
+            run(federated(clients_per_step=n), gradient_clip_val=0.05, gradient_clip_algorithm=algorithm)[0]
+            for n in (1, 4)
+        )
+        torch.testing.assert_close(weights_of(alone), weights_of(side_by_side), atol=1e-6, rtol=1e-5)
+        assert not torch.allclose(weights_of(alone), weights_of(run(federated())[0]), atol=1e-4)
+
+
+def test_dropout_masks_depend_on_neither_order_nor_earlier_rounds() -> None:
+    def build() -> Classifier:
+        return Classifier(nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10)))
+
+    torch.manual_seed(1)
+    first = build()
+    torch.manual_seed(1)
+    second = build()
+    second.load_state_dict(first.state_dict())
+    run(federated(clients_per_step=1), first)
+    torch.manual_seed(123)
+    run(federated(clients_per_step=1), second)
+    assert torch.equal(weights_of(first), weights_of(second))
+
+
+def test_server_optimizer() -> None:
+    fed = federated(server_optimizer=lambda params: torch.optim.Adam(params, lr=0.1))
+    _, trainer = run(fed, max_epochs=5)
+    assert trainer.callback_metrics["val_acc"] > 0.6
+
+
+def test_secure_keys_by_default() -> None:
+    fed = Federated(CorBin(epsilon=3.0), num_clients=4)
+    run(fed, max_epochs=1)
+    assert fed.engine is not None and fed.engine.keys.mode == "secure"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"local_epochs": 0}, "local_epochs must be >= 1, got 0"),
+        ({"local_steps": 0}, "local_steps must be >= 1 or None, got 0"),
+        ({"clients_per_step": 0}, "clients_per_step must be >= 1 or 'auto', got 0"),
+        ({"weighting": "size"}, "weighting must be 'uniform' or 'samples', got 'size'"),
+    ],
+)
+def test_bad_settings(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        federated(**settings)
+
+
+def test_partition_given_twice() -> None:
+    data = FederatedDataModule(Digits(), partition=Dirichlet(1.0))
+    with pytest.raises(ValueError, match="give it in one place"):
+        run(federated(partition=Dirichlet(0.1)), data=data)
+    assert IID() == federated().partition
+
+
+def test_label_figure() -> None:
+    fed = federated()
+    run(fed, max_epochs=1)
+    assert fed.label_figure().axes[0].get_xlabel() == "client"

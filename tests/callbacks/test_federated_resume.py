@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.data import Dirichlet
+from lightning_fedq.mechanisms import CorBin, FedAvg
+from tests.digits_run import Classifier, Digits, make_trainer, weights_of
+
+ROUNDS, CLIENTS = 4, 6
+pytestmark = [  # what Lightning says when a run goes on in another folder, or with another ModelCheckpoint
+    pytest.mark.filterwarnings("ignore:The dirpath has changed:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning"),
+    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning"),
+]
+
+
+class Killed(pl.Callback):
+    """Ends the process, as the power would, in the middle of a round."""
+
+    def __init__(self, at_step: int) -> None:
+        self.at_step = at_step
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        if trainer.global_step == self.at_step:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Interrupted(Killed):
+    """Raises in the middle of a round."""
+
+    def __init__(self, at_step: int, error: BaseException) -> None:
+        super().__init__(at_step)
+        self.error = error
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        if trainer.global_step == self.at_step:
+            raise self.error
+
+
+def federation(clients_per_step: int, **settings: Any) -> Federated:
+    values: dict[str, Any] = {
+        "mechanism": CorBin(epsilon=5.0),
+        "num_clients": CLIENTS,
+        "clients_per_step": clients_per_step,
+        "seed": 3,
+        "server_optimizer": lambda params: torch.optim.Adam(params, lr=0.01),
+        "local_epochs": 2,
+    }
+    return Federated(**{**values, **settings})
+
+
+def module() -> Classifier:
+    torch.manual_seed(0)
+    backbone = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 10))
+    return Classifier(backbone, lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
+
+
+def fit(
+    folder: Path,
+    clients_per_step: int,
+    *extra: Any,
+    resume: Any = None,
+    every: str = "epoch",
+    **settings: Any,
+) -> tuple[Classifier, Federated]:
+    steps = {"every_n_train_steps": 1} if every == "step" else {}
+    keep = pl.callbacks.ModelCheckpoint(folder, filename="{epoch}-{step}", save_top_k=-1, **steps)
+    fed, model = federation(clients_per_step, **settings), module()
+    trainer = make_trainer(fed, keep, *extra, enable_checkpointing=True, max_epochs=ROUNDS)
+    trainer.fit(model, datamodule=Digits(120), ckpt_path=resume)
+    return model, fed
+
+
+def latest(folder: Path) -> Path:
+    return max(folder.glob("*.ckpt"), key=lambda path: int(path.stem.rpartition("=")[2]))
+
+
+def run_and_die(folder: str, clients_per_step: str, at_step: str) -> None:
+    """What the subprocess does."""
+    fit(Path(folder), int(clients_per_step), Killed(int(at_step)))
+
+
+@pytest.mark.parametrize(("clients_per_step", "steps_per_round"), [(1, 24), (4, 8)])
+def test_killed_and_resumed_is_bit_identical(
+    tmp_path: Path, clients_per_step: int, steps_per_round: int
+) -> None:
+    whole, fed = fit(tmp_path / "whole", clients_per_step)
+    code = "import sys; from tests.callbacks.test_federated_resume import run_and_die; run_and_die(*sys.argv[1:])"
+    dead = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            code,
+            str(tmp_path / "dead"),
+            str(clients_per_step),
+            str(int(2.4 * steps_per_round)),
+        ],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        check=False,
+    )
+    assert dead.returncode == -signal.SIGKILL, dead.stderr[-2000:]
+    assert latest(tmp_path / "dead").stem == f"epoch=1-step={2 * steps_per_round}"
+    torch.manual_seed(99)
+    resumed, again = fit(tmp_path / "again", clients_per_step, resume=latest(tmp_path / "dead"))
+    assert torch.equal(weights_of(resumed), weights_of(whole))
+    assert [r.round for r in again.records] == list(range(ROUNDS))
+    assert [r.mse for r in again.records] == [r.mse for r in fed.records]
+
+
+def test_resumed_with_rounds_of_different_length(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"dropout_probability": 0.4, "partition": Dirichlet(0.5)}
+    whole, fed = fit(tmp_path / "whole", 1, **settings)
+    assert len({r.num_received for r in fed.records}) > 1
+    for path in sorted((tmp_path / "whole").glob("*.ckpt"))[:-1]:
+        resumed, _ = fit(tmp_path / f"again-{path.stem}", 1, resume=path, **settings)
+        assert torch.equal(weights_of(resumed), weights_of(whole)), path.stem
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 4])
+def test_resumed_from_a_checkpoint_in_mid_round(tmp_path: Path, clients_per_step: int) -> None:
+    """The interrupted round is repeated from its start, with the same streams."""
+    whole, _ = fit(tmp_path / "whole", clients_per_step, every="step")
+    checkpoints = sorted((tmp_path / "whole").glob("*.ckpt"), key=lambda p: int(p.stem.rpartition("=")[2]))
+    per_round = len(checkpoints) // ROUNDS
+    for step in (1, per_round - 1, per_round, per_round + 1, 2 * per_round + 2, 4 * per_round - 1):
+        path = checkpoints[step - 1]
+        resumed, fed = fit(tmp_path / f"again-{path.stem}", clients_per_step, resume=path)
+        assert torch.equal(weights_of(resumed), weights_of(whole)), path.stem
+        assert [r.round for r in fed.records] == list(range(ROUNDS)), path.stem
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()])
+@pytest.mark.parametrize("clients_per_step", [1, 4])
+def test_an_exception_leaves_the_global_model_and_a_loadable_checkpoint(
+    tmp_path: Path, error: BaseException, clients_per_step: int
+) -> None:
+    whole, _ = fit(tmp_path / "whole", clients_per_step)
+    fed, model = federation(clients_per_step), module()
+    at_step = 24 + 13 if clients_per_step == 1 else 8 + 3
+    trainer = make_trainer(fed, Interrupted(at_step, error), max_epochs=ROUNDS)
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit if isinstance(error, KeyboardInterrupt) else RuntimeError):
+        trainer.fit(model, datamodule=Digits(120))
+    signal.signal(signal.SIGINT, handler)
+    after_one_round = torch.load(next((tmp_path / "whole").glob("epoch=0*")), weights_only=True)["state_dict"]
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, after_one_round[name])
+    assert fed.engine is not None and fed.engine.plan is None and fed.engine.attempt == 1
+    trainer.save_checkpoint(tmp_path / "late.ckpt")
+    resumed, again = fit(tmp_path / "again", clients_per_step, resume=tmp_path / "late.ckpt")
+    assert torch.equal(weights_of(resumed), weights_of(whole))
+    assert [r.round for r in again.records] == list(range(ROUNDS))
+
+
+def test_without_a_seed_an_interrupted_round_stays_charged_and_is_a_new_attempt(tmp_path: Path) -> None:
+    fed = federation(1, seed=None)
+    trainer = make_trainer(fed, Interrupted(30, RuntimeError("boom")), max_epochs=ROUNDS)
+    with pytest.raises(RuntimeError):
+        trainer.fit(module(), datamodule=Digits(120))
+    trainer.save_checkpoint(tmp_path / "late.ckpt")
+    _, again = fit(tmp_path / "again", 1, resume=tmp_path / "late.ckpt", seed=None)
+    assert again.planner.seed == fed.planner.seed
+    assert all(torch.equal(a, b) for a, b in zip(again.client_indices, fed.client_indices, strict=True))
+    assert again.engine is not None and again.engine.ledger.most_charged == ROUNDS + 1
+
+
+@pytest.mark.parametrize(
+    "other", [{"mechanism": FedAvg()}, {"num_clients": 5}, {"seed": 4}, {"partition": Dirichlet(9.0)}]
+)
+def test_a_checkpoint_of_another_federation_is_refused(tmp_path: Path, other: dict[str, Any]) -> None:
+    if not (checkpoint := tmp_path / "one.ckpt").exists():
+        trainer = make_trainer(federation(1), max_epochs=1)
+        trainer.fit(module(), datamodule=Digits(120))
+        trainer.save_checkpoint(checkpoint)
+    with pytest.raises(ValueError, match=f"checkpoint is of another federation: {next(iter(other))} = "):
+        fit(tmp_path, 1, resume=checkpoint, **other)
+
+
+def test_stopping_early_in_mid_round_does_not_count_the_round() -> None:
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            trainer.should_stop = trainer.global_step == 30
+
+    fed, model = federation(1), module()
+    make_trainer(fed, Stop(), max_epochs=ROUNDS).fit(model, datamodule=Digits(120))
+    assert [r.round for r in fed.records] == [0]
+    assert fed.engine is not None and torch.equal(weights_of(model), fed.engine.weights)

@@ -1,0 +1,79 @@
+"""An ordinary Lightning run on scikit-learn's digits, for the tests of what federates it."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from sklearn.datasets import load_digits
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from lightning_fedq._lightning import pl
+
+
+@cache
+def digits() -> tuple[Tensor, Tensor]:
+    data = load_digits()
+    return torch.tensor(data.data / 16, dtype=torch.float32), torch.tensor(data.target)
+
+
+class Classifier(pl.LightningModule):
+    """A linear classifier, or any backbone, with any optimiser."""
+
+    def __init__(self, backbone: nn.Module | None = None, optimizer: Any = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.backbone = backbone or nn.Linear(64, 10)
+        self.optimizer = optimizer or (lambda params: torch.optim.SGD(params, lr=0.5))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        inputs, labels = batch
+        loss = nn.functional.cross_entropy(self.backbone(inputs), labels)
+        self.log("train_loss", loss, on_step=False, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        inputs, labels = batch
+        self.log("val_acc", (self.backbone(inputs).argmax(1) == labels).float().mean())
+
+    test_step = validation_step
+
+    def configure_optimizers(self) -> Any:
+        return self.optimizer(self.parameters())
+
+
+class Digits(pl.LightningDataModule):
+    def __init__(self, num_train: int = 400, batch_size: int = 10, **loader: Any) -> None:
+        super().__init__()
+        self.num_train, self.loader = num_train, {"batch_size": batch_size, "shuffle": True, **loader}
+
+    def train_set(self) -> Dataset[Any]:
+        inputs, labels = digits()
+        return TensorDataset(inputs[: self.num_train], labels[: self.num_train])
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.train_set(), **self.loader)
+
+    def val_dataloader(self) -> Any:
+        inputs, labels = digits()
+        return DataLoader(TensorDataset(inputs[1500:], labels[1500:]), batch_size=300)
+
+    test_dataloader = val_dataloader
+
+
+def make_trainer(*callbacks: Any, **settings: Any) -> pl.Trainer:
+    quiet: dict[str, Any] = {
+        "max_epochs": 2,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return pl.Trainer(callbacks=list(callbacks), **{**quiet, **settings})
+
+
+def weights_of(module: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().reshape(-1) for parameter in module.parameters()])
