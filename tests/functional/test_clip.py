@@ -1,0 +1,39 @@
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lightning_fedq.functional.clip import truncate_to_grid, unit_ball_factors
+
+
+@given(
+    values=st.lists(st.floats(-(2.0**127), 2.0**127, width=32), min_size=1, max_size=60),
+    clip_norm=st.floats(1e-6, 1e6),
+    order=st.sampled_from([1, 2]),
+)
+@settings(max_examples=200, deadline=None)
+def test_the_integer_vector_never_leaves_the_ball(values, clip_norm, order):
+    """Checked with Python's unbounded integers: sum |x|^p <= (2^30)^p, exactly."""
+    rows = torch.tensor([values], dtype=torch.float64)
+    factors, _ = unit_ball_factors(rows, clip_norm, order)
+    integers = truncate_to_grid(rows[0] * factors[0], 30).tolist()
+    assert sum(abs(x) ** order for x in integers) <= 2 ** (30 * order)
+
+
+@pytest.mark.parametrize("order", [1, 2])
+def test_rows_on_the_sphere_stay_inside(order):
+    """Norms exactly at the bound are where rounding could push them out."""
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(500, 300, generator=generator, dtype=torch.float64)
+    rows = rows / torch.linalg.vector_norm(rows, order, dim=1, keepdim=True)
+    factors, _ = unit_ball_factors(rows, 1.0, order)
+    integers = truncate_to_grid(rows * factors[:, None], 30)
+    for row in integers.tolist():
+        assert sum(abs(x) ** order for x in row) <= 2 ** (30 * order)
+
+
+def test_short_rows_keep_their_size_and_long_ones_are_reported():
+    rows = torch.tensor([[0.3, 0.4], [3.0, 4.0]], dtype=torch.float64)
+    factors, clipped = unit_ball_factors(rows, 1.0, 2)
+    assert clipped.tolist() == [False, True]
+    assert factors.tolist() == pytest.approx([1.0, 0.2], rel=1e-13)
