@@ -201,6 +201,11 @@ class RoundEngine:
                 )
             if not bool((client_weights > 0).all() and torch.isfinite(client_weights).all()):
                 raise ValueError("client_weights must be > 0 and finite")
+            if mechanism.fixed_cohort:
+                raise ValueError(
+                    f"the noise of {type(mechanism).__name__} is made for a mean with equal weights; "
+                    "leave client_weights out (weighting='uniform')"
+                )
         self.mechanism, self.planner, self.keys = mechanism, planner, keys
         self.segments, self.range_rule, self.target = tuple(segments), ranges, target
         self.smoothing, self.client_weights, self.diagnostics = smoothing, client_weights, diagnostics
@@ -272,6 +277,7 @@ class RoundEngine:
         message = self.mechanism.encode(values, self._context, rand)
         self._uplink_bits += message.num_bits
         self._clipped += message.num_clipped
+        self._message_size = message.symbols.shape[1]
         self._add(message.symbols, clients)
         if self._exact is not None:
             self._exact += self._scale(updates, clients).sum(0, dtype=self._exact.dtype)
@@ -339,8 +345,16 @@ class RoundEngine:
     def _mean(self) -> Tensor:
         if self._symbols is not None:
             public = PublicRandomness(self.keys, self._context.round, self.attempt)
-            self._decoded = self.mechanism.decode(self._symbols, self._received, self._context, public)
+            counted = self._context.cohort if self.mechanism.fixed_cohort else self._received
+            self._decoded = self.mechanism.decode(self._symbols, counted, self._context, public)
+        elif self.mechanism.fixed_cohort and (absent := self._absent()):
+            public = PublicRandomness(self.keys, self._context.round, self.attempt)
+            zeros = torch.zeros(len(absent), self._message_size, dtype=torch.int32, device=self.weights.device)
+            self._decoded += self.mechanism.decode(zeros, absent, self._context, public)
         return self._decoded.to(self.weights) / self._total_weight()
+
+    def _absent(self) -> list[int]:
+        return [client for client in self._context.cohort if client not in set(self._received)]
 
     def _noise_variance(self) -> Tensor | None:
         """Bound on the variance of the mean; coupled errors never add up, so weights enter squared."""
@@ -429,4 +443,4 @@ class RoundEngine:
         self.total_uplink_bits = state["total_uplink_bits"]
         self.total_downlink_bits = state["total_downlink_bits"]
         if self._optimizer is not None:
-            self._optimizer.load_state_dict(state["optimizer"])
+            self._optimizer.load_state_dict(deepcopy(state["optimizer"]))

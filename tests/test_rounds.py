@@ -1,0 +1,408 @@
+import copy
+import io
+import math
+
+import pytest
+import torch
+
+from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, GaussianNoise, StratifiedCorBin
+from lightning_fedq.randomness import SeededKeys
+from lightning_fedq.ranges import AdaptiveRange, FixedRange, PreviousMinMax
+from lightning_fedq.rounds import RoundEngine, RoundPlanner
+
+DIM, SEGMENTS = 12, (8, 4)
+
+
+def make_engine(mechanism=None, num_clients=5, ranges=None, planner=None, seed=3, **options):
+    weights = torch.linspace(-0.5, 0.5, DIM)
+    planner = planner or RoundPlanner(num_clients, seed)
+    return RoundEngine(
+        mechanism or CorBin(1.0),
+        planner,
+        SeededKeys(seed),
+        weights,
+        SEGMENTS,
+        ranges or FixedRange(1.0),
+        **options,
+    )
+
+
+def update_of(client, round=0):
+    return 0.4 * torch.randn(DIM, generator=torch.Generator().manual_seed(100 * round + client))
+
+
+def run_round(engine, order=None, stack=1, updates=update_of):
+    plan = engine.start()
+    order = list(order or plan.survivors)
+    for start in range(0, len(order), stack):
+        clients = order[start : start + stack]
+        engine.receive(clients, torch.stack([updates(c, plan.round) for c in clients]))
+    return engine.finish()
+
+
+# ---- plans ------------------------------------------------------------------------------------------
+
+
+def test_a_plan_is_a_function_of_seed_and_round():
+    planner, again = (RoundPlanner(20, 7, clients_per_round=9, dropout_probability=0.3) for _ in range(2))
+    plans = [planner.plan(round, CorBin(1.0)) for round in range(4)]
+    assert plans == [again.plan(round, CorBin(1.0)) for round in range(4)]
+    assert len({plan.cohort for plan in plans}) == 4
+    assert RoundPlanner(20, 8, 9, 0.3).plan(0, CorBin(1.0)).cohort != plans[0].cohort
+    for plan in plans:
+        assert [len(group) for group in plan.groups] == [2, 2, 2, 2, 1]
+        assert set(plan.survivors) == set(plan.cohort) - plan.dropped
+
+
+def test_dropouts_are_as_frequent_as_said_and_nobody_is_spared():
+    """10,000 chances at p = 0.3: within 5 standard errors (0.023); each of 10 clients at least once."""
+    planner = RoundPlanner(10, 0, dropout_probability=0.3)
+    dropped = [c for round in range(1000) for c in planner.plan(round, LDPQ(1.0)).dropped]
+    assert abs(len(dropped) / 10_000 - 0.3) < 0.023
+    assert set(dropped) == set(range(10))
+
+
+def test_every_pair_of_clients_meets_equally_often():
+    """3,000 rounds of 4 clients: each of 6 pairs in a third of them, within 5 standard errors."""
+    planner, met = RoundPlanner(4, 0), {}
+    for round in range(3000):
+        for group in planner.plan(round, CorBin(1.0)).groups:
+            met[tuple(sorted(group))] = met.get(tuple(sorted(group)), 0) + 1
+    assert len(met) == 6
+    assert all(abs(count / 3000 - 1 / 3) < 5 * math.sqrt(2 / 9 / 3000) for count in met.values())
+
+
+def test_stream_seeds_differ_by_purpose_round_and_client():
+    planner = RoundPlanner(3, 0)
+    plans = [planner.plan(round, LDPQ(1.0)) for round in range(2)]
+    seeds = [p.stream_seed(purpose, c) for p in plans for purpose in ("a", "b") for c in (None, 0, 1)]
+    assert len(set(seeds)) == 12
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ((0, 0), "num_clients must be >= 1, got 0"),
+        ((3, 0, 4), "clients_per_round must be in \\[1, num_clients = 3\\], got 4"),
+        ((3, 0, None, 1.0), "dropout_probability must be in \\[0, 1\\), got 1.0"),
+    ],
+)
+def test_senseless_planners_are_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        RoundPlanner(*arguments)
+
+
+# ---- rounds -----------------------------------------------------------------------------------------
+
+
+def test_fedavg_is_the_mean():
+    engine, start = make_engine(FedAvg()), torch.linspace(-0.5, 0.5, DIM)
+    record = run_round(engine)
+    mean = torch.stack([update_of(c) for c in range(5)]).mean(0)
+    torch.testing.assert_close(engine.weights, start + mean)
+    assert record.num_received == record.cohort_size == 5
+    assert record.mse < 1e-14
+    assert record.cosine == pytest.approx(1.0)
+    assert record.update_norm == pytest.approx(mean.norm().item(), rel=1e-5)
+
+
+def test_records_count_bits():
+    engine = make_engine(num_clients=5)
+    record = run_round(engine)
+    assert record.uplink_bits == 5 * DIM
+    assert record.downlink_bits == 5 * (32 * DIM + 2 * 64)
+    assert record.setup_bits == 5 * 256
+    assert run_round(engine).setup_bits == 0
+    assert engine.total_uplink_bits == 10 * DIM
+    assert set(record.metrics()) >= {"uplink_bits", "mse", "snr_db", "num_non_finite", "radius_max"}
+    assert all(isinstance(value, int | float) for value in record.metrics().values())
+
+
+@pytest.mark.parametrize(
+    "mechanism", [LDPQ(1.0), CorBin(1.0), StratifiedCorBin(1.0, 3), GaussianNoise(2.0, 1.0)]
+)
+def test_neither_the_stack_size_nor_the_order_of_arrival_matters(mechanism):
+    reference = make_engine(mechanism, 7)
+    run_round(reference)
+    for order, stack in ((None, 7), (None, 3), ([6, 1, 0, 3, 5, 2, 4], 2)):
+        engine = make_engine(mechanism, 7)
+        run_round(engine, order, stack)
+        assert torch.equal(engine.weights, reference.weights)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("target", ["updates", "weights"])
+@pytest.mark.parametrize("mechanism", [CorBin(1.0), FedAvg(), GaussianNoise(1.0, 1.0)])
+def test_a_client_that_is_not_finite_counts_as_zero_and_is_named(mechanism, target, bad):
+    def poisoned(client, round):
+        update = update_of(client, round)
+        update[5] = bad if client == 2 else update[5]
+        return update
+
+    def zeroed(client, round):
+        return update_of(client, round) * (client != 2)
+
+    engine, reference = make_engine(mechanism, target=target), make_engine(mechanism, target=target)
+    record, clean = (
+        run_round(engine, stack=5, updates=poisoned),
+        run_round(reference, stack=5, updates=zeroed),
+    )
+    assert torch.equal(engine.weights, reference.weights)
+    assert record.non_finite_clients == (2,)
+    assert record.metrics()["num_non_finite"] == 1
+    assert clean.non_finite_clients == ()
+    assert record.mse == clean.mse
+
+
+def test_large_finite_updates_are_not_taken_for_infinite_ones():
+    engine = make_engine(num_clients=1)
+    engine.start()
+    engine.receive([0], torch.full((1, DIM), 3e38))
+    assert engine.finish().non_finite_clients == ()
+    assert bool(torch.isfinite(engine.weights).all())
+
+
+def test_a_round_without_answers_leaves_the_model_and_is_recorded():
+    engine = make_engine(num_clients=4)
+    before, radius = engine.weights.clone(), engine.ranges.radius.clone()
+    engine.start()
+    record = engine.finish()
+    assert torch.equal(engine.weights, before)
+    assert torch.equal(engine.ranges.radius, radius)
+    assert (record.num_received, record.cohort_size, record.uplink_bits) == (0, 4, 0)
+    assert engine.round == 1
+
+
+def test_dropouts_are_missing_from_the_mean():
+    planner = RoundPlanner(6, 5, dropout_probability=0.5)
+    engine = make_engine(FedAvg(), planner=planner)
+    survivors = planner.plan(0, FedAvg()).survivors
+    assert 0 < len(survivors) < 6
+    record = run_round(engine)
+    mean = torch.stack([update_of(c) for c in survivors]).mean(0)
+    torch.testing.assert_close(engine.weights, torch.linspace(-0.5, 0.5, DIM) + mean)
+    assert record.num_dropped == 6 - len(survivors)
+    assert record.num_received == len(survivors)
+
+
+def test_a_client_that_the_plan_kept_may_still_vanish():
+    engine = make_engine(FedAvg(), 3)
+    engine.start()
+    engine.receive([1], update_of(1)[None])
+    assert engine.finish().num_received == 1
+    torch.testing.assert_close(engine.weights, torch.linspace(-0.5, 0.5, DIM) + update_of(1))
+
+
+def test_the_weights_themselves_can_be_quantised():
+    """FedAvg: the model becomes the client's weights; LDP-FL: it stays within alpha radii of the centre."""
+    engine = make_engine(FedAvg(), 1, PreviousMinMax(), target="weights")
+    run_round(engine)
+    torch.testing.assert_close(engine.weights, torch.linspace(-0.5, 0.5, DIM) + update_of(0))
+    mechanism = LDPQ(1.0)
+    engine = make_engine(mechanism, 3, PreviousMinMax(margin=1.0), target="weights")
+    ranges = engine.ranges
+    run_round(engine)
+    reach = engine._context.expand(ranges.radius) * mechanism.coin.scale
+    inside = (engine.weights.double() - engine._context.expand(ranges.center)).abs()
+    assert bool((inside <= reach * (1 + 1e-6)).all())
+
+
+def test_smoothing_moves_part_of_the_way():
+    whole, part = make_engine(), make_engine(smoothing=0.25)
+    start = whole.weights.clone()
+    run_round(whole)
+    run_round(part)
+    torch.testing.assert_close(part.weights - start, 0.25 * (whole.weights - start))
+
+
+def test_sgd_with_unit_rate_is_no_server_optimiser():
+    plain, sgd = make_engine(), make_engine(server_optimizer=lambda p: torch.optim.SGD(p, lr=1.0))
+    for _ in range(2):
+        run_round(plain)
+        run_round(sgd)
+    torch.testing.assert_close(sgd.weights, plain.weights)
+
+
+def test_the_server_optimiser_keeps_its_momentum():
+    engine = make_engine(FedAvg(), server_optimizer=lambda p: torch.optim.SGD(p, lr=1.0, momentum=0.5))
+    constant = lambda client, round: torch.ones(DIM)  # noqa: E731
+    start = engine.weights.clone()
+    run_round(engine, updates=constant)
+    run_round(engine, updates=constant)
+    torch.testing.assert_close(engine.weights - start, torch.full((DIM,), 1.0 + 1.5))
+
+
+@pytest.mark.parametrize("mechanism", [FedAvg(), GaussianNoise(9.0, 1e-5)])
+def test_a_weighted_mean(mechanism):
+    weights = torch.tensor([1.0, 2.0, 0.5, 4.0, 1.0])
+    engine = make_engine(mechanism, client_weights=weights)
+    record = run_round(engine, stack=2)
+    rows = torch.stack([update_of(c) for c in range(5)])
+    expected = (rows * weights[:, None]).sum(0) / weights.sum()
+    torch.testing.assert_close(engine.weights - torch.linspace(-0.5, 0.5, DIM), expected, atol=2e-3, rtol=0)
+    assert record.mse < 1e-6
+
+
+def test_equal_weights_are_no_weights():
+    plain, weighted = make_engine(), make_engine(client_weights=torch.full((5,), 3.0))
+    run_round(plain)
+    run_round(weighted)
+    torch.testing.assert_close(plain.weights, weighted.weights)
+
+
+def test_the_noise_bound_knows_who_answered_and_how_much_they_weigh():
+    engine = make_engine(LDPQ(1.0), 4, client_weights=torch.tensor([3.0, 1.0, 1.0, 1.0]))
+    engine.start()
+    for client in (0, 1):
+        engine.receive([client], update_of(client)[None])
+    bound = engine._noise_variance()
+    alone = engine.mechanism.noise_variance(engine._context, [0])
+    torch.testing.assert_close(bound, alone * (9 + 1) / 16)
+
+
+def test_diagnostics_can_be_left_out():
+    record = run_round(make_engine(diagnostics=False))
+    assert math.isnan(record.mse)
+    assert math.isnan(record.snr_db)
+    assert record.update_norm > 0
+
+
+def test_the_error_of_many_rounds_is_the_closed_form():
+    """Mean of mse over 300 rounds of LDP-FL with zero updates: r^2 alpha^2 / n, within 5 standard errors."""
+    mechanism = LDPQ(1.0)
+    engine = make_engine(mechanism, 4)
+    zero = lambda client, round: torch.zeros(DIM)  # noqa: E731
+    errors = torch.tensor([run_round(engine, stack=4, updates=zero).mse for _ in range(300)])
+    expected = mechanism.coin.scale**2 / 4
+    assert abs(errors.mean().item() - expected) < 5 * errors.std().item() / math.sqrt(300)
+
+
+def test_clip_rate_counts_coordinates_outside():
+    engine = make_engine(num_clients=2, ranges=FixedRange(0.5))
+    half = torch.cat([torch.ones(DIM // 2), torch.zeros(DIM // 2)])
+    assert run_round(engine, updates=lambda c, r: half).clip_rate == 0.5
+
+
+def test_wide_symbols_do_not_overflow_the_sum():
+    """Three clients at 25 bits: the accumulator of 32-bit symbols has 64 bits."""
+    engine = make_engine(GaussianNoise(1.0, 1e-6), 3)
+    run_round(engine)
+    assert engine._symbols.dtype == torch.int64
+
+
+# ---- misuse -----------------------------------------------------------------------------------------
+
+
+def test_receive_and_finish_need_an_open_round():
+    engine = make_engine()
+    with pytest.raises(RuntimeError, match=r"no round is open; call start\(\) first"):
+        engine.finish()
+    with pytest.raises(RuntimeError, match="no round is open"):
+        engine.receive([0], torch.zeros(1, DIM))
+
+
+def test_answers_are_expected_once_and_in_shape():
+    engine = make_engine(planner=RoundPlanner(5, 0, clients_per_round=3))
+    plan = engine.start()
+    client, stranger = plan.survivors[0], next(c for c in range(5) if c not in plan.cohort)
+    engine.receive([client], torch.zeros(1, DIM))
+    for clients in ([client], [stranger], [plan.survivors[1]] * 2):
+        with pytest.raises(ValueError, match="not expected, or answered twice"):
+            engine.receive(clients, torch.zeros(len(clients), DIM))
+    with pytest.raises(ValueError, match=r"updates must have shape \(1, 12\), got \(1, 11\)"):
+        engine.receive([plan.survivors[1]], torch.zeros(1, DIM - 1))
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"target": "gradients"}, "target must be 'updates' or 'weights', got 'gradients'"),
+        ({"smoothing": 0.0}, r"smoothing must be in \(0, 1\], got 0.0"),
+        ({"smoothing": math.nan}, r"smoothing must be in \(0, 1\], got nan"),
+        ({"client_weights": torch.ones(4)}, r"one weight per client, shape \(5,\), got \(4,\)"),
+        ({"client_weights": torch.tensor([1, 1, 1, 1, 0.0])}, "client_weights must be > 0 and finite"),
+    ],
+)
+def test_senseless_engines_are_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        make_engine(**options)
+
+
+def test_segments_must_cover_the_model():
+    with pytest.raises(ValueError, match="segments sum to 9, the model has 12 parameters"):
+        RoundEngine(FedAvg(), RoundPlanner(1, 0), SeededKeys(0), torch.zeros(12), (9,), FixedRange(1.0))
+
+
+# ---- checkpoints ------------------------------------------------------------------------------------
+
+
+def adam(parameters):
+    return torch.optim.Adam(parameters, lr=0.1)
+
+
+@pytest.mark.parametrize("options", [{}, {"server_optimizer": adam, "smoothing": 0.5}, {"target": "weights"}])
+def test_a_resumed_run_ends_with_the_same_bits(options):
+    whole, first, second = (make_engine(ranges=AdaptiveRange(), **options) for _ in range(3))
+    for _ in range(4):
+        run_round(whole)
+    for _ in range(2):
+        run_round(first)
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    second.load_state_dict(torch.load(file, weights_only=True))
+    for _ in range(2):
+        run_round(second)
+    assert torch.equal(second.weights, whole.weights)
+    assert torch.equal(second.ranges.radius, whole.ranges.radius)
+    assert second.total_uplink_bits == whole.total_uplink_bits
+    assert second.round == 4
+
+
+def test_a_state_is_a_snapshot():
+    """What is kept in memory (the best model so far) does not change when training goes on."""
+    engine = make_engine(server_optimizer=adam)
+    run_round(engine)
+    state = engine.state_dict()
+    kept = copy.deepcopy(state)
+    run_round(engine)
+    assert torch.equal(state["weights"], kept["weights"])
+    moments = [s["optimizer"]["state"][0]["exp_avg"] for s in (state, kept)]
+    assert torch.equal(*moments)
+    engine.load_state_dict(state)
+    run_round(engine)
+    assert torch.equal(*[s["optimizer"]["state"][0]["exp_avg"] for s in (state, kept)])
+
+
+def test_an_open_round_is_repeated_with_fresh_streams():
+    engine, resumed = make_engine(LDPQ(1.0)), make_engine(LDPQ(1.0))
+    plan = engine.start()
+    resumed.load_state_dict(engine.state_dict())
+    assert resumed.attempt == 1
+    assert resumed.start() == plan
+    assert resumed._context.attempt == 1
+    engine.abandon()
+    assert engine.attempt == 1
+    engine.abandon()
+    assert engine.attempt == 1
+
+
+def test_a_repeated_round_draws_other_coins():
+    first, second = make_engine(LDPQ(1.0)), make_engine(LDPQ(1.0))
+    second.start()
+    second.abandon()
+    run_round(first)
+    run_round(second)
+    assert not torch.equal(first.weights, second.weights)
+    assert second.attempt == 0
+
+
+def test_another_models_state_is_refused():
+    engine, other = make_engine(), make_engine(server_optimizer=adam)
+    state = engine.state_dict()
+    with pytest.raises(ValueError, match="the state holds 3 weights in 2 segments, the model 12 in 2"):
+        engine.load_state_dict({**state, "weights": torch.zeros(3)})
+    for target, source in ((engine, other), (other, engine)):
+        with pytest.raises(ValueError, match="must both have a server_optimizer, or neither"):
+            target.load_state_dict(source.state_dict())
