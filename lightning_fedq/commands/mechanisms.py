@@ -25,7 +25,7 @@ EXAMPLE: dict[str, Any] = {
     "rounds": 1,
 }
 """Values for parameters without a default, so that every mechanism can be shown at work."""
-CLIENTS, DIM = 10, 256
+CLIENTS, DIM, DELTA = 10, 256, 1e-5
 
 
 def example(kind: type[Mechanism]) -> Mechanism:
@@ -34,7 +34,10 @@ def example(kind: type[Mechanism]) -> Mechanism:
     Raises:
         ValueError: If a parameter is not in `EXAMPLE`.
     """
-    needed = [field.name for field in fields(kind) if field.default is MISSING]  # type: ignore[arg-type]
+    options = fields(kind)  # type: ignore[arg-type]
+    needed = [field.name for field in options if field.default is MISSING]
+    # noise is given by its multiplier, or else by a budget that it is calibrated to
+    needed += [field.name for field in options if field.name == "noise_multiplier" and field.default is None]
     missing = [name for name in needed if name not in EXAMPLE]
     if missing:
         raise ValueError(f"{kind.__name__} needs {missing}; add an example value to EXAMPLE")
@@ -61,7 +64,7 @@ def describe(kind: type[Mechanism]) -> dict[str, str]:
     context = RoundContext(0, groups, (DIM,), 0 * one, one)
     rand = ClientRandomness(SeededKeys(0), range(CLIENTS), 0)
     message = mechanism.encode(torch.zeros(CLIENTS, DIM), context, rand)
-    report = privacy_report(mechanism, context, rounds=1, delta=1e-5)
+    report = privacy_report(mechanism, context, rounds=1, delta=DELTA, secure_aggregation=True)
     row = {
         "mechanism": repr(mechanism),
         "bits": f"{message.num_bits / (CLIENTS * DIM):.4g}",
@@ -69,8 +72,12 @@ def describe(kind: type[Mechanism]) -> dict[str, str]:
     }
     for adversary in Adversary:
         claim = report.row(adversary)
-        none = claim.verdict == NO_GUARANTEE
-        row[adversary.name] = "none" if none else format_epsilon(claim.epsilon_coordinate)
+        if claim.verdict == NO_GUARANTEE:
+            row[adversary.name] = "none"
+        elif claim.epsilon_coordinate is None:
+            row[adversary.name] = f"{format_epsilon(claim.epsilon_round)} a round"
+        else:
+            row[adversary.name] = format_epsilon(claim.epsilon_coordinate)
     return {**row, "paper": paper(kind)}
 
 
@@ -91,9 +98,9 @@ def main(argv: Sequence[str]) -> int:
     console = Console()
     console.print(table)
     console.print(
-        "Epsilon of one coordinate in one round; ∞: some message excludes an input; -: the mechanism "
-        "works on whole vectors (see `fedq privacy`); none: no guarantee at all. A model has many "
-        "coordinates and a run many rounds: `fedq privacy CONFIG` adds them up.\n",
+        "Pure epsilon of one coordinate in one round; ∞: no pure epsilon, because some message excludes an "
+        f"input or the noise is Gaussian; a round: of a whole update, at delta {DELTA:g}; none: no guarantee "
+        "at all. A model has many coordinates and a run many rounds: `fedq privacy CONFIG` adds them up.\n",
         highlight=False,
     )
     for adversary in Adversary:

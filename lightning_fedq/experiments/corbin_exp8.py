@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from lightning_fedq.core import RoundContext
 from lightning_fedq.functional.one_bit import pair_mse, worst_pair_mse
 from lightning_fedq.mechanisms import LDPQ, CorBin
+from lightning_fedq.mechanisms.one_bit import OneBitMechanism
 from lightning_fedq.randomness import ClientRandomness, SeededKeys
 from lightning_fedq.reports import fresh_folder, save_figure, write_rows, write_summary
 
@@ -27,7 +28,7 @@ Surface = NDArray[np.float64]
 
 
 def measured_surface(
-    mechanism: LDPQ | CorBin, inputs: Surface, samples: int, seed: int
+    mechanism: OneBitMechanism, inputs: Surface, samples: int, seed: int
 ) -> tuple[Surface, Surface]:
     """Monte Carlo of a pair's squared error on the grid `inputs` x `inputs`.
 
@@ -92,7 +93,7 @@ def corbin_exp8(
     if points < 2 or samples < 2:
         raise ValueError(f"points and samples must be >= 2, got {points} and {samples}")
     folder, inputs = fresh_folder(Path(out)), np.linspace(-RADIUS, RADIUS, points)
-    mechanisms = {"CorBinQ": CorBin(epsilon, shared_bits), "LDPQ": LDPQ(epsilon)}
+    mechanisms: dict[str, OneBitMechanism] = {"CorBinQ": CorBin(epsilon, shared_bits), "LDPQ": LDPQ(epsilon)}
     rows, surfaces, summary = [], {}, {}
     for name, mechanism in mechanisms.items():
         measured, spread = measured_surface(mechanism, inputs, samples, seed)
@@ -127,11 +128,9 @@ def corbin_exp8(
     _draw(surfaces, inputs, epsilon, shared_bits, folder / "surface.png")
     for name, values in summary.items():
         print(name)
-        for key, value in values.items():
-            print(f"  {key.replace('_', ' ')}: {value:.5g}")
-    print(
-        "published: figure 4 of the paper, a picture without numbers; CorBinQ lies below LDPQ everywhere in it"
-    )
+        for what, value in values.items():
+            print(f"  {what.replace('_', ' ')}: {value:.5g}")
+    print("published: figure 4 of the paper, which does not say at which epsilon and how many shared bits")
     print(f"{folder / 'surface.csv'}\n{folder / 'surface.png'}")
     return summary
 
@@ -144,7 +143,7 @@ def _draw(
     path: Path,
 ) -> None:
     from matplotlib.figure import Figure  # half a second to import, and only needed here
-    from mpl_toolkits.mplot3d import Axes3D
+    from mpl_toolkits.mplot3d import Axes3D  # type: ignore[import-untyped]
 
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     first, second = np.meshgrid(inputs, inputs, indexing="ij")

@@ -1,0 +1,154 @@
+"""`fedq privacy`: what a configuration would protect, or what the run of a checkpoint has spent."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markdown import Markdown
+
+from lightning_fedq import mechanisms
+from lightning_fedq.callbacks.federated import Federated
+from lightning_fedq.core import Mechanism, RoundContext
+from lightning_fedq.privacy.report import PrivacyReport, privacy_report
+from lightning_fedq.reports import write_atomically
+from lightning_fedq.rounds import RoundPlanner
+
+
+def report_of_config(config: str, rounds: int | None, delta: float, secagg: bool) -> PrivacyReport:
+    """State what a configuration gives over its `trainer.max_epochs` rounds, or over `rounds`.
+
+    Raises:
+        ValueError: If it has no `Federated` callback or no number of rounds.
+    """
+    from lightning_fedq.callbacks.lookup import federated_of
+    from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line, and only needed here
+
+    cli = FedqCLI(["--config", config], run=False)
+    federated: Federated = federated_of(cli.trainer, "fedq privacy")
+    limit = cli.trainer.max_epochs if rounds is None else rounds
+    if limit is None or limit < 0:
+        raise ValueError(f"{config} has no trainer.max_epochs; say how many --rounds")
+    dim = sum(p.numel() for p in cli.model.parameters() if p.requires_grad)
+    return _report(
+        federated.mechanism,
+        federated.planner,
+        dim,
+        limit,
+        delta,
+        secagg,
+        secure_keys=federated.seed is None,
+        equal_weights=federated.weighting == "uniform",
+    )
+
+
+def report_of_checkpoint(path: Path, rounds: int | None, delta: float, secagg: bool) -> PrivacyReport:
+    """State what the run of a checkpoint has spent so far, or would have after `rounds`.
+
+    Raises:
+        ValueError: If the checkpoint holds no federation.
+    """
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    states = [state for state in checkpoint.get("callbacks", {}).values() if "federation" in state]
+    if not states:
+        raise ValueError(f"{path} holds no federation; it was not saved by a run with the Federated callback")
+    state = states[0]
+    federation, engine = state["federation"], state["engine"]
+    planner = RoundPlanner(
+        int(federation["num_clients"]),
+        0,
+        int(federation["clients_per_round"]),
+        float(federation["dropout_probability"]),
+    )
+    return _report(
+        parse_mechanism(federation["mechanism"]),
+        planner,
+        engine["weights"].numel(),
+        engine["round"] if rounds is None else rounds,
+        delta,
+        secagg,
+        secure_keys=federation["seed"] == "None",
+        equal_weights=federation["weighting"] == "uniform",
+    )
+
+
+def parse_mechanism(text: str) -> Mechanism:
+    """Build a mechanism from its `repr`, without evaluating code.
+
+    Raises:
+        ValueError: If it is not a mechanism of this package with plain numbers as parameters.
+    """
+    cure = f"can't read the mechanism {text!r} from the checkpoint; give the configuration of its run instead"
+    try:
+        call = ast.parse(text, mode="eval").body
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            raise ValueError(cure)
+        parameters = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+    except (SyntaxError, ValueError) as error:
+        raise ValueError(cure) from error
+    if call.func.id not in mechanisms.__all__:
+        raise ValueError(cure)
+    built: Mechanism = getattr(mechanisms, call.func.id)(**parameters)
+    return built
+
+
+def _report(
+    mechanism: Mechanism,
+    planner: RoundPlanner,
+    dim: int,
+    rounds: int,
+    delta: float,
+    secagg: bool,
+    **setup: Any,
+) -> PrivacyReport:
+    one = torch.ones(1, dtype=torch.float64)
+    context = RoundContext(0, planner.plan(0, mechanism).groups, (dim,), 0 * one, one)
+    return privacy_report(
+        mechanism,
+        context,
+        rounds=rounds,
+        delta=delta,
+        num_clients=planner.num_clients,
+        dropout_probability=planner.dropout_probability,
+        secure_aggregation=secagg,
+        **setup,
+    )
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the statement; write it where asked."""
+    parser = argparse.ArgumentParser(
+        prog="fedq privacy",
+        description="Say what a configuration would protect, or what the run of a checkpoint has spent: "
+        "from whom, how much, at which delta, under which assumptions.",
+    )
+    parser.add_argument(
+        "source", metavar="CONFIG|CKPT", help="a configuration (.yaml) or a checkpoint (.ckpt)"
+    )
+    parser.add_argument("--delta", type=float, default=1e-5, help="below 1 / clients (default: %(default)s)")
+    parser.add_argument(
+        "--rounds", type=int, help="rounds (default: trainer.max_epochs, or those in the checkpoint)"
+    )
+    parser.add_argument("--secagg", action="store_true", help="messages are summed by secure aggregation")
+    parser.add_argument("--out", type=Path, help="also write privacy.md and privacy.json into this folder")
+    options = parser.parse_args(argv)
+    path = Path(options.source)
+    if not path.is_file():
+        parser.error(f"there is no file {path}")
+    try:
+        if path.suffix in (".yaml", ".yml", ".json"):
+            report = report_of_config(str(path), options.rounds, options.delta, options.secagg)
+        else:
+            report = report_of_checkpoint(path, options.rounds, options.delta, options.secagg)
+    except ValueError as error:
+        parser.error(str(error))
+    Console().print(Markdown(report.to_markdown()))
+    if options.out is not None:
+        write_atomically(options.out / "privacy.md", report.to_markdown())
+        write_atomically(options.out / "privacy.json", report.to_json())
+    return 0

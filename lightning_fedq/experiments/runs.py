@@ -1,0 +1,95 @@
+"""One federated run of an experiment, through Lightning, ending with the test accuracy of its best model."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated, ReloadBest, RunFolder
+from lightning_fedq.functional.flatten import copy_into
+from lightning_fedq.models import Classifier
+
+
+@dataclass(frozen=True)
+class ImageData:
+    """Where the images are.
+
+    Args:
+        root: Folder that holds `MNIST/raw` or `cifar-10-batches-py`.
+        download: Fetch what is missing.
+    """
+
+    root: str = "data"
+    download: bool = False
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run reached.
+
+    Args:
+        best_val: Best validation accuracy of any round.
+        test: Test accuracy of the model of that round.
+        folder: The run folder.
+    """
+
+    best_val: float
+    test: float
+    folder: Path
+
+
+def seeded(model: nn.Module, seed: int) -> nn.Module:
+    """Draw all weights anew, uniform within 1 / sqrt(fan-in) as torch does, from a generator of their own.
+
+    Every run of a comparison so starts from the same model, and no global generator is touched.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                bound = 1.0 / math.sqrt(module.weight[0].numel())
+                for parameter in module.parameters(recurse=False):
+                    parameter.uniform_(-bound, bound, generator=generator)
+    return model
+
+
+def train(
+    model: Classifier,
+    data: pl.LightningDataModule,
+    federated: Federated,
+    rounds: int,
+    patience: int,
+    folder: Path,
+) -> Outcome:
+    """Train, reload the best model after `patience` rounds without improvement, test the best one.
+
+    Args:
+        model: The global model to start from.
+        data: Ordinary data.
+        federated: The federation.
+        rounds: Rounds, >= 1.
+        patience: See `ReloadBest`.
+        folder: Run folder; it must not exist yet.
+    """
+    reload_best = ReloadBest(patience=patience)
+    run_folder = RunFolder(folder.name, str(folder.parent))
+    trainer = pl.Trainer(
+        max_epochs=rounds,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        callbacks=[federated, reload_best, run_folder],
+    )
+    trainer.fit(model, datamodule=data)
+    assert reload_best.best_weights is not None and reload_best.best_value is not None
+    copy_into(reload_best.best_weights, list(model.parameters()))
+    test = trainer.test(model, datamodule=data, verbose=False)[0]["test_acc"]
+    return Outcome(reload_best.best_value, float(test), folder)
