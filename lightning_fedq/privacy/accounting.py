@@ -128,6 +128,8 @@ def composed_grid(
 ) -> LossGrid:
     """The dominating loss distribution of a run; see `spent`."""
     tail = _TAIL_SHARE * delta
+    if isinstance(loss, GaussianLoss):  # many Gaussian losses are one, which a grid can hold more exactly
+        loss, compositions = GaussianLoss(loss.noise_multiplier / math.sqrt(compositions)), 1
     if participation == 1.0:
         count = compositions * rounds
         return loss_grid(loss, tail / count).composed(count, tail)

@@ -31,6 +31,8 @@ class Ledger:
             raise ValueError(f"num_clients must be >= 1, got {num_clients}")
         self.num_clients, self.mechanism = num_clients, mechanism
         self.charges = torch.zeros(num_clients, dtype=torch.int32)
+        self.limit: int | None = None
+        """Charges after which a client is charged no more; a budget sets it."""
         self._streams = torch.full((num_clients, 2), -1, dtype=torch.int64)
         self._payloads = torch.zeros(num_clients, dtype=torch.int64)
 
@@ -49,7 +51,8 @@ class Ledger:
 
         Raises:
             ValueError: If a client is unknown or named twice.
-            RuntimeError: If a client was charged for this stream, or a later one, before.
+            RuntimeError: If a client was charged for this stream, or a later one, before, or its limit
+                is reached.
         """
         rows = torch.tensor(sorted(set(clients)), dtype=torch.int64)
         outside = bool(((rows < 0) | (rows >= self.num_clients)).any())
@@ -63,6 +66,11 @@ class Ledger:
             raise RuntimeError(
                 f"round {round}, attempt {attempt} was charged before for {rows[used].tolist()[:10]}; "
                 "a stream serves one payload. Abandon the round, so that the next start is a new attempt"
+            )
+        if self.limit is not None and len(rows) and int(self.charges[rows].max()) >= self.limit:
+            raise RuntimeError(
+                f"the privacy budget allows {self.limit} rounds of one client and round {round} would be one "
+                "more; raise the budget, or stop the training here"
             )
         self._streams[rows] = torch.tensor([round, attempt])
         self._payloads[rows] = 0

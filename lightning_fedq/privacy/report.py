@@ -183,6 +183,27 @@ def privacy_report(
     )
 
 
+def claim_against(
+    adversary: Adversary,
+    mechanism: Mechanism,
+    context: RoundContext,
+    *,
+    rounds: int,
+    delta: float,
+    dropout_probability: float = 0.0,
+    secure_aggregation: bool = False,
+    equal_weights: bool = True,
+) -> tuple[PrivacyClaim, float]:
+    """The claim that fits a set-up, and the delta that is left for it; arguments as in `privacy_report`.
+
+    Dropouts take half of delta. The loss is `NonPrivate` where the set-up contradicts the adversary.
+    """
+    setting = _Setting(rounds, delta, 1.0, dropout_probability, secure_aggregation, equal_weights)
+    claims = {claim.adversary: claim for claim in mechanism.claims(context)}
+    claim = _fitting_claim(claims, adversary, context, setting)
+    return claim, setting.available(claim)
+
+
 @dataclass(frozen=True)
 class _Setting:
     rounds: int
@@ -191,6 +212,11 @@ class _Setting:
     dropout_probability: float
     secure_aggregation: bool
     equal_weights: bool
+
+    def available(self, claim: PrivacyClaim) -> float:
+        """What of delta is left for the mechanism."""
+        after_drops = isinstance(claim.loss, CoinSum) and self.dropout_probability > 0.0
+        return self.delta / 2.0 if after_drops else self.delta
 
 
 def _notes(setting: _Setting, validation_choices: bool) -> tuple[str, ...]:
@@ -301,8 +327,7 @@ def _row(
     )
     if isinstance(loss, NonPrivate):
         return replace(blank, reason=loss.reason)
-    after_drops = isinstance(loss, CoinSum) and setting.dropout_probability > 0.0
-    available = delta / 2.0 if after_drops else delta
+    available = setting.available(claim)
     once = spent(loss, available, compositions=claim.compositions)
     run = spent(
         loss,

@@ -1,0 +1,198 @@
+"""`PrivacyBudget`: a run that stops itself before it has given away more than it may.
+
+For a federation the budget limits the charges of every client in the engine's ledger, so no round is opened
+that would break it, whatever the loop does. For `DPSGD` it limits the optimiser's steps in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Literal
+
+from lightning_fedq._lightning import pl, rank_zero_warn
+from lightning_fedq.callbacks.dpsgd import DPSGD
+from lightning_fedq.callbacks.federated import Federated
+from lightning_fedq.callbacks.lookup import callbacks_of
+from lightning_fedq.core import Adversary, NonPrivate
+from lightning_fedq.privacy.accounting import check_delta, spent
+from lightning_fedq.privacy.report import claim_against
+from lightning_fedq.randomness import SeededKeys
+
+if TYPE_CHECKING:
+    from lightning_fedq.rounds import RoundEngine
+
+_MOST_ROUNDS = 1 << 24
+
+
+class PrivacyBudget(pl.Callback):
+    """Stop, fail or warn before any client's epsilon exceeds a budget; logs what is spent every round.
+
+    Args:
+        epsilon: Budget over the run, > 0, in nats.
+        delta: Chance with which the guarantee may fail, below 1 / clients, or 1 / samples with `DPSGD`.
+        adversary: Against whom. `DPSGD` protects against `Adversary.OUTSIDER`, who sees the model.
+        on_exhausted: "stop" ends the training after the last round that fits, "raise" fails before the first
+            that does not, "warn" goes on.
+
+    Attributes:
+        epsilon_spent: Largest epsilon of any client so far.
+        affordable: Rounds (or steps, with `DPSGD`) that fit into the budget in all.
+
+    Raises:
+        ValueError: If a setting is out of its range.
+    """
+
+    def __init__(
+        self,
+        epsilon: float,
+        delta: float,
+        adversary: Adversary,
+        on_exhausted: Literal["stop", "raise", "warn"] = "stop",
+    ) -> None:
+        if not epsilon > 0.0:
+            raise ValueError(f"epsilon must be > 0, got {epsilon}")
+        if on_exhausted not in ("stop", "raise", "warn"):
+            raise ValueError(f"on_exhausted must be 'stop', 'raise' or 'warn', got {on_exhausted!r}")
+        self.epsilon, self.delta = epsilon, check_delta(delta)
+        self.adversary, self.on_exhausted = adversary, on_exhausted
+        self.epsilon_spent, self.affordable = 0.0, 0
+        self._warned = False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Find what is affordable, and refuse to go on if it is spent already."""
+        federated = _one(trainer, Federated)
+        if federated is not None:
+            assert federated.engine is not None
+            self._follow_rounds(federated.engine, trainer.max_epochs)
+        else:
+            dpsgd = _one(trainer, DPSGD)
+            if dpsgd is None:
+                raise ValueError(
+                    "PrivacyBudget has nothing to account for; add Federated or DPSGD to the callbacks"
+                )
+            self._follow_steps(dpsgd)
+        if self._is_spent():
+            self._complain(
+                f"the budget of epsilon {self.epsilon:g} at delta {self.delta:g} is spent: {self.affordable} "
+                f"{self._unit} fit into it and {self._used()} are done; raise the budget or stop here"
+            )
+
+    # ---- what is counted ----------------------------------------------------------------------------
+
+    def _follow_rounds(self, engine: RoundEngine, max_epochs: int | None) -> None:
+        check_delta(self.delta, engine.planner.num_clients)
+        if isinstance(engine.keys, SeededKeys):
+            rank_zero_warn(
+                "the keys come from a seed, so nothing is private; "
+                "PrivacyBudget counts what secure keys (seed=None) would give"
+            )
+        drops = engine.planner.dropout_probability
+        horizon = max_epochs if max_epochs is not None and max_epochs > 0 else 1000
+        claim, delta = claim_against(
+            self.adversary,
+            engine.mechanism,
+            engine.context(engine.planner.plan(engine.round, engine.mechanism)),
+            rounds=horizon,
+            delta=self.delta,
+            dropout_probability=drops,
+            equal_weights=engine.client_weights is None,
+        )
+        loss, compositions = claim.loss, claim.compositions
+        if isinstance(loss, NonPrivate):
+            raise ValueError(
+                f"no budget can be kept against {self.adversary.name}: {loss.reason}; "
+                "choose an adversary that the mechanism protects against"
+            )
+
+        def cost(rounds: int) -> float:
+            return spent(loss, delta, compositions=compositions, rounds=rounds).epsilon
+
+        # dropouts are paid for over the horizon only
+        self.affordable = min(_largest(cost, self.epsilon), horizon if drops else _MOST_ROUNDS)
+        self._cost: Callable[[int], float] = cost
+        self._used: Callable[[], int] = lambda: engine.ledger.most_charged
+        self._unit, self._key = "rounds", "fed/epsilon"
+        self._next: Callable[[], int] = lambda: _charges_after_next(engine)
+        if self.on_exhausted != "warn":
+            engine.ledger.limit = self.affordable
+        self.epsilon_spent = cost(self._used())
+
+    def _follow_steps(self, dpsgd: DPSGD) -> None:
+        if self.adversary is not Adversary.OUTSIDER:
+            raise ValueError(
+                f"DPSGD protects samples against whoever sees the model, got {self.adversary.name}; "
+                "use Adversary.OUTSIDER"
+            )
+        check_delta(self.delta, dpsgd.num_samples)
+        accountant = dpsgd.accountant
+        step: dict[str, Any] = {
+            "noise_multiplier": dpsgd.noise_multiplier,
+            "sample_rate": dpsgd.sample_rate,
+        }
+        self.affordable = len(accountant) + accountant.steps_within(self.epsilon, self.delta, **step)
+        self._cost = lambda steps: accountant.get_epsilon(self.delta)
+        self._used = lambda: len(accountant)
+        self._unit, self._key = "steps", "dp/epsilon"
+        self._next = lambda: len(accountant) + 1
+        if self.on_exhausted != "warn":
+            dpsgd.step_limit = self.affordable
+        self.epsilon_spent = self._cost(0)
+
+    def _is_spent(self) -> bool:
+        return self._next() > self.affordable
+
+    # ---- what is done about it ------------------------------------------------------------------------
+
+    def _complain(self, message: str) -> None:
+        if self.on_exhausted != "warn":
+            raise RuntimeError(message)
+        if not self._warned:
+            rank_zero_warn(message)
+            self._warned = True
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """With `DPSGD`, stop after the last step that fits."""
+        if self._unit == "steps" and self._is_spent():
+            self._end(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Log what is spent, and end the training if the next round does not fit."""
+        self.epsilon_spent = self._cost(self._used())
+        if self._unit == "rounds" and not trainer.barebones:
+            pl_module.log(
+                self._key, self.epsilon_spent, prog_bar=True, on_step=False, on_epoch=True, batch_size=1
+            )
+        if self._is_spent():
+            self._end(trainer)
+
+    def _end(self, trainer: pl.Trainer) -> None:
+        if self.on_exhausted == "stop":
+            trainer.should_stop = True
+        elif self.on_exhausted == "warn":
+            self._complain(
+                f"the budget of epsilon {self.epsilon:g} is spent after {self._used()} {self._unit}; going on"
+            )
+
+
+def _one(trainer: pl.Trainer, kind: Any) -> Any:
+    """The trainer's callback of a class, or None."""
+    return next((callback for callback in callbacks_of(trainer) if isinstance(callback, kind)), None)
+
+
+def _charges_after_next(engine: RoundEngine) -> int:
+    """Most charges of any client of the next round's cohort, that round included."""
+    cohort = engine.planner.plan(engine.round, engine.mechanism).cohort
+    return int(engine.ledger.charges[list(cohort)].max()) + 1
+
+
+def _largest(cost: Callable[[int], float], budget: float) -> int:
+    """Largest number of rounds within the budget, by doubling and bisection."""
+    low, high = 0, 1
+    while high < _MOST_ROUNDS and cost(high) <= budget:
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if cost(middle) <= budget else (low, middle)
+    return low

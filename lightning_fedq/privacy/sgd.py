@@ -1,0 +1,259 @@
+"""Differentially private SGD: its accountant, in Opacus's own terms, and an optimiser step that is exact.
+
+`SampledGaussianAccountant` is registered with Opacus as "fedq": `PrivacyEngine(accountant="fedq")` takes it.
+It composes the two privacy loss distributions of the Poisson-sampled Gaussian, one sample added or removed,
+on loss grids: tighter than Opacus's RDP, and thousands of steps in milliseconds.
+
+`GridDPOptimizer` departs from Opacus's `DPOptimizer` where floating point would break the guarantee: every
+sample's clipped gradient is cut toward zero to integer steps of sigma / 2^14 (its norm can only shrink), sums
+and noise are integers, and the noise is an exact discrete Gaussian from an AES stream. A sample whose
+gradient is not finite counts as zero. The accountant treats the noise as continuous; at 2^14 steps per sigma
+the two differ by less than double precision can show.
+
+References:
+    Abadi et al., Deep Learning with Differential Privacy, 2016.
+    Canonne, Kamath, Steinke, The Discrete Gaussian for Differential Privacy, 2020.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from opacus.accountants import IAccountant, register_accountant
+from opacus.optimizers import DPOptimizer
+from scipy import special
+
+from lightning_fedq.functional.discrete_gaussian import discrete_gaussian
+from lightning_fedq.privacy.accounting import check_delta
+from lightning_fedq.privacy.grid import POINTS_PER_STD, LossGrid
+
+STEPS_PER_SIGMA = 2.0**14
+_MOST_STEPS = 1 << 24
+_MOST_POINTS = 1 << 18
+Array = NDArray[np.float64]
+NoiseWords = Callable[[int], NDArray[np.uint64]]
+
+
+def _loss_at(x: float, s: float, q: float) -> float:
+    """ln(1 - q + q e^((2x - 1) / (2 s^2))), the loss of a sample's presence at the output x."""
+    exponent = (2.0 * x - 1.0) / (2.0 * s * s)
+    if exponent > 600.0:
+        return exponent + math.log(q)
+    return math.log1p(q * math.expm1(exponent)) if q < 1.0 else exponent
+
+
+def _cell_masses(edges: Array, mean: float, s: float) -> Array:
+    """N(mean, s^2) of the cells between ascending edges, accurate in both tails."""
+    z = (edges - mean) / s
+    lower, upper = np.diff(special.ndtr(z)), -np.diff(special.ndtr(-z))
+    masses: Array = np.where(z[1:] < 0.0, lower, upper)
+    return masses
+
+
+@lru_cache(maxsize=64)
+def sampled_gaussian_grid(
+    noise_multiplier: float, sample_rate: float, removal: bool, tail: float
+) -> LossGrid:
+    """A loss that dominates one step: P = (1 - q) N(0, s^2) + q N(1, s^2) against Q = N(0, s^2).
+
+    The loss grows with the output x, so the cells of the grid are intervals of x. Each cell's masses under P
+    and Q are split between its ends so that both stay (connecting the dots).
+
+    Args:
+        noise_multiplier: s > 0.
+        sample_rate: q in (0, 1].
+        removal: True for P against Q, a sample removed; False for Q against P, one added.
+        tail: Mass of large losses that may count as infinite.
+    """
+    s, q = noise_multiplier, sample_rate
+    width = s * (math.sqrt(-2.0 * math.log(tail)) + 0.5)
+    ends = sorted(_loss_at(x, s, q) if q == 1.0 or x > 0 else math.log1p(-q) for x in (-width, 1.0 + width))
+    step = max(_std(s, q, removal) / POINTS_PER_STD, (ends[1] - ends[0]) / _MOST_POINTS)
+    first, last = math.floor(ends[0] / step), math.ceil(ends[1] / step)
+    signed = step * np.arange(first, last + 1, dtype=np.float64)
+    with np.errstate(divide="ignore"):
+        inside = np.log(np.maximum(np.expm1(signed) + q, 0.0) / q)
+    edges = np.concatenate([[-np.inf], s * s * inside + 0.5, [np.inf]])
+    without, with_sample = _cell_masses(edges, 0.0, s), _cell_masses(edges, 1.0, s)
+    mixture = (1.0 - q) * without + q * with_sample
+    p, other = (mixture, without) if removal else (without[::-1], mixture[::-1])
+    losses = signed if removal else -signed[::-1]
+    # within a cell: b up and p - b down, so that p and p e^-loss stay; outside: all up, or infinite
+    inner = np.clip((p[1:-1] - other[1:-1] * np.exp(losses[:-1])) / -math.expm1(-step), 0.0, p[1:-1])
+    masses = np.zeros(len(losses))
+    masses[0] = p[0]
+    masses[:-1] += p[1:-1] - inner
+    masses[1:] += inner
+    return LossGrid(step, first if removal else -last, masses, float(p[-1]))
+
+
+def _std(s: float, q: float, removal: bool) -> float:
+    """Root mean square of the loss, roughly."""
+    x = np.linspace(-9.0 * s, 1.0 + 9.0 * s, 4001)
+    losses = np.array([_loss_at(value, s, q) for value in x.tolist()])
+    density = np.exp(-0.5 * (x / s) ** 2)
+    if removal:
+        density = (1.0 - q) * density + q * np.exp(-0.5 * ((x - 1.0) / s) ** 2)
+    return math.sqrt(float((density * losses**2).sum() / density.sum()))
+
+
+def _check_step(noise_multiplier: float, sample_rate: float) -> None:
+    if not noise_multiplier > 0.0:
+        raise ValueError(f"noise_multiplier must be > 0 for any privacy, got {noise_multiplier}")
+    if not 0.0 < sample_rate <= 1.0:
+        raise ValueError(f"sample_rate must be in (0, 1], got {sample_rate}")
+
+
+class SampledGaussianAccountant(IAccountant):  # type: ignore[misc]
+    """Accounts for steps of Poisson-sampled Gaussian noise; neighbours differ by one sample added or removed.
+
+    `history` holds `(noise_multiplier, sample_rate, steps)`, as Opacus's accountants do.
+    """
+
+    def __init__(self) -> None:
+        self.history: list[tuple[float, float, int]] = []
+
+    @classmethod
+    def mechanism(cls) -> str:
+        """Name under which Opacus knows it."""
+        return "fedq"
+
+    def step(self, *, noise_multiplier: float, sample_rate: float) -> None:
+        """Account for one optimiser step.
+
+        Raises:
+            ValueError: If a number is out of range.
+        """
+        _check_step(noise_multiplier, sample_rate)
+        steps = 0
+        if self.history and self.history[-1][:2] == (noise_multiplier, sample_rate):
+            steps = self.history.pop()[2]
+        self.history.append((noise_multiplier, sample_rate, steps + 1))
+
+    def get_epsilon(self, delta: float, **kwargs: Any) -> float:
+        """Epsilon spent so far at `delta`.
+
+        Raises:
+            TypeError: For options, of which there are none.
+        """
+        if kwargs:
+            raise TypeError(f"get_epsilon takes delta only, got {sorted(kwargs)}")
+        return self._epsilon(self.history, delta)
+
+    def would_exceed(
+        self, epsilon: float, delta: float, *, noise_multiplier: float, sample_rate: float, steps: int = 1
+    ) -> bool:
+        """Would these steps on top take more than `epsilon` at `delta`?"""
+        _check_step(noise_multiplier, sample_rate)
+        return self._epsilon([*self.history, (noise_multiplier, sample_rate, steps)], delta) > epsilon
+
+    def steps_within(
+        self, epsilon: float, delta: float, *, noise_multiplier: float, sample_rate: float
+    ) -> int:
+        """How many more such steps stay within `epsilon` at `delta`; at most 2^24."""
+        low, high = 0, 1
+        step = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate}
+        while high < _MOST_STEPS and not self.would_exceed(epsilon, delta, **step, steps=high):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self.would_exceed(epsilon, delta, **step, steps=middle):
+                high = middle
+            else:
+                low = middle
+        return low
+
+    @staticmethod
+    def _epsilon(history: list[tuple[float, float, int]], delta: float) -> float:
+        check_delta(delta)
+        if not history:
+            return 0.0
+        return max(_composed(history, delta, removal).epsilon(delta) for removal in (True, False))
+
+    def __len__(self) -> int:
+        """Steps so far."""
+        return sum(steps for _, _, steps in self.history)
+
+
+def _composed(history: list[tuple[float, float, int]], delta: float, removal: bool) -> LossGrid:
+    share = 1e-3 * delta / len(history)
+    parts = [
+        sampled_gaussian_grid(nm, rate, removal, 10.0 ** math.floor(math.log10(share / steps))).composed(
+            steps, share
+        )
+        for nm, rate, steps in history
+    ]
+    if len(parts) == 1:
+        return parts[0]
+    step = max(part.coarser().step for part in parts)
+    total = parts[0].on(step)
+    for part in parts[1:]:
+        total = total.plus(part.on(step))
+    return total
+
+
+register_accountant("fedq", SampledGaussianAccountant, force=True)
+
+
+class GridDPOptimizer(DPOptimizer):  # type: ignore[misc]
+    """Clips every sample, sums integers, adds an exact discrete Gaussian, and steps the user's optimiser.
+
+    Args:
+        optimizer: The user's optimiser.
+        noise_multiplier: sigma / max_grad_norm, > 0.
+        max_grad_norm: Clipping norm of one sample's gradient, > 0.
+        expected_batch_size: Divides the noisy sum.
+        words: Called once a step, returns the source of the noise's words.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        *,
+        noise_multiplier: float,
+        max_grad_norm: float,
+        expected_batch_size: int,
+        words: Callable[[], NoiseWords],
+    ) -> None:
+        super().__init__(
+            optimizer,
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            expected_batch_size=expected_batch_size,
+        )
+        self._words = words
+        self.grid = noise_multiplier * max_grad_norm / STEPS_PER_SIGMA
+        self.num_non_finite = 0
+        self.batch_is_empty = False
+
+    def clip_and_accumulate(self) -> None:
+        """Sum what is left of every sample's gradient, in integer steps of the grid."""
+        samples = [self._get_flat_grad_sample(p).double() for p in self.params]
+        squares = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in samples])
+        norms = squares.sum(0).sqrt()
+        finite = torch.isfinite(norms)
+        if self.batch_is_empty:
+            finite = torch.zeros_like(finite)
+        else:
+            self.num_non_finite += int((~finite).sum())
+        # a margin far above the rounding of a float64 norm
+        factors = (self.max_grad_norm * (1.0 - 1e-9) / norms.clamp(min=1e-300)).clamp(max=1.0)
+        factors = torch.where(finite, factors, 0.0) / self.grid
+        for p, g in zip(self.params, samples, strict=True):
+            g = torch.where(finite.reshape(-1, *[1] * (g.dim() - 1)), g, 0.0)
+            steps = (g * factors.reshape(-1, *[1] * (g.dim() - 1))).trunc()
+            p.summed_grad = steps.to(torch.int64).sum(0)
+
+    def add_noise(self) -> None:
+        """Add the noise, in integers, and leave the grid."""
+        words = self._words()
+        for p in self.params:
+            noise = discrete_gaussian(STEPS_PER_SIGMA, p.numel(), words)
+            noisy = p.summed_grad + torch.from_numpy(noise).reshape(p.shape).to(p.device)
+            p.grad = (noisy.double() * self.grid).to(p.dtype)

@@ -1,0 +1,174 @@
+"""The budget stops a federation in time, whatever the loop does, and survives a checkpoint."""
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.callbacks.privacy import PrivacyBudget
+from lightning_fedq.core import Adversary
+from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg
+from lightning_fedq.privacy.accounting import spent
+
+
+class Linear(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return (self.net(x) - y).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train_dataloader(self):
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randn(24, 4, generator=generator)
+        return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=4)
+
+
+def trainer(*callbacks, epochs: int = 30, **settings) -> pl.Trainer:
+    return pl.Trainer(
+        max_epochs=epochs,
+        callbacks=list(callbacks),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+        **settings,
+    )
+
+
+def federated(mechanism=None, seed=None, **settings) -> Federated:
+    return Federated(mechanism or LDPQ(0.1), 6, clients_per_step=1, seed=seed, **settings)
+
+
+def budget(epsilon: float = 2.0, adversary=Adversary.SERVER, **settings) -> PrivacyBudget:
+    return PrivacyBudget(epsilon, 1e-5, adversary, **settings)
+
+
+def cost(rounds: int) -> float:
+    claim = next(c for c in LDPQ(0.1).claims(context()) if c.adversary is Adversary.SERVER)
+    return spent(claim.loss, 1e-5, compositions=5, rounds=rounds).epsilon
+
+
+def context():
+    fed = federated()
+    fit = trainer(fed, epochs=1)
+    fit.fit(Linear())
+    return fed.engine.context(fed.planner.plan(0, fed.mechanism))
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_the_run_stops_after_the_last_round_that_fits(first):
+    fed, limit = federated(), budget()
+    run = trainer(*((limit, fed) if first else (fed, limit)))
+    run.fit(Linear())
+    rounds = len(fed.records)
+    assert 0 < rounds < 30
+    assert cost(rounds) <= 2.0 < cost(rounds + 1)
+    assert limit.epsilon_spent == pytest.approx(cost(rounds))
+    assert float(run.callback_metrics["fed/epsilon"]) == pytest.approx(cost(rounds), rel=1e-6)
+
+
+def test_min_epochs_cannot_overrun_the_budget():
+    fed = federated()
+    with pytest.raises(RuntimeError, match="the privacy budget allows"):
+        trainer(fed, budget(), min_epochs=30).fit(Linear())
+    assert cost(len(fed.records)) <= 2.0
+
+
+def test_raise_fails_before_the_round_that_does_not_fit():
+    fed = federated()
+    with pytest.raises(RuntimeError, match="raise the budget, or stop the training here"):
+        trainer(fed, budget(on_exhausted="raise")).fit(Linear())
+    assert cost(len(fed.records)) <= 2.0 < cost(len(fed.records) + 1)
+
+
+def test_warn_goes_on():
+    fed = federated()
+    with pytest.warns(UserWarning, match=r"the budget of epsilon 2 is spent after \d+ rounds; going on"):
+        trainer(fed, budget(on_exhausted="warn")).fit(Linear())
+    assert len(fed.records) == 30
+
+
+def test_a_cohort_spends_for_its_members_only():
+    fed, limit = federated(clients_per_round=2), budget(1.2)
+    trainer(fed, limit).fit(Linear())
+    assert int(fed.engine.ledger.charges.max()) == limit.affordable
+    assert len(fed.records) > limit.affordable
+
+
+def test_a_resumed_run_goes_on_with_what_was_spent(tmp_path):
+    fed = federated()
+    first = trainer(fed, budget(), epochs=3)
+    first.fit(Linear())
+    first.save_checkpoint(tmp_path / "three.ckpt")
+    again, limit = federated(), budget()
+    trainer(again, limit).fit(Linear(), ckpt_path=tmp_path / "three.ckpt")
+    assert cost(len(again.records)) <= 2.0 < cost(len(again.records) + 1)
+
+
+def test_a_budget_spent_before_resuming_is_refused(tmp_path):
+    fed = federated()
+    first = trainer(fed, epochs=20)
+    first.fit(Linear())
+    first.save_checkpoint(tmp_path / "twenty.ckpt")
+    with pytest.raises(RuntimeError, match=r"is spent: .* rounds fit into it and 20 are done"):
+        trainer(federated(), budget()).fit(Linear(), ckpt_path=tmp_path / "twenty.ckpt")
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "adversary", "reason"),
+    [
+        (FedAvg(), Adversary.SERVER, "updates are sent as they are"),
+        (LDPQ(0.1), Adversary.SECAGG_SERVER, "secure aggregation is off"),
+    ],
+)
+def test_no_budget_where_there_is_no_guarantee(mechanism, adversary, reason):
+    with pytest.raises(ValueError, match=f"no budget can be kept against {adversary.name}: {reason}"):
+        trainer(federated(mechanism), budget(adversary=adversary)).fit(Linear())
+
+
+def test_infinite_losses_afford_no_round():
+    with pytest.raises(RuntimeError, match="0 rounds fit into it"):
+        trainer(federated(CorBin(0.1, 5)), budget()).fit(Linear())
+
+
+def test_reproducible_keys_are_said_to_protect_nothing():
+    with pytest.warns(UserWarning, match="nothing is private"):
+        trainer(federated(seed=3), budget(), epochs=1).fit(Linear())
+
+
+def test_dropouts_take_their_share_of_delta():
+    sure, unsure = budget(3.0, Adversary.OUTSIDER), budget(3.0, Adversary.OUTSIDER)
+    trainer(federated(), sure).fit(Linear())
+    trainer(federated(dropout_probability=0.2), unsure).fit(Linear())
+    assert unsure.affordable < sure.affordable
+
+
+def test_something_must_be_accounted_for():
+    with pytest.raises(ValueError, match="nothing to account for"):
+        trainer(budget()).fit(Linear())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((0.0, 1e-5, Adversary.SERVER), "epsilon must be > 0"),
+        ((1.0, 0.0, Adversary.SERVER), "delta must be > 0"),
+        ((1.0, 1e-5, Adversary.SERVER, "shrug"), "on_exhausted must be"),
+    ],
+)
+def test_settings_are_checked(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        PrivacyBudget(*arguments)
+
+
+def test_delta_is_checked_against_the_number_of_clients():
+    with pytest.raises(ValueError, match="delta must be > 0 and below"):
+        trainer(federated(), PrivacyBudget(1.0, 0.2, Adversary.SERVER)).fit(Linear())
