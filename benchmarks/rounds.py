@@ -167,14 +167,11 @@ def measure(system: str, job: Workload, path: Path, rounds: int, threads: int, p
 def table(results: dict[str, tuple[float, float, float]]) -> str:
     """Markdown: the seconds, and how many times as long each system takes as each setting of ours."""
     ours = [name for name in results if name in OURS]
-    head = ["system", "wall s/round", "CPU s/round", "accuracy"]
-    head += [f"x {name}{unit}" for name in ours for unit in (" wall", " CPU")]
+    head = ["system", "wall s/round", "CPU s/round", "accuracy", *[f"{name} = 1: wall, CPU" for name in ours]]
     rows = [head, ["---", *["---:"] * (len(head) - 1)]]
     for name, (wall, cpu, score) in results.items():
-        ratios = [value for mine in ours for value in (wall / results[mine][0], cpu / results[mine][1])]
-        rows.append(
-            [name, f"{wall:.3f}", f"{cpu:.3f}", f"{score:.3f}", *[f"{value:.1f}" for value in ratios]]
-        )
+        ratios = [f"{wall / results[mine][0]:.1f}, {cpu / results[mine][1]:.1f}" for mine in ours]
+        rows.append([name, f"{wall:.3f}", f"{cpu:.3f}", f"{score:.3f}", *ratios])
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)
 
 
@@ -237,6 +234,7 @@ def main() -> None:
         parser.error(f"--warmup must be >= 1, got {options.warmup}")
     options.systems = [s for name in options.systems for s in (OURS if name == "ours" else [name])]
     machine = f"{os.cpu_count()} cores, torch {torch.__version__}, Python {platform.python_version()}"
+    machine += f", load {os.getloadavg()[0]:.1f} before the run"
     text = "\n".join([f"# Seconds per round ({machine})\n", *[compare(job, options) for job in jobs]])
     print("\n" + text)
     if options.output:
