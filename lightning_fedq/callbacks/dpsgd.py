@@ -10,6 +10,7 @@ no epsilon covers; so is a loss that looks at other samples of the batch.
 from __future__ import annotations
 
 import os
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -176,6 +177,11 @@ class DPSGD(pl.Callback):
                 f"DPSGD needs exactly one optimiser, the module has {len(trainer.optimizers)}; "
                 "put all parameters into one optimiser"
             )
+        quiet = warnings.catch_warnings()
+        quiet.__enter__()
+        self._restore.append(lambda: quiet.__exit__(None, None, None))
+        # torch warns that the first layer's inputs need no gradient, which is as it should be
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
         hooks = GradSampleHooks(pl_module, strict=True)
         self._restore += [lambda: _clear(pl_module), hooks.remove_hooks]
         original = trainer.strategy.optimizers

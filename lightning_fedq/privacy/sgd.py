@@ -36,6 +36,8 @@ from lightning_fedq.privacy.grid import POINTS_PER_STD, LossGrid
 STEPS_PER_SIGMA = 2.0**14
 _MOST_STEPS = 1 << 24
 _MOST_POINTS = 1 << 18
+_LARGEST_LOSS = 600.0
+"""Losses above count as infinite; e^700 is more than a float holds."""
 Array = NDArray[np.float64]
 NoiseWords = Callable[[int], NDArray[np.uint64]]
 
@@ -74,6 +76,7 @@ def sampled_gaussian_grid(
     s, q = noise_multiplier, sample_rate
     width = s * (math.sqrt(-2.0 * math.log(tail)) + 0.5)
     ends = sorted(_loss_at(x, s, q) if q == 1.0 or x > 0 else math.log1p(-q) for x in (-width, 1.0 + width))
+    ends = [min(max(end, -_LARGEST_LOSS), _LARGEST_LOSS) for end in ends]
     step = max(_std(s, q, removal) / POINTS_PER_STD, (ends[1] - ends[0]) / _MOST_POINTS)
     first, last = math.floor(ends[0] / step), math.ceil(ends[1] / step)
     signed = step * np.arange(first, last + 1, dtype=np.float64)
@@ -96,7 +99,7 @@ def sampled_gaussian_grid(
 def _std(s: float, q: float, removal: bool) -> float:
     """Root mean square of the loss, roughly."""
     x = np.linspace(-9.0 * s, 1.0 + 9.0 * s, 4001)
-    losses = np.array([_loss_at(value, s, q) for value in x.tolist()])
+    losses = np.clip([_loss_at(value, s, q) for value in x.tolist()], -_LARGEST_LOSS, _LARGEST_LOSS)
     density = np.exp(-0.5 * (x / s) ** 2)
     if removal:
         density = (1.0 - q) * density + q * np.exp(-0.5 * ((x - 1.0) / s) ** 2)

@@ -1,0 +1,266 @@
+"""DP-SGD on an untouched module: its steps, its sampling, what it spends, what it leaves behind."""
+
+import math
+
+import numpy as np
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget
+from lightning_fedq.callbacks.dpsgd import EmptyBatches, PoissonBatches
+from lightning_fedq.core import Adversary
+from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.randomness import Stream
+from tests.callbacks.test_privacy import trainer
+
+
+def samples(size: int = 200) -> TensorDataset:
+    x = torch.randn(size, 6, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(x, x[:, :3].argmax(1))
+
+
+class Classifier(pl.LightningModule):
+    """Knows nothing of privacy."""
+
+    def __init__(self, batch_size: int = 20, optimizers: int = 1, normalise: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        middle = torch.nn.BatchNorm1d(8) if normalise else torch.nn.Identity()
+        self.net = torch.nn.Sequential(torch.nn.Linear(6, 8), middle, torch.nn.Tanh(), torch.nn.Linear(8, 3))
+        self.batch_size, self.number = batch_size, optimizers
+        self.seen: list[int] = []
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        self.seen.append(len(x))
+        loss = torch.nn.functional.cross_entropy(self.net(x), y)
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        made = [torch.optim.SGD(self.parameters(), lr=0.3, momentum=0.9) for _ in range(self.number)]
+        return made if self.number > 1 else made[0]
+
+    def train_dataloader(self):
+        return DataLoader(samples(), batch_size=self.batch_size, shuffle=True)
+
+    def accuracy(self) -> float:
+        x, y = samples().tensors
+        return (self.net(x).argmax(1) == y).float().mean().item()
+
+
+def dpsgd(noise: float = 1.0, seed: int | None = None, **settings) -> DPSGD:
+    return DPSGD(noise, 1.0, delta=1e-3, seed=seed, **settings)
+
+
+def test_it_learns_and_says_what_it_spent():
+    module, private = Classifier(), dpsgd(seed=1)
+    run = trainer(private, epochs=8)
+    run.fit(module)
+    assert module.accuracy() > 0.8
+    assert len(private.accountant) == 80
+    epsilon = private.accountant.get_epsilon(1e-3)
+    assert 2.0 < epsilon < 8.0
+    assert float(run.callback_metrics["dp/epsilon"]) == pytest.approx(epsilon, rel=1e-6)
+
+
+def test_it_stops_itself_when_the_budget_is_spent():
+    module, private = Classifier(), dpsgd()
+    budget = PrivacyBudget(2.0, 1e-3, Adversary.OUTSIDER)
+    run = trainer(budget, private, epochs=100)
+    run.fit(module)
+    assert run.current_epoch < 100
+    spent = private.accountant.get_epsilon(1e-3)
+    step = {"noise_multiplier": 1.0, "sample_rate": private.sample_rate}
+    assert spent <= 2.0
+    assert private.accountant.would_exceed(2.0, 1e-3, **step)
+    assert len(private.accountant) == budget.affordable
+    assert len(private.accountant) % 10 != 0  # in mid-epoch
+
+
+def test_min_epochs_cannot_overrun_the_budget():
+    private = dpsgd()
+    with pytest.raises(RuntimeError, match="the privacy budget allows"):
+        trainer(PrivacyBudget(2.0, 1e-3, Adversary.OUTSIDER), private, min_epochs=50).fit(Classifier())
+    assert private.accountant.get_epsilon(1e-3) <= 2.0
+
+
+def test_a_resumed_run_remembers_what_it_spent(tmp_path):
+    first = trainer(dpsgd(), epochs=2)
+    first.fit(Classifier())
+    first.save_checkpoint(tmp_path / "two.ckpt")
+    again = dpsgd()
+    trainer(again, epochs=3).fit(Classifier(), ckpt_path=tmp_path / "two.ckpt")
+    assert len(again.accountant) == 30
+    with pytest.raises(RuntimeError, match="is spent"):
+        trainer(dpsgd(), PrivacyBudget(1.0, 1e-3, Adversary.OUTSIDER), epochs=4).fit(
+            Classifier(), ckpt_path=tmp_path / "two.ckpt"
+        )
+
+
+def test_resuming_with_a_seed_ends_bit_identically(tmp_path):
+    whole = Classifier()
+    trainer(dpsgd(seed=5), epochs=4).fit(whole)
+    first = trainer(dpsgd(seed=5), epochs=2)
+    first.fit(Classifier())
+    first.save_checkpoint(tmp_path / "half.ckpt")
+    rest = Classifier()
+    trainer(dpsgd(seed=5), epochs=4).fit(rest, ckpt_path=tmp_path / "half.ckpt")
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), rest.parameters(), strict=True))
+
+
+def test_nothing_is_left_on_the_module():
+    module = Classifier()
+    untouched = {name: set(vars(layer)) for name, layer in module.named_modules()}
+    run = trainer(dpsgd(), epochs=1)
+    run.fit(module)
+    assert all(not vars(p) for p in module.parameters())
+    for name, layer in module.net.named_modules():
+        assert set(vars(layer)) == untouched["net" + (f".{name}" if name else "")]
+    assert module.train_dataloader().batch_size == 20
+    assert isinstance(run.strategy.optimizers[0], torch.optim.SGD)
+    trainer(dpsgd(), epochs=1).fit(module)  # hooks go on a second time
+
+
+def test_the_first_step_is_clipping_averaging_and_noise():
+    """With noise of 1e-6 the step is the mean of clipped gradients, computed here without Opacus."""
+    module, reference = Classifier(), Classifier()
+    private = DPSGD(1e-6, 0.5, delta=1e-3, seed=2)
+    trainer(private, epochs=1, max_steps=1).fit(module)
+    taken = next(iter(PoissonBatches(200, 20, lambda s: private._stream("batch", s), lambda: 0)))
+    x, y = samples()[taken]
+    total = [torch.zeros_like(p) for p in reference.parameters()]
+    for i in range(len(x)):
+        loss = torch.nn.functional.cross_entropy(reference.net(x[i : i + 1]), y[i : i + 1])
+        grads = torch.autograd.grad(loss, list(reference.parameters()))
+        norm = math.sqrt(sum(g.double().square().sum().item() for g in grads))
+        for t, g in zip(total, grads, strict=True):
+            t += min(1.0, 0.5 / norm) * g
+    for p, q, t in zip(module.parameters(), reference.parameters(), total, strict=True):
+        torch.testing.assert_close(p, q - 0.3 * t / 20, atol=2e-6, rtol=1e-4)
+
+
+def test_noise_has_the_stated_std():
+    """10,000 weights, gradients that are zero: 6 standard errors, false alarm below 1e-8."""
+
+    class Constant(Classifier):
+        def __init__(self):
+            super().__init__()
+            self.net = torch.nn.Linear(6, 1500)
+
+        def training_step(self, batch, batch_idx):
+            return 0.0 * self.net(batch[0]).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=20.0)  # undoes the division by the batch size
+
+    module = Constant()
+    before = torch.cat([p.detach().flatten() for p in module.parameters()])
+    trainer(DPSGD(0.7, 2.0, delta=1e-3), epochs=1, max_steps=1).fit(module)
+    noise = torch.cat([p.detach().flatten() for p in module.parameters()]) - before
+    assert abs(noise.std().item() / 1.4 - 1) < 6 / math.sqrt(2 * noise.numel())
+    assert abs(noise.mean().item()) < 6 * 1.4 / math.sqrt(noise.numel())
+
+
+def test_samples_that_are_not_finite_count_as_zero():
+    class Exploding(Classifier):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            x = torch.where(torch.arange(len(x))[:, None] == 0, torch.inf, x)
+            return torch.nn.functional.cross_entropy(self.net(x), y)
+
+    module, private = Exploding(), dpsgd()
+    trainer(private, epochs=1).fit(module)
+    assert private.num_non_finite > 0
+    assert all(torch.isfinite(p).all() for p in module.parameters())
+
+
+def test_empty_batches_are_steps_with_noise_alone():
+    module, private = Classifier(batch_size=1), dpsgd(seed=4)
+    before = [p.detach().clone() for p in module.parameters()]
+    trainer(private, epochs=1, limit_train_batches=30).fit(module)
+    assert len(private.accountant) == 30
+    assert all(not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+    empty = EmptyBatches(torch.utils.data.default_collate, samples())([])
+    assert empty[0].shape == (1, 6)
+    assert not empty[0].any()
+
+
+def test_poisson_sampling_takes_each_sample_with_its_probability():
+    batches = PoissonBatches(500, 25, lambda step: Stream(step.to_bytes(32, "big")), lambda: 7)
+    assert batches.sample_rate == pytest.approx(0.05, abs=1e-9)
+    assert batches.sample_rate <= 0.05
+    counts = np.zeros(500)
+    for _ in range(1):
+        for taken in batches:
+            counts[taken] += 1
+    assert len(batches) == 20
+    assert list(batches.sizes) == [len(taken) for taken in batches]
+    # 10,000 coins of 0.05: 6 standard errors, false alarm below 1e-8
+    assert abs(counts.sum() - 500) < 6 * math.sqrt(10_000 * 0.05 * 0.95)
+
+
+def test_other_rounds_draw_other_batches():
+    module = Classifier()
+    trainer(dpsgd(), epochs=3).fit(module)
+    assert len(set(module.seen)) > 3
+
+
+@pytest.mark.parametrize(
+    ("module", "settings", "message"),
+    [
+        (Classifier(optimizers=2), {}, "exactly one optimiser|multiple optimizers"),
+        (Classifier(), {"accumulate_grad_batches": 2}, "accumulate_grad_batches would change the sampling"),
+        (Classifier(), {"gradient_clip_val": 1.0}, "clips batches, not samples"),
+        (Classifier(), {"precision": "bf16-mixed"}, "needs full precision"),
+        (Classifier(), {"overfit_batches": 2}, "overfit_batches replaces the sampling"),
+    ],
+)
+def test_settings_that_break_the_guarantee_are_refused(module, settings, message):
+    with pytest.raises((ValueError, RuntimeError), match=message):
+        trainer(dpsgd(), epochs=1, **settings).fit(module)
+
+
+def test_batch_norm_is_refused():
+    with pytest.raises(Exception, match=r"BatchNorm|buffer"):
+        trainer(dpsgd(), epochs=1).fit(Classifier(normalise=True))
+
+
+def test_manual_optimisation_is_refused():
+    module = Classifier()
+    module.automatic_optimization = False
+    with pytest.raises(ValueError, match="needs automatic optimisation"):
+        trainer(dpsgd(), epochs=1).fit(module)
+
+
+def test_a_loader_given_to_fit_is_refused():
+    for callbacks in ([dpsgd()], [PrivacyBudget(1.0, 1e-3, Adversary.OUTSIDER), dpsgd()]):
+        with pytest.raises(ValueError, match="samples its own batches"):
+            trainer(*callbacks, epochs=1).fit(Classifier(), DataLoader(samples(), batch_size=20))
+
+
+def test_one_at_a_time_and_not_inside_a_federation():
+    with pytest.raises(ValueError, match="inside the clients of a federation is not supported"):
+        trainer(dpsgd(), Federated(LDPQ(1.0), 2, seed=0), epochs=1).fit(Classifier())
+    two = [dpsgd(), dpsgd()]
+    two[1].__class__ = type("Second", (DPSGD,), {})
+    with pytest.raises(ValueError, match="two DPSGD callbacks"):
+        trainer(*two, epochs=1).fit(Classifier())
+
+
+def test_delta_is_checked_against_the_number_of_samples():
+    with pytest.raises(ValueError, match="delta must be > 0 and below"):
+        trainer(DPSGD(1.0, 1.0, delta=0.01), epochs=1).fit(Classifier())
+
+
+def test_the_budget_needs_the_adversary_that_sees_the_model():
+    with pytest.raises(ValueError, match=r"use Adversary\.OUTSIDER"):
+        trainer(dpsgd(), PrivacyBudget(1.0, 1e-3, Adversary.SERVER), epochs=1).fit(Classifier())
+
+
+@pytest.mark.parametrize(("noise", "norm"), [(0.0, 1.0), (1.0, 0.0)])
+def test_noise_and_norm_are_needed(noise, norm):
+    with pytest.raises(ValueError, match="noise_multiplier and max_grad_norm must be > 0"):
+        DPSGD(noise, norm, delta=1e-3)
