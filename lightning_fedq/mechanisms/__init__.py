@@ -2,21 +2,29 @@
 
 from lightning_fedq.mechanisms.corbin import AugCorBin, CorBin
 from lightning_fedq.mechanisms.correlated import CorrelatedQuantization
+from lightning_fedq.mechanisms.cpa import CPA
 from lightning_fedq.mechanisms.fedavg import FedAvg
 from lightning_fedq.mechanisms.gaussian import GaussianNoise, PerCoordinateGaussian
+from lightning_fedq.mechanisms.jopeq import JoPEQ
 from lightning_fedq.mechanisms.laplace import LaplaceNoise, PerCoordinateLaplace
 from lightning_fedq.mechanisms.ldpq import LDPQ
+from lightning_fedq.mechanisms.mvu import MVU
+from lightning_fedq.mechanisms.sign_rr import SignRR
 from lightning_fedq.mechanisms.stratified import StratifiedCorBin
 
 __all__ = [
+    "CPA",
     "LDPQ",
+    "MVU",
     "AugCorBin",
     "CorBin",
     "CorrelatedQuantization",
     "FedAvg",
     "GaussianNoise",
+    "JoPEQ",
     "LaplaceNoise",
     "PerCoordinateGaussian",
     "PerCoordinateLaplace",
+    "SignRR",
     "StratifiedCorBin",
 ]

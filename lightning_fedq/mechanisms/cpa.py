@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import Literal, get_args
 
 import numpy as np
@@ -205,7 +205,7 @@ class CPA(Mechanism):
 
     # ---- geometry -----------------------------------------------------------------------------------
 
-    @cached_property
+    @property
     def _design(self) -> _Design:
         radius = self.codebook_radius or _DEFAULT_RADIUS.get(self.lattice, 0.0)
         levels, nesting = (2 if n is None else n for n in (self.levels, self.nesting))

@@ -11,15 +11,19 @@ from jsonargparse import ArgumentParser
 from lightning_fedq import mechanisms
 from lightning_fedq.core import Adversary, Mechanism, NonPrivate
 from lightning_fedq.mechanisms import (
+    CPA,
     LDPQ,
+    MVU,
     AugCorBin,
     CorBin,
     CorrelatedQuantization,
     FedAvg,
     GaussianNoise,
+    JoPEQ,
     LaplaceNoise,
     PerCoordinateGaussian,
     PerCoordinateLaplace,
+    SignRR,
     StratifiedCorBin,
 )
 from tests.one_round import context_of, decode, encode
@@ -37,6 +41,15 @@ ROWS: list[Mechanism] = [
     LaplaceNoise(clip_norm=8.0, noise_multiplier=0.5),
     PerCoordinateGaussian(epsilon=1.0, delta=1e-5),
     PerCoordinateLaplace(epsilon=1.0),
+    CPA(epsilon=1.0),
+    CPA(epsilon=1.0, levels=4, dither="plain"),
+    CPA(epsilon=1.0, stages=3, nesting=3),
+    CPA(epsilon=2.0, lattice="A2", stages=2),
+    CPA(epsilon=2.0, lattice="D4"),
+    CPA(epsilon=2.0, lattice="E8", stages=2),
+    SignRR(epsilon=1.0),
+    JoPEQ(epsilon=1.0),
+    MVU(epsilon=2.0),
 ]
 DEVICES = [
     "cpu",
@@ -44,6 +57,9 @@ DEVICES = [
 ]
 SEGMENTS = (40, 24)
 CLIENTS = (11, 3, 8, 0, 5, 7, 2)  # odd, and not in order
+
+BIASED = (JoPEQ, SignRR)
+"""Their stated bias is tested with each of them."""
 
 every_mechanism = pytest.mark.parametrize("mechanism", ROWS, ids=repr)
 
@@ -139,6 +155,8 @@ def test_unbiased_for_odd_cohorts_lone_clients_and_broken_groups(mechanism, clie
 
     (6, 1) is the pair and 6 drops out in the second case.
     """
+    if isinstance(mechanism, BIASED):
+        pytest.skip("its stated bias is tested with it")
     repeats = 4000
     values = torch.tensor([[0.5, -0.3, 0.0, 0.02], [-0.4, -0.35, 0.25, 0.0], [0.1, 0.6, -0.2, 0.01]])
     bound = 1.0 if not isinstance(mechanism, GaussianNoise | LaplaceNoise) else 0.9 / (4 * repeats)
@@ -163,10 +181,12 @@ def test_the_noise_bound_holds(mechanism, answered):
 @every_mechanism
 def test_one_claim_for_every_adversary(mechanism):
     for clients in (CLIENTS, (3,), (5, 2)):
-        claims = mechanism.claims(context_of(mechanism, clients, SEGMENTS))
+        context = context_of(mechanism, clients, SEGMENTS)
+        claims = mechanism.claims(context)
+        symbols = encode(mechanism, torch.zeros(len(clients), context.dim), context).symbols.shape[1]
         assert sorted(claim.adversary.name for claim in claims) == sorted(who.name for who in Adversary)
         for claim in claims:
-            assert claim.compositions in (1, sum(SEGMENTS))
+            assert claim.compositions in (1, context.dim, symbols)
             if isinstance(claim.loss, NonPrivate):
                 assert claim.loss.reason
             else:

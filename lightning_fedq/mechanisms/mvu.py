@@ -1,0 +1,252 @@
+"""MVU: the minimum-variance unbiased mechanism with a few input and output bits per coordinate.
+
+Source: Chaudhuri, Guo, Rabbat, Privacy-Aware Compression for Federated Data Analysis, UAI 2022. A value
+is rounded to one of 2^b_in grid points at random; grid point i sends output j with probability P_ij,
+decoded as alpha_j. P and alpha minimise the mean variance over grid points subject to unbiasedness and
+epsilon-LDP.
+
+Departures: for fixed alpha the problem is a linear programme and is solved as one (scipy's HiGHS); alpha
+is found by Nelder-Mead over symmetric values from a few starts, where the authors alternate with a penalty.
+The result is rounded to integers over 2^32, so that the coin is exact and the claim is read off them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.optimize import linprog, minimize
+from torch import Tensor
+
+from lightning_fedq.coding import FixedLength
+from lightning_fedq.core import Adversary, Mechanism, Message, PmfPairs, PrivacyClaim, RoundContext
+from lightning_fedq.mechanisms.claims import ARBITRARY, FRESH
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+
+_WORD = 1 << 32
+_SMALLEST = 1e-6  # an output that every input avoids to this degree is dropped, and P solved again
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class MVUDesign:
+    """A solved mechanism on inputs i / (2^b_in - 1) in [0, 1].
+
+    Args:
+        counts: `(2^b_in, outputs)` int64, P_ij 2^32; rows sum to 2^32.
+        outputs: `(outputs,)` float64, alpha.
+    """
+
+    counts: NDArray[np.int64]
+    outputs: NDArray[np.float64]
+
+    @property
+    def inputs(self) -> NDArray[np.float64]:
+        """The grid points."""
+        return np.linspace(0.0, 1.0, len(self.counts))
+
+    @property
+    def probabilities(self) -> NDArray[np.float64]:
+        """P, `(inputs, outputs)`."""
+        return self.counts / float(_WORD)
+
+    @property
+    def epsilon(self) -> float:
+        """Attained level, from the integers."""
+        return float(np.log(self.counts.max(0) / self.counts.min(0)).max())
+
+    @property
+    def mean_variance(self) -> float:
+        """Mean over grid points of the variance of the decoded value."""
+        return float((self.probabilities @ self.outputs**2 - self.inputs**2).mean())
+
+    @property
+    def worst_variance(self) -> float:
+        """Largest variance over all inputs in [0, 1], random rounding included.
+
+        Between grid points the second moment is linear, so the variance is a parabola.
+        """
+        moments, x = self.probabilities @ self.outputs**2, self.inputs
+        slopes = np.diff(moments) / np.diff(x)
+        top = np.clip(slopes / 2, x[:-1], x[1:])
+        return float((moments[:-1] + slopes * (top - x[:-1]) - top**2).max())
+
+
+def _solve_probabilities(
+    outputs: NDArray[np.float64], num_inputs: int, epsilon: float
+) -> tuple[float, NDArray[np.float64]] | None:
+    """P of least mean variance for fixed alpha, with t_j <= P_ij <= e^epsilon t_j; None if there is none."""
+    x, size = np.linspace(0.0, 1.0, num_inputs), len(outputs)
+    count = num_inputs * size
+    cost = np.concatenate([((x[:, None] - outputs) ** 2).ravel() / num_inputs, np.zeros(size)])
+    equal = np.zeros((2 * num_inputs, count + size))
+    bounds = np.zeros((2 * count, count + size))
+    for i in range(num_inputs):
+        equal[i, i * size : (i + 1) * size] = 1.0
+        equal[num_inputs + i, i * size : (i + 1) * size] = outputs
+    at, column = np.arange(count), count + np.tile(np.arange(size), num_inputs)
+    bounds[at, at], bounds[at, column] = 1.0, -math.exp(epsilon)
+    bounds[count + at, at], bounds[count + at, column] = -1.0, 1.0
+    target = np.concatenate([np.ones(num_inputs), x])
+    tight = {"primal_feasibility_tolerance": 1e-10, "dual_feasibility_tolerance": 1e-10}
+    found = linprog(cost, bounds, np.zeros(2 * count), equal, target, method="highs", options=tight)
+    if found.status != 0:
+        return None
+    return float(found.fun), found.x[:count].reshape(num_inputs, size)
+
+
+def _symmetric(increments: NDArray[np.float64], size: int) -> NDArray[np.float64]:
+    """Outputs 1/2 +- a, a the running sum of exp(increments); with an odd number also 1/2."""
+    a = np.cumsum(np.exp(increments))
+    return 0.5 + np.concatenate([-a[::-1], [0.0] * (size % 2), a])
+
+
+@lru_cache(maxsize=32)
+def solve_mvu(input_bits: int, output_bits: int, epsilon: float) -> MVUDesign:
+    """Solve for P and alpha, once per setting and process.
+
+    Args:
+        input_bits: b_in, 1 to 4.
+        output_bits: b_out, 1 to 4.
+        epsilon: Level, > 0, in nats.
+
+    Raises:
+        ValueError: If an argument is out of range.
+        RuntimeError: If no design is found, or the integers miss the level.
+    """
+    if not (1 <= input_bits <= 4 and 1 <= output_bits <= 4):
+        raise ValueError(f"input_bits and output_bits must be in [1, 4], got {input_bits} and {output_bits}")
+    if not (epsilon > 0 and math.isfinite(epsilon)):
+        raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")
+    num_inputs, size = 1 << input_bits, 1 << output_bits
+    level = epsilon * (1.0 - 1e-7)  # room for the rounding to integers
+
+    def objective(increments: NDArray[np.float64]) -> float:
+        solved = _solve_probabilities(_symmetric(increments, size), num_inputs, level)
+        return 1e9 if solved is None else solved[0]
+
+    half = size // 2
+    widest = 0.5 / math.tanh(epsilon / 2)
+    shapes = [(reach, inner) for reach in (1.05, 1.5) for inner in (0.5, 0.1)] if half > 1 else [(1.0, 0.5)]
+    best, least = np.zeros(half), math.inf
+    for reach, inner in shapes:
+        steps = np.full(half, reach * widest * 1.0001 / (half - 1 + inner))
+        steps[0] *= inner
+        best, least = min((best, least), _search(objective, np.log(steps)), key=lambda found: found[1])
+    best, least = min((best, least), _search(objective, best), key=lambda found: found[1])
+    if least >= 1e9:
+        raise RuntimeError(f"no MVU design found for {input_bits}, {output_bits}, epsilon = {epsilon}")
+    return _round(_symmetric(best, size), num_inputs, level, epsilon)
+
+
+def _search(
+    objective: Callable[[NDArray[np.float64]], float], start: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], float]:
+    options = {"xatol": 1e-4, "fatol": 1e-9, "maxfev": 60 * len(start)}
+    found = minimize(objective, start, method="Nelder-Mead", options=options)
+    return found.x, float(found.fun)
+
+
+def _round(outputs: NDArray[np.float64], num_inputs: int, level: float, epsilon: float) -> MVUDesign:
+    solved = _solve_probabilities(outputs, num_inputs, level)
+    while solved is None or (solved[1].min(0) <= _SMALLEST).any():
+        if solved is not None:
+            outputs = outputs[solved[1].min(0) > _SMALLEST]
+        # Without what the dropped outputs gave, unbiasedness needs a hair more reach.
+        outputs = 0.5 + (outputs - 0.5) * (1.0 + 1e-7)
+        solved = _solve_probabilities(outputs, num_inputs, level)
+    counts = np.round(solved[1] * _WORD).astype(np.int64)
+    lowest = counts.min(0)
+    counts = np.minimum(counts, np.floor(lowest * math.exp(level)).astype(np.int64))
+    counts[np.arange(num_inputs), counts.argmax(1)] += _WORD - counts.sum(1)
+    design = MVUDesign(counts, outputs)
+    if design.epsilon > epsilon:
+        raise RuntimeError(f"the MVU integers attain epsilon = {design.epsilon}, above {epsilon}")
+    return design
+
+
+@dataclass(frozen=True)
+class MVU(Mechanism):
+    """Minimum-variance unbiased randomisation of every coordinate.
+
+    Args:
+        epsilon: Local budget per coordinate and round, > 0, in nats.
+        input_bits: b_in, bits of the grid that values are rounded to, 1 to 4.
+        output_bits: b_out, bits on the wire per coordinate, 1 to 4.
+    """
+
+    homomorphic = False
+
+    epsilon: float
+    input_bits: int = 2
+    output_bits: int = 2
+
+    def __post_init__(self) -> None:
+        _ = self.design
+
+    @property
+    def design(self) -> MVUDesign:
+        """P and alpha."""
+        return solve_mvu(self.input_bits, self.output_bits, self.epsilon)
+
+    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+        """See `Mechanism.encode`; symbols are uint8 output numbers."""
+        rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().double()
+        scaled = (rows - context.expand(context.center)) / context.expand(context.radius)
+        clipped = int((scaled.abs() > 1.0).sum())
+        places = ((scaled.clamp(-1.0, 1.0) + 1.0) * (0.5 * ((1 << self.input_bits) - 1))).numpy()
+        index = np.empty(rows.shape, np.uint8)
+        edges = np.cumsum(self.design.counts, axis=1)[:, :-1].astype(np.uint64)
+        for row, client in enumerate(rand.clients):
+            private = rand.private(client, "mvu coins")
+            for first in range(0, context.dim, _CHUNK):
+                part = places[row, first : first + _CHUNK]
+                up, output = private.words(len(part)), private.words(len(part))
+                below = np.floor(part)
+                # P(up) = ceil(fraction 2^32) / 2^32: the grid's own coin, private only because P is.
+                point = (below + (up < np.ceil((part - below) * _WORD))).astype(np.int64)
+                index[row, first : first + _CHUNK] = (output[:, None] >= edges[point]).sum(1)
+        symbols = torch.from_numpy(index).reshape(update.shape).to(update.device)
+        return Message(symbols, self.output_bits * symbols.numel(), clipped)
+
+    def decode(
+        self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
+    ) -> Tensor:
+        """See `Mechanism.decode`.
+
+        Raises:
+            ValueError: If a message has the wrong length or holds an output that is never sent.
+        """
+        expected = (len(clients), context.dim)
+        if tuple(symbols.shape) != expected:
+            raise ValueError(f"messages must have shape {expected}, got {tuple(symbols.shape)}")
+        values = torch.from_numpy(2.0 * self.design.outputs - 1.0).to(symbols.device)
+        if symbols.numel() and not 0 <= int(symbols.min()) <= int(symbols.max()) < len(values):
+            raise ValueError(f"outputs must be in [0, {len(values)}); drop the client that sent others")
+        center, radius = (context.expand(t.to(symbols.device)) for t in (context.center, context.radius))
+        return (len(clients) * center + radius * values[symbols.long()].sum(0)).float()
+
+    def code(self, context: RoundContext) -> FixedLength:
+        """b_out bits a coordinate."""
+        return FixedLength(self.output_bits)
+
+    def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
+        """(2 radius)^2 times the worst variance on [0, 1], over n."""
+        return context.radius**2 * (4.0 * self.design.worst_variance / len(clients))
+
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """Every two rows of P, per coordinate, against everybody; that others hide a client is not used.
+
+        An input between grid points is a mixture of two rows, so the rows are the worst inputs.
+        """
+        rows = [tuple(row) for row in self.design.probabilities.tolist()]
+        pairs = tuple((p, q) for p in rows for q in rows if p != q)
+        loss = PmfPairs(pairs, "one output of the mechanism's matrix")
+        return tuple(
+            PrivacyClaim(who, loss, context.dim, assumptions=(ARBITRARY, FRESH)) for who in Adversary
+        )

@@ -1,0 +1,90 @@
+"""signSGD with randomised response: the sign of every coordinate, flipped by an epsilon-LDP coin.
+
+Source: the baseline "signSGD & RR" of Lang et al., CPA, and Bernstein et al., signSGD with majority vote,
+2018. Departures: a zero has a random sign (the authors' code counts it as +1, which costs five points,
+because their float32 differences hold many exact zeros; `zero_is_positive` brings it back), and the mean
+of the signs is scaled by radius / tanh(epsilon / 2) (theirs has neither; "plain_mean" leaves out the second).
+
+It is a one-bit quantiser fed with saturated values, so coins, streams, wire and claims are those of LDP-FL.
+The stated bias: the decoded sum estimates the sum of radius sign(x - center), whatever the size of x.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_fedq.core import Message, PrivacyClaim, RoundContext
+from lightning_fedq.mechanisms.claims import independent_claims
+from lightning_fedq.mechanisms.one_bit import OneBitMechanism
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+
+Aggregation = Literal["mean", "plain_mean", "majority"]
+
+
+@dataclass(frozen=True)
+class SignRR(OneBitMechanism):
+    """One private sign per coordinate.
+
+    Args:
+        epsilon: Local budget per coordinate and round, > 0, in nats.
+        aggregation: "mean" of the signs without the coin's shrinkage; "plain_mean" with it; or "majority",
+            the sign of the sum (0 for a draw). Each is scaled by the radius.
+        zero_is_positive: Count a coordinate that equals the centre as +1 rather than flip a fair coin.
+    """
+
+    aggregation: Aggregation = "mean"
+    zero_is_positive: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.aggregation not in get_args(Aggregation):
+            raise ValueError(
+                f"aggregation must be one of {', '.join(get_args(Aggregation))}, got {self.aggregation!r}"
+            )
+
+    @property
+    def joint(self) -> bool:
+        """Must `decode` see the whole cohort at once? A majority is one of all clients."""
+        return self.aggregation == "majority"
+
+    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+        """See `Mechanism.encode`; symbols are uint8 bits. Sizes beyond the radius count as clipped."""
+        center, radius = (context.expand(t.to(update.device)) for t in (context.center, context.radius))
+        distance = update.detach().float().double() - center
+        signs = distance.sign()
+        if self.zero_is_positive:
+            signs = torch.where(distance == 0, 1.0, signs)
+        # Twice the radius, so that float32 rounding can't bring a sign back inside the range.
+        saturated = (center + 2.0 * radius * signs).float()
+        saturated = torch.where(signs == 0, update.detach().float(), saturated)
+        outside = int((distance.abs() > radius).sum())
+        return replace(super().encode(saturated, context, rand), num_clipped=outside)
+
+    def decode(
+        self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
+    ) -> Tensor:
+        """See `Mechanism.decode`."""
+        if self.aggregation == "mean":
+            return super().decode(symbols, clients, context, rand)
+        ones = symbols.sum(0, dtype=torch.int32) if symbols.dim() == 2 else symbols
+        votes = (2 * ones.to(torch.int64) - len(clients)).double()
+        if self.aggregation == "majority":
+            votes = len(clients) * votes.sign()
+        center, radius = (context.expand(t.to(symbols.device)) for t in (context.center, context.radius))
+        return (len(clients) * center + radius * votes).float()
+
+    def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
+        """At most radius^2 alpha^2 / n for a mean of bits worth +-alpha, radius^2 for a majority."""
+        if self.aggregation == "majority":
+            return context.radius**2
+        scale = self.coin.scale if self.aggregation == "mean" else 1.0
+        return (context.radius * scale) ** 2 / len(clients)
+
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """Independent coins, as in LDP-FL; majority and mean are functions of the same bits."""
+        return independent_claims(self.coin, context)

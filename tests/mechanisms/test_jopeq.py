@@ -1,0 +1,73 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import laplace
+
+from lightning_fedq.core import Adversary, LaplaceLoss
+from lightning_fedq.mechanisms.jopeq import JoPEQ
+from tests.one_round import context_of, decode, encode
+
+
+def index_law(mechanism, x):
+    """Law of the level for input x, by numerical integration over the dither."""
+    u = (np.arange(4000) + 0.5) / 4000 - 0.5
+    edges = (np.arange(1, mechanism.levels) - mechanism.levels / 2)[:, None]
+    cdf = laplace.cdf((edges - u) * mechanism.step - x, scale=mechanism.noise_scale)
+    cdf = np.vstack([np.zeros_like(u), cdf, np.ones_like(u)])
+    return np.diff(cdf, axis=0), u
+
+
+@pytest.mark.parametrize(("epsilon", "levels"), [(0.5, 2), (0.5, 3), (2.0, 5), (3.0, 9)])
+@pytest.mark.parametrize("x", [0.0, 0.8])
+def test_law_and_stated_bias(epsilon, levels, x):
+    mechanism, dim = JoPEQ(epsilon, levels), 40_000
+    law, u = index_law(mechanism, x)
+    context = context_of(mechanism, (0,), (dim,), radius=2.0, center=-1.0)
+    symbols = encode(mechanism, torch.full((1, dim), 2.0 * x - 1.0), context).symbols
+    counts = torch.bincount(symbols[0], minlength=levels).numpy()
+    expected = law.mean(1) * dim
+    # Chi-square with up to 8 degrees of freedom: beyond 50 with probability 5e-8, 8 cases.
+    assert ((counts - expected) ** 2 / expected).sum() < 50
+    estimate = decode(mechanism, symbols, (0,), context).double()
+    values = mechanism.step * (np.arange(levels) - (levels - 1) / 2)[:, None] - mechanism.step * u
+    mean = (law * values).sum(0).mean()
+    assert abs(estimate.mean() - (2.0 * mean - 1.0)) < 5 * estimate.std() / math.sqrt(dim)  # 5e-6 in all
+    assert estimate.var() <= 1.05 * mechanism.noise_variance(context, (0,)).item()
+
+
+def test_constants_of_the_specification():
+    """Section 9: at epsilon = .5 and rate 1 (3 levels) the level is .523, not .5."""
+    mechanism = JoPEQ(epsilon=0.5, levels=3)
+    assert mechanism.attained_epsilon == pytest.approx(0.523, abs=5e-4)
+    assert mechanism.step == pytest.approx(2 * 1.5 * math.sqrt(33) / 3)
+    total = 2 * mechanism.noise_scale**2 + mechanism.step**2 / 12
+    assert total == pytest.approx(2 * (2 / 0.5) ** 2)
+
+
+def test_claims_state_the_attained_level():
+    mechanism = JoPEQ(epsilon=0.5, levels=3)
+    claims = mechanism.claims(context_of(mechanism, (0, 1), (9,)))
+    assert [claim.adversary for claim in claims] == list(Adversary)
+    for claim in claims:
+        assert isinstance(claim.loss, LaplaceLoss) and claim.compositions == 9
+        assert 1 / claim.loss.noise_multiplier == pytest.approx(0.523, abs=5e-4)
+    # The index's law, for every dither, is within the claim (and above the nominal epsilon).
+    ratio = np.abs(np.log(index_law(mechanism, 1.0)[0] / index_law(mechanism, -1.0)[0])).max()
+    assert 0.5 < ratio <= 1 / claims[0].loss.noise_multiplier + 1e-12
+
+
+def test_bits_on_the_wire():
+    for levels, bits in ((2, 1), (3, 2), (5, 3)):
+        mechanism = JoPEQ(epsilon=1.0, levels=levels)
+        assert encode(mechanism, torch.zeros(1, 50), context_of(mechanism, (0,), (50,))).num_bits == 50 * bits
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match="epsilon must be > 0 and finite"):
+        JoPEQ(epsilon=0.0)
+    with pytest.raises(ValueError, match=r"levels must be in \[2, 65536\]"):
+        JoPEQ(epsilon=1.0, levels=1)
+    with pytest.raises(ValueError, match="no noise is left"):
+        JoPEQ(epsilon=8.0, levels=2)
