@@ -1,0 +1,111 @@
+"""Plays a round message by message, with clients that fall silent at a given stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from lightning_fedq.randomness import SeededKeys, Stream
+from lightning_fedq.secagg import Client, SecAgg, Server, Stage, Terms
+from lightning_fedq.secagg.layout import Layout, sum_layout
+
+MODEL = bytes(range(32))
+STAGES = (Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.UNMASK)
+ACTIVE_STAGES = (Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.CONFIRM, Stage.UNMASK)
+
+
+def make_terms(
+    num_clients: int = 6,
+    size: int = 5,
+    *,
+    active: bool = False,
+    layout: Layout | None = None,
+    **changes: object,
+) -> Terms:
+    layout = layout or sum_layout(size, -3, 12, num_clients)
+    return replace(SecAgg(active=active).terms(b"test", 0, 0, range(num_clients), layout), **changes)
+
+
+def make_inputs(terms: Terms, seed: int = 0) -> dict[int, np.ndarray]:
+    stream = Stream(SeededKeys(seed).public())
+    low, high = int(np.min(terms.layout.low)), int(np.max(terms.layout.high))
+    return {
+        client: stream.uniform_below(high - low + 1, terms.layout.size).astype(np.int64) + low
+        for client in terms.cohort
+    }
+
+
+def seeded_entropy(who: int):
+    """Reproducible bytes, so that a failing pattern fails again."""
+    stream = Stream(SeededKeys(who).private(who))
+    return lambda count: stream.words((count + 3) // 4).tobytes()[:count]
+
+
+class Round:
+    """Server, clients and the messages under way; tests reach in to tamper.
+
+    Args:
+        terms: The round.
+        models: A client's own idea of the model hash, where it differs.
+    """
+
+    def __init__(self, terms: Terms, models: Mapping[int, bytes] | None = None) -> None:
+        self.terms, models = terms, models or {}
+        self.identities = (
+            {c: Ed25519PrivateKey.from_private_bytes(c.to_bytes(32, "big")) for c in terms.cohort}
+            if terms.active
+            else {}
+        )
+        self.directory = {c: key.public_key() for c, key in self.identities.items()} if terms.active else None
+        self.server = Server(terms, MODEL, directory=self.directory, entropy=seeded_entropy(10**6))
+        self.clients = {c: self.client(c, models.get(c, MODEL)) for c in terms.cohort}
+        self.incoming = {c: self.server.invitation(c) for c in terms.cohort}
+        self.stages = ACTIVE_STAGES if terms.active else STAGES
+
+    def client(self, client: int, model: bytes = MODEL) -> Client:
+        return Client(
+            client,
+            self.terms,
+            model,
+            identity=self.identities.get(client),
+            directory=self.directory,
+            entropy=seeded_entropy(client),
+        )
+
+    def answer(self, stage: Stage, client: int, symbols: np.ndarray | None = None) -> bytes:
+        """What one client sends at one stage."""
+        state, message = self.clients[client], self.incoming[client]
+        if stage is Stage.MASK:
+            state.accept_shares(message)
+            return state.masked_input(symbols)
+        return {
+            Stage.ADVERTISE: state.advertise,
+            Stage.SHARE: state.share_keys,
+            Stage.CONFIRM: state.confirm,
+            Stage.UNMASK: state.unmask,
+        }[stage](message)
+
+    def run(
+        self,
+        inputs: Mapping[int, np.ndarray],
+        silent: Mapping[int, Stage] | None = None,
+        until: Stage | None = None,
+    ) -> Round:
+        """Play on from the start to the end of the stage before `until`."""
+        gone: set[int] = set()
+        for stage in self.stages:
+            if stage is until:
+                break
+            gone |= {client for client, when in (silent or {}).items() if when is stage}
+            for client in self.incoming:
+                if client not in gone:
+                    self.server.receive(self.answer(stage, client, inputs[client]))
+            self.incoming = self.server.close()
+        return self
+
+
+def total(inputs: Mapping[int, np.ndarray], clients: Iterable[int]) -> np.ndarray:
+    return sum(inputs[client] for client in clients)

@@ -1,0 +1,375 @@
+"""The fault list: what clients, networks and restarts can do to a round; never a wrong sum."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from lightning_fedq.randomness import SeededKeys, Stream
+from lightning_fedq.secagg import (
+    AuthenticationError,
+    LowOrderKeyError,
+    MessageError,
+    ModelError,
+    RosterError,
+    SecAggError,
+    Server,
+    ShareError,
+    Stage,
+    StageError,
+    SymbolError,
+    TermsError,
+)
+from lightning_fedq.secagg import messages as wire
+from lightning_fedq.secagg.layout import sum_layout
+from lightning_fedq.secagg.messages import Kind
+from tests.secagg.play import MODEL, Round, make_inputs, make_terms, seeded_entropy, total
+from tests.secagg.test_malicious_server import LOW_ORDER, public_key
+
+HEAD = wire.FRAME_BYTES - wire.TAG_BYTES
+
+
+def until(stage: Stage, active: bool = False) -> tuple[Round, dict[int, np.ndarray]]:
+    terms = make_terms(active=active)
+    inputs = make_inputs(terms)
+    return Round(terms).run(inputs, until=stage), inputs
+
+
+def finish(played: Round, inputs: dict[int, np.ndarray], start: int, skip: tuple[int, ...] = ()) -> None:
+    """Play the stages from number `start` on without the clients in `skip`, and check the sum."""
+    for stage in played.stages[start:]:
+        for client in played.incoming:
+            if client not in skip and client not in played.server._answered:
+                played.server.receive(played.answer(stage, client, inputs[client]))
+        played.incoming = played.server.close()
+    assert np.array_equal(played.server.total, total(inputs, played.server.survivors))
+
+
+def test_late_message_after_the_stage_was_closed() -> None:
+    """A masked input that comes after the others' shares were asked for is refused, and stays masked."""
+    played, inputs = until(Stage.MASK)
+    late = played.answer(Stage.MASK, 5, inputs[5])
+    for client in range(5):
+        played.server.receive(played.answer(Stage.MASK, client, inputs[client]))
+    played.incoming = played.server.close()
+    with pytest.raises(StageError, match=r"\[unmask, client 5\] expected OPENING, got MASKED"):
+        played.server.receive(late)
+    finish(played, inputs, 3)
+    assert played.server.survivors == (0, 1, 2, 3, 4)
+    with pytest.raises(StageError, match="the round is over"):
+        played.server.receive(late)
+    with pytest.raises(StageError, match="the round is over"):
+        played.server.close()
+
+
+@pytest.mark.parametrize("stage", [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.UNMASK])
+def test_duplicate_message(stage: Stage) -> None:
+    played, inputs = until(stage)
+    message = played.answer(stage, 2, inputs[2])
+    played.server.receive(message)
+    with pytest.raises(StageError, match="client 2\\] this client has answered already"):
+        played.server.receive(message)
+    finish_from = played.stages.index(stage)
+    finish(played, inputs, finish_from)
+
+
+def test_return_after_missing_a_stage() -> None:
+    """A client that crashed between shares and mask comes back with fresh keys: it is not let in again."""
+    played, inputs = until(Stage.SHARE)
+    for client in range(5):
+        played.server.receive(played.answer(Stage.SHARE, client))
+    played.incoming = played.server.close()
+    reborn = played.client(5)
+    played.clients[5] = reborn
+    message = reborn.advertise(played.server.invitation(5))
+    with pytest.raises(StageError, match="expected MASKED, got KEYS"):
+        played.server.receive(message)
+    forged = wire.seal(Kind.MASKED, played.terms, 5, bytes(played.terms.layout.num_bytes), b"k" * 32)
+    with pytest.raises(
+        StageError, match="client 5\\] this client is not expected: it missed an earlier stage"
+    ):
+        played.server.receive(forged)
+    finish(played, inputs, 2)
+
+
+@pytest.mark.parametrize("stage", [Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.UNMASK])
+def test_every_flipped_bit_and_every_truncation_is_refused(stage: Stage) -> None:
+    played, inputs = until(stage)
+    message = played.answer(stage, 3, inputs[3])
+    step = max(len(message) * 8 // 800, 1)
+    for bit in range(0, len(message) * 8, step):
+        broken = bytearray(message)
+        broken[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(SecAggError):
+            played.server.receive(bytes(broken))
+    for size in range(0, len(message), step):
+        with pytest.raises(SecAggError):
+            played.server.receive(message[:size])
+    with pytest.raises(SecAggError):
+        played.server.receive(message + b"\0")
+    # The server is as if nothing had come, and the right message still counts.
+    played.server.receive(message)
+    finish(played, inputs, played.stages.index(stage))
+
+
+def fuzz(count: int) -> None:
+    """Random bytes, and random bodies behind a right header: none is accepted, none is an untyped error."""
+    played, inputs = until(Stage.MASK)
+    stream = Stream(SeededKeys(3).public())
+    lengths = stream.uniform_below(200, count).tolist()
+    header = wire.seal(Kind.MASKED, played.terms, 4, b"", bytes(32))[:HEAD]
+    for number, size in enumerate(lengths):
+        raw = stream.words(50).tobytes()[:size]
+        with pytest.raises(SecAggError):
+            played.server.receive(raw if number % 2 else header + raw)
+    finish(played, inputs, 2)
+
+
+def test_fuzzed_messages() -> None:
+    fuzz(20_000)
+
+
+@pytest.mark.slow
+def test_a_million_fuzzed_messages() -> None:
+    fuzz(1_000_000)
+
+
+@pytest.mark.parametrize(
+    ("symbols", "match"),
+    [
+        (np.zeros(4, np.int64), r"integers of shape \(5,\), got int64 of shape \(4,\)"),
+        (np.zeros((1, 5), np.int64), r"got int64 of shape \(1, 5\)"),
+        (np.zeros(1, np.int64), r"got int64 of shape \(1,\)"),
+        (np.full(5, np.nan), "got float64"),
+        (np.full(5, np.inf, np.float32), "got float32"),
+        (np.full(5, -0.0), "encode the update first"),
+        (np.array([0, 0, 13, 0, 0]), r"must lie in \[-3, 12\].*got \[0, 13\]"),
+        (np.array([0, -4, 0, 0, 0]), r"got \[-4, 0\]"),
+        (np.array([0, 2**64 - 1, 0, 0, 0], np.uint64), "must fit 64 signed bits"),
+    ],
+)
+def test_symbols_that_are_not_the_mechanisms(symbols: np.ndarray, match: str) -> None:
+    played, inputs = until(Stage.MASK)
+    with pytest.raises(SymbolError, match=match) as caught:
+        played.answer(Stage.MASK, 1, symbols)
+    assert (caught.value.client, caught.value.stage) == (1, Stage.MASK)
+    # That client is out; the others go on.
+    with pytest.raises(StageError):
+        played.clients[1].masked_input(inputs[1])
+    finish(played, inputs, 2, skip=(1,))
+
+
+@pytest.mark.parametrize("value", [-3, 12])
+@pytest.mark.parametrize("modulus", [None, 91, 97, 2**63])
+def test_extremes_of_the_range_do_not_wrap(value: int, modulus: int | None) -> None:
+    """All clients at one end: the sum is the largest there is; 6 x 15 + 1 = 91 is the smallest modulus."""
+    terms = make_terms(layout=sum_layout(5, -3, 12, 6, modulus))
+    inputs = {client: np.full(5, value) for client in range(6)}
+    assert Round(terms).run(inputs).server.total.tolist() == [6 * value] * 5
+
+
+@pytest.mark.parametrize("opened", ["self-mask", "mask key"])
+def test_one_corrupt_share_is_survived(opened: str) -> None:
+    """Client 0 was given a wrong share; the shares of the five others suffice."""
+    played, inputs = until(Stage.MASK)
+    gone = (5,) if opened == "mask key" else ()
+    for client in range(6):
+        if client not in gone:
+            played.server.receive(played.answer(Stage.MASK, client, inputs[client]))
+    played.incoming = played.server.close()
+    pair = played.clients[0]._held[5]
+    played.clients[0]._held[5] = (b"\1" * 33, pair[1]) if gone else (pair[0], b"\1" * 33)
+    finish(played, inputs, 3)
+
+
+@pytest.mark.parametrize("opened", ["self-mask", "mask key"])
+def test_too_many_corrupt_shares_are_detected(opened: str) -> None:
+    played, inputs = until(Stage.MASK)
+    gone = (5,) if opened == "mask key" else ()
+    for client in range(6):
+        if client not in gone:
+            played.server.receive(played.answer(Stage.MASK, client, inputs[client]))
+    played.incoming = played.server.close()
+    for client in (0, 2, 4):
+        played.clients[client]._held[5] = (b"\1" * 33, b"\1" * 33)
+    for client in played.incoming:
+        played.server.receive(played.answer(Stage.UNMASK, client))
+    with pytest.raises(ShareError, match=f"client 5\\] the shares of its {opened} do not give back"):
+        played.server.close()
+    with pytest.raises(StageError, match="the sum is not known"):
+        _ = played.server.total
+
+
+def test_wrong_commitment_is_detected() -> None:
+    """A client that shares another seed than it committed to loses the round, not the sum's truth."""
+    played, _ = until(Stage.UNMASK)
+    played.server._commitments[2] = bytes(32)
+    for client in played.incoming:
+        played.server.receive(played.answer(Stage.UNMASK, client))
+    with pytest.raises(ShareError, match="client 2"):
+        played.server.close()
+
+
+def test_restart_of_the_server_in_every_stage() -> None:
+    """State is not kept: the round starts again as a new attempt, and nothing of the old one counts."""
+    for stage in (Stage.ADVERTISE, Stage.SHARE, Stage.MASK, Stage.UNMASK):
+        played, inputs = until(stage)
+        old = played.answer(stage, 0, inputs[0])
+        again = Round(replace(played.terms, attempt=1))
+        with pytest.raises(TermsError, match="another session, round, attempt"):
+            again.server.receive(old)
+        again.run(inputs)
+        assert np.array_equal(again.server.total, total(inputs, range(6)))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"round": 1},
+        {"session": b"other"},
+        {"cohort": (0, 1, 2, 3, 4, 6)},
+        {"threshold": 5},
+        {"layout": sum_layout(5, -3, 12, 6, 2**20)},
+        {"layout": sum_layout(6, -3, 12, 6)},
+        {"layout": sum_layout(5, np.array([-3, -3, -3, -3, -2]), 12, 6)},
+        {"degree": 4},
+        {"min_survivors": 5},
+    ],
+)
+def test_a_client_with_other_terms(changes: dict[str, object]) -> None:
+    """Another round, modulus, shape or threshold: whatever differs, the first message tells."""
+    terms = make_terms()
+    played = Round(terms)
+    other = Round(replace(terms, **changes))
+    with pytest.raises(TermsError, match="cohort or modulus"):
+        other.clients[0].advertise(played.incoming[0])
+    with pytest.raises(TermsError):
+        played.server.receive(other.answer(Stage.ADVERTISE, 1))
+
+
+def test_a_client_with_another_model_is_named() -> None:
+    terms = make_terms()
+    inputs = make_inputs(terms)
+    played = Round(terms, models={4: bytes(32)})
+    with pytest.raises(ModelError, match=r"\[advertise keys, client 4\] this client trained another model"):
+        played.server.receive(played.answer(Stage.ADVERTISE, 4))
+    finish(played, inputs, 0, skip=(4,))
+    assert played.server.survivors == (0, 1, 2, 3, 5)
+
+
+@pytest.mark.parametrize("point", LOW_ORDER)
+@pytest.mark.parametrize("field", [0, 1])
+def test_a_client_with_a_low_order_key(point: bytes, field: int) -> None:
+    played = Round(make_terms())
+    message = played.answer(Stage.ADVERTISE, 2)
+    start = HEAD + wire.HASH_BYTES + 32 * field
+    body = message[HEAD:start] + point + message[start + 32 : -wire.TAG_BYTES]
+    forged = wire.seal(Kind.KEYS, played.terms, 2, body, played.clients[2]._channel_key)
+    with pytest.raises(LowOrderKeyError, match=r"\[advertise keys, client 2\] the public key has low order"):
+        played.server.receive(forged)
+
+
+def test_a_client_with_another_clients_key() -> None:
+    played = Round(make_terms())
+    first = played.answer(Stage.ADVERTISE, 1)
+    played.server.receive(first)
+    second = played.answer(Stage.ADVERTISE, 2)
+    start = HEAD + wire.HASH_BYTES + 32
+    body = second[HEAD:start] + first[start : start + 32]
+    with pytest.raises(RosterError, match="client 2\\] this client's key is used twice"):
+        played.server.receive(wire.seal(Kind.KEYS, played.terms, 2, body, played.clients[2]._channel_key))
+
+
+def test_impersonation_against_a_server_with_a_directory() -> None:
+    """A stranger who speaks as client 2 with a key of its own can't sign for it."""
+    played = Round(make_terms(active=True))
+    played.clients[2]._identity = played.identities[3]
+    with pytest.raises(
+        AuthenticationError, match=r"\[advertise keys, client 2\] the signature does not verify"
+    ):
+        played.server.receive(played.answer(Stage.ADVERTISE, 2))
+
+
+def test_forged_confirmation_is_refused_by_the_server() -> None:
+    played, inputs = until(Stage.CONFIRM, active=True)
+    played.clients[2]._identity = played.identities[3]
+    with pytest.raises(AuthenticationError, match=r"\[consistency, client 2\]"):
+        played.server.receive(played.answer(Stage.CONFIRM, 2))
+    finish(played, inputs, 3, skip=(2,))
+    assert played.server.survivors == tuple(range(6))
+
+
+def test_messages_that_are_not_of_this_protocol() -> None:
+    played, inputs = until(Stage.MASK)
+    message = played.answer(Stage.MASK, 0, inputs[0])
+    cases = [
+        (b"", MessageError, "77 bytes or more, got 0"),
+        (b"HTTP" + message[4:], MessageError, "not a message of this protocol"),
+        (message[:4] + b"\x63" + message[5:], MessageError, "kind 99"),
+        (
+            wire.seal(Kind.MASKED, played.terms, 99, b"", bytes(32)),
+            MessageError,
+            "client 99 is not in the cohort",
+        ),
+        (wire.seal(Kind.SHARES, played.terms, 0, b"", bytes(32)), StageError, "expected MASKED, got SHARES"),
+    ]
+    for bad, error, match in cases:
+        with pytest.raises(error, match=match):
+            played.server.receive(bad)
+    short = wire.seal(Kind.MASKED, played.terms, 0, b"xy", played.server._channel_keys[0])
+    with pytest.raises(MessageError, match="ends early"):
+        played.server.receive(short)
+    padded = wire.seal(
+        Kind.MASKED, played.terms, 0, b"\xff" * played.terms.layout.num_bytes, played.server._channel_keys[0]
+    )
+    with pytest.raises(MessageError, match="padding"):
+        played.server.receive(padded)
+    keys = wire.seal(Kind.KEYS, played.terms, 0, b"xy", bytes(32))
+    with pytest.raises(MessageError, match="keys take 173 bytes"):
+        Round(played.terms).server.receive(keys)
+
+
+def test_constructors_refuse_what_does_not_fit() -> None:
+    terms, active = make_terms(), make_terms(active=True)
+    played = Round(terms)
+    with pytest.raises(ValueError, match="client 6 is not in the cohort"):
+        played.client(6)
+    with pytest.raises(ValueError, match="model_hash must be 32 bytes"):
+        played.client(0, b"short")
+    with pytest.raises(ValueError, match="identity and directory are needed against an active server"):
+        type(played.clients[0])(0, active, MODEL)
+    with pytest.raises(ValueError, match="directory is needed iff"):
+        Server(active, MODEL)
+
+
+def test_masked_inputs_look_uniform() -> None:
+    """The same symbols in another round give masked symbols that agree no more often than chance.
+
+    20,000 symbols modulo 128: matches are Binomial(20000, 1/128), mean 156; |z| < 5 fails with 6e-7.
+    """
+    layout = sum_layout(20_000, 0, 15, 6)
+    packed = []
+    for attempt in (0, 1):
+        terms = replace(make_terms(layout=layout), attempt=attempt)
+        inputs = dict.fromkeys(range(6), np.full(20_000, 7))
+        played = Round(terms).run(inputs, until=Stage.MASK)
+        message = played.answer(Stage.MASK, 0, inputs[0])
+        packed.append(layout.unpack(message[HEAD : -wire.TAG_BYTES])[0])
+    matches = int((packed[0] == packed[1]).sum())
+    assert abs(matches - 20_000 / 128) < 5 * np.sqrt(20_000 / 128)
+    counts = np.bincount(packed[0], minlength=128)
+    assert counts.size == 128
+    # Chi-square with 127 degrees of freedom exceeds 240 with probability 5e-9.
+    assert ((counts - 156.25) ** 2 / 156.25).sum() < 240
+
+
+def test_keys_come_from_the_entropy_only() -> None:
+    """Golden digest: the same entropy gives the same bytes, so a change of the format shows here."""
+    terms = make_terms()
+    played = Round(terms).run(make_inputs(terms), until=Stage.MASK)
+    message = played.answer(Stage.MASK, 0, make_inputs(terms)[0])
+    assert hashlib.sha256(message).hexdigest()[:16] == "4b09bc9350b5a06f"
+    assert public_key() != seeded_entropy(77)(32)

@@ -1,0 +1,122 @@
+"""The ring of neighbours: its shape, when it falls apart, and how likely."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+
+import pytest
+from scipy.stats import hypergeom
+
+from lightning_fedq.randomness import SeededKeys, Stream
+from lightning_fedq.secagg.graph import (
+    correctness_log2,
+    default_threshold,
+    is_connected,
+    log2_tail,
+    neighbours,
+    security_log2,
+    smallest_degree,
+)
+
+ORDER = [7, 3, 11, 0, 5, 2, 9, 4, 1]
+
+
+def edges(degree: int) -> dict[int, tuple[int, ...]]:
+    return {client: neighbours(ORDER, degree, place) for place, client in enumerate(ORDER)}
+
+
+@pytest.mark.parametrize("degree", [2, 4, 6])
+def test_regular_and_symmetric(degree: int) -> None:
+    graph = edges(degree)
+    for client, near in graph.items():
+        assert len(near) == degree
+        assert list(near) == sorted(set(near) - {client})
+        assert all(client in graph[other] for other in near)
+
+
+@pytest.mark.parametrize("degree", [8, 9, 100])
+def test_complete(degree: int) -> None:
+    assert all(set(near) == set(ORDER) - {client} for client, near in edges(degree).items())
+
+
+@pytest.mark.parametrize("degree", [2, 4, 6, 8])
+def test_connectedness_of_every_subset(degree: int) -> None:
+    """Against a search through the graph, for all 511 sets of survivors."""
+    graph = edges(degree)
+    for size in range(1, 10):
+        for alive in map(set, combinations(ORDER, size)):
+            reached, front = set(), [min(alive)]
+            while front:
+                client = front.pop()
+                if client not in reached:
+                    reached.add(client)
+                    front += set(graph[client]) & alive
+            assert is_connected(ORDER, degree, alive) == (reached == alive)
+
+
+@pytest.mark.parametrize(
+    ("population", "marked", "drawn"), [(50, 10, 20), (999, 100, 58), (20, 0, 5), (20, 20, 5)]
+)
+def test_tail_against_scipy(population: int, marked: int, drawn: int) -> None:
+    for at_least in range(drawn + 2):
+        expected = hypergeom.sf(at_least - 1, population, marked, drawn)
+        got = 2.0 ** log2_tail(population, marked, drawn, at_least)
+        assert math.isclose(got, expected, rel_tol=1e-8, abs_tol=1e-290)
+    with pytest.raises(ValueError, match="need 0 <= marked"):
+        log2_tail(5, 6, 1, 1)
+
+
+def test_bounds_hold_in_simulation() -> None:
+    """40 clients, 5 corrupt, 3 dropouts, degree 6: how often 4,000 random orders fail, against the bounds.
+
+    A count whose mean is at its bound passes it by 4 standard deviations with probability below 1e-4.
+    """
+    size, corrupt, dropped, degree, threshold, runs = 40, 5, 3, 6, 4, 4000
+    stream = Stream(SeededKeys(4).public())
+    unsafe = lost = 0
+    bad, gone = set(range(corrupt)), set(range(corrupt, corrupt + dropped))
+    alive = set(range(size)) - bad - gone
+    for _ in range(runs):
+        ring = stream.permutation(size)
+        near = {client: set(neighbours(ring, degree, place)) for place, client in enumerate(ring)}
+        opened = any(len(near[client] & bad) >= threshold for client in ring if client not in bad)
+        unsafe += opened or not is_connected(ring, degree, alive)
+        lost += any(degree - len(near[client] & gone) < threshold for client in ring)
+    for count, log2_bound in (
+        (unsafe, security_log2(size, degree, threshold, corrupt, dropped, active=False)),
+        (lost, correctness_log2(size, degree, threshold, dropped)),
+    ):
+        bound = 2.0**log2_bound
+        assert bound < 0.2
+        assert runs * bound / 20 < count < runs * bound + 4 * math.sqrt(runs * bound)
+
+
+def test_smallest_degree_is_safe_and_smallest() -> None:
+    for size, corrupt, dropped, active in (
+        (300, 30, 30, False),
+        (1000, 100, 100, False),
+        (1000, 50, 50, True),
+    ):
+        degree = smallest_degree(size, corrupt, dropped, active)
+        wanted = -120 if active else -40
+        holds = [
+            security_log2(size, k, default_threshold(k + 1, active), corrupt, dropped, active) <= wanted
+            and correctness_log2(size, k, default_threshold(k + 1, active), dropped) <= -20
+            for k in range(2, degree + 1, 2)
+        ]
+        assert holds[-1]
+        assert not any(holds[:-1])
+    # Too many corrupt clients for any ring: the complete graph is left.
+    assert smallest_degree(100, 40, 10, True) == 99
+
+
+def test_complete_graph_is_certain() -> None:
+    assert security_log2(10, 9, 6, 5, 0, True) == -math.inf
+    assert security_log2(10, 9, 6, 6, 0, True) == 0.0
+    assert correctness_log2(10, 9, 6, 4) == -math.inf
+    assert correctness_log2(10, 9, 6, 5) == 0.0
+    # Nobody corrupt: the survivors themselves see whether they hang together.
+    assert security_log2(10, 4, 3, 0, 5, False) == -math.inf
+    # More corrupt clients than a ring can hold.
+    assert security_log2(10, 4, 3, 9, 2, False) == 0.0

@@ -1,0 +1,113 @@
+"""What the round engine calls: the same sum and the same bits whether masks run or are accounted for."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_fedq.core import RoundContext
+from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
+from lightning_fedq.secagg import (
+    Aggregation,
+    SecAgg,
+    Stage,
+    StageError,
+    SymbolError,
+    ThresholdError,
+    model_digest,
+)
+
+KEYS = SeededKeys(0)
+MECHANISM = LDPQ(epsilon=1.0)
+
+
+def context(num_clients: int, dim: int) -> RoundContext:
+    groups = tuple((client,) for client in range(num_clients))
+    return RoundContext(
+        2, groups, (dim,), torch.zeros(1, dtype=torch.double), torch.ones(1, dtype=torch.double)
+    )
+
+
+def aggregation(
+    secagg: SecAgg, num_clients: int = 7, dim: int = 300, dropped: tuple[int, ...] = ()
+) -> Aggregation:
+    rand = PublicRandomness(KEYS, 2)
+    return Aggregation(
+        secagg,
+        MECHANISM,
+        context(num_clients, dim),
+        rand,
+        session=b"s",
+        model_hash=bytes(32),
+        dropped=dropped,
+    )
+
+
+def messages(clients: list[int], num_clients: int, dim: int) -> torch.Tensor:
+    updates = torch.linspace(-1, 1, len(clients) * dim).reshape(len(clients), dim)
+    return MECHANISM.encode(updates, context(num_clients, dim), ClientRandomness(KEYS, clients, 2)).symbols
+
+
+@pytest.mark.parametrize("active", [False, True])
+@pytest.mark.parametrize("dropped", [(), (3,), (0, 6)])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_masked_and_accounted_agree_to_the_bit(active: bool, dropped: tuple[int, ...], sparse: bool) -> None:
+    size, dim = (60, 50) if sparse else (9, 300)
+    options = {"degree": "auto", "max_corrupt": 0.02, "max_dropout": 0.04} if sparse else {}
+    clients = [client for client in range(size) if client not in dropped]
+    symbols = messages(clients, size, dim)
+    seen = []
+    for run in ("masked", "accounted"):
+        summed = aggregation(SecAgg(active=active, run=run, **options), size, dim, dropped)
+        for start in range(0, len(clients), 4):
+            summed.add(clients[start : start + 4], symbols[start : start + 4])
+        assert torch.equal(summed.finish(), symbols.sum(0, dtype=torch.int64))
+        seen.append(summed)
+    assert seen[0].traffic == seen[1].traffic
+    assert sparse == (seen[0].terms.degree < size - 1)
+    # ceil(log2 m) a symbol: 9 clients need 4 bits, 60 need 6; the rest is the frame.
+    bits = 8 * ((dim * (6 if sparse else 4) + 7) // 8 + 77)
+    assert seen[0].traffic.uplink[Stage.MASK] == len(clients) * bits
+    assert seen[0].traffic.uplink_bits > len(clients) * bits
+    assert seen[0].traffic.downlink_bits > 0
+
+
+def test_the_decoded_mean_is_that_of_the_plain_sum() -> None:
+    clients = list(range(7))
+    symbols = messages(clients, 7, 300)
+    summed = aggregation(SecAgg())
+    summed.add(clients, symbols)
+    rand = PublicRandomness(KEYS, 2)
+    plain = MECHANISM.decode(symbols, clients, context(7, 300), rand)
+    assert torch.equal(MECHANISM.decode(summed.finish(), clients, context(7, 300), rand), plain)
+
+
+@pytest.mark.parametrize("run", ["masked", "accounted"])
+def test_bad_input(run: str) -> None:
+    summed = aggregation(SecAgg(run=run))
+    symbols = messages([0, 1], 7, 300)
+    summed.add([0], symbols[:1])
+    with pytest.raises(StageError, match="client 0\\] this client is not expected, or answered already"):
+        summed.add([0], symbols[:1])
+    with pytest.raises(StageError, match="client 9"):
+        summed.add([9], symbols[:1])
+    with pytest.raises(SymbolError, match=r"\[masked input, client 1\] symbols must lie in \[0, 1\]"):
+        summed.add([1], symbols[1:] + 1)
+    with pytest.raises(SymbolError, match="client 2\\] symbols must be integers"):
+        summed.add([2], symbols[:1] + 0.5)
+    with pytest.raises(ThresholdError, match="4 clients are needed, 1 are left"):
+        summed.finish()
+
+
+@pytest.mark.parametrize("run", ["masked", "accounted"])
+def test_too_few_survivors_are_refused_before_anything_is_sent(run: str) -> None:
+    with pytest.raises(ThresholdError, match="4 clients are needed, 3 of 7 are left"):
+        aggregation(SecAgg(run=run), dropped=(0, 1, 2, 3))
+
+
+def test_model_digest() -> None:
+    weights = torch.arange(6.0)
+    assert model_digest(weights) == model_digest(weights.clone())
+    others = (weights + 1e-7, weights.double(), weights.reshape(2, 3), weights.flip(0))
+    assert len({model_digest(weights), *map(model_digest, others)}) == 5

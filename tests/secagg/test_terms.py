@@ -1,0 +1,163 @@
+"""The configuration: what it computes, and what it refuses with which cure."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_fedq.core import Mechanism, RoundContext
+from lightning_fedq.mechanisms import LDPQ, FedAvg
+from lightning_fedq.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.secagg import SecAgg
+from lightning_fedq.secagg.layout import sum_layout
+
+
+def context(num_clients: int = 6, dim: int = 4) -> RoundContext:
+    groups = tuple((client,) for client in range(num_clients))
+    return RoundContext(
+        0, groups, (dim,), torch.zeros(1, dtype=torch.double), torch.ones(1, dtype=torch.double)
+    )
+
+
+RAND = PublicRandomness(SeededKeys(0), 0)
+
+
+class Wide(LDPQ):
+    """A stand-in with a stated range; only the layout is asked of it."""
+
+    def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[object, object]:
+        return -20, torch.tensor([20, 20, 2000, 20, 20])
+
+
+class Modular(LDPQ):
+    def symbol_modulus(self, context: RoundContext) -> tuple[int, int]:
+        return 2**12, 8
+
+
+class Unbounded(LDPQ):
+    def code(self, context: RoundContext) -> object:
+        return object()
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "active", "expected"),
+    [
+        (2, False, (1, 2, 2)),
+        (3, False, (2, 2, 2)),
+        (3, True, (2, 3, 3)),
+        (10, False, (9, 6, 6)),
+        (10, True, (9, 7, 7)),
+        (31, True, (30, 21, 21)),
+    ],
+)
+def test_complete_graph(num_clients: int, active: bool, expected: tuple[int, int, int]) -> None:
+    assert SecAgg(active=active).rules(num_clients) == expected
+
+
+def test_sparse_graph() -> None:
+    secagg = SecAgg(degree="auto", max_corrupt=0.1, max_dropout=0.1)
+    assert secagg.rules(1000) == (58, 30, 900)
+    # In a small cohort the complete graph is the only safe one.
+    assert secagg.rules(20)[0] == 19
+    degree, threshold, survivors = SecAgg(
+        degree="auto", max_corrupt=0.05, max_dropout=0.05, active=True
+    ).rules(1000)
+    assert (threshold, survivors) == (2 * (degree + 1) // 3 + 1, 950)
+    assert SecAgg(degree=100, max_corrupt=0.1, max_dropout=0.1).rules(1000) == (100, 51, 900)
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: SecAgg(threshold=1), "threshold must be >= 2"),
+        (lambda: SecAgg(degree=3, max_corrupt=0, max_dropout=0), "degree must be even"),
+        (lambda: SecAgg(degree=0, max_corrupt=0, max_dropout=0), "even number >= 2"),
+        (lambda: SecAgg(degree="all", max_corrupt=0, max_dropout=0), "'auto' or None, got 'all'"),
+        (lambda: SecAgg(degree=4), "a sparse graph needs max_corrupt and max_dropout"),
+        (lambda: SecAgg(degree="auto", max_corrupt=0.1), "its security hangs on them"),
+        (lambda: SecAgg(max_corrupt=1.0), r"max_corrupt must be in \[0, 1\), got 1.0"),
+        (lambda: SecAgg(max_dropout=-0.1), r"max_dropout must be in \[0, 1\), got -0.1"),
+        (lambda: SecAgg(run="really"), "run must be 'masked' or 'accounted', got 'really'"),
+        (lambda: SecAgg().rules(1), "cohort of 2 or more to hide in, got 1"),
+        (lambda: SecAgg().rules(0), "got 0"),
+        (lambda: SecAgg(threshold=11).rules(10), r"threshold must be in \[6, 10\].*got 11"),
+        (lambda: SecAgg(threshold=5).rules(10), "more than half of the 10 holders"),
+        (
+            lambda: SecAgg(threshold=8, max_dropout=0.3).rules(10),
+            "8 of 10 clients must survive, which 3 dropouts",
+        ),
+        (lambda: SecAgg(max_corrupt=0.6).rules(10), "6 corrupt clients of 10 could see more than the sum"),
+        (lambda: SecAgg(active=True, max_corrupt=0.4).rules(10), "keep max_corrupt below 1/3"),
+        (
+            lambda: SecAgg(degree=10, max_corrupt=0.1, max_dropout=0.1).rules(1000),
+            r"above 2\^-40, at degree 10",
+        ),
+        (lambda: SecAgg(degree=10, max_corrupt=0.0, max_dropout=0.3).rules(1000), r"lose the sum.*2\^-20"),
+        (
+            lambda: SecAgg(degree=58, max_corrupt=0.1, max_dropout=0.1, active=True).rules(1000),
+            r"above 2\^-120",
+        ),
+        (lambda: SecAgg().terms(b"s", 0, 0, (1, 1, 2), sum_layout(1, 0, 1, 3)), "clients must be distinct"),
+        (
+            lambda: SecAgg().terms(b"s", 0, 0, (1, -2), sum_layout(1, 0, 1, 3)),
+            "clients must be distinct integers",
+        ),
+    ],
+)
+def test_refused(make: Callable[[], object], match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make()
+
+
+def test_one_bit_symbols_need_the_bits_of_the_cohort() -> None:
+    layout = SecAgg().layout(LDPQ(epsilon=1.0), context(100), RAND)
+    assert (layout.size, layout.low, layout.high, layout.blocks[0].modulus) == (4, 0, 1, 128)
+    assert SecAgg(modulus=101).layout(LDPQ(epsilon=1.0), context(100), RAND).blocks[0].modulus == 101
+    with pytest.raises(ValueError, match="modulus must be above 100 x 1 = 100"):
+        SecAgg(modulus=100).layout(LDPQ(epsilon=1.0), context(100), RAND)
+
+
+def test_stated_ranges_and_moduli() -> None:
+    layout = SecAgg().layout(Wide(epsilon=1.0), context(), RAND)
+    assert (layout.size, [block.width for block in layout.blocks]) == (5, [8, 14])
+    layout = SecAgg().layout(Modular(epsilon=1.0), context(), RAND)
+    assert (layout.size, layout.blocks[0].modulus) == (8, 4096)
+    with pytest.raises(ValueError, match="Modular sums modulo 4096, got modulus=8192; leave it out"):
+        SecAgg(modulus=8192).layout(Modular(epsilon=1.0), context(), RAND)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "match"),
+    [(FedAvg(), "FedAvg is not homomorphic"), (Unbounded(epsilon=1.0), "give it a symbol_range")],
+)
+def test_refused_mechanisms(mechanism: Mechanism, match: str) -> None:
+    with pytest.raises(TypeError, match=match):
+        SecAgg().layout(mechanism, context(), RAND)
+
+
+def test_terms_and_digest() -> None:
+    layout = sum_layout(4, 0, 1, 3)
+    terms = SecAgg().terms(b"s", 3, 1, (5, 2, 9), layout)
+    assert (terms.cohort, terms.degree, terms.threshold) == ((2, 5, 9), 2, 2)
+    digests = {
+        SecAgg().terms(session, number, attempt, cohort, layout).digest
+        for session, number, attempt, cohort in (
+            (b"s", 3, 1, (5, 2, 9)),
+            (b"t", 3, 1, (5, 2, 9)),
+            (b"s", 4, 1, (5, 2, 9)),
+            (b"s", 3, 2, (5, 2, 9)),
+            (b"s", 3, 1, (5, 2, 8)),
+        )
+    }
+    assert len(digests) == 5
+    assert SecAgg(active=True).terms(b"s", 3, 1, (5, 2, 9), layout).digest not in digests
+
+
+def test_configuration_pickles() -> None:
+    secagg = SecAgg(degree="auto", max_corrupt=0.1, max_dropout=0.1, active=True, run="accounted")
+    assert pickle.loads(pickle.dumps(secagg)) == secagg
+    assert np.isfinite(secagg.rules(50)).all()
