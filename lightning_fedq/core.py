@@ -244,6 +244,9 @@ class Mechanism(ABC):
 
     homomorphic: ClassVar[bool]
     """May `decode` be given the sum of several clients' symbols?"""
+    fixed_cohort: ClassVar[bool] = False
+    """Is the noise shared out over the whole cohort in advance? Then a client that did not answer counts as
+    one that sent zeros, so that the law of the noise stays what it was, and weights are refused."""
 
     @abstractmethod
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
@@ -271,6 +274,13 @@ class Mechanism(ABC):
     @abstractmethod
     def code(self, context: RoundContext) -> Code:
         """Return the code that turns one client's symbols into the bits on the wire."""
+
+    def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:
+        """Return the code of one client's message, which may condition on what it shares with the server.
+
+        `Message.num_bits` is the length of this code's streams; `code` unless a mechanism has a better one.
+        """
+        return self.code(context)
 
     @abstractmethod
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:

@@ -158,6 +158,10 @@ class Keys(ABC):
         """Key that everybody knows; it also names the federation."""
 
     @abstractmethod
+    def members(self) -> bytes:
+        """Key that the server and all clients know, and nobody outside the federation."""
+
+    @abstractmethod
     def client(self, client: int) -> bytes:
         """Key that one client shares with the server."""
 
@@ -190,6 +194,10 @@ class SeededKeys(Keys):
     def public(self) -> bytes:
         """See `Keys.public`."""
         return hkdf_expand(self._root, pack_fields("public"))
+
+    def members(self) -> bytes:
+        """See `Keys.members`."""
+        return hkdf_expand(self._root, pack_fields("members"))
 
     def client(self, client: int) -> bytes:
         """See `Keys.client`."""
@@ -250,6 +258,7 @@ class AgreedKeys(Keys):
             roster.update(pack_fields(client, own.public_key().public_bytes_raw()))
         self._salt = hashlib.sha256(_PROTOCOL + roster.digest()).digest()
         self._public = os.urandom(32)
+        self._members = os.urandom(32)  # the server's; it goes to each client under their pairwise key
         self._client = lru_cache(maxsize=_KEPT_KEYS)(self._agree_with_server)
         self._peer = lru_cache(maxsize=_KEPT_KEYS)(self._agree_all)
         self._private: dict[int, bytes] = {}
@@ -257,6 +266,10 @@ class AgreedKeys(Keys):
     def public(self) -> bytes:
         """See `Keys.public`."""
         return self._public
+
+    def members(self) -> bytes:
+        """See `Keys.members`."""
+        return self._members
 
     def client(self, client: int) -> bytes:
         """See `Keys.client`."""
@@ -296,7 +309,7 @@ class PublicRandomness:
     """
 
     def __init__(self, keys: Keys, round: int, attempt: int = 0) -> None:
-        self._public_key, self._client_key = keys.public(), keys.client
+        self._public_key, self._members_key, self._client_key = keys.public(), keys.members(), keys.client
         self._address = pack_fields(_PROTOCOL, self._public_key[:16], round, attempt)
         self._prefixes: dict[str, bytes] = {}
 
@@ -308,6 +321,10 @@ class PublicRandomness:
     def public(self, purpose: str) -> Stream:
         """Stream that everybody knows."""
         return self._stream(self._public_key, purpose, pack_fields("everybody"))
+
+    def members(self, purpose: str) -> Stream:
+        """Stream that the server and all clients know, and nobody outside."""
+        return self._stream(self._members_key, purpose, pack_fields("members"))
 
     def shared_with_server(self, client: int, purpose: str) -> Stream:
         """Stream that one client shares with the server (a dither, say)."""

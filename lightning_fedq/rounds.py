@@ -349,12 +349,14 @@ class RoundEngine:
             self._decoded = self.mechanism.decode(self._symbols, counted, self._context, public)
         elif self.mechanism.fixed_cohort and (absent := self._absent()):
             public = PublicRandomness(self.keys, self._context.round, self.attempt)
-            zeros = torch.zeros(len(absent), self._message_size, dtype=torch.int32, device=self.weights.device)
+            zero = torch.zeros(1, self._message_size, dtype=torch.int32, device=self.weights.device)
+            zeros = zero.expand(len(absent), -1)
             self._decoded += self.mechanism.decode(zeros, absent, self._context, public)
         return self._decoded.to(self.weights) / self._total_weight()
 
     def _absent(self) -> list[int]:
-        return [client for client in self._context.cohort if client not in set(self._received)]
+        received = set(self._received)
+        return [client for client in self._context.cohort if client not in received]
 
     def _noise_variance(self) -> Tensor | None:
         """Bound on the variance of the mean; coupled errors never add up, so weights enter squared."""

@@ -10,6 +10,7 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 import torch
@@ -36,8 +37,8 @@ def _peak(law: Law) -> float:
     return 1.0 / math.sqrt(2.0 * math.pi) if law == "gaussian" else math.sqrt(0.5)
 
 
-def step_mean(function: str, law: Law, layering: Layering, interval: float = 1.0) -> float:
-    """Mean over the layers (sigma = 1) of "step", "log" of the step, or "entropy" at interval / step.
+def layer_mean(function: Callable[[float], float], law: Law, layering: Layering) -> float:
+    """Mean of a function of the step over the layers, for sigma = 1.
 
     The height's density is the step itself, so the mean of g is the integral of peak w(p) g(w(p)) over p
     in (0, 1), p = v / peak.
@@ -47,10 +48,7 @@ def step_mean(function: str, law: Law, layering: Layering, interval: float = 1.0
     def integrand(p: float) -> float:
         depth = torch.tensor(-math.log(p), dtype=torch.float64)
         step = layer(depth, side, law, layering, 1.0)[0].item()
-        if function == "step":
-            return step * step
-        value = math.log2(step) if function == "log" else float(cell_entropy(interval / step))
-        return step * value
+        return step * function(step)
 
     half = 0.5 if layering == "shifted" else 1.0
     total = 0.0
@@ -76,14 +74,32 @@ def conditional_entropy(interval: float, sigma: float, law: Law, layering: Layer
     """
     if not (interval > 0 and sigma > 0):
         raise ValueError(f"interval and sigma must be > 0, got {interval} and {sigma}")
-    return step_mean("entropy", law, layering, interval / sigma)
+    return layer_mean(lambda step: float(cell_entropy(interval / sigma / step)), law, layering)
 
 
 def lower_bound(interval: float, sigma: float, law: Law) -> float:
     """Equation 4: no code whose error has this law needs less than log t + h(D), D the direct layer."""
-    return math.log2(interval / sigma) - step_mean("log", law, "direct")
+    return math.log2(interval / sigma) - layer_mean(math.log2, law, "direct")
 
 
 def upper_bound(interval: float, sigma: float, law: Law, layering: Layering) -> float:
     """Equation 5, proposition 1: log t + h(layer) + (8 log e / t) sigma, any input on length t."""
-    return math.log2(interval / sigma) - step_mean("log", law, layering) + 8.0 * _LOG2E * sigma / interval
+    return (
+        math.log2(interval / sigma) - layer_mean(math.log2, law, layering) + 8.0 * _LOG2E * sigma / interval
+    )
+
+
+def known_dither_delta(distance: float, sigma: float, law: Law, layering: Layering) -> float:
+    """delta of one coordinate against whoever holds dither and layer: E min(1, |x - x'| / w), at any epsilon.
+
+    Args:
+        distance: |x - x'|, > 0.
+        sigma: Standard deviation of the error.
+        law: The error's law.
+        layering: Direct or shifted.
+    """
+    if layering == "direct":
+        # a maximal coupling: the total variation between the law and its shift
+        ratio = distance / sigma / math.sqrt(2.0)
+        return math.erf(ratio / 2.0) if law == "gaussian" else -math.expm1(-ratio)
+    return min(layer_mean(lambda step: min(1.0, distance / sigma / step), law, layering), 1.0)

@@ -1,0 +1,83 @@
+"""The aggregate Gaussian: only the sum of the integers is needed, and the mean errs exactly as N(0, sigma^2).
+
+Source: Hegazy et al., section 4.3 (algorithms 1 to 4). A random scale A and shift B, the same for all
+clients, turn the Irwin-Hall error of common-step dithering into the target law: M = floor(x / (A w) + U +
+1/2), and the mean decodes to (A w / n)(sum M - sum U) + sigma B.
+
+Departures: dithers are shared by one client with the server, and (A, B) by the members of the federation,
+where the paper has one generator for everybody (with which anybody could undo all noise). (A, B) come from
+tables with a bounded error (`functional.decompose`), and A is capped from below so that sums fit 64 bits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from lightning_fedq.core import Adversary, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.functional.decompose import LEAST_SCALE_BITS, decomposition, draw_mixture
+from lightning_fedq.mechanisms.exact_error import GRID_BITS, Array
+from lightning_fedq.mechanisms.irwin_hall import CommonSteps
+from lightning_fedq.randomness import PublicRandomness
+
+
+@dataclass(frozen=True)
+class AggregateGaussian(CommonSteps):
+    """Homomorphic dithering whose mean error is exactly Gaussian (or Laplace, per coordinate).
+
+    Args:
+        clip_norm: Largest l2 norm of an update, > 0.
+        noise_multiplier: Std of the error of the mean over its sensitivity, 2 clip_norm / cohort size; or
+            leave it out and give a budget:
+        epsilon: Budget of one client over the whole run, towards outsiders, > 0, in nats.
+        delta: Of the whole run, in (0, 1).
+        rounds: Rounds that the budget has to last for, >= 1.
+        entropy_code: "range" or "elias"; behind secure aggregation neither applies.
+        target: Law of the error; "laplace" carries no claim, because l2 clipping does not bound the l1 norm.
+    """
+
+    symbol_dtype = torch.int64
+
+    target: Literal["gaussian", "laplace"] = "gaussian"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.target not in ("gaussian", "laplace"):
+            raise ValueError(f"target must be 'gaussian' or 'laplace', got {self.target!r}")
+
+    def common(self, context: RoundContext, rand: PublicRandomness) -> tuple[Array, Array]:
+        """See `CommonSteps.common`.
+
+        Raises:
+            ValueError: If the sum of the integers might not fit 62 bits.
+        """
+        size, step = len(context.cohort), self.base_step(context)
+        if not size * (2.0**LEAST_SCALE_BITS / step + 1.0) < 2.0**62:
+            raise ValueError(
+                f"noise_multiplier = {self.multiplier:.3g} is too small for a cohort of {size}: sums would "
+                "not fit 62 bits; raise it"
+            )
+        words = rand.members("aggregate mixture").words64
+        scale, shift = draw_mixture(decomposition(size, self.target), context.dim, words)
+        return step * scale, self.sigma(context) * shift
+
+    def law_error(self, context: RoundContext) -> float:
+        """See `ExactError.law_error`; the tables and the cap on A come on top."""
+        plan = decomposition(len(context.cohort), self.target)
+        capped = (1.0 - plan.core) * plan.cap_shift * 2.0 ** (GRID_BITS + 1)
+        return super().law_error(context) + plan.law_error + capped
+
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """See `Mechanism.claims`: Gaussian towards outsiders only."""
+        core = decomposition(len(context.cohort), self.target).core
+        members = NonPrivate(
+            "a client knows A and B, as all members do: on a coordinate in "
+            f"{1.0 / (1.0 - core):.3g} the noise nearly vanishes for it, on the others it is Irwin-Hall"
+        )
+        losses = self.summed_claims({Adversary.CLIENT: members}, "secure aggregation leaves the sum")
+        if self.target == "laplace":
+            losses[Adversary.OUTSIDER] = NonPrivate("l2 clipping does not bound what Laplace noise protects")
+            return tuple(PrivacyClaim(who, losses[who], 1) for who in Adversary)
+        return self.gaussian_claims(losses, context)

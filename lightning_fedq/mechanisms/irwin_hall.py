@@ -1,0 +1,126 @@
+"""The Irwin-Hall mechanism: one common step, so that integers add up and the mean has an Irwin-Hall error.
+
+Source: Hegazy et al., section 4.2; the decoder needs the factor 1 / n that the paper's text leaves out. The
+step is 2 sigma sqrt(3 n), and the error of the mean is the mean of n independent uniforms of variance n
+sigma^2. Homomorphic and of fixed length; the error is nearly Gaussian for large cohorts, but its support is
+bounded.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fedq.core import Adversary, Loss, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.functional.dither import add_dequantized_row, centred_dither
+from lightning_fedq.mechanisms.exact_error import Array, ExactError, Quantizer
+from lightning_fedq.randomness import PublicRandomness
+
+BOUNDED = (
+    "Irwin-Hall noise has bounded support: no pure and no Renyi guarantee at all, and none is claimed over "
+    "many coordinates; AggregateGaussian sends the same integers and has Gaussian noise"
+)
+
+
+@dataclass(frozen=True)
+class CommonSteps(ExactError):
+    """Base of the homomorphic mechanisms: step and offset are the same for all clients, dithers are not."""
+
+    homomorphic = True
+
+    @abstractmethod
+    def common(self, context: RoundContext, rand: PublicRandomness) -> tuple[Array, Array]:
+        """Return steps and offsets of one client's share, `(dim,)`, in units of the clipping norm."""
+
+    def base_step(self, context: RoundContext) -> float:
+        """w = 2 sigma sqrt(3 n): a sum of n uniform errors of this width has n^2 sigma^2 for its variance."""
+        return 2.0 * self.sigma(context) * math.sqrt(3.0 * len(context.cohort))
+
+    def quantizers(self, context: RoundContext, rand: PublicRandomness) -> Callable[[int], Quantizer]:
+        """See `ExactError.quantizers`."""
+        step, offset = self.common(context, rand)
+
+        def make(client: int) -> Quantizer:
+            words = rand.shared_with_server(client, "dither").words64(context.dim)
+            return Quantizer(centred_dither(words), step, offset)
+
+        return make
+
+    def _add_decoded(
+        self,
+        symbols: Tensor,
+        clients: Sequence[int],
+        context: RoundContext,
+        rand: PublicRandomness,
+        total: Array,
+    ) -> None:
+        summed = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols
+        quantizer_of, dithers = self.quantizers(context, rand), np.zeros(context.dim)
+        step = offset = np.zeros(0)
+        for client in clients:
+            dither, step, offset = quantizer_of(client)
+            dithers += dither
+        add_dequantized_row(summed.contiguous().numpy(), dithers, step, len(clients) * offset, total)
+
+    def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[Tensor, Tensor]:
+        """Smallest and largest symbol of any client in every coordinate, as no |x| exceeds the clipping
+        norm."""
+        step, _ = self.common(context, rand)
+        largest = torch.from_numpy(np.floor(1.0 / step + 1.0)).to(torch.int64)
+        return -largest, largest
+
+    def summed_claims(self, losses: dict[Adversary, Loss], behind: str) -> dict[Adversary, Loss]:
+        """Fill in the views that hold dithers or see single messages."""
+        wire = NonPrivate("the law of an integer moves with the update even if the dither is unknown")
+        dither = NonPrivate(
+            "whoever holds the dithers sees every update up to one step, without noise; " + behind
+        )
+        return {
+            Adversary.EAVESDROPPER: wire,
+            Adversary.SERVER: dither,
+            Adversary.SERVER_AND_PARTNER: dither,
+            Adversary.SECAGG_SERVER: NonPrivate(
+                "the server holds all dithers, so the sum of the integers shows the sum of the updates up to "
+                "the spread of the dithers; single clients hide in the sum only, without an epsilon"
+            ),
+            **losses,
+        }
+
+
+@dataclass(frozen=True)
+class IrwinHall(CommonSteps):
+    """Common-step dithering: homomorphic, fixed length, error of the mean exactly Irwin-Hall with std sigma.
+
+    Args:
+        clip_norm: Largest l2 norm of an update, > 0.
+        noise_multiplier: Std of the error of the mean over 2 clip_norm / cohort size. It is the size of an
+            error here, not a promise: no guarantee is claimed.
+        epsilon: Leave out, as no budget can be met.
+        delta: Leave out.
+        rounds: Leave out.
+        entropy_code: "range" or "elias"; behind secure aggregation neither applies.
+    """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.noise_multiplier is None:
+            raise ValueError("IrwinHall can't meet a budget: its noise is bounded; use AggregateGaussian")
+
+    def common(self, context: RoundContext, rand: PublicRandomness) -> tuple[Array, Array]:
+        """See `CommonSteps.common`."""
+        return np.full(context.dim, self.base_step(context)), np.zeros(context.dim)
+
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """See `Mechanism.claims`."""
+        bounded: dict[Adversary, Loss] = {who: NonPrivate(BOUNDED) for who in Adversary}
+        losses = self.summed_claims(
+            {Adversary.CLIENT: bounded[Adversary.CLIENT], Adversary.OUTSIDER: bounded[Adversary.OUTSIDER]},
+            "secure aggregation hides single messages",
+        )
+        return tuple(PrivacyClaim(who, losses[who], 1) for who in Adversary)

@@ -1,0 +1,91 @@
+"""Layered quantisation, client by client: each message errs as N(0, n sigma^2), the mean as N(0, sigma^2).
+
+Source: Hegazy et al., individual mechanisms with the direct and the shifted layered quantiser. The error is
+exactly Gaussian for every update, and the messages take H(M | S) bits and a little more through range coding.
+Not homomorphic: steps differ from client to client, so the server decodes message by message.
+
+Departures: the dither is centred; the noise that dropouts take with them is put back by decoding zeros for
+them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from lightning_fedq.core import Adversary, GaussianLoss, Loss, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.functional.layered import WORDS_PER_COORDINATE, layer_row
+from lightning_fedq.functional.layered_cost import known_dither_delta
+from lightning_fedq.mechanisms.exact_error import ExactError, Quantizer
+from lightning_fedq.randomness import PublicRandomness
+
+_CHUNK = 1 << 14
+
+
+@dataclass(frozen=True)
+class LayeredGaussian(ExactError):
+    """Individual layered quantisation with an exactly Gaussian mean error.
+
+    Args:
+        clip_norm: Largest l2 norm of an update, > 0.
+        noise_multiplier: Std of the error of the mean over its sensitivity, 2 clip_norm / cohort size; or
+            leave it out and give a budget:
+        epsilon: Budget of one client over the whole run, towards outsiders, > 0, in nats.
+        delta: Of the whole run, in (0, 1).
+        rounds: Rounds that the budget has to last for, >= 1.
+        entropy_code: "range" or "elias".
+        layering: "direct" costs the least on average; "shifted" never more than a fixed number of symbols.
+    """
+
+    homomorphic = False
+
+    layering: Literal["direct", "shifted"] = "direct"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.layering not in ("direct", "shifted"):
+            raise ValueError(f"layering must be 'direct' or 'shifted', got {self.layering!r}")
+
+    def quantizers(self, context: RoundContext, rand: PublicRandomness) -> Callable[[int], Quantizer]:
+        """See `ExactError.quantizers`."""
+        sigma = self.sigma(context) * math.sqrt(len(context.cohort))
+
+        def make(client: int) -> Quantizer:
+            quantizer = Quantizer(*(np.empty(context.dim) for _ in range(3)))
+            words = rand.shared_with_server(client, "layered dither").words64
+            for start in range(0, context.dim, _CHUNK):
+                parts = [array[start : start + _CHUNK] for array in quantizer]
+                drawn = words(WORDS_PER_COORDINATE * len(parts[0]))
+                layer_row(drawn, sigma, True, self.layering == "shifted", *parts)
+            return quantizer
+
+        return make
+
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """See `Mechanism.claims`: Gaussian towards outsiders, nothing towards whoever holds the dither."""
+        size = len(context.cohort)
+        spread = self.sigma(context) * math.sqrt(size)
+        delta = known_dither_delta(spread, spread, "gaussian", self.layering)
+        dither = NonPrivate(
+            "whoever holds the dither sees no noise: inputs one noise std apart in one coordinate are told "
+            f"apart with probability {delta:.3f}, at any epsilon"
+        )
+        wire = NonPrivate("the law of an integer moves with the update even if the dither is unknown")
+        others = self.multiplier * math.sqrt((size - 1) / size)
+        client: Loss = NonPrivate("the cohort has no other client, and this one knows all of the noise")
+        if size > 1:
+            client = GaussianLoss(others, "the noise of the other clients; its own is known to the client")
+        losses = {
+            Adversary.EAVESDROPPER: wire,
+            Adversary.SERVER: dither,
+            Adversary.SERVER_AND_PARTNER: dither,
+            Adversary.CLIENT: client,
+            Adversary.SECAGG_SERVER: NonPrivate(
+                "not homomorphic: the server has to see every message, and " + dither.reason
+            ),
+        }
+        return self.gaussian_claims(losses, context)
