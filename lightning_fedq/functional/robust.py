@@ -1,0 +1,220 @@
+"""Robust means of a stack of vectors, some of which lie: any may be arbitrary, NaN and infinity included.
+
+Every rule first replaces a row that is not finite by a row of zeros, so that no such row ever reaches
+arithmetic, and it still counts as one of the `liars` that the rule has to withstand. What a rule
+withstands is its breakdown point; `check_breakdown` warns where the liars exceed it.
+
+References:
+    Yin et al., Byzantine-Robust Distributed Learning, ICML 2018 (median, trimmed mean).
+    Blanchard et al., Machine Learning with Adversaries, NeurIPS 2017 (Krum, multi-Krum).
+    Pillutla et al., Robust Aggregation for Federated Learning, 2019 (geometric median, smoothed Weiszfeld).
+    Karimireddy et al., Learning from History, ICML 2021 (centred clipping); and Byzantine-Robust
+    Learning on Heterogeneous Datasets via Bucketing, ICLR 2022.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+Rule = Literal[
+    "mean", "median", "trimmed_mean", "krum", "multi_krum", "geometric_median", "centered_clipping"
+]
+
+
+def finite_rows(rows: Tensor) -> Tensor:
+    """Replace every row that holds a NaN or an infinity by zeros.
+
+    Raises:
+        ValueError: If `rows` is not `(n, dim)` with n >= 1.
+    """
+    if rows.dim() != 2 or not len(rows):
+        raise ValueError(f"rows must be (n, dim) with n >= 1, got {tuple(rows.shape)}")
+    finite = torch.isfinite(rows).all(1)
+    return rows if bool(finite.all()) else torch.where(finite[:, None], rows, 0.0)
+
+
+def mean(rows: Tensor) -> Tensor:
+    """Plain mean of the rows that are finite after `finite_rows`; withstands nobody who is finite."""
+    return finite_rows(rows).mean(0)
+
+
+def median(rows: Tensor) -> Tensor:
+    """Coordinate-wise median, the mean of the middle two for an even number of rows.
+
+    Args:
+        rows: `(n, dim)` floats.
+    """
+    ordered = finite_rows(rows).sort(0).values
+    return (ordered[(len(rows) - 1) // 2] + ordered[len(rows) // 2]) / 2
+
+
+def trimmed_mean(rows: Tensor, liars: int) -> Tensor:
+    """Coordinate-wise mean without the `liars` smallest and the `liars` largest values.
+
+    Args:
+        rows: `(n, dim)` floats, n > 2 liars.
+        liars: How many rows to withstand, >= 0.
+
+    Raises:
+        ValueError: If nothing would be left.
+    """
+    _check_liars(rows, liars, 2 * liars < len(rows), "n > 2 liars")
+    return finite_rows(rows).sort(0).values[liars : len(rows) - liars].mean(0)
+
+
+def krum(rows: Tensor, liars: int) -> Tensor:
+    """The row whose n - liars - 2 nearest others are nearest; see `multi_krum`."""
+    return multi_krum(rows, liars, 1)
+
+
+def multi_krum(rows: Tensor, liars: int, count: int | None = None) -> Tensor:
+    """Mean of the rows that lie closest to their n - liars - 2 nearest neighbours.
+
+    Args:
+        rows: `(n, dim)` floats, n >= liars + 3 (the proof of robustness wants n >= 2 liars + 3).
+        liars: How many rows to withstand, >= 0.
+        count: How many rows to average, 1 to n; n - liars if None.
+
+    Raises:
+        ValueError: If n or count does not fit.
+    """
+    _check_liars(rows, liars, len(rows) >= liars + 3, "n >= liars + 3")
+    size = len(rows)
+    count = size - liars if count is None else count
+    if not 1 <= count <= size:
+        raise ValueError(f"count must be in [1, n = {size}], got {count}")
+    kept = finite_rows(rows)
+    # Distances in float64 after scaling, so that huge rows can't overflow into infinities or NaN.
+    scaled = kept.double() / kept.abs().max().clamp(min=1e-300).double()
+    distances = torch.cdist(scaled, scaled, compute_mode="donot_use_mm_for_euclid_dist").square()
+    distances.fill_diagonal_(math.inf)
+    scores = distances.sort(1).values[:, : size - liars - 2].sum(1)
+    chosen: Tensor = kept[scores.argsort(stable=True)[:count]].mean(0)
+    return chosen
+
+
+def geometric_median(rows: Tensor, iterations: int = 100, smoothing: float = 1e-6) -> Tensor:
+    """The point with the least sum of distances to all rows, by Weiszfeld's iteration from the median.
+
+    Args:
+        rows: `(n, dim)` floats.
+        iterations: Largest number of steps, >= 1.
+        smoothing: Distances below this fraction of the median distance count as that, > 0.
+    """
+    kept = finite_rows(rows)
+    values = kept.double()
+    point = median(values)
+    for _ in range(iterations):
+        distances = (values - point).norm(dim=1)
+        floor = smoothing * float(distances.median())
+        weights = 1.0 / distances.clamp(min=max(floor, 1e-300))
+        moved = (weights / weights.sum()) @ values
+        if bool((moved - point).norm() <= 1e-9 * distances.median().clamp(min=1e-300)):
+            return moved.to(kept.dtype)
+        point = moved
+    return point.to(kept.dtype)
+
+
+def centered_clipping(rows: Tensor, radius: float | None = None, iterations: int = 3) -> Tensor:
+    """Start at the coordinate-wise median and move by the mean of the rows' clipped offsets.
+
+    Args:
+        rows: `(n, dim)` floats.
+        radius: Longest offset of one row in one step, > 0; None takes the median distance to the centre.
+        iterations: Steps, >= 1.
+
+    Raises:
+        ValueError: If radius or iterations is out of range.
+    """
+    if radius is not None and not radius > 0:
+        raise ValueError(f"radius must be > 0 or None, got {radius}")
+    if iterations < 1:
+        raise ValueError(f"iterations must be >= 1, got {iterations}")
+    kept = finite_rows(rows)
+    values = kept.double()
+    center = median(values)
+    for _ in range(iterations):
+        offsets = values - center
+        lengths = offsets.norm(dim=1).clamp(min=1e-300)
+        longest = float(lengths.median()) if radius is None else radius
+        center = center + (offsets * (longest / lengths).clamp(max=1.0)[:, None]).mean(0)
+    return center.to(kept.dtype)
+
+
+def bucketing(rows: Tensor, order: Tensor, size: int) -> Tensor:
+    """Means of buckets of `size` rows, for any rule to follow; a liar spoils one bucket.
+
+    For one-bit messages it is what makes a rule more than a majority vote: single signs have no outliers.
+
+    Args:
+        rows: `(n, dim)` floats.
+        order: `(n,)` int64, a random permutation that the liars could not foresee.
+        size: Rows per bucket, >= 1; the last bucket may hold fewer.
+
+    Returns:
+        `(ceil(n / size), dim)`.
+
+    Raises:
+        ValueError: If size < 1 or order is no permutation.
+    """
+    if size < 1:
+        raise ValueError(f"size must be >= 1, got {size}")
+    if sorted(order.tolist()) != list(range(len(rows))):
+        raise ValueError(f"order must be a permutation of {len(rows)} rows")
+    return torch.stack([part.mean(0) for part in torch.split(finite_rows(rows)[order], size)])
+
+
+def breakdown_point(rule: Rule, num_rows: int, liars: int = 0) -> int:
+    """Most rows that may lie arbitrarily without the result leaving the honest rows' reach.
+
+    Args:
+        rule: Name of a rule.
+        num_rows: n.
+        liars: What the rule was told to withstand, for trimmed mean and Krum.
+    """
+    half = (num_rows - 1) // 2
+    krum_bound = min(liars, max((num_rows - 3) // 2, 0))
+    return {
+        "mean": 0,
+        "median": half,
+        "trimmed_mean": liars,
+        "krum": krum_bound,
+        "multi_krum": krum_bound,
+        "geometric_median": half,
+        "centered_clipping": half,
+    }[rule]
+
+
+def check_breakdown(rule: Rule, num_rows: int, fraction: float, liars: int = 0) -> None:
+    """Warn if the share of liars exceeds what the rule withstands.
+
+    Args:
+        rule: Name of a rule.
+        num_rows: n, the rows that the rule will see.
+        fraction: Share of liars, in [0, 1).
+        liars: What the rule was told to withstand.
+
+    Raises:
+        ValueError: If fraction is not in [0, 1).
+    """
+    if not 0.0 <= fraction < 1.0:
+        raise ValueError(f"fraction must be in [0, 1), got {fraction}")
+    expected, most = math.ceil(fraction * num_rows - 1e-9), breakdown_point(rule, num_rows, liars)
+    if expected > most:
+        warnings.warn(
+            f"{rule} of {num_rows} rows withstands {most} liars, {expected} are expected; "
+            "use a rule with a higher breakdown point, or more clients",
+            stacklevel=2,
+        )
+
+
+def _check_liars(rows: Tensor, liars: int, enough: bool, wanted: str) -> None:
+    if liars < 0:
+        raise ValueError(f"liars must be >= 0, got {liars}")
+    if not enough:
+        raise ValueError(f"the rule needs {wanted}, got n = {len(rows)} and liars = {liars}")
