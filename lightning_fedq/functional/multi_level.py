@@ -35,7 +35,8 @@ def multi_level_shifts(words: Tensor, levels: int, dim: int) -> Tensor:
     """
     if levels == 2:
         return torch.zeros(dim, dtype=torch.float64)
-    return words.double().add(0.5).mul(2.0**-WORD_BITS)
+    shifts: Tensor = (words.double() + 0.5) / 2.0**WORD_BITS
+    return shifts
 
 
 def multi_level_quantize(x: Tensor, words: Tensor, shifts: Tensor, levels: int) -> Tensor:

@@ -15,6 +15,7 @@ import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal, localcontext
 from itertools import combinations
+from typing import Any
 
 import numba
 import numpy as np
@@ -156,11 +157,19 @@ def one_bit_quantize_row(
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def splice_words(words: NDArray[np.uint32], shared: NDArray[np.uint32], mask: int, flip: int) -> None:
-    """Replace the masked bits of private words by those of `shared ^ flip`, in place."""
-    high, inverted = np.uint32(mask), np.uint32(flip)
+def splice_words(words: NDArray[np.uint32], shared: NDArray[Any], shift: int, mask: int, flip: int) -> None:
+    """Replace the masked bits of private words by those of `(shared << shift) ^ flip`, in place.
+
+    Args:
+        words: `(n,)` uniform words.
+        shared: `(n,)` unsigned integers of any width.
+        shift: Where their lowest bit goes.
+        mask: Bits to replace.
+        flip: Bits to invert first.
+    """
+    high, inverted, up = np.uint32(mask), np.uint32(flip), np.uint32(shift)
     for j in range(words.size):
-        words[j] = (words[j] & ~high) | ((shared[j] ^ inverted) & high)
+        words[j] = (words[j] & ~high) | (((np.uint32(shared[j]) << up) ^ inverted) & high)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

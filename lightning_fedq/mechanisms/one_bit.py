@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -38,15 +38,17 @@ _CHUNK = 1 << 14
 class Coupling(Protocol):
     """How the words of a group hang together: shared words, drawn once, meet every member's private ones."""
 
-    def draw(self, count: int) -> NDArray[np.uint32]:
-        """Return the group's next `count` shared words."""
+    def draw(self, count: int) -> NDArray[Any]:
+        """Return what the group shares for its next `count` coordinates."""
 
-    def apply(self, words: NDArray[np.uint32], shared: NDArray[np.uint32], rank: int) -> None:
+    def apply(self, words: NDArray[np.uint32], shared: NDArray[Any], rank: int) -> None:
         """Turn one member's private words into its coupled ones, in place; each stays exactly uniform."""
 
 
 class ComplementaryBits(Coupling):
     """High bits shared by a pair, complemented for the second member; low bits private.
+
+    A coordinate takes the fewest whole bytes of the shared stream that hold its bits.
 
     Args:
         stream: The pair's stream.
@@ -55,14 +57,18 @@ class ComplementaryBits(Coupling):
 
     def __init__(self, stream: Stream, shared_bits: int) -> None:
         self._stream, self._mask = stream, (1 << WORD_BITS) - (1 << (WORD_BITS - shared_bits))
+        self._type = np.uint8 if shared_bits <= 8 else np.uint16 if shared_bits <= 16 else np.uint32
+        self._shift = WORD_BITS - np.iinfo(self._type).bits
 
-    def draw(self, count: int) -> NDArray[np.uint32]:
+    def draw(self, count: int) -> NDArray[Any]:
         """See `Coupling.draw`."""
-        return self._stream.words(count)
+        shared = np.empty(count, self._type)
+        self._stream.fill(shared)
+        return shared
 
-    def apply(self, words: NDArray[np.uint32], shared: NDArray[np.uint32], rank: int) -> None:
+    def apply(self, words: NDArray[np.uint32], shared: NDArray[Any], rank: int) -> None:
         """See `Coupling.apply`."""
-        splice_words(words, shared, self._mask, self._mask if rank else 0)
+        splice_words(words, shared, self._shift, self._mask, self._mask if rank else 0)
 
 
 class RotatedStrata(Coupling):

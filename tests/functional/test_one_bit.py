@@ -159,8 +159,8 @@ def test_the_joint_law_of_the_shipped_words_is_the_closed_form(word_bits):
     for bits in range(word_bits + 1):
         mask = size - (size >> bits)
         words = [first.copy(), second.copy()]
-        ob.splice_words(words[0], shared, mask, 0)
-        ob.splice_words(words[1], shared, mask, mask)
+        ob.splice_words(words[0], shared, 0, mask, 0)
+        ob.splice_words(words[1], shared, 0, mask, mask)
         for word in words:
             assert np.array_equal(np.bincount(word, minlength=size), np.full(size, size**2))
         below = [np.array([word < k for k in range(size + 1)]).astype(np.int64) for word in words]

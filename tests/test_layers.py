@@ -1,0 +1,124 @@
+"""Imports go down only: the table of allowed imports, read from the source with `ast`."""
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "lightning_fedq"
+ARRAYS = {"torch", "numpy", "numba", "scipy"}
+HOST = {"_lightning", "torch"}
+
+# What each module or folder may import: parts of this package, and packages from outside. Not listed
+# are `cli`, `commands` and `experiments`, which stand on top and may use everything.
+ALLOWED: dict[str, set[str]] = {
+    "functional": ARRAYS,
+    "randomness": {"numpy", "cryptography"},
+    "coding": {"torch", "numpy"},
+    "entropy_coding": {"coding", "constriction", *ARRAYS},
+    "core": {"coding", "randomness", "torch"},
+    "ranges": {"torch"},
+    "attacks": {"torch"},
+    "mechanisms": {"core", "coding", "entropy_coding", "randomness", "functional", "opacus", *ARRAYS},
+    "secagg": {"core", "coding", "randomness", "functional", "cryptography", *ARRAYS},
+    "privacy": {"core", "functional", "randomness", "dp_accounting", "opacus", *ARRAYS},
+    "rounds": {"core", "randomness", "ranges", "functional", "privacy", "torch"},
+    "_lightning": {"pytorch_lightning", "lightning"},
+    "data": {"data", "matplotlib", *HOST},
+    "datasets": {"sklearn", "torchvision", "numpy", *HOST},
+    "models": {"opacus", "torchvision", "torchmetrics", *HOST},
+    "strategies": {"rounds", "core", *HOST},
+    "reports": {"privacy", "rounds", "matplotlib"},
+    "callbacks": {
+        *("attacks", "core", "functional", "randomness", "ranges", "rounds", "privacy"),
+        *("data", "strategies", "reports", "secagg"),
+        *("matplotlib", "numpy", "opacus", "rich", "wandb", "yaml"),
+        *HOST,
+    },
+}
+TOP = {"cli", "commands", "experiments", "flower"}
+LIGHTNING = {"pytorch_lightning", "lightning"}
+
+
+def _layer(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def _imports(path: Path) -> Iterator[tuple[str, int]]:
+    """Every imported layer of this package or package from outside, lazy imports included."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: absolute imports only"
+            assert node.module is not None
+            names = [node.module]
+            if node.module == "lightning_fedq":
+                names = [f"lightning_fedq.{alias.name}" for alias in node.names]
+        else:
+            continue
+        for name in names:
+            first, _, rest = name.partition(".")
+            found = rest.partition(".")[0] if first == "lightning_fedq" else first
+            if found and found not in sys.stdlib_module_names:
+                yield found, node.lineno
+
+
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_go_down(path):
+    layer = _layer(path)
+    if layer in TOP:
+        return
+    assert layer in ALLOWED, f"{layer} is not in the table of layers; decide where it stands"
+    wrong = [f"line {line}: {name}" for name, line in _imports(path) if name not in ALLOWED[layer] | {layer}]
+    assert not wrong, f"{path.relative_to(PACKAGE)} ({layer}) may not import {wrong}"
+
+
+def test_the_table_has_no_cycles():
+    done: set[str] = set()
+    while len(done) < len(ALLOWED):
+        waits = {name: (ALLOWED[name] & set(ALLOWED)) - done - {name} for name in set(ALLOWED) - done}
+        free = {layer for layer, lower in waits.items() if not lower}
+        assert free, f"these layers import each other: {sorted(waits)}"
+        done |= free
+
+
+def test_one_module_binds_to_lightning():
+    """Programs of either of Lightning's packages work only if no other module imports one of them."""
+    found = {
+        str(path.relative_to(PACKAGE))
+        for path in MODULES
+        if _layer(path) != "commands" and any(name in LIGHTNING for name, _ in _imports(path))
+    }
+    assert found <= {"_lightning.py"}
+
+
+def test_partition_is_pure():
+    assert {name for name, _ in _imports(PACKAGE / "data" / "partition.py")} <= {"torch"}
+
+
+def test_the_round_engine_names_no_mechanism():
+    assert "mechanisms" not in {name for name, _ in _imports(PACKAGE / "rounds.py")}
+
+
+DRAWS = {f"torch.{name}" for name in ("rand", "randn", "randint", "randperm", "normal", "bernoulli")}
+
+
+def test_no_global_random_numbers():
+    """Streams are arguments: no torch.manual_seed, no torch.rand* without a generator, no numpy.random."""
+    wrong = set()
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                name = ast.unparse(node.func)
+                free = name in DRAWS and not any(keyword.arg == "generator" for keyword in node.keywords)
+                module = name.startswith(("np.random", "numpy.random", "random."))
+                if free or module or name == "torch.manual_seed":
+                    wrong.add((str(path.relative_to(PACKAGE)), name))
+    assert not wrong
