@@ -1,12 +1,15 @@
 """One paper, or one idea, per file."""
 
+from lightning_fedq.mechanisms.aggregate_gaussian import AggregateGaussian
 from lightning_fedq.mechanisms.corbin import AugCorBin, CorBin
 from lightning_fedq.mechanisms.correlated import CorrelatedQuantization
 from lightning_fedq.mechanisms.cpa import CPA
 from lightning_fedq.mechanisms.fedavg import FedAvg
 from lightning_fedq.mechanisms.gaussian import GaussianNoise, PerCoordinateGaussian
+from lightning_fedq.mechanisms.irwin_hall import IrwinHall
 from lightning_fedq.mechanisms.jopeq import JoPEQ
 from lightning_fedq.mechanisms.laplace import LaplaceNoise, PerCoordinateLaplace
+from lightning_fedq.mechanisms.layered import LayeredGaussian
 from lightning_fedq.mechanisms.ldpq import LDPQ
 from lightning_fedq.mechanisms.mvu import MVU
 from lightning_fedq.mechanisms.sign_rr import SignRR
@@ -16,13 +19,16 @@ __all__ = [
     "CPA",
     "LDPQ",
     "MVU",
+    "AggregateGaussian",
     "AugCorBin",
     "CorBin",
     "CorrelatedQuantization",
     "FedAvg",
     "GaussianNoise",
+    "IrwinHall",
     "JoPEQ",
     "LaplaceNoise",
+    "LayeredGaussian",
     "PerCoordinateGaussian",
     "PerCoordinateLaplace",
     "SignRR",
