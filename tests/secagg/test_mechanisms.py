@@ -1,0 +1,41 @@
+"""Every mechanism of the contract table behind secure aggregation: the plain decode to the bit, or refused."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_fedq.core import Mechanism
+from lightning_fedq.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.secagg import Aggregation, SecAgg
+from tests.contract.test_mechanisms import CLIENTS, ROWS, SEGMENTS, updates_for
+from tests.one_round import context_of, encode
+
+
+def summed(mechanism: Mechanism, run: str) -> None:
+    context = context_of(mechanism, CLIENTS, SEGMENTS)
+    rand = PublicRandomness(SeededKeys(0), context.round, context.attempt)
+    message = encode(mechanism, updates_for(len(CLIENTS)), context)
+    silent = context.cohort[1]
+    rows = [row for row, client in enumerate(context.cohort) if client != silent]
+    clients = [context.cohort[row] for row in rows]
+    secure = Aggregation(
+        SecAgg(run=run), mechanism, context, rand, session=b"s", model_hash=bytes(32), dropped=[silent]
+    )
+    secure.add(clients, message.symbols[rows])
+    total = secure.finish()
+    assert torch.equal(total, message.symbols[rows].sum(0, dtype=torch.int64))
+    plain = mechanism.decode(message.symbols[rows], clients, context, rand)
+    assert torch.equal(mechanism.decode(total, clients, context, rand), plain)
+
+
+@pytest.mark.parametrize("run", ["masked", "accounted"])
+@pytest.mark.parametrize("mechanism", [row for row in ROWS if row.homomorphic], ids=repr)
+def test_the_sum_decodes_as_the_messages_do(mechanism: Mechanism, run: str) -> None:
+    summed(mechanism, run)
+
+
+@pytest.mark.parametrize("mechanism", [row for row in ROWS if not row.homomorphic], ids=repr)
+def test_refused(mechanism: Mechanism) -> None:
+    with pytest.raises(TypeError, match=f"{type(mechanism).__name__} is not homomorphic"):
+        summed(mechanism, "accounted")
