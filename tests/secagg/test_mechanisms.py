@@ -1,4 +1,4 @@
-"""Every mechanism of the contract table behind secure aggregation: the plain decode to the bit, or refused."""
+"""Every mechanism of the contract table behind secure aggregation: its plain decode, or a refusal."""
 
 from __future__ import annotations
 
