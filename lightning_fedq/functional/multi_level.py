@@ -53,7 +53,8 @@ def multi_level_quantize(x: Tensor, words: Tensor, shifts: Tensor, levels: int) 
     """
     place = (x.clamp(-1.0, 1.0) + 1.0 + shifts * (2.0 / levels)) / level_step(levels)
     fixed = torch.floor(place * 2.0**WORD_BITS + 0.5).to(torch.int64)
-    return ((fixed >> WORD_BITS) + (words < (fixed & (2**WORD_BITS - 1)))).to(torch.uint8)
+    below, rest = fixed >> WORD_BITS, fixed & (2**WORD_BITS - 1)
+    return torch.add(below, words < rest).to(torch.uint8)
 
 
 def multi_level_dequantize_sum(total: Tensor, count: int, shifts: Tensor, levels: int) -> Tensor:
