@@ -1,11 +1,11 @@
 """What clients that lie may send: instead of their update, or instead of their bits.
 
 Two kinds. An update attack replaces the update *before* it is encoded: whatever the mechanism does to
-honest updates (clipping, quantising, noise) it does to these too. A wire attack replaces the message, so
-a liar may also skip the coin that makes honest clients private, which is worth up to 1 / tanh(epsilon / 2)
-honest votes. "ones" and "flip" (each bit times a fair coin) are the attacks of the CPA paper; with its words both
-have mean zero, hence test noise and not lies ("ones" is a vote for point 0 where every word is +1 there, as
-Hadamard words are). "inverted" is the attack that it leaves out.
+honest updates (clipping, quantising, noise) it does to these too. A wire attack replaces the message, so a
+liar may also skip the coin that makes honest clients private, which is worth up to 1 / tanh(epsilon / 2)
+honest votes. "ones" and "flip" (each bit times a fair coin) are the attacks of the CPA paper; with its words
+both have mean zero, hence test noise and not lies ("ones" is a vote for point 0 where every word is +1
+there, as Hadamard words are). "inverted" is the attack that it leaves out.
 
 Functions are pure: the liars' honest updates, the honest clients' mean and standard deviation, and random
 numbers are arguments. Colluding liars estimate the honest statistics from their own honest updates.

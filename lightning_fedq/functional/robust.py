@@ -113,9 +113,9 @@ def geometric_median(rows: Tensor, iterations: int = 100, smoothing: float = 1e-
         distances = (values - point).norm(dim=1)
         floor = smoothing * float(distances.median())
         weights = 1.0 / distances.clamp(min=max(floor, 1e-300))
-        moved = (weights / weights.sum()) @ values
+        moved: Tensor = (weights / weights.sum()) @ values
         if bool((moved - point).norm() <= 1e-9 * distances.median().clamp(min=1e-300)):
-            return moved.to(kept.dtype)
+            break
         point = moved
     return point.to(kept.dtype)
 
