@@ -158,6 +158,30 @@ class LaplaceLoss:
 
 
 @dataclass(frozen=True)
+class SampledGaussianLoss:
+    """One Gaussian coordinate that takes part with some probability, by a coin that the adversary never sees.
+
+    Args:
+        noise_multiplier: Std over the coordinate's contribution when it takes part, > 0.
+        sampling_probability: In (0, 1].
+        note: Where it comes from, one line for the report.
+    """
+
+    noise_multiplier: float
+    sampling_probability: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ConcentratedLoss:
+    """Zero-concentrated: the Renyi divergence of every order alpha > 1 is at most rho alpha, both ways
+    round."""
+
+    rho: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
 class HiddenPair:
     """Two laws of one group's part of a sum, to be hidden by `num_coins` independent coins of other clients.
 
@@ -207,7 +231,7 @@ class NonPrivate:
     reason: str
 
 
-Loss = PmfPairs | CoinSum | GaussianLoss | LaplaceLoss | NonPrivate
+Loss = PmfPairs | CoinSum | GaussianLoss | LaplaceLoss | SampledGaussianLoss | ConcentratedLoss | NonPrivate
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from lightning_fedq.core import CoinSum, GaussianLoss, HiddenPair, Loss, PmfPairs
+from lightning_fedq.core import CoinSum, ConcentratedLoss, GaussianLoss, HiddenPair, Loss, PmfPairs
 from lightning_fedq.functional.one_bit_privacy import (
     coin_count_quantile,
     gaussian_epsilon,
@@ -112,8 +112,24 @@ def spent(
     if participation == 1.0 and isinstance(loss, GaussianLoss):
         epsilon = gaussian_epsilon(math.sqrt(count) / loss.noise_multiplier, delta)
         return Spending(epsilon, delta, 0.0, "Gaussian differential privacy, exact")
+    if isinstance(loss, ConcentratedLoss):  # rounds without the client cost nothing, and none is assumed
+        epsilon = concentrated_epsilon(count * loss.rho, delta)
+        return Spending(epsilon, delta, 0.0, "zero-concentrated differential privacy, every round counted")
     epsilon = composed_grid(loss, delta, compositions, rounds, participation).epsilon(delta)
     return Spending(epsilon, delta, run_mass, _method(loss))
+
+
+def concentrated_epsilon(rho: float, delta: float) -> float:
+    """Smallest epsilon at delta over all orders: a rho + ln(1 - 1/a) - (ln delta + ln a) / (a - 1), a > 1.
+
+    References:
+        Canonne, Kamath, Steinke, The Discrete Gaussian for Differential Privacy, 2020, proposition 12.
+    """
+    rest = (10.0 ** (exponent / 100.0) for exponent in range(-400, 601))
+    best = min(
+        (1.0 + r) * rho + math.log(r / (1.0 + r)) - (math.log(delta) + math.log1p(r)) / r for r in rest
+    )
+    return float(max(best, 0.0))
 
 
 def _method(loss: Loss) -> str:

@@ -16,12 +16,23 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from lightning_fedq.core import CoinSum, GaussianLoss, HiddenPair, LaplaceLoss, Loss, NonPrivate, PmfPairs
+from lightning_fedq.core import (
+    CoinSum,
+    ConcentratedLoss,
+    GaussianLoss,
+    HiddenPair,
+    LaplaceLoss,
+    Loss,
+    NonPrivate,
+    PmfPairs,
+    SampledGaussianLoss,
+)
 from lightning_fedq.functional.one_bit_privacy import coin_splits, coin_sum_pmf, hockey_stick
 from lightning_fedq.privacy.grid import LossGrid, grid_from_curve
 
 Array = NDArray[np.float64]
 Pairs = list[tuple[Array, Array, float]]
+ClosedForm = GaussianLoss | LaplaceLoss | SampledGaussianLoss | ConcentratedLoss
 
 _POINTS_PER_STD = 64
 _MOST_POINTS = 20_000
@@ -30,10 +41,10 @@ _MOST_POINTS = 20_000
 def _check(loss: object) -> None:
     if isinstance(loss, NonPrivate):
         raise ValueError(f"there is no guarantee to account for: {loss.reason}")
-    if not isinstance(loss, PmfPairs | CoinSum | GaussianLoss | LaplaceLoss):
+    if not isinstance(loss, PmfPairs | CoinSum | ClosedForm):
         raise TypeError(
             f"unknown loss {type(loss).__name__}; an accountant refuses what it does not know. "
-            "Use PmfPairs, CoinSum, GaussianLoss or LaplaceLoss"
+            "Use PmfPairs, CoinSum, or a loss with a closed curve (Gaussian, Laplace, sampled, concentrated)"
         )
 
 
@@ -62,13 +73,43 @@ def _curve_of_pairs(pairs: Pairs, epsilons: Array) -> Array:
     return worst
 
 
-def _closed_curve(loss: GaussianLoss | LaplaceLoss, epsilons: Array) -> Array:
+def _sampled_curve(loss: SampledGaussianLoss, epsilons: Array) -> Array:
+    """Hockey stick of (1 - g) N(0, z^2) + g N(1, z^2) over N(0, z^2), larger of both orders."""
+    z, g = loss.noise_multiplier, loss.sampling_probability
+
+    def forward(values: Array) -> Array:
+        odds = (np.expm1(values) + g) / g  # likelihood ratio of the shifted part where the two laws cross
+        cut = np.where(odds > 0.0, z * z * np.log(np.maximum(odds, 1e-300)) + 0.5, -np.inf)
+        away, near = special.ndtr(-cut / z), special.ndtr((1.0 - cut) / z)
+        mixture = (1.0 - g) * away + g * near - np.exp(values) * away
+        return np.where(odds > 0.0, mixture, -np.expm1(values))
+
+    backward = -np.expm1(epsilons) + np.exp(epsilons) * forward(-epsilons)
+    floor = np.maximum(-np.expm1(epsilons), 0.0)
+    return np.maximum(np.maximum(forward(epsilons), backward), floor)
+
+
+def _concentrated_curve(loss: ConcentratedLoss, size: Array) -> Array:
+    """Smallest of the bounds exp((a - 1)(a rho - e)) (1 - 1/a)^a / (a - 1) over orders a (Canonne et al.
+    2020)."""
+    orders = 1.0 + np.logspace(-4, 6, 601)[:, None]
+    logs = (orders - 1.0) * (orders * loss.rho - size.reshape(1, -1))
+    logs = logs + orders * np.log1p(-1.0 / orders) - np.log(orders - 1.0)
+    bound: Array = np.exp(np.minimum(logs.min(0), 0.0)).reshape(size.shape)
+    return bound
+
+
+def _closed_curve(loss: ClosedForm, epsilons: Array) -> Array:
+    if isinstance(loss, SampledGaussianLoss):
+        return _sampled_curve(loss, epsilons)
     size = np.abs(epsilons)
     if isinstance(loss, GaussianLoss):
         mu = 1.0 / loss.noise_multiplier
         upper = special.log_ndtr(mu / 2.0 - size / mu)
         lower = special.log_ndtr(-mu / 2.0 - size / mu) + size
         curve = np.exp(upper) * -np.expm1(np.minimum(lower - upper, 0.0))
+    elif isinstance(loss, ConcentratedLoss):
+        curve = _concentrated_curve(loss, size)
     else:
         curve = np.maximum(-np.expm1(0.5 * (size - 1.0 / loss.noise_multiplier)), 0.0)
     # a symmetric loss: H(-e) = 1 - exp(-e) + exp(-e) H(e)
@@ -88,7 +129,7 @@ def worst_curve(loss: Loss, epsilons: Array) -> Array:
         TypeError: If the loss is of an unknown kind.
     """
     _check(loss)
-    if isinstance(loss, GaussianLoss | LaplaceLoss):
+    if isinstance(loss, ClosedForm):
         return _closed_curve(loss, epsilons)
     assert isinstance(loss, PmfPairs | CoinSum)
     return _curve_of_pairs(_pairs(loss), epsilons)
@@ -97,7 +138,7 @@ def worst_curve(loss: Loss, epsilons: Array) -> Array:
 def infinite_mass(loss: Loss) -> float:
     """Largest probability of an outcome that only one of the two worlds can produce, in one composition."""
     _check(loss)
-    if isinstance(loss, GaussianLoss | LaplaceLoss):
+    if isinstance(loss, ClosedForm):
         return 0.0
     assert isinstance(loss, PmfPairs | CoinSum)
     return max(weight * float(p[q <= 0].sum()) for p, q, weight in _pairs(loss))
@@ -106,7 +147,7 @@ def infinite_mass(loss: Loss) -> float:
 def pure_epsilon(loss: Loss) -> float:
     """The largest loss of one composition; infinite where there is infinite mass or an unbounded density."""
     _check(loss)
-    if isinstance(loss, GaussianLoss):
+    if isinstance(loss, GaussianLoss | SampledGaussianLoss | ConcentratedLoss):
         return math.inf
     if isinstance(loss, LaplaceLoss):
         return 1.0 / loss.noise_multiplier
@@ -133,6 +174,11 @@ def _finite_std(p: Array, q: Array) -> tuple[float, float]:
 def _scale(loss: Loss, pairs: Pairs) -> tuple[float, float]:
     if isinstance(loss, GaussianLoss):
         return 1.0 / loss.noise_multiplier, math.inf
+    if isinstance(loss, SampledGaussianLoss):
+        rest = loss.sampling_probability * math.sqrt(math.expm1(min(loss.noise_multiplier**-2, 50.0)))
+        return min(rest, 1.0 / loss.noise_multiplier), math.inf
+    if isinstance(loss, ConcentratedLoss):
+        return math.sqrt(2.0 * loss.rho), math.inf
     if isinstance(loss, LaplaceLoss):
         return 1.0 / loss.noise_multiplier, 1.0 / loss.noise_multiplier
     scales = [_finite_std(p, q) for p, q, _ in pairs]
@@ -159,7 +205,7 @@ def loss_grid(loss: Loss, tail: float) -> LossGrid:
         return LossGrid(1.0, 0, np.array([1.0 - mass]), mass)
 
     def curve(epsilons: Array) -> Array:
-        if isinstance(loss, GaussianLoss | LaplaceLoss):
+        if isinstance(loss, ClosedForm):
             return _closed_curve(loss, epsilons)
         return _curve_of_pairs(pairs, epsilons)
 
