@@ -147,9 +147,9 @@ class AdaptiveRange(RangeRule):
         floor: Smallest radius, in units of the update, > 0.
     """
 
-    initial: float = 0.1
+    initial: float = 1.0
     multiple: float = 4.0
-    growth: float = 1.5
+    growth: float = 2.0
     shrink: float = 0.8
     floor: float = 1e-6
 

@@ -51,7 +51,8 @@ def test_noise_within_its_bound_cannot_push_the_adaptive_range_up():
 
 
 def test_the_adaptive_range_stops_at_its_floor():
-    rule, ranges = AdaptiveRange(floor=0.05), AdaptiveRange(floor=0.05).first(torch.ones(5), SEGMENTS)
+    rule = AdaptiveRange(initial=0.1, floor=0.05)
+    ranges = rule.first(torch.ones(5), SEGMENTS)
     for _ in range(10):
         ranges = rule.following(ranges, WEIGHTS, torch.zeros(5), None, SEGMENTS)
     assert ranges.radius.tolist() == [0.05, 0.05]
