@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import re
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
 from typing import Any
 
 import torch
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -26,6 +28,15 @@ EXAMPLE: dict[str, Any] = {
 }
 """Values for parameters without a default, so that every mechanism can be shown at work."""
 CLIENTS, DIM, DELTA = 10, 256, 1e-5
+HEADS = {
+    Adversary.EAVESDROPPER: "uplink",
+    Adversary.SERVER: "server",
+    Adversary.SERVER_AND_PARTNER: "+partner",
+    Adversary.CLIENT: "client",
+    Adversary.SECAGG_SERVER: "secagg",
+    Adversary.OUTSIDER: "outsider",
+}
+"""Column heads of the adversaries; the legend under the table says who they are."""
 
 
 def example(kind: type[Mechanism]) -> Mechanism:
@@ -50,7 +61,7 @@ def paper(kind: type[Mechanism]) -> str:
         for mark in ("References:", "Source:"):
             if text and mark in text:
                 rest = text.partition(mark)[2].strip()
-                return " ".join(rest.split("\n\n")[0].split()).split(". Departures")[0].rstrip(".")
+                return re.split(r"\. [A-Z]", " ".join(rest.split("\n\n")[0].split()))[0].rstrip(".")
     return "-"
 
 
@@ -66,18 +77,18 @@ def describe(kind: type[Mechanism]) -> dict[str, str]:
     message = mechanism.encode(torch.zeros(CLIENTS, DIM), context, rand)
     report = privacy_report(mechanism, context, rounds=1, delta=DELTA, secure_aggregation=True)
     row = {
-        "mechanism": repr(mechanism),
+        "mechanism": kind.__name__,
         "bits": f"{message.num_bits / (CLIENTS * DIM):.4g}",
-        "homomorphic": "yes" if mechanism.homomorphic else "no",
+        "sum": "yes" if mechanism.homomorphic else "no",
     }
     for adversary in Adversary:
         claim = report.row(adversary)
         if claim.verdict == NO_GUARANTEE:
-            row[adversary.name] = "none"
+            row[HEADS[adversary]] = "none"
         elif claim.epsilon_coordinate is None:
-            row[adversary.name] = f"{format_epsilon(claim.epsilon_round)} a round"
+            row[HEADS[adversary]] = f"{format_epsilon(claim.epsilon_round)}*"
         else:
-            row[adversary.name] = format_epsilon(claim.epsilon_coordinate)
+            row[HEADS[adversary]] = format_epsilon(claim.epsilon_coordinate)
     return {**row, "paper": paper(kind)}
 
 
@@ -90,19 +101,31 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.parse_args(argv)
     rows = [describe(getattr(mechanisms, name)) for name in mechanisms.__all__]
-    table = Table(title=f"Mechanisms, {CLIENTS} clients, at example settings", show_lines=True)
+    papers = {row["mechanism"]: row.pop("paper") for row in rows}
+    table = Table(
+        title=f"Mechanisms, {CLIENTS} clients, at example settings",
+        box=SIMPLE,
+        padding=(0, 1, 0, 0),
+        pad_edge=False,
+    )
     for column in rows[0]:
-        table.add_column(column.lower().replace("_", " "), overflow="fold")
+        table.add_column(column, no_wrap=True)
     for row in rows:
         table.add_row(*row.values())
     console = Console()
+    console.width = max(console.width, 96)  # the table as a whole; a narrower terminal wraps its lines
     console.print(table)
     console.print(
-        "Pure epsilon of one coordinate in one round; ∞: no pure epsilon, because some message excludes an "
-        f"input or the noise is Gaussian; a round: of a whole update, at delta {DELTA:g}; none: no guarantee "
-        "at all. A model has many coordinates and a run many rounds: `fedq privacy CONFIG` adds them up.\n",
+        "bits: of one message, per parameter. sum: may the server be given the sum of the messages only? "
+        "The other columns are the pure epsilon of one coordinate in one round. ∞: no pure epsilon, because "
+        "some message excludes an input, or the noise is Gaussian; "
+        f"*: of a whole update in a round, at delta {DELTA:g}; none: no guarantee at all. "
+        "A model has many coordinates and a run many rounds: `fedq privacy CONFIG` adds them up.\n",
         highlight=False,
     )
-    for adversary in Adversary:
-        console.print(f"{adversary.name.lower().replace('_', ' ')}: {adversary.value}", highlight=False)
+    for adversary, head in HEADS.items():
+        console.print(f"  {head:10}{adversary.value}", highlight=False)
+    console.print()
+    for name, source in papers.items():
+        console.print(f"  {name}: {source}", highlight=False)
     return 0

@@ -7,6 +7,9 @@ CorBin-FL paper compares with: each coordinate is private on its own, in one rou
 
 Both send integers on a grid (`functional.grid_noise`), not floats: 8 or 9 bits a coordinate where the
 noise is not far below the bound.
+
+References:
+    Dwork, Roth, The Algorithmic Foundations of Differential Privacy, 2014; Balle, Wang, ICML 2018
 """
 
 from __future__ import annotations

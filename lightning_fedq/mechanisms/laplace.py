@@ -3,6 +3,9 @@
 `LaplaceNoise` clips the update in l1 and is calibrated for all rounds together; with delta = 0 the budget
 is pure. `PerCoordinateLaplace` is what the CorBin-FL paper compares with: b = 2 radius / epsilon for each
 coordinate, clipped before the noise and never after.
+
+References:
+    Dwork, McSherry, Nissim, Smith, Calibrating Noise to Sensitivity, TCC 2006
 """
 
 from __future__ import annotations

@@ -9,6 +9,9 @@ The exact variance (`functional.one_bit.group_variance`) is that of a random per
 An offset alone rotates the group's order instead, which has the same law of every pair of strata
 once the order itself is random: the round's plan draws it afresh every round, so the formula holds on
 average over orders, not for one given order. Two clients are `CorBin(shared_bits=1)` in law.
+
+References:
+    an extension of CorBin-FL by stratified sampling; not in the paper
 """
 
 from __future__ import annotations
