@@ -1,0 +1,227 @@
+"""Bugs that broke, or would break, a guarantee, planted one by one; the audit must catch every one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from lightning_fedq.coding import FixedLength
+from lightning_fedq.functional.one_bit import (
+    WORD_BITS,
+    one_bit_quantize,
+    one_bit_thresholds,
+)
+from lightning_fedq.mechanisms import LDPQ, CorBin
+from lightning_fedq.mechanisms.claims import independent_claims
+from lightning_fedq.mechanisms.one_bit import COINS
+from lightning_fedq.randomness import ClientRandomness
+from lightning_fedq.rounds import RoundEngine
+
+# ---- caught by layer B: mechanisms that claim more than they keep -------------------------------------
+
+
+@dataclass(frozen=True)
+class AlphaOffByOne(LDPQ):
+    """The coin of a larger epsilon than the claimed one."""
+
+    def encode(self, update, context, rand):
+        return LDPQ(1.31 * self.epsilon).encode(update, context, rand)
+
+
+@dataclass(frozen=True)
+class WrongClipping(LDPQ):
+    """Inputs are clipped to twice the range that the probabilities are made for."""
+
+    def encode(self, update, context, rand):
+        coin = self.coin
+        middle, reach = 2 ** (WORD_BITS - 1), coin.high - coin.low
+        rows = update.reshape(len(rand.clients), context.dim)
+        bits = []
+        for row, client in zip(rows, rand.clients, strict=True):
+            words = torch.from_numpy(rand.private(client, COINS).words(context.dim).astype(np.int64))
+            thresholds = middle + (row.double().clamp(-2.0, 2.0) * 0.5 * reach).to(torch.int64)
+            bits.append((words < thresholds).to(torch.uint8))
+        message = super().encode(update, context, rand)
+        return replace(message, symbols=torch.stack(bits))
+
+
+@dataclass(frozen=True)
+class BitsReusedBetweenRounds(LDPQ):
+    """The stream's address lacks the round."""
+
+    def encode(self, update, context, rand):
+        again = ClientRandomness.__new__(ClientRandomness)
+        again.__dict__.update(rand.__dict__)
+        again._address = b"the same in every round"
+        return super().encode(update, context, again)
+
+
+@dataclass(frozen=True)
+class LayerMissingInAddress(LDPQ):
+    """Every layer starts its stream anew."""
+
+    def encode(self, update, context, rand):
+        rows = update.reshape(len(rand.clients), context.dim)
+        message = super().encode(update, context, rand)
+        parts, start = [], 0
+        for size in context.segments:
+            layer = replace(
+                context, segments=(size,), center=torch.zeros(1).double(), radius=torch.ones(1).double()
+            )
+            parts.append(super().encode(rows[:, start : start + size], layer, rand).symbols)
+            start += size
+        return replace(message, symbols=torch.cat(parts, 1))
+
+
+@dataclass(frozen=True)
+class PairWithoutPrivateCoins(CorBin):
+    """Shares every bit of the word and claims what independent coins give."""
+
+    shared_bits: int | None = None
+
+    def claims(self, context):
+        return independent_claims(self.coin, context)
+
+
+@dataclass(frozen=True)
+class PrivateCoinsFromTheSharedStream(CorBin):
+    """The low bits come from the pair's stream too."""
+
+    shared_bits: int | None = 1
+
+    def coupling(self, group, rand):
+        return CorBin(self.epsilon, None).coupling(group, rand)
+
+
+@dataclass(frozen=True)
+class ResponseTwiceWithTheSameBits(LDPQ):
+    """A second randomised response that reads the first one's words takes the first one back."""
+
+    def encode(self, update, context, rand):
+        message = super().encode(update, context, rand)
+        rows = update.reshape(len(rand.clients), context.dim)
+        first = [
+            torch.from_numpy(rand.private(client, COINS).words(context.dim) < self.coin.high)
+            for client in rand.clients
+        ]
+        truth = (rows > 0).to(torch.uint8)
+        kept = torch.stack(first)
+        once = torch.where(kept, truth, 1 - truth)
+        return replace(message, symbols=torch.where(kept, once, 1 - once))
+
+
+@dataclass(frozen=True)
+class LastCoordinateInTheClear(LDPQ):
+    """The loop over coordinates ends one too early."""
+
+    def encode(self, update, context, rand):
+        message = super().encode(update, context, rand)
+        rows = update.reshape(len(rand.clients), context.dim)
+        message.symbols[:, -1] = (rows[:, -1] > 0).to(torch.uint8)
+        return message
+
+
+@dataclass(frozen=True)
+class PartnersSwapped(CorBin):
+    """Both of a pair take the first one's part, so that their errors add up."""
+
+    shared_bits: int | None = 5
+
+    def coupling(self, group, rand):
+        right = super().coupling(group, rand)
+
+        class Same:
+            def draw(self, count):
+                return right.draw(count)
+
+            def apply(self, words, shared, rank):
+                right.apply(words, shared, 0)
+
+        return Same() if right else None
+
+
+@dataclass(frozen=True)
+class PlannedCohortClaimed(LDPQ):
+    """Claims the hiding of the 50 clients that were planned, whoever is there."""
+
+    def claims(self, context):
+        planned = replace(context, groups=tuple((client,) for client in range(50)))
+        return independent_claims(self.coin, planned)
+
+
+@dataclass(frozen=True)
+class PaddingInTheClear(LDPQ):
+    """The bits that fill up the last byte are a copy of data that was not randomised."""
+
+    def code(self, context):
+        return _LeakyPadding(1)
+
+    def encode(self, update, context, rand):
+        _LeakyPadding.leak = bool(update.reshape(len(rand.clients), -1)[0, -1] > 0)
+        return super().encode(update, context, rand)
+
+
+class _LeakyPadding(FixedLength):
+    leak = False
+
+    def pack(self, symbols):
+        stream = super().pack(symbols)
+        return stream[:-1] + bytes([stream[-1] | int(self.leak)])
+
+
+MECHANISMS = [
+    AlphaOffByOne(1.0),
+    WrongClipping(1.0),
+    BitsReusedBetweenRounds(1.0),
+    LayerMissingInAddress(1.0),
+    PairWithoutPrivateCoins(1.0),
+    PrivateCoinsFromTheSharedStream(1.0),
+    ResponseTwiceWithTheSameBits(1.0),
+    LastCoordinateInTheClear(1.0),
+    PartnersSwapped(1.0),
+    PlannedCohortClaimed(1.0),
+    PaddingInTheClear(1.0),
+]
+
+# ---- caught by layer A: too small to show at 32 bits -----------------------------------------------------
+
+
+def tie_break(update, words, center, radius, coin):
+    """`<=` for `<`."""
+    return (words <= one_bit_thresholds(update, center, radius, coin)).to(torch.uint8)
+
+
+def modulus_minus_one(update, words, center, radius, coin):
+    """Words are drawn modulo 2^k - 1."""
+    return one_bit_quantize(update, words % (2**coin.word_bits - 1), center, radius, coin)
+
+
+def negative_instead_of_complement(words, shared, shift, mask, flip):
+    """The partner uses 1 - U, in words 2^d - Z, where the complement 2^d - 1 - Z is meant."""
+    cells = (mask >> shift) + 1
+    high = (cells - shared) % cells if flip else shared
+    words[:] = (words & ~np.uint32(mask)) | (high.astype(np.uint32) << np.uint32(shift))
+
+
+# ---- caught by the ledger and the engine's checks --------------------------------------------------------
+
+
+def restart_streams(state):
+    """A resumed run begins its streams anew."""
+    return {**state, "round": 0, "attempt": 0}
+
+
+class SkipsTheFailedRound(RoundEngine):
+    """A round that was given up is not paid for, although its messages were sent."""
+
+    def abandon(self):
+        if self.plan is not None:
+            self.ledger.charges[list(self.plan.cohort)] -= 1
+        super().abandon()
+
+
+def nan_passes(limit, norms):
+    """min(1, C / norm) with a norm of NaN is 1 in plain Python: such a sample is not clipped."""
+    return torch.tensor([min(1.0, limit / norm) for norm in norms.tolist()], dtype=norms.dtype)
