@@ -195,6 +195,8 @@ class ClientLoader:
     ) -> None:
         self.loader, self.clients, self._stacks = loader, clients, stacks
         self._batches = ClientBatches(loader.dataset, loader.collate_fn)
+        alike = len({len(held) for held in clients}) == 1
+        self._table = torch.stack(list(clients)) if alike else None
         self._generator = torch.Generator()
         self._workers = self._start_workers() if loader.num_workers else None
 
@@ -224,8 +226,15 @@ class ClientLoader:
             yield self.clients[0][:1]
             return
         total, seeds = sum(stack.batch_sizes), stack.order_seeds or (None,) * len(stack.clients)
-        rows = [self._order(client, seed, total) for client, seed in zip(stack.clients, seeds, strict=True)]
-        order = torch.stack(rows) if len(rows) > 1 else rows[0]
+        if self._table is not None and not stack.order_seeds and total <= self._table.shape[1]:
+            order = self._table[list(stack.clients), :total]  # nothing to shuffle or repeat: one gather
+        else:
+            rows = [
+                self._order(client, seed, total) for client, seed in zip(stack.clients, seeds, strict=True)
+            ]
+            order = torch.stack(rows)
+        if len(stack.clients) == 1:
+            order = order[0]
         yield from torch.split(order, list(stack.batch_sizes), dim=-1)
 
     def _order(self, client: int, seed: int | None, total: int) -> Tensor:
@@ -259,9 +268,16 @@ class ClientLoader:
             self._generator.manual_seed(stacks[0].training_seed)
             batches = iter(self._workers)
         for stack in stacks:
-            torch.manual_seed(stack.training_seed)
+            _seed(stack.training_seed)
             for _ in stack.batch_sizes:
                 yield next(batches)
+
+
+def _seed(seed: int) -> None:
+    """`torch.manual_seed`, but for devices in use only: it takes 0.4 ms to prepare those that are not."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
 
 
 class _Indices:

@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.callbacks.checks import check_flags, check_optimizers, check_setup
+from lightning_fedq.mechanisms import FedAvg
+from tests.digits_run import Classifier, Digits, make_trainer
+
+
+def federated(**settings: Any) -> Federated:
+    return Federated(
+        **{"mechanism": FedAvg(), "num_clients": 4, "seed": 1, "clients_per_step": 1, **settings}
+    )
+
+
+def refused(message: str, module: Any = None, data: Any = None, fed: Any = None, **trainer: Any) -> None:
+    module, data = module or Classifier(), data or Digits(80)
+    runner = make_trainer(fed or federated(), **trainer)
+    with pytest.raises((ValueError, TypeError), match=message):
+        runner.fit(module, datamodule=data)
+    assert "train_dataloader" not in vars(data)
+    assert not {"training_step", "backward"} & set(vars(runner.strategy))
+
+
+class Manual(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+
+class Two(Classifier):
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD([p], lr=0.1) for p in self.parameters()]
+
+
+class PerBatch(Classifier):
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class Counts(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, inputs: Any) -> Any:
+        if self.training:
+            self.seen += 1
+        return inputs
+
+
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (Manual, "needs automatic optimisation, Manual sets automatic_optimization = False; return the loss"),
+        (PerBatch, "got interval='step'; use interval='epoch', one step a round"),
+        (
+            lambda: Classifier(nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))),
+            r"layers backbone.1 \(BatchNorm1d\) keep running statistics .* GroupNorm .*ModuleValidator.fix",
+        ),
+        (
+            lambda: Classifier(nn.Sequential(Counts(), nn.Linear(64, 10))),
+            "training changed the buffers backbone.0.seen, which no update carries",
+        ),
+    ],
+)
+def test_modules_that_cannot_be_federated(module: Any, message: str) -> None:
+    refused(message, module())
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            {"max_steps": 5, "max_epochs": None},
+            "max_steps counts the steps of all clients, got 5; use max_epochs",
+        ),
+        (
+            {"limit_train_batches": 3},
+            r"silence the last clients of every round, got 3; use Federated\(local_steps",
+        ),
+        ({"overfit_batches": 2}, "limit_train_batches would silence|overfit_batches can't be dealt out"),
+        (
+            {"val_check_interval": 0.5},
+            "validate in the middle of a round, got 0.5; use check_val_every_n_epoch",
+        ),
+        ({"val_check_interval": 3, "check_val_every_n_epoch": None}, "validate in the middle of a round"),
+        ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs = 1; leave it at 0"),
+        (
+            {"accumulate_grad_batches": 2},
+            "mix the gradients of neighbouring clients, got 2; use a larger batch",
+        ),
+    ],
+)
+def test_trainer_flags_that_cut_across_clients(flags: dict[str, Any], message: str) -> None:
+    refused(message, **flags)
+
+
+def test_several_devices() -> None:
+    trainer = make_trainer(strategy="ddp", devices=2)
+    with pytest.raises(
+        ValueError, match="all clients on one device, got DDPStrategy on 2 devices; use Trainer"
+    ):
+        check_setup(trainer, Classifier())
+
+
+def test_several_optimisers() -> None:
+    """Lightning refuses them with automatic optimisation; nobody else may slip through."""
+    with pytest.raises(RuntimeError, match="multiple optimizers is only supported with manual optimization"):
+        make_trainer(federated()).fit(Two(), datamodule=Digits(80))
+    trainer = make_trainer()
+    trainer.strategy.optimizers = Two().configure_optimizers()
+    with pytest.raises(ValueError, match="exactly one optimiser, configure_optimizers returned 2; put all"):
+        check_optimizers(trainer)
+
+
+def test_overfit_batches_is_named() -> None:
+    trainer = make_trainer()
+    trainer.overfit_batches = 2
+    with pytest.raises(ValueError, match="overfit_batches can't be dealt out to clients, got 2"):
+        check_flags(trainer)
+
+
+def test_half_precision_with_a_loss_scale() -> None:
+    trainer = make_trainer()
+    trainer.strategy.precision_plugin.precision = "16-mixed"
+    with pytest.raises(
+        ValueError, match="16-mixed keeps one loss scale for all clients; use precision='bf16-mixed'"
+    ):
+        check_flags(trainer)
+
+
+def test_gradient_accumulation_that_starts_later() -> None:
+    schedule = pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 2})
+    trainer = make_trainer(schedule, federated(), max_epochs=3)
+    with pytest.raises(ValueError, match="mix the gradients of neighbouring clients, got 2"):
+        trainer.fit(Classifier(), datamodule=Digits(80))
+
+
+def test_data_that_cannot_be_dealt_out() -> None:
+    refused("100 clients can't share 80 samples; use num_clients <= 80", fed=federated(num_clients=100))
+
+    class Several(Digits):
+        def train_dataloader(self) -> Any:
+            return [super().train_dataloader()]
+
+    refused("must return one torch DataLoader to federate, got list", data=Several(80))
+
+
+def test_a_loader_handed_to_fit_would_train_centrally() -> None:
+    loader = Digits(80).train_dataloader()
+    message = r"handed straight to fit\(...\) .*datamodule=FederatedDataModule.from_loader\(loader\)"
+    with pytest.raises(ValueError, match=message):
+        make_trainer(federated()).fit(Classifier(), loader, Digits().val_dataloader())
+
+    class Own(Classifier):
+        def train_dataloader(self) -> DataLoader[Any]:
+            return Digits(80).train_dataloader()  # type: ignore[no-any-return]
+
+    with pytest.raises(ValueError, match=message):
+        make_trainer(federated()).fit(Own(), loader, Digits().val_dataloader())
+
+
+def test_two_federations_in_one_trainer() -> None:
+    class Other(Federated):
+        state_key = "other"
+
+    with pytest.raises(ValueError, match="two Federated callbacks; leave one of them out"):
+        make_trainer(federated(), Other(FedAvg(), 4)).fit(Classifier(), datamodule=Digits(80))
+
+
+def test_a_stack_needs_an_elementwise_optimiser() -> None:
+    def lbfgs(params: Any) -> Any:
+        return torch.optim.LBFGS(params, lr=0.1)
+
+    refused(
+        "LBFGS is not elementwise, so clients can't train side by side with it; use clients_per_step=1",
+        Classifier(optimizer=lbfgs),
+        fed=federated(clients_per_step=2),
+    )
+    fed = federated(clients_per_step="auto")
+    with pytest.warns(UserWarning, match="trains one client at a time: LBFGS is not elementwise"):
+        make_trainer(fed, max_epochs=1).fit(Classifier(optimizer=lbfgs), datamodule=Digits(80))
+    assert fed.clients_per_step_chosen == 1

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import Dataset, Subset, TensorDataset
+
+from lightning_fedq.data.labels import label_counts, label_figure, labels_of
+
+LABELS = torch.tensor([2, 0, 1, 2])
+
+
+class Pairs(Dataset[Any]):
+    def __init__(self, **attributes: Any) -> None:
+        vars(self).update(attributes)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Any:
+        if not 0 <= index < 4:
+            raise IndexError
+        return "x", int(LABELS[index])
+
+
+@pytest.mark.parametrize(
+    "dataset",
+    [TensorDataset(torch.zeros(4, 3), LABELS), Pairs(targets=LABELS.tolist()), Pairs(labels=LABELS), Pairs()],
+    ids=["tensors", "targets", "labels", "items"],
+)
+def test_finds_labels_where_datasets_keep_them(dataset: Any) -> None:
+    assert labels_of(dataset).tolist() == [2, 0, 1, 2]
+    assert labels_of(Subset(Subset(dataset, [3, 1, 0]), [1, 2])).tolist() == [0, 2]
+
+
+def test_refuses_what_is_not_a_label() -> None:
+    with pytest.raises(
+        ValueError, match=r"one integer a sample, got torch.float32 of shape \(4, 2\); use IID"
+    ):
+        labels_of(TensorDataset(torch.zeros(4, 2)))
+    with pytest.raises(ValueError, match="found no integer labels in list; give it a `targets` attribute"):
+        labels_of(["a", "b"])  # type: ignore[arg-type]
+
+
+def test_counts_and_picture() -> None:
+    clients = [torch.tensor([0, 3]), torch.tensor([1, 2])]
+    assert label_counts(LABELS, clients).tolist() == [[0, 0, 2], [1, 1, 0]]
+    figure = label_figure(LABELS, clients)
+    image = figure.axes[0].images[0].get_array()
+    assert image is not None and image.tolist() == [[0, 1], [0, 1], [2, 0]]

@@ -1,0 +1,164 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    SequentialSampler,
+    Subset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from lightning_fedq.data.loader import ClientBatches, ClientLoader, Stack, batch_sizes, check_loader, deal_out
+from lightning_fedq.data.partition import IID, Dirichlet
+
+VALUES = torch.arange(24)
+TENSORS = TensorDataset(VALUES.float(), VALUES)
+
+
+class Listed(Dataset[Any]):
+    """The same samples behind __getitem__, with noise from torch's generator."""
+
+    def __len__(self) -> int:
+        return len(VALUES)
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": torch.rand(2), "y": int(VALUES[index])}
+
+
+def client_loader(loader: Any, clients: list[list[int]], stacks: list[Stack]) -> ClientLoader:
+    return ClientLoader(loader, [torch.tensor(part) for part in clients], lambda: stacks)
+
+
+def labels(batch: Any) -> Any:
+    return (batch["y"] if isinstance(batch, dict) else batch[1]).tolist()
+
+
+def test_batch_sizes() -> None:
+    assert batch_sizes(10, 4, False, 1, None) == (4, 4, 2)
+    assert batch_sizes(10, 4, False, 2, None) == (4, 4, 2, 4, 4, 2)
+    assert batch_sizes(10, 4, True, 2, None) == (4, 4, 4, 4)
+    assert batch_sizes(10, 4, False, 1, 5) == (4, 4, 2, 4, 4)
+    assert batch_sizes(3, 4, False, 1, 2) == (3, 3)
+
+
+@pytest.mark.parametrize("dataset", [TENSORS, Listed()], ids=["tensors", "listed"])
+def test_batches_client_by_client_and_stack_by_stack(dataset: Any) -> None:
+    clients = [[0, 1, 2], [10, 11, 12], [20, 21, 22]]
+    stacks = [Stack((2, 0), (2, 1), 7, ()), Stack((1,), (2, 1), 8, ())]
+    loader = client_loader(DataLoader(dataset, batch_size=2), clients, stacks)
+    assert len(loader) == 4
+    assert [labels(batch) for batch in loader] == [
+        [[20, 21], [0, 1]],
+        [[22], [2]],
+        [10, 11],
+        [12],
+    ]
+
+
+def test_data_order_follows_the_clients_own_seed() -> None:
+    clients = [list(range(8)), list(range(8, 16))]
+    loader = DataLoader(TENSORS, batch_size=3, shuffle=True)
+    together = client_loader(loader, clients, [Stack((0, 1), (3, 3, 2, 3), 1, (5, 6))])
+    alone = client_loader(loader, clients, [Stack((1,), (3, 3, 2, 3), 2, (6,))])
+    rows = [labels(batch)[1] for batch in together]
+    assert rows == [labels(batch) for batch in alone]
+    one_pass = [*rows[0], *rows[1], *rows[2]]
+    assert sorted(one_pass) == clients[1] != one_pass
+    assert rows[3] != rows[0], "every pass has an order of its own"
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_random_transforms_follow_the_round_and_not_what_was_before(workers: int) -> None:
+    stacks = [Stack((0,), (2, 2), 7, ()), Stack((1,), (2, 2), 8, ())]
+    clients = [[0, 1, 2, 3], [4, 5, 6, 7]]
+    loader = client_loader(DataLoader(Listed(), batch_size=2, num_workers=workers), clients, stacks)
+    torch.manual_seed(0)
+    first = [batch["x"] for batch in loader]
+    torch.manual_seed(1)
+    again = [batch["x"] for batch in loader]
+    assert torch.equal(torch.cat(first), torch.cat(again))
+    assert not torch.equal(first[0], first[2])
+
+
+def test_seeds_the_training_of_each_stack() -> None:
+    clients = [[0, 1], [2, 3]]
+    both = client_loader(
+        DataLoader(TENSORS, batch_size=2), clients, [Stack((0,), (2,), 7, ()), Stack((1,), (2,), 8, ())]
+    )
+    second = client_loader(DataLoader(TENSORS, batch_size=2), clients, [Stack((1,), (2,), 8, ())])
+    masks = [torch.rand(3) for _ in both]
+    assert torch.equal(masks[1], next(torch.rand(3) for _ in second))
+
+
+def test_an_idle_round_yields_one_batch() -> None:
+    loader = client_loader(DataLoader(TENSORS, batch_size=2), [[3, 4]], [Stack((), (1,), 0, ())])
+    assert [labels(batch) for batch in loader] == [[3]]
+
+
+def test_drop_last_drops_from_every_pass() -> None:
+    loader = client_loader(
+        DataLoader(TENSORS, batch_size=2, drop_last=True), [[0, 1, 2]], [Stack((0,), (2, 2), 0, ())]
+    )
+    assert [labels(batch) for batch in loader] == [[0, 1], [0, 1]]
+
+
+def test_tensor_datasets_are_gathered_through_subsets_and_other_collations_are_kept() -> None:
+    nested = Subset(Subset(TENSORS, list(range(23, -1, -1))), [0, 2, 4, 6])
+    default = DataLoader(nested).collate_fn
+    fast, slow = ClientBatches(nested, default), ClientBatches(nested, lambda items: default(items))
+    index = torch.tensor([[0, 1], [3, 2]])
+    for a, b in zip(fast[index], slow[index], strict=True):
+        assert torch.equal(a, b)
+    assert fast[index][1].tolist() == [[23, 21], [17, 19]]
+    assert ClientBatches(TENSORS, len)[torch.tensor([1, 2, 3])] == 3
+
+
+def test_deal_out_refusals() -> None:
+    generator = torch.Generator()
+    loader = DataLoader(TENSORS, batch_size=5, drop_last=True)
+    with pytest.raises(
+        ValueError, match=r"clients 0, 1, .*, \.\.\. hold fewer than 5 samples; .* or drop_last=False"
+    ):
+        deal_out(loader, IID(), 12, generator)
+    plain = DataLoader(TENSORS, batch_size=5)
+    with pytest.raises(ValueError, match="clients 1 hold fewer than 1 samples"):
+        deal_out(plain, [[0, 1], []], 2, generator)
+    with pytest.raises(ValueError, match="dealt out to 2 clients, num_clients is 3"):
+        deal_out(plain, [[0], [1]], 3, generator)
+    with pytest.raises(ValueError, match=r"client indices must lie in \[0, 24\), got 0 to 24"):
+        deal_out(plain, [[0], [24]], 2, generator)
+    with pytest.raises(ValueError, match="25 clients can't share 24 samples"):
+        deal_out(plain, IID(), 25, generator)
+    assert len(deal_out(plain, Dirichlet(5.0), 2, generator)) == 2
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        ([1, 2], "must return one torch DataLoader to federate, got list"),
+        (DataLoader(Endless()), "got the IterableDataset Endless; use a map-style Dataset"),
+        (
+            DataLoader(TENSORS, batch_sampler=BatchSampler(SequentialSampler(TENSORS), 3, False)),
+            "its own batch_sampler can't be federated; give it a batch_size",
+        ),
+        (
+            DataLoader(TENSORS, sampler=WeightedRandomSampler([1.0] * 24, 24)),
+            "sampler WeightedRandomSampler can't be carried over to clients",
+        ),
+    ],
+)
+def test_loaders_that_cannot_be_dealt_out(loader: Any, message: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=message):
+        check_loader(loader)

@@ -1,0 +1,79 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_fedq.data.partition import IID, Dirichlet, LabelShards, Partition
+
+LABELS = torch.arange(1000) % 10
+RULES = [IID(), Dirichlet(0.5), LabelShards(2)]
+
+
+def split(rule: Partition, num_clients: int, seed: int = 0) -> list[torch.Tensor]:
+    return rule.split(LABELS, len(LABELS), num_clients, torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+@pytest.mark.parametrize("num_clients", [1, 7, 40])
+def test_every_sample_goes_to_exactly_one_client(rule: Partition, num_clients: int) -> None:
+    parts = split(rule, num_clients)
+    assert len(parts) == num_clients
+    assert torch.equal(torch.cat(parts).sort().values, torch.arange(len(LABELS)))
+
+
+@pytest.mark.parametrize("rule", RULES, ids=repr)
+def test_follows_the_generator(rule: Partition) -> None:
+    first, again, other = split(rule, 8), split(rule, 8), split(rule, 8, seed=1)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
+
+
+def test_iid_shares_are_equal() -> None:
+    assert {len(part) for part in split(IID(), 8)} == {125}
+    assert sorted({len(part) for part in split(IID(), 7)}) == [142, 143]
+
+
+def test_label_shards_show_few_labels() -> None:
+    assert max(len(LABELS[part].unique()) for part in split(LabelShards(2), 50)) <= 4
+    assert {len(part) for part in split(LabelShards(2), 50)} == {20}
+
+
+def test_dirichlet_is_skewed_for_small_alpha_and_even_for_large() -> None:
+    def spread(alpha: float) -> float:
+        counts = torch.stack([torch.bincount(LABELS[p], minlength=10) for p in split(Dirichlet(alpha), 10)])
+        return float(counts.double().std())
+
+    assert spread(0.1) > 15 > 2 > spread(1e6)
+    assert all(len(part) for part in split(Dirichlet(0.1), 10))
+
+
+def test_dirichlet_shares_have_the_dirichlet_variance() -> None:
+    """Share of one client in one class: mean 1/n, variance (1/n)(1 - 1/n) / (n alpha + 1), 400 draws.
+
+    The std of the sample variance is below 12% of it, so a 50% band is wrong with probability < 1e-4.
+    """
+    labels, alpha, num_clients = torch.zeros(1000, dtype=torch.int64), 0.7, 4
+    generator = torch.Generator().manual_seed(3)
+    rule = Dirichlet(alpha)
+    shares = torch.tensor(
+        [[len(p) / 1000 for p in rule._draw(labels, num_clients, generator)] for _ in range(400)]
+    )
+    expected = 0.25 * 0.75 / (num_clients * alpha + 1)
+    assert shares.var(0).mean() == pytest.approx(expected, rel=0.5)
+    assert shares.mean(0) == pytest.approx([0.25] * 4, abs=5 * (expected / 400) ** 0.5)
+
+
+def test_refusals() -> None:
+    generator = torch.Generator()
+    with pytest.raises(ValueError, match="5 clients can't share 3 samples; use num_clients <= 3"):
+        IID().split(None, 3, 5, generator)
+    with pytest.raises(ValueError, match="num_clients must be >= 1, got 0"):
+        IID().split(None, 3, 0, generator)
+    with pytest.raises(ValueError, match=r"one integer label a sample, shape \(9,\), got none; use IID"):
+        Dirichlet(1.0).split(None, 9, 2, generator)
+    with pytest.raises(ValueError, match="alpha must be > 0 and finite, got nan"):
+        Dirichlet(float("nan"))
+    with pytest.raises(ValueError, match="shards_per_client must be >= 1, got 0"):
+        LabelShards(0)
+    with pytest.raises(ValueError, match="need 600 samples, got 500; use fewer shards_per_client"):
+        LabelShards(2).split(LABELS[:500], 500, 300, generator)
