@@ -14,6 +14,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,10 +44,11 @@ _NONCE = bytes(12)
 """Every AES-GCM key seals one message, so the nonce may be constant."""
 
 
-def ring_order(clients: tuple[int, ...], roster_digest: bytes) -> list[int]:
-    """Order of the clients around the ring, from the hash of their keys."""
+@lru_cache(maxsize=8)
+def ring_order(clients: tuple[int, ...], roster_digest: bytes) -> tuple[int, ...]:
+    """Order of the clients around the ring, from the hash of their keys; one tuple for all in a process."""
     stream = Stream(hkdf_expand(hkdf_extract(b"", roster_digest), pack_fields("ring order")))
-    return [clients[place] for place in stream.permutation(len(clients))]
+    return tuple(clients[place] for place in stream.permutation(len(clients)))
 
 
 def self_mask_key(context: bytes, client: int, seed: bytes) -> bytes:
@@ -220,14 +222,15 @@ class Client:
             )
         mask_shares = split(self._mask_secret.private_bytes_raw(), points, threshold, self._entropy)
         seed_shares = split(self._seed, points, threshold, self._entropy)
-        self._held: dict[int, tuple[bytes, bytes]] = {}
+        self._held: dict[int, bytes] = {}
         sealed = [wire.self_mask_commitment(self._context, self.client, self._seed)]
-        for holder, *pair in zip(near, mask_shares, seed_shares, strict=True):
+        for holder, mask_share, seed_share in zip(near, mask_shares, seed_shares, strict=True):
+            pair = mask_share + seed_share
             if holder == self.client:
-                self._held[holder] = (pair[0], pair[1])
+                self._held[holder] = pair
                 continue
             key = self._share_key(self.client, holder)
-            sealed.append(AESGCM(key).encrypt(_NONCE, b"".join(pair), self._context))
+            sealed.append(AESGCM(key).encrypt(_NONCE, pair, self._context))
         return b"".join(sealed)
 
     def _share_key(self, owner: int, holder: int) -> bytes:
@@ -248,7 +251,7 @@ class Client:
         with self._turn("accept_shares", stage, "masked_input"):
             reader = self._read(message, Kind.DELIVERY, stage, self._channel_key)
             self._sharing = reader.clients(self.terms)
-            self._check_members(self._sharing, tuple(self._order), stage)
+            self._check_members(self._sharing, self._order, stage)
             sharing = set(self._sharing)
             self._partners = tuple(client for client in self._neighbours if client in sharing)
             if len(self._partners) + 1 < self.terms.threshold:
@@ -258,12 +261,12 @@ class Client:
                 sealed = reader.take(wire.SEALED_BYTES)
                 try:
                     key = self._share_key(owner, self.client)
-                    pair = AESGCM(key).decrypt(_NONCE, sealed, self._context)
+                    self._held[owner] = AESGCM(key).decrypt(_NONCE, sealed, self._context)
                 except InvalidTag as error:
                     reason = "its shares do not open: another roster, another model, or tampering"
                     raise AuthenticationError(reason, stage, owner) from error
-                self._held[owner] = (pair[:SHARE_BYTES], pair[SHARE_BYTES:])
             reader.end()
+            del self._pair_keys
 
     def masked_input(self, symbols: NDArray[Any]) -> bytes:
         """Mask a message.
@@ -337,18 +340,12 @@ class Client:
                 self._accept_survivors(message, Stage.UNMASK)
             survivors = set(self._survivors)
             shares = [
-                self._held[owner][owner in survivors] for owner in sorted((*self._partners, self.client))
+                self._held[owner][SHARE_BYTES:] if owner in survivors else self._held[owner][:SHARE_BYTES]
+                for owner in sorted((*self._partners, self.client))
             ]
             answer = self._answer(Kind.OPENING, b"".join(shares))
             # Forward secrecy: nothing that opens this round outlives it.
-            del (
-                self._held,
-                self._seed,
-                self._mask_secret,
-                self._channel_secret,
-                self._channel_key,
-                self._pair_keys,
-            )
+            del self._held, self._seed, self._mask_secret, self._channel_secret, self._channel_key
             return answer
 
     def _check_confirmations(self, message: bytes) -> None:

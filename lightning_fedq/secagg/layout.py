@@ -93,9 +93,10 @@ class Block:
 
     @cached_property
     def dtype(self) -> np.dtype[Any]:
-        """Words in which sums are held: the narrowest that wraps harmlessly, else 64 bits."""
-        size = next(size for size in (8, 16, 32, 64) if size >= self.width) if self.is_power_of_two else 64
-        return np.dtype(f"uint{size}")
+        """Words of masks and sums: the narrowest that wraps harmlessly, or in which rejection is rare."""
+        if self.is_power_of_two:
+            return np.dtype(f"uint{next(size for size in (8, 16, 32, 64) if size >= self.width)}")
+        return np.dtype(np.uint32 if self.width <= 24 else np.uint64)
 
     @property
     def num_bytes(self) -> int:
@@ -114,7 +115,8 @@ class Block:
         """Add in place, modulo m."""
         np.add(total, values, out=total)
         if not self.is_power_of_two:
-            np.mod(total, np.uint64(self.modulus), out=total)
+            # Both were below m <= 2^63 (2^24 in 32-bit words), so their sum did not wrap.
+            total -= (total >= self.modulus) * self.dtype.type(self.modulus)
 
     def add_mask(self, total: NDArray[Any], stream: Stream, subtract: bool) -> None:
         """Add or subtract the next `count` symbols of a mask, exactly uniform modulo m."""
@@ -122,16 +124,18 @@ class Block:
         for start in range(0, self.count, _CHUNK):
             part = total[start : start + _CHUNK]
             chunk = words[: part.size]
+            stream.fill(chunk.view(np.uint8))
             if self.is_power_of_two:
-                stream.fill(chunk.view(np.uint8))
                 (np.subtract if subtract else np.add)(part, chunk, out=part)
                 continue
-            chunk[:] = stream.words64(chunk.size)
-            limit = np.uint64(2**64 // self.modulus * self.modulus - 1)
-            while len(rejected := np.flatnonzero(chunk > limit)):
-                chunk[rejected] = stream.words64(len(rejected))
-            chunk %= np.uint64(self.modulus)
-            self.add(part, np.uint64(self.modulus) - chunk if subtract else chunk)
+            bits = 8 * self.dtype.itemsize
+            largest, modulus = 2**bits // self.modulus * self.modulus - 1, self.dtype.type(self.modulus)
+            while len(rejected := np.flatnonzero(chunk > largest)):
+                again = np.empty(len(rejected), self.dtype)
+                stream.fill(again.view(np.uint8))
+                chunk[rejected] = again
+            chunk -= chunk // modulus * modulus
+            self.add(part, modulus - chunk if subtract else chunk)
 
 
 @dataclass(frozen=True, eq=False)

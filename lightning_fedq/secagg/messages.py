@@ -15,6 +15,7 @@ import struct
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 from cryptography.exceptions import InvalidSignature
@@ -100,6 +101,15 @@ def body(message: bytes, key: bytes, stage: Stage, client: int) -> bytes:
     return message[_HEADER.size : -TAG_BYTES]
 
 
+@lru_cache(maxsize=8)
+def _listed(cohort: tuple[int, ...], raw: bytes) -> tuple[int, ...] | None:
+    """Clients of a bit field; the parties of one process share the tuple."""
+    bits = np.unpackbits(np.frombuffer(raw, np.uint8))
+    if bits[len(cohort) :].any():
+        return None
+    return tuple(cohort[place] for place in np.flatnonzero(bits[: len(cohort)]))
+
+
 class Reader:
     """Cuts a body into fields of exact length.
 
@@ -127,11 +137,10 @@ class Reader:
 
     def clients(self, terms: Terms) -> tuple[int, ...]:
         """Read a set of clients of the cohort, as one bit each."""
-        size = len(terms.cohort)
-        bits = np.unpackbits(np.frombuffer(self.take((size + 7) // 8), np.uint8))
-        if bits[size:].any():
+        listed = _listed(terms.cohort, self.take((len(terms.cohort) + 7) // 8))
+        if listed is None:
             raise MessageError("a list of clients has bits beyond the cohort", self._stage, self._client)
-        return tuple(terms.cohort[place] for place in np.flatnonzero(bits[:size]))
+        return listed
 
     def end(self) -> None:
         """Make sure that nothing is left.

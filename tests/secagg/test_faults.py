@@ -181,7 +181,7 @@ def test_one_corrupt_share_is_survived(opened: str) -> None:
             played.server.receive(played.answer(Stage.MASK, client, inputs[client]))
     played.incoming = played.server.close()
     pair = played.clients[0]._held[5]
-    played.clients[0]._held[5] = (b"\1" * 33, pair[1]) if gone else (pair[0], b"\1" * 33)
+    played.clients[0]._held[5] = b"\1" * 33 + pair[33:] if gone else pair[:33] + b"\1" * 33
     finish(played, inputs, 3)
 
 
@@ -194,7 +194,7 @@ def test_too_many_corrupt_shares_are_detected(opened: str) -> None:
             played.server.receive(played.answer(Stage.MASK, client, inputs[client]))
     played.incoming = played.server.close()
     for client in (0, 2, 4):
-        played.clients[client]._held[5] = (b"\1" * 33, b"\1" * 33)
+        played.clients[client]._held[5] = b"\1" * 66
     for client in played.incoming:
         played.server.receive(played.answer(Stage.UNMASK, client))
     with pytest.raises(ShareError, match=f"client 5\\] the shares of its {opened} do not give back"):

@@ -160,4 +160,5 @@ def test_refused_arguments() -> None:
         layout.unpack(b"\x07\0")
     with pytest.raises(ValueError, match="padding"):
         layout.unpack(b"\0\x80")
-    assert Block(7, None, 3).dtype == np.uint64
+    assert Block(7, None, 3).dtype == np.uint32
+    assert Block(2**24 + 1, None, 3).dtype == np.uint64
