@@ -1,0 +1,184 @@
+"""How much random batches make an update vary, and the sampling probability that makes it vary enough.
+
+Theorems 6.10 and 6.11 of the near-optimal-utility paper, repaired: the number of rounds and the learning rate
+are where the proof has them, the variance is that of the update that is really applied, and feasibility is
+checked. What it gives is a heuristic: the batches' variance is made as large as C6 times the distance that
+the noise causes. It cannot buy back utility: for independent noise of variance e^2 in each of dim coordinates
+the expected loss is dim e^2 at every sampling probability (tests show it).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from scipy.optimize import brentq, minimize_scalar
+from scipy.stats import binom
+from torch import Tensor
+
+Normalization = Literal["sum", "fixed", "mean"]
+
+
+@dataclass(frozen=True)
+class GradientMoments:
+    """Moments of the gradients of one client's samples at the global model, before the learning rate.
+
+    Args:
+        num_samples: M, >= 1.
+        sum_squares: Sum of the squared norms.
+        scatter: Sum of the squared distances to the mean.
+        mean_square: Squared norm of the mean.
+    """
+
+    num_samples: int
+    sum_squares: float
+    scatter: float
+    mean_square: float
+
+    @classmethod
+    def of(cls, gradients: Tensor, num_samples: int) -> GradientMoments:
+        """From the `(probe, dim)` gradients of some samples, scaled up to all `num_samples`.
+
+        Raises:
+            ValueError: If there is no gradient, or one is not finite.
+        """
+        if gradients.dim() != 2 or not len(gradients):
+            raise ValueError(f"gradients must have shape (probe, dim), got {tuple(gradients.shape)}")
+        squares = gradients.double().square().sum(1)
+        if not bool(torch.isfinite(squares).all()):
+            raise ValueError("the gradients of the probe must be finite; lower the learning rate")
+        mean = gradients.double().mean(0).square().sum().item()
+        scale = num_samples / len(gradients)
+        total = squares.sum().item() * scale
+        return cls(num_samples, total, max(total - num_samples * mean, 0.0), mean)
+
+
+def update_variance(
+    moments: GradientMoments,
+    probability: float,
+    learning_rate: float = 1.0,
+    normalization: Normalization = "mean",
+    rounds: int = 1,
+) -> float:
+    """Trace of the covariance of one client's update when each sample is in the batch by its own coin.
+
+    Args:
+        moments: Of the client's gradients.
+        probability: Of each sample, in [0, 1].
+        learning_rate: > 0.
+        normalization: "sum" adds the gradients of the batch (the paper's Lemma 6.9), "fixed" divides by
+            the expected batch size, "mean" by the real one (the paper's Algorithm 2; no step if empty).
+        rounds: Independent rounds averaged over.
+    """
+    m, p = moments.num_samples, probability
+    if normalization == "sum":
+        variance = p * (1.0 - p) * moments.sum_squares
+    elif normalization == "fixed":
+        variance = (1.0 - p) * moments.sum_squares / (p * m**2) if p > 0.0 else math.inf
+    else:
+        sizes = range(1, m + 1)
+        weights = binom.pmf(sizes, m, p)
+        inverse = sum(w * (1.0 / k - 1.0 / m) for w, k in zip(weights.tolist(), sizes, strict=True))
+        empty = (1.0 - p) ** m
+        variance = moments.scatter / max(m - 1, 1) * inverse + empty * (1.0 - empty) * moments.mean_square
+    return learning_rate**2 * variance / rounds
+
+
+@dataclass(frozen=True)
+class SamplingProbability:
+    """What the controller chose.
+
+    Args:
+        value: Probability with which each sample joins a batch.
+        needed: "sum": rho = C6 TV / S2, at most 1/4 if feasible; else the wanted variance over the largest
+            that any p gives, at most 1 if feasible.
+        feasible: Does `value` reach the wanted variance?
+        reason: Why it was chosen, or why none can reach it.
+    """
+
+    value: float
+    needed: float
+    feasible: bool
+    reason: str
+
+
+def solve_quadratic(needed: float, smallest: float) -> SamplingProbability:
+    """Solve p (1 - p) >= needed, equation (19), for the smallest p.
+
+    Args:
+        needed: rho = C6 TV / S2.
+        smallest: Lower limit of p, in (0, 1/2].
+
+    Returns:
+        p = 2 rho / (1 + sqrt(1 - 4 rho)), which does not cancel; 1/2 and infeasible where rho > 1/4.
+    """
+    if not 0.0 < smallest <= 0.5:
+        raise ValueError(f"smallest must be in (0, 1/2], got {smallest}")
+    if needed <= 0.0:
+        return SamplingProbability(smallest, needed, True, "no distortion, hence no constraint")
+    if needed > 0.25:
+        return SamplingProbability(
+            0.5,
+            needed,
+            False,
+            f"p (1 - p) would have to be {needed:.4g} and is at most 1/4: the gradients are too small for "
+            "this noise; lower the noise, clip to a smaller norm or allow more leakage",
+        )
+    value = 2.0 * needed / (1.0 + math.sqrt(1.0 - 4.0 * needed))
+    return SamplingProbability(max(value, smallest), needed, True, "smallest p that reaches the variance")
+
+
+def solve_probability(
+    moments: GradientMoments,
+    wanted: float,
+    learning_rate: float = 1.0,
+    normalization: Normalization = "mean",
+    smallest: float | None = None,
+) -> SamplingProbability:
+    """Choose p so that `update_variance` is at least `wanted`.
+
+    For "sum" the smallest such p. For "fixed" and "mean" the variance falls with p, so the largest such p:
+    the largest batches, hence the least noise that does it.
+
+    Args:
+        moments: Of the client's gradients.
+        wanted: C6 TV, in squared units of the update, >= 0.
+        learning_rate: > 0.
+        normalization: As in `update_variance`.
+        smallest: Lower limit of p; None is 1 / num_samples, an expected batch of one.
+
+    Raises:
+        ValueError: If wanted or the learning rate is out of its range.
+    """
+    if not (wanted >= 0.0 and math.isfinite(wanted)):
+        raise ValueError(f"wanted must be >= 0 and finite, got {wanted}")
+    if not learning_rate > 0.0:
+        raise ValueError(f"learning_rate must be > 0, got {learning_rate}")
+    least = min(1.0 / moments.num_samples, 0.5) if smallest is None else smallest
+    if wanted == 0.0:
+        return SamplingProbability(least, 0.0, True, "no distortion, hence no constraint")
+    if moments.sum_squares <= 0.0:
+        return SamplingProbability(0.5, math.inf, False, "all gradients are zero: no batch makes them vary")
+    if normalization == "sum":
+        return solve_quadratic(wanted / (learning_rate**2 * moments.sum_squares), least)
+
+    def variance(p: float) -> float:
+        return update_variance(moments, p, learning_rate, normalization)
+
+    best = least
+    if normalization == "mean":
+        best = float(minimize_scalar(lambda p: -variance(p), bounds=(least, 1.0), method="bounded").x)
+        best = max(best, least, key=variance)
+    needed = wanted / variance(best) if variance(best) > 0.0 else math.inf
+    if needed > 1.0:
+        return SamplingProbability(
+            best,
+            needed,
+            False,
+            f"the batches' variance would have to be {needed:.4g} times the largest that any p in "
+            f"[{least:.4g}, 1] gives; lower the noise, clip to a smaller norm or allow more leakage",
+        )
+    value = float(brentq(lambda p: variance(p) - wanted, best, 1.0, xtol=1e-13)) if needed < 1.0 else best
+    return SamplingProbability(value, needed, True, "largest p that reaches the variance")

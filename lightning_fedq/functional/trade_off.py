@@ -1,0 +1,269 @@
+"""Leakage and utility loss of a distorted update: what is true, beside what the paper prints.
+
+Leakage is sqrt(JS(belief, prior)), JS the Jensen-Shannon divergence in nats, belief and prior an attacker's
+probabilities over a list of candidates; it lies in [0, sqrt(ln 2)]. C1 is that of the unprotected update,
+xi the largest |log(belief / prior)|, C2 = (exp(2 xi) - 1) / 2. Utility loss is the expected growth of the
+squared distance to the optimum.
+
+Several theorems of Zhang, Chen, Yang (2022/23) are wrong as printed. Each bound here is a `Bound` that says
+whether it is sound, so that a table can't show one without saying so. None of this is differential privacy:
+it is about one attacker's average belief, and C2 is often so large that a sound bound excludes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from scipy.stats import beta, chi2
+
+LARGEST_LEAKAGE = math.sqrt(math.log(2.0))
+"""sqrt(JS) of two beliefs that exclude each other."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """One inequality, with its verdict.
+
+    Args:
+        name: What is bounded, and where it comes from.
+        side: Is `value` a lower or an upper bound?
+        value: The bound.
+        sound: Is it proven? False marks what is printed and has a counter-example.
+        vacuous: Does it say no more than the quantity's own range?
+        note: Why, where it is unsound or vacuous.
+    """
+
+    name: str
+    side: Literal["lower", "upper"]
+    value: float
+    sound: bool
+    vacuous: bool
+    note: str = ""
+
+    def holds(self, measured: float, slack: float = 1e-12) -> bool:
+        """Is `measured` on the right side, up to rounding?"""
+        if self.side == "lower":
+            return measured >= self.value - slack
+        return measured <= self.value + slack
+
+
+# ---- beliefs -----------------------------------------------------------------------------------------
+
+
+def jensen_shannon(p: Sequence[float], q: Sequence[float]) -> float:
+    """Jensen-Shannon divergence of two probability mass functions, in nats, at most ln 2.
+
+    >>> round(jensen_shannon([0.9, 0.1], [0.5, 0.5]), 9)
+    0.101749225
+    """
+    total = 0.0
+    for a, b in zip(p, q, strict=True):
+        middle = 0.5 * (a + b)
+        total += 0.5 * sum(x * math.log(x / middle) for x in (a, b) if x > 0.0)
+    return max(total, 0.0)
+
+
+def recovery_leakage(hit_rate: float, num_candidates: int) -> float:
+    """sqrt(JS) between the prior and the belief of an attack that finds the truth with some frequency.
+
+    A hit puts all belief on the truth, a miss leaves the uniform prior. It rises with the hit rate.
+
+    Args:
+        hit_rate: In [0, 1].
+        num_candidates: Length of the attacker's list, >= 2.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    >>> round(recovery_leakage(1.0, 100), 9)
+    0.815534434
+    """
+    if not 0.0 <= hit_rate <= 1.0:
+        raise ValueError(f"hit_rate must be in [0, 1], got {hit_rate}")
+    if num_candidates < 2:
+        raise ValueError(f"num_candidates must be >= 2, got {num_candidates}; add candidates to the list")
+    n = num_candidates
+    other = (1.0 - hit_rate) / n
+    belief = [hit_rate + other] + [other] * (n - 1)
+    return math.sqrt(jensen_shannon(belief, [1.0 / n] * n))
+
+
+def log_ratio(hit_rate: float, num_candidates: int) -> float:
+    """xi: the largest |log(belief / prior)| of the belief of `recovery_leakage`; infinite at hit rate 1."""
+    recovery_leakage(hit_rate, num_candidates)
+    if hit_rate == 1.0:
+        return math.inf
+    return max(math.log1p(hit_rate * (num_candidates - 1)), -math.log1p(-hit_rate))
+
+
+def clopper_pearson(hits: int, attempts: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Exact two-sided limits of a probability of which `hits` of `attempts` are known.
+
+    Raises:
+        ValueError: If the counts or the confidence make no sense.
+    """
+    if not 0 <= hits <= attempts or attempts < 1:
+        raise ValueError(f"need 0 <= hits <= attempts and attempts >= 1, got {hits} of {attempts}")
+    if not 0.0 < confidence < 1.0:
+        raise ValueError(f"confidence must be in (0, 1), got {confidence}")
+    tail = 0.5 * (1.0 - confidence)
+    low = 0.0 if hits == 0 else float(beta.ppf(tail, hits, attempts - hits + 1))
+    high = 1.0 if hits == attempts else float(beta.ppf(1.0 - tail, hits + 1, attempts - hits))
+    return low, high
+
+
+def attempts_needed(num_candidates: int, rate: float, relative_error: float, level: float) -> int:
+    """Lemma Q.1: attempts after which every hit rate is known to a relative error, with chance 1 - level."""
+    return math.ceil(3.0 * math.log(2.0 * num_candidates / level) / (relative_error**2 * rate))
+
+
+def divergence_error(relative_error: float) -> float:
+    """Lemma Q.2, repaired: how far the JS divergence can be off if every hit rate is off by this much."""
+    e = relative_error
+    if not 0.0 < e < 1.0:
+        raise ValueError(f"relative_error must be in (0, 1), got {e}")
+    return 0.5 * ((1.0 + e) * math.log((1.0 + e) / (1.0 - e)) + e - math.log1p(-e))
+
+
+def leakage_factor(xi: float) -> float:
+    """C2 = (exp(2 xi) - 1) / 2, infinite where it leaves the floats."""
+    return 0.5 * math.expm1(2.0 * xi) if xi < 350.0 else math.inf
+
+
+def utility_factor(norm: float, distance: float, bias: float) -> float:
+    """C6 = 2 C3^2 + C4^2 + 2 C4 C5, collected from the proof of Theorem 6.1, where it is never defined.
+
+    Args:
+        norm: C3, bound on the norm of the parameters.
+        distance: C4, bound on the distance of their mean from the optimum.
+        bias: C5, bound on the bias over the distance in total variation.
+    """
+    return 2.0 * norm**2 + distance**2 + 2.0 * distance * bias
+
+
+# ---- bounds ------------------------------------------------------------------------------------------
+
+
+def leakage_bounds(c1: float, c2: float, tv: float) -> tuple[Bound, ...]:
+    """Bounds on the leakage of an update whose law moved by `tv`; the last one is the paper's.
+
+    Args:
+        c1: Leakage of the unprotected update.
+        c2: Factor of `leakage_factor`.
+        tv: Total variation between the laws, in [0, 1].
+    """
+    move = c2 * tv if tv > 0.0 else 0.0
+    low, high, printed = c1 - move, c1 + move, 2.0 * c1 - move
+    valid = move <= c1 / 2.0
+    note = "" if valid else "proven only for C2 TV <= C1 / 2; printed with C2 TV <= C1, which is false"
+    return (
+        Bound("leakage >= C1 - C2 TV (Lemma B.1)", "lower", low, True, low <= 0.0, "C2 explodes with xi"),
+        Bound("leakage <= C1 + C2 TV", "upper", high, True, high >= LARGEST_LEAKAGE, "C2 explodes with xi"),
+        Bound("leakage <= 2 C1 - C2 TV (Lemma 6.5)", "upper", printed, valid, printed >= c1, note),
+    )
+
+
+def paper_sufficient(c1: float, budget: float, tv: float) -> Bound:
+    """Lemma 6.6: a distance of at least C1 - tau is said to bring the leakage down to tau. UNSOUND.
+
+    Raises:
+        ValueError: If the lemma's condition does not hold, so that it says nothing.
+    """
+    if tv < c1 - budget:
+        raise ValueError(f"Lemma 6.6 says nothing for TV = {tv:.4g} < C1 - tau = {c1 - budget:.4g}")
+    note = "no total variation is sufficient: at TV = 1 the leakage may still be C1"
+    return Bound("leakage <= tau (Lemma 6.6)", "upper", budget, False, False, note)
+
+
+def necessary_tv(c1: float, budget: float, c2: float) -> float:
+    """Distance below which the leakage can't have fallen from C1 to the budget; necessary, not sufficient."""
+    return min(1.0, max(0.0, c1 - budget) / c2)
+
+
+def utility_bounds(c6: float, tv: float, noise_variance: float) -> tuple[Bound, ...]:
+    """Bounds on the utility loss; the last one is the paper's.
+
+    Args:
+        c6: Factor of `utility_factor`, or the largest squared distance to the optimum.
+        tv: Total variation between the laws.
+        noise_variance: Trace of the noise's covariance.
+    """
+    note = "drops the expected conditional variance, which cancels the negative term"
+    return (
+        Bound("utility loss <= C6 TV", "upper", c6 * tv, True, False, "parameters clipped to a ball"),
+        Bound(
+            "utility loss <= C6 TV - E Var (Theorem 6.1)",
+            "upper",
+            c6 * tv - noise_variance,
+            False,
+            False,
+            note,
+        ),
+    )
+
+
+def trade_off_bounds(c1: float, c2: float, c6: float, tv: float, noise_variance: float) -> tuple[Bound, ...]:
+    """Upper bounds on leakage + (C2 / C6) utility loss; the last one is the paper's Theorem 6.12."""
+    move = 2.0 * c2 * tv if tv > 0.0 else 0.0
+    printed = 2.0 * c1 - (c2 / c6 * noise_variance if noise_variance else 0.0)
+    return (
+        Bound("leakage + C2/C6 loss <= C1 + 2 C2 TV", "upper", c1 + move, True, math.isinf(move)),
+        Bound(
+            "leakage + C2/C6 loss <= 2 C1 - C2/C6 E Var (Theorem 6.12)",
+            "upper",
+            printed,
+            False,
+            False,
+            "rests on Theorem 6.1 and on Lemma 6.5 outside its range",
+        ),
+    )
+
+
+def near_optimal_gap(dim: int, noise_std: float, tv: float) -> float:
+    """Delta of Assumption C.1 for pure noise: the TV/2 quantile of the squared noise norm."""
+    return float(noise_std**2 * chi2.ppf(tv / 2.0, dim))
+
+
+def free_lunch_bounds(
+    c1: float, xi: float, gamma: float, gap: float, utility_loss: float
+) -> tuple[Bound, Bound]:
+    """Lower bounds on the leakage from Theorem 6.13 (no free lunch); the second one is the paper's.
+
+    leakage >= C1 - C_d loss with C_d = (gamma / gap) (exp(2 xi) - 1); the paper has another factor 1/4, for
+    which its own assumption is too weak.
+
+    Args:
+        c1: Leakage of the unprotected update.
+        xi: Largest |log(belief / prior)|.
+        gamma: Mean distance of the clients' laws over that of the aggregate's.
+        gap: `near_optimal_gap`, > 0.
+        utility_loss: Expected growth of the squared distance to the optimum.
+
+    Raises:
+        ValueError: If gap is not > 0.
+    """
+    if not gap > 0.0:
+        raise ValueError(f"gap must be > 0, got {gap}; Assumption C.1 does not hold")
+    factor = 2.0 * leakage_factor(xi) * gamma / gap
+    # where nothing is lost an infinite factor takes nothing away
+    ours, printed = (c1 - f * utility_loss if utility_loss else c1 for f in (factor, factor / 4.0))
+    assumed = "under Assumption C.1; imported theorem, constant re-derived from the assumption"
+    return (
+        Bound("leakage >= C1 - C_d loss (no free lunch)", "lower", ours, True, ours <= 0.0, assumed),
+        Bound(
+            "leakage >= C1 - C_d loss / 4 (Theorem 6.13)",
+            "lower",
+            printed,
+            False,
+            printed <= 0.0,
+            "the factor 1/4 is not supported by Assumption C.1",
+        ),
+    )
+
+
+def optimality_holds(c1: float, c2: float, c6: float, noise_variance: float, tolerance: float = 0.01) -> bool:
+    """Does C1 = (C2 / C6) E Var hold, the condition of Theorem 6.14? It is algebra on an unsound theorem."""
+    return math.isfinite(c2) and abs(c2 / c6 * noise_variance - c1) <= tolerance * c1
