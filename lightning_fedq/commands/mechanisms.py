@@ -25,6 +25,9 @@ EXAMPLE: dict[str, Any] = {
     "noise_multiplier": 1.0,
     "clip_norm": 1.0,
     "rounds": 1,
+    "leakage_budget": 0.3,
+    "noise_std": 1.0,
+    "measured_leakage": 0.3,
 }
 """Values for parameters without a default, so that every mechanism can be shown at work."""
 CLIENTS, DIM, DELTA = 10, 256, 1e-5

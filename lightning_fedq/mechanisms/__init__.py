@@ -12,6 +12,7 @@ from lightning_fedq.mechanisms.laplace import LaplaceNoise, PerCoordinateLaplace
 from lightning_fedq.mechanisms.layered import LayeredGaussian
 from lightning_fedq.mechanisms.ldpq import LDPQ
 from lightning_fedq.mechanisms.mvu import MVU
+from lightning_fedq.mechanisms.near_optimal_utility import NearOptimalUtility
 from lightning_fedq.mechanisms.sign_rr import SignRR
 from lightning_fedq.mechanisms.stratified import StratifiedCorBin
 
@@ -29,6 +30,7 @@ __all__ = [
     "JoPEQ",
     "LaplaceNoise",
     "LayeredGaussian",
+    "NearOptimalUtility",
     "PerCoordinateGaussian",
     "PerCoordinateLaplace",
     "SignRR",

@@ -24,6 +24,7 @@ from lightning_fedq.mechanisms import (
     JoPEQ,
     LaplaceNoise,
     LayeredGaussian,
+    NearOptimalUtility,
     PerCoordinateGaussian,
     PerCoordinateLaplace,
     SignRR,
@@ -57,6 +58,7 @@ ROWS: list[Mechanism] = [
     LayeredGaussian(clip_norm=8.0, noise_multiplier=0.05),
     LayeredGaussian(clip_norm=8.0, noise_multiplier=0.05, entropy_code="elias", layering="shifted"),
     IrwinHall(clip_norm=8.0, noise_multiplier=0.05),
+    NearOptimalUtility(clip_norm=8.0, leakage_budget=0.3, noise_std=0.4, measured_leakage=0.2),
     AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05),
 ]
 DEVICES = [
@@ -70,7 +72,7 @@ BIASED = (JoPEQ, SignRR)
 """Their stated bias is tested with each of them."""
 
 EXACT_ERROR = (AggregateGaussian, IrwinHall, LayeredGaussian)
-WHOLE_VECTOR = (GaussianNoise, LaplaceNoise, *EXACT_ERROR)
+WHOLE_VECTOR = (GaussianNoise, LaplaceNoise, NearOptimalUtility, *EXACT_ERROR)
 """They clip the norm of the whole vector, not coordinates."""
 
 every_mechanism = pytest.mark.parametrize("mechanism", ROWS, ids=repr)

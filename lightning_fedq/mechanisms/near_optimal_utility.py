@@ -1,0 +1,89 @@
+"""Near-optimal utility: Gaussian distortion whose size follows from a leakage budget, measured by an attack.
+
+Zhang, Chen, Yang, "Towards Achieving Near-optimal Utility for Privacy-Preserving Federated Learning via Data
+Generation and Parameter Distortion" (2022/23), Algorithms 1 and 3. Departures: the update is clipped and
+distorted, not the parameters, so that the paper's C3 and C4 exist; and the noise is what an attack's upper
+confidence limit says it has to be (`leakage.calibration`, `fedq attack --budget`), not what Lemma 6.8 says,
+which leaves every image recoverable. The sampling probability is `functional.batch_sampling`.
+
+Leakage is sqrt(JS) of one attacker's average belief about one client's sample. It is not differential
+privacy, and the noise was chosen by looking at data, so the claims are `NonPrivate`. The noise itself is the
+Gaussian mechanism: where the calibration looked at public data only, its loss is claimed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from lightning_fedq.core import Adversary, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.functional.trade_off import LARGEST_LEAKAGE
+from lightning_fedq.mechanisms.additive_noise import AdditiveNoise, WholeVector
+
+
+@dataclass(frozen=True)
+class NearOptimalUtility(AdditiveNoise):
+    """Clip each update to `clip_norm` in l2 and add N(0, noise_std^2), measured to leak at most the budget.
+
+    Args:
+        clip_norm: Largest l2 norm of an update, > 0, in units of the update.
+        leakage_budget: tau, what one client's update of one round may leak, in (0, sqrt(ln 2)).
+        noise_std: Std of the distortion in every coordinate, in units of the update, > 0.
+        measured_leakage: Upper confidence limit of the leakage at this noise, as the calibration printed it.
+        public_calibration: Did the attack that chose `noise_std` see public data only, none of a client?
+
+    Raises:
+        ValueError: If a value is out of its range, or the measured leakage exceeds the budget.
+
+    References:
+        Zhang, Chen, Yang, Towards Achieving Near-optimal Utility for Privacy-Preserving Federated Learning
+        via Data Generation and Parameter Distortion, 2022/23.
+    """
+
+    law = "gaussian"
+
+    clip_norm: float
+    leakage_budget: float
+    noise_std: float
+    measured_leakage: float
+    public_calibration: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.leakage_budget < LARGEST_LEAKAGE:
+            raise ValueError(
+                f"leakage_budget must be in (0, {LARGEST_LEAKAGE:.4f}), the range of sqrt(JS), "
+                f"got {self.leakage_budget}"
+            )
+        if not (self.noise_std > 0 and math.isfinite(self.noise_std)):
+            raise ValueError(
+                f"noise_std must be > 0 and finite, got {self.noise_std}; without noise use FedAvg"
+            )
+        if not 0.0 <= self.measured_leakage <= self.leakage_budget:
+            raise ValueError(
+                f"measured_leakage must be in [0, leakage_budget = {self.leakage_budget}], "
+                f"got {self.measured_leakage}; find more noise with `fedq attack --budget`"
+            )
+        _ = self.clipping  # refuses a clip_norm that makes no sense, before the noise is measured in it
+        super().__post_init__()
+
+    @property
+    def multiplier(self) -> float:
+        """See `AdditiveNoise.multiplier`."""
+        return self.noise_std / (2.0 * self.clip_norm)
+
+    @property
+    def clipping(self) -> WholeVector:
+        """See `AdditiveNoise.clipping`."""
+        return WholeVector(self.clip_norm, 2)
+
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """What leakage was measured, or the Gaussian loss if the calibration is public."""
+        if self.public_calibration:
+            return super().claims(context)
+        reason = NonPrivate(
+            f"not differential privacy: noise of std {self.noise_std:g} was chosen on clients' data so that "
+            f"a measured leakage sqrt(JS) of {self.measured_leakage:g} is within {self.leakage_budget:g}. "
+            "That is one attack's average belief about one sample in one round, for the model, batch and "
+            "candidates that it was measured with; a better attack or prior may learn more"
+        )
+        return tuple(PrivacyClaim(adversary, reason, 1) for adversary in Adversary)

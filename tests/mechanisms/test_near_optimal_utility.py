@@ -1,0 +1,59 @@
+"""NearOptimalUtility: refusals, claims, exact utility loss; the noise's law is tested with its base."""
+
+import math
+
+import pytest
+import torch
+
+from lightning_fedq.core import Adversary, GaussianLoss, NonPrivate
+from lightning_fedq.mechanisms import GaussianNoise, NearOptimalUtility
+from tests.one_round import context_of, decode, encode
+
+
+def make(**changes) -> NearOptimalUtility:
+    settings = {"clip_norm": 2.0, "leakage_budget": 0.3, "noise_std": 0.1, "measured_leakage": 0.25}
+    return NearOptimalUtility(**{**settings, **changes})
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match=r"leakage_budget must be in \(0, 0\.8326\), the range of sqrt"):
+        make(leakage_budget=0.9)
+    with pytest.raises(
+        ValueError, match=r"noise_std must be > 0 and finite, got 0\.0; without noise use FedAvg"
+    ):
+        make(noise_std=0.0)
+    with pytest.raises(ValueError, match=r"measured_leakage must be in .* find more noise with `fedq attack"):
+        make(measured_leakage=0.31)
+    with pytest.raises(ValueError, match="clip_norm must be > 0"):
+        make(clip_norm=-1.0)
+
+
+def test_it_claims_no_differential_privacy_against_anybody():
+    mechanism = make()
+    for claim in mechanism.claims(context_of(mechanism, (1, 2))):
+        assert isinstance(claim.loss, NonPrivate)
+        for words in ("not differential privacy", "0.25", "a better attack"):
+            assert words in claim.loss.reason
+
+
+def test_a_public_calibration_leaves_the_gaussian_mechanism():
+    mechanism = make(public_calibration=True)
+    context = context_of(mechanism, (1, 2))
+    same = GaussianNoise(clip_norm=2.0, noise_multiplier=0.1 / 4.0)
+    claims = mechanism.claims(context)
+    assert {claim.adversary for claim in claims} == set(Adversary)
+    assert all(
+        isinstance(claim.loss, GaussianLoss) and claim.loss.noise_multiplier == 0.025 for claim in claims
+    )
+    updates = 0.01 * torch.arange(16.0).reshape(2, 8)
+    assert torch.equal(encode(mechanism, updates, context).symbols, encode(same, updates, context).symbols)
+
+
+def test_the_utility_loss_is_dim_times_the_variance():
+    """Chi-square with 20,000 degrees of freedom: relative std 1%; 5% alarms with probability 1e-6."""
+    mechanism, dim = make(noise_std=0.05), 20_000
+    context = context_of(mechanism, (0,), (dim,))
+    update = torch.full((1, dim), 1e-3)
+    error = decode(mechanism, encode(mechanism, update, context).symbols, (0,), context) - update[0]
+    assert error.double().square().sum().item() == pytest.approx(dim * 0.05**2, rel=0.05)
+    assert math.isclose(mechanism.noise_variance(context, (0,))[0].item(), 0.05**2, rel_tol=0.01)
