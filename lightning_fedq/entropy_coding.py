@@ -387,3 +387,38 @@ def _raw_values(bits: NDArray[np.uint8], raw: NDArray[np.int64]) -> NDArray[np.i
     values = np.zeros(raw.size, np.int64)
     _copy_raw(values, raw, bits, True)
     return values
+
+
+@dataclass(frozen=True)
+class Subset(Code):
+    """Only some coordinates travel, and both ends know which; all others are 0.
+
+    Args:
+        selected: `(m,)` bool, true where a symbol is sent.
+        inner: Code of what is sent.
+        smallest: Subtracted from the symbols that are sent.
+    """
+
+    selected: NDArray[np.bool_]
+    inner: Code
+    smallest: int = 0
+
+    def _sent(self, symbols: Tensor) -> Tensor:
+        return symbols[torch.from_numpy(self.selected).to(symbols.device)].long() - self.smallest
+
+    def pack(self, symbols: Tensor) -> bytes:
+        """See `Code.pack`."""
+        return self.inner.pack(self._sent(symbols))
+
+    def unpack(self, stream: bytes, count: int) -> Tensor:
+        """See `Code.unpack`."""
+        if count != len(self.selected):
+            raise ValueError(f"this code is for messages of {len(self.selected)} symbols, asked for {count}")
+        symbols = torch.zeros(count, dtype=torch.int64)
+        sent = self.inner.unpack(stream, int(self.selected.sum())).long()
+        symbols[torch.from_numpy(self.selected)] = sent + self.smallest
+        return symbols
+
+    def num_bits(self, symbols: Tensor) -> int:
+        """See `Code.num_bits`."""
+        return sum(self.inner.num_bits(self._sent(row)) for row in symbols.reshape(-1, len(self.selected)))

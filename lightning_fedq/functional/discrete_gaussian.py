@@ -151,7 +151,8 @@ def sum_gap(n: int, sigma: float) -> float:
         n: Number of summands.
         sigma: Parameter of each, in integer steps.
     """
-    return 10.0 * sum(math.exp(-2.0 * math.pi**2 * sigma**2 * k / (k + 1)) for k in range(1, n))
+    shares = np.arange(1, n) / np.arange(2, n + 1)
+    return 10.0 * float(np.exp(-2.0 * math.pi**2 * sigma**2 * shares).sum())
 
 
 def renyi_divergence(order: float, norm: float, one_norm: float, dim: int, n: int, sigma: float) -> float:

@@ -4,6 +4,8 @@ from lightning_fedq.mechanisms.aggregate_gaussian import AggregateGaussian
 from lightning_fedq.mechanisms.corbin import AugCorBin, CorBin
 from lightning_fedq.mechanisms.correlated import CorrelatedQuantization
 from lightning_fedq.mechanisms.cpa import CPA
+from lightning_fedq.mechanisms.csgm import CSGM
+from lightning_fedq.mechanisms.ddg import DistributedDiscreteGaussian
 from lightning_fedq.mechanisms.fedavg import FedAvg
 from lightning_fedq.mechanisms.gaussian import GaussianNoise, PerCoordinateGaussian
 from lightning_fedq.mechanisms.irwin_hall import IrwinHall
@@ -13,17 +15,22 @@ from lightning_fedq.mechanisms.layered import LayeredGaussian
 from lightning_fedq.mechanisms.ldpq import LDPQ
 from lightning_fedq.mechanisms.mvu import MVU
 from lightning_fedq.mechanisms.near_optimal_utility import NearOptimalUtility
+from lightning_fedq.mechanisms.sigm import SIGM
 from lightning_fedq.mechanisms.sign_rr import SignRR
 from lightning_fedq.mechanisms.stratified import StratifiedCorBin
+from lightning_fedq.mechanisms.subtractive_dither import SubtractiveDither
 
 __all__ = [
     "CPA",
+    "CSGM",
     "LDPQ",
     "MVU",
+    "SIGM",
     "AggregateGaussian",
     "AugCorBin",
     "CorBin",
     "CorrelatedQuantization",
+    "DistributedDiscreteGaussian",
     "FedAvg",
     "GaussianNoise",
     "IrwinHall",
@@ -35,4 +42,5 @@ __all__ = [
     "PerCoordinateLaplace",
     "SignRR",
     "StratifiedCorBin",
+    "SubtractiveDither",
 ]

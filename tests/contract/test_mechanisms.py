@@ -12,12 +12,15 @@ from lightning_fedq import mechanisms
 from lightning_fedq.core import Adversary, Mechanism, NonPrivate
 from lightning_fedq.mechanisms import (
     CPA,
+    CSGM,
     LDPQ,
     MVU,
+    SIGM,
     AggregateGaussian,
     AugCorBin,
     CorBin,
     CorrelatedQuantization,
+    DistributedDiscreteGaussian,
     FedAvg,
     GaussianNoise,
     IrwinHall,
@@ -29,6 +32,7 @@ from lightning_fedq.mechanisms import (
     PerCoordinateLaplace,
     SignRR,
     StratifiedCorBin,
+    SubtractiveDither,
 )
 from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from tests.one_round import context_of, decode, encode
@@ -60,6 +64,11 @@ ROWS: list[Mechanism] = [
     IrwinHall(clip_norm=8.0, noise_multiplier=0.05),
     NearOptimalUtility(clip_norm=8.0, leakage_budget=0.3, noise_std=0.4, measured_leakage=0.2),
     AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05),
+    DistributedDiscreteGaussian(clip_norm=8.0, local_sigma=0.05, granularity=0.01),
+    SIGM(clip_value=1.0, noise_multiplier=0.5, sampling_probability=0.4),
+    SIGM(clip_value=1.0, noise_multiplier=0.5),
+    CSGM(clip_value=1.0, noise_multiplier=0.5, sampling_probability=0.4, bits=2),
+    SubtractiveDither(bits=4),
 ]
 DEVICES = [
     "cpu",
@@ -72,7 +81,7 @@ BIASED = (JoPEQ, SignRR)
 """Their stated bias is tested with each of them."""
 
 EXACT_ERROR = (AggregateGaussian, IrwinHall, LayeredGaussian)
-WHOLE_VECTOR = (GaussianNoise, LaplaceNoise, NearOptimalUtility, *EXACT_ERROR)
+WHOLE_VECTOR = (GaussianNoise, LaplaceNoise, NearOptimalUtility, DistributedDiscreteGaussian, *EXACT_ERROR)
 """They clip the norm of the whole vector, not coordinates."""
 
 every_mechanism = pytest.mark.parametrize("mechanism", ROWS, ids=repr)

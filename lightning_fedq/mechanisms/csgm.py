@@ -1,0 +1,100 @@
+"""CSGM, the rival of SIGM: subsampled coordinates, stochastic rounding, and Gaussian noise from the server.
+
+Source: Chen, Song, Ozgur, Kairouz, Privacy Amplification via Compression, NeurIPS 2023, in the form in which
+Hegazy et al. compare with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fedq.coding import Code, FixedLength
+from lightning_fedq.core import (
+    GaussianLoss,
+    Loss,
+    Message,
+    NonPrivate,
+    PrivacyClaim,
+    RoundContext,
+)
+from lightning_fedq.entropy_coding import Subset
+from lightning_fedq.mechanisms.subsampled import SubsampledMechanism
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+
+
+@dataclass(frozen=True)
+class CSGM(SubsampledMechanism):
+    """Subsampled coordinates, stochastically rounded to 2^bits levels; the server adds Gaussian noise.
+
+    Args:
+        clip_value: Largest absolute value of a coordinate, > 0.
+        noise_multiplier: z > 0; the std of the mean's noise is z clip_value / (gamma n).
+        sampling_probability: gamma in (0, 1].
+        bits: Bits per coordinate that is sent, 1 to 16.
+    """
+
+    bits: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 1 <= self.bits <= 16:
+            raise ValueError(f"bits must be in [1, 16], got {self.bits}")
+
+    @property
+    def _cells(self) -> int:
+        return (1 << self.bits) - 1
+
+    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+        """See `Mechanism.encode`; symbols are int32, 1 to 2^bits for the levels and 0 where nothing is
+        sent."""
+        rows, clipped = self._clipped(update, context, rand)
+        symbols, num_bits = torch.zeros(rows.shape, dtype=torch.int32), 0
+        for row, client in enumerate(rand.clients):
+            place = (rows[row].numpy() + 1.0) * (0.5 * self._cells)
+            floor = np.minimum(np.floor(place), self._cells - 1)
+            thresholds = ((place - floor) * 2.0**32).astype(np.uint64)
+            up = rand.private(client, "stochastic rounding").words(context.dim).astype(np.uint64) < thresholds
+            selected = self.selected(client, context, rand)
+            symbols[row] = torch.from_numpy(np.where(selected, floor + up + 1, 0).astype(np.int32))
+            num_bits += self.bits * int(selected.sum())
+        return Message(symbols.reshape(update.shape).to(update.device), num_bits, clipped)
+
+    def decode(
+        self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
+    ) -> Tensor:
+        """See `Mechanism.decode`; a symbol 0 adds nothing but its client's share of the noise."""
+        rows, total = symbols.cpu().reshape(len(clients), context.dim).numpy(), np.zeros(context.dim)
+        for row, client in enumerate(clients):
+            level = (rows[row] - 1) * (2.0 / self._cells) - 1.0
+            total += np.where(rows[row] > 0, level, 0.0) / self.sampling_probability
+            total += self._noise(client, context, rand)
+        return torch.from_numpy(total * self.clip_value).float().to(symbols.device)
+
+    def code(self, context: RoundContext) -> Code:
+        """Fixed length with room for "nothing sent"."""
+        return FixedLength(self.bits + 1)
+
+    def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:
+        """See `Mechanism.message_code`."""
+        return Subset(self.selected(client, context, rand), FixedLength(self.bits), smallest=1)
+
+    def _input_variance(self) -> float:
+        gamma = self.sampling_probability
+        return super()._input_variance() + (1.0 / self._cells) ** 2 / gamma
+
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """See `Mechanism.claims`."""
+        size = len(context.cohort)
+        client: Loss = NonPrivate("the cohort has no other client, and this one knows all of the noise")
+        if size > 1:
+            kept = math.sqrt((size - 1) / size)
+            client = GaussianLoss(
+                self.noise_multiplier * kept, "the noise less the curious client's own share"
+            )
+        return self._subsampled_claims(client, context)

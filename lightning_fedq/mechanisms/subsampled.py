@@ -1,0 +1,125 @@
+"""What SIGM and CSGM share: clients send some coordinates only, and the mean has Gaussian noise all the same.
+
+Coordinate j of client i is selected with probability gamma, by a stream that the members of the federation
+know; n_j clients send it. Inputs are bounded in every coordinate. Where nobody was selected there is Gaussian
+noise too, so that the released law does not depend on the selection.
+
+The noise that no dither makes (CSGM's, and that on empty coordinates) is the trusted server's, drawn in equal
+shares from what each client shares with it, so that it is complete whoever drops out. Everybody but the
+outsider can know who was selected, so amplification by subsampling is the outsider's alone.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import special
+from torch import Tensor
+
+from lightning_fedq.coding import Code
+from lightning_fedq.core import (
+    Adversary,
+    Loss,
+    Mechanism,
+    Neighbours,
+    NonPrivate,
+    PrivacyClaim,
+    RoundContext,
+    SampledGaussianLoss,
+)
+from lightning_fedq.mechanisms.exact_error import FRESH, HONEST_SERVER, UNIFORM, Array
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class SubsampledMechanism(Mechanism):
+    """Base of SIGM and CSGM: selection, noise on the mean, claims.
+
+    Args:
+        clip_value: Largest absolute value of a coordinate, > 0.
+        noise_multiplier: z > 0; the std of the mean's noise is z clip_value / (gamma n).
+        sampling_probability: gamma in (0, 1].
+    """
+
+    homomorphic = False
+    fixed_cohort = True
+
+    clip_value: float
+    noise_multiplier: float
+    sampling_probability: float = 1.0
+
+    def __post_init__(self) -> None:
+        for name in ("clip_value", "noise_multiplier"):
+            value = getattr(self, name)
+            if not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} must be > 0 and finite, got {value}")
+        if not 2.0**-20 <= self.sampling_probability <= 1.0:
+            raise ValueError(f"sampling_probability must be in [2^-20, 1], got {self.sampling_probability}")
+
+    def selected(self, client: int, context: RoundContext, rand: PublicRandomness) -> Mask:
+        """Which coordinates a client sends; probability floor(gamma 2^32) / 2^32 each."""
+        threshold = math.floor(self.sampling_probability * 2.0**32)
+        words = rand.members(f"selection {client}").words(context.dim)
+        mask: Mask = words.astype(np.uint64) < np.uint64(threshold)
+        return mask
+
+    def counts(self, context: RoundContext, rand: PublicRandomness) -> NDArray[np.int32]:
+        """How many clients of the cohort send each coordinate; every party computes this, O(n dim) words."""
+        total = np.zeros(context.dim, np.int32)
+        for client in context.cohort:
+            total += self.selected(client, context, rand)
+        return total
+
+    def _noise(self, client: int, context: RoundContext, rand: PublicRandomness) -> Array:
+        """One client's share of N(0, (z / gamma)^2), in units of clip_value."""
+        std = self.noise_multiplier / self.sampling_probability / math.sqrt(len(context.cohort))
+        uniforms = rand.shared_with_server(client, "noise share").uniforms(context.dim)
+        noise: Array = std * special.ndtri(np.minimum(uniforms, 1.0 - 2.0**-53))
+        return noise
+
+    def _clipped(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> tuple[Tensor, int]:
+        rows = update.detach().reshape(len(rand.clients), context.dim).cpu().double() / self.clip_value
+        return rows.clamp(-1.0, 1.0), int((rows.abs() > 1.0).sum())
+
+    @abstractmethod
+    def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:
+        """See `Mechanism.message_code`: only what was selected is sent."""
+
+    def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
+        """Noise, and the subsampling of coordinates as large as they may be."""
+        gamma, size = self.sampling_probability, len(clients)
+        noise = (self.noise_multiplier / gamma / size) ** 2
+        return torch.full_like(context.radius, self.clip_value**2 * (noise + self._input_variance() / size))
+
+    def _input_variance(self) -> float:
+        """Largest variance of one client's decoded coordinate, its noise apart, in units of clip_value^2."""
+        return (1.0 - self.sampling_probability) / self.sampling_probability
+
+    def _subsampled_claims(self, client: Loss, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        trusted = NonPrivate(
+            "the server is trusted: it knows selection, dithers and noise, and sees each message"
+        )
+        outsider = SampledGaussianLoss(
+            self.noise_multiplier, self.sampling_probability, "noise of the released mean, selection hidden"
+        )
+        losses: dict[Adversary, Loss] = {who: trusted for who in Adversary}
+        losses |= {Adversary.CLIENT: client, Adversary.OUTSIDER: outsider}
+        hidden = "who was selected is known to the members of the federation only"
+        return tuple(
+            PrivacyClaim(
+                who,
+                losses[who],
+                context.dim,
+                Neighbours.ZERO_OUT,
+                (HONEST_SERVER, FRESH, UNIFORM, hidden, "noise is float64 and not rounded to a grid"),
+            )
+            for who in Adversary
+        )

@@ -1,0 +1,114 @@
+"""SIGM and CSGM: law of the noise, error, claims, refusals."""
+
+import math
+import re
+
+import pytest
+import torch
+from scipy import stats
+
+from lightning_fedq.core import Adversary, GaussianLoss, Neighbours, NonPrivate, SampledGaussianLoss
+from lightning_fedq.mechanisms import CSGM, SIGM
+from lightning_fedq.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.ranges import FixedRange
+from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from tests.one_round import context_of, decode, encode
+
+DIM, SIZE = 60_000, 4
+
+
+def updates():
+    return torch.rand(SIZE, DIM, generator=torch.Generator().manual_seed(0)) * 2 - 1
+
+
+@pytest.mark.parametrize("probability", [0.3, 1.0])
+def test_the_noise_of_the_mean_is_exactly_gaussian_empty_coordinates_included(probability):
+    # false alarm 1e-4 a case; 0.7^4 = 24% of the coordinates are sent by nobody
+    mechanism = SIGM(2.0, 0.6, probability)
+    context, values = context_of(mechanism, range(SIZE), (DIM,)), 2.0 * updates()
+    rand = PublicRandomness(SeededKeys(0), 0)
+    symbols = encode(mechanism, values, context).symbols
+    masks = torch.stack([torch.from_numpy(mechanism.selected(c, context, rand)) for c in range(SIZE)])
+    assert masks.double().mean().item() == pytest.approx(probability, abs=0.005)
+    assert not symbols[~masks].any()
+    exact = (values.double() * masks).sum(0) / probability
+    error = (decode(mechanism, symbols, context.cohort, context).double() - exact) / (2.0 * 0.6 / probability)
+    assert stats.kstest(error.numpy(), "norm").pvalue > 1e-4
+    empty = ~masks.any(0)
+    if probability < 1:
+        assert stats.kstest(error[empty].numpy(), "norm").pvalue > 1e-4
+
+
+@pytest.mark.parametrize("make", [SIGM, CSGM])
+def test_dropouts_leave_the_noise_as_it_was(make):
+    # false alarm 1e-4 a case: zero updates, so that what remains is noise (and CSGM's rounding, made fine)
+    mechanism = make(1.0, 5.0, 0.5) if make is SIGM else make(1.0, 5.0, 0.5, 16)
+    planner = RoundPlanner(10, 3, dropout_probability=0.4)
+    engine = RoundEngine(mechanism, planner, SeededKeys(1), torch.zeros(DIM), (DIM,), FixedRange(1.0))
+    survivors = list(engine.start().survivors)
+    assert 3 <= len(survivors) <= 8
+    engine.receive(survivors[:2], torch.zeros(2, DIM))
+    engine.receive(survivors[2:], torch.zeros(len(survivors) - 2, DIM))
+    engine.finish()
+    noise = engine.weights.numpy() * len(survivors) / (5.0 / 0.5)
+    assert stats.kstest(noise, "norm").pvalue > 1e-4
+
+
+@pytest.mark.parametrize(("make", "bits"), [(SIGM, None), (CSGM, 1), (CSGM, 3)])
+def test_the_mean_squared_error_is_the_closed_form(make, bits):
+    # 60,000 coordinates: 3% is five standard errors
+    gamma, z, values = 0.4, 0.5, updates()
+    mechanism = make(1.0, z, gamma) if bits is None else make(1.0, z, gamma, bits)
+    context = context_of(mechanism, range(SIZE), (DIM,))
+    decoded = decode(mechanism, encode(mechanism, values, context).symbols, context.cohort, context)
+    measured = (decoded / SIZE - values.mean(0)).double().square().mean().item()
+    x, n = values.double(), SIZE
+    wanted = (1 - gamma) / gamma / n**2 * x.square().sum(0).mean().item() + (z / gamma / n) ** 2
+    if bits is not None:
+        place = (x + 1) * 0.5 * (2**bits - 1)
+        up = place - place.floor()
+        wanted += ((2 / (2**bits - 1)) ** 2 * up * (1 - up)).sum(0).mean().item() / gamma / n**2
+    assert measured == pytest.approx(wanted, rel=0.03)
+
+
+def test_csgm_sends_its_bits_and_no_more():
+    mechanism = CSGM(1.0, 1.0, 0.25, bits=3)
+    context = context_of(mechanism, range(SIZE), (DIM,))
+    assert encode(mechanism, updates(), context).num_bits / DIM / SIZE == pytest.approx(0.75, abs=0.02)
+
+
+@pytest.mark.parametrize("make", [SIGM, CSGM])
+def test_who_sees_what(make):
+    mechanism = make(1.0, 3.0, 0.25)
+    claims = {c.adversary: c for c in mechanism.claims(context_of(mechanism, range(4), (10,)))}
+    outsider = claims[Adversary.OUTSIDER]
+    assert isinstance(outsider.loss, SampledGaussianLoss)
+    assert (outsider.loss.noise_multiplier, outsider.loss.sampling_probability) == (3.0, 0.25)
+    assert outsider.neighbours is Neighbours.ZERO_OUT and outsider.compositions == 10
+    for who in (Adversary.SERVER, Adversary.SECAGG_SERVER, Adversary.EAVESDROPPER):
+        assert isinstance(claims[who].loss, NonPrivate)
+    client = claims[Adversary.CLIENT].loss
+    assert isinstance(client, GaussianLoss)
+    assert client.noise_multiplier == pytest.approx(3.0 * math.sqrt(0.5 if make is SIGM else 0.75))
+    alone = {c.adversary: c.loss for c in CSGM(1.0, 3.0).claims(context_of(mechanism, (1,), (10,)))}
+    assert isinstance(alone[Adversary.CLIENT], NonPrivate)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: SIGM(0.0, 1.0), "clip_value must be > 0 and finite, got 0.0"),
+        (lambda: SIGM(1.0, -1.0), "noise_multiplier must be > 0 and finite, got -1.0"),
+        (lambda: SIGM(1.0, 1.0, 1.5), "sampling_probability must be in [2^-20, 1], got 1.5"),
+        (lambda: CSGM(1.0, 1.0, 0.5, 0), "bits must be in [1, 16], got 0"),
+    ],
+)
+def test_bad_parameters(make, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        make()
+
+
+def test_noise_too_small_for_the_symbols_is_refused():
+    mechanism = SIGM(1.0, 1e-12)
+    with pytest.raises(ValueError, match=r"a symbol of client 0 is .*; raise noise_multiplier"):
+        encode(mechanism, torch.ones(1, 10), context_of(mechanism, (0,), (10,)))
