@@ -135,7 +135,7 @@ class Aggregation:
                 f"{self.terms.min_survivors} clients are needed, {left} of {len(self.terms.cohort)} are left"
             )
             raise ThresholdError(reason, Stage.MASK)
-        self._received: list[int] = []
+        self._received: set[int] = set()
         self._sum = layout.zeros()
         self._server: Server | None = None
         if secagg.run == "masked":
@@ -186,7 +186,7 @@ class Aggregation:
                     self.terms.layout.add(self._sum, self.terms.layout.split(row))
                 except ValueError as error:
                     raise SymbolError(str(error), Stage.MASK, client) from error
-            self._received.append(client)
+            self._received.add(client)
 
     def finish(self) -> Tensor:
         """Unmask, and return the sum over the clients that answered, `(size,)` int64.
