@@ -19,7 +19,8 @@ OTHERS = {
     "compare": "run or read several runs: one table, one picture",
     "sweep": "run a grid of settings, without any account",
     "reproduce": "reproduce an experiment of a paper; without a name, list them",
-    "privacy": "say what a configuration or a checkpoint protects, adversary by adversary",
+    "privacy": "say what a configuration or a checkpoint protects, adversary by adversary; privacy plan",
+    "audit": "try to refute what the mechanisms claim, by enumeration and by simulation",
 }
 
 

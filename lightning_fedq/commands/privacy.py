@@ -14,6 +14,7 @@ from rich.markdown import Markdown
 
 from lightning_fedq import mechanisms
 from lightning_fedq.callbacks.federated import Federated
+from lightning_fedq.commands import plan
 from lightning_fedq.core import Mechanism, RoundContext
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.reports import write_atomically
@@ -121,7 +122,9 @@ def _report(
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the statement; write it where asked."""
+    """Print the statement; write it where asked. `plan` as the first word asks the question before a run."""
+    if argv and argv[0] == "plan":
+        return plan.main(argv[1:])
     parser = argparse.ArgumentParser(
         prog="fedq privacy",
         description="Say what a configuration would protect, or what the run of a checkpoint has spent: "

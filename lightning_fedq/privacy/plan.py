@@ -14,11 +14,11 @@ from dataclasses import dataclass
 import torch
 
 from lightning_fedq.core import Adversary, Mechanism, NonPrivate, RoundContext
-from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.report import Row, privacy_report
+from lightning_fedq.privacy.accounting import check_delta, spent
+from lightning_fedq.privacy.report import claim_against
 
 Family = Callable[[float], Mechanism]
-_SMALLEST, _LARGEST = 1e-6, 30.0
+_SMALLEST, _LARGEST = 1e-5, 30.0
 
 
 @dataclass(frozen=True)
@@ -100,33 +100,36 @@ def _solve(
 ) -> Option:
     clients, params, rounds = size
 
-    def row(value: float) -> Row:
+    def cost(value: float) -> tuple[float, str]:
+        """Epsilon of the run, and the reason where there is none."""
         mechanism = family(value)
-        aggregated = adversary is Adversary.SECAGG_SERVER
-        report = privacy_report(
+        claim, left = claim_against(
+            adversary,
             mechanism,
             _context(mechanism, clients, params),
             rounds=rounds,
             delta=delta,
-            secure_aggregation=aggregated,
+            secure_aggregation=adversary is Adversary.SECAGG_SERVER,
         )
-        return report.row(adversary)
+        if isinstance(claim.loss, NonPrivate):
+            return math.inf, f"no guarantee: {claim.loss.reason}"
+        run = spent(claim.loss, left, compositions=claim.compositions, rounds=rounds)
+        if math.isinf(run.epsilon):
+            chance = f"{run.infinite_mass:.3g}"
+            return math.inf, f"with chance {chance} an outcome occurs that excludes one of two updates"
+        return run.epsilon, f"even a parameter of {value:g} spends {run.epsilon:.3g}"
 
-    best = row(_SMALLEST)
-    if best.epsilon_run > target:
-        claims = family(_SMALLEST).claims(_context(family(_SMALLEST), clients, params))
-        unprotected = any(c.adversary is adversary and isinstance(c.loss, NonPrivate) for c in claims)
-        why = best.reason or f"even epsilon = {_SMALLEST:g} per coordinate spends {best.epsilon_run:.3g}"
-        return Option(name, None, math.inf, None, why if not unprotected else f"no guarantee: {why}")
+    least, reason = cost(_SMALLEST)
+    if least > target:
+        return Option(name, None, math.inf, None, reason)
     low, high = _SMALLEST, _LARGEST
-    if row(high).epsilon_run <= target:
+    if cost(high)[0] <= target:
         low = high
     while high - low > 1e-3 * low:
         middle = math.sqrt(low * high)
-        spent = row(middle)
-        low, high, best = (middle, high, spent) if spent.epsilon_run <= target else (low, middle, best)
+        low, high = (middle, high) if cost(middle)[0] <= target else (low, middle)
     mechanism = family(low)
     context = _context(mechanism, clients, params)
     variance = mechanism.noise_variance(context, context.cohort)
     std = None if variance is None else math.sqrt(float(variance.max()))
-    return Option(name, mechanism, row(low).epsilon_run, std)
+    return Option(name, mechanism, cost(low)[0], std)
