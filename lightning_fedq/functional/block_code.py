@@ -72,15 +72,17 @@ def quantize_scalar(
     for count in counts:
         total *= count
     half, middle, top, clipped = 0.5 * (total - 1), 0.5 * total, float(total - 1), 0
-    for i in range(x.size):
-        clipped += (x[i] > 1.0) | (x[i] < -1.0)
-        x[i] = min(max(x[i], -1.0), 1.0) * half
     if dithered:
         for i in range(x.size):
+            clipped += (x[i] > 1.0) | (x[i] < -1.0)
             u = _uniform(base, first + i)
-            x[i] += u - np.floor(u + 0.5)
-    for i in range(x.size):
-        x[i] = min(max(np.floor(x[i] + middle), 0.0), top)
+            place = min(max(x[i], -1.0), 1.0) * half + (u - np.floor(u + 0.5)) + middle
+            x[i] = min(max(np.floor(place), 0.0), top)
+    else:
+        for i in range(x.size):
+            clipped += (x[i] > 1.0) | (x[i] < -1.0)
+            place = min(max(x[i], -1.0), 1.0) * half + middle
+            x[i] = min(max(np.floor(place), 0.0), top)
     for stage in range(len(counts) - 1, 0, -1):
         count, inverse = float(counts[stage]), 1.0 / counts[stage]
         for i in range(x.size):
@@ -126,23 +128,25 @@ def _nearest_e8(x: Floats, out: Floats, spare: Floats, sides: tuple[float, ...])
 
     So the coordinate that an odd sum re-rounds has the largest |e| in D8 and the smallest in D8 + 1/2.
     """
-    parity, half_parity, worst, best = np.int64(0), np.int64(0), 0, 0
-    squared, half_squared, largest, smallest = 0.0, 0.0, -1.0, 1.0
+    parity, half_parity, worst, best = np.int64(0), np.int64(0), np.int64(-1), np.int64(1) << np.int64(60)
+    squared, half_squared = 0.0, 0.0
     for j in range(len(sides)):
         whole = np.floor(x[j])
         fraction = x[j] - whole
         up = np.int64(fraction >= 0.5)
-        size = 1.0 - fraction if up else fraction
+        size = 0.5 - abs(fraction - 0.5)
         spare[j] = fraction
         out[j] = whole
         squared += size * size
         half_squared += (0.5 - size) * (0.5 - size)
-        worst = j if size > largest else worst
-        largest = size if size > largest else largest
-        best = j if size < smallest else best
-        smallest = size if size < smallest else smallest
+        # size and coordinate in one integer, so that the largest and the smallest are plain reductions
+        ranked = (np.int64(size * 2.0**50) << np.int64(3)) | np.int64(j)
+        worst = max(worst, ranked)
+        best = min(best, ranked)
         half_parity ^= np.int64(whole)
         parity ^= np.int64(whole) + up
+    worst, best = worst & 7, best & 7
+    largest, smallest = 0.5 - abs(spare[worst] - 0.5), 0.5 - abs(spare[best] - 0.5)
     odd, half_odd = parity & 1, half_parity & 1
     squared += float(odd) * (1.0 - 2.0 * largest)
     half_squared += float(half_odd) * (2.0 * smallest)

@@ -84,8 +84,11 @@ from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 Dither = Literal["subtractive", "plain", "none"]
 Decoder = Literal["unbiased", "paper", "authors_code"]
 
-_CHUNK = 1 << 12
+_CHUNK = 1 << 13
 _DEFAULT_RADIUS = {"A2": 1.0, "D4": 2.0, "E8": 2.0}
+
+
+_thresholds = lru_cache(maxsize=1024)(coin_thresholds)
 
 
 @dataclass(frozen=True, eq=False)
@@ -183,7 +186,7 @@ class CPA(Mechanism):
 
     def __post_init__(self) -> None:
         for epsilon in self.epsilon if isinstance(self.epsilon, tuple) else (self.epsilon,):
-            coin_thresholds(epsilon)
+            _thresholds(epsilon)
         lattice(self.lattice)
         if self.stages < 1:
             raise ValueError(f"stages must be >= 1, got {self.stages}")
@@ -264,10 +267,10 @@ class CPA(Mechanism):
             ValueError: If epsilon is a tuple without an entry for the client.
         """
         if not isinstance(self.epsilon, tuple):
-            return coin_thresholds(self.epsilon)
+            return _thresholds(self.epsilon)
         if not 0 <= client < len(self.epsilon):
             raise ValueError(f"epsilon has {len(self.epsilon)} entries, none for client {client}; add them")
-        return coin_thresholds(self.epsilon[client])
+        return _thresholds(self.epsilon[client])
 
     @staticmethod
     def _seed(rand: PublicRandomness) -> int:
@@ -298,7 +301,7 @@ class CPA(Mechanism):
         )
         centers, radii = (t.tolist() for t in self.ranges(context))
         bits, clipped = np.empty((len(rows), self.stages, blocks), np.uint8), 0
-        seed, scaled, chunk = self._seed(rand), np.zeros(blocks * size), _CHUNK // size
+        seed, scaled, chunk = self._seed(rand), np.zeros(blocks * size), min(_CHUNK, blocks)
         index, coins = np.empty((self.stages, chunk), np.int32), np.empty(chunk, np.uint32)
         for row, client in enumerate(rand.clients):
             start = 0
@@ -352,7 +355,7 @@ class CPA(Mechanism):
         scaled = (rows.float().double() - center) * (1.0 / radius)
         scaled = torch.nn.functional.pad(scaled, (0, blocks * size - context.dim))
         bits = torch.empty(len(rows), self.stages, blocks, dtype=torch.uint8, device=rows.device)
-        seed, chunk = self._seed(rand), _CHUNK // size
+        seed, chunk = self._seed(rand), min(_CHUNK, blocks)
         for row, client in enumerate(rand.clients):
             bases, dither = self._bases(seed, client, context)
             index, outside = self._quantize_tensor(scaled[row].reshape(blocks, size), dither)
