@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
         except ValueError as error:
             parser.error(f"{name}: {error}")
         if not findings:
-            table.add_row(name, "", "", "", "", "claims nothing")
+            table.add_row(name, "", "", "", "", "not simulated: no claim on one message")
         for finding in findings:
             alarms += [finding.alarm] * bool(finding.alarm)
             numbers = (format_epsilon(finding.claim), f"{finding.lower_bound:.4f}", f"{finding.draws:.2g}")

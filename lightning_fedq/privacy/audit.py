@@ -187,7 +187,8 @@ def audit(
         seed: Of the audit's own keys.
 
     Returns:
-        One finding per view. A mechanism that claims nothing is not audited: an empty tuple.
+        One finding per view. Empty for a mechanism that claims nothing on one message: claims on the
+        aggregate alone (distributed noise) are not simulated here.
 
     Raises:
         ValueError: If there are too few draws for two halves.
