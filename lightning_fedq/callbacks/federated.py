@@ -8,7 +8,9 @@ model that is validated is the model that is saved.
 
 While a round is open, the module may hold one client's weights. Its `state_dict()` gives the global
 model all the same, and a checkpoint written in mid-round says that the round has not begun: a
-resumed run starts it anew, with the same streams, and ends with the same weights.
+resumed run starts it anew, with the same streams, and ends with the same weights. Without a seed the
+repetition has new keys and is charged again. A process that is killed outright can't write down what
+its last round had sent: the ledger of the run that resumes without a seed knows nothing of that round.
 
 The state here is large for one class because Lightning calls one object; the parts that need no hook
 are beside it: `checks` (what is refused), `schedule` (who trains when), `data.loader` (batches),

@@ -248,8 +248,10 @@ def test_weighted_by_samples() -> None:
 
 
 def test_data_module_and_callback_alone_are_the_same_road() -> None:
-    alone = run(federated(partition=Dirichlet(0.5)))[0]
-    wrapped = run(federated(), data=FederatedDataModule(Digits(), partition=Dirichlet(0.5)))[0]
+    alone = run(federated(partition=Dirichlet(0.5), clients_per_step=1))[0]
+    wrapped = run(
+        federated(clients_per_step=1), data=FederatedDataModule(Digits(), partition=Dirichlet(0.5))
+    )[0]
     assert torch.equal(weights_of(alone), weights_of(wrapped))
 
 

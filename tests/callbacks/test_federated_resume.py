@@ -96,7 +96,9 @@ def test_killed_and_resumed_is_bit_identical(
     tmp_path: Path, clients_per_step: int, steps_per_round: int
 ) -> None:
     whole, fed = fit(tmp_path / "whole", clients_per_step)
-    code = "import sys; from tests.callbacks.test_federated_resume import run_and_die; run_and_die(*sys.argv[1:])"
+    code = (
+        "import sys; from tests.callbacks.test_federated_resume import run_and_die as run; run(*sys.argv[1:])"
+    )
     dead = subprocess.run(
         [
             sys.executable,

@@ -14,7 +14,7 @@ from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_o
 
 
 def fit(data: Any, **settings: Any) -> tuple[Federated, torch.Tensor]:
-    fed, module = Federated(FedAvg(), 5, seed=0, **settings), Classifier()
+    fed, module = Federated(FedAvg(), 5, seed=0, **{"clients_per_step": 1, **settings}), Classifier()
     make_trainer(fed, max_epochs=1).fit(module, datamodule=data)
     return fed, weights_of(module)
 
@@ -31,7 +31,7 @@ def test_wraps_a_data_module_and_passes_everything_else_through() -> None:
             return batch
 
     data = FederatedDataModule(Prepared(100), partition=LabelShards(2))
-    fed, _ = fit(data, clients_per_step=1)
+    fed, _ = fit(data)
     assert calls[0] == ("fit", "Trainer") and "batch" in calls
     assert max(len(digits()[1][part].unique()) for part in fed.client_indices) <= 5
     assert is_overridden("val_dataloader", data, pl.LightningDataModule)

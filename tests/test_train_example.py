@@ -1,0 +1,53 @@
+"""`examples/train.py` knows nothing of us; a fragment federates it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytorch_lightning.cli import LightningCLI
+
+from lightning_fedq._lightning import pl
+
+ROOT = Path(__file__).parents[1]
+pytestmark = [
+    pytest.mark.skipif(
+        pl.__name__ != "pytorch_lightning", reason="the example imports pytorch_lightning, not this package"
+    ),
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Lightning's CLI uses jsonargparse the old way
+]
+
+
+@pytest.fixture(autouse=True)
+def _as_from_a_shell(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.argv", ["train.py"])
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: str) -> Any:
+    spec = importlib.util.spec_from_file_location("train_example", ROOT / "examples" / "train.py")
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    plain = str(ROOT / "examples" / "plain.yaml")
+    args = ["fit", "--config", plain, *arguments, "--trainer.enable_model_summary", "false"]
+    return LightningCLI(example.DigitClassifier, example.DigitsData, args=args).trainer
+
+
+def test_does_not_know_us() -> None:
+    assert "fedq" not in (ROOT / "examples" / "train.py").read_text().split('"""', 2)[2]
+
+
+def test_trains_centrally_without_the_fragment() -> None:
+    trainer = run("--trainer.max_epochs", "2")
+    assert "fed/round" not in trainer.callback_metrics
+    assert trainer.callback_metrics["val_acc"] > 0.7
+
+
+def test_the_fragment_federates_it() -> None:
+    trainer = run("--config", str(ROOT / "callbacks" / "corbin.yaml"), "--trainer.max_epochs", "5")
+    assert trainer.callback_metrics["fed/round"] == 4
+    assert trainer.callback_metrics["fed/uplink_bits"] == 20 * 4810
+    assert trainer.callback_metrics["val_acc"] > 0.2
