@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "mechanisms": {"core", "coding", "entropy_coding", "randomness", "functional", "opacus", *ARRAYS},
     "secagg": {"core", "coding", "randomness", "functional", "cryptography", *ARRAYS},
     "privacy": {"core", "functional", "randomness", "dp_accounting", "opacus", *ARRAYS},
+    "leakage": {"core", "mechanisms", "randomness", "functional", "matplotlib", "torchmetrics", *ARRAYS},
     "rounds": {"core", "randomness", "ranges", "functional", "privacy", "torch"},
     "_lightning": {"pytorch_lightning", "lightning"},
     "data": {"data", "matplotlib", *HOST},
@@ -32,7 +33,7 @@ ALLOWED: dict[str, set[str]] = {
     "strategies": {"rounds", "core", *HOST},
     "reports": {"privacy", "rounds", "matplotlib"},
     "callbacks": {
-        *("attacks", "core", "functional", "randomness", "ranges", "rounds", "privacy"),
+        *("attacks", "core", "functional", "leakage", "randomness", "ranges", "rounds", "privacy"),
         *("data", "strategies", "reports", "secagg"),
         *("matplotlib", "numpy", "opacus", "rich", "wandb", "yaml"),
         *HOST,

@@ -1,0 +1,86 @@
+"""What an adversary can make of the messages that a mechanism really sent.
+
+Every view ends in an estimate of a sum of some clients' updates, by the mechanism's own decoder. Where the
+adversary is not the server it is still given the public randomness that decoding takes, which can only help
+it. A group (a CorBin pair) is attacked as one: its members' errors cancel in its sum, which therefore says
+more about both than one uplink does about one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from lightning_fedq.core import Adversary, Mechanism, RoundContext
+from lightning_fedq.randomness import ClientRandomness, Keys, PublicRandomness
+
+
+@dataclass(frozen=True)
+class Observation:
+    """An estimate of a mean update.
+
+    Args:
+        update: `(dim,)` mean over `clients`, in units of the update.
+        clients: Whose updates are in it, the victim among them.
+    """
+
+    update: Tensor
+    clients: tuple[int, ...]
+
+
+def observe(
+    mechanism: Mechanism,
+    updates: Tensor,
+    context: RoundContext,
+    keys: Keys,
+    adversary: Adversary,
+    victim: int,
+) -> Observation:
+    """Encode a round and decode what one adversary sees of it.
+
+    An eavesdropper decodes the victim's message. The server decodes the victim's group. With the partners on
+    its side it takes their updates out again. Behind secure aggregation, and from the released model, only
+    the sum of the cohort is seen; a curious client takes its own update out of that.
+
+    Args:
+        mechanism: What the clients send through.
+        updates: `(cohort, dim)`, rows in the order of `context.cohort`.
+        context: The round.
+        keys: Source of all coins.
+        adversary: Who looks.
+        victim: Whom it is after.
+
+    Raises:
+        ValueError: If the victim is not in the cohort.
+    """
+    cohort = context.cohort
+    if victim not in cohort:
+        raise ValueError(f"the victim {victim} is not in the cohort {cohort}")
+    rand = ClientRandomness(keys, cohort, context.round, context.attempt)
+    symbols = mechanism.encode(updates, context, rand).symbols
+    group, _ = context.place(victim)
+    clients, known = _sees(adversary, cohort, group, victim)
+    rows = [cohort.index(client) for client in clients]
+    public = PublicRandomness(keys, context.round, context.attempt)
+    total = mechanism.decode(symbols[rows], clients, context, public)
+    for client in known:
+        total = total - updates[cohort.index(client)].to(total)
+    rest = tuple(client for client in clients if client not in known)
+    return Observation(total / len(rest), rest)
+
+
+def _sees(
+    adversary: Adversary, cohort: tuple[int, ...], group: tuple[int, ...], victim: int
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The clients whose messages are summed, and those whose updates the adversary knows."""
+    others = tuple(client for client in group if client != victim)
+    if adversary is Adversary.EAVESDROPPER:
+        return (victim,), ()
+    if adversary is Adversary.SERVER:
+        return group, ()
+    if adversary is Adversary.SERVER_AND_PARTNER:
+        return group, others
+    if adversary is Adversary.CLIENT:
+        return cohort, (others or tuple(c for c in cohort if c != victim))[:1]
+    return cohort, ()

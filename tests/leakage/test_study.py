@@ -1,0 +1,118 @@
+"""Studies: reproducible, bounded in time; leakage falls with the noise; calibration meets its budget."""
+
+import pytest
+import torch
+
+from lightning_fedq.core import Adversary
+from lightning_fedq.functional.total_variation import isotropic_tv, paper_ratio
+from lightning_fedq.functional.trade_off import leakage_bounds, paper_sufficient
+from lightning_fedq.leakage import Matching, calibrate
+from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, NearOptimalUtility
+from tests.leakage.settings import generator, study
+
+VIEW = Adversary.EAVESDROPPER
+
+
+def distorted(setting, share):
+    """Noise of `share` times the largest update's norm in every coordinate."""
+    norm = setting.largest_norm
+    return NearOptimalUtility(norm, 0.8, share * norm, 0.8)
+
+
+def test_the_same_generator_gives_the_same_study():
+    setting = study(attack=Matching())
+    one, other = (setting.run(LDPQ(epsilon=4.0), VIEW, 20, generator(3)) for _ in range(2))
+    assert one.estimate == other.estimate
+    assert torch.equal(one.found, other.found)
+
+
+def test_measured_leakage_falls_as_noise_grows_and_its_limits_with_it():
+    setting = study(attack=Matching())
+    leaks = [
+        setting.run(distorted(setting, s), VIEW, 60, generator()).estimate for s in (0.01, 0.3, 1.0, 30.0)
+    ]
+    values = [estimate.leakage for estimate in leaks]
+    assert values == sorted(values, reverse=True)
+    assert leaks[0].hit_rate == 1.0
+    assert leaks[-1].hit_rate < 0.1
+    assert leaks[-1].leakage_limits[1] < leaks[0].leakage_limits[0]
+
+
+def test_one_bit_hides_images_from_inversion_and_not_from_matching():
+    """A weak attack is no evidence of privacy."""
+    assert study().run(LDPQ(epsilon=5.0), VIEW, 30, generator()).estimate.hits == 0
+    assert study(attack=Matching()).run(LDPQ(epsilon=5.0), VIEW, 30, generator()).estimate.hit_rate > 0.7
+
+
+def test_a_partner_knows_more_than_an_uplink():
+    """200 attempts each, fixed seed; the hit rates are .705 and .86, 3.9 standard errors apart."""
+    setting, mechanism = study(attack=Matching()), CorBin(epsilon=2.5, shared_bits=None)
+    one, two = (
+        setting.run(mechanism, who, 200, generator(4)).estimate.hit_rate
+        for who in (VIEW, Adversary.SERVER_AND_PARTNER)
+    )
+    assert two > one
+
+
+def test_time_is_bounded():
+    found = study(attack=Matching()).run(FedAvg(), VIEW, 10**6, generator(), seconds=0.3)
+    assert 1 <= found.estimate.attempts < 10**6
+    assert found.seconds < 1.0
+
+
+def test_calibration_meets_the_budget_and_says_how():
+    setting = study(attack=Matching())
+    found = calibrate(setting, 0.5, generator(), attempts=50, max_probes=6)
+    assert found.mechanism.measured_leakage <= 0.5
+    assert len(found.probes) == 6
+    fresh = setting.run(found.mechanism, VIEW, 200, generator(9)).estimate
+    assert fresh.leakage_limits[0] <= 0.5
+
+
+def test_tighter_budgets_take_more_noise():
+    setting = study(attack=Matching())
+    stds = [
+        calibrate(setting, budget, generator(), attempts=60, max_probes=6).mechanism.noise_std
+        for budget in (0.7, 0.3)
+    ]
+    assert stds[1] > stds[0]
+
+
+def test_budgets_that_cannot_be_met_have_a_reason():
+    setting = study(attack=Matching())
+    with pytest.raises(ValueError, match=r"can't be shown with 10 attempts: even without a hit"):
+        calibrate(setting, 0.1, generator(), attempts=10)
+    with pytest.raises(ValueError, match="max_probes must be >= 2"):
+        calibrate(setting, 0.5, generator(), max_probes=1)
+
+
+# ---- counter-examples to the paper, on real images, kept --------------------------------------------------
+
+
+def test_lemma_6_8_leaves_every_image_recoverable():
+    """Its noise for tau = C1 - .005 moves the law by TV > .005 and the attack still finds every digit."""
+    setting = study()
+    c1 = setting.run(FedAvg(), VIEW, 40, generator()).estimate
+    dim, budget = sum(setting.segments), c1.leakage - 0.005
+    spread = setting.learning_rate**2 * setting.gradients.var(0).mean().item()
+    ratio = paper_ratio(dim, 0.005)
+    noise = (ratio * spread) ** 0.5
+    mechanism = NearOptimalUtility(setting.largest_norm, 0.83, noise, 0.83)
+    leak = setting.run(mechanism, VIEW, 40, generator()).estimate
+    assert leak.hit_rate == 1.0
+    tv = isotropic_tv(dim, ratio)
+    bound = paper_sufficient(c1.leakage, budget, tv)
+    assert not bound.holds(leak.leakage)
+    assert not bound.sound
+    assert all(b.holds(leak.leakage) for b in leakage_bounds(c1.leakage, c1.c2, tv) if b.sound)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="need at least 120 candidates, got 100"):
+        study(attack=Matching(), batch_size=30)
+    with pytest.raises(ValueError, match=r"must be > 0, got 0\.0 and 0\.3"):
+        study(learning_rate=0.0)
+    with pytest.raises(ValueError, match="evaluation mode"):
+        study(model=study().model.train())
+    with pytest.raises(ValueError, match="attempts must be >= 1"):
+        study().run(FedAvg(), VIEW, 0, generator())
