@@ -57,7 +57,7 @@ class ReloadBest(pl.Callback):
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Remember the model if it is the best so far."""
-        if trainer.sanity_checking or not trainer.training:
+        if trainer.sanity_checking or trainer.state.fn != "fit":
             return
         if self.monitor not in trainer.callback_metrics:
             raise ValueError(

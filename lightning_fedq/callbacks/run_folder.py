@@ -88,9 +88,13 @@ class RunFolder(pl.Callback):
             write_rows(self._folder() / "metrics.csv", self.rows)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write summary, report and pictures."""
-        if self.rows:
-            self._write(trainer)
+        """Write pictures, summary and report."""
+        if not self.rows:
+            return
+        if trainer.is_global_zero:
+            save_figure(plot_progress({self.name: self.rows}, self.monitor), self._folder() / PICTURES[0])
+            save_figure(plot_aggregate(self.rows), self._folder() / PICTURES[1])
+        self._write(trainer)
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Add the test metrics, where a run was trained before."""
@@ -110,8 +114,6 @@ class RunFolder(pl.Callback):
             return
         folder = self._folder()
         write_summary(folder / "summary.json", self.summary)
-        save_figure(plot_progress({self.name: self.rows}, self.monitor), folder / PICTURES[0])
-        save_figure(plot_aggregate(self.rows), folder / PICTURES[1])
         write_atomically(folder / "privacy.json", privacy.to_json())
         write_atomically(folder / "privacy.md", privacy.to_markdown())
         write_atomically(folder / "report.md", report_markdown(self.summary, PICTURES))

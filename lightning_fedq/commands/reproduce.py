@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from jsonargparse import ArgumentParser
+from jsonargparse import auto_cli
 
 from lightning_fedq.commands.suggestions import nearest
 from lightning_fedq.experiments import EXPERIMENTS
@@ -27,8 +27,5 @@ def main(argv: Sequence[str]) -> int:
         print(f"error: there is no experiment {name!r}.{nearest(name, EXPERIMENTS)}", file=sys.stderr)
         print("`fedq reproduce` lists them all", file=sys.stderr)
         return 2
-    parser = ArgumentParser(prog=f"fedq reproduce {name}", description=_title(name))
-    parser.add_function_arguments(EXPERIMENTS[name])
-    settings = parser.instantiate_classes(parser.parse_args(options))
-    EXPERIMENTS[name](**settings)
+    auto_cli(EXPERIMENTS[name], args=options, as_positional=False, prog=f"fedq reproduce {name}")
     return 0

@@ -1,0 +1,38 @@
+"""A small federated run for the tests of reporting callbacks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytorch_lightning as pl
+
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.datasets import DigitsDataModule
+from lightning_fedq.experiments.runs import seeded
+from lightning_fedq.mechanisms import CorBin
+from lightning_fedq.models import Classifier, Linear
+
+
+def small_run(*callbacks: pl.Callback, rounds: int = 3, fit: bool = True, **settings: Any) -> pl.Trainer:
+    """Train a linear model on 60 digits with four clients, or build the trainer only."""
+    seed = settings.pop("seed", 0)
+    federated = Federated(CorBin(5.0), 4, seed=seed, clients_per_step=1)
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False} | settings
+    trainer = pl.Trainer(
+        max_epochs=rounds,
+        accelerator="cpu",
+        enable_model_summary=False,
+        callbacks=[federated, *callbacks],
+        **options,
+    )
+    if fit:
+        trainer.fit(small_model(), datamodule=small_data())
+    return trainer
+
+
+def small_model() -> Classifier:
+    return Classifier(seeded(Linear(64), 0), lr=0.1)
+
+
+def small_data() -> DigitsDataModule:
+    return DigitsDataModule(batch_size=8, num_train=60)

@@ -1,0 +1,84 @@
+import json
+import struct
+import time
+from pathlib import Path
+
+import pytest
+from pytorch_lightning.loggers import WandbLogger
+from wandb.proto import wandb_internal_pb2
+
+from lightning_fedq.callbacks import RunFolder, WandbRounds
+from tests.callbacks.runs import small_run
+
+
+def finished_records_of(folder: Path) -> list[wandb_internal_pb2.Record]:
+    """Wait until the service process has written the run's last record."""
+    for _ in range(200):
+        records = records_of(folder)
+        if any(record.HasField("exit") for record in records):
+            return records
+        time.sleep(0.1)
+    raise TimeoutError("wandb did not finish its file within 20 seconds")
+
+
+def records_of(folder: Path) -> list[wandb_internal_pb2.Record]:
+    """Read an offline run's own log: LevelDB's log format, blocks of 32 KiB, after a header of 7 bytes."""
+    data, found, parts = next(folder.glob("wandb/offline-run-*/*.wandb")).read_bytes(), [], []
+    position = 7
+    while position + 7 <= len(data):
+        left = 32768 - position % 32768
+        if left < 7:
+            position += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, position)
+        parts.append(data[position + 7 : position + 7 + length])
+        position += 7 + length
+        if kind in (1, 4):  # a whole record, or the last part of one
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(b"".join(parts))
+            found.append(record)
+            parts = []
+    return found
+
+
+def test_an_offline_run_holds_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    folder = RunFolder("mine", str(tmp_path))
+    folder.config = "data: {batch_size: 8}\n"
+    logger = WandbLogger(project="tests", save_dir=str(tmp_path), offline=True)
+    small_run(folder, WandbRounds(), rounds=2, logger=logger)
+    logger.experiment.finish()
+    records = finished_records_of(tmp_path)
+    axes = {
+        r.metric.name or r.metric.glob_name: r.metric.step_metric for r in records if r.HasField("metric")
+    }
+    assert axes["fed/*"] == "fed/round"
+    config = {item.key: item.value_json for r in records if r.HasField("config") for item in r.config.update}
+    assert json.loads(config["federation"])["mechanism"] == "CorBin(epsilon=5.0, shared_bits=5)"
+    assert json.loads(config["data"]) == {"batch_size": 8}
+    history: dict[str, list[str]] = {}
+    for record in records:
+        for item in record.history.item:
+            name = item.key or "/".join(item.nested_key)
+            history.setdefault(name, []).append(item.value_json)
+    assert set(map(json.loads, history["fed/round"])) == {0.0, 1.0}
+    assert len(history["fed/val_acc"]) == 2 and "fed/mse" in history
+    assert history["fed/labels/_type"] == ['"image-file"'] and history["fed/clients/_type"] == ['"table-file"']
+    assert history["fed/clients/nrows"] == ["4"]
+    artifacts = [r.artifact for r in records if r.HasField("artifact")]
+    files = {entry.path for a in artifacts if a.type == "run-folder" for entry in a.manifest.contents}
+    assert files >= {"metrics.csv", "summary.json", "report.md", "config.yaml"}
+
+
+def test_without_a_logger_the_cure_is_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"WandbRounds needs a WandbLogger.*offline: true it needs no account"
+    ):
+        small_run(WandbRounds(), rounds=1)
+
+
+def test_the_run_folder_must_come_first(tmp_path: Path) -> None:
+    logger = WandbLogger(project="tests", save_dir=str(tmp_path), offline=True)
+    with pytest.raises(ValueError, match=r"put it behind RunFolder"):
+        small_run(WandbRounds(), RunFolder("mine", str(tmp_path)), rounds=1, logger=logger)
+    logger.experiment.finish()

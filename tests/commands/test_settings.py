@@ -1,0 +1,60 @@
+import copy
+
+import pytest
+
+from lightning_fedq.commands.settings import change_setting
+
+CONFIG = {
+    "model": {"class_path": "m.Classifier", "init_args": {"lr": 0.1, "backbone": {"class_path": "m.MLP"}}},
+    "trainer": {
+        "max_epochs": 3,
+        "callbacks": [
+            {
+                "class_path": "c.Federated",
+                "init_args": {
+                    "smoothing": 1.0,
+                    "mechanism": {"class_path": "CorBin", "init_args": {"epsilon": 1.0}},
+                },
+            },
+            {"class_path": "c.Twice", "init_args": {"x": 1}},
+            {"class_path": "c.Twice", "init_args": {"x": 1}},
+        ],
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [
+        ("trainer.max_epochs", lambda c: c["trainer"]["max_epochs"]),
+        ("model.lr", lambda c: c["model"]["init_args"]["lr"]),
+        ("Federated.smoothing", lambda c: c["trainer"]["callbacks"][0]["init_args"]["smoothing"]),
+        (
+            "CorBin.epsilon",
+            lambda c: c["trainer"]["callbacks"][0]["init_args"]["mechanism"]["init_args"]["epsilon"],
+        ),
+        (
+            "Federated.mechanism.epsilon",
+            lambda c: c["trainer"]["callbacks"][0]["init_args"]["mechanism"]["init_args"]["epsilon"],
+        ),
+    ],
+)
+def test_a_short_name_finds_its_setting(name: str, where) -> None:
+    config = copy.deepcopy(CONFIG)
+    change_setting(config, name, "new")
+    assert where(config) == "new"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("Federated.smothing", "no setting 'smothing'.* Did you mean 'smoothing'"),
+        ("Federatd.smoothing", "there is no Federatd.* Did you mean 'Federated'"),
+        ("Twice.x", "Twice occurs 2 times"),
+        ("smoothing", "a dotted name such as Federated.smoothing, got 'smoothing'"),
+        ("trainer.max_epochs.x", "'max_epochs' holds no settings"),
+    ],
+)
+def test_a_wrong_name_is_explained(name: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        change_setting(copy.deepcopy(CONFIG), name, 1)

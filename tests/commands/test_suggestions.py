@@ -1,0 +1,30 @@
+import pytest
+
+from lightning_fedq.commands.suggestions import nearest, suggest
+
+KEYS = ["trainer.max_epochs", "trainer.max_steps", "model", "data", "seed_everything"]
+
+
+@pytest.mark.parametrize(
+    ("message", "hint"),
+    [
+        ("Subcommand 'fit' does not accept option 'trainer.max_epoch'", "'trainer.max_epochs'"),
+        ("Subcommand 'fit' does not accept option 'dta.class_path'", "'data'"),
+        (
+            "... class_path 'lightning_fedq.models.MLP':\n Option 'infeatures' is not accepted",
+            "'in_features'",
+        ),
+        ("module 'lightning_fedq.models' has no attribute 'MPL'", "'MLP'"),
+        (
+            "... class_path 'lightning_fedq.mechanisms.LDPQ':\n Option 'zzz' is not accepted",
+            "It accepts: epsilon.",
+        ),
+    ],
+)
+def test_the_nearest_right_one_is_named(message: str, hint: str) -> None:
+    assert hint in suggest(message, KEYS)
+
+
+def test_what_is_not_understood_gets_no_hint() -> None:
+    assert suggest("something else", KEYS) == ""
+    assert nearest("qqq", KEYS) == ""

@@ -1,0 +1,206 @@
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_fedq import mechanisms
+from lightning_fedq.cli import OTHERS, TRAINING, main
+from lightning_fedq.commands.mechanisms import describe
+from lightning_fedq.commands.privacy import parse_mechanism
+from lightning_fedq.commands.sweep import parse_grid, wandb_sweep
+from lightning_fedq.reports import read_rows
+
+# Lightning's command line calls what jsonargparse has deprecated
+pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
+
+
+def configuration(folder: Path, **federated: object) -> Path:
+    """A run of two rounds on 60 digits with four clients."""
+    path = folder / "small.yaml"
+    small = {
+        "seed_everything": 0,
+        "model": {
+            "class_path": "lightning_fedq.models.Classifier",
+            "init_args": {
+                "backbone": {"class_path": "lightning_fedq.models.Linear", "init_args": {"in_features": 64}}
+            },
+        },
+        "data": {"class_path": "lightning_fedq.datasets.DigitsDataModule", "init_args": {"num_train": 60}},
+        "trainer": {
+            "max_epochs": 2,
+            "accelerator": "cpu",
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_model_summary": False,
+            "callbacks": [
+                {
+                    "class_path": "lightning_fedq.callbacks.Federated",
+                    "init_args": {
+                        "mechanism": {
+                            "class_path": "lightning_fedq.mechanisms.CorBin",
+                            "init_args": {"epsilon": 1.0},
+                        },
+                        "num_clients": 4,
+                        "clients_per_step": 4,
+                        **federated,
+                    },
+                },
+                {"class_path": "lightning_fedq.callbacks.RoundProgressBar"},
+            ],
+        },
+    }
+    path.write_text(yaml.safe_dump(small))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert all(f"  {name} " in shown for name in [*TRAINING, *OTHERS])
+
+
+@pytest.mark.parametrize("command", [name for name in OTHERS if name != "reproduce"])
+def test_every_command_has_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        main([command, "--help"])
+    assert f"usage: fedq {command}" in capsys.readouterr().out
+
+
+def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweeep"]) == 2
+    assert "there is no command 'sweeep'. Did you mean 'sweep'?" in capsys.readouterr().err
+    assert main(["reproduce", "corbin-exp88"]) == 2
+    assert "Did you mean 'corbin-exp8'?" in capsys.readouterr().err
+
+
+def test_reproduce_lists_experiments(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce"]) == 0
+    assert "corbin-exp7" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "hint"),
+    [
+        ("max_epochs", "max_epoch", "Did you mean 'trainer.max_epochs'"),
+        ("num_clients", "num_client", "Did you mean 'num_clients'"),
+        ("mechanisms.CorBin", "mechanisms.CorBim", "Did you mean 'CorBin'"),
+    ],
+)
+def test_a_wrong_key_names_the_nearest(
+    right: str, wrong: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = configuration(tmp_path)
+    path.write_text(path.read_text().replace(right, wrong))
+    with pytest.raises(SystemExit, match="2"):
+        main(["fit", "--config", str(path)])
+    error = capsys.readouterr().err
+    assert hint in error and len(error.splitlines()) < 40  # and not two screens of usage
+
+
+def test_fit_ends_with_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = configuration(tmp_path)
+    folder = "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder"
+    assert main(["fit", "--config", str(path), folder, "--trainer.callbacks.name=mine"]) == 0
+    shown = capsys.readouterr().out
+    for what in ("test_acc", "bits per parameter", "megabytes up", "megabytes down", "megabytes of set-up"):
+        assert what in shown
+    assert "the curious server" in shown and "runs/mine/report.md" in shown and "accuracy.png" in shown
+    resolved = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
+    assert resolved["trainer"]["callbacks"][0]["init_args"]["smoothing"] == 1.0  # defaults are filled in
+
+
+def test_compare_runs_and_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = configuration(tmp_path)
+    assert main(["compare", str(path), "--out", "first"]) == 0
+    assert main(["compare", str(path), "first/small", "--out", "both"]) == 0
+    table = json.loads(Path("both/table.json").read_text())["runs"]
+    assert [row["run"] for row in table] == ["small", "small-2"]
+    assert table[1]["uplink_megabytes"] == pytest.approx(2 * 4 * 650 / 8e6)
+    assert Path("both/compare.png").read_bytes()[:4] == b"\x89PNG" and "small" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main(["compare", "first/small", "--monitor", "loss"])
+    assert "never logged 'loss'" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        main(["compare", "nowhere"])
+    assert "neither a configuration nor the folder of a run" in capsys.readouterr().err
+
+
+def test_sweep_trains_every_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = configuration(tmp_path)
+    assert main(["sweep", str(path), "--set", "Federated.smoothing=0.5,1.0", "--out", "grid"]) == 0
+    assert {p.name for p in Path("grid").iterdir() if p.is_dir()} == {"smoothing=0.5", "smoothing=1.0"}
+    config = yaml.safe_load(Path("grid/smoothing=0.5/config.yaml").read_text())
+    assert config["trainer"]["callbacks"][0]["init_args"]["smoothing"] == 0.5
+    assert len(read_rows(Path("grid/smoothing=1.0/metrics.csv"))) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["sweep", str(path), "--set", "Federated.smothing=1", "--out", "other"])
+    assert "Did you mean 'smoothing'" in capsys.readouterr().err
+
+
+def test_a_grid_is_also_a_wandb_sweep() -> None:
+    grid = parse_grid(["Federated.smoothing=0.1,1.0", "trainer.max_epochs=2"])
+    assert grid == {"Federated.smoothing": [0.1, 1.0], "trainer.max_epochs": [2]}
+    sweep = yaml.safe_load(wandb_sweep(["a.yaml"], grid, "val_acc", "max"))
+    assert sweep["parameters"]["Federated.smoothing"] == {"values": [0.1, 1.0]}
+    assert sweep["metric"] == {"name": "fed/val_acc", "goal": "maximize"}
+    assert sweep["command"] == ["fedq", "sweep", "a.yaml", "--set", "${args_no_hyphens}"]
+    with pytest.raises(ValueError, match=r"a grid is name=value,value"):
+        parse_grid(["smoothing"])
+
+
+@pytest.mark.parametrize("name", mechanisms.__all__)
+def test_every_mechanism_can_be_described(name: str) -> None:
+    row = describe(getattr(mechanisms, name))
+    assert float(row["bits"]) > 0 and row["sum"] in ("yes", "no") and row["paper"] != "-"
+
+
+def test_the_table_tells_what_pairs_cost() -> None:
+    row = describe(mechanisms.CorBin)
+    assert (row["bits"], row["sum"], row["uplink"], row["server"]) == ("1", "yes", "1", "∞")
+    assert set(describe(mechanisms.FedAvg).values()) >= {"32", "none"}
+
+
+def test_privacy_of_a_configuration_and_of_a_checkpoint(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = configuration(tmp_path)
+    assert main(["privacy", str(path), "--out", "statement"]) == 0
+    planned = json.loads(Path("statement/privacy.json").read_text())
+    assert (planned["rounds"], planned["num_clients"], planned["dim"]) == (2, 4, 650)
+    text = path.read_text().replace("enable_checkpointing: false", f"default_root_dir: {tmp_path}")
+    path.write_text(text)
+    main(["fit", "--config", str(path)])
+    checkpoint = next(tmp_path.glob("**/*.ckpt"))
+    assert main(["privacy", str(checkpoint), "--out", "spent"]) == 0
+    spent = json.loads(Path("spent/privacy.json").read_text())
+    assert spent["rows"] == planned["rows"] and spent["mechanism"] == planned["mechanism"]
+    with pytest.raises(SystemExit, match="2"):
+        main(["privacy", "nowhere.ckpt"])
+    assert "there is no file nowhere.ckpt" in capsys.readouterr().err
+
+
+def test_a_mechanism_is_read_without_evaluating_code() -> None:
+    assert parse_mechanism("CorBin(epsilon=1.0, shared_bits=None)") == mechanisms.CorBin(1.0, None)
+    for text in (
+        "print('x')",
+        "CorBin(epsilon=f())",
+        "CorBin",
+        "CorBin(",
+        "__import__('os').system(command='x')",
+    ):
+        with pytest.raises(ValueError, match=r"give the configuration of its run instead"):
+            parse_mechanism(text)
+
+
+def test_the_command_is_installed() -> None:
+    command = [sys.executable, "-m", "lightning_fedq.cli", "--help"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert shown.startswith("usage: fedq COMMAND")

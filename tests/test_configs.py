@@ -1,0 +1,104 @@
+"""Every file in `configs/` and `callbacks/` runs, on few clients and rounds."""
+
+import inspect
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_fedq import mechanisms
+from lightning_fedq.commands.run import FedqCLI
+from lightning_fedq.commands.settings import change_setting
+
+# Lightning's command line calls what jsonargparse has deprecated
+pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
+ROOT = Path(__file__).parents[1]
+CONFIGS = sorted((ROOT / "configs").glob("*.yaml"))
+FRAGMENTS = sorted((ROOT / "callbacks").glob("*.yaml"))
+FEDQ_DATA = os.environ.get("FEDQ_DATA", "")
+QUIET = {"enable_model_summary": False, "enable_checkpointing": False}
+PLAIN = {
+    "seed_everything": 0,
+    "model": {
+        "class_path": "lightning_fedq.models.Classifier",
+        "init_args": {
+            "backbone": {"class_path": "lightning_fedq.models.Linear", "init_args": {"in_features": 64}}
+        },
+    },
+    "data": {"class_path": "lightning_fedq.datasets.DigitsDataModule", "init_args": {"num_train": 200}},
+    "trainer": {"max_epochs": 1, "accelerator": "cpu", "logger": False, **QUIET},
+}
+
+
+def fit(tmp_path: Path, config: dict, *more: Path) -> FedqCLI:
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    parts = [part for path in (tmp_path / "config.yaml", *more) for part in ("--config", str(path))]
+    return FedqCLI(["fit", *parts])
+
+
+def mechanisms_in(paths: list[Path]) -> set[str]:
+    return {
+        word.rpartition(".")[2]
+        for path in paths
+        for word in path.read_text().split()
+        if ".mechanisms." in word
+    }
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_configuration_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = yaml.safe_load(path.read_text())
+    if "MNIST" in config["data"]["class_path"]:
+        if not FEDQ_DATA:
+            pytest.skip("FEDQ_DATA is not set: no MNIST here")
+        config["data"]["init_args"].update(root=FEDQ_DATA, num_train=500, num_val=100)
+    else:
+        config["data"]["init_args"].update(num_train=300)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("lightning_fedq.callbacks.run_folder.save_figure", lambda *_: None)  # most of the time
+    config["trainer"].update(max_epochs=1, **QUIET)
+    federated = config["trainer"]["callbacks"][0]["init_args"]
+    federated.update(num_clients=10, local_epochs=1, clients_per_step=10)
+    cli = fit(tmp_path, config)
+    assert cli.run_folder.summary["rounds"] == 1
+    assert (tmp_path / "runs" / path.stem / "report.md").is_file()  # the run is called as its file
+
+
+@pytest.mark.parametrize("path", FRAGMENTS, ids=lambda path: path.stem)
+def test_fragment_joins_an_existing_run(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    is_federation = ".mechanisms." in path.read_text()
+    before = [] if is_federation else [ROOT / "callbacks" / "fedavg.yaml"]
+    trainer = {**PLAIN["trainer"], "enable_progress_bar": path.stem == "run_folder"}
+    trainer["callbacks"] = [
+        {"class_path": "pytorch_lightning.callbacks.EarlyStopping", "init_args": {"monitor": "val_acc"}}
+    ]
+    cli = fit(tmp_path, {**PLAIN, "trainer": trainer}, *before, path)
+    names = [type(callback).__name__ for callback in cli.trainer.callbacks]
+    added = yaml.safe_load(path.read_text())["trainer"]["callbacks+"]
+    assert names.count("Federated") == 1
+    assert {entry["class_path"].rpartition(".")[2] for entry in added} <= set(names)
+    assert "EarlyStopping" in names  # the run's own callback stays
+    if path.stem == "wandb":
+        cli.trainer.logger.experiment.finish()
+
+
+@pytest.mark.parametrize("paths", [CONFIGS, FRAGMENTS], ids=["configs", "callbacks"])
+def test_every_mechanism_has_one(paths: list[Path]) -> None:
+    missing = set(mechanisms.__all__) - mechanisms_in(paths)
+    assert not missing, f"no YAML for {sorted(missing)}"
+
+
+def test_fragments_say_how_to_use_them() -> None:
+    for path in FRAGMENTS:
+        assert f"--config callbacks/{path.name}" in path.read_text(), path
+
+
+def test_settings_of_a_fragment_can_be_changed() -> None:
+    config = yaml.safe_load((ROOT / "configs" / "digits_corbin.yaml").read_text())
+    change_setting(config, "CorBin.epsilon", 2.0)
+    mechanism = config["trainer"]["callbacks"][0]["init_args"]["mechanism"]
+    assert mechanism["init_args"]["epsilon"] == 2.0
+    assert set(mechanism["init_args"]) <= set(inspect.signature(mechanisms.CorBin).parameters)
