@@ -163,6 +163,8 @@ class Study:
             raise ValueError(f"attempts must be >= 1, got {attempts}")
         if keys is None:
             keys = SeededKeys(int(torch.randint(2**62, (1,), generator=generator)))
+        # a generator of its own for the searches: one seed then gives every attack the same samples
+        starts = torch.Generator().manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
         context = self.context(mechanism)
         start, hits, noises, truths, founds, rows = time.perf_counter(), 0, [], [], [], 1
         for attempt in range(attempts):
@@ -172,7 +174,7 @@ class Study:
             chosen = chosen[: self.batch_size * self.cohort_size].reshape(self.cohort_size, -1)
             updates = -self.learning_rate * self.gradients[chosen].mean(1)
             seen = observe(mechanism, updates, replace(context, round=attempt), keys, adversary, 0)
-            found, truth = self._attack(seen, chosen, generator), self.inputs[chosen[0, 0]]
+            found, truth = self._attack(seen, chosen, starts), self.inputs[chosen[0, 0]]
             rows = self.batch_size * len(seen.clients)
             hits += self._is_hit(found, int(chosen[0, 0]))
             noises.append(psnr(found[None], truth[None], self._range).item())
