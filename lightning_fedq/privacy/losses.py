@@ -84,6 +84,8 @@ def _sampled_curve(loss: SampledGaussianLoss, epsilons: Array) -> Array:
         mixture = (1.0 - g) * away + g * near - np.exp(values) * away
         return np.where(odds > 0.0, mixture, -np.expm1(values))
 
+    # exp overflows beyond; the curve falls, so its value there is an upper bound
+    epsilons = np.clip(epsilons, -700.0, 700.0)
     backward = -np.expm1(epsilons) + np.exp(epsilons) * forward(-epsilons)
     floor = np.maximum(-np.expm1(epsilons), 0.0)
     return np.maximum(np.maximum(forward(epsilons), backward), floor)
