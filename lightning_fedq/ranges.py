@@ -135,9 +135,12 @@ class PreviousMinMax(RangeRule):
 class AdaptiveRange(RangeRule):
     """Follow the size of the mean update with the decoding noise taken out.
 
-    The next radius aims at `multiple` times sqrt(mean square of the decoded mean - noise bound).
-    The bound is never below the noise, so noise alone can't push the radius up; where the noise hides
-    the signal, the radius (and with it the noise) shrinks until the signal shows or the floor is met.
+    The next radius aims at `multiple` times sqrt(mean square of the decoded mean - noise bound). The
+    bound is never below the noise's variance, and is raised by four standard deviations of a mean of
+    as many squares of normal values as the segment has coordinates: noise alone does not push the
+    radius up, not even that of a small bias. Where the noise hides the signal, the radius (and with it
+    the noise) shrinks slowly until the signal shows or the floor is met; slowly, because a client's
+    update is larger than the mean that the rule can see.
 
     Args:
         initial: First radius, as a fraction of the root mean square of the initial weights, > 0.
@@ -150,7 +153,7 @@ class AdaptiveRange(RangeRule):
     initial: float = 1.0
     multiple: float = 4.0
     growth: float = 2.0
-    shrink: float = 0.8
+    shrink: float = 0.95
     floor: float = 1e-6
 
     def __post_init__(self) -> None:
@@ -176,7 +179,8 @@ class AdaptiveRange(RangeRule):
         parts = torch.split(mean.detach().double().cpu(), list(segments))
         energy = torch.stack([part.square().mean() for part in parts])
         if noise_variance is not None:
-            energy = (energy - noise_variance).clamp(min=0)
+            sizes = torch.tensor(segments, dtype=torch.float64)
+            energy = (energy - noise_variance * (1 + 4 * (2 / sizes).sqrt())).clamp(min=0)
         aim = self.multiple * energy.sqrt()
         radius = torch.minimum(torch.maximum(aim, self.shrink * ranges.radius), self.growth * ranges.radius)
         return Ranges(torch.zeros_like(radius), radius.clamp(min=self.floor))
