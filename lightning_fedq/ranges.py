@@ -137,7 +137,7 @@ class AdaptiveRange(RangeRule):
 
     The next radius aims at `multiple` times sqrt(mean square of the decoded mean - noise bound). The
     bound is never below the noise's variance, and is raised by four standard deviations of a mean of
-    as many squares of normal values as the segment has coordinates: noise alone does not push the
+    as many squares of normal values as the segment has coordinates: noise alone hardly ever pushes the
     radius up, not even that of a small bias. Where the noise hides the signal, the radius (and with it
     the noise) shrinks slowly until the signal shows or the floor is met; slowly, because a client's
     update is larger than the mean that the rule can see.
