@@ -2,10 +2,20 @@
 
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import Federated
+from lightning_fedq.callbacks.leakage import LeakageMonitor
 from lightning_fedq.callbacks.privacy import PrivacyBudget
 from lightning_fedq.callbacks.progress import RoundProgressBar
 from lightning_fedq.callbacks.reload_best import ReloadBest
 from lightning_fedq.callbacks.run_folder import RunFolder
 from lightning_fedq.callbacks.wandb_rounds import WandbRounds
 
-__all__ = ["DPSGD", "Federated", "PrivacyBudget", "ReloadBest", "RoundProgressBar", "RunFolder", "WandbRounds"]
+__all__ = [
+    "DPSGD",
+    "Federated",
+    "LeakageMonitor",
+    "PrivacyBudget",
+    "ReloadBest",
+    "RoundProgressBar",
+    "RunFolder",
+    "WandbRounds",
+]

@@ -1,0 +1,185 @@
+"""`LeakageMonitor`: attack small batches while a federation trains, and log what was found and what it cost.
+
+After a round it takes the global model, some training samples as candidates, and attacks what the mechanism
+would send about one of them. The attack draws from generators and keys of its own and touches neither
+gradients nor buffers, so the training is the same bit for bit with and without it. The controller's sampling
+probability is computed from the same gradients and logged; the batches stay those of the data loader.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fedq._lightning import pl, rank_zero_warn
+from lightning_fedq.callbacks.lookup import federated_of
+from lightning_fedq.core import Adversary, RoundContext
+from lightning_fedq.functional.batch_sampling import solve_probability
+from lightning_fedq.functional.total_variation import isotropic_tv
+from lightning_fedq.leakage.inversion import Attack, Matching
+from lightning_fedq.leakage.study import Study, StudyResult
+from lightning_fedq.randomness import AgreedKeys
+
+_COHORT = 2
+
+
+class LeakageMonitor(pl.Callback):
+    """Measure leakage every few rounds, within a time limit; a failing attack warns and never stops a run.
+
+    Logs `leak/hit_rate`, `leak/leakage`, `leak/leakage_low`, `leak/leakage_high`, `leak/attempts` and
+    `leak/seconds`; where the mechanism bounds its noise also `leak/tv`, `leak/sampling_probability` and
+    `leak/sampling_feasible`.
+
+    Args:
+        adversary: Whose view is attacked.
+        attack: What it does; `Matching` works on every model, searches need one that differentiates twice.
+        every_n_rounds: >= 1.
+        seconds_per_round: Time limit of one measurement, > 0; a single attempt may exceed it.
+        attempts: Most attempts of one measurement, >= 1.
+        num_candidates: Training samples that the attacker tells apart, >= 4; the first ones of the data set.
+        loss: Mean loss of scores and labels; the module's `forward` must return the scores.
+        seed: Seed of the attacks, which has no influence on the training.
+
+    Attributes:
+        results: Round and result of every measurement.
+        seconds: Time spent so far.
+
+    Raises:
+        ValueError: If a setting is out of its range.
+    """
+
+    def __init__(
+        self,
+        adversary: Adversary = Adversary.EAVESDROPPER,
+        attack: Attack = Matching(),  # noqa: B008 (frozen)
+        *,
+        every_n_rounds: int = 1,
+        seconds_per_round: float = 1.0,
+        attempts: int = 100,
+        num_candidates: int = 100,
+        loss: Callable[[Tensor, Tensor], Tensor] = nn.functional.cross_entropy,
+        seed: int = 0,
+    ) -> None:
+        for name, value, least in (
+            ("every_n_rounds", every_n_rounds, 1),
+            ("attempts", attempts, 1),
+            ("num_candidates", num_candidates, 2 * _COHORT),
+        ):
+            if value < least:
+                raise ValueError(f"{name} must be >= {least}, got {value}")
+        if not seconds_per_round > 0:
+            raise ValueError(f"seconds_per_round must be > 0, got {seconds_per_round}")
+        self.adversary, self.attack, self.loss, self.seed = adversary, attack, loss, seed
+        self.every_n_rounds, self.seconds_per_round = every_n_rounds, seconds_per_round
+        self.attempts, self.num_candidates = attempts, num_candidates
+        self.results: list[tuple[int, StudyResult]] = []
+        self.seconds = 0.0
+        self._seen_rounds, self._off = 0, False
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Find the federation, and start counting at its round."""
+        self._seen_rounds, self._off = len(federated_of(trainer, "LeakageMonitor").records), False
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Attack, if the round was finished and it is its turn."""
+        rounds = len(federated_of(trainer, "LeakageMonitor").records)
+        finished, self._seen_rounds = rounds > self._seen_rounds, rounds
+        if not finished or self._off or (rounds - 1) % self.every_n_rounds:
+            return
+        start = time.perf_counter()
+        try:
+            metrics = self._measure(trainer, pl_module, rounds - 1, start)
+        except (ValueError, RuntimeError, TypeError) as error:
+            self._off = True
+            rank_zero_warn(f"LeakageMonitor stops measuring, the training goes on: {error}")
+            return
+        spent = time.perf_counter() - start
+        self.seconds += spent
+        if not trainer.barebones:
+            for name, value in {**metrics, "seconds": spent}.items():
+                pl_module.log(f"leak/{name}", float(value), on_step=False, on_epoch=True, batch_size=1)
+
+    def _measure(
+        self, trainer: pl.Trainer, module: pl.LightningModule, round: int, start: float
+    ) -> dict[str, float]:
+        federated = federated_of(trainer, "LeakageMonitor")
+        inputs, labels = self._candidates(trainer, module.device)
+        training = [part for part in module.modules() if part.training]
+        module.eval()
+        try:
+            rate = trainer.optimizers[0].param_groups[0]["lr"]
+            study = Study(module, self.loss, inputs, labels, rate, self.attack, cohort_size=_COHORT)
+            generator = torch.Generator().manual_seed(self.seed + round)
+            result = study.run(
+                federated.mechanism,
+                self.adversary,
+                self.attempts,
+                generator,
+                keys=AgreedKeys(range(_COHORT)),
+                seconds=max(self.seconds_per_round - (time.perf_counter() - start), 0.0),
+                kept=1,
+            )
+            self.results.append((round, result))
+            low, high = result.estimate.leakage_limits
+            metrics = {
+                "hit_rate": result.estimate.hit_rate,
+                "leakage": result.estimate.leakage,
+                "leakage_low": low,
+                "leakage_high": high,
+                "attempts": result.estimate.attempts,
+            }
+            return {**metrics, **self._sampling(federated, study)}
+        finally:
+            for part in training:
+                part.training = True
+
+    def _candidates(self, trainer: pl.Trainer, device: torch.device) -> tuple[Tensor, Tensor]:
+        loader: Any = trainer.train_dataloader  # the clients' own, which `Federated` has put there
+        dataset = loader.loader.dataset
+        if len(dataset) < self.num_candidates:
+            raise ValueError(
+                f"num_candidates = {self.num_candidates}, the training set has {len(dataset)} samples; "
+                "take fewer"
+            )
+        rows = [dataset[index] for index in range(self.num_candidates)]
+        if not all(isinstance(row, tuple | list) and len(row) == 2 for row in rows):
+            raise ValueError(
+                "samples must be pairs of an input and a class to be attacked; leave the monitor out"
+            )
+        inputs = torch.stack([torch.as_tensor(row[0]) for row in rows])
+        if not inputs.is_floating_point():
+            raise ValueError(
+                f"inputs must be floats to be attacked, got {inputs.dtype}; leave the monitor out"
+            )
+        return inputs.to(device), torch.tensor([int(row[1]) for row in rows]).to(device)
+
+    def _sampling(self, federated: Any, study: Study) -> dict[str, float]:
+        """What the controller of the near-optimal-utility paper would choose for a client of average size."""
+        context: RoundContext = study.context(federated.mechanism)
+        variance = federated.mechanism.noise_variance(context, (0,))
+        if variance is None:
+            return {}
+        sizes = torch.tensor(study.segments, dtype=torch.float64)
+        noise = float((variance.cpu() * sizes).sum())
+        samples = max(sum(len(part) for part in federated.client_indices) // federated.num_clients, 1)
+        moments = study.moments
+        spread = study.learning_rate**2 * moments.sum_squares / moments.num_samples
+        tv = isotropic_tv(int(sizes.sum()), noise / spread) if spread > 0 else math.nan
+        # C6*, the squared distance to the optimum, is unknown in a run: one step's squared norm stands for it
+        own = type(moments)(
+            samples,
+            moments.sum_squares * samples / moments.num_samples,
+            moments.scatter * samples / moments.num_samples,
+            moments.mean_square,
+        )
+        chosen = solve_probability(own, spread * tv if tv == tv else 0.0, study.learning_rate)
+        return {
+            "tv": tv,
+            "sampling_probability": chosen.value,
+            "sampling_feasible": float(chosen.feasible),
+        }
