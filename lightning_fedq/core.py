@@ -258,6 +258,10 @@ class PrivacyClaim:
             raise ValueError(f"compositions must be >= 1, got {self.compositions}")
 
 
+class AbortedRoundError(Exception):
+    """A round that can't be finished, and why; the model stays as it was and the charge stands."""
+
+
 class Mechanism(ABC):
     """Turns an update into integers on the wire and the integers of many clients into a sum.
 
@@ -271,6 +275,19 @@ class Mechanism(ABC):
     fixed_cohort: ClassVar[bool] = False
     """Is the noise shared out over the whole cohort in advance? Then a client that did not answer counts as
     one that sent zeros, so that the law of the noise stays what it was, and weights are refused."""
+
+    @property
+    def joint(self) -> bool:
+        """Must `decode` see the whole cohort at once, because it is no sum (a vote, a threshold)?"""
+        return False
+
+    def tolerated_dropouts(self, context: RoundContext) -> int | None:
+        """Most clients that may stay silent before the claims about the aggregate are void.
+
+        A round with more is aborted. None where claims never rest on a number of answers, or where
+        the report itself works dropouts into them.
+        """
+        return None
 
     @abstractmethod
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fedq.core import Mechanism, RoundContext
+from lightning_fedq.core import AbortedRoundError, Mechanism, Message, RoundContext
 from lightning_fedq.functional.accumulate import add_rows
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.randomness import ClientRandomness, Keys, PublicRandomness, SeededKeys
@@ -124,8 +124,9 @@ def round_half_up(value: float) -> int:
 class RoundRecord:
     """What happened in one round; numbers only, ready to log.
 
-    `mse`, `snr_db`, `cosine` and `clip_rate` compare with the exact mean of the updates: they are
-    diagnostics that only a simulation can know, and they are not private.
+    `mse`, `snr_db`, `cosine` and `clip_rate` compare with the exact mean of the updates as they reach the
+    encoder, lies included: they are diagnostics that only a simulation can know, and they are not private.
+    `aborted` is the reason why a round left the model as it was; empty otherwise.
     """
 
     round: int
@@ -143,11 +144,80 @@ class RoundRecord:
     snr_db: float = math.nan
     cosine: float = math.nan
     non_finite_clients: tuple[int, ...] = field(default=())
+    aborted: str = ""
 
     def metrics(self) -> dict[str, float]:
-        """Every number, by name."""
+        """Every number, by name; `aborted` is 0 or 1."""
         values = {k: v for k, v in vars(self).items() if k != "non_finite_clients"}
-        return {**values, "num_non_finite": len(self.non_finite_clients)}
+        return {
+            **values,
+            "num_non_finite": len(self.non_finite_clients),
+            "aborted": int(bool(self.aborted)),
+        }
+
+
+class Aggregator(Protocol):
+    """A robust rule in place of the mean, where the server sees every message."""
+
+    @property
+    def min_clients(self) -> int:
+        """With fewer answers the round is aborted."""
+
+    def __call__(self, rows: Tensor, plan: RoundPlan) -> Tensor:
+        """Return `(dim,)` from the decoded rows `(n, dim)`, one a client."""
+
+
+class Tampering(Protocol):
+    """Clients that lie, put between training, encoding and the wire of a simulation."""
+
+    def begin(self, plan: RoundPlan, context: RoundContext) -> None:
+        """A round starts; what an abandoned one left behind is void."""
+
+    def hold(self, clients: Sequence[int], updates: Tensor) -> tuple[Sequence[int], Tensor]:
+        """Keep the liars' rows back, and return the others."""
+
+    def release(self) -> tuple[Sequence[int], Tensor]:
+        """Return the liars, once everybody else has answered, and what they feed the encoder."""
+
+    def send(
+        self,
+        clients: Sequence[int],
+        values: Tensor,
+        message: Message,
+        context: RoundContext,
+        rand: ClientRandomness,
+    ) -> Message:
+        """Return what goes on the wire in place of `message`, the honest encoding of `values`."""
+
+
+def check_aggregation(
+    mechanism: Mechanism, cohort_size: int, weighted: bool, aggregator: Aggregator | None
+) -> None:
+    """Refuse settings that don't fit each other.
+
+    Raises:
+        ValueError: Naming them and the cure.
+    """
+    name = type(mechanism).__name__
+    if weighted and mechanism.fixed_cohort:
+        raise ValueError(
+            f"the noise of {name} is made for a mean with equal weights; "
+            "leave client_weights out (weighting='uniform')"
+        )
+    if weighted and (aggregator is not None or mechanism.joint):
+        raise ValueError("a robust rule or a vote has no weights; leave client_weights out")
+    if aggregator is None:
+        return
+    if mechanism.joint or mechanism.fixed_cohort:
+        raise ValueError(
+            f"{name} is decoded for the whole cohort at once, so there are no rows "
+            "for a robust rule; leave the aggregator out"
+        )
+    if cohort_size < aggregator.min_clients:
+        raise ValueError(
+            f"{aggregator} needs {aggregator.min_clients} clients or more, a round has {cohort_size}; "
+            "take fewer liars, smaller buckets or a larger cohort"
+        )
 
 
 class RoundEngine:
@@ -169,6 +239,8 @@ class RoundEngine:
             update as gradient; None applies the mean update itself.
         client_weights: `(num_clients,)` weights > 0 of a weighted mean; None is uniform. With weights
             every message is decoded on its own.
+        aggregator: A robust rule in place of the mean. Every message is then decoded on its own and all
+            rows are kept to the end of the round: memory O(clients x dim).
         diagnostics: Also keep the exact sum of the updates, for MSE, SNR and cosine.
     """
 
@@ -185,6 +257,7 @@ class RoundEngine:
         smoothing: float = 1.0,
         server_optimizer: OptimizerFactory | None = None,
         client_weights: Tensor | None = None,
+        aggregator: Aggregator | None = None,
         diagnostics: bool = True,
     ) -> None:
         if target not in ("updates", "weights"):
@@ -201,12 +274,10 @@ class RoundEngine:
                 )
             if not bool((client_weights > 0).all() and torch.isfinite(client_weights).all()):
                 raise ValueError("client_weights must be > 0 and finite")
-            if mechanism.fixed_cohort:
-                raise ValueError(
-                    f"the noise of {type(mechanism).__name__} is made for a mean with equal weights; "
-                    "leave client_weights out (weighting='uniform')"
-                )
+        check_aggregation(mechanism, planner.cohort_size, client_weights is not None, aggregator)
         self.mechanism, self.planner, self.keys = mechanism, planner, keys
+        self.aggregator: Aggregator | None = aggregator
+        self.tampering: Tampering | None = None
         self.segments, self.range_rule, self.target = tuple(segments), ranges, target
         self.smoothing, self.client_weights, self.diagnostics = smoothing, client_weights, diagnostics
         self.weights = weights.detach().clone()
@@ -240,7 +311,11 @@ class RoundEngine:
         self._expected = set(plan.survivors)
         self._non_finite: list[int] = []
         self._uplink_bits = self._clipped = 0
+        self._aborted = ""
         self._symbols: Tensor | None = None
+        self._rows: list[Tensor] = []  # decoded rows for an aggregator, or messages for a joint decoder
+        if self.tampering is not None:
+            self.tampering.begin(plan, self._context)
         self._decoded = torch.zeros_like(self.weights)
         self._exact = torch.zeros_like(self.weights) if self.diagnostics else None
         return plan
@@ -267,6 +342,13 @@ class RoundEngine:
         unexpected = set(clients) - self._expected
         if unexpected or len(set(clients)) != len(clients):
             raise ValueError(f"clients {sorted(unexpected) or clients} are not expected, or answered twice")
+        self._expected -= set(clients)
+        if self.tampering is not None:
+            clients, updates = self.tampering.hold(clients, updates)
+        if len(clients):
+            self._take(plan, clients, updates)
+
+    def _take(self, plan: RoundPlan, clients: Sequence[int], updates: Tensor) -> None:
         finite = torch.isfinite(updates.sum(1))
         if not bool(finite.all()):
             finite = torch.isfinite(updates).all(1)
@@ -275,6 +357,8 @@ class RoundEngine:
         values = updates if self.target == "updates" else updates + self.weights
         rand = ClientRandomness(self.keys, clients, plan.round, self.attempt)
         message = self.mechanism.encode(values, self._context, rand)
+        if self.tampering is not None:
+            message = self.tampering.send(clients, values, message, self._context, rand)
         self._uplink_bits += message.num_bits
         self._clipped += message.num_clipped
         self._message_size = message.symbols.shape[1]
@@ -282,7 +366,6 @@ class RoundEngine:
         if self._exact is not None:
             self._exact += self._scale(updates, clients).sum(0, dtype=self._exact.dtype)
         self._received += clients
-        self._expected -= set(clients)
 
     def _scale(self, rows: Tensor, clients: Sequence[int]) -> Tensor:
         if self.client_weights is None:
@@ -290,6 +373,16 @@ class RoundEngine:
         return rows * self.client_weights[list(clients)].to(self.weights)[:, None]
 
     def _add(self, symbols: Tensor, clients: Sequence[int]) -> None:
+        if self.aggregator is not None:
+            public = PublicRandomness(self.keys, self._context.round, self.attempt)
+            for row, client in enumerate(clients):
+                self._rows.append(
+                    self.mechanism.decode(symbols[row : row + 1], [client], self._context, public)
+                )
+            return
+        if self.mechanism.joint and not self.mechanism.homomorphic:
+            self._rows.append(symbols)
+            return
         if self.mechanism.homomorphic and self.client_weights is None:
             if self._symbols is None:
                 largest = self.planner.cohort_size << 8 * symbols.element_size()
@@ -308,15 +401,20 @@ class RoundEngine:
     def finish(self) -> RoundRecord:
         """Decode the sum, step the server, choose the next range, and return the record.
 
-        With no answer at all the model stays as it is and the round is recorded all the same.
+        With no answer at all, or where the round is aborted, the model stays as it is and the round is
+        recorded all the same; it stays charged.
 
         Raises:
             RuntimeError: If no round is open.
         """
         plan = self._open_plan()
+        if self.tampering is not None:
+            clients, updates = self.tampering.release()
+            if len(clients):
+                self._take(plan, clients, updates)
+        mean = self._mean_or_abort()
         record = self._record(plan)
-        if self._received:
-            mean = self._mean()
+        if mean is not None:
             step = mean if self.target == "updates" else mean - self.weights
             self._diagnose(record, step)
             self._apply(step)
@@ -342,7 +440,33 @@ class RoundEngine:
             return float(len(self._received))
         return float(self.client_weights[self._received].sum())
 
+    def _mean_or_abort(self) -> Tensor | None:
+        try:
+            self._check_answers()
+            return self._mean() if self._received else None
+        except AbortedRoundError as error:
+            self._aborted = str(error)
+            return None
+
+    def _check_answers(self) -> None:
+        answers, silent = len(self._received), len(self._absent())
+        tolerated = self.mechanism.tolerated_dropouts(self._context)
+        if tolerated is not None and silent > tolerated:
+            raise AbortedRoundError(
+                f"{silent} clients did not answer, the claims of {self.mechanism} allow for {tolerated}"
+            )
+        if self.aggregator is not None and answers < self.aggregator.min_clients:
+            raise AbortedRoundError(
+                f"{self.aggregator} needs {self.aggregator.min_clients} clients, {answers} answered"
+            )
+
     def _mean(self) -> Tensor:
+        if self.aggregator is not None:
+            return self.aggregator(torch.stack(self._rows), self._open_plan()).to(self.weights)
+        if self._rows:
+            public = PublicRandomness(self.keys, self._context.round, self.attempt)
+            messages = torch.cat(self._rows)
+            self._decoded = self.mechanism.decode(messages, self._received, self._context, public)
         if self._symbols is not None:
             public = PublicRandomness(self.keys, self._context.round, self.attempt)
             counted = self._context.cohort if self.mechanism.fixed_cohort else self._received
@@ -360,6 +484,8 @@ class RoundEngine:
 
     def _noise_variance(self) -> Tensor | None:
         """Bound on the variance of the mean; coupled errors never add up, so weights enter squared."""
+        if self.aggregator is not None:  # a robust rule may pick one row: its own noise is the bound
+            return self.mechanism.noise_variance(self._context, self._received[:1])
         if self.client_weights is None:
             return self.mechanism.noise_variance(self._context, self._received)
         one = self.mechanism.noise_variance(self._context, self._received[:1])
@@ -391,6 +517,7 @@ class RoundEngine:
             radius_max=self.ranges.radius.max().item(),
             update_norm=0.0,
             non_finite_clients=tuple(self._non_finite),
+            aborted=self._aborted,
         )
 
     def _diagnose(self, record: RoundRecord, step: Tensor) -> None:

@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "privacy": {"core", "functional", "randomness", "dp_accounting", "opacus", *ARRAYS},
     "leakage": {"core", "mechanisms", "randomness", "functional", "matplotlib", "torchmetrics", *ARRAYS},
     "rounds": {"core", "randomness", "ranges", "functional", "privacy", "torch"},
+    "aggregation": {"functional", "rounds", "torch"},
     "_lightning": {"pytorch_lightning", "lightning"},
     "data": {"data", "matplotlib", *HOST},
     "datasets": {"sklearn", "torchvision", "numpy", *HOST},
@@ -33,7 +34,8 @@ ALLOWED: dict[str, set[str]] = {
     "strategies": {"rounds", "core", *HOST},
     "reports": {"privacy", "rounds", "matplotlib"},
     "callbacks": {
-        *("attacks", "core", "functional", "leakage", "randomness", "ranges", "rounds", "privacy"),
+        *("aggregation", "attacks", "coding", "core", "functional", "leakage", "randomness"),
+        *("ranges", "rounds", "privacy"),
         *("data", "strategies", "reports", "secagg"),
         *("matplotlib", "numpy", "opacus", "rich", "wandb", "yaml"),
         *HOST,

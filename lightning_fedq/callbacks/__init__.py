@@ -1,5 +1,6 @@
 """Lightning callbacks: the federation itself, and what reports on it."""
 
+from lightning_fedq.callbacks.byzantine import ByzantineClients
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.callbacks.leakage import LeakageMonitor
@@ -11,6 +12,7 @@ from lightning_fedq.callbacks.wandb_rounds import WandbRounds
 
 __all__ = [
     "DPSGD",
+    "ByzantineClients",
     "Federated",
     "LeakageMonitor",
     "PrivacyBudget",

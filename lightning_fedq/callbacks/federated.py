@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
+from lightning_fedq.aggregation import RobustAggregation
 from lightning_fedq.callbacks.checks import (
     check_accumulation,
     check_loader_is_ours,
@@ -42,7 +43,14 @@ from lightning_fedq.data.partition import IID, Partition
 from lightning_fedq.functional.flatten import flatten, unflatten
 from lightning_fedq.randomness import AgreedKeys, Keys, SeededKeys
 from lightning_fedq.ranges import AdaptiveRange, PreviousMinMax, RangeRule
-from lightning_fedq.rounds import OptimizerFactory, RoundEngine, RoundPlan, RoundPlanner, RoundRecord
+from lightning_fedq.rounds import (
+    OptimizerFactory,
+    RoundEngine,
+    RoundPlan,
+    RoundPlanner,
+    RoundRecord,
+    check_aggregation,
+)
 from lightning_fedq.strategies.client_parallel import ClientParallelStrategy
 from lightning_fedq.strategies.rehearsal import elementwise, rehearse
 
@@ -85,6 +93,8 @@ class Federated(pl.Callback):
         server_optimizer: Takes the parameters, returns a torch optimiser that is given minus the mean
             update as gradient; None applies the mean update itself.
         weighting: "uniform", or "samples" for a mean weighted by how much data each client holds.
+        aggregator: A robust rule in place of the mean, e.g. `RobustAggregation("median")`. The server sees
+            every message then; behind secure aggregation there is nothing to filter.
         seed: An integer makes the run reproducible, and NOT private: every coin follows from it. None
             takes keys and plan from the operating system.
         diagnostics: Also compare each aggregate with the exact mean, which only a simulation knows.
@@ -115,6 +125,7 @@ class Federated(pl.Callback):
         smoothing: float = 1.0,
         server_optimizer: OptimizerFactory | None = None,
         weighting: Literal["uniform", "samples"] = "uniform",
+        aggregator: RobustAggregation | None = None,
         seed: int | None = None,
         diagnostics: bool = True,
     ) -> None:
@@ -132,9 +143,10 @@ class Federated(pl.Callback):
         self.clients_per_step, self.target, self.smoothing = clients_per_step, target, smoothing
         self.ranges = ranges or (AdaptiveRange() if target == "updates" else PreviousMinMax())
         self.server_optimizer, self.weighting, self.seed = server_optimizer, weighting, seed
-        self.diagnostics = diagnostics
+        self.aggregator, self.diagnostics = aggregator, diagnostics
         self.planner = RoundPlanner(num_clients, plan_seed, clients_per_round, dropout_probability)
         self.planner.plan(0, mechanism)  # refuse a cohort that the mechanism can't serve at once
+        check_aggregation(mechanism, self.planner.cohort_size, weighting == "samples", aggregator)
         self.engine: RoundEngine | None = None
         self.records: list[RoundRecord] = []
         self.client_indices: list[Tensor] = []
@@ -269,6 +281,7 @@ class Federated(pl.Callback):
             smoothing=self.smoothing,
             server_optimizer=self.server_optimizer,
             client_weights=sizes if self.weighting == "samples" else None,
+            aggregator=self.aggregator,
             diagnostics=self.diagnostics,
         )
         self.records = []
@@ -339,6 +352,11 @@ class Federated(pl.Callback):
             return self._loader.first_batch(stack)
 
     # ---- one round --------------------------------------------------------------------------------
+
+    @property
+    def training_clients(self) -> tuple[int, ...]:
+        """Who trains in the present batch, in the order of its rows; one client's batch has no such axis."""
+        return self._training.clients if self._training is not None else ()
 
     @property
     def _engine(self) -> RoundEngine:
@@ -443,6 +461,8 @@ class Federated(pl.Callback):
                 "a NaN or an "
                 "infinity and count as zero"
             )
+        if record.aborted:
+            rank_zero_warn(f"round {record.round} was aborted, the model stays as it was: {record.aborted}")
         if not trainer.barebones:
             log = trainer.lightning_module.log
             for name, value in record.metrics().items():
@@ -498,6 +518,7 @@ class Federated(pl.Callback):
             "clients_per_round": str(self.planner.cohort_size),
             "dropout_probability": str(self.planner.dropout_probability),
             "weighting": self.weighting,
+            "aggregator": repr(self.aggregator),
             "partition": repr(self.partition),
             "target": self.target,
             "seed": str(self.seed),

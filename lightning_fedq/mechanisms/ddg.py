@@ -127,6 +127,10 @@ class DistributedDiscreteGaussian(Mechanism):
         """As many bits a symbol as the modulus has."""
         return FixedLength(self.bits)
 
+    def tolerated_dropouts(self, context: RoundContext) -> int:
+        """`max_dropped`: every further dropout would take away noise that the claims count on."""
+        return self.max_dropped
+
     def symbol_modulus(self, context: RoundContext) -> tuple[int, int]:
         """Modulus of the sum and number of symbols of a message."""
         return 1 << self.bits, padded_size(context.dim)

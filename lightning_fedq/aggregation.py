@@ -1,0 +1,70 @@
+"""Robust aggregation as a setting: which rule, how many liars, how many clients to a bucket."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from lightning_fedq.functional import robust
+from lightning_fedq.functional.robust import Rule
+from lightning_fedq.rounds import RoundPlan
+
+
+@dataclass(frozen=True)
+class RobustAggregation:
+    """A robust rule over the decoded messages, with or without bucketing.
+
+    It needs to see every client's message: behind secure aggregation the server sees the sum only, and
+    per-client filters are impossible. On one-bit messages use buckets: the median of single signs is a
+    majority vote. A range rule that follows the decoded size (`AdaptiveRange`) then feeds on the noise of
+    single rows; take `FixedRange`.
+
+    Args:
+        rule: A rule of `functional.robust`.
+        liars: How many rows (buckets, if there are any) the rule has to withstand, >= 0; for
+            trimmed_mean, krum and multi_krum.
+        bucket_size: Clients per bucket, >= 1; 1 is without buckets. Who shares one is drawn every round.
+    """
+
+    rule: Rule
+    liars: int = 0
+    bucket_size: int = 1
+
+    def __post_init__(self) -> None:
+        if self.rule not in get_args(Rule):
+            raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}, got {self.rule!r}")
+        if self.liars < 0:
+            raise ValueError(f"liars must be >= 0, got {self.liars}")
+        if self.bucket_size < 1:
+            raise ValueError(f"bucket_size must be >= 1, got {self.bucket_size}")
+
+    @property
+    def min_clients(self) -> int:
+        """Fewest clients that the rule can work with."""
+        told = {"trimmed_mean": 2 * self.liars + 1, "krum": self.liars + 3, "multi_krum": self.liars + 3}
+        return (told.get(self.rule, 1) - 1) * self.bucket_size + 1
+
+    def __call__(self, rows: Tensor, plan: RoundPlan) -> Tensor:
+        """Aggregate `(n, dim)` rows to `(dim,)`; the plan's seed draws the buckets."""
+        if self.bucket_size > 1:
+            generator = torch.Generator().manual_seed(plan.stream_seed("buckets"))
+            rows = robust.bucketing(rows, torch.randperm(len(rows), generator=generator), self.bucket_size)
+        if self.rule in ("trimmed_mean", "krum", "multi_krum"):
+            told = {"trimmed_mean": robust.trimmed_mean, "krum": robust.krum, "multi_krum": robust.multi_krum}
+            return told[self.rule](rows, self.liars)
+        plain = {
+            "mean": robust.mean,
+            "median": robust.median,
+            "geometric_median": robust.geometric_median,
+            "centered_clipping": robust.centered_clipping,
+        }
+        return plain[self.rule](rows)
+
+    def warn_if_broken(self, num_clients: int, fraction: float) -> None:
+        """Warn if that share of liars exceeds the rule's breakdown point; a liar spoils a whole bucket."""
+        buckets = -(-num_clients // self.bucket_size)
+        spoilt = min(fraction * num_clients / buckets, 1.0 - 1e-9)
+        robust.check_breakdown(self.rule, buckets, spoilt, self.liars)

@@ -1,0 +1,278 @@
+import math
+
+import pytest
+import torch
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.aggregation import RobustAggregation
+from lightning_fedq.attacks import alie_shift
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.callbacks.byzantine import ByzantineClients, without_coin
+from lightning_fedq.mechanisms import CPA, LDPQ, CorBin, FedAvg
+from lightning_fedq.randomness import SeededKeys
+from lightning_fedq.ranges import FixedRange
+from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from tests.digits_run import Classifier, Digits
+
+CLIENTS, DIM = 10, 2000
+
+
+def trainer_of(federated, *others, epochs=3):
+    return pl.Trainer(
+        max_epochs=epochs,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[federated, *others],
+    )
+
+
+def run(byzantine, mechanism=None, epochs=3, **kwargs):
+    """Validation accuracy after a short digits run."""
+    torch.manual_seed(0)
+    federated = Federated(mechanism or FedAvg(), CLIENTS, seed=0, clients_per_step=4, **kwargs)
+    trainer = trainer_of(federated, byzantine, epochs=epochs)
+    trainer.fit(Classifier(), datamodule=Digits())
+    return trainer.callback_metrics["val_acc"].item(), federated, trainer
+
+
+class _Trainer:
+    """Just enough of a trainer for the callback to find its federation."""
+
+    def __init__(self, federated):
+        self.callbacks, self.barebones = [federated], False
+
+
+def attacked_round(attack, mechanism=None, fraction=0.3, updates=None, stack=4, **kwargs):
+    """One round of a bare engine with liars: the engine, the callback and the updates."""
+    federated = Federated(mechanism or FedAvg(), CLIENTS, seed=0)
+    federated.engine = engine = RoundEngine(
+        federated.mechanism,
+        RoundPlanner(CLIENTS, 0),
+        SeededKeys(0),
+        torch.zeros(DIM),
+        (DIM,),
+        FixedRange(1.0),
+    )
+    byzantine = ByzantineClients(fraction, attack, **kwargs)
+    byzantine.on_fit_start(_Trainer(federated), None)
+    if updates is None:
+        updates = torch.rand(CLIENTS, DIM, generator=torch.Generator().manual_seed(0)) - 0.3
+    plan = engine.start()
+    for first in range(0, CLIENTS, stack):
+        clients = plan.survivors[first : first + stack]
+        engine.receive(clients, updates[list(clients)].clone())
+    engine.finish()
+    return engine, byzantine, updates
+
+
+def expected_mean(byzantine, updates, lie):
+    rows = updates.clone()
+    liars = sorted(byzantine.liars)
+    honest = [c for c in byzantine._plan.survivors if c not in byzantine.liars]
+    rows[liars] = lie(updates[liars], updates[honest])
+    return rows.mean(0)
+
+
+@pytest.mark.parametrize("stack", [1, 4, 10])
+@pytest.mark.parametrize(
+    ("attack", "scale", "lie"),
+    [
+        ("sign_flip", 2.0, lambda own, honest: -2.0 * own),
+        ("constant", 0.7, lambda own, honest: torch.full_like(own, 0.7)),
+        ("ipm", 1.5, lambda own, honest: -1.5 * honest.mean(0)),
+        ("alie", 1.2, lambda own, honest: honest.mean(0) - 1.2 * honest.std(0, correction=0)),
+        ("mimic", 1.0, lambda own, honest: honest[0]),
+    ],
+)
+def test_update_attacks_whatever_the_stacks(attack, scale, lie, stack):
+    engine, byzantine, updates = attacked_round(attack, scale=scale, stack=stack)
+    assert len(byzantine.liars) == 3
+    torch.testing.assert_close(engine.weights, expected_mean(byzantine, updates, lie), atol=1e-5, rtol=1e-4)
+
+
+def test_alie_takes_the_paper_s_shift_at_scale_zero():
+    engine, byzantine, updates = attacked_round("alie", scale=0.0)
+    lie = lambda own, honest: honest.mean(0) - alie_shift(10, 3) * honest.std(0, correction=0)  # noqa: E731
+    torch.testing.assert_close(engine.weights, expected_mean(byzantine, updates, lie), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("attack", "low", "high"), [("random", -0.1, 0.1), ("gaussian", None, None)])
+def test_random_attacks_have_their_law(attack, low, high):
+    engine, byzantine, updates = attacked_round(attack, scale=0.1)
+    clean = expected_mean(byzantine, updates, lambda own, honest: 0 * own if attack == "random" else own)
+    noise = (engine.weights - clean) * CLIENTS  # the sum of three liars' noise
+    variance = 3 * (0.01 / 3 if attack == "random" else 0.01)
+    # 2,000 draws: relative standard error of a variance about 3 %, 5 of them.
+    assert noise.var().item() == pytest.approx(variance, rel=0.16)
+    if high:
+        assert noise.abs().max() <= 3 * high + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("attack", "mean"),
+    [
+        ("inverted", -1.0),
+        ("inverted_without_coin", -1 / math.tanh(0.25)),
+        ("flip", 0.0),
+        ("ones", 1 / math.tanh(0.25) / 0.5),
+    ],
+)
+def test_wire_attacks_have_their_mean(attack, mean):
+    """Everybody sends .5; the mean is .7 * .5 + .3 * .5 * (what a liar counts for): cpa.md section 8."""
+    value = 0.5
+    engine, _, _ = attacked_round(attack, LDPQ(epsilon=0.5), updates=torch.full((CLIENTS, DIM), value))
+    expected = value * (0.7 + 0.3 * mean)
+    error = engine.weights.std().item() / math.sqrt(DIM)
+    assert abs(engine.weights.mean().item() - expected) < 5 * error  # 4 cases: 2e-6
+
+
+def test_copied_bits_are_the_partner_s():
+    """Liars in pairs send their partner's bits: correlated errors add up instead of cancelling."""
+    errors = {}
+    for attack, fraction in (("sign_flip", 0.0), ("copied", 0.4)):
+        updates = torch.zeros(CLIENTS, DIM)
+        engine, _, _ = attacked_round(attack, CorBin(epsilon=3.0, shared_bits=None), fraction, updates)
+        errors[attack] = engine.weights.square().mean().item()
+    assert errors["copied"] > 3 * errors["sign_flip"]
+
+
+def test_garbage_is_of_the_right_length():
+    engine, _, _ = attacked_round("garbage", CPA(epsilon=1.0, levels=4))
+    assert torch.isfinite(engine.weights).all()
+
+
+def test_no_liars_change_nothing():
+    for attack in ("sign_flip", "inverted", "alie"):
+        engine, byzantine, updates = attacked_round(attack, LDPQ(epsilon=1.0), fraction=0.0)
+        plain = RoundEngine(
+            LDPQ(epsilon=1.0),
+            RoundPlanner(CLIENTS, 0),
+            SeededKeys(0),
+            torch.zeros(DIM),
+            (DIM,),
+            FixedRange(1.0),
+        )
+        plain.start()
+        plain.receive(range(CLIENTS), updates.clone())
+        plain.finish()
+        assert not byzantine.liars
+        torch.testing.assert_close(engine.weights, plain.weights)
+
+
+def test_an_abandoned_round_leaves_nothing_behind():
+    engine, byzantine, updates = attacked_round("sign_flip")
+    start = engine.weights
+    engine.start()
+    engine.receive(range(4), updates[:4].clone())
+    engine.abandon()
+    engine.start()
+    engine.receive(range(CLIENTS), updates.clone())
+    record = engine.finish()
+    assert record.num_received == CLIENTS
+    torch.testing.assert_close(engine.weights - start, expected_mean(byzantine, updates, lambda own, _: -own))
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 4])
+def test_label_flip_changes_the_liars_labels_only(clients_per_step):
+    seen = {}
+
+    class Look(pl.Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            clients = trainer.callbacks[0].training_clients
+            labels = batch[1] if len(clients) > 1 else batch[1][None]
+            for row, client in enumerate(clients):
+                seen.setdefault(client, []).append(labels[row].clone())
+
+    labels = {}
+    for fraction in (0.0, 0.3):
+        seen = {}
+        torch.manual_seed(0)
+        federated = Federated(FedAvg(), CLIENTS, seed=0, clients_per_step=clients_per_step)
+        byzantine = ByzantineClients(fraction, "label_flip", num_classes=10)
+        trainer_of(federated, byzantine, Look(), epochs=1).fit(Classifier(), datamodule=Digits())
+        labels[fraction] = {client: torch.cat(parts) for client, parts in seen.items()}
+    assert len(byzantine.liars) == 3 and set(labels[0.3]) == set(range(CLIENTS))
+    for client, flipped in labels[0.3].items():
+        plain = labels[0.0][client]
+        assert torch.equal(flipped, 9 - plain if client in byzantine.liars else plain)
+
+
+def test_liars_break_the_mean_and_not_a_robust_rule():
+    """Two of ten send minus ten times their update; digits, 3 rounds: .79, .10, .80 and .70 measured."""
+    liars = lambda fraction: ByzantineClients(fraction, "sign_flip", scale=10.0)  # noqa: E731
+    honest, *_ = run(liars(0.0))
+    broken, *_ = run(liars(0.2))
+    saved, federated, trainer = run(liars(0.2), aggregator=RobustAggregation("multi_krum", liars=2))
+    median, *_ = run(liars(0.2), aggregator=RobustAggregation("median"))
+    assert honest > 0.7 and broken < 0.3 and saved > 0.7 and median > 0.6
+    assert trainer.callback_metrics["byzantine/liars"].item() == 2
+    assert federated.engine.tampering is None  # taken off again
+
+
+def test_the_lever_is_logged():
+    _, _, trainer = run(ByzantineClients(0.2, "inverted"), LDPQ(epsilon=0.5), epochs=1)
+    assert trainer.callback_metrics["byzantine/lever"].item() == pytest.approx(4.083, abs=1e-3)
+
+
+def test_a_rule_that_withstands_too_few_warns():
+    with pytest.warns(UserWarning, match="trimmed_mean of 10 rows withstands 1 liars, 3 are expected"):
+        run(
+            ByzantineClients(0.3, "sign_flip"),
+            epochs=1,
+            aggregator=RobustAggregation("trimmed_mean", liars=1),
+        )
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "match"),
+    [
+        ({"fraction": 1.0, "attack": "ones"}, r"fraction must be in \[0, 1\), got 1.0"),
+        ({"fraction": -0.1, "attack": "ones"}, r"fraction must be in \[0, 1\)"),
+        ({"fraction": 0.1, "attack": "nap"}, "attack must be one of"),
+        ({"fraction": 0.1, "attack": "label_flip"}, "num_classes goes with label_flip"),
+        ({"fraction": 0.1, "attack": "ones", "num_classes": 3}, "num_classes goes with label_flip"),
+        ({"fraction": 0.1, "attack": "constant", "scale": math.nan}, "scale must be finite"),
+    ],
+)
+def test_arguments_are_checked(kwargs, match):
+    with pytest.raises(ValueError, match=match):
+        ByzantineClients(**kwargs)
+
+
+def test_attacks_that_do_not_fit_are_refused():
+    with pytest.raises(ValueError, match="attack on one-bit messages, FedAvg sends others"):
+        attacked_round("inverted")
+    with pytest.raises(ValueError, match="no coin that a liar could skip"):
+        without_coin(FedAvg())
+    federated = Federated(FedAvg(), CLIENTS, seed=0)
+    with pytest.raises(ValueError, match="must come after Federated"):
+        ByzantineClients(0.1, "mimic").on_fit_start(_Trainer(federated), None)
+
+
+def test_alie_with_liars_in_the_majority_by_chance():
+    for fraction in (0.5, 0.9):
+        engine, _, _ = attacked_round("alie", scale=0.0, fraction=fraction)
+        assert torch.isfinite(engine.weights).all()
+
+
+def test_a_run_that_fails_leaves_no_liars_behind():
+    class Fails(pl.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            raise RuntimeError("boom")
+
+    federated = Federated(FedAvg(), CLIENTS, seed=0, clients_per_step=4)
+    with pytest.raises(RuntimeError, match="boom"):
+        trainer_of(federated, ByzantineClients(0.2, "sign_flip"), Fails()).fit(
+            Classifier(), datamodule=Digits()
+        )
+    assert federated.engine.tampering is None
+
+
+def test_liars_are_filtered_early_and_weights_refused():
+    with pytest.raises(ValueError, match="leave client_weights out"):
+        Federated(FedAvg(), CLIENTS, aggregator=RobustAggregation("median"), weighting="samples")
+    with pytest.raises(ValueError, match="needs 13 clients or more, a round has 10"):
+        Federated(FedAvg(), CLIENTS, aggregator=RobustAggregation("krum", liars=10))
