@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from lightning_fedq import mechanisms
+
 ROOT = Path(__file__).parent.parent
 BLOCKS = re.findall(r"^```(python|bash)\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
 PYTHON = [text for language, text in BLOCKS if language == "python"]
@@ -25,6 +27,15 @@ def folder(tmp_path, monkeypatch):
 
 def test_the_readme_has_blocks_of_both_kinds():
     assert len(PYTHON) >= 2 and len(BASH) >= 2
+
+
+@pytest.mark.parametrize("name", mechanisms.__all__)
+def test_every_mechanism_has_a_row_and_its_runs(name):
+    rows = re.findall(rf"^\| `{name}` .*\| (`.*`) \|$", (ROOT / "README.md").read_text(), re.M)
+    assert len(rows) == 1
+    for config in re.findall("`(.*?)`", rows[0]):
+        assert f"mechanisms.{name}" in (ROOT / "configs" / f"{config}.yaml").read_text()
+        assert (ROOT / "callbacks" / f"{config.removeprefix('digits_')}.yaml").exists()
 
 
 @pytest.mark.parametrize("block", PYTHON, ids=range(len(PYTHON)))
