@@ -18,6 +18,8 @@ OTHERS = {
     "mechanisms": "list all mechanisms: bits, homomorphic or not, what each protects against, paper",
     "compare": "run or read several runs: one table, one picture",
     "sweep": "run a grid of settings, without any account",
+    "attack": "reconstruct samples from what mechanisms send: one table, one picture grid",
+    "tradeoff": "measured leakage against accuracy of several configurations, with the paper's bounds",
     "reproduce": "reproduce an experiment of a paper; without a name, list them",
     "privacy": "say what a configuration or a checkpoint protects, adversary by adversary; privacy plan",
     "audit": "try to refute what the mechanisms claim, by enumeration and by simulation",

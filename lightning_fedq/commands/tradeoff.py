@@ -1,0 +1,129 @@
+"""`fedq tradeoff`: what configurations leak to an attack against how well they learn, on one picture."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from torch import nn
+
+from lightning_fedq.commands.attack import print_rows, samples
+from lightning_fedq.commands.compare import read_run
+from lightning_fedq.commands.settings import change_setting
+from lightning_fedq.core import Adversary
+from lightning_fedq.leakage.inversion import Matching
+from lightning_fedq.leakage.report import TradeOff, plot_trade_off, to_markdown, trade_off
+from lightning_fedq.leakage.study import Study
+from lightning_fedq.privacy.report import NO_GUARANTEE, format_epsilon
+from lightning_fedq.reports import fresh_folder, save_figure, write_atomically, write_rows, write_summary
+
+
+def measure(config: str, adversary: Adversary, options: argparse.Namespace) -> TradeOff:
+    """Attack the first round of a configuration: its model at the start, its data, its mechanism.
+
+    Raises:
+        ValueError: If it has no `Federated` callback, or can't be attacked.
+    """
+    from lightning_fedq.callbacks.lookup import federated_of
+    from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line, and only needed here
+
+    cli = FedqCLI(["--config", config], run=False)
+    federated = federated_of(cli.trainer, "fedq tradeoff")
+    inputs, labels = samples(cli.datamodule, options.candidates)
+    optimizer = cli.model.configure_optimizers()
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"fedq tradeoff needs configure_optimizers to return one optimiser, in {config}")
+    rate = optimizer.param_groups[0]["lr"]
+    study = Study(cli.model.eval(), nn.functional.cross_entropy, inputs, labels, rate, Matching())
+    generator = torch.Generator().manual_seed(options.seed)
+    return trade_off(Path(config).stem, study, federated.mechanism, adversary, generator, options.attempts)
+
+
+def epsilon_label(config: str, adversary: Adversary, options: argparse.Namespace) -> str:
+    """The proven epsilon over the run against the same adversary, in words."""
+    from lightning_fedq.commands.privacy import report_of_config
+
+    report = report_of_config(config, options.rounds, options.delta, False)
+    row = next(r for r in report.with_secure_keys or report.rows if r.adversary == adversary.name)
+    if row.verdict == NO_GUARANTEE:
+        return "no DP guarantee"
+    return f"eps {format_epsilon(row.epsilon_run)} ({row.verdict})"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Attack and train every configuration; print the table, write it, the bounds and the picture."""
+    parser = argparse.ArgumentParser(
+        prog="fedq tradeoff",
+        description="Attack the first round of each configuration, train it, and put measured leakage "
+        "against accuracy on one picture, proven epsilons as labels, with the paper's bounds, sound or not.",
+    )
+    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="configurations (A.yaml B.yaml ...)")
+    parser.add_argument("--adversary", choices=[who.name for who in Adversary], default="EAVESDROPPER")
+    parser.add_argument("--monitor", default="val_acc", help="the metric to compare (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, help="rounds to train (default: as configured)")
+    parser.add_argument("--attempts", type=int, default=200, help="attempts of each attack")
+    parser.add_argument("--candidates", type=int, default=100, help="length of the attacker's list")
+    parser.add_argument("--delta", type=float, default=1e-5, help="of the proven epsilon")
+    parser.add_argument("--seed", type=int, default=0, help="of the attacks")
+    parser.add_argument("--out", default="runs/tradeoff", help="folder of table, bounds and picture")
+    options = parser.parse_args(argv)
+    missing = [config for config in options.configs if not Path(config).is_file()]
+    if missing:
+        parser.error(f"there is no file {missing[0]}")
+    out, console, adversary = (
+        fresh_folder(Path(options.out)),
+        Console(soft_wrap=True),
+        Adversary[options.adversary],
+    )
+    try:
+        results = [measure(config, adversary, options) for config in options.configs]
+        rows = [
+            _row(config, result, adversary, out, options)
+            for config, result in zip(options.configs, results, strict=True)
+        ]
+    except ValueError as error:
+        parser.error(str(error))
+    print_rows(rows, f"leakage to {adversary.value}, {options.monitor} after training")
+    write_rows(out / "table.csv", rows)
+    write_summary(out / "table.json", {"adversary": adversary.name, "rows": rows})
+    write_atomically(out / "bounds.md", to_markdown(results))
+    save_figure(plot_trade_off(rows, options.monitor), out / "tradeoff.png")
+    for result in results:
+        for check in result.counter_examples:
+            found = f"{check.measured:.3g} against {check.bound.value:.3g}"
+            console.print(f"{result.name} refutes: {check.bound.name}: {found}", highlight=False)
+    files = "\n".join(str(out / name) for name in ("table.csv", "bounds.md", "tradeoff.png"))
+    console.print(
+        f"Measured by one attack, hence lower bounds; not differential privacy.\n{files}", highlight=False
+    )
+    return 0
+
+
+def _row(
+    config: str, result: TradeOff, adversary: Adversary, out: Path, options: argparse.Namespace
+) -> dict[str, Any]:
+    from lightning_fedq.commands.run import resolve, run_config
+
+    settings = resolve([config])
+    if options.rounds is not None:
+        change_setting(settings, "trainer.max_epochs", options.rounds)
+    rows, _ = read_run(run_config(settings, result.name, out))
+    values = [row[options.monitor] for row in rows if options.monitor in row]
+    if not values:
+        raise ValueError(f"{config} never logged {options.monitor!r}; it has {sorted(rows[-1])}")
+    low, high = result.protected.leakage_limits
+    return {
+        "name": result.name,
+        "leakage": result.protected.leakage,
+        "leakage_low": low,
+        "leakage_high": high,
+        "utility_loss": result.utility_loss,
+        options.monitor: values[-1],
+        "epsilon": epsilon_label(config, adversary, options),
+        "unsound_bounds_refuted": len(result.counter_examples),
+        "sound_bounds_violated": len(result.violations),
+    }

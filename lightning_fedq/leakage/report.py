@@ -1,0 +1,203 @@
+"""Measured leakage and utility loss of a mechanism beside every bound of the paper, sound or not.
+
+The model behind total variation is stated with it: the unprotected update is N(mean, s^2 I), s^2 the variance
+of one sample's update over the candidates, and the mechanism's noise is Gaussian of the variance that it
+declares. With a finite data set the true distance is 1. Not differential privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.func import functional_call
+
+from lightning_fedq.core import Adversary, Mechanism
+from lightning_fedq.functional.total_variation import isotropic_tv
+from lightning_fedq.functional.trade_off import (
+    Bound,
+    free_lunch_bounds,
+    leakage_bounds,
+    near_optimal_gap,
+    optimality_holds,
+    trade_off_bounds,
+    utility_bounds,
+)
+from lightning_fedq.leakage.estimate import LeakageEstimate
+from lightning_fedq.leakage.study import Study
+from lightning_fedq.mechanisms.fedavg import FedAvg
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+TV_MODEL = "update N(mean, s^2 I), s^2 from the candidates' updates; declared noise taken as Gaussian"
+
+
+class Check(NamedTuple):
+    """A bound, what was measured, and whether it held."""
+
+    bound: Bound
+    measured: float
+    holds: bool
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """One mechanism's place between leakage and utility.
+
+    Args:
+        name: Of the run.
+        unprotected: What the attack finds in the update itself; its leakage is C1.
+        protected: What it finds behind the mechanism.
+        utility_loss: Trace of the declared noise covariance: the exact expected growth of the squared
+            distance to the optimum, for noise independent of the update; NaN where none is declared.
+        tv: Total variation under `TV_MODEL`; NaN where no noise is declared.
+        c2: From the larger xi of the two estimates.
+        c6: Largest squared distance to the optimum, the noise's second moment included.
+        checks: Every bound; empty where no noise is declared.
+        optimal: Whether the condition of Theorem 6.14 holds, which is algebra on an unsound theorem.
+    """
+
+    name: str
+    unprotected: LeakageEstimate
+    protected: LeakageEstimate
+    utility_loss: float
+    tv: float
+    c2: float
+    c6: float
+    checks: tuple[Check, ...]
+    optimal: bool
+
+    @property
+    def violations(self) -> tuple[Check, ...]:
+        """Sound bounds that did not hold: there must be none."""
+        return tuple(check for check in self.checks if check.bound.sound and not check.holds)
+
+    @property
+    def counter_examples(self) -> tuple[Check, ...]:
+        """Printed bounds that this run refutes."""
+        return tuple(check for check in self.checks if not check.bound.sound and not check.holds)
+
+
+def distance_to_optimum(study: Study, steps: int = 200) -> float:
+    """Distance of the model's weights to where gradient descent on the candidates ends: a stand-in for W*.
+
+    Args:
+        study: Model, candidates and learning rate.
+        steps: Full-batch steps, >= 1.
+    """
+    with torch.enable_grad():
+        named = {n: p.detach().clone() for n, p in study.model.named_parameters() if p.requires_grad}
+        start = {name: value.clone() for name, value in named.items()}
+        for _ in range(steps):
+            leaves = {name: value.requires_grad_() for name, value in named.items()}
+            value = study.loss(functional_call(study.model, leaves, (study.inputs,)), study.labels)
+            slopes: Sequence[Tensor] = torch.autograd.grad(value, list(leaves.values()))
+            named = {
+                name: (leaf - study.learning_rate * slope).detach()
+                for (name, leaf), slope in zip(leaves.items(), slopes, strict=True)
+            }
+    return math.sqrt(sum(float((named[name] - start[name]).square().sum()) for name in named))
+
+
+def trade_off(
+    name: str,
+    study: Study,
+    mechanism: Mechanism,
+    adversary: Adversary,
+    generator: torch.Generator,
+    attempts: int = 200,
+) -> TradeOff:
+    """Measure leakage with and without the mechanism, and check every bound against it.
+
+    Args:
+        name: Of the run.
+        study: Setting of the attack.
+        mechanism: What the clients send through.
+        adversary: Whose view.
+        generator: Of the attempts.
+        attempts: Of each of the two measurements.
+    """
+    plain = study.run(FedAvg(), adversary, attempts, generator, kept=1).estimate
+    leak = study.run(mechanism, adversary, attempts, generator, kept=1).estimate
+    variance = mechanism.noise_variance(study.context(mechanism), (0,))
+    c2 = max(plain.c2, leak.c2)
+    distance = distance_to_optimum(study)
+    if variance is None:
+        return TradeOff(name, plain, leak, math.nan, math.nan, c2, math.nan, (), False)
+    sizes = torch.tensor(study.segments, dtype=torch.float64)
+    noise, dim = float((variance.double().cpu() * sizes).sum()), int(sizes.sum())
+    moments = study.moments
+    spread = study.learning_rate**2 * moments.scatter / moments.num_samples
+    tv = isotropic_tv(dim, noise / spread)
+    c6 = (distance + study.largest_norm) ** 2 + noise
+    c1, measured = plain.leakage, leak.leakage
+    both = measured + c2 / c6 * noise
+    checks = [Check(bound, measured, bound.holds(measured)) for bound in leakage_bounds(c1, c2, tv)]
+    checks += [Check(bound, noise, bound.holds(noise)) for bound in utility_bounds(c6, tv, noise)]
+    checks += [Check(bound, both, bound.holds(both)) for bound in trade_off_bounds(c1, c2, c6, tv, noise)]
+    gap = near_optimal_gap(dim, math.sqrt(noise / dim), tv)
+    if gap > 0.0:
+        lower = free_lunch_bounds(c1, max(plain.xi, leak.xi), 1.0, gap, noise)
+        checks += [Check(bound, measured, bound.holds(measured)) for bound in lower]
+    optimal = optimality_holds(c1, c2, c6, noise)
+    return TradeOff(name, plain, leak, noise, tv, c2, c6, tuple(checks), optimal)
+
+
+def to_markdown(results: Sequence[TradeOff]) -> str:
+    """A page with one section a run: estimates with limits, and every bound with its verdict."""
+    lines = ["# Leakage against utility: bounds and what was measured", ""]
+    lines += ["Leakage is sqrt(JS) of one attack's belief. It is not differential privacy.", ""]
+    lines += [f"Total variation: {TV_MODEL}. With a finite data set the true value is 1.", ""]
+    for result in results:
+        (a, b), (c, d) = result.unprotected.leakage_limits, result.protected.leakage_limits
+        lines += [
+            f"## {result.name}",
+            "",
+            f"C1 {result.unprotected.leakage:.3f} [{a:.3f}, {b:.3f}], leakage {result.protected.leakage:.3f} "
+            f"[{c:.3f}, {d:.3f}], {result.protected.attempts} attempts; TV {result.tv:.3g}, "
+            f"utility loss {result.utility_loss:.3g}, C2 {result.c2:.3g}, C6 {result.c6:.3g}; condition of "
+            f"Theorem 6.14: {'holds' if result.optimal else 'does not hold'} (no merit either way)",
+            "",
+        ]
+        if not result.checks:
+            lines += ["The mechanism declares no noise variance: no bound can be computed.", ""]
+            continue
+        lines += [
+            "| bound | value | measured | proven | held | remark |",
+            "| --- | --- | --- | --- | --- | --- |",
+        ]
+        for bound, measured, holds in result.checks:
+            remark = "vacuous: says nothing here" if bound.vacuous else "" if bound.sound else bound.note
+            proven, held = ("yes" if verdict else "**no**" for verdict in (bound.sound, holds))
+            lines.append(
+                f"| {bound.name} | {bound.value:.3g} | {measured:.3g} | {proven} | {held} | {remark} |"
+            )
+        lines.append("")
+    return "\n".join(lines)
+
+
+def plot_trade_off(points: Sequence[dict[str, Any]], monitor: str) -> Figure:
+    """Draw measured leakage with its limits against a metric, each point labelled with its proven epsilon.
+
+    Args:
+        points: `name`, `leakage`, `leakage_low`, `leakage_high`, `epsilon` (words) and the metric.
+        monitor: Name of the metric.
+    """
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.5, 5.0), layout="constrained")
+    axes = figure.subplots()
+    for point in points:
+        x, y = point["leakage"], point[monitor]
+        sides = [[max(x - point["leakage_low"], 0.0)], [max(point["leakage_high"] - x, 0.0)]]
+        axes.errorbar(x, y, xerr=sides, fmt="o", capsize=3)
+        words = f"{point['name']}\n{point['epsilon']}"
+        axes.annotate(words, (x, y), xytext=(5, 5), textcoords="offset points", fontsize=7)
+    axes.set(xlabel="measured leakage sqrt(JS), with 95% limits (a lower bound)", ylabel=monitor)
+    axes.grid(alpha=0.3)
+    return figure
