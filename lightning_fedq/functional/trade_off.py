@@ -34,6 +34,7 @@ class Bound:
         sound: Is it proven? False marks what is printed and has a counter-example.
         vacuous: Does it say no more than the quantity's own range?
         note: Why, where it is unsound or vacuous.
+        applies: Is its own printed condition met? Where it is not, it says nothing and nothing can refute it.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Bound:
     sound: bool
     vacuous: bool
     note: str = ""
+    applies: bool = True
 
     def holds(self, measured: float, slack: float = 1e-12) -> bool:
         """Is `measured` on the right side, up to rounding?"""
@@ -162,7 +164,9 @@ def leakage_bounds(c1: float, c2: float, tv: float) -> tuple[Bound, ...]:
     return (
         Bound("leakage >= C1 - C2 TV (Lemma B.1)", "lower", low, True, low <= 0.0, "C2 explodes with xi"),
         Bound("leakage <= C1 + C2 TV", "upper", high, True, high >= LARGEST_LEAKAGE, "C2 explodes with xi"),
-        Bound("leakage <= 2 C1 - C2 TV (Lemma 6.5)", "upper", printed, valid, printed >= c1, note),
+        Bound(
+            "leakage <= 2 C1 - C2 TV (Lemma 6.5)", "upper", printed, valid, printed >= c1, note, move <= c1
+        ),
     )
 
 
@@ -183,42 +187,42 @@ def necessary_tv(c1: float, budget: float, c2: float) -> float:
     return min(1.0, max(0.0, c1 - budget) / c2)
 
 
-def utility_bounds(c6: float, tv: float, noise_variance: float) -> tuple[Bound, ...]:
+def utility_bounds(c6: float, paper_c6: float, tv: float, conditional_variance: float) -> tuple[Bound, ...]:
     """Bounds on the utility loss; the last one is the paper's.
 
     Args:
-        c6: Factor of `utility_factor`, or the largest squared distance to the optimum.
+        c6: Largest squared distance of the distorted parameters to the optimum.
+        paper_c6: Factor of `utility_factor`.
         tv: Total variation between the laws.
-        noise_variance: Trace of the noise's covariance.
+        conditional_variance: Trace of the distorted parameters' covariance given the last global model:
+            that of the sampled batches and that of the noise.
     """
-    note = "drops the expected conditional variance, which cancels the negative term"
+    printed = paper_c6 * tv - conditional_variance
+    note = "takes the variance of a conditional mean for the variance: drops the term that cancels E Var"
     return (
         Bound("utility loss <= C6 TV", "upper", c6 * tv, True, False, "parameters clipped to a ball"),
-        Bound(
-            "utility loss <= C6 TV - E Var (Theorem 6.1)",
-            "upper",
-            c6 * tv - noise_variance,
-            False,
-            False,
-            note,
-        ),
+        Bound("utility loss <= C6 TV - E Var (Theorem 6.1)", "upper", printed, False, False, note),
     )
 
 
-def trade_off_bounds(c1: float, c2: float, c6: float, tv: float, noise_variance: float) -> tuple[Bound, ...]:
-    """Upper bounds on leakage + (C2 / C6) utility loss; the last one is the paper's Theorem 6.12."""
+def trade_off_bound(c1: float, c2: float, tv: float) -> Bound:
+    """Upper bound on leakage + (C2 / C6) utility loss, C6 the largest squared distance to the optimum."""
     move = 2.0 * c2 * tv if tv > 0.0 else 0.0
-    printed = 2.0 * c1 - (c2 / c6 * noise_variance if noise_variance else 0.0)
-    return (
-        Bound("leakage + C2/C6 loss <= C1 + 2 C2 TV", "upper", c1 + move, True, math.isinf(move)),
-        Bound(
-            "leakage + C2/C6 loss <= 2 C1 - C2/C6 E Var (Theorem 6.12)",
-            "upper",
-            printed,
-            False,
-            False,
-            "rests on Theorem 6.1 and on Lemma 6.5 outside its range",
-        ),
+    return Bound("leakage + C2/C6 loss <= C1 + 2 C2 TV", "upper", c1 + move, True, math.isinf(move))
+
+
+def paper_trade_off_bound(
+    c1: float, c2: float, paper_c6: float, tv: float, conditional_variance: float
+) -> Bound:
+    """Theorem 6.12, on leakage + (C2 / C6) utility loss with the paper's C6; UNSOUND."""
+    return Bound(
+        "leakage + C2/C6 loss <= 2 C1 - C2/C6 E Var (Theorem 6.12)",
+        "upper",
+        2.0 * c1 - (c2 / paper_c6 * conditional_variance if conditional_variance else 0.0),
+        False,
+        False,
+        "rests on Theorem 6.1 and on Lemma 6.5",
+        tv == 0.0 or c2 * tv <= c1,
     )
 
 
@@ -264,6 +268,8 @@ def free_lunch_bounds(
     )
 
 
-def optimality_holds(c1: float, c2: float, c6: float, noise_variance: float, tolerance: float = 0.01) -> bool:
+def optimality_holds(
+    c1: float, c2: float, c6: float, conditional_variance: float, tolerance: float = 0.01
+) -> bool:
     """Does C1 = (C2 / C6) E Var hold, the condition of Theorem 6.14? It is algebra on an unsound theorem."""
-    return math.isfinite(c2) and abs(c2 / c6 * noise_variance - c1) <= tolerance * c1
+    return math.isfinite(c2) and abs(c2 / c6 * conditional_variance - c1) <= tolerance * c1

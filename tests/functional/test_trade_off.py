@@ -20,8 +20,9 @@ from lightning_fedq.functional.trade_off import (
     necessary_tv,
     optimality_holds,
     paper_sufficient,
+    paper_trade_off_bound,
     recovery_leakage,
-    trade_off_bounds,
+    trade_off_bound,
     utility_bounds,
     utility_factor,
 )
@@ -79,9 +80,11 @@ def test_bounds_vectors():
     assert low.sound
     assert high.sound
     assert necessary_tv(0.3, 0.25, 0.8) == pytest.approx(0.0625)
-    corrected, paper = trade_off_bounds(0.3, 0.8, 9.0, 0.1, 0.4)
+    corrected, paper = trade_off_bound(0.3, 0.8, 0.1), paper_trade_off_bound(0.3, 0.8, 9.0, 0.1, 0.4)
     assert (corrected.value, paper.value) == pytest.approx((0.46, 0.564444), abs=1e-6)
-    assert (corrected.sound, paper.sound) == (True, False)
+    assert (corrected.sound, paper.sound, paper.applies) == (True, False, True)
+    assert not paper_trade_off_bound(0.3, 8.0, 9.0, 0.1, 0.4).applies
+    assert not leakage_bounds(0.3, 8.0, 0.1)[2].applies
 
 
 def _worlds(count, candidates=4, outputs=5, seed=0):
@@ -155,6 +158,7 @@ def test_lemma_6_5_fails_as_printed():
     assert leakage_factor(xi) * tv <= c1
     low, high, printed = leakage_bounds(c1, leakage_factor(xi), tv)
     assert not printed.holds(leak)
+    assert printed.applies
     assert not printed.sound
     assert low.holds(leak)
     assert high.holds(leak)
@@ -172,14 +176,23 @@ def test_lemma_6_6_fails():
 
 
 def test_theorem_6_1_fails():
-    """Any zero-mean noise costs dim e^2 > 0, and the printed bound promises a gain."""
-    dim, std, noise = 10, 0.1, 1.0
-    loss = dim * noise**2
-    tv = isotropic_tv(dim, (noise / std) ** 2)
-    sound, printed = utility_bounds(12.0, tv, loss)
-    assert sound.holds(loss)
+    """Ten unit gradients, p = 1/2, and a step of one either way with chance .01: everything is exact.
+
+    W = 5 - Binomial(10, 1/2), optimum 0. The noise costs .01; the printed bound promises a gain of 2.4.
+    """
+    law = {5 - k: math.comb(10, k) / 1024 for k in range(11)}
+    moved = {
+        w: 0.99 * law.get(w, 0.0) + 0.005 * (law.get(w - 1, 0.0) + law.get(w + 1, 0.0)) for w in range(-6, 7)
+    }
+    tv = 0.5 * sum(abs(moved[w] - law.get(w, 0.0)) for w in moved)
+    loss = sum(p * w**2 for w, p in moved.items()) - sum(p * w**2 for w, p in law.items())
+    variance = sum(p * w**2 for w, p in moved.items())
+    assert loss == pytest.approx(0.01)
+    sound, printed = utility_bounds(36.0, utility_factor(6.0, 0.0, 0.0), tv, variance)
+    assert printed.value == pytest.approx(-2.4, abs=0.05)
     assert not printed.holds(loss)
     assert not printed.sound
+    assert sound.holds(loss)
 
 
 def test_lemma_6_8_moves_the_law_and_not_the_attack():

@@ -35,15 +35,25 @@ def test_no_sound_bound_is_violated(mechanism):
     assert result.c2 > 100  # with images recovered the paper's factor is huge, and most bounds are vacuous
 
 
-def test_theorem_6_1_is_refuted_by_a_run():
-    """Small noise: TV < 1, the printed bound C6 TV - E Var against the exact loss E Var, C6 TV < 2 E Var."""
-    result = trade_off("run", SETTING, NearOptimalUtility(NORM, 0.3, 30 * NORM, 0.3), VIEW, generator(), 20)
-    assert any("Theorem 6.1" in check.bound.name for check in result.counter_examples)
+def test_lemma_6_6_is_refuted_by_a_run():
+    """The law has moved as far as it can, TV = 1, and digits are still identified: far above no leakage."""
+    result = trade_off("run", SETTING, NearOptimalUtility(NORM, 0.8, 0.1 * NORM, 0.8), VIEW, generator(), 60)
+    assert result.tv > 0.999
+    (found,) = [check for check in result.counter_examples if "Lemma 6.6" in check.bound.name]
+    assert found.measured > 0.5 > found.bound.value
     assert result.violations == ()
 
 
+def test_a_bound_outside_its_condition_is_not_refuted():
+    """C2 TV is far above C1, so Lemma 6.5 and Theorem 6.12 say nothing: shown, and not counted."""
+    result = trade_off("run", SETTING, NearOptimalUtility(NORM, 0.8, NORM, 0.8), VIEW, generator(), 20)
+    outside = [check for check in result.checks if not check.bound.applies]
+    assert len(outside) == 2
+    assert not set(outside) & set(result.counter_examples)
+
+
 def test_the_page_marks_what_is_unsound():
-    result = trade_off("one", SETTING, NearOptimalUtility(NORM, 0.3, 30 * NORM, 0.3), VIEW, generator(), 20)
+    result = trade_off("one", SETTING, NearOptimalUtility(NORM, 0.8, 0.1 * NORM, 0.8), VIEW, generator(), 60)
     page = to_markdown([result])
     for words in (
         "## one",
