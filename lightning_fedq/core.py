@@ -327,6 +327,19 @@ class Mechanism(ABC):
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return exactly one claim per `Adversary`, for one round."""
 
+    def symbol_range(
+        self, context: RoundContext, rand: PublicRandomness
+    ) -> tuple[int | Tensor, int | Tensor] | None:
+        """Smallest and largest symbol, for all or `(m,)`, that `encode` can give whatever the update.
+
+        Secure aggregation takes its moduli from it; None where a fixed-length `code` says it all.
+        """
+        return None
+
+    def symbol_modulus(self, context: RoundContext) -> tuple[int, int] | None:
+        """Modulus and number of symbols, where symbols are residues and `decode` takes their modular sum."""
+        return None
+
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor | None:
         """Public upper bound on the variance of one coordinate of the decoded mean, per segment.
 

@@ -8,7 +8,7 @@ its memory grows with the model and the stack, never with the number of clients.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -167,6 +167,48 @@ class Aggregator(Protocol):
         """Return `(dim,)` from the decoded rows `(n, dim)`, one a client."""
 
 
+class Traffic(Protocol):
+    """Bits that a round has cost so far."""
+
+    @property
+    def uplink_bits(self) -> int:
+        """From clients to the server."""
+
+    @property
+    def downlink_bits(self) -> int:
+        """From the server to clients, the model not included."""
+
+
+class SecureSum(Protocol):
+    """One round behind secure aggregation: messages go in, and only their sum comes out."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """What the protocol has sent."""
+
+    def add(self, clients: Sequence[int], symbols: Tensor) -> None:
+        """Take the messages `(len(clients), m)` of some clients."""
+
+    def finish(self) -> Tensor:
+        """Return the sum of all messages, `(m,)` int64; raises `AbortedRoundError` where there is none."""
+
+
+class SecureSums(Protocol):
+    """Opens one `SecureSum` a round; raises `AbortedRoundError` if too few clients will answer."""
+
+    def __call__(
+        self,
+        mechanism: Mechanism,
+        context: RoundContext,
+        rand: PublicRandomness,
+        *,
+        session: bytes,
+        weights: Tensor,
+        dropped: Collection[int],
+    ) -> SecureSum:
+        """Open a round for the clients of `context`, who have all received the model `weights`."""
+
+
 class Tampering(Protocol):
     """Clients that lie, put between training, encoding and the wire of a simulation."""
 
@@ -191,7 +233,7 @@ class Tampering(Protocol):
 
 
 def check_aggregation(
-    mechanism: Mechanism, cohort_size: int, weighted: bool, aggregator: Aggregator | None
+    mechanism: Mechanism, cohort_size: int, weighted: bool, aggregator: Aggregator | None, secure: bool
 ) -> None:
     """Refuse settings that don't fit each other.
 
@@ -199,6 +241,16 @@ def check_aggregation(
         ValueError: Naming them and the cure.
     """
     name = type(mechanism).__name__
+    if secure and aggregator is not None:
+        raise ValueError(
+            "Where SecAgg is on, per-client filters are impossible; "
+            "leave out the aggregator or secure_aggregation"
+        )
+    if secure and weighted:
+        raise ValueError(
+            "behind secure aggregation the server sees the plain sum, so no client can be weighted; "
+            "use weighting='uniform' or leave out secure_aggregation"
+        )
     if weighted and mechanism.fixed_cohort:
         raise ValueError(
             f"the noise of {name} is made for a mean with equal weights; "
@@ -241,6 +293,8 @@ class RoundEngine:
             every message is decoded on its own.
         aggregator: A robust rule in place of the mean. Every message is then decoded on its own and all
             rows are kept to the end of the round: memory O(clients x dim).
+        secure_sums: Secure aggregation: opens the sum of each round. Messages go nowhere else, and the
+            record counts the bits of the protocol in place of theirs.
         diagnostics: Also keep the exact sum of the updates, for MSE, SNR and cosine.
     """
 
@@ -258,6 +312,7 @@ class RoundEngine:
         server_optimizer: OptimizerFactory | None = None,
         client_weights: Tensor | None = None,
         aggregator: Aggregator | None = None,
+        secure_sums: SecureSums | None = None,
         diagnostics: bool = True,
     ) -> None:
         if target not in ("updates", "weights"):
@@ -274,9 +329,10 @@ class RoundEngine:
                 )
             if not bool((client_weights > 0).all() and torch.isfinite(client_weights).all()):
                 raise ValueError("client_weights must be > 0 and finite")
-        check_aggregation(mechanism, planner.cohort_size, client_weights is not None, aggregator)
+        weighted, secure = client_weights is not None, secure_sums is not None
+        check_aggregation(mechanism, planner.cohort_size, weighted, aggregator, secure)
         self.mechanism, self.planner, self.keys = mechanism, planner, keys
-        self.aggregator: Aggregator | None = aggregator
+        self.aggregator, self.secure_sums = aggregator, secure_sums
         self.tampering: Tampering | None = None
         self.segments, self.range_rule, self.target = tuple(segments), ranges, target
         self.smoothing, self.client_weights, self.diagnostics = smoothing, client_weights, diagnostics
@@ -288,6 +344,11 @@ class RoundEngine:
         self._optimizer = server_optimizer([self._parameter]) if server_optimizer else None
         self.plan: RoundPlan | None = None
         self.ledger = Ledger(planner.num_clients, repr(mechanism))
+
+    @property
+    def plain_sum(self) -> bool:
+        """Does the model depend on the messages through their unweighted sum only?"""
+        return self.client_weights is None and self.aggregator is None
 
     # ---- one round --------------------------------------------------------------------------------
 
@@ -318,13 +379,31 @@ class RoundEngine:
             self.tampering.begin(plan, self._context)
         self._decoded = torch.zeros_like(self.weights)
         self._exact = torch.zeros_like(self.weights) if self.diagnostics else None
+        self._secure = self._open_secure_sum(plan)
         return plan
+
+    def _open_secure_sum(self, plan: RoundPlan) -> SecureSum | None:
+        if self.secure_sums is None:
+            return None
+        try:
+            return self.secure_sums(
+                self.mechanism,
+                self._context,
+                PublicRandomness(self.keys, plan.round, self.attempt),
+                session=self.keys.public(),
+                weights=self.weights,
+                dropped=plan.dropped,
+            )
+        except AbortedRoundError as error:
+            self._aborted = str(error)
+            return None
 
     def receive(self, clients: Sequence[int], updates: Tensor) -> None:
         """Encode the updates of some clients and add the messages to the running sum.
 
         An update with a NaN or an infinity counts as a zero update, before anything is encoded, so
-        that neither the model nor the message shows it; the record names the client.
+        that neither the model nor the message shows it; the record names the client. In a round that is
+        aborted already, nobody sends anything.
 
         Args:
             clients: Clients of this round that have not answered yet.
@@ -343,6 +422,8 @@ class RoundEngine:
         if unexpected or len(set(clients)) != len(clients):
             raise ValueError(f"clients {sorted(unexpected) or clients} are not expected, or answered twice")
         self._expected -= set(clients)
+        if self._aborted:
+            return
         if self.tampering is not None:
             clients, updates = self.tampering.hold(clients, updates)
         if len(clients):
@@ -362,7 +443,11 @@ class RoundEngine:
         self._uplink_bits += message.num_bits
         self._clipped += message.num_clipped
         self._message_size = message.symbols.shape[1]
-        self._add(message.symbols, clients)
+        try:
+            self._add(message.symbols, clients)
+        except AbortedRoundError as error:
+            self._aborted = str(error)
+            return
         if self._exact is not None:
             self._exact += self._scale(updates, clients).sum(0, dtype=self._exact.dtype)
         self._received += clients
@@ -373,6 +458,9 @@ class RoundEngine:
         return rows * self.client_weights[list(clients)].to(self.weights)[:, None]
 
     def _add(self, symbols: Tensor, clients: Sequence[int]) -> None:
+        if self._secure is not None:
+            self._secure.add(clients, symbols)
+            return
         if self.aggregator is not None:
             public = PublicRandomness(self.keys, self._context.round, self.attempt)
             for row, client in enumerate(clients):
@@ -408,7 +496,7 @@ class RoundEngine:
             RuntimeError: If no round is open.
         """
         plan = self._open_plan()
-        if self.tampering is not None:
+        if self.tampering is not None and not self._aborted:
             clients, updates = self.tampering.release()
             if len(clients):
                 self._take(plan, clients, updates)
@@ -441,6 +529,8 @@ class RoundEngine:
         return float(self.client_weights[self._received].sum())
 
     def _mean_or_abort(self) -> Tensor | None:
+        if self._aborted:
+            return None
         try:
             self._check_answers()
             return self._mean() if self._received else None
@@ -467,6 +557,8 @@ class RoundEngine:
             public = PublicRandomness(self.keys, self._context.round, self.attempt)
             messages = torch.cat(self._rows)
             self._decoded = self.mechanism.decode(messages, self._received, self._context, public)
+        if self._secure is not None:
+            self._symbols = self._secure.finish().to(self.weights.device)
         if self._symbols is not None:
             public = PublicRandomness(self.keys, self._context.round, self.attempt)
             counted = self._context.cohort if self.mechanism.fixed_cohort else self._received
@@ -504,13 +596,17 @@ class RoundEngine:
 
     def _record(self, plan: RoundPlan) -> RoundRecord:
         size, dim = len(plan.cohort), self.weights.numel()
+        uplink_bits, downlink_bits = self._uplink_bits, size * (32 * dim + 64 * len(self.segments))
+        if self._secure is not None:
+            traffic = self._secure.traffic
+            uplink_bits, downlink_bits = traffic.uplink_bits, downlink_bits + traffic.downlink_bits
         return RoundRecord(
             round=plan.round,
             cohort_size=size,
             num_received=len(self._received),
             num_dropped=len(plan.dropped),
-            uplink_bits=self._uplink_bits,
-            downlink_bits=size * (32 * dim + 64 * len(self.segments)),
+            uplink_bits=uplink_bits,
+            downlink_bits=downlink_bits,
             setup_bits=self.keys.setup_bits_per_client * self.planner.num_clients if plan.round == 0 else 0,
             clip_rate=self._clipped / max(len(self._received) * dim, 1),
             radius_min=self.ranges.radius.min().item(),

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
@@ -35,6 +36,7 @@ from lightning_fedq.callbacks.checks import (
     check_setup,
 )
 from lightning_fedq.callbacks.schedule import round_stacks, shortened
+from lightning_fedq.callbacks.secure_sum import check_modulus, check_secure_aggregation, secure_sum
 from lightning_fedq.core import Mechanism
 from lightning_fedq.data.datamodule import FederatedDataModule
 from lightning_fedq.data.labels import label_figure, labels_of
@@ -51,6 +53,7 @@ from lightning_fedq.rounds import (
     RoundRecord,
     check_aggregation,
 )
+from lightning_fedq.secagg import SecAgg
 from lightning_fedq.strategies.client_parallel import ClientParallelStrategy
 from lightning_fedq.strategies.rehearsal import elementwise, rehearse
 
@@ -95,6 +98,7 @@ class Federated(pl.Callback):
         weighting: "uniform", or "samples" for a mean weighted by how much data each client holds.
         aggregator: A robust rule in place of the mean, e.g. `RobustAggregation("median")`. The server sees
             every message then; behind secure aggregation there is nothing to filter.
+        secure_aggregation: Run every round behind secure aggregation: the server is handed the sum only.
         seed: An integer makes the run reproducible, and NOT private: every coin follows from it. None
             takes keys and plan from the operating system.
         diagnostics: Also compare each aggregate with the exact mean, which only a simulation knows.
@@ -106,7 +110,8 @@ class Federated(pl.Callback):
         clients_per_step_chosen: How many clients train side by side, from `on_fit_start` on; else 0.
 
     Raises:
-        ValueError: If a setting is out of its range.
+        ValueError: If a setting is out of its range, or two do not go together.
+        TypeError: If the mechanism is not homomorphic and there is secure aggregation.
     """
 
     def __init__(
@@ -126,6 +131,7 @@ class Federated(pl.Callback):
         server_optimizer: OptimizerFactory | None = None,
         weighting: Literal["uniform", "samples"] = "uniform",
         aggregator: RobustAggregation | None = None,
+        secure_aggregation: SecAgg | None = None,
         seed: int | None = None,
         diagnostics: bool = True,
     ) -> None:
@@ -143,10 +149,14 @@ class Federated(pl.Callback):
         self.clients_per_step, self.target, self.smoothing = clients_per_step, target, smoothing
         self.ranges = ranges or (AdaptiveRange() if target == "updates" else PreviousMinMax())
         self.server_optimizer, self.weighting, self.seed = server_optimizer, weighting, seed
-        self.aggregator, self.diagnostics = aggregator, diagnostics
+        self.aggregator, self.secure_aggregation = aggregator, secure_aggregation
+        self.diagnostics = diagnostics
         self.planner = RoundPlanner(num_clients, plan_seed, clients_per_round, dropout_probability)
         self.planner.plan(0, mechanism)  # refuse a cohort that the mechanism can't serve at once
-        check_aggregation(mechanism, self.planner.cohort_size, weighting == "samples", aggregator)
+        size, secure = self.planner.cohort_size, secure_aggregation is not None
+        check_aggregation(mechanism, size, weighting == "samples", aggregator, secure)
+        if secure_aggregation is not None:
+            check_secure_aggregation(secure_aggregation, mechanism, size)
         self.engine: RoundEngine | None = None
         self.records: list[RoundRecord] = []
         self.client_indices: list[Tensor] = []
@@ -270,6 +280,7 @@ class Federated(pl.Callback):
                 return
         keys: Keys = AgreedKeys(range(self.num_clients)) if self.seed is None else SeededKeys(self.seed)
         sizes = torch.tensor([float(len(part)) for part in self.client_indices])
+        secagg = self.secure_aggregation
         self.engine = RoundEngine(
             self.mechanism,
             self.planner,
@@ -282,8 +293,11 @@ class Federated(pl.Callback):
             server_optimizer=self.server_optimizer,
             client_weights=sizes if self.weighting == "samples" else None,
             aggregator=self.aggregator,
+            secure_sums=None if secagg is None else partial(secure_sum, secagg),
             diagnostics=self.diagnostics,
         )
+        if secagg is not None:
+            check_modulus(secagg, self.engine)
         self.records = []
         if self._loaded is not None:
             self.engine.load_state_dict(self._loaded["engine"])
@@ -519,6 +533,7 @@ class Federated(pl.Callback):
             "dropout_probability": str(self.planner.dropout_probability),
             "weighting": self.weighting,
             "aggregator": repr(self.aggregator),
+            "secure_aggregation": repr(self.secure_aggregation),
             "partition": repr(self.partition),
             "target": self.target,
             "seed": str(self.seed),

@@ -21,17 +21,15 @@ from lightning_fedq.secagg.errors import (
 )
 from lightning_fedq.secagg.server import Server
 from lightning_fedq.secagg.simulation import Aggregation, Traffic, expected_traffic, model_digest
-from lightning_fedq.secagg.terms import BoundedSymbols, ModularSymbols, SecAgg, Terms
+from lightning_fedq.secagg.terms import SecAgg, Terms
 
 __all__ = [
     "Aggregation",
     "AuthenticationError",
-    "BoundedSymbols",
     "Client",
     "LowOrderKeyError",
     "MessageError",
     "ModelError",
-    "ModularSymbols",
     "RosterError",
     "SecAgg",
     "SecAggError",

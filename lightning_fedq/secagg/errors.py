@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+from lightning_fedq.core import AbortedRoundError
+
 
 class Stage(Enum):
     """The stages of one round, in order; `CONFIRM` exists against an active server only."""
@@ -16,7 +18,7 @@ class Stage(Enum):
     DONE = "done"
 
 
-class SecAggError(Exception):
+class SecAggError(AbortedRoundError):
     """A round that can't go on, or a message that is refused; a wrong sum is never the answer.
 
     Args:

@@ -196,10 +196,13 @@ class Aggregation:
         """
         if self._server is not None:
             return torch.from_numpy(self._unmask(self._server))
+        self.traffic = expected_traffic(self.terms, len(self._received))
         if len(self._received) < self.terms.min_survivors:
+            for stage in (Stage.CONFIRM, Stage.UNMASK):  # the server asks nobody
+                self.traffic.uplink.pop(stage, None)
+                self.traffic.downlink.pop(stage, None)
             reason = f"{self.terms.min_survivors} clients are needed, {len(self._received)} are left"
             raise ThresholdError(reason, Stage.MASK)
-        self.traffic = expected_traffic(self.terms, len(self._received))
         return torch.from_numpy(self.terms.layout.join(self._sum, len(self._received)))
 
     def _unmask(self, server: Server) -> NDArray[np.int64]:

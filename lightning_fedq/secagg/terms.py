@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, Protocol, runtime_checkable
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,26 +26,6 @@ from lightning_fedq.secagg.graph import (
     smallest_degree,
 )
 from lightning_fedq.secagg.layout import Layout, modular_layout, sum_layout
-
-
-@runtime_checkable
-class BoundedSymbols(Protocol):
-    """A mechanism that states the range of its symbols."""
-
-    def symbol_range(
-        self, context: RoundContext, rand: PublicRandomness
-    ) -> tuple[int | Tensor, int | Tensor]:
-        """Smallest and largest symbol that `encode` can give, for all or `(m,)`, whatever the update."""
-        ...
-
-
-@runtime_checkable
-class ModularSymbols(Protocol):
-    """A mechanism whose symbols are residues, and whose `decode` takes their sum modulo the same number."""
-
-    def symbol_modulus(self, context: RoundContext) -> tuple[int, int]:
-        """Modulus, and number of symbols of a message."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -210,7 +190,7 @@ class SecAgg:
     def layout(self, mechanism: Mechanism, context: RoundContext, rand: PublicRandomness) -> Layout:
         """Choose the moduli for one round of a mechanism.
 
-        The range of a symbol comes from the mechanism (`BoundedSymbols`, `ModularSymbols`), or else from the
+        The range of a symbol comes from the mechanism (`symbol_modulus`, `symbol_range`), or else from the
         width of its fixed-length code, in which it must fit anyway.
 
         Raises:
@@ -219,16 +199,17 @@ class SecAgg:
         """
         self.check(mechanism)
         size = len(context.cohort)
-        if isinstance(mechanism, ModularSymbols):
-            modulus, count = mechanism.symbol_modulus(context)
+        modular, bounded = mechanism.symbol_modulus(context), mechanism.symbol_range(context, rand)
+        if modular is not None:
+            modulus, count = modular
             if self.modulus not in (None, modulus):
                 raise ValueError(
                     f"{type(mechanism).__name__} sums modulo {modulus}, got modulus={self.modulus}; "
                     "leave it out"
                 )
             return modular_layout(count, modulus)
-        if isinstance(mechanism, BoundedSymbols):
-            low, high = (_bound(bound) for bound in mechanism.symbol_range(context, rand))
+        if bounded is not None:
+            low, high = (_bound(bound) for bound in bounded)
             count = next((bound.size for bound in (low, high) if not isinstance(bound, int)), context.dim)
             return sum_layout(count, low, high, size, self.modulus)
         code = mechanism.code(context)
