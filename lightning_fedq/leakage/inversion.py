@@ -219,11 +219,14 @@ def _lbfgs(variables: list[Tensor], objective: _Objective, iterations: int) -> N
 
 
 class _Objective:
-    """Squared gradient distance over the size of the observed gradient, as a function of the dummies."""
+    """Squared gradient distance over the candidates' mean squared gradient, as a function of the dummies.
+
+    Not over the observed one: under much noise that would shrink the slopes below L-BFGS's tolerance.
+    """
 
     def __init__(self, problem: Problem, inputs: Tensor, labels: Tensor, soft: bool) -> None:
         self.problem, self.inputs, self.labels, self.soft = problem, inputs, labels, soft
-        self.scale = 1.0 / problem.gradient.square().sum().clamp(min=1e-30)
+        self.scale = 1.0 / problem.candidate_gradients.square().sum(1).mean().clamp(min=1e-30)
 
     def __call__(self) -> Tensor:
         problem = self.problem
