@@ -7,5 +7,32 @@ from typing import Any
 
 from lightning_fedq.experiments.corbin_exp7 import corbin_exp7
 from lightning_fedq.experiments.corbin_exp8 import corbin_exp8
+from lightning_fedq.experiments.cpa_beyond import cpa_beyond
+from lightning_fedq.experiments.cpa_fig6 import cpa_fig6
+from lightning_fedq.experiments.cpa_fig7 import cpa_fig7
+from lightning_fedq.experiments.cpa_table4 import cpa_table4
+from lightning_fedq.experiments.cpa_table5 import cpa_table5
+from lightning_fedq.experiments.cpa_table6 import cpa_table6
+from lightning_fedq.experiments.exact_fig2 import exact_fig2
+from lightning_fedq.experiments.exact_fig4 import exact_fig4
+from lightning_fedq.experiments.exact_fig5 import exact_fig5
+from lightning_fedq.experiments.exact_fig6 import exact_fig6, exact_fig8, exact_fig9
+from lightning_fedq.experiments.exact_fig10 import exact_fig10
 
-EXPERIMENTS: dict[str, Callable[..., Any]] = {"corbin-exp7": corbin_exp7, "corbin-exp8": corbin_exp8}
+EXPERIMENTS: dict[str, Callable[..., Any]] = {
+    "corbin-exp7": corbin_exp7,
+    "corbin-exp8": corbin_exp8,
+    "exact-fig2": exact_fig2,
+    "exact-fig4": exact_fig4,
+    "exact-fig5": exact_fig5,
+    "exact-fig6": exact_fig6,
+    "exact-fig8": exact_fig8,
+    "exact-fig9": exact_fig9,
+    "exact-fig10": exact_fig10,
+    "cpa-beyond": cpa_beyond,
+    "cpa-fig6": cpa_fig6,
+    "cpa-fig7": cpa_fig7,
+    "cpa-table4": cpa_table4,
+    "cpa-table5": cpa_table5,
+    "cpa-table6": cpa_table6,
+}
