@@ -11,11 +11,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import torch
 from scipy.optimize import brentq, minimize_scalar
-from scipy.stats import binom
 from torch import Tensor
 
 Normalization = Literal["sum", "fixed", "mean"]
@@ -78,12 +78,27 @@ def update_variance(
     elif normalization == "fixed":
         variance = (1.0 - p) * moments.sum_squares / (p * m**2) if p > 0.0 else math.inf
     else:
-        sizes = range(1, m + 1)
-        weights = binom.pmf(sizes, m, p)
-        inverse = sum(w * (1.0 / k - 1.0 / m) for w, k in zip(weights.tolist(), sizes, strict=True))
-        empty = (1.0 - p) ** m
-        variance = moments.scatter / max(m - 1, 1) * inverse + empty * (1.0 - empty) * moments.mean_square
+        inverse, empty = _mean_inverse_size(m, p) - (1.0 - (1.0 - p) ** m) / m, (1.0 - p) ** m
+        variance = (
+            moments.scatter / max(m - 1, 1) * max(inverse, 0.0) + empty * (1.0 - empty) * moments.mean_square
+        )
     return learning_rate**2 * variance / rounds
+
+
+@lru_cache(maxsize=16)
+def _log_binomials(num: int) -> tuple[Tensor, Tensor]:
+    """Sizes 1 ... num, and the logarithms of their binomial coefficients."""
+    sizes = torch.arange(1, num + 1, dtype=torch.float64)
+    return sizes, math.lgamma(num + 1) - torch.lgamma(sizes + 1) - torch.lgamma(num - sizes + 1)
+
+
+def _mean_inverse_size(num: int, p: float) -> float:
+    """E of 1 / size over batches that are not empty, 0 for empty ones; size is Binomial(num, p)."""
+    if p in (0.0, 1.0):
+        return p / num
+    sizes, coefficients = _log_binomials(num)
+    weights = (coefficients + sizes * math.log(p) + (num - sizes) * math.log1p(-p)).exp()
+    return (weights / sizes).sum().item()
 
 
 @dataclass(frozen=True)
