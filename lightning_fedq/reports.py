@@ -131,11 +131,12 @@ def privacy_lines(report: PrivacyReport) -> list[str]:
         )
     for row in report.with_secure_keys or report.rows:
         if row.verdict == "no guarantee":
-            lines.append(f"{row.view}: no guarantee ({row.reason})")
+            line = f"{row.view}: no guarantee ({row.reason})"
         else:
             one, run = format_epsilon(row.epsilon_coordinate), format_epsilon(row.epsilon_run)
             per = "" if one == "-" else f", {one} per coordinate and round"
-            lines.append(f"{row.view}: {row.verdict}, epsilon {run} over the run at delta {row.delta:g}{per}")
+            line = f"{row.view}: {row.verdict}, epsilon {run} over the run at delta {row.delta:g}{per}"
+        lines.append(f"{line}; {row.remark}" if row.remark else line)
     return lines
 
 

@@ -17,6 +17,7 @@ from lightning_fedq.core import Adversary, NonPrivate
 from lightning_fedq.privacy.accounting import check_delta, spent
 from lightning_fedq.privacy.report import claim_against
 from lightning_fedq.randomness import SeededKeys
+from lightning_fedq.secagg import SecAgg
 
 if TYPE_CHECKING:
     from lightning_fedq.rounds import RoundEngine
@@ -30,7 +31,8 @@ class PrivacyBudget(pl.Callback):
     Args:
         epsilon: Budget over the run, > 0, in nats.
         delta: Chance with which the guarantee may fail, below 1 / clients, or 1 / samples with `DPSGD`.
-        adversary: Against whom. `DPSGD` protects against `Adversary.OUTSIDER`, who sees the model.
+        adversary: Against whom, as a member of `Adversary` or its name in any case. "secagg_server" needs
+            `Federated(secure_aggregation=...)`. `DPSGD` protects against the outsider, who sees the model.
         on_exhausted: "stop" ends the training after the last round that fits, "raise" fails before the first
             that does not, "warn" goes on.
 
@@ -46,7 +48,7 @@ class PrivacyBudget(pl.Callback):
         self,
         epsilon: float,
         delta: float,
-        adversary: Adversary,
+        adversary: Adversary | str,
         on_exhausted: Literal["stop", "raise", "warn"] = "stop",
     ) -> None:
         if not epsilon > 0.0:
@@ -54,7 +56,7 @@ class PrivacyBudget(pl.Callback):
         if on_exhausted not in ("stop", "raise", "warn"):
             raise ValueError(f"on_exhausted must be 'stop', 'raise' or 'warn', got {on_exhausted!r}")
         self.epsilon, self.delta = epsilon, check_delta(delta)
-        self.adversary, self.on_exhausted = adversary, on_exhausted
+        self.adversary, self.on_exhausted = _adversary(adversary), on_exhausted
         self.epsilon_spent, self.affordable = 0.0, 0
         self._warned = False
 
@@ -63,7 +65,7 @@ class PrivacyBudget(pl.Callback):
         federated = _one(trainer, Federated)
         if federated is not None:
             assert federated.engine is not None
-            self._follow_rounds(federated.engine, trainer.max_epochs)
+            self._follow_rounds(federated.engine, trainer.max_epochs, federated.secure_aggregation)
         else:
             dpsgd = _one(trainer, DPSGD)
             if dpsgd is None:
@@ -79,12 +81,17 @@ class PrivacyBudget(pl.Callback):
 
     # ---- what is counted ----------------------------------------------------------------------------
 
-    def _follow_rounds(self, engine: RoundEngine, max_epochs: int | None) -> None:
+    def _follow_rounds(self, engine: RoundEngine, max_epochs: int | None, secagg: SecAgg | None) -> None:
         check_delta(self.delta, engine.planner.num_clients)
         if isinstance(engine.keys, SeededKeys):
             rank_zero_warn(
                 "the keys come from a seed, so nothing is private; "
                 "PrivacyBudget counts what secure keys (seed=None) would give"
+            )
+        if self.adversary is Adversary.SECAGG_SERVER and secagg is not None and secagg.run == "accounted":
+            rank_zero_warn(
+                "masking is accounted for only, so whoever runs this sees every message; "
+                "PrivacyBudget counts what SecAgg(run='masked') would give"
             )
         drops = engine.planner.dropout_probability
         horizon = max_epochs if max_epochs is not None and max_epochs > 0 else 1000
@@ -95,7 +102,8 @@ class PrivacyBudget(pl.Callback):
             rounds=horizon,
             delta=self.delta,
             dropout_probability=drops,
-            equal_weights=engine.client_weights is None,
+            secure_aggregation=secagg is not None,
+            equal_weights=engine.plain_sum,
         )
         loss, compositions = claim.loss, claim.compositions
         if isinstance(loss, NonPrivate):
@@ -174,6 +182,15 @@ class PrivacyBudget(pl.Callback):
             self._complain(
                 f"the budget of epsilon {self.epsilon:g} is spent after {self._used()} {self._unit}; going on"
             )
+
+
+def _adversary(name: Adversary | str) -> Adversary:
+    if isinstance(name, Adversary):
+        return name
+    if name.upper() not in Adversary.__members__:
+        known = ", ".join(member.lower() for member in Adversary.__members__)
+        raise ValueError(f"adversary must be one of {known}, got {name!r}")
+    return Adversary[name.upper()]
 
 
 def _one(trainer: pl.Trainer, kind: Any) -> Any:

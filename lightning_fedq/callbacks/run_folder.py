@@ -25,6 +25,7 @@ from lightning_fedq.reports import (
     write_summary,
 )
 from lightning_fedq.rounds import RoundEngine, RoundRecord
+from lightning_fedq.secagg import SecAgg
 
 PICTURES = ("accuracy.png", "aggregate.png")
 RECORDED = {field.name for field in fields(RoundRecord)} | {"num_non_finite", "seconds"}
@@ -108,7 +109,7 @@ class RunFolder(pl.Callback):
 
     def _write(self, trainer: pl.Trainer) -> None:
         engine = engine_of(trainer, "RunFolder")
-        privacy = self._privacy(engine)
+        privacy = self._privacy(engine, federated_of(trainer, "RunFolder").secure_aggregation)
         self.summary = self._summarize(engine, privacy)
         if not trainer.is_global_zero:
             return
@@ -118,7 +119,7 @@ class RunFolder(pl.Callback):
         write_atomically(folder / "privacy.md", privacy.to_markdown())
         write_atomically(folder / "report.md", report_markdown(self.summary, PICTURES))
 
-    def _privacy(self, engine: RoundEngine) -> PrivacyReport:
+    def _privacy(self, engine: RoundEngine, secagg: SecAgg | None) -> PrivacyReport:
         planner = engine.planner
         return privacy_report(
             engine.mechanism,
@@ -128,7 +129,9 @@ class RunFolder(pl.Callback):
             num_clients=planner.num_clients,
             dropout_probability=planner.dropout_probability,
             secure_keys=not isinstance(engine.keys, SeededKeys),
-            equal_weights=engine.client_weights is None,
+            secure_aggregation=secagg is not None,
+            protocol="" if secagg is None else secagg.statement,
+            equal_weights=engine.plain_sum,
         )
 
     def _summarize(self, engine: RoundEngine, privacy: PrivacyReport) -> dict[str, Any]:
@@ -145,6 +148,8 @@ class RunFolder(pl.Callback):
             "rounds": len(self.rows),
             "num_parameters": engine.weights.numel(),
             "keys": "from a seed: reproducible, not private" if seeded else "from the operating system",
+            "secure_aggregation": privacy.protocol or "off",
+            "aborted_rounds": int(sum(row["aborted"] for row in self.rows)),
             "metrics": {**metrics, **self._test_metrics},
             "best": self._best(),
             "bits_per_parameter": bits / (messages * engine.weights.numel()) if messages else 0.0,

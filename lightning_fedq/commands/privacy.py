@@ -16,9 +16,10 @@ from lightning_fedq import mechanisms
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.commands import plan
 from lightning_fedq.core import Mechanism, RoundContext
-from lightning_fedq.privacy.report import PrivacyReport, privacy_report
+from lightning_fedq.privacy.report import ASSUMED, PrivacyReport, privacy_report
 from lightning_fedq.reports import write_atomically
 from lightning_fedq.rounds import RoundPlanner
+from lightning_fedq.secagg import SecAgg
 
 
 def report_of_config(config: str, rounds: int | None, delta: float, secagg: bool) -> PrivacyReport:
@@ -43,8 +44,9 @@ def report_of_config(config: str, rounds: int | None, delta: float, secagg: bool
         limit,
         delta,
         secagg,
+        federated.secure_aggregation,
         secure_keys=federated.seed is None,
-        equal_weights=federated.weighting == "uniform",
+        equal_weights=federated.weighting == "uniform" and federated.aggregator is None,
     )
 
 
@@ -66,6 +68,7 @@ def report_of_checkpoint(path: Path, rounds: int | None, delta: float, secagg: b
         int(federation["clients_per_round"]),
         float(federation["dropout_probability"]),
     )
+    protocol = federation["secure_aggregation"]
     return _report(
         parse_mechanism(federation["mechanism"]),
         planner,
@@ -73,8 +76,9 @@ def report_of_checkpoint(path: Path, rounds: int | None, delta: float, secagg: b
         engine["round"] if rounds is None else rounds,
         delta,
         secagg,
+        None if protocol == "None" else SecAgg(**_parse_call(protocol)[1]),
         secure_keys=federation["seed"] == "None",
-        equal_weights=federation["weighting"] == "uniform",
+        equal_weights=federation["weighting"] == "uniform" and federation["aggregator"] == "None",
     )
 
 
@@ -84,18 +88,26 @@ def parse_mechanism(text: str) -> Mechanism:
     Raises:
         ValueError: If it is not a mechanism of this package with plain numbers as parameters.
     """
-    cure = f"can't read the mechanism {text!r} from the checkpoint; give the configuration of its run instead"
+    name, parameters = _parse_call(text)
+    if name not in mechanisms.__all__:
+        raise ValueError(_unreadable(text))
+    built: Mechanism = getattr(mechanisms, name)(**parameters)
+    return built
+
+
+def _parse_call(text: str) -> tuple[str, dict[str, Any]]:
+    """Name and keyword arguments of the `repr` of a dataclass of plain values."""
     try:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-            raise ValueError(cure)
-        parameters = {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+            raise ValueError(_unreadable(text))
+        return call.func.id, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError) as error:
-        raise ValueError(cure) from error
-    if call.func.id not in mechanisms.__all__:
-        raise ValueError(cure)
-    built: Mechanism = getattr(mechanisms, call.func.id)(**parameters)
-    return built
+        raise ValueError(_unreadable(text)) from error
+
+
+def _unreadable(text: str) -> str:
+    return f"can't read the mechanism {text!r} from the checkpoint; give the configuration of its run instead"
 
 
 def _report(
@@ -104,7 +116,8 @@ def _report(
     dim: int,
     rounds: int,
     delta: float,
-    secagg: bool,
+    assumed: bool,
+    protocol: SecAgg | None,
     **setup: Any,
 ) -> PrivacyReport:
     one = torch.ones(1, dtype=torch.float64)
@@ -116,7 +129,8 @@ def _report(
         delta=delta,
         num_clients=planner.num_clients,
         dropout_probability=planner.dropout_probability,
-        secure_aggregation=secagg,
+        secure_aggregation=assumed or protocol is not None,
+        protocol=ASSUMED if protocol is None else protocol.statement,
         **setup,
     )
 
@@ -137,7 +151,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--rounds", type=int, help="rounds (default: trainer.max_epochs, or those in the checkpoint)"
     )
-    parser.add_argument("--secagg", action="store_true", help="messages are summed by secure aggregation")
+    parser.add_argument("--secagg", action="store_true", help="assume secure aggregation if the run has none")
     parser.add_argument("--out", type=Path, help="also write privacy.md and privacy.json into this folder")
     options = parser.parse_args(argv)
     path = Path(options.source)

@@ -29,6 +29,7 @@ from lightning_fedq.privacy.losses import pure_epsilon
 VACUOUS_EPSILON = 20.0
 NO_GUARANTEE = "no guarantee"
 VACUOUS = "vacuous"
+ASSUMED = "assumed here, no protocol was run"
 _SECURE_ONLY = (
     "keys are reproducible: whoever knows the seed can compute every coin; run with secure keys (seed=None)"
 )
@@ -59,6 +60,7 @@ class Row:
         verdict: One or two words.
         reason: Why, where the verdict is bad.
         advice: What would make it better.
+        remark: How secure aggregation bears on this view, whatever the verdict.
     """
 
     adversary: str
@@ -74,6 +76,7 @@ class Row:
     verdict: str
     reason: str = ""
     advice: str = ""
+    remark: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,8 @@ class PrivacyReport:
         rounds: Rounds accounted for.
         delta: Chance with which the guarantee may fail.
         secure_keys: Were the keys drawn from the operating system?
-        secure_aggregation: Did the server see sums only?
+        secure_aggregation: Was the server handed sums only?
+        protocol: How: whether masks really ran, and what the server may do.
         rows: One per adversary.
         with_secure_keys: With reproducible keys: what the same run gives with secure ones. Else empty.
         notes: What the figures leave out.
@@ -102,6 +106,7 @@ class PrivacyReport:
     delta: float
     secure_keys: bool
     secure_aggregation: bool
+    protocol: str
     rows: tuple[Row, ...]
     with_secure_keys: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
@@ -129,6 +134,7 @@ def privacy_report(
     dropout_probability: float = 0.0,
     secure_keys: bool = True,
     secure_aggregation: bool = False,
+    protocol: str = ASSUMED,
     equal_weights: bool = True,
     validation_choices: bool = True,
 ) -> PrivacyReport:
@@ -142,8 +148,10 @@ def privacy_report(
         num_clients: Clients in the federation; None is the cohort.
         dropout_probability: Chance that a client of the cohort does not answer.
         secure_keys: Whether keys come from the operating system; with reproducible ones nothing is private.
-        secure_aggregation: Whether the server sees sums only.
-        equal_weights: Whether the mean gives all clients the same weight.
+        secure_aggregation: Whether the server is handed sums only.
+        protocol: How, in words: whether masks really ran, and what the server may do.
+        equal_weights: Whether the model depends on the messages through their plain sum only: no weights,
+            no robust rule.
         validation_choices: Whether anything was picked on validation scores (smoothing, a checkpoint).
 
     Raises:
@@ -164,9 +172,12 @@ def privacy_report(
         dropout_probability,
         secure_aggregation,
         equal_weights,
+        mechanism.tolerated_dropouts(context),
     )
     claims = {claim.adversary: claim for claim in mechanism.claims(context)}
     rows = tuple(_row(claims, adversary, context, setting) for adversary in Adversary)
+    if secure_aggregation:
+        rows = tuple(_with_remark(row, protocol) for row in rows)
     shown = rows if secure_keys else tuple(_refused(row, _SECURE_ONLY, "use seed=None") for row in rows)
     return PrivacyReport(
         repr(mechanism),
@@ -177,6 +188,7 @@ def privacy_report(
         checked,
         secure_keys,
         secure_aggregation,
+        protocol if secure_aggregation else "",
         shown,
         () if secure_keys else rows,
         _notes(setting, validation_choices),
@@ -198,7 +210,8 @@ def claim_against(
 
     Dropouts take half of delta. The loss is `NonPrivate` where the set-up contradicts the adversary.
     """
-    setting = _Setting(rounds, delta, 1.0, dropout_probability, secure_aggregation, equal_weights)
+    tolerated = mechanism.tolerated_dropouts(context)
+    setting = _Setting(rounds, delta, 1.0, dropout_probability, secure_aggregation, equal_weights, tolerated)
     claims = {claim.adversary: claim for claim in mechanism.claims(context)}
     claim = _fitting_claim(claims, adversary, context, setting)
     return claim, setting.available(claim)
@@ -212,6 +225,7 @@ class _Setting:
     dropout_probability: float
     secure_aggregation: bool
     equal_weights: bool
+    tolerated_dropouts: int | None
 
     def available(self, claim: PrivacyClaim) -> float:
         """What of delta is left for the mechanism."""
@@ -244,6 +258,15 @@ def _notes(setting: _Setting, validation_choices: bool) -> tuple[str, ...]:
     return tuple(notes)
 
 
+def _with_remark(row: Row, protocol: str) -> Row:
+    if row.adversary == Adversary.SERVER.name:
+        remark = "the server is handed the sum only, see the row of the server behind secure aggregation"
+        return replace(row, remark=f"{remark} ({protocol}); this row is for messages seen one by one")
+    if row.adversary == Adversary.SECAGG_SERVER.name:
+        return replace(row, remark=protocol, assumptions=(*row.assumptions, protocol))
+    return row
+
+
 def _refused(row: Row, reason: str, advice: str) -> Row:
     return replace(
         row,
@@ -273,7 +296,9 @@ def _fitting_claim(
         )
     if not setting.equal_weights:
         return _as_wider(
-            claims[wider], adversary, "the mean is weighted, so this is the claim of a view of all messages"
+            claims[wider],
+            adversary,
+            "the mean is weighted, or no mean, so this is the claim of a view of all messages",
         )
     if setting.dropout_probability > 0.0 and claim.loss != claims[wider].loss:
         return _after_dropouts(claim, claims[wider], context, setting)
@@ -289,6 +314,9 @@ def _after_dropouts(
 ) -> PrivacyClaim:
     if isinstance(claim.loss, NonPrivate):
         return claim
+    if setting.tolerated_dropouts is not None:
+        enforced = f"a round with more than {setting.tolerated_dropouts} dropouts is aborted"
+        return replace(claim, assumptions=(*claim.assumptions, enforced))
     if not isinstance(claim.loss, CoinSum):
         why = (
             "the aggregate claim needs every client to answer, so this is the claim of a view of all messages"
@@ -425,11 +453,13 @@ def format_epsilon(value: float | None) -> str:
 
 def _plain_words(row: Row) -> str:
     if row.verdict == NO_GUARANTEE:
-        return f"No guarantee: {row.reason}."
-    if row.verdict == VACUOUS:
-        return f"Vacuous: {row.reason}."
-    factor = math.exp(row.epsilon_run)
-    return f"Odds between two possible updates change at most {factor:.3g}-fold over the run."
+        words = f"No guarantee: {row.reason}."
+    elif row.verdict == VACUOUS:
+        words = f"Vacuous: {row.reason}."
+    else:
+        factor = math.exp(row.epsilon_run)
+        words = f"Odds between two possible updates change at most {factor:.3g}-fold over the run."
+    return f"{words} Secure aggregation: {row.remark}." if row.remark else words
 
 
 def _tables(rows: tuple[Row, ...]) -> list[str]:
@@ -459,7 +489,7 @@ def _markdown(report: PrivacyReport) -> str:
         f"{report.mechanism}: {report.dim} parameters, {report.cohort_size} of {report.num_clients} clients "
         f"a round, {report.rounds} rounds, delta {report.delta:g}, "
         f"{'secure' if report.secure_keys else 'reproducible'} keys, "
-        f"secure aggregation {'on' if report.secure_aggregation else 'off'}.",
+        f"secure aggregation {f'on: {report.protocol}' if report.secure_aggregation else 'off'}.",
         "",
         *_tables(report.rows),
         "",

@@ -129,6 +129,21 @@ class SecAgg:
         if self.run not in ("masked", "accounted"):
             raise ValueError(f"run must be 'masked' or 'accounted', got {self.run!r}")
 
+    @property
+    def statement(self) -> str:
+        """What a privacy report has to say about a run with these settings."""
+        ran = (
+            "masking really ran"
+            if self.run == "masked"
+            else "masking was accounted for only, so whoever ran this saw every message"
+        )
+        server = (
+            "for a server that may lie (active), with identities that it does not control"
+            if self.active
+            else "for a server that follows the protocol (semi-honest)"
+        )
+        return f"{ran}, {server}"
+
     def rules(self, num_clients: int) -> tuple[int, int, int]:
         """Return (degree, threshold, min_survivors) for a cohort, all checked.
 

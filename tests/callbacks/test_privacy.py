@@ -5,11 +5,14 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from lightning_fedq.aggregation import RobustAggregation
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.callbacks.privacy import PrivacyBudget
 from lightning_fedq.core import Adversary
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg
 from lightning_fedq.privacy.accounting import spent
+from lightning_fedq.ranges import FixedRange
+from lightning_fedq.secagg import SecAgg
 
 
 class Linear(pl.LightningModule):
@@ -172,3 +175,48 @@ def test_settings_are_checked(arguments, message):
 def test_delta_is_checked_against_the_number_of_clients():
     with pytest.raises(ValueError, match="delta must be > 0 and below"):
         trainer(federated(), PrivacyBudget(1.0, 0.2, Adversary.SERVER)).fit(Linear())
+
+
+def test_behind_secure_aggregation_the_sum_has_a_budget_of_its_own():
+    """A sum of six clients' bits costs less than the bits; the name will do for the adversary."""
+    spent_by = {}
+    for adversary in ("server", "secagg_server"):
+        fed, limit = federated(secure_aggregation=SecAgg()), budget(1e3, adversary)
+        trainer(fed, limit, epochs=2).fit(Linear())
+        spent_by[adversary] = limit.epsilon_spent
+    assert 0.0 < spent_by["secagg_server"] < spent_by["server"] == pytest.approx(cost(2))
+
+
+def test_without_secure_aggregation_its_budget_is_refused():
+    with pytest.raises(ValueError, match="SECAGG_SERVER: secure aggregation is off: the server sees every"):
+        trainer(federated(), budget(adversary="SecAgg_Server")).fit(Linear())
+
+
+def test_masks_that_are_accounted_for_only_warn():
+    fed = federated(secure_aggregation=SecAgg(run="accounted"))
+    with pytest.warns(UserWarning, match="masking is accounted for only, so whoever runs this sees every"):
+        trainer(fed, budget(1e3, Adversary.SECAGG_SERVER), epochs=1).fit(Linear())
+
+
+def test_an_unknown_adversary_is_refused():
+    with pytest.raises(ValueError, match="adversary must be one of eavesdropper, server,"):
+        budget(adversary="nobody")
+
+
+def test_a_robust_rule_is_no_sum():
+    """Claims about the sum do not hold for a median: the outsider's budget is that of all messages."""
+    spent_by = []
+    for aggregator in (None, RobustAggregation("median")):
+        limit = budget(1e3, Adversary.OUTSIDER)
+        trainer(federated(aggregator=aggregator, ranges=FixedRange(1.0)), limit, epochs=1).fit(Linear())
+        spent_by.append(limit.epsilon_spent)
+    assert spent_by[0] < spent_by[1] == pytest.approx(cost(1))
+
+
+def test_aborted_rounds_are_paid_for():
+    fed, limit = federated(secure_aggregation=SecAgg(threshold=6), dropout_probability=0.9), budget(1e3)
+    with pytest.warns(UserWarning, match="was aborted"):
+        trainer(fed, limit, epochs=2).fit(Linear())
+    assert all(record.aborted for record in fed.records)
+    assert fed.engine.ledger.charges.tolist() == [2] * 6
+    assert limit.epsilon_spent == pytest.approx(cost(2))

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_fedq.core import Adversary, GaussianLoss, Mechanism, PrivacyClaim, RoundContext
-from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, FedAvg
+from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, DistributedDiscreteGaussian, FedAvg
 from lightning_fedq.privacy.report import NO_GUARANTEE, VACUOUS, format_epsilon, privacy_report
 
 
@@ -159,3 +159,31 @@ def test_a_large_model_is_reported_within_a_minute(mechanism):
     result = report(mechanism, clients=50, dim=11_200_000, rounds=100, secure_aggregation=True)
     assert result.row(Adversary.EAVESDROPPER).verdict == VACUOUS
     assert time.perf_counter() - start < 60.0
+
+
+def test_behind_secure_aggregation_the_server_row_says_so_and_how():
+    protocol = "masking really ran, for a server that follows the protocol (semi-honest)"
+    result = report(LDPQ(0.1), secure_aggregation=True, protocol=protocol)
+    server, behind = result.row(Adversary.SERVER), result.row(Adversary.SECAGG_SERVER)
+    assert server.remark.startswith("the server is handed the sum only") and protocol in server.remark
+    assert behind.remark == protocol and protocol in behind.assumptions
+    assert behind.epsilon_run < server.epsilon_run == report(LDPQ(0.1)).row(Adversary.SERVER).epsilon_run
+    page = result.to_markdown()
+    assert f"secure aggregation on: {protocol}." in page
+    assert f"Secure aggregation: {server.remark}." in page
+    assert json.loads(result.to_json())["protocol"] == protocol
+    plain = report(LDPQ(0.1))
+    assert plain.protocol == "" and not any(row.remark for row in plain.rows)
+    assumed = report(LDPQ(0.1), secure_aggregation=True).row(Adversary.SECAGG_SERVER)
+    assert assumed.remark == "assumed here, no protocol was run"
+
+
+def test_noise_of_all_clients_is_claimed_where_rounds_with_too_few_are_aborted():
+    """The distributed discrete Gaussian counts on all but `max_dropped`; the engine enforces it."""
+    settings = {"clients": 50, "secure_aggregation": True}
+    mechanism = DistributedDiscreteGaussian(1.0, 1.0, 0.05, max_dropped=10)
+    sure, unsure = (report(mechanism, dropout_probability=p, **settings) for p in (0.0, 0.1))
+    for who in (Adversary.SECAGG_SERVER, Adversary.OUTSIDER):
+        row = unsure.row(who)
+        assert row.epsilon_round == sure.row(who).epsilon_round < unsure.row(Adversary.SERVER).epsilon_round
+        assert "a round with more than 10 dropouts is aborted" in row.assumptions
