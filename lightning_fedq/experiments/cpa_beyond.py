@@ -73,9 +73,7 @@ def solve(
     return knob(low)
 
 
-def _knobs(
-    clip_norm: float, num_clients: int, delta: float
-) -> dict[str, tuple[Knob, float, float, Adversary]]:
+def _knobs(clip_norm: float, num_clients: int) -> dict[str, tuple[Knob, float, float, Adversary]]:
     """By method: a knob that spends more when it grows, its span, and the view of its claim."""
 
     size = padded_size(DIM)
@@ -161,7 +159,7 @@ def cpa_beyond(
                     "acc": 100 * run.last,
                     "acc_best_val": 100 * run.best,
                     "snr_db10": run.snr_db10,
-                    "seconds": run.seconds,
+                    "cpu_seconds": run.cpu_seconds,
                     "mechanism": repr(mechanism),
                 }
             )

@@ -83,7 +83,7 @@ def cpa_fig6(
                         "snr_db20": run.snr_db20,
                         "snr_db10": run.snr_db10,
                         "acc": 100 * run.last,
-                        "seconds": run.seconds,
+                        "cpu_seconds": run.cpu_seconds,
                     }
                 )
         print(f"{clients} clients done", flush=True)

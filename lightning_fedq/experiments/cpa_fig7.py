@@ -73,7 +73,7 @@ def cpa_fig7(
                         "acc_std_over_seeds": float(best.std(ddof=1)) if len(best) > 1 else float("nan"),
                         "acc": float(np.mean([100 * run.last for run in runs])),
                         "snr_db10": float(np.mean([run.snr_db10 for run in runs])),
-                        "seconds": sum(run.seconds for run in runs),
+                        "cpu_seconds": sum(run.cpu_seconds for run in runs),
                     }
                 )
         print(f"{clients} clients done", flush=True)

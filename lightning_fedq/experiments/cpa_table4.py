@@ -93,7 +93,7 @@ def cpa_table4(
                     "acc": 100 * run.last,
                     "acc_best_val": 100 * run.best,
                     "snr_db20": run.snr_db20,
-                    "seconds": run.seconds,
+                    "cpu_seconds": run.cpu_seconds,
                 }
             )
             print(f"{kind} {method} {variant}: {100 * run.last:.2f}", flush=True)

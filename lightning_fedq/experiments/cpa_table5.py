@@ -84,7 +84,7 @@ def cpa_table5(
                         "snr_db20": run.snr_db20,
                         "snr_db10": run.snr_db10,
                         "clip_rate": run.clip_rate,
-                        "seconds": run.seconds,
+                        "cpu_seconds": run.cpu_seconds,
                     }
                 )
                 print(f"{clients} {lr:g} {method} {variant}: {100 * run.last:.2f}", flush=True)
@@ -106,7 +106,7 @@ def _verdict(table: Sequence[dict[str, Any]], method: str, clients: int) -> list
         return []
     accuracy, snr = PUBLISHED[method][clients]
     spread = 6.0 if clients < 50 else 2.0
-    words = []
+    words, gaps = [], {}
     for row in table:
         if (row["method"], row["clients"]) != (method, clients) or row["variant"] == "unbiased":
             continue
@@ -114,7 +114,12 @@ def _verdict(table: Sequence[dict[str, Any]], method: str, clients: int) -> list
         fits = near <= spread and abs(row["snr_db20"] - snr) <= 2.0
         word = "fits" if fits else "does not fit"
         words.append(f"lr {row['lr']:g} {row['acc']:.1f} / {row['snr_db20']:.2f} ({word})")
-    return [f"{method}, K = {clients}: published {accuracy} / {snr}; ours {'; '.join(words)}"]
+        gaps[row["lr"]] = abs(row["snr_db20"] - snr)
+    nearest = min(gaps, key=lambda lr: gaps[lr])
+    return [
+        f"{method}, K = {clients}: published {accuracy} / {snr}; ours {'; '.join(words)}; "
+        f"SNR nearest at lr {nearest:g}"
+    ]
 
 
 def _repaired(table: Sequence[dict[str, Any]]) -> list[str]:

@@ -148,7 +148,7 @@ def cpa_table6(
                 else float("nan"),
                 "acc": 100 * run.last,
                 "acc_best_val": 100 * run.best,
-                "seconds": run.seconds,
+                "cpu_seconds": run.cpu_seconds,
             }
         )
         row = table[-1]
