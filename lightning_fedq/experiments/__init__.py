@@ -18,6 +18,8 @@ from lightning_fedq.experiments.exact_fig4 import exact_fig4
 from lightning_fedq.experiments.exact_fig5 import exact_fig5
 from lightning_fedq.experiments.exact_fig6 import exact_fig6, exact_fig8, exact_fig9
 from lightning_fedq.experiments.exact_fig10 import exact_fig10
+from lightning_fedq.experiments.exact_mnist import exact_mnist
+from lightning_fedq.experiments.exact_smoothing import exact_smoothing
 
 EXPERIMENTS: dict[str, Callable[..., Any]] = {
     "corbin-exp7": corbin_exp7,
@@ -29,6 +31,8 @@ EXPERIMENTS: dict[str, Callable[..., Any]] = {
     "exact-fig8": exact_fig8,
     "exact-fig9": exact_fig9,
     "exact-fig10": exact_fig10,
+    "exact-smoothing": exact_smoothing,
+    "exact-mnist": exact_mnist,
     "cpa-beyond": cpa_beyond,
     "cpa-fig6": cpa_fig6,
     "cpa-fig7": cpa_fig7,

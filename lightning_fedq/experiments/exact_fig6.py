@@ -19,8 +19,12 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.core import Mechanism, RoundContext
+from lightning_fedq.entropy_coding import Elias
 from lightning_fedq.experiments.exact_claims import Claim, finish
+from lightning_fedq.functional.decompose import LEAST_SCALE_BITS, decomposition, draw_mixture
+from lightning_fedq.functional.dither import centred_dither
 from lightning_fedq.functional.grid_noise import analytic_gaussian_multiplier
+from lightning_fedq.functional.irwin_hall import half_support
 from lightning_fedq.functional.layered import minimal_step
 from lightning_fedq.mechanisms import AggregateGaussian, LayeredGaussian
 from lightning_fedq.mechanisms.ddg import ddg_for_budget
@@ -70,8 +74,40 @@ def run_once(mechanism: Mechanism, inputs: Tensor, round: int, seed: int) -> tup
     return float(error), bits / (n * DIM)
 
 
+def _step(num_clients: int, epsilon: float) -> float:
+    """Step of the aggregate Gaussian at A = 1."""
+    sigma = analytic_gaussian_multiplier(epsilon, DELTA) * RADIUS / num_clients
+    return 2.0 * sigma * half_support(num_clients)
+
+
+def aggregate_elias(num_clients: int, epsilon: float, seed: int, samples: int = 200_000) -> float:
+    """Elias gamma bits per coordinate of a message of the aggregate Gaussian, over many draws of its scale A.
+
+    A run of 75 coordinates draws A 75 times only, and one coordinate in 2 n costs dozens of bits: runs of
+    the mechanism scatter around this by several tenths of a bit.
+
+    Args:
+        num_clients: n.
+        epsilon: Budget.
+        seed: Of inputs, scales and dithers.
+        samples: Coordinates, a multiple of 75.
+    """
+    inputs = sphere(-(-samples // DIM), seed).numpy().reshape(-1)
+    rand = PublicRandomness(SeededKeys(seed), 0)
+    scale, _ = draw_mixture(decomposition(num_clients), inputs.size, rand.members("aggregate").words64)
+    steps = scale * _step(num_clients, epsilon)
+    dither = centred_dither(rand.shared_with_server(0, "dither").words64(inputs.size))
+    symbols = np.floor(inputs / steps + dither + 0.5).astype(np.int64)
+    return Elias().num_bits(torch.from_numpy(symbols)) / inputs.size
+
+
 def masked_bits(num_clients: int, epsilon: float, seed: int) -> float:
-    """Bits per coordinate of a message of the aggregate Gaussian behind secure aggregation."""
+    """Bits per coordinate of a message of the aggregate Gaussian behind secure aggregation.
+
+    NaN where the mechanism refuses the cohort, because sums at its smallest A would not fit 62 bits.
+    """
+    if num_clients * (2.0**LEAST_SCALE_BITS * RADIUS / _step(num_clients, epsilon) + 1.0) >= 2.0**62:
+        return math.nan
     context, rand = round_context(num_clients, 0), PublicRandomness(SeededKeys(seed), 0)
     layout = SecAgg().layout(exact_mechanism("aggregate", epsilon), context, rand)
     return 8.0 * layout.num_bytes / DIM
@@ -149,20 +185,22 @@ def exact_fig6(
     rows = [_errors(num_clients, epsilon, ddg_bits, kinds, runs, seed) for epsilon in epsilons]
     for row in rows:
         row["masked_bits"] = masked_bits(num_clients, row["epsilon"], seed)
+        row["aggregate_elias"] = aggregate_elias(num_clients, row["epsilon"], seed)
     claims = _error_claims(rows, ddg_bits, kinds, runs)
     up_to_six = [row for row in rows if row["epsilon"] <= 6.0] or rows
-    most = max(row["aggregate_bits"] for row in up_to_six)
+    most = max(row["aggregate_elias"] for row in up_to_six)
+    runs_most = max(row["aggregate_bits"] for row in up_to_six)
     masked = [row["masked_bits"] for row in up_to_six]
     claims += [
         Claim(
             "the aggregate Gaussian needs 2.5 bits or less (Elias gamma, epsilon up to 6)",
-            f"at most {most:.2f} bits for a message by itself",
-            most <= 2.6,
+            f"at most {most:.2f} bits for a message by itself ({runs_most:.2f} in the {runs} runs above)",
+            round(most, 1) <= 2.5,
         ),
         Claim(
             "and is compatible with secure aggregation (at that cost, as the figure pairs them)",
             f"a masked message takes {min(masked):.1f} to {max(masked):.1f} bits a coordinate",
-            max(masked) <= 2.6,
+            max(masked) <= 2.5,
         ),
     ]
     settings = _settings([num_clients], epsilons, ddg_bits, runs, 30, seed)
@@ -229,7 +267,7 @@ def exact_fig9(
     Args:
         num_clients: Cohorts.
         epsilons: Budgets under zero-out of one client.
-        runs: Rounds per point.
+        runs: Rounds of the shifted quantiser per point; the aggregate one has 200,000 draws of its scale.
         seed: Of inputs and streams.
         out: Folder of table and picture.
     """
@@ -240,11 +278,9 @@ def exact_fig9(
         for epsilon in epsilons:
             sigma = analytic_gaussian_multiplier(epsilon, DELTA) * RADIUS / math.sqrt(n)
             row: Row = {"clients": n, "epsilon": epsilon}
-            for kind in ("aggregate", "shifted"):
-                mechanism = exact_mechanism(kind, epsilon)
-                row[f"{kind}_bits"] = float(
-                    np.mean([run_once(mechanism, inputs, r, seed)[1] for r in range(runs)])
-                )
+            shifted = exact_mechanism("shifted", epsilon)
+            row["shifted_bits"] = float(np.mean([run_once(shifted, inputs, r, seed)[1] for r in range(runs)]))
+            row["aggregate_bits"] = aggregate_elias(n, epsilon, seed)
             row["shifted_fixed"] = math.log2(2.0 + 2.0 * RADIUS / minimal_step("gaussian", sigma))
             row["masked_bits"] = masked_bits(n, epsilon, seed)
             rows.append(row)
