@@ -114,9 +114,9 @@ def one_bit_quantize(
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def one_bit_quantize_row(
+def one_bit_quantize_rows(
     updates: NDArray[np.float32],
-    row: int,
+    rows: NDArray[np.int64],
     first: int,
     words: NDArray[np.uint32],
     ranges: NDArray[np.float64],
@@ -124,35 +124,38 @@ def one_bit_quantize_row(
     high: int,
     bits: NDArray[np.uint8],
 ) -> int:
-    """Quantise a stretch of one row in one pass on the CPU; the bits equal `one_bit_quantize`'s.
+    """Quantise a stretch of some rows in one pass on the CPU; the bits equal `one_bit_quantize`'s.
 
     Args:
-        updates: `(rows, dim)`, C-contiguous.
-        row: Which row.
+        updates: `(num_rows, dim)`, C-contiguous.
+        rows: `(k,)`, which rows.
         first: Where the stretch begins.
-        words: `(n,)` uniform 32-bit words, one for each coordinate of the stretch.
+        words: `(k, n)`, C-contiguous: uniform 32-bit words, one for each coordinate of the stretch.
         ranges: `(3, segments)`: where each segment ends, its centre, its radius.
         low: Smallest threshold.
         high: Largest threshold, < 2^32.
-        bits: `(rows, dim)`, C-contiguous; the stretch is overwritten.
+        bits: `(num_rows, dim)`, C-contiguous; the stretch is overwritten.
 
     Returns:
         How many coordinates were clipped.
     """
-    half, clipped, start = 0.5 * (high - low), 0, first
-    for segment in range(ranges.shape[1]):
-        stop = min(int(ranges[0, segment]), first + words.size)
-        if start >= stop:
-            continue
-        center, inverse = ranges[1, segment], 1.0 / ranges[2, segment]
-        values, out = updates[row, start:stop], bits[row, start:stop]
-        drawn = words[start - first : stop - first]
-        for j in range(values.size):
-            x = (np.float64(values[j]) - center) * inverse
-            clipped += (x > 1.0) | (x < -1.0)
-            x = min(max(x, -1.0), 1.0)
-            out[j] = drawn[j] < np.uint32(low + np.int64(np.floor((x + 1.0) * half + 0.5)))
-        start = stop
+    half, clipped, end = 0.5 * (high - low), 0, first + words.shape[1]
+    for i in range(rows.size):
+        start = first
+        for segment in range(ranges.shape[1]):
+            stop = min(int(ranges[0, segment]), end)
+            if start >= stop:
+                continue
+            center, inverse = ranges[1, segment], 1.0 / ranges[2, segment]
+            values, out = updates[rows[i], start:stop], bits[rows[i], start:stop]
+            drawn = words[i, start - first : stop - first]
+            for j in range(values.size):
+                x = (np.float64(values[j]) - center) * inverse
+                clipped += (x > 1.0) | (x < -1.0)
+                x = min(max(x, -1.0), 1.0)
+                # what is cut off is >= 0.5, so that cutting is rounding down
+                out[j] = drawn[j] < np.uint32(low + np.int64((x + 1.0) * half + 0.5))
+            start = stop
     return clipped
 
 

@@ -7,7 +7,7 @@ epsilon-LDP coin, whatever the coupling.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -24,7 +24,7 @@ from lightning_fedq.functional.one_bit import (
     coin_thresholds,
     one_bit_dequantize_sum,
     one_bit_quantize,
-    one_bit_quantize_row,
+    one_bit_quantize_rows,
     splice_words,
     stratify_words,
 )
@@ -33,6 +33,9 @@ from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
 COINS = "one-bit coins"
 """Purpose of the streams of words, private and shared."""
 _CHUNK = 1 << 14
+"""Coordinates of a message that are worked on at once."""
+_BLOCK = 1 << 15
+"""Words of several clients that wait for the quantiser: 256 KiB, so that they are still in the cache."""
 
 
 class Coupling(Protocol):
@@ -57,8 +60,8 @@ class ComplementaryBits(Coupling):
 
     def __init__(self, stream: Stream, shared_bits: int) -> None:
         self._stream, self._mask = stream, (1 << WORD_BITS) - (1 << (WORD_BITS - shared_bits))
-        self._type = np.uint8 if shared_bits <= 8 else np.uint16 if shared_bits <= 16 else np.uint32
-        self._shift = WORD_BITS - np.iinfo(self._type).bits
+        num_bytes = 1 if shared_bits <= 8 else 2 if shared_bits <= 16 else 4
+        self._type, self._shift = f"u{num_bytes}", WORD_BITS - 8 * num_bytes
 
     def draw(self, count: int) -> NDArray[Any]:
         """See `Coupling.draw`."""
@@ -102,6 +105,21 @@ def stack_by_group(
     return groups
 
 
+def _batches(
+    groups: dict[tuple[int, ...], list[tuple[int, int]]], num_rows: int
+) -> Iterator[list[tuple[tuple[int, ...], list[tuple[int, int]]]]]:
+    """Cut the groups of a stack into batches of about `num_rows` rows, whole groups each."""
+    batch, held = [], 0
+    for group, members in groups.items():
+        if batch and held + len(members) > num_rows:
+            yield batch
+            batch, held = [], 0
+        batch.append((group, members))
+        held += len(members)
+    if batch:
+        yield batch
+
+
 @dataclass(frozen=True)
 class OneBitMechanism(Mechanism):
     """Base of the one-bit family; as it stands, every client's words are its own.
@@ -137,21 +155,30 @@ class OneBitMechanism(Mechanism):
         self, rows: Tensor, context: RoundContext, rand: ClientRandomness
     ) -> tuple[Tensor, int]:
         values, coin, clipped = rows.contiguous().numpy(), self.coin, 0
-        bits, scratch = np.empty(values.shape, np.uint8), np.empty(_CHUNK, np.uint32)
+        bits, scratch = np.empty(values.shape, np.uint8), np.empty(_BLOCK, np.uint32)
         ranges = np.stack([np.cumsum(context.segments), context.center.numpy(), context.radius.numpy()])
-        for group, members in stack_by_group(context, rand.clients).items():
-            coupling = self.coupling(group, rand)
-            streams = [rand.private(group[rank], COINS) for _, rank in members]
+        num_slots = _BLOCK // min(_CHUNK, context.dim) or 1
+        for groups in _batches(stack_by_group(context, rand.clients), num_slots):
+            couplings = [self.coupling(group, rand) for group, _ in groups]
+            streams = [[rand.private(group[rank], COINS) for _, rank in members] for group, members in groups]
+            order = np.array([row for _, members in groups for row, _ in members])
             for first in range(0, context.dim, _CHUNK):
-                words = scratch[: context.dim - first]
-                shared = coupling.draw(len(words)) if coupling else None
-                for (row, rank), stream in zip(members, streams, strict=True):
-                    stream.fill(words)
-                    if coupling and shared is not None:
-                        coupling.apply(words, shared, rank)
-                    clipped += one_bit_quantize_row(
-                        values, row, first, words, ranges, coin.low, coin.high, bits
-                    )
+                size = min(_CHUNK, context.dim - first)
+                block = scratch[: num_slots * size].reshape(num_slots, size)
+                slots, done, waiting = list(block), 0, 0
+                for coupling, own, (_, members) in zip(couplings, streams, groups, strict=True):
+                    shared = coupling.draw(size) if coupling else None
+                    for stream, (_, rank) in zip(own, members, strict=True):
+                        stream.fill(words := slots[waiting])
+                        if coupling and shared is not None:
+                            coupling.apply(words, shared, rank)
+                        waiting += 1
+                        if waiting == num_slots or done + waiting == len(order):
+                            which = order[done : done + waiting]
+                            clipped += one_bit_quantize_rows(
+                                values, which, first, block[:waiting], ranges, coin.low, coin.high, bits
+                            )
+                            done, waiting = done + waiting, 0
         return torch.from_numpy(bits), clipped
 
     def _encode_on_device(
