@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -125,7 +126,8 @@ def attack_target(
     mechanism, adversary = target.mechanism, target.adversary
     inverted = inversion.run(mechanism, adversary, options.inversions, generator())
     matched = matching.run(mechanism, adversary, options.attempts, generator())
-    member = membership_inference(matching, mechanism, adversary, generator())
+    rounds = max(24, math.ceil(2200 / len(matching.inputs)))  # non-members enough for a rate of 0.1%
+    member = membership_inference(matching, mechanism, adversary, generator(), rounds=rounds)
     worst = max(inverted.estimate, matched.estimate, key=lambda estimate: estimate.leakage)
     low, high = inverted.truth.min().item(), inversion.inputs.max().item()
     pictures = inverted.truth.dim() == 4 and inverted.truth.shape[1] in (1, 3)

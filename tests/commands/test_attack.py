@@ -7,7 +7,18 @@ import pytest
 
 from lightning_fedq.cli import main
 
-SMALL = ["--attempts", "60", "--inversions", "2", "--model", "linear", "--attack", "idlg"]
+SMALL = [
+    "--attempts",
+    "60",
+    "--candidates",
+    "50",
+    "--inversions",
+    "2",
+    "--model",
+    "linear",
+    "--attack",
+    "idlg",
+]
 
 
 def test_table_and_picture(tmp_path, capsys):
