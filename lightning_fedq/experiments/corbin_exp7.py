@@ -31,7 +31,7 @@ from lightning_fedq.ranges import FixedRange, PreviousMinMax, RangeRule
 from lightning_fedq.reports import Row, fresh_folder, read_rows, save_figure, write_rows, write_summary
 
 Target = Literal["weights", "updates"]
-SHARED_BITS, LEARNING_RATE, MOMENTUM, PATIENCE = 5, 0.01, 0.9, 5
+SHARED_BITS, MOMENTUM, PATIENCE = 5, 0.9, 5
 TRAIN_SAMPLES, VAL_SAMPLES = 44_800, 2_000
 PUBLISHED = "published (figure 3c): CorBin-FL loses less than 1.5 points to vanilla and is above LDP-FL"
 
@@ -44,6 +44,7 @@ def corbin_exp7(
     rounds: int = 10,
     local_epochs: int = 3,
     batch_size: int = 32,
+    learning_rate: float = 0.01,
     smoothing: Sequence[float] = (1.0, 0.5, 0.2),
     targets: Sequence[Target] = ("weights", "updates"),
     radii: Sequence[float] = (0.02,),
@@ -60,6 +61,7 @@ def corbin_exp7(
         rounds: Not stated.
         local_epochs: Not stated.
         batch_size: 64 in the paper.
+        learning_rate: Of the clients' SGD with momentum 0.9; neither is stated.
         smoothing: The grid of lambda; the paper's is 0.1, 0.2, ..., 1.0.
         targets: What is quantised; the paper quantises weights, with the previous model's min-max as range.
         radii: Fixed ranges to try for updates, in units of an update.
@@ -93,7 +95,7 @@ def corbin_exp7(
             label = f"{name}-{target}-{value:g}" + (
                 f"-{rule.radius:g}" if isinstance(rule, FixedRange) else ""
             )
-            model = Classifier(network, LEARNING_RATE, MOMENTUM)
+            model = Classifier(network, learning_rate, MOMENTUM)
             outcome = train(model, images, federated, rounds, PATIENCE, folder / label)
             table.append(_row(name, target, value, rule, outcome))
             write_rows(folder / "table.csv", table)
@@ -106,7 +108,7 @@ def corbin_exp7(
         "rounds": rounds,
         "local_epochs": local_epochs,
         "batch_size": batch_size,
-        "optimizer": f"SGD, lr {LEARNING_RATE}, momentum {MOMENTUM}",
+        "optimizer": f"SGD, lr {learning_rate}, momentum {MOMENTUM}",
         "shared_bits": SHARED_BITS,
         "seed": seed,
     }
