@@ -3,6 +3,7 @@
 from lightning_fedq.callbacks.byzantine import ByzantineClients
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import Federated
+from lightning_fedq.callbacks.langevin import Langevin
 from lightning_fedq.callbacks.leakage import LeakageMonitor
 from lightning_fedq.callbacks.privacy import PrivacyBudget
 from lightning_fedq.callbacks.progress import RoundProgressBar
@@ -14,6 +15,7 @@ __all__ = [
     "DPSGD",
     "ByzantineClients",
     "Federated",
+    "Langevin",
     "LeakageMonitor",
     "PrivacyBudget",
     "ReloadBest",

@@ -2,8 +2,8 @@
 
 f_s(x) = E f(x + s Z), Z standard normal, is smooth where f is only convex and Lipschitz: f <= f_s <= f + s L
 sqrt d, and its gradient is (L / s)-Lipschitz. A server that broadcasts its point through a layered quantiser
-with error N(0, s^2 I) gives clients a point perturbed by exactly the noise that smoothing wants; a subgradient
-there is an unbiased gradient of f_s.
+with error N(0, s^2 I) gives clients a point perturbed by exactly the noise that smoothing wants; a
+subgradient there is an unbiased gradient of f_s.
 
 References:
     Hegazy et al., Compression with Exact Error Distribution for Federated Learning, AISTATS 2024, appendix D.
@@ -65,9 +65,10 @@ def compressed_copies(point: Tensor, sigma: float, copies: int, words: Words) ->
     values = point.detach().cpu().double().numpy()
     dither, step, offset = (np.empty(copies * values.size) for _ in range(3))
     layer_row(words(WORDS_PER_COORDINATE * dither.size), sigma, True, False, dither, step, offset)
-    dither, step = dither.reshape(copies, -1), step.reshape(copies, -1)
-    symbols = np.floor(values / step + dither + 0.5).astype(np.int64)
-    return Perturbed(torch.from_numpy((symbols - dither) * step), symbols, dither, step)
+    shape = (copies, values.size)
+    dithers, steps = dither.reshape(shape), step.reshape(shape)
+    symbols = np.floor(values / steps + dithers + 0.5).astype(np.int64)
+    return Perturbed(torch.from_numpy((symbols - dithers) * steps), symbols, dithers, steps)
 
 
 def accelerated_smoothing(
