@@ -510,13 +510,13 @@ class RoundEngine:
             self.ranges = self.range_rule.following(self.ranges, self.weights, mean, variance, self.segments)
         self.total_uplink_bits += record.uplink_bits
         self.total_downlink_bits += record.downlink_bits
-        self.round, self.attempt, self.plan = self.round + 1, 0, None
+        self.round, self.attempt, self.plan, self._secure = self.round + 1, 0, None, None
         return record
 
     def abandon(self) -> None:
         """Give up an open round: its streams are never used again, the next start is a new attempt."""
         if self.plan is not None:
-            self.attempt, self.plan = self.attempt + 1, None
+            self.attempt, self.plan, self._secure = self.attempt + 1, None, None
 
     def _open_plan(self) -> RoundPlan:
         if self.plan is None:

@@ -98,6 +98,28 @@ def check_flags(trainer: Any) -> None:
     check_accumulation(trainer)
 
 
+class Buffers:
+    """Watches that training leaves the module's buffers alone: only parameters are federated."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._seen = [(name, buffer, buffer._version) for name, buffer in module.named_buffers()]
+
+    def check(self) -> None:
+        """Refuse to go on.
+
+        Raises:
+            ValueError: Naming the buffers that have changed.
+        """
+        changed = [name for name, buffer, version in self._seen if buffer._version != version]
+        if changed:
+            raise ValueError(
+                f"training changed the buffers {', '.join(changed)}, which no update carries: clients "
+                "would mix; "
+                "use layers without running statistics (GroupNorm), or keep the values out of the "
+                "module's buffers"
+            )
+
+
 def check_accumulation(trainer: pl.Trainer) -> None:
     """Refuse gradient accumulation, which would reach across clients.
 

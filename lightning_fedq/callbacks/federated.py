@@ -13,8 +13,8 @@ repetition has new keys and is charged again. A process that is killed outright 
 its last round had sent: the ledger of the run that resumes without a seed knows nothing of that round.
 
 The state here is large for one class because Lightning calls one object; the parts that need no hook
-are beside it: `checks` (what is refused), `schedule` (who trains when), `data.loader` (batches),
-`strategies` (stacks), `rounds` (the server).
+are beside it: `checks` (what is refused), `schedule` (who trains when), `stack_size` (how many side by
+side), `secure_sum`, `data.loader` (batches), `strategies` (stacks), `rounds` (the server).
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
+from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.aggregation import RobustAggregation
 from lightning_fedq.callbacks.checks import (
+    Buffers,
     check_accumulation,
     check_loader_is_ours,
     check_optimizers,
@@ -37,6 +38,7 @@ from lightning_fedq.callbacks.checks import (
 )
 from lightning_fedq.callbacks.schedule import round_stacks, shortened
 from lightning_fedq.callbacks.secure_sum import check_modulus, check_secure_aggregation, secure_sum
+from lightning_fedq.callbacks.stack_size import choose_clients_per_step, largest_stack
 from lightning_fedq.core import Mechanism
 from lightning_fedq.data.datamodule import FederatedDataModule
 from lightning_fedq.data.labels import label_figure, labels_of
@@ -55,13 +57,9 @@ from lightning_fedq.rounds import (
 )
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.strategies.client_parallel import ClientParallelStrategy
-from lightning_fedq.strategies.rehearsal import elementwise, rehearse
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-_STACK_VALUES = {"cpu": 1 << 21, "cuda": 1 << 26}
-"""Parameters of all clients of an automatically sized stack: 8 MiB of float32 on a CPU."""
 
 
 class _RoundStart(NamedTuple):
@@ -189,7 +187,7 @@ class Federated(pl.Callback):
         self._deal_out()
         self._limit = int(trainer.fast_dev_run)  # type: ignore[attr-defined]
         self._make_engine()
-        self._watch_buffers(pl_module)
+        self._buffers = Buffers(pl_module)
         self._choose_stack(trainer, optimizer)
         self._loaded = None
         self._parallel = ClientParallelStrategy(trainer, self._names, self.clients_per_step_chosen)
@@ -318,47 +316,15 @@ class Federated(pl.Callback):
         if self._loaded is not None:
             self.clients_per_step_chosen = self._loaded["clients_per_step"]
             return
-        self.clients_per_step_chosen = 1
-        wanted = self.clients_per_step
-        if wanted == "auto":
-            budget = _STACK_VALUES.get(self._parameters[0].device.type, _STACK_VALUES["cuda"])
-            size = min(budget // self._engine.weights.numel(), self.planner.cohort_size)
-        else:
-            size = wanted
-        if size < 2 or self.planner.cohort_size < 2:
-            return
-        if not elementwise(optimizer):
-            name = type(optimizer).__name__
-            if wanted != "auto":
-                raise ValueError(
-                    f"{name} is not elementwise, so clients can't train side by side with it; "
-                    "use clients_per_step=1, or SGD, Adam(W), RMSprop, Adagrad or another "
-                    "elementwise optimiser"
-                )
-            rank_zero_warn(f"Federated trains one client at a time: {name} is not elementwise")
-            return
-        largest = max(self._stacks_of(0, size), key=lambda stack: len(stack.clients))
-        if len(largest.clients) < 2:
-            return
-        batch = trainer.precision_plugin.convert_input(self._first_batch(largest))
-        batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-        found = rehearse(trainer, self._names, batch, measure=wanted == "auto")
-        if found.obstacle is not None:
-            rank_zero_warn(
-                "Federated trains one client at a time, because a stack of clients can't run: "
-                f"{found.obstacle}"
-            )
-            return
-        if wanted != "auto":
-            self.clients_per_step_chosen = size
-            return
-        alone = found.single_seconds * len(largest.clients)
-        if found.stacked_seconds < alone:
-            self.clients_per_step_chosen = size
-        rank_zero_info(
-            f"Federated: a step of {len(largest.clients)} clients takes "
-            f"{1e3 * found.stacked_seconds:.1f} ms side by "
-            f"side and {1e3 * alone:.1f} ms one at a time; clients_per_step = {self.clients_per_step_chosen}"
+        self.clients_per_step_chosen = 1  # the rehearsal trains one client at a time, too
+        self.clients_per_step_chosen = choose_clients_per_step(
+            trainer,
+            optimizer,
+            self._names,
+            self.clients_per_step,
+            largest_stack(self._parameters[0].device.type, self._engine.weights.numel(), self.planner),
+            lambda size: max(self._stacks_of(0, size), key=lambda stack: len(stack.clients)),
+            self._first_batch,
         )
 
     def _first_batch(self, stack: Stack) -> Any:
@@ -448,17 +414,12 @@ class Federated(pl.Callback):
             return
         clients = self._training.clients
         if len(clients) == 1:
-            local = flatten(self._parameters)[None]
+            self._engine.receive(clients, (flatten(self._parameters) - self._start)[None])
         elif clients:
-            local = self._parallel.weights
-        if clients:
-            if local.dtype == self._start.dtype:
-                self._engine.receive(clients, local.sub_(self._start))
-            else:
-                self._engine.receive(clients, local.to(self._start) - self._start)
+            self._engine.receive(clients, self._parallel.updates())
         self._parallel.close()
         self._training = None
-        self._check_buffers()
+        self._buffers.check()
         if not self._pending:
             self._finish_round(trainer)
 
@@ -506,21 +467,6 @@ class Federated(pl.Callback):
         self._show_global_weights()
         self._optimizer.state.clear()
         self._training, self._pending, self._steps_left = None, [], 0
-
-    # ---- buffers: only parameters are federated ---------------------------------------------------
-
-    def _watch_buffers(self, module: pl.LightningModule) -> None:
-        self._buffers = [(name, buffer, buffer._version) for name, buffer in module.named_buffers()]
-
-    def _check_buffers(self) -> None:
-        changed = [name for name, buffer, version in self._buffers if buffer._version != version]
-        if changed:
-            raise ValueError(
-                f"training changed the buffers {', '.join(changed)}, which no update carries: clients "
-                "would mix; "
-                "use layers without running statistics (GroupNorm), or keep the values out of the "
-                "module's buffers"
-            )
 
     # ---- checkpoint -------------------------------------------------------------------------------
 
