@@ -1,9 +1,9 @@
 """A whole stack of clients in one Lightning step: `torch.func.vmap` over the user's `training_step`.
 
-The parameters of a stack live in one `(clients, dim)` buffer. A step maps the user's own
-`training_step` over the clients, `backward` hands the gradients over, and the user's own optimiser
-steps the buffer, which is right for elementwise optimisers and refused for others. Memory is that of
-one stack, whatever the number of clients.
+The parameters of a stack live in one buffer, parameter by parameter, each `(clients, *shape)`. A step
+maps the user's own `training_step` over the clients, `backward` hands the gradients over as they are,
+and the user's own optimiser steps the buffer, which is right for elementwise optimisers and refused
+for others. Memory is that of one stack, whatever the number of clients.
 
 This is not a `Strategy` for `Trainer(strategy=...)`: one callback, and nothing else changed, is the
 property to keep. While it is attached it stands in for `training_step` and `backward` of the
@@ -74,38 +74,31 @@ class StackedStep:
         self._own = vmap(gradients, in_dims=(0, 0), randomness="different")
         self._common = vmap(gradients, in_dims=(None, 0), randomness="different")
 
-    def views(self, flat: Tensor) -> dict[str, Tensor]:
-        """Cut `(..., dim)` into one view a parameter, `(..., *shape)`."""
-        parts = torch.split(flat, self.sizes, dim=-1)
-        return {
-            name: part.view(*flat.shape[:-1], *shape)
-            for name, part, shape in zip(self.names, parts, self.shapes, strict=True)
-        }
-
     def __call__(
-        self, weights: Tensor, batch: Any, *args: Any
-    ) -> tuple[Tensor, dict[str, Tensor], dict[str, Any]]:
+        self, weights: Sequence[Tensor], batch: Any, *args: Any, common: bool = False
+    ) -> tuple[Tensor, list[Tensor], dict[str, Any]]:
         """Run one step.
 
         Args:
-            weights: `(clients, dim)`, or `(dim,)` where all clients still share one set of weights;
-                then the forward pass is one big batch.
+            weights: One tensor a parameter, `(clients, *shape)`.
             batch: A batch whose tensors lead with a client dimension.
             args: Further arguments of `training_step`, the same for every client.
+            common: All clients still share one set of weights, each of its tensors `shape`: the
+                forward pass is one big batch.
 
         Returns:
-            The mean loss, the gradients by name, each `(clients, *shape)`, and what else
-            `training_step` returned.
+            The mean loss, the gradients, each `(clients, *shape)`, and what else `training_step`
+            returned.
         """
-        run = self._common if weights.dim() == 1 else self._own
+        run = self._common if common else self._own
         self._args, self._logged, self._constants = args, {}, {}
         self.module.log = self._catch  # type: ignore[method-assign]
         try:
-            gradients, (losses, (values, extra)) = run(self.views(weights), batch)
+            gradients, (losses, (values, extra)) = run(dict(zip(self.names, weights, strict=True)), batch)
         finally:
             del self.module.log
         self._values = values
-        return losses.mean(), gradients, {**self._constants, **extra}
+        return losses.mean(), list(gradients.values()), {**self._constants, **extra}
 
     def _one_client(self, parameters: dict[str, Tensor], batch: Any) -> tuple[Tensor, Any]:
         output = functional_call(self._step, parameters, (batch, *self._args))
@@ -166,13 +159,13 @@ class ClientParallelStrategy:
         self._optimizer: Optimizer = trainer.optimizers[0]
         self._step = StackedStep(trainer.lightning_module, names)
         parameters = dict(trainer.lightning_module.named_parameters())
-        self._runs = _runs([parameters[name] for name in names], self._optimizer)
-        like = parameters[names[0]].detach()
-        self._weights = like.new_empty(capacity, sum(self._step.sizes))
-        self._gradients = torch.empty_like(self._weights)
+        self._owners = _owners([parameters[name] for name in names], self._optimizer)
+        like, dim = parameters[names[0]].detach(), sum(self._step.sizes)
+        self._buffers = [like.new_empty(capacity, *shape) for shape in self._step.shapes]
+        self._updates = like.new_empty(capacity, dim, dtype=torch.promote_types(like.dtype, torch.float32))
         self._originals: list[list[Tensor]] = []
-        self._active: Tensor | None = None
-        self._common: Tensor | None = None
+        self._active: list[Tensor] | None = None
+        self._gradients: list[Tensor] = []
 
     def attach(self) -> None:
         """Stand in for three methods of the trainer's strategy and precision plugin."""
@@ -194,22 +187,27 @@ class ClientParallelStrategy:
             num_clients: 0 to `capacity`.
             weights: `(dim,)`, where every client starts from.
         """
-        self._active, self._common = self._weights[:num_clients], weights.to(self._weights.dtype)
-        self._active.copy_(weights)
+        self._start = [
+            part.view(shape)
+            for part, shape in zip(weights.split(self._step.sizes), self._step.shapes, strict=True)
+        ]
+        self._num_clients, self._common = num_clients, True
+        self._active = [buffer[:num_clients] for buffer in self._buffers]
+        for active, start in zip(self._active, self._start, strict=True):
+            active.copy_(start)
         self._originals = [group["params"] for group in self._optimizer.param_groups]
-        self._pairs = []
-        for group, runs in zip(self._optimizer.param_groups, self._runs, strict=True):
-            pairs = [
-                (self._active[:, a:b], self._gradients[:num_clients, a:b]) for a, b in runs if num_clients
-            ]
-            group["params"] = [weight for weight, _ in pairs]
-            self._pairs += pairs
+        for index, group in enumerate(self._optimizer.param_groups):
+            pairs = zip(self._active, self._owners, strict=True) if num_clients else ()
+            group["params"] = [active for active, owner in pairs if owner == index]
 
-    @property
-    def weights(self) -> Tensor:
-        """`(clients, dim)`, the weights of the open stack's clients; overwritten by the next stack."""
+    def updates(self) -> Tensor:
+        """Return `(clients, dim)`, local - global of the open stack's clients; overwritten by the next stack."""
         assert self._active is not None
-        return self._active
+        updates = self._updates[: self._num_clients]
+        columns = updates.split(self._step.sizes, dim=1)
+        for column, active, start in zip(columns, self._active, self._start, strict=True):
+            torch.sub(active.flatten(1), start.flatten(), out=column)
+        return updates
 
     def close(self) -> None:
         """End the stack, if one is open: the optimiser holds the module's own parameters again."""
@@ -218,7 +216,7 @@ class ClientParallelStrategy:
         for group, originals in zip(self._optimizer.param_groups, self._originals, strict=True):
             group["params"] = originals
         self._optimizer.state.clear()
-        self._active = self._common = None
+        self._active, self._gradients = None, []
 
     # ---- what Lightning calls -------------------------------------------------------------------
 
@@ -226,17 +224,16 @@ class ClientParallelStrategy:
         """One step of all clients of the stack; the strategy's own step outside of one."""
         if self._active is None:
             return self._ordinary_step(*args, **kwargs)
-        num_clients = len(self._active)
-        if num_clients == 0:
-            return torch.zeros((), device=self._active.device)
+        if self._num_clients == 0:
+            return torch.zeros((), device=self._updates.device)
         batch, *rest = (*args, *kwargs.values())
         with self._precision.train_step_context():
-            weights = self._active if self._common is None else self._common
-            loss, gradients, extra = self._step(weights, batch, *rest)
-        self._common = None
-        columns = [gradient.reshape(num_clients, -1) for gradient in gradients.values()]
-        torch.cat(columns, dim=1, out=self._gradients[:num_clients])
-        self._step.replay(num_clients, batch)
+            weights = (
+                [start.to(self._active[0].dtype) for start in self._start] if self._common else self._active
+            )
+            loss, self._gradients, extra = self._step(weights, batch, *rest, common=self._common)
+        self._common = False
+        self._step.replay(self._num_clients, batch)
         return {"loss": loss, **extra} if extra else loss
 
     def backward(
@@ -248,8 +245,8 @@ class ClientParallelStrategy:
         module = self._trainer.lightning_module
         self._strategy.pre_backward(closure_loss)
         loss: Tensor = self._precision.pre_backward(closure_loss, module)
-        for weight, gradient in self._pairs:
-            weight.grad = gradient
+        for weight, gradient in zip(self._active, self._gradients, strict=False):  # no gradients: nobody
+            weight.grad = gradient.contiguous()
         loss = self._precision.post_backward(loss, module)
         self._strategy.post_backward(loss)
         return loss
@@ -258,22 +255,18 @@ class ClientParallelStrategy:
         """Clip every client's gradient by its own norm, as it would be one client at a time."""
         if self._active is None:
             return self._ordinary_clip(optimizer, clip_val)
-        gradients = self._gradients[: len(self._active)]
-        norms = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
-        gradients.mul_((clip_val / (norms + 1e-6)).clamp(max=1.0))
+        gradients = [weight.grad for weight in self._active if weight.grad is not None]
+        if not gradients:
+            return None
+        norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients]).norm(dim=0)
+        factors = (clip_val / (norms + 1e-6)).clamp(max=1.0)
+        for weight, gradient in zip(self._active, gradients, strict=True):
+            # not in place: two parameters may have been given one and the same gradient
+            weight.grad = gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
         return None
 
 
-def _runs(parameters: Sequence[Tensor], optimizer: Optimizer) -> list[list[tuple[int, int]]]:
-    """For each parameter group, the intervals of the flat vector that it owns, neighbours merged."""
+def _owners(parameters: Sequence[Tensor], optimizer: Optimizer) -> list[int]:
+    """For each parameter, the index of its parameter group."""
     owner = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    runs: list[list[tuple[int, int]]] = [[] for _ in optimizer.param_groups]
-    start = 0
-    for parameter in parameters:
-        own, stop = runs[owner[id(parameter)]], start + parameter.numel()
-        if own and own[-1][1] == start:
-            own[-1] = (own[-1][0], stop)
-        else:
-            own.append((start, stop))
-        start = stop
-    return runs
+    return [owner[id(parameter)] for parameter in parameters]

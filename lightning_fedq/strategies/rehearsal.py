@@ -87,9 +87,9 @@ def _try(
     parameters = dict(module.named_parameters())
     if len({parameters[name].dtype for name in names}) > 1:
         return Rehearsal("the parameters are of several dtypes")
-    weights = torch.cat([parameters[name].detach().reshape(-1) for name in names])
     num_clients = _num_clients(batch)
-    stack = weights.repeat(num_clients, 1)
+    own = [parameters[name].detach() for name in names]
+    stack = [weight.expand(num_clients, *weight.shape).contiguous() for weight in own]
     first = tree_map_only(Tensor, lambda t: t[0], batch)
 
     def stacked() -> None:
