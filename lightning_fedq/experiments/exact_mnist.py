@@ -30,6 +30,7 @@ from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.mechanisms import AggregateGaussian, FedAvg
 from lightning_fedq.mechanisms.calibration import gaussian_noise_multiplier
 from lightning_fedq.models import Classifier, Linear
+from lightning_fedq.randomness import PublicRandomness
 from lightning_fedq.reports import Row, fresh_folder
 from lightning_fedq.secagg import SecAgg
 
@@ -88,6 +89,10 @@ def perturb(federated: Federated, module: Any, sigma: float, generator: torch.Ge
             start += parameter.numel()
 
 
+GRAPH: dict[str, Any] = {"degree": "auto", "max_corrupt": 0.05, "max_dropout": 0.05}
+"""A sparse graph: on the complete one, 500 clients' shares outweigh a model of 7,850 parameters."""
+
+
 @dataclass(frozen=True)
 class _Setting:
     data: ImageData
@@ -110,7 +115,7 @@ def _run(kind: str, setting: _Setting, seed: int) -> Row:
     mechanism: AggregateGaussian | ClippedFloats = ClippedFloats(setting.clip_norm)
     if kind == "aggregate":
         mechanism = AggregateGaussian(setting.clip_norm, setting.multiplier, entropy_code="elias")
-        secagg = SecAgg(run=setting.secagg)
+        secagg = SecAgg(run=setting.secagg, **GRAPH)
     federated = Federated(
         mechanism,
         setting.num_clients,
@@ -138,11 +143,19 @@ def _run(kind: str, setting: _Setting, seed: int) -> Row:
     dim = sum(parameter.numel() for parameter in model.parameters())
     messages = len(federated.records) * setting.num_clients
     sent = sum(record.uplink_bits for record in federated.records)
+    masked = 32.0
+    if secagg is not None:
+        engine = federated.engine
+        assert engine is not None
+        context = engine.context(engine.planner.plan(0, mechanism))
+        layout = secagg.layout(mechanism, context, PublicRandomness(engine.keys, 0))
+        masked = 8.0 * layout.num_bytes / dim
     return {
         "kind": float(("none", "gaussian", "aggregate").index(kind)),
         "seed": seed,
         "accuracy": accuracy,
         "bits_per_parameter": sent / messages / dim,
+        "update_bits": masked,
     }
 
 
@@ -203,7 +216,7 @@ def _claims(rows: Sequence[Row]) -> list[Claim]:
     # 10,000 test images: independent tests of one model differ by sqrt(2 p (1 - p) / 10^4) and seeds on top
     rate = float(gaussian.mean())
     spread = math.sqrt(float(aggregate.var() + gaussian.var()) / len(aggregate) + 2e-4 * rate * (1.0 - rate))
-    bits = float(_column(rows, 2.0, "bits_per_parameter").mean())
+    bits, update = (float(_column(rows, 2.0, n).mean()) for n in ("bits_per_parameter", "update_bits"))
     return [
         Claim(
             "the aggregate Gaussian trains as well as the Gaussian mechanism without compression",
@@ -213,7 +226,8 @@ def _claims(rows: Sequence[Row]) -> list[Claim]:
         ),
         Claim(
             "at fewer bits than floats",
-            f"{bits:.2f} bits a parameter and round, with all of secure aggregation's messages, against 32",
+            f"a masked update takes {update:.2f} bits a parameter, all of the protocol's messages up "
+            f"{bits:.2f}, against 32",
             bits < 32.0,
         ),
     ]

@@ -24,7 +24,7 @@ def test_clipped_floats_keep_short_updates_and_shorten_long_ones() -> None:
 
 
 def row(kind: float, seed: int, accuracy: float, bits: float) -> dict[str, float]:
-    return {"kind": kind, "seed": seed, "accuracy": accuracy, "bits_per_parameter": bits}
+    return {"kind": kind, "seed": seed, "accuracy": accuracy, "bits_per_parameter": bits, "update_bits": bits}
 
 
 def test_verdicts_can_fail() -> None:
