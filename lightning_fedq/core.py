@@ -353,6 +353,11 @@ class Mechanism(ABC):
         """
         return None
 
+    @property
+    def gaussian_error(self) -> bool:
+        """Is the error of the decoded mean exactly Gaussian (or zero), its variance `noise_variance`?"""
+        return False
+
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
         """How a cohort of `num_clients` is cut into groups that share peer randomness; sums to `num_clients`.
 

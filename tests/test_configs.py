@@ -56,7 +56,8 @@ def test_configuration_runs(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     else:
         config["data"]["init_args"].update(num_train=300)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("lightning_fedq.callbacks.run_folder.save_figure", lambda *_: None)  # most of the time
+    # most of the time goes into figures
+    monkeypatch.setattr("lightning_fedq.callbacks.run_folder.save_figure", lambda *_: None)
     config["trainer"].update(max_epochs=1, **QUIET)
     federated = config["trainer"]["callbacks"][0]["init_args"]
     federated.update(num_clients=10, local_epochs=1, clients_per_step=10)

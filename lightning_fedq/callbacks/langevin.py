@@ -18,14 +18,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from scipy import special
 from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.callbacks.lookup import callbacks_of, federated_of
 from lightning_fedq.functional.flatten import copy_into
-from lightning_fedq.mechanisms import AggregateGaussian, FedAvg, LayeredGaussian
 from lightning_fedq.randomness import PublicRandomness
 
 
@@ -69,10 +67,7 @@ class Langevin(pl.Callback):
         """Refuse what would sample another law."""
         federated = self._federated(trainer)
         planner, mechanism = federated.planner, federated.mechanism
-        exact = isinstance(mechanism, LayeredGaussian | FedAvg) or (
-            isinstance(mechanism, AggregateGaussian) and mechanism.target == "gaussian"
-        )
-        if not exact:
+        if not mechanism.gaussian_error:
             raise ValueError(
                 f"the error of {type(mechanism).__name__} is not exactly Gaussian with a known variance; "
                 "use LayeredGaussian, AggregateGaussian or FedAvg"
@@ -84,7 +79,7 @@ class Langevin(pl.Callback):
                 "a chain moves by the mean update itself; use target='updates', smoothing=1.0 and no "
                 "server_optimizer"
             )
-        if isinstance(mechanism, LayeredGaussian | AggregateGaussian) and not federated.diagnostics:
+        if not federated.diagnostics:
             raise ValueError("a clipped update bends the drift, and only diagnostics=True shows it")
         wanted = self.step_size * federated.num_clients
         optimizer = trainer.optimizers[0]
@@ -125,7 +120,7 @@ class Langevin(pl.Callback):
                 f"{-missing.min().item():.3g}; lower noise_multiplier"
             )
         stream = PublicRandomness(engine.keys, record.round).members("langevin noise")
-        normal = torch.from_numpy(special.ndtri(stream.uniforms(context.dim).clip(max=1.0 - 2.0**-53)))
+        normal = torch.special.ndtri(torch.from_numpy(stream.uniforms(context.dim)))
         noise = context.expand(missing.cpu()).sqrt() * normal
         engine.weights += noise.to(engine.weights)
         copy_into(engine.weights, list(pl_module.parameters()))

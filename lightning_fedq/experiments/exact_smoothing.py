@@ -36,10 +36,11 @@ class AbsoluteRegression:
 
     def __init__(self, rows: int, dim: int, seed: int) -> None:
         generator = torch.Generator().manual_seed(seed)
-        normal = {"generator": generator, "dtype": torch.float64}
-        self.matrix = torch.randn(rows, dim, **normal)  # type: ignore[call-overload]
-        truth, noise = torch.randn(dim, **normal), torch.randn(rows, **normal)  # type: ignore[call-overload]
-        outlier = torch.rand(rows, **normal) < 0.1  # type: ignore[call-overload]
+        double = torch.float64
+        self.matrix = torch.randn(rows, dim, generator=generator, dtype=double)
+        truth = torch.randn(dim, generator=generator, dtype=double)
+        noise = torch.randn(rows, generator=generator, dtype=double)
+        outlier = torch.rand(rows, generator=generator, dtype=double) < 0.1
         self.target = self.matrix @ truth + torch.where(outlier, 10.0 * noise, 0.5 * noise)
         self.norms = self.matrix.square().sum(1).sqrt()
 

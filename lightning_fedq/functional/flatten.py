@@ -41,7 +41,7 @@ def unflatten(vector: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
     sizes = [shape.numel() for shape in shapes]
     if sum(sizes) != vector.shape[-1]:
         raise ValueError(f"shapes hold {sum(sizes)} values, the vector has {vector.shape[-1]}")
-    parts = vector.split(sizes, dim=-1)
+    parts = torch.split(vector, sizes, dim=-1)
     return [part.reshape(*vector.shape[:-1], *shape) for part, shape in zip(parts, shapes, strict=True)]
 
 

@@ -47,6 +47,11 @@ class AggregateGaussian(CommonSteps):
         if self.target not in ("gaussian", "laplace"):
             raise ValueError(f"target must be 'gaussian' or 'laplace', got {self.target!r}")
 
+    @property
+    def gaussian_error(self) -> bool:
+        """With the Gaussian target, up to the stated total variation."""
+        return self.target == "gaussian"
+
     def common(self, context: RoundContext, rand: PublicRandomness) -> tuple[Array, Array]:
         """See `CommonSteps.common`.
 

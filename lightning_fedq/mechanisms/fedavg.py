@@ -38,6 +38,11 @@ class FedAvg(Mechanism):
         """No noise."""
         return torch.zeros_like(context.radius)
 
+    @property
+    def gaussian_error(self) -> bool:
+        """No error at all."""
+        return True
+
     def code(self, context: RoundContext) -> FixedLength:
         """32 bits a coordinate."""
         return FixedLength(32, signed=True)

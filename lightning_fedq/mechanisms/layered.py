@@ -50,6 +50,11 @@ class LayeredGaussian(ExactError):
         if self.layering not in ("direct", "shifted"):
             raise ValueError(f"layering must be 'direct' or 'shifted', got {self.layering!r}")
 
+    @property
+    def gaussian_error(self) -> bool:
+        """Always, up to the release grid."""
+        return True
+
     def quantizers(self, context: RoundContext, rand: PublicRandomness) -> Callable[[int], Quantizer]:
         """See `ExactError.quantizers`."""
         sigma = self.sigma(context) * math.sqrt(len(context.cohort))

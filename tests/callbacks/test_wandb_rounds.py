@@ -63,7 +63,9 @@ def test_an_offline_run_holds_everything(tmp_path: Path, monkeypatch: pytest.Mon
             history.setdefault(name, []).append(item.value_json)
     assert set(map(json.loads, history["fed/round"])) == {0.0, 1.0}
     assert len(history["fed/val_acc"]) == 2 and "fed/mse" in history
-    assert history["fed/labels/_type"] == ['"image-file"'] and history["fed/clients/_type"] == ['"table-file"']
+    assert history["fed/labels/_type"] == ['"image-file"'] and history["fed/clients/_type"] == [
+        '"table-file"'
+    ]
     assert history["fed/clients/nrows"] == ["4"]
     artifacts = [r.artifact for r in records if r.HasField("artifact")]
     files = {entry.path for a in artifacts if a.type == "run-folder" for entry in a.manifest.contents}
