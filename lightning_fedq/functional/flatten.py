@@ -42,7 +42,7 @@ def unflatten(vector: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
     if sum(sizes) != vector.shape[-1]:
         raise ValueError(f"shapes hold {sum(sizes)} values, the vector has {vector.shape[-1]}")
     parts = torch.split(vector, sizes, dim=-1)
-    return [part.reshape(*vector.shape[:-1], *shape) for part, shape in zip(parts, shapes, strict=True)]
+    return [part.reshape((*vector.shape[:-1], *shape)) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def copy_into(vector: Tensor, tensors: Sequence[Tensor]) -> None:

@@ -109,7 +109,8 @@ def _batches(
     groups: dict[tuple[int, ...], list[tuple[int, int]]], num_rows: int
 ) -> Iterator[list[tuple[tuple[int, ...], list[tuple[int, int]]]]]:
     """Cut the groups of a stack into batches of about `num_rows` rows, whole groups each."""
-    batch, held = [], 0
+    batch: list[tuple[tuple[int, ...], list[tuple[int, int]]]] = []
+    held = 0
     for group, members in groups.items():
         if batch and held + len(members) > num_rows:
             yield batch

@@ -189,7 +189,7 @@ class ClientParallelStrategy:
         """
         self._start = [
             part.view(shape)
-            for part, shape in zip(weights.split(self._step.sizes), self._step.shapes, strict=True)
+            for part, shape in zip(torch.split(weights, self._step.sizes), self._step.shapes, strict=True)
         ]
         self._num_clients, self._common = num_clients, True
         self._active = [buffer[:num_clients] for buffer in self._buffers]
@@ -201,12 +201,12 @@ class ClientParallelStrategy:
             group["params"] = [active for active, owner in pairs if owner == index]
 
     def updates(self) -> Tensor:
-        """Return `(clients, dim)`, local - global of the open stack's clients; overwritten by the next stack."""
+        """Return `(clients, dim)`, local - global of the open stack; overwritten by the next one."""
         assert self._active is not None
         updates = self._updates[: self._num_clients]
-        columns = updates.split(self._step.sizes, dim=1)
+        columns = torch.split(updates, self._step.sizes, dim=1)
         for column, active, start in zip(columns, self._active, self._start, strict=True):
-            torch.sub(active.flatten(1), start.flatten(), out=column)
+            torch.sub(active.reshape(column.shape), start.flatten(), out=column)
         return updates
 
     def close(self) -> None:
@@ -228,9 +228,9 @@ class ClientParallelStrategy:
             return torch.zeros((), device=self._updates.device)
         batch, *rest = (*args, *kwargs.values())
         with self._precision.train_step_context():
-            weights = (
-                [start.to(self._active[0].dtype) for start in self._start] if self._common else self._active
-            )
+            weights = self._active
+            if self._common:
+                weights = [start.to(weights[0].dtype) for start in self._start]
             loss, self._gradients, extra = self._step(weights, batch, *rest, common=self._common)
         self._common = False
         self._step.replay(self._num_clients, batch)
@@ -258,7 +258,7 @@ class ClientParallelStrategy:
         gradients = [weight.grad for weight in self._active if weight.grad is not None]
         if not gradients:
             return None
-        norms = torch.stack([torch.linalg.vector_norm(g.flatten(1), dim=1) for g in gradients]).norm(dim=0)
+        norms = torch.cat([gradient.reshape(len(gradient), -1) for gradient in gradients], dim=1).norm(dim=1)
         factors = (clip_val / (norms + 1e-6)).clamp(max=1.0)
         for weight, gradient in zip(self._active, gradients, strict=True):
             # not in place: two parameters may have been given one and the same gradient

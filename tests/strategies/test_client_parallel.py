@@ -76,6 +76,31 @@ def test_outputs_of_training_step_reach_the_other_callbacks() -> None:
     assert seen[0]["loss"].dim() == 0
 
 
+class TwoBiases(Classifier):
+    """A scalar parameter, and two biases that get one and the same gradient tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain = nn.Parameter(torch.tensor(1.5))
+        self.first, self.second = nn.Parameter(torch.zeros(10)), nn.Parameter(torch.zeros(10))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        inputs, labels = batch
+        scores = self.gain * self.backbone(inputs) + (self.first + self.second)
+        return nn.functional.cross_entropy(scores, labels)
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_scalar_parameters_and_shared_gradients(clip: float | None) -> None:
+    torch.manual_seed(0)
+    alone, side_by_side = TwoBiases(), TwoBiases()
+    side_by_side.load_state_dict(alone.state_dict())
+    fit(alone, 1, gradient_clip_val=clip)
+    fit(side_by_side, 4, gradient_clip_val=clip)
+    torch.testing.assert_close(weights_of(alone), weights_of(side_by_side), atol=2e-6, rtol=1e-4)
+    assert side_by_side.gain != 1.5
+
+
 def test_dropout_masks_differ_between_the_clients_of_a_stack() -> None:
     class Masks(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
