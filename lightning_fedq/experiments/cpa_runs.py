@@ -13,6 +13,7 @@ both are given here.
 
 from __future__ import annotations
 
+import gc
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -241,6 +242,7 @@ class Task:
             federated_options: Passed on to `Federated`.
         """
         start = time.process_time()
+        gc.collect()  # a Trainer and its data are a cycle: a grid of runs would hold all their tensors
         data = FiveSamplesEach(self.root, self.download, num_clients, self.val_samples, self.seed)
         federated = Federated(
             mechanism,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,4 +95,6 @@ def train(
     assert reload_best.best_weights is not None and reload_best.best_value is not None
     copy_into(reload_best.best_weights, list(model.parameters()))
     test = trainer.test(model, datamodule=data, verbose=False)[0]["test_acc"]
+    del trainer
+    gc.collect()  # a Trainer and its data are a cycle: a grid of runs would hold all their tensors
     return Outcome(reload_best.best_value, float(test), folder)
