@@ -72,6 +72,16 @@ class _RoundStart(NamedTuple):
     global_step: int
 
 
+def _log(trainer: pl.Trainer, values: dict[str, float]) -> None:
+    """Log a round's numbers at once; fifteen calls of `self.log` cost a tenth of a short round."""
+    tensors = {name: torch.tensor(value) for name, value in values.items()}
+    trainer.callback_metrics.update(tensors)
+    trainer.logged_metrics.update(tensors)
+    for logger in trainer.loggers:
+        logger.log_metrics({**values, "epoch": trainer.current_epoch}, step=trainer.global_step - 1)
+        logger.save()
+
+
 class Federated(pl.Callback):
     """Federate the training of an ordinary Trainer, module and data module.
 
@@ -439,10 +449,7 @@ class Federated(pl.Callback):
         if record.aborted:
             rank_zero_warn(f"round {record.round} was aborted, the model stays as it was: {record.aborted}")
         if not trainer.barebones:
-            log = trainer.lightning_module.log
-            for name, value in record.metrics().items():
-                if value == value:
-                    log(f"fed/{name}", float(value), on_step=False, on_epoch=True, batch_size=1)
+            _log(trainer, {f"fed/{k}": float(v) for k, v in record.metrics().items() if v == v})
 
     def _show_global_weights(self) -> None:
         with torch.no_grad():
