@@ -1,6 +1,6 @@
 """Encoded parameters per second, as a fraction of copying the same vector; one process, one thread.
 
-    python benchmarks/encode.py [--repeats 9] [--dim 11200000]
+    python benchmarks/encode.py [--repeats 9] [--dim 11200000] [--only CorBin CPA ...]
 
 The first table is one client with a ResNet18's 11.2 million float32, the second 1,000 clients with MNIST's
 linear model (7,850 parameters). Cryptographic streams throughout. Two copies stand beside every mechanism,
@@ -17,16 +17,28 @@ import torch
 
 from lightning_fedq.core import Mechanism, RoundContext
 from lightning_fedq.mechanisms import (
+    CPA,
+    CSGM,
     LDPQ,
+    MVU,
+    SIGM,
+    AggregateGaussian,
     AugCorBin,
     CorBin,
     CorrelatedQuantization,
+    DistributedDiscreteGaussian,
     FedAvg,
     GaussianNoise,
+    IrwinHall,
+    JoPEQ,
     LaplaceNoise,
+    LayeredGaussian,
+    NearOptimalUtility,
     PerCoordinateGaussian,
     PerCoordinateLaplace,
+    SignRR,
     StratifiedCorBin,
+    SubtractiveDither,
 )
 from lightning_fedq.randomness import ClientRandomness, SeededKeys
 
@@ -43,6 +55,21 @@ MECHANISMS: list[Mechanism] = [
     LaplaceNoise(1.0, 1.0),
     PerCoordinateGaussian(1.0, 1e-5),
     PerCoordinateLaplace(1.0),
+    CPA(1.0),
+    CPA(1.0, stages=2),
+    CPA(1.0, lattice="E8"),
+    SignRR(1.0),
+    JoPEQ(1.0),
+    MVU(2.0),
+    LayeredGaussian(8.0, 0.05),
+    LayeredGaussian(8.0, 0.05, layering="shifted"),
+    IrwinHall(8.0, 0.05),
+    AggregateGaussian(8.0, 0.05),
+    NearOptimalUtility(8.0, leakage_budget=0.3, noise_std=0.4, measured_leakage=0.2),
+    DistributedDiscreteGaussian(8.0, local_sigma=0.05, granularity=0.01),
+    SIGM(1.0, noise_multiplier=0.5, sampling_probability=0.4),
+    CSGM(1.0, noise_multiplier=0.5, sampling_probability=0.4, bits=2),
+    SubtractiveDither(bits=4),
 ]
 
 
@@ -65,7 +92,9 @@ def context_of(
     return RoundContext(0, tuple(groups), segments, torch.zeros_like(radius), radius)
 
 
-def table(num_clients: int, segments: tuple[int, ...], cohort: int, repeats: int) -> None:
+def table(
+    mechanisms: list[Mechanism], num_clients: int, segments: tuple[int, ...], cohort: int, repeats: int
+) -> None:
     """Measure every mechanism against both copies and print one row each."""
     dim = sum(segments)
     updates = 0.05 * torch.randn(num_clients, dim, generator=torch.Generator().manual_seed(0))
@@ -73,7 +102,7 @@ def table(num_clients: int, segments: tuple[int, ...], cohort: int, repeats: int
     keys, clients = SeededKeys(0), range(num_clients)
     print(f"\n{num_clients} x {dim:,} float32, cohort of {cohort}")
     print(f"{'mechanism':42} {'ms':>8} {'CPU ms':>8} {'M/s':>8} {'of clone':>9} {'of copy_':>9}")
-    for mechanism in MECHANISMS:
+    for mechanism in mechanisms:
         context = context_of(mechanism, num_clients, segments, cohort)
         works = (
             lambda m=mechanism, c=context: m.encode(updates, c, ClientRandomness(keys, clients, 0)),
@@ -87,7 +116,10 @@ def table(num_clients: int, segments: tuple[int, ...], cohort: int, repeats: int
         cpu = statistics.median(run[0][1] for run in runs)
         rate = updates.numel() / wall / 1e6
         name = f"{repr(mechanism)[:42]:42}"
-        print(f"{name} {1e3 * wall:8.1f} {1e3 * cpu:8.1f} {rate:8.0f} {clone / wall:9.1%} {copy / wall:9.1%}")
+        print(
+            f"{name} {1e3 * wall:8.1f} {1e3 * cpu:8.1f} {rate:8.1f} {clone / wall:9.1%} {copy / wall:9.1%}",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -97,10 +129,15 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument("--dim", type=int, default=11_200_000)
+    names = sorted({type(mechanism).__name__ for mechanism in MECHANISMS})
+    parser.add_argument(
+        "--only", nargs="+", choices=names, metavar="NAME", default=names, help=", ".join(names)
+    )
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    table(1, (arguments.dim,), cohort=10, repeats=arguments.repeats)
-    table(1000, (7840, 10), cohort=1000, repeats=arguments.repeats)
+    chosen = [mechanism for mechanism in MECHANISMS if type(mechanism).__name__ in arguments.only]
+    table(chosen, 1, (arguments.dim,), cohort=10, repeats=arguments.repeats)
+    table(chosen, 1000, (7840, 10), cohort=1000, repeats=arguments.repeats)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import csv
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -76,6 +78,19 @@ def test_one_bit_training_learns_and_logs() -> None:
     assert trainer.callback_metrics["fed/uplink_bits"] == 20 * 650
     assert trainer.callback_metrics["fed/round"] == 5
     assert fed.engine is not None and fed.engine.round == 6
+
+
+def test_a_logger_gets_every_round_once_at_its_last_step(tmp_path: Path) -> None:
+    fed = Federated(CorBin(epsilon=5.0), num_clients=20, seed=0, clients_per_step=10)
+    _, trainer = run(fed, max_epochs=2, logger=pl.loggers.CSVLogger(tmp_path), log_every_n_steps=1)
+    assert trainer.logger is not None and trainer.logger.log_dir is not None
+    with Path(trainer.logger.log_dir, "metrics.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["fed/uplink_bits"]]
+    steps = (
+        2 * fed.clients_per_step_chosen // 10 * 2
+    )  # 2 stacks of 10 clients, each 20 samples in batches of 10
+    assert [(row["fed/round"], row["epoch"]) for row in rows] == [("0.0", "0"), ("1.0", "1")]
+    assert [int(row["step"]) for row in rows] == [steps - 1, 2 * steps - 1]
 
 
 def test_validates_the_model_that_is_saved(tmp_path: Any) -> None:
