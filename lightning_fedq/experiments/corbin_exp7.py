@@ -5,8 +5,9 @@ the best model reloaded after 5 epochs without improvement, 80/20 split of the p
 validation, equal IID shares, and that CorBin-FL loses less than 1.5 points of accuracy to vanilla.
 
 What it leaves open, and what is taken here: see the arguments of `corbin_exp7` (clients, rounds, local
-epochs, batch size, optimiser, share of the data) and `VGG2` (widths); no augmentation, one seed. Departures:
-`scale` takes a tenth of the training data by default, so that the grid fits two CPU cores, with batches of
+epochs, batch size, optimiser, share of the data), `VGG2` (widths) and `seeded` (He's initial law); no
+augmentation, one seed. Departures:
+`scale` takes a fifth of the training data by default, so that the grid fits two CPU cores, with batches of
 32 instead of 64 so that a client still makes several steps; the paper quantises weights, and updates are
 shown beside, with a fixed range: the best radius of a short list, the same list for both mechanisms.
 Vanilla sends floats, so its target does not matter.
