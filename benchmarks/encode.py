@@ -12,6 +12,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import fields
 
 import torch
 
@@ -80,6 +81,13 @@ def timed(work: Callable[[], object]) -> tuple[float, float]:
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
+def label(mechanism: Mechanism) -> str:
+    """The mechanism without the arguments that have their default values."""
+    values = [(f, getattr(mechanism, f.name)) for f in fields(mechanism)]  # type: ignore[arg-type]
+    given = ", ".join(f"{f.name}={value!r}" for f, value in values if value != f.default)
+    return f"{type(mechanism).__name__}({given})"
+
+
 def context_of(
     mechanism: Mechanism, num_clients: int, segments: tuple[int, ...], cohort: int
 ) -> RoundContext:
@@ -101,7 +109,7 @@ def table(
     target = torch.empty_like(updates)
     keys, clients = SeededKeys(0), range(num_clients)
     print(f"\n{num_clients} x {dim:,} float32, cohort of {cohort}")
-    print(f"{'mechanism':42} {'ms':>8} {'CPU ms':>8} {'M/s':>8} {'of clone':>9} {'of copy_':>9}")
+    print(f"{'mechanism':50} {'ms':>8} {'CPU ms':>8} {'M/s':>8} {'of clone':>9} {'of copy_':>9}")
     for mechanism in mechanisms:
         context = context_of(mechanism, num_clients, segments, cohort)
         works = (
@@ -115,9 +123,8 @@ def table(
         wall, clone, copy = (statistics.median(run[i][0] for run in runs) for i in range(3))
         cpu = statistics.median(run[0][1] for run in runs)
         rate = updates.numel() / wall / 1e6
-        name = f"{repr(mechanism)[:42]:42}"
         print(
-            f"{name} {1e3 * wall:8.1f} {1e3 * cpu:8.1f} {rate:8.1f} {clone / wall:9.1%} {copy / wall:9.1%}",
+            f"{label(mechanism):50.50} {1e3 * wall:8.1f} {1e3 * cpu:8.1f} {rate:8.1f} {clone / wall:9.1%} {copy / wall:9.1%}",
             flush=True,
         )
 
