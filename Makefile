@@ -1,7 +1,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
-export FEDQ_DATA ?= $(wildcard ../shared/data)
+export FEDQ_DATA ?= $(abspath $(wildcard ../shared/data))
 
 .PHONY: demo test test-slow check setup clean
 setup: $(VENV)/.ready
