@@ -124,7 +124,8 @@ def table(
         cpu = statistics.median(run[0][1] for run in runs)
         rate = updates.numel() / wall / 1e6
         print(
-            f"{label(mechanism):50.50} {1e3 * wall:8.1f} {1e3 * cpu:8.1f} {rate:8.1f} {clone / wall:9.1%} {copy / wall:9.1%}",
+            f"{label(mechanism):50.50} {1e3 * wall:8.1f} {1e3 * cpu:8.1f} {rate:8.1f} "
+            f"{clone / wall:9.1%} {copy / wall:9.1%}",
             flush=True,
         )
 
