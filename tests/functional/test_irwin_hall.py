@@ -11,8 +11,7 @@ from lightning_fedq.functional.irwin_hall import (
     irwin_hall_slope,
 )
 
-# section 11 of the specification: f(0), f(1), f(2), f(3), upper tail at 2, -f'(1); for n = 5 it prints
-# f(1) = .24642355386, two digits swapped: the alternating sum in 30 digits gives .246423546860
+# section 11 of the specification: f(0), f(1), f(2), f(3), upper tail at 2, -f'(1)
 VECTORS = {
     3: (0.375, 0.25, 0.0625, 0.0, 0.0208333333, 0.25),
     5: (0.38662594168, 0.24642354686, 0.057207444968, 0.0027119675534, 0.021509228, 0.226269936),
