@@ -390,8 +390,9 @@ class Federated(pl.Callback):
             {name: value for name, value in group.items() if name != "params"}
             for group in self._optimizer.param_groups
         ]
-        engine.start()
+        # before the round is open: what gives an open round up puts these back
         self._global_views = unflatten(engine.weights, [p.shape for p in self._parameters])
+        engine.start()
         self._show_global_weights()
         self._start = flatten(self._parameters).to(engine.weights.dtype)  # as rounded to the module's dtype
         self._pending = list(reversed(self._coming_stacks()))

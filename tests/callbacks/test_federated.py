@@ -13,6 +13,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import IID, Dirichlet, FederatedDataModule
 from lightning_fedq.mechanisms import CorBin, FedAvg
+from lightning_fedq.rounds import RoundEngine
 from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
 
 
@@ -348,3 +349,18 @@ def test_label_figure() -> None:
     fed = federated()
     run(fed, max_epochs=1)
     assert fed.label_figure().axes[0].get_xlabel() == "client"
+
+
+def test_an_exception_while_the_first_round_opens_is_the_one_that_shows(monkeypatch):
+    whole = RoundEngine.start
+
+    def start(engine):
+        whole(engine)
+        raise RuntimeError("the roster is gone")
+
+    monkeypatch.setattr(RoundEngine, "start", start)
+    module = Classifier()
+    before = weights_of(module).clone()
+    with pytest.raises(RuntimeError, match="the roster is gone"):
+        run(federated(clients_per_step=1), module)
+    assert torch.equal(weights_of(module), before)
