@@ -209,6 +209,13 @@ class SecureSums(Protocol):
         """Open a round for the clients of `context`, who have all received the model `weights`."""
 
 
+class UpdateTransform(Protocol):
+    """What clients do with their updates before anything else, e.g. add a momentum that they keep."""
+
+    def __call__(self, clients: Sequence[int], updates: Tensor) -> Tensor:
+        """Return what takes the place of `updates` `(len(clients), dim)`, of the same shape."""
+
+
 class Tampering(Protocol):
     """Clients that lie, put between training, encoding and the wire of a simulation."""
 
@@ -295,7 +302,11 @@ class RoundEngine:
             rows are kept to the end of the round: memory O(clients x dim).
         secure_sums: Secure aggregation: opens the sum of each round. Messages go nowhere else, and the
             record counts the bits of the protocol in place of theirs.
-        diagnostics: Also keep the exact sum of the updates, for MSE, SNR and cosine.
+        diagnostics: Also keep the exact sum of the updates, for MSE, SNR, cosine and `exact_mean`.
+
+    Attributes:
+        transform: Applied to all updates as they come in; None leaves them as they are.
+        tampering: Clients that lie, between training, encoding and the wire; None if nobody does.
     """
 
     def __init__(
@@ -333,6 +344,7 @@ class RoundEngine:
         check_aggregation(mechanism, planner.cohort_size, weighted, aggregator, secure)
         self.mechanism, self.planner, self.keys = mechanism, planner, keys
         self.aggregator, self.secure_sums = aggregator, secure_sums
+        self.transform: UpdateTransform | None = None
         self.tampering: Tampering | None = None
         self.segments, self.range_rule, self.target = tuple(segments), ranges, target
         self.smoothing, self.client_weights, self.diagnostics = smoothing, client_weights, diagnostics
@@ -343,12 +355,26 @@ class RoundEngine:
         self._parameter = torch.nn.Parameter(self.weights.clone())
         self._optimizer = server_optimizer([self._parameter]) if server_optimizer else None
         self.plan: RoundPlan | None = None
+        self._exact: Tensor | None = None
+        self._aborted = ""
+        self._received: list[int] = []
         self.ledger = Ledger(planner.num_clients, repr(mechanism))
 
     @property
     def plain_sum(self) -> bool:
         """Does the model depend on the messages through their unweighted sum only?"""
         return self.client_weights is None and self.aggregator is None
+
+    @property
+    def exact_mean(self) -> Tensor | None:
+        """Weighted mean `(dim,)` of the updates encoded in this round, or in the last one between two.
+
+        What only a simulation knows, lies included, and not private. None without diagnostics, before the
+        first answer, and in a round that was aborted.
+        """
+        if self._exact is None or self._aborted or not self._received:
+            return None
+        return self._exact / self._total_weight()
 
     # ---- one round --------------------------------------------------------------------------------
 
@@ -368,7 +394,7 @@ class RoundEngine:
         self.ledger.charge(plan.cohort, plan.round, self.attempt)
         self.plan = plan
         self._context = self.context(plan)
-        self._received: list[int] = []
+        self._received = []
         self._expected = set(plan.survivors)
         self._non_finite: list[int] = []
         self._uplink_bits = self._clipped = 0
@@ -399,7 +425,7 @@ class RoundEngine:
             return None
 
     def receive(self, clients: Sequence[int], updates: Tensor) -> None:
-        """Encode the updates of some clients and add the messages to the running sum.
+        """Transform and encode the updates of some clients and add the messages to the running sum.
 
         An update with a NaN or an infinity counts as a zero update, before anything is encoded, so
         that neither the model nor the message shows it; the record names the client. In a round that is
@@ -414,20 +440,25 @@ class RoundEngine:
             ValueError: If a client is not expected, or the shape is wrong.
         """
         plan = self._open_plan()
-        if updates.shape != (len(clients), self.weights.numel()):
-            raise ValueError(
-                f"updates must have shape {(len(clients), self.weights.numel())}, got {tuple(updates.shape)}"
-            )
+        self._check_shape("updates", clients, updates)
         unexpected = set(clients) - self._expected
         if unexpected or len(set(clients)) != len(clients):
             raise ValueError(f"clients {sorted(unexpected) or clients} are not expected, or answered twice")
         self._expected -= set(clients)
         if self._aborted:
             return
+        if self.transform is not None:
+            updates = self.transform(clients, updates)
+            self._check_shape("transformed updates", clients, updates)
         if self.tampering is not None:
             clients, updates = self.tampering.hold(clients, updates)
         if len(clients):
             self._take(plan, clients, updates)
+
+    def _check_shape(self, name: str, clients: Sequence[int], updates: Tensor) -> None:
+        expected = len(clients), self.weights.numel()
+        if updates.shape != expected:
+            raise ValueError(f"{name} must have shape {expected}, got {tuple(updates.shape)}")
 
     def _take(self, plan: RoundPlan, clients: Sequence[int], updates: Tensor) -> None:
         finite = torch.isfinite(updates.sum(1))
@@ -618,9 +649,8 @@ class RoundEngine:
 
     def _diagnose(self, record: RoundRecord, step: Tensor) -> None:
         record.update_norm = step.norm().item()
-        if self._exact is None:
+        if (exact := self.exact_mean) is None:
             return
-        exact = self._exact / self._total_weight()
         error = (step - exact).double()
         record.mse = error.square().mean().item()
         signal = exact.double().square().mean().item()

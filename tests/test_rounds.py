@@ -406,3 +406,48 @@ def test_another_models_state_is_refused():
     for target, source in ((engine, other), (other, engine)):
         with pytest.raises(ValueError, match="must both have a server_optimizer, or neither"):
             target.load_state_dict(source.state_dict())
+
+
+# ---- what a simulation may look at and change -------------------------------------------------------
+
+
+@pytest.mark.parametrize("weights", [None, torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0])])
+def test_the_exact_mean_is_that_of_the_encoded_updates(weights):
+    engine = make_engine(LDPQ(1.0), client_weights=weights)
+    assert engine.exact_mean is None
+    plan = engine.start()
+    assert engine.exact_mean is None
+    rows = torch.stack([update_of(c) for c in plan.survivors])
+    engine.receive(plan.survivors, rows.clone())
+    engine.finish()
+    shares = torch.ones(5) if weights is None else weights[list(plan.survivors)]
+    torch.testing.assert_close(engine.exact_mean, shares @ rows / shares.sum())
+    quiet = make_engine(LDPQ(1.0), diagnostics=False)
+    run_round(quiet)
+    assert quiet.exact_mean is None
+
+
+def test_a_transform_sees_every_update_before_it_is_encoded():
+    """With FedAvg the model shows it; a client's own memory is the point of the list of clients."""
+    kept = {}
+
+    def momentum(clients, updates):
+        rows = [updates[i] + 0.5 * kept.get(c, 0.0) for i, c in enumerate(clients)]
+        kept.update(zip(clients, rows, strict=True))
+        return torch.stack(rows)
+
+    engine = make_engine(FedAvg())
+    engine.transform, before = momentum, engine.weights.clone()
+    run_round(engine, stack=2, updates=lambda c, r: update_of(c))
+    run_round(engine, stack=3, updates=lambda c, r: update_of(c))
+    mean = torch.stack([update_of(c) for c in range(5)]).mean(0)
+    torch.testing.assert_close(engine.exact_mean, 1.5 * mean)
+    torch.testing.assert_close(engine.weights, before + 2.5 * mean)
+
+
+def test_a_transform_keeps_the_shape():
+    engine = make_engine(FedAvg())
+    engine.transform = lambda clients, updates: updates[:, 1:]
+    plan = engine.start()
+    with pytest.raises(ValueError, match=r"transformed updates must have shape \(1, 12\), got \(1, 11\)"):
+        engine.receive(plan.survivors[:1], torch.zeros(1, DIM))
