@@ -21,7 +21,7 @@ from torch import Tensor
 from lightning_fedq.core import Mechanism, RoundContext
 from lightning_fedq.entropy_coding import Elias
 from lightning_fedq.experiments.exact_claims import Claim, finish
-from lightning_fedq.functional.decompose import LEAST_SCALE_BITS, decomposition, draw_mixture
+from lightning_fedq.functional.decompose import decomposition, draw_mixture
 from lightning_fedq.functional.dither import centred_dither
 from lightning_fedq.functional.grid_noise import analytic_gaussian_multiplier
 from lightning_fedq.functional.irwin_hall import half_support
@@ -102,12 +102,7 @@ def aggregate_elias(num_clients: int, epsilon: float, seed: int, samples: int = 
 
 
 def masked_bits(num_clients: int, epsilon: float, seed: int) -> float:
-    """Bits per coordinate of a message of the aggregate Gaussian behind secure aggregation.
-
-    NaN where the mechanism refuses the cohort, because sums at its smallest A would not fit 62 bits.
-    """
-    if num_clients * (2.0**LEAST_SCALE_BITS * RADIUS / _step(num_clients, epsilon) + 1.0) >= 2.0**62:
-        return math.nan
+    """Bits per coordinate of a message of the aggregate Gaussian behind secure aggregation."""
     context, rand = round_context(num_clients, 0), PublicRandomness(SeededKeys(seed), 0)
     layout = SecAgg().layout(exact_mechanism("aggregate", epsilon), context, rand)
     return 8.0 * layout.num_bytes / DIM

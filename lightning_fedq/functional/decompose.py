@@ -10,8 +10,9 @@ This is the batched form of the paper's algorithms 2 and 3: the same law of (A, 
 the inverse distribution functions instead of bisection, with branches decided by integer comparison only.
 Departures: the printed `f(x/L)/L` of algorithm 2 is L f(L x) (the printed form gives an error variance of
 0.80 instead of 1); the tables' total-variation error is bounded by `Decomposition.law_error`; and A, whose
-lower tail is so heavy that symbols would leave int64, is kept at or above 2^-45, which moves an output by
-less than 2^-45 (|Z| + L / 2) standard deviations, `Decomposition.cap_shift`.
+lower tail is so heavy that symbols would leave int64, is kept at or above 2^-k, k = 45 unless the caller
+needs a higher cap, which moves an output by less than 2^-k (|Z| + L / 2) standard deviations,
+`Decomposition.cap_shift`.
 
 References:
     Hegazy et al., Compression with Exact Error Distribution for Federated Learning,
@@ -41,7 +42,7 @@ from lightning_fedq.functional.irwin_hall import (
 Target = Literal["gaussian", "laplace"]
 
 LEAST_SCALE_BITS = 45
-"""A is never below 2^-45."""
+"""A is never below 2^-45, unless the caller needs it higher."""
 _MOST_CUTS = 64
 _CELLS = 4096
 _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(8)
@@ -206,10 +207,9 @@ class Decomposition:
         coins = 2.0**-64 * (1 + _MOST_CUTS)
         return (1.0 - self.core) * (self.radius.error + cuts) + coins
 
-    @property
-    def cap_shift(self) -> float:
-        """Bound on the mean distance that the cap on A moves an output of a capped coordinate, in stds."""
-        return 2.0**-LEAST_SCALE_BITS * (1.0 + half_support(self.n))
+    def cap_shift(self, least_bits: int = LEAST_SCALE_BITS) -> float:
+        """Bound on the mean distance that the cap moves an output of a capped coordinate, in stds."""
+        return 2.0**-least_bits * (1.0 + half_support(self.n))
 
 
 @lru_cache(maxsize=64)
@@ -270,21 +270,25 @@ def _evaluate(density: Callable[[Array], Array], width: float, count: int) -> tu
 
 
 def draw_mixture(
-    plan: Decomposition, count: int, words: Callable[[int], NDArray[np.uint64]]
+    plan: Decomposition,
+    count: int,
+    words: Callable[[int], NDArray[np.uint64]],
+    least_bits: int = LEAST_SCALE_BITS,
 ) -> tuple[Array, Array]:
     """Draw (A, B) for `count` coordinates: A Z + B has the target law for Z of the Irwin-Hall law.
 
     Everybody who calls it with the same words gets the same pairs: branches compare integers, and how
     many words are read depends on the words alone. (The cap on A compares floats; two machines
-    whose logarithms differ in the last digit would have to meet A within 1e-16 of 2^-45 to differ.)
+    whose logarithms differ in the last digit would have to meet A within 1e-16 of the cap to differ.)
 
     Args:
         plan: Tables of n and the target.
         count: Number of coordinates.
         words: Source of uniform 64-bit words, as `Stream.words64`.
+        least_bits: k of the cap on A.
 
     Returns:
-        A in [2^-45, ...) and B, float64 `(count,)`, for a target of variance 1.
+        A in [2^-k, ...) and B, float64 `(count,)`, for a target of variance 1.
     """
     scale, shift = np.ones(count), np.zeros(count)
     special_at = np.flatnonzero(words(count) >= np.uint64(plan.core_threshold))
@@ -304,9 +308,9 @@ def draw_mixture(
             sign = 1.0 - 2.0 * (drawn & np.uint64(1)).astype(np.float64)
             b[active] += a[active] * sign * (place + 0.5) / 2.0
             a[active] *= 0.5 - place
-            wide = a[active] * unit[active] >= 2.0**-LEAST_SCALE_BITS
+            wide = a[active] * unit[active] >= 2.0**-least_bits
             active = active[wide & (cuts[active] > level)]
-    scale[special_at] = np.maximum(a * unit, 2.0**-LEAST_SCALE_BITS)
+    scale[special_at] = np.maximum(a * unit, 2.0**-least_bits)
     shift[special_at] = 2.0 * b * radius
     return scale, shift
 

@@ -6,11 +6,14 @@ clients, turn the Irwin-Hall error of common-step dithering into the target law:
 
 Departures: dithers are shared by one client with the server, and (A, B) by the members of the federation,
 where the paper has one generator for everybody (with which anybody could undo all noise). (A, B) come from
-tables with a bounded error (`functional.decompose`), and A is capped from below so that sums fit 64 bits.
+tables with a bounded error (`functional.decompose`), and A is capped from below so that sums fit 64 bits: at
+2^-45 where that is enough, at up to 2^-40 where the cohort is large and the noise small, which costs less
+than 2e-9 in total variation a coordinate (`law_error` has the figure); beyond that the cohort is refused.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +24,10 @@ from lightning_fedq.functional.decompose import LEAST_SCALE_BITS, decomposition,
 from lightning_fedq.mechanisms.exact_error import GRID_BITS, Array
 from lightning_fedq.mechanisms.irwin_hall import CommonSteps
 from lightning_fedq.randomness import PublicRandomness
+
+_SUM_BITS = 62
+_FEWEST_SCALE_BITS = 40
+"""The cap on A is never above 2^-40."""
 
 
 @dataclass(frozen=True)
@@ -52,26 +59,38 @@ class AggregateGaussian(CommonSteps):
         """With the Gaussian target, up to the stated total variation."""
         return self.target == "gaussian"
 
+    def least_scale_bits(self, context: RoundContext) -> int:
+        """k of the cap A >= 2^-k: the largest one up to 45 for which the sum of the integers fits 62 bits.
+
+        Raises:
+            ValueError: If not even 2^-40 fits.
+        """
+        size, step = len(context.cohort), self.base_step(context)
+        room = math.floor(math.log2((2.0**_SUM_BITS / size - 1.0) * step) - 1e-9)
+        if room < _FEWEST_SCALE_BITS:
+            raise ValueError(
+                f"noise_multiplier = {self.multiplier:.3g} is too small for a cohort of {size}: sums would "
+                f"not fit {_SUM_BITS} bits; raise it"
+            )
+        return min(room, LEAST_SCALE_BITS)
+
     def common(self, context: RoundContext, rand: PublicRandomness) -> tuple[Array, Array]:
         """See `CommonSteps.common`.
 
         Raises:
             ValueError: If the sum of the integers might not fit 62 bits.
         """
-        size, step = len(context.cohort), self.base_step(context)
-        if not size * (2.0**LEAST_SCALE_BITS / step + 1.0) < 2.0**62:
-            raise ValueError(
-                f"noise_multiplier = {self.multiplier:.3g} is too small for a cohort of {size}: sums would "
-                "not fit 62 bits; raise it"
-            )
-        words = rand.members("aggregate mixture").words64
-        scale, shift = draw_mixture(decomposition(size, self.target), context.dim, words)
-        return step * scale, self.sigma(context) * shift
+        words, plan = (
+            rand.members("aggregate mixture").words64,
+            decomposition(len(context.cohort), self.target),
+        )
+        scale, shift = draw_mixture(plan, context.dim, words, self.least_scale_bits(context))
+        return self.base_step(context) * scale, self.sigma(context) * shift
 
     def law_error(self, context: RoundContext) -> float:
         """See `ExactError.law_error`; the tables and the cap on A come on top."""
         plan = decomposition(len(context.cohort), self.target)
-        capped = (1.0 - plan.core) * plan.cap_shift * 2.0 ** (GRID_BITS + 1)
+        capped = (1.0 - plan.core) * plan.cap_shift(self.least_scale_bits(context)) * 2.0 ** (GRID_BITS + 1)
         return super().law_error(context) + plan.law_error + capped
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:

@@ -144,7 +144,9 @@ def test_the_remainder_is_a_unimodal_density():
 def test_the_scale_is_capped_and_the_shift_small():
     scale, _ = draw_mixture(decomposition(1000), 3_000_000, words("cap"))
     assert scale.min() == 2.0**-LEAST_SCALE_BITS
-    assert decomposition(1000).cap_shift < 2.0**-39
+    assert decomposition(1000).cap_shift() < 2.0**-39
+    higher, _ = draw_mixture(decomposition(1000), 100_000, words("cap"), least_bits=10)
+    assert higher.min() == 2.0**-10
 
 
 def decompose_literally(n, count, rng):

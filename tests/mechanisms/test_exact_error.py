@@ -10,6 +10,7 @@ from scipy import stats
 
 from lightning_fedq.core import Adversary, GaussianLoss, NonPrivate
 from lightning_fedq.entropy_coding import ConditionalRange, Elias
+from lightning_fedq.functional.decompose import LEAST_SCALE_BITS
 from lightning_fedq.functional.irwin_hall import irwin_hall_cdf
 from lightning_fedq.functional.layered_cost import conditional_entropy
 from lightning_fedq.mechanisms.aggregate_gaussian import AggregateGaussian
@@ -271,8 +272,28 @@ def test_bad_parameters(make, message):
         make()
 
 
+def test_large_cohorts_with_little_noise_get_a_higher_cap():
+    # figure 9 at n = 5,000: epsilon 10 under zero-out is 0.25 times the sensitivity under substitution
+    mechanism, context = AggregateGaussian(10.0, 0.25), context_of(GAUSSIAN[2], range(5000), (20,))
+    assert mechanism.least_scale_bits(context) == 44
+    low, high = mechanism.symbol_range(context, PublicRandomness(SeededKeys(0), 0))
+    assert 5000 * int((high - low).max()) < 2**63
+    assert mechanism.law_error(context) < 2e-9
+    plenty = AggregateGaussian(10.0, 3.0)
+    assert plenty.least_scale_bits(context) == LEAST_SCALE_BITS
+    assert plenty.law_error(context) < mechanism.law_error(context)
+
+
+def test_the_capped_error_is_still_gaussian():
+    # 2^-40, the highest cap; false alarm 1e-4
+    mechanism = AggregateGaussian(2.0, 2e-6, entropy_code="elias")
+    context = context_of(mechanism, range(10), (DIM,))
+    assert mechanism.least_scale_bits(context) == 40
+    assert stats.kstest(errors(mechanism, 10, "random"), "norm").pvalue > 1e-4
+
+
 def test_noise_too_small_for_64_bits_is_refused():
-    mechanism = AggregateGaussian(1.0, 1e-6)
+    mechanism = AggregateGaussian(1.0, 1e-8)
     context = context_of(mechanism, range(3), (10,))
     with pytest.raises(ValueError, match="too small for a cohort of 3: sums would not fit 62 bits; raise it"):
         encode(mechanism, torch.zeros(3, 10), context)
