@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fedq.functional.codeword import GOLD, MIX1, MIX2
-from lightning_fedq.functional.lattice import TIE_SHIFT, Codebook, lattice
+from lightning_fedq.functional.lattice import TIE_SHIFT, lattice
+from lightning_fedq.functional.lattice_codebook import Codebook
 
 Floats = NDArray[np.float64]
 Indices = NDArray[np.int32]

@@ -63,18 +63,20 @@ from lightning_fedq.functional.codeword import (
     word_table,
 )
 from lightning_fedq.functional.lattice import (
-    Codebook,
     LatticeName,
-    finite_codebook,
     lattice,
     nearest_point,
     nested_split,
-    safe_radius,
     scalar_digits,
     scalar_index,
     scalar_levels,
-    voronoi_codebook,
     voronoi_dither,
+)
+from lightning_fedq.functional.lattice_codebook import (
+    Codebook,
+    finite_codebook,
+    safe_radius,
+    voronoi_codebook,
 )
 from lightning_fedq.functional.one_bit import CoinThresholds, coin_thresholds
 from lightning_fedq.functional.one_bit_privacy import randomized_response_pair

@@ -19,7 +19,8 @@ from lightning_fedq.functional.codeword import (
     word_correlation,
     word_table,
 )
-from lightning_fedq.functional.lattice import finite_codebook, scalar_levels
+from lightning_fedq.functional.lattice import scalar_levels
+from lightning_fedq.functional.lattice_codebook import finite_codebook
 
 
 def test_generator_vectors_of_the_specification():

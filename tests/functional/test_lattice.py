@@ -3,21 +3,17 @@ import math
 import numpy as np
 import pytest
 import torch
-from scipy.optimize import minimize
 
 from lightning_fedq.functional.lattice import (
-    finite_codebook,
     lattice,
-    nearest_codeword,
     nearest_point,
     nested_split,
-    safe_radius,
     scalar_digits,
     scalar_index,
     scalar_levels,
-    voronoi_codebook,
     voronoi_dither,
 )
+from lightning_fedq.functional.lattice_codebook import finite_codebook, voronoi_codebook
 
 NAMES = ("Z", "A2", "D4", "E8")
 
@@ -62,24 +58,6 @@ def test_nearest_point_is_the_nearest_of_all(name, radius):
     )
     book = torch.from_numpy(finite_codebook(name, radius).points)
     torch.testing.assert_close((nearest_point(x, name) - x).norm(dim=1), torch.cdist(x, book).min(1).values)
-
-
-@pytest.mark.parametrize(
-    ("name", "radius", "size"),
-    [
-        *(("A2", 1, 7), ("A2", 3**0.5, 13), ("A2", 2, 19), ("A2", 7**0.5, 31), ("D4", 2**0.5, 25)),
-        *(("D4", 2, 49), ("D4", 6**0.5, 145), ("E8", 2**0.5, 241), ("E8", 2, 2401)),
-    ],
-)
-def test_codebook_sizes_order_and_index(name, radius, size):
-    book = finite_codebook(name, radius)
-    assert len(book) == size
-    norms = np.square(book.points).sum(1).round(9)
-    assert (np.diff(norms) >= 0).all() and norms[0] == 0 and norms[-1] <= radius**2 + 1e-9
-    rows = [(n, *p) for n, p in zip(norms.tolist(), (book.points.round(9) + 0.0).tolist(), strict=True)]
-    assert rows == sorted(rows)
-    assert torch.equal(book.index(torch.from_numpy(book.points)), torch.arange(size))
-    assert book.index(torch.from_numpy(10 * book.points[1:2])).item() == -1
 
 
 @pytest.mark.parametrize(
@@ -153,60 +131,6 @@ def test_scalar_digits_add_up_to_the_level():
     torch.testing.assert_close(total, scalar_levels(24, 1.0))
 
 
-@pytest.mark.parametrize(("name", "radius"), [("A2", 1.0), ("A2", 2.0), ("D4", 2.0), ("E8", 2**0.5)])
-def test_overloaded_blocks_get_the_nearest_codeword(name, radius):
-    book = finite_codebook(name, radius)
-    x = 3 * torch.randn(
-        500, lattice(name).dim, dtype=torch.float64, generator=torch.Generator().manual_seed(4)
-    )
-    index, overloaded = nearest_codeword(x, book)
-    assert torch.equal(index, torch.cdist(x, torch.from_numpy(book.points)).argmin(1))
-    assert overloaded.any() and torch.equal(overloaded, book.index(nearest_point(x, name)) < 0)
-
-
-def test_overload_of_a_large_codebook_steps_back_along_the_ray():
-    book = finite_codebook("E8", 2.0)
-    x = 2 * torch.randn(300, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
-    index, overloaded = nearest_codeword(x, book)
-    assert overloaded.any() and (index >= 0).all() and (index < len(book)).all()
-    found = torch.from_numpy(book.points)[index]
-    best = torch.cdist(x, torch.from_numpy(book.points)).min(1).values
-    # Not the nearest, but near it: measured at most 1.25 times, 1.02 on average.
-    assert ((x - found).norm(dim=1) / best)[overloaded].mean() < 1.05
-
-
-@pytest.mark.parametrize("cells", [1.0, 1.5, 2.0])
-@pytest.mark.parametrize(("name", "radius"), [("A2", 1.0), ("A2", 2.0), ("D4", 2.0), ("E8", 2.0)])
-def test_nothing_in_the_safe_ball_is_overloaded_and_the_ball_is_the_largest(name, radius, cells):
-    safe = safe_radius(name, radius, cells)
-    cell, generator = lattice(name), torch.Generator().manual_seed(6)
-    x = torch.randn(4000, cell.dim, dtype=torch.float64, generator=generator)
-    x *= safe * (1 - 1e-9) / x.norm(dim=1, keepdim=True)
-    u = voronoi_dither(torch.rand(4000, cell.dim, dtype=torch.float64, generator=generator), name)
-    book = finite_codebook(name, radius)
-    assert (book.index(nearest_point(x + (cells - 1) * u, name)) >= 0).all()
-    # Outside reference: the distance from the outer points to `cells` V by scipy's SLSQP.
-    outer = finite_codebook(name, math.sqrt(radius**2 + 3)).points
-    outer = outer[np.square(outer).sum(1) > radius**2 + 1e-6]
-    normals = finite_codebook(name, cell.shortest).points[1:]
-    bounds = cells * np.square(normals).sum(1) / 2
-    shapes = (
-        {tuple(np.sort(np.abs(p).round(6))): p for p in outer} if cell.dim > 2 else dict(enumerate(outer))
-    )
-    distances = []
-    for p in shapes.values():
-        limits = {"type": "ineq", "fun": lambda y: bounds - normals @ y, "jac": lambda y: -normals}
-        fit = minimize(
-            lambda y, p=p: ((y - p) ** 2).sum(), 0 * p, jac=lambda y, p=p: 2 * (y - p), constraints=limits
-        )
-        distances.append(math.sqrt(fit.fun))
-    assert safe == pytest.approx(min(distances), abs=1e-4)
-
-
-def test_a_codebook_whose_zero_block_can_be_overloaded_has_no_safe_ball():
-    assert safe_radius("D4", 2**0.5, 2.0) == 0.0
-
-
 def test_arguments_are_checked():
     with pytest.raises(ValueError, match="lattice must be one of Z, A2, D4, E8, got 'E7'"):
         lattice("E7")
@@ -216,13 +140,3 @@ def test_arguments_are_checked():
         scalar_levels(1, 1.0)
     with pytest.raises(ValueError, match="gamma must be > 0"):
         scalar_levels(2, 0.0)
-    with pytest.raises(ValueError, match="needs a radius >="):
-        finite_codebook("A2", 0.5)
-    with pytest.raises(ValueError, match="needs a radius >="):
-        finite_codebook("A2", math.nan)
-    with pytest.raises(ValueError, match="choose a smaller radius"):
-        finite_codebook("E8", 6.0)
-    with pytest.raises(ValueError, match="ratio must be >= 2"):
-        voronoi_codebook("A2", 1)
-    with pytest.raises(ValueError, match="choose a smaller ratio"):
-        voronoi_codebook("E8", 5)

@@ -8,7 +8,8 @@ import torch
 
 from lightning_fedq.core import Adversary, NonPrivate, PmfPairs, RoundContext
 from lightning_fedq.functional.codeword import anonymity_set_size
-from lightning_fedq.functional.lattice import finite_codebook, lattice, nearest_point
+from lightning_fedq.functional.lattice import lattice, nearest_point
+from lightning_fedq.functional.lattice_codebook import finite_codebook
 from lightning_fedq.mechanisms.cpa import CPA
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
 
