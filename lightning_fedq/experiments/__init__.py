@@ -18,6 +18,7 @@ from lightning_fedq.experiments.exact_fig4 import exact_fig4
 from lightning_fedq.experiments.exact_fig5 import exact_fig5
 from lightning_fedq.experiments.exact_fig6 import exact_fig6, exact_fig8, exact_fig9
 from lightning_fedq.experiments.exact_fig10 import exact_fig10
+from lightning_fedq.experiments.exact_law import exact_law
 from lightning_fedq.experiments.exact_mnist import exact_mnist
 from lightning_fedq.experiments.exact_smoothing import exact_smoothing
 
@@ -31,6 +32,7 @@ EXPERIMENTS: dict[str, Callable[..., Any]] = {
     "exact-fig8": exact_fig8,
     "exact-fig9": exact_fig9,
     "exact-fig10": exact_fig10,
+    "exact-law": exact_law,
     "exact-smoothing": exact_smoothing,
     "exact-mnist": exact_mnist,
     "cpa-beyond": cpa_beyond,

@@ -73,7 +73,7 @@ class CSGM(SubsampledMechanism):
         for row, client in enumerate(clients):
             level = (rows[row] - 1) * (2.0 / self._cells) - 1.0
             total += np.where(rows[row] > 0, level, 0.0) / self.sampling_probability
-            total += self._noise(client, context, rand)
+            total += self.noise_share(client, context, rand)
         return torch.from_numpy(total * self.clip_value).float().to(symbols.device)
 
     def code(self, context: RoundContext) -> Code:

@@ -83,7 +83,7 @@ class SIGM(SubsampledMechanism):
             selected, (dither, step, offset) = quantizer_of(client)
             total += np.where(selected, (rows[row] - dither) * step + offset, 0.0) / self.sampling_probability
             if empty.any():
-                total += np.where(empty, self._noise(client, context, rand), 0.0)
+                total += np.where(empty, self.noise_share(client, context, rand), 0.0)
         return torch.from_numpy(total * self.clip_value).float().to(symbols.device)
 
     def code(self, context: RoundContext) -> Code:

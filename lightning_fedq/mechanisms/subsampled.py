@@ -78,7 +78,7 @@ class SubsampledMechanism(Mechanism):
             total += self.selected(client, context, rand)
         return total
 
-    def _noise(self, client: int, context: RoundContext, rand: PublicRandomness) -> Array:
+    def noise_share(self, client: int, context: RoundContext, rand: PublicRandomness) -> Array:
         """One client's share of N(0, (z / gamma)^2), in units of clip_value."""
         std = self.noise_multiplier / self.sampling_probability / math.sqrt(len(context.cohort))
         uniforms = rand.shared_with_server(client, "noise share").uniforms(context.dim)
