@@ -7,8 +7,8 @@ out: it would only be smoothed over again.
 
 Inputs are large on purpose: the edge is 3.7 standard deviations of one client's noise away from 0, so that
 symbols are not all zeros. Independence is tested where inputs are random: correlations of the error with the
-mean input, of its square with the mean input, of its size with the mean input's place between two multiples of
-the noise, and a two-sample test between coordinates of small and of large mean input.
+mean input, of its square with the mean input, of its size with the place of the mean input between multiples
+of the noise, and a two-sample test between coordinates of small and of large mean input.
 """
 
 from __future__ import annotations
