@@ -391,7 +391,9 @@ class RoundEngine:
             RuntimeError: If the round was started before and not abandoned.
         """
         plan = self.planner.plan(self.round, self.mechanism)
-        self.ledger.charge(plan.cohort, plan.round, self.attempt)
+        state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
+        self.attempt = self.ledger.free_attempt(plan.round, self.attempt, state)
+        self.ledger.charge(plan.cohort, plan.round, self.attempt, state)
         self.plan = plan
         self._context = self.context(plan)
         self._received = []

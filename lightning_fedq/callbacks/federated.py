@@ -9,8 +9,8 @@ model that is validated is the model that is saved.
 While a round is open, the module may hold one client's weights. Its `state_dict()` gives the global
 model all the same, and a checkpoint written in mid-round says that the round has not begun: a
 resumed run starts it anew, with the same streams, and ends with the same weights. Without a seed the
-repetition has new keys and is charged again. A process that is killed outright can't write down what
-its last round had sent: the ledger of the run that resumes without a seed knows nothing of that round.
+repetition has new keys and is charged again. Beside the checkpoints lies the ledger's journal
+(`callbacks.journal`), so that a process that is killed outright forgets nothing that it may have sent.
 
 The state here is large for one class because Lightning calls one object; the parts that need no hook
 are beside it: `checks` (what is refused), `schedule` (who trains when), `stack_size` (how many side by
@@ -36,6 +36,7 @@ from lightning_fedq.callbacks.checks import (
     check_optimizers,
     check_setup,
 )
+from lightning_fedq.callbacks.journal import keep_journal
 from lightning_fedq.callbacks.schedule import round_stacks, shortened
 from lightning_fedq.callbacks.secure_sum import check_modulus, check_secure_aggregation, secure_sum
 from lightning_fedq.callbacks.stack_size import choose_clients_per_step, largest_stack
@@ -197,6 +198,7 @@ class Federated(pl.Callback):
         self._deal_out()
         self._limit = int(trainer.fast_dev_run)  # type: ignore[attr-defined]
         self._make_engine()
+        keep_journal(trainer, self._engine.ledger, self.seed is not None)
         self._buffers = Buffers(pl_module)
         self._choose_stack(trainer, optimizer)
         self._loaded = None

@@ -124,7 +124,7 @@ class RunFolder(pl.Callback):
         return privacy_report(
             engine.mechanism,
             engine.context(planner.plan(0, engine.mechanism)),
-            rounds=len(self.rows),
+            rounds=engine.ledger.rounds,  # repeated ones were sent twice
             delta=self.delta,
             num_clients=planner.num_clients,
             dropout_probability=planner.dropout_probability,

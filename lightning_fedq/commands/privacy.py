@@ -13,9 +13,13 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from lightning_fedq import mechanisms
+from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.callbacks.federated import Federated
+from lightning_fedq.callbacks.journal import find_journal
 from lightning_fedq.commands import plan
 from lightning_fedq.core import Mechanism, RoundContext
+from lightning_fedq.privacy.journal import Journal
+from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.report import ASSUMED, PrivacyReport, privacy_report
 from lightning_fedq.reports import write_atomically
 from lightning_fedq.rounds import RoundPlanner
@@ -73,13 +77,28 @@ def report_of_checkpoint(path: Path, rounds: int | None, delta: float, secagg: b
         parse_mechanism(federation["mechanism"]),
         planner,
         engine["weights"].numel(),
-        engine["round"] if rounds is None else rounds,
+        _charged(path, engine["ledger"], federation["seed"] != "None") if rounds is None else rounds,
         delta,
         secagg,
         None if protocol == "None" else SecAgg(**_parse_call(protocol)[1]),
         secure_keys=federation["seed"] == "None",
         equal_weights=federation["weighting"] == "uniform" and federation["aggregator"] == "None",
     )
+
+
+def _charged(path: Path, state: dict[str, Any], repeatable: bool) -> int:
+    """Rounds that a checkpoint's federation has paid for, those after the checkpoint included."""
+    ledger = Ledger(len(state["charges"]), state["mechanism"])
+    ledger.load_state_dict(state)
+    recorded, position = ledger.recorded
+    found = find_journal(recorded, path)
+    if recorded and found is None:
+        rank_zero_warn(
+            f"the journal {recorded} of {path} is missing: what was sent later is not in this report"
+        )
+    if found is not None:
+        ledger.keep(Journal(found, ledger.mechanism, ledger.num_clients, position), repeatable)
+    return ledger.rounds
 
 
 def parse_mechanism(text: str) -> Mechanism:

@@ -4,6 +4,11 @@ A charge names the stream that it pays for, (round, attempt). Streams of a clien
 order, so no stream is ever paid for twice and none carries two payloads: a repeated round is a new attempt,
 and is charged again. Counting is all that the ledger does; what a charge costs follows from the mechanism's
 claims (`accounting`), and a ledger of another mechanism or another federation is refused.
+
+With a `Journal` every charge is on the disk before it counts. Whoever resumes reads what the checkpoint does
+not know. With keys from the system those rounds are spent, and their repetition, with new keys, is charged
+again. With keys from a seed the repetition sends the same messages from the same streams and costs nothing
+more, provided that the round begins with the same model and range; if it does not, it is a new attempt.
 """
 
 from __future__ import annotations
@@ -13,6 +18,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+
+from lightning_fedq.privacy.journal import Journal
 
 
 class Ledger:
@@ -21,6 +29,13 @@ class Ledger:
     Args:
         num_clients: Clients 0 to num_clients - 1.
         mechanism: What is charged for, as text; a saved ledger is only taken back for the same.
+
+    Attributes:
+        charges: `(num_clients,)` int32, how often each client was charged.
+        rounds: How many rounds were charged, repetitions included.
+        limit: Charges after which a client is charged no more; a budget sets it.
+        journal: Where charges are written first, or None.
+        recorded: Journal and position of a loaded state, or ("", 0).
 
     Raises:
         ValueError: If num_clients < 1.
@@ -31,28 +46,70 @@ class Ledger:
             raise ValueError(f"num_clients must be >= 1, got {num_clients}")
         self.num_clients, self.mechanism = num_clients, mechanism
         self.charges = torch.zeros(num_clients, dtype=torch.int32)
+        self.rounds = 0
         self.limit: int | None = None
-        """Charges after which a client is charged no more; a budget sets it."""
+        self.journal: Journal | None = None
+        self.recorded: tuple[str, int] = ("", 0)
         self._streams = torch.full((num_clients, 2), -1, dtype=torch.int64)
-        self._payloads = torch.zeros(num_clients, dtype=torch.int64)
+        self._repeatable: dict[tuple[int, int], str] | None = None
 
     @property
     def most_charged(self) -> int:
         """Charges of the client that was charged most often."""
         return int(self.charges.max())
 
-    def charge(self, clients: Sequence[int], round: int, attempt: int = 0) -> None:
+    def keep(self, journal: Journal, repeatable: bool) -> None:
+        """Write every charge to a journal from now on, and take in what it holds beyond its position.
+
+        Args:
+            journal: Of this federation.
+            repeatable: Whether a stream that is used again carries the same bits (keys from a seed).
+        """
+        self.journal, self._repeatable = journal, {} if repeatable else None
+        self._take_in(journal)
+
+    def _take_in(self, journal: Journal) -> None:
+        """Remember what others wrote: a process that was killed, or another run from the same checkpoint."""
+        for entry in journal.unread():
+            if self._repeatable is not None:
+                self._repeatable[entry.round, entry.attempt] = entry.state
+                continue
+            rows = slice(None) if entry.clients is None else list(entry.clients)
+            self.charges[rows] += 1
+            self.rounds += 1
+
+    def state(self, *tensors: Tensor) -> str:
+        """Name what a round begins with: 64 bits of SHA-256 of its model and range; "" where none is kept."""
+        if self._repeatable is None:
+            return ""
+        digest = hashlib.sha256()
+        for tensor in tensors:
+            digest.update(tensor.detach().cpu().contiguous().numpy().data)
+        return digest.hexdigest()[:16]
+
+    def free_attempt(self, round: int, attempt: int, state: str) -> int:
+        """The first attempt from `attempt` on that no other state of this round has used."""
+        if self.journal is not None:
+            self._take_in(self.journal)
+        used = self._repeatable or {}
+        while used.get((round, attempt), state) != state:
+            attempt += 1
+        return attempt
+
+    def charge(self, clients: Sequence[int], round: int, attempt: int = 0, state: str = "") -> None:
         """Charge some clients for one stream each; call it before they encode anything.
 
         Args:
             clients: Whom, each once.
             round: Round number, >= 0.
-            attempt: Attempt at this round, >= 0.
+            attempt: Attempt at this round, >= 0, from `free_attempt`.
+            state: From `state`.
 
         Raises:
             ValueError: If a client is unknown or named twice.
             RuntimeError: If a client was charged for this stream, or a later one, before, or its limit
                 is reached.
+            OSError: If the journal can't be written; then nothing is charged and nothing may be sent.
         """
         rows = torch.tensor(sorted(set(clients)), dtype=torch.int64)
         outside = bool(((rows < 0) | (rows >= self.num_clients)).any())
@@ -72,47 +129,31 @@ class Ledger:
                 f"the privacy budget allows {self.limit} rounds of one client and round {round} would be one "
                 "more; raise the budget, or stop the training here"
             )
+        if self.journal is not None and (round, attempt) not in (self._repeatable or {}):
+            everybody = len(rows) == self.num_clients
+            self.journal.append(round, attempt, state, None if everybody else rows.tolist())
+            if self._repeatable is not None:
+                self._repeatable[round, attempt] = state
         self._streams[rows] = torch.tensor([round, attempt])
-        self._payloads[rows] = 0
         self.charges[rows] += 1
-
-    def seal(self, client: int, round: int, attempt: int, payload: bytes) -> None:
-        """Tie a client's stream to the message that it serves; sending the same bytes again is fine.
-
-        Args:
-            client: Who sends.
-            round: Round number.
-            attempt: Attempt at this round.
-            payload: The message, as it goes on the wire.
-
-        Raises:
-            RuntimeError: If the stream was not charged, or serves another payload already.
-        """
-        if self._streams[client].tolist() != [round, attempt]:
-            raise RuntimeError(
-                f"round {round}, attempt {attempt} is not the stream that client {client} was charged for; "
-                "charge it before it sends"
-            )
-        # 63 bits of SHA-256; 0 means none yet
-        digest = int.from_bytes(hashlib.sha256(payload).digest()[:8], "big") >> 1 | 1
-        if int(self._payloads[client]) not in (0, digest):
-            raise RuntimeError(
-                f"round {round}, attempt {attempt} of client {client} serves another payload already; "
-                "send the same bytes again, or start a new attempt"
-            )
-        self._payloads[client] = digest
+        self.rounds += 1
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, in tensors and plain types."""
+        """Everything, in tensors and plain types; of the journal, where it is and how much it held."""
+        path, position = self.recorded
+        if self.journal is not None:
+            path, position = str(self.journal.path), self.journal.position
         return {
             "mechanism": self.mechanism,
             "charges": self.charges.clone(),
+            "rounds": self.rounds,
             "streams": self._streams.clone(),
-            "payloads": self._payloads.clone(),
+            "journal": path,
+            "position": position,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from `state_dict`.
+        """Continue from `state_dict`; a journal has to be given again (`keep`).
 
         Raises:
             ValueError: If the state is of another federation.
@@ -123,5 +164,6 @@ class Ledger:
                 f"has {self.num_clients} with {self.mechanism}; resume with the checkpoint's own federation"
             )
         self.charges = state["charges"].clone()
+        self.rounds = state["rounds"]
         self._streams = state["streams"].clone()
-        self._payloads = state["payloads"].clone()
+        self.journal, self.recorded = None, (state["journal"], state["position"])

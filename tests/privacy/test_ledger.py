@@ -1,11 +1,13 @@
 """Charges come first, once per stream, and survive a checkpoint."""
 
 import io
+from pathlib import Path
 
 import pytest
 import torch
 
 from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import FixedRange
@@ -63,27 +65,6 @@ def test_unknown_or_repeated_clients_are_refused(clients):
 def test_a_ledger_needs_clients():
     with pytest.raises(ValueError, match="num_clients must be >= 1"):
         Ledger(0, "m")
-
-
-def test_a_stream_serves_one_payload():
-    ledger = Ledger(2, "m")
-    ledger.charge([0, 1], 0)
-    ledger.seal(0, 0, 0, b"bits")
-    ledger.seal(0, 0, 0, b"bits")
-    with pytest.raises(RuntimeError, match="serves another payload already"):
-        ledger.seal(0, 0, 0, b"other")
-    restored = Ledger(2, "m")
-    restored.load_state_dict(ledger.state_dict())
-    with pytest.raises(RuntimeError, match="serves another payload already"):
-        restored.seal(0, 0, 0, b"other")
-    ledger.charge([0], 0, attempt=1)
-    ledger.seal(0, 0, 1, b"other")
-
-
-def test_nothing_is_sent_without_a_charge():
-    ledger = Ledger(2, "m")
-    with pytest.raises(RuntimeError, match="is not the stream that client 1 was charged for"):
-        ledger.seal(1, 0, 0, b"bits")
 
 
 def test_state_is_plain_and_loads_under_weights_only():
@@ -155,3 +136,110 @@ def test_another_epsilon_cannot_take_over_a_checkpoint():
     state = engine(epsilon=1.0).state_dict()
     with pytest.raises(ValueError, match="resume with the checkpoint's own federation"):
         engine(epsilon=2.0).load_state_dict(state)
+
+
+# ---- with a journal --------------------------------------------------------------------------------------
+
+
+def journal(path: Path, clients: int = 6, mechanism: str = "LDPQ(epsilon=1.0)", position: int = 0) -> Journal:
+    return Journal(path, mechanism, clients, position)
+
+
+def lines(path: Path) -> int:
+    return len(path.read_text().splitlines()) - 1
+
+
+def test_a_charge_is_on_the_disk_before_it_counts(tmp_path):
+    server, path = engine(), tmp_path / "ledger.jsonl"
+    server.ledger.keep(journal(path), repeatable=True)
+    server.start()
+    assert lines(path) == 1
+    server.receive(server.plan.survivors, torch.full((6, 8), 0.1))
+    server.finish()
+    server.start()
+    assert lines(path) == 2
+
+
+def test_nothing_is_charged_where_the_journal_cannot_be_written(tmp_path):
+    server, path = engine(), tmp_path / "ledger.jsonl"
+    server.ledger.keep(journal(path), repeatable=True)
+    server.ledger.journal.append = lambda *_: (_ for _ in ()).throw(OSError("disk full"))
+    with pytest.raises(OSError, match="disk full"):
+        server.start()
+    assert server.plan is None and server.ledger.most_charged == 0
+
+
+def resumed(state: dict, path: Path, repeatable: bool, **planner) -> RoundEngine:
+    server = engine(**planner)
+    server.load_state_dict(state)
+    recorded, position = server.ledger.recorded
+    assert recorded == str(path)
+    server.ledger.keep(journal(path, position=position), repeatable)
+    return server
+
+
+def test_keys_from_a_seed_repeat_a_killed_round_and_pay_for_it_once(tmp_path):
+    straight, path = engine(), tmp_path / "ledger.jsonl"
+    play(straight, 6)
+    first = engine()
+    first.ledger.keep(journal(path), repeatable=True)
+    play(first, 2)
+    state = first.state_dict()
+    play(first, 2)
+    first.start()  # killed in round 4, the checkpoint is of round 2
+    second = resumed(state, path, repeatable=True)
+    play(second, 4)
+    assert second.ledger.charges.tolist() == straight.ledger.charges.tolist() == [6] * 6
+    assert torch.equal(second.weights, straight.weights)
+    assert lines(path) == 6
+
+
+def test_keys_from_a_seed_never_repeat_a_stream_from_another_model(tmp_path):
+    """Resumed with another learning rate, say: what follows differs, so it takes new streams."""
+    path = tmp_path / "ledger.jsonl"
+    first = engine()
+    first.ledger.keep(journal(path), repeatable=True)
+    state = first.state_dict()
+    play(first, 3)
+    second = resumed(state, path, repeatable=True)
+    second.weights += 1.0
+    plan = second.start()
+    assert second.attempt == 1
+    second.receive(plan.survivors, torch.zeros(6, 8))
+    second.finish()
+    assert lines(path) == 4
+
+
+def test_keys_from_the_system_pay_for_what_was_lost_and_for_its_repetition(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    first = engine(clients_per_round=3)
+    first.ledger.keep(journal(path), repeatable=False)
+    play(first, 2)
+    state = first.state_dict()
+    play(first, 2)
+    first.start()
+    lost = first.ledger.charges.clone()
+    second = resumed(state, path, repeatable=False, clients_per_round=3)
+    assert torch.equal(second.ledger.charges, lost) and second.ledger.rounds == 5
+    play(second, 4)
+    assert second.ledger.rounds == 9 == lines(path)
+    # once more from the same old checkpoint: both futures were sent
+    third = resumed(state, path, repeatable=False, clients_per_round=3)
+    assert torch.equal(third.ledger.charges, second.ledger.charges)
+    # and a run that is still alive takes in what the other one sends
+    play(third, 1)
+    play(second, 1)
+    assert second.ledger.rounds == 11 == int(second.ledger.charges.sum()) // 3
+
+
+def test_the_limit_counts_what_was_lost(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    first = engine()
+    first.ledger.keep(journal(path), repeatable=False)
+    state = first.state_dict()
+    play(first, 3)
+    second = resumed(state, path, repeatable=False)
+    second.ledger.limit = 4
+    play(second, 1)
+    with pytest.raises(RuntimeError, match="the privacy budget allows 4 rounds"):
+        second.start()

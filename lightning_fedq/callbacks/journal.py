@@ -1,0 +1,65 @@
+"""Where the ledger's journal lies: beside the checkpoints, under a name that the checkpoint knows.
+
+A run without a checkpoint callback has no journal, because there is nothing to resume from. A run that
+resumes goes on in the journal of its checkpoint; one that lies in the checkpoint's own folder comes first, so
+that the folder can be moved.
+"""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from lightning_fedq._lightning import pl, rank_zero_warn
+from lightning_fedq.privacy.journal import Journal
+from lightning_fedq.privacy.ledger import Ledger
+
+
+def keep_journal(trainer: pl.Trainer, ledger: Ledger, repeatable: bool) -> None:
+    """Give the ledger the journal of its checkpoint, or a new one beside the checkpoints to come.
+
+    Args:
+        trainer: Set up for fitting.
+        ledger: New, or restored from a checkpoint; one that has a journal keeps it.
+        repeatable: Whether the keys come from a seed, see `Ledger.keep`.
+
+    Raises:
+        FileNotFoundError: If the checkpoint's journal is missing and the keys come from the system.
+        ValueError: If the journal is of another federation, or damaged.
+    """
+    if ledger.journal is not None or not trainer.is_global_zero:
+        return
+    recorded, position = ledger.recorded
+    found = find_journal(recorded, trainer.ckpt_path)
+    if recorded and found is None and not repeatable:
+        raise FileNotFoundError(
+            f"the journal {recorded} of this checkpoint is missing, so what was sent after the checkpoint is "
+            "not known; put it beside the checkpoint, or load only the weights and begin a new federation"
+        )
+    path, position = (_new_path(trainer), 0) if found is None else (found, position)
+    if path is not None:
+        ledger.keep(Journal(path, ledger.mechanism, ledger.num_clients, position), repeatable)
+
+
+def find_journal(recorded: str, checkpoint: object) -> Path | None:
+    """The journal that a checkpoint names: in the checkpoint's own folder, else where it was written."""
+    if not recorded:
+        return None
+    places = [Path(recorded)]
+    if checkpoint is not None:
+        places.insert(0, Path(str(checkpoint)).parent / places[0].name)
+    return next((place for place in places if place.is_file()), None)
+
+
+def _new_path(trainer: pl.Trainer) -> Path | None:
+    folders = [getattr(callback, "dirpath", None) for callback in trainer.checkpoint_callbacks]
+    folder = next((str(folder) for folder in folders if folder), None)
+    if folder is None:
+        return None
+    if "://" in folder:
+        rank_zero_warn(
+            f"no journal is kept beside checkpoints on {folder}: what a killed run had sent since its last "
+            "checkpoint will not be known; let a ModelCheckpoint write to a local folder"
+        )
+        return None
+    return Path(folder) / f"ledger-{secrets.token_hex(4)}.jsonl"

@@ -1,0 +1,132 @@
+"""The ledger's journal: one line a round, on disk before the round's first message exists.
+
+A checkpoint knows what was charged until it was written; a process that is killed outright takes the rest
+with it. So every charge is appended to a file and synced first (write-ahead), and whoever resumes reads the
+lines that its checkpoint does not contain. A line that was torn by the crash paid for nothing, because nobody
+encodes before the sync returns: it is cut off. Anything else that can't be read is refused.
+
+The file is text: a header that names the federation, then one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_VERSION = 1
+
+
+class Entry(NamedTuple):
+    """One charge: the clients (None is everybody) of one attempt at one round, begun in a `state`."""
+
+    round: int
+    attempt: int
+    state: str
+    clients: tuple[int, ...] | None
+
+
+class Journal:
+    """An append-only file of charges, of which `position` bytes are known to its owner.
+
+    Args:
+        path: The file; it is created with its folder where it does not exist.
+        mechanism: What is charged for, as text.
+        num_clients: Clients of the federation.
+        position: Bytes that the owner knows already; 0 reads from the first entry on.
+
+    Raises:
+        ValueError: If the file is of another federation, or shorter than `position`.
+        OSError: If it can't be read or written.
+    """
+
+    def __init__(self, path: Path, mechanism: str, num_clients: int, position: int = 0) -> None:
+        self.path = path.resolve()
+        header = json.dumps({"fedq ledger": _VERSION, "mechanism": mechanism, "clients": num_clients}) + "\n"
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._write(header.encode())
+            _sync_folder(path.parent)
+        with path.open("rb") as file:
+            if file.readline() != header.encode():
+                raise ValueError(
+                    f"{path} is the journal of another federation than {num_clients} clients of {mechanism}; "
+                    "resume with the federation of the checkpoint"
+                )
+            first = file.tell()
+        self.position = max(position, first)
+        if path.stat().st_size < self.position:
+            raise ValueError(
+                f"{path} has {path.stat().st_size} bytes, the checkpoint knows {position}: charges are lost; "
+                "put the whole file back"
+            )
+
+    def unread(self) -> list[Entry]:
+        """Return the entries beyond `position` and move it behind them; a torn last line is cut off.
+
+        Raises:
+            ValueError: If a complete line is no entry.
+        """
+        with self.path.open("rb") as file:
+            file.seek(self.position)
+            data = file.read()
+        entries = []
+        for line in data.splitlines(keepends=True):
+            if not line.endswith(b"\n"):
+                os.truncate(self.path, self.position)
+                break
+            entries.append(self._entry(line))
+            self.position += len(line)
+        return entries
+
+    def _entry(self, line: bytes) -> Entry:
+        try:
+            found = json.loads(line)
+            clients = found["clients"]
+            who = None if clients is None else tuple(int(client) for client in clients)
+            return Entry(int(found["round"]), int(found["attempt"]), str(found["state"]), who)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ValueError(
+                f"{self.path} is damaged at byte {self.position}, so what was spent is not known; "
+                "put the file back, or load only the weights and begin a new federation"
+            ) from error
+
+    def append(self, round: int, attempt: int, state: str, clients: Sequence[int] | None) -> None:
+        """Write one entry behind `position` and return when it is on the disk; first read what is `unread`.
+
+        Args:
+            round: Round number.
+            attempt: Attempt at this round.
+            state: Names what the round began with.
+            clients: Who is charged; None is everybody.
+
+        Raises:
+            RuntimeError: If somebody else wrote meanwhile; the entry stands.
+            OSError: If it can't be written.
+        """
+        entry = {"round": round, "attempt": attempt, "state": state}
+        line = json.dumps({**entry, "clients": None if clients is None else list(clients)}) + "\n"
+        end = self._write(line.encode())
+        if end != self.position + len(line):
+            raise RuntimeError(
+                f"another process writes {self.path} at the same time; let one run at a time go on from a "
+                "checkpoint"
+            )
+        self.position = end
+
+    def _write(self, data: bytes) -> int:
+        """Append in one go, wait for the disk, and return where the file ends."""
+        with self.path.open("ab", buffering=0) as file:
+            file.write(data)
+            os.fsync(file.fileno())
+            return file.tell()
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a new file's name durable, where folders can be opened at all."""
+    if os.name == "posix":
+        descriptor = os.open(folder, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)

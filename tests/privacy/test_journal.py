@@ -1,0 +1,73 @@
+"""The journal is read back as it was written, survives a torn write, and refuses what it can't read."""
+
+import pytest
+
+from lightning_fedq.privacy.journal import Entry, Journal
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "new" / "ledger.jsonl"
+
+
+def test_entries_come_back_in_order(path):
+    journal = Journal(path, "m", 3)
+    journal.append(0, 0, "a", None)
+    journal.append(1, 2, "", (0, 2))
+    assert journal.unread() == []
+    again = Journal(path, "m", 3)
+    assert again.unread() == [Entry(0, 0, "a", None), Entry(1, 2, "", (0, 2))]
+    assert again.position == journal.position == path.stat().st_size
+
+
+def test_only_what_lies_beyond_the_position_is_unread(path):
+    journal = Journal(path, "m", 3)
+    journal.append(0, 0, "", None)
+    position = journal.position
+    journal.append(1, 0, "", None)
+    assert [entry.round for entry in Journal(path, "m", 3, position).unread()] == [1]
+
+
+@pytest.mark.parametrize("kept", [1, 20])
+def test_a_torn_last_line_paid_for_nothing_and_is_cut_off(path, kept):
+    journal = Journal(path, "m", 3)
+    journal.append(0, 0, "", None)
+    whole = path.read_bytes()
+    journal.append(1, 0, "", None)
+    path.write_bytes(path.read_bytes()[: len(whole) + kept])
+    again = Journal(path, "m", 3)
+    assert [entry.round for entry in again.unread()] == [0]
+    again.append(7, 0, "", None)
+    assert [entry.round for entry in Journal(path, "m", 3).unread()] == [0, 7]
+
+
+@pytest.mark.parametrize("line", ["\0\0\0\n", '{"round": 1}\n', "[]\n"])
+def test_a_damaged_line_is_refused(path, line):
+    Journal(path, "m", 3)
+    with path.open("a") as file:
+        file.write(line)
+    with pytest.raises(ValueError, match=r"is damaged at byte \d+.* put the file back"):
+        Journal(path, "m", 3).unread()
+
+
+@pytest.mark.parametrize(("mechanism", "clients"), [("other", 3), ("m", 4)])
+def test_another_federation_is_refused(path, mechanism, clients):
+    Journal(path, "m", 3)
+    with pytest.raises(ValueError, match="resume with the federation of the checkpoint"):
+        Journal(path, mechanism, clients)
+
+
+def test_a_file_that_lost_charges_is_refused(path):
+    journal = Journal(path, "m", 3)
+    position = journal.position
+    journal.append(0, 0, "", None)
+    path.write_bytes(path.read_bytes()[:position])
+    with pytest.raises(ValueError, match="charges are lost; put the whole file back"):
+        Journal(path, "m", 3, journal.position)
+
+
+def test_two_writers_at_once_are_refused(path):
+    one, other = Journal(path, "m", 3), Journal(path, "m", 3)
+    one.append(0, 0, "", None)
+    with pytest.raises(RuntimeError, match="let one run at a time go on from a checkpoint"):
+        other.append(0, 0, "", None)
