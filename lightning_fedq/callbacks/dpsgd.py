@@ -1,10 +1,15 @@
-"""`DPSGD`: sample-level differential privacy for an ordinary, unfederated Lightning module.
+"""`DPSGD`: sample-level differential privacy for an ordinary Lightning module, alone or inside every client.
 
 Opacus's hooks give every sample's gradient on the module itself, which is never wrapped or swapped: hooks
 and the optimiser's wrapper go on at the start of the fit and come off in `teardown`. Batches are Poisson
 samples, drawn anew for every step; an empty batch is a step like any other, with noise alone. Every step is
 charged before its noise is drawn. What the module logs from training batches is a release of its own, which
 no epsilon covers; so is a loss that looks at other samples of the batch.
+
+Beside `Federated` the clients train one at a time, every local step is such a step on samples of that
+client's own data, and every client has an account of its own. What a client sends is computed from its
+noisy steps alone, so the claim holds against whoever sees the messages, the server included. A sample must
+belong to one client only, and who takes part and how many samples a client holds count as known.
 """
 
 from __future__ import annotations
@@ -12,21 +17,22 @@ from __future__ import annotations
 import os
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler, Sampler
 
 from lightning_fedq._lightning import is_overridden, pl
 from lightning_fedq.callbacks.federated import Federated
-from lightning_fedq.data.loader import check_loader
+from lightning_fedq.data.batches import LocalWork
+from lightning_fedq.data.loader import ClientBatches, check_loader
 from lightning_fedq.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
 
 if TYPE_CHECKING:
-    from lightning_fedq.privacy.sgd import GridDPOptimizer, NoiseWords, SampledGaussianAccountant
+    from lightning_fedq.privacy.sgd import Account, GridDPOptimizer, NoiseWords, SampledGaussianAccountant
 
 _FROM_LOADER = (
     "DPSGD samples its own batches, and a loader handed straight to fit(...) can't be replaced; "
@@ -34,58 +40,62 @@ _FROM_LOADER = (
 )
 
 
-class PoissonBatches(Sampler[list[int]]):
-    """Every step takes every sample independently, with probability `threshold / 2^32`.
+class PoissonBatches:
+    """Every step takes every sample of a client independently, with probability `threshold / 2^32`.
+
+    A batch has the loader's size on average.
 
     Args:
-        num_samples: Size of the training set.
-        batch_size: Expected size of a batch.
-        stream: Gives the stream of a step's coins.
-        next_step: Tells the number of the next step.
+        work: Who holds what; data that nobody has dealt out are those of client 0.
+        stream: Gives the stream of the coins of a client's step.
+
+    Raises:
+        ValueError: If a sample belongs to several clients.
     """
 
-    def __init__(
-        self, num_samples: int, batch_size: int, stream: Callable[[int], Stream], next_step: Callable[[], int]
-    ) -> None:
-        self.num_samples, self.stream, self.next_step = num_samples, stream, next_step
-        self.threshold = min((batch_size << 32) // num_samples, 1 << 32)
+    def __init__(self, work: LocalWork, stream: Callable[[int, int], Stream]) -> None:
+        if int(torch.bincount(torch.cat(list(work.held))).max()) > 1:
+            raise ValueError(
+                "DPSGD protects one sample in one client's data, and some samples are held by several "
+                "clients, which would each spend on them; give every sample to one client"
+            )
+        self._held, self._stream = work.held, stream
+        self.thresholds = [min((work.batch_size << 32) // len(part), 1 << 32) for part in work.held]
+        self.steps = [len(sizes) for sizes in work.sizes]
+        """Steps of each client in a round: as many as by passes over its data."""
+
+    def sample_rate(self, client: int) -> float:
+        """The exact probability that a sample is taken."""
+        return self.thresholds[client] / 2.0**32
+
+    def num_samples(self, client: int) -> int:
+        """How many samples a client holds."""
+        return len(self._held[client])
+
+    def take(self, client: int, step: int) -> Tensor:
+        """The samples of one step."""
+        held = self._held[client]
+        coins = self._stream(client, step).words(len(held)) < self.thresholds[client]
+        return held[torch.from_numpy(np.flatnonzero(coins))]
+
+
+class _Epoch(Sampler[Tensor]):
+    """The batches of client 0, one pass over the data on average; remembers how many samples they have."""
+
+    def __init__(self, batches: PoissonBatches, next_step: Callable[[], int]) -> None:
+        self._batches, self._next_step = batches, next_step
         self.sizes: deque[int] = deque()
 
-    @property
-    def sample_rate(self) -> float:
-        """The exact probability that a sample is taken."""
-        return self.threshold / 2.0**32
-
     def __len__(self) -> int:
-        """Steps of an epoch: one pass over the data, on average."""
-        return max(round(2**32 / self.threshold), 1)
+        return max(round(1.0 / self._batches.sample_rate(0)), 1)
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[Tensor]:
         self.sizes.clear()
-        first = self.next_step()
+        first = self._next_step()
         for step in range(first, first + len(self)):
-            taken = np.flatnonzero(self.stream(step).words(self.num_samples) < self.threshold)
+            taken = self._batches.take(0, step)
             self.sizes.append(len(taken))
-            yield taken.tolist()
-
-
-class EmptyBatches:
-    """Collates an empty batch to one sample of zeros, whose gradient the optimiser drops.
-
-    Args:
-        collate: The loader's own collate function.
-        dataset: Gives the structure of a sample; its values are not used.
-    """
-
-    def __init__(self, collate: Callable[[list[Any]], Any], dataset: Dataset[Any]) -> None:
-        self.collate, self.dataset = collate, dataset
-
-    def __call__(self, samples: list[Any]) -> Any:
-        """Collate the samples, or zeros if there are none."""
-        if samples:
-            return self.collate(samples)
-        one = self.collate([self.dataset[0]])
-        return tree_map(lambda x: torch.zeros_like(x) if isinstance(x, torch.Tensor) else x, one)
+            yield taken
 
 
 class DPSGD(pl.Callback):
@@ -94,12 +104,12 @@ class DPSGD(pl.Callback):
     Args:
         noise_multiplier: Std of the noise on the summed gradient / `max_grad_norm`, > 0.
         max_grad_norm: Norm to which every sample's gradient is clipped, > 0.
-        delta: At which `dp/epsilon` is logged, in (0, 1 / samples).
+        delta: At which `dp/epsilon` is logged, in (0, 1 / samples), of the largest client in a federation.
         seed: An integer makes batches and noise reproducible, and NOT private; None takes them from the
             operating system.
 
     Attributes:
-        accountant: What was spent.
+        accounts: What was spent, by client; client 0 is everybody where there is no federation.
         num_non_finite: Samples whose gradient was not finite and counted as zero.
 
     Raises:
@@ -110,7 +120,6 @@ class DPSGD(pl.Callback):
         self, noise_multiplier: float, max_grad_norm: float, *, delta: float, seed: int | None = None
     ) -> None:
         from lightning_fedq.privacy.accounting import check_delta
-        from lightning_fedq.privacy.sgd import SampledGaussianAccountant
 
         if not (noise_multiplier > 0.0 and max_grad_norm > 0.0):
             raise ValueError(
@@ -118,13 +127,18 @@ class DPSGD(pl.Callback):
             )
         self.noise_multiplier, self.max_grad_norm = noise_multiplier, max_grad_norm
         self.delta, self.seed = check_delta(delta), seed
-        self.accountant: SampledGaussianAccountant = SampledGaussianAccountant()
-        self.step_limit: int | None = None
-        """Steps after which no more are taken; `PrivacyBudget` sets it."""
-        secret = os.urandom(32) if seed is None else pack_fields("reproducible", hex(seed))
-        self._root = hkdf_extract(b"fedq/v1/dp-sgd", secret)
+        self.accounts: dict[int, Account] = {}
+        self._histories: dict[int, list[tuple[float, float, int]]] = {}
+        self._before_round: dict[int, list[tuple[float, float, int]]] = {}
+        self._new_root()
         self._restore: list[Callable[[], object]] = []
         self._optimizer: GridDPOptimizer | None = None
+        self._federated: Federated | None = None
+        self._present = 0
+
+    def _new_root(self) -> None:
+        secret = os.urandom(32) if self.seed is None else pack_fields("reproducible", hex(self.seed))
+        self._root = hkdf_extract(b"fedq/v1/dp-sgd", secret)
 
     # ---- set up and take off ----------------------------------------------------------------------
 
@@ -132,7 +146,12 @@ class DPSGD(pl.Callback):
         """Refuse what can't work, and put Poisson sampling in place of the user's loader."""
         if stage != "fit":
             return
+        found = [c for c in trainer.callbacks if isinstance(c, Federated)]  # type: ignore[attr-defined]
+        self._federated = found[0] if found else None
         _check(trainer, pl_module)
+        if self._federated is not None:
+            self._federated.use_batches(self)
+            return
         owner: Any = trainer.datamodule or pl_module  # type: ignore[attr-defined]
         user_loader = owner.train_dataloader
         self._replace(owner, "train_dataloader", lambda: self._poisson(user_loader()))
@@ -145,23 +164,57 @@ class DPSGD(pl.Callback):
             self._restore.append(lambda: delattr(owner, name))
         setattr(owner, name, value)
 
-    def _stream(self, purpose: str, step: int) -> Stream:
-        return Stream(hkdf_expand(self._root, pack_fields(purpose, step)))
+    def _stream(self, purpose: str, client: int, step: int) -> Stream:
+        return Stream(hkdf_expand(self._root, pack_fields(purpose, client, step)))
+
+    # ---- the federation's batches: DPSGD is its `BatchRule` ---------------------------------------------
+
+    skips_empty = False
+
+    def begin(self, work: LocalWork) -> None:
+        """Open an account for everybody who holds data; what was spent before stays spent."""
+        from lightning_fedq.privacy.accounting import check_delta
+        from lightning_fedq.privacy.sgd import Account
+
+        check_delta(self.delta, max(map(len, work.held)))
+        self._batches = PoissonBatches(work, lambda client, step: self._stream("batch", client, step))
+        for client in range(len(work.held)):
+            account, old = (
+                Account(self.noise_multiplier, self._batches.sample_rate(client)),
+                self.accounts.get(client),
+            )
+            if old is not None:
+                account.accountant = old.accountant
+            loaded = self._histories.get(client)
+            # without a seed, what this process has spent since it wrote the checkpoint is spent
+            if loaded is not None and (
+                self.seed is not None or account.steps < sum(steps for _, _, steps in loaded)
+            ):
+                account.accountant.history = loaded
+            self.accounts[client] = account
+        self._histories = {}
+
+    def draw(self, round: int, attempt: int, clients: Sequence[int]) -> list[tuple[Tensor, ...]]:
+        """The next steps of each client, whatever the round."""
+        return [
+            tuple(
+                self._batches.take(client, self.accounts[client].steps + i)
+                for i in range(self._batches.steps[client])
+            )
+            for client in clients
+        ]
 
     def _poisson(self, given: object) -> DataLoader[Any]:
-        from lightning_fedq.privacy.accounting import check_delta
-
         loader = check_loader(given)
         size = len(loader.dataset)  # type: ignore[arg-type]
-        check_delta(self.delta, size)
         assert loader.batch_size is not None
-        self._batches = PoissonBatches(
-            size, loader.batch_size, lambda step: self._stream("batch", step), lambda: len(self.accountant)
-        )
+        shuffle = isinstance(loader.sampler, RandomSampler)
+        self.begin(LocalWork([torch.arange(size)], loader.batch_size, False, shuffle, 1, None))
+        self._epoch = _Epoch(self._batches, lambda: self.accounts[0].steps)
         self._loader: DataLoader[Any] = DataLoader(
-            loader.dataset,
-            batch_sampler=self._batches,
-            collate_fn=EmptyBatches(loader.collate_fn, loader.dataset),
+            ClientBatches(loader.dataset, loader.collate_fn),
+            sampler=self._epoch,
+            batch_size=None,
             num_workers=loader.num_workers,
             pin_memory=loader.pin_memory,
             worker_init_fn=loader.worker_init_fn,
@@ -191,14 +244,13 @@ class DPSGD(pl.Callback):
         """Refuse to train on a loader without Poisson sampling."""
         from lightning_fedq.privacy.sgd import GridDPOptimizer
 
-        if trainer.train_dataloader is not getattr(self, "_loader", None):
+        if self._federated is None and trainer.train_dataloader is not getattr(self, "_loader", None):
             raise ValueError(_FROM_LOADER)
-        assert self._loader is not None
         self._optimizer = GridDPOptimizer(
             trainer.optimizers[0],
             noise_multiplier=self.noise_multiplier,
             max_grad_norm=self.max_grad_norm,
-            expected_batch_size=max(round(self._batches.sample_rate * self._batches.num_samples), 1),
+            expected_batch_size=self._expected_size(0),
             words=self._charge,
         )
         trainer.strategy.optimizers = [self._optimizer]
@@ -220,57 +272,95 @@ class DPSGD(pl.Callback):
     # ---- training ---------------------------------------------------------------------------------
 
     @property
-    def sample_rate(self) -> float:
-        """Chance that a sample is in a batch, from the start of the training on."""
-        if not hasattr(self, "_batches"):
-            raise ValueError(_FROM_LOADER)
-        return self._batches.sample_rate
+    def accountant(self) -> SampledGaussianAccountant:
+        """What was spent, where there is one data set; `accounts` has those of a federation's clients."""
+        from lightning_fedq.privacy.sgd import SampledGaussianAccountant
 
-    @property
-    def num_samples(self) -> int:
-        """Size of the training set, from the start of the training on."""
-        if not hasattr(self, "_batches"):
-            raise ValueError(_FROM_LOADER)
-        return self._batches.num_samples
+        return self.accounts[0].accountant if self.accounts else SampledGaussianAccountant()
 
     @property
     def num_non_finite(self) -> int:
         """Samples whose gradient was not finite."""
         return 0 if self._optimizer is None else self._optimizer.num_non_finite
 
+    def epsilon(self, delta: float) -> float:
+        """The largest epsilon that any client has spent at `delta`."""
+        return max((account.epsilon(delta) for account in self.accounts.values()), default=0.0)
+
+    def next_steps(self) -> dict[int, int]:
+        """Who takes how many steps before the training can next stop: one step, or a round of the cohort.
+
+        Raises:
+            ValueError: If the training does not run on Poisson samples.
+        """
+        if self._federated is None:
+            if not hasattr(self, "_loader"):
+                raise ValueError(_FROM_LOADER)
+            return {0: 1}
+        engine = self._federated.engine
+        assert engine is not None
+        plan = engine.planner.plan(engine.round, engine.mechanism)
+        return {client: self._batches.steps[client] for client in plan.survivors}
+
+    @property
+    def largest_data_set(self) -> int:
+        """Samples of the client that holds most."""
+        return max(self._batches.num_samples(client) for client in self.accounts)
+
+    def _expected_size(self, client: int) -> int:
+        return max(round(self._batches.sample_rate(client) * self._batches.num_samples(client)), 1)
+
     def _charge(self) -> NoiseWords:
         """Pay for one step, then hand out its noise."""
-        step = len(self.accountant)
-        if self.step_limit is not None and step >= self.step_limit:
-            raise RuntimeError(
-                f"the privacy budget allows {self.step_limit} steps and all are taken; "
-                "raise the budget, or stop the training here"
-            )
-        self.accountant.step(noise_multiplier=self.noise_multiplier, sample_rate=self.sample_rate)
-        return self._stream("noise", step).words64
+        account = self.accounts[self._present]
+        self._before_round.setdefault(self._present, list(account.accountant.history))
+        return self._stream("noise", self._present, account.charge()).words64
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Tell the optimiser whether anybody is in the batch."""
+        """Tell the optimiser whose batch it is, and whether anybody is in it."""
         assert self._optimizer is not None
-        self._optimizer.batch_is_empty = self._batches.sizes.popleft() == 0
+        if self._federated is None:
+            self._optimizer.batch_is_empty = self._epoch.sizes.popleft() == 0
+            return
+        if batch_idx == 0:
+            self._before_round = {}
+        stack, number = self._federated.present_batch(batch_idx)
+        if stack.clients:  # else nobody answers, and no step is taken
+            (self._present,) = stack.clients
+            self._optimizer.batch_is_empty = stack.batch_sizes[number] == 0
+            self._optimizer.expected_batch_size = self._expected_size(self._present)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Log what was spent."""
+        """Log what was spent, by whoever has spent most."""
         if not trainer.barebones:
-            epsilon = self.accountant.get_epsilon(self.delta)
+            epsilon = self.epsilon(self.delta)
             pl_module.log("dp/epsilon", epsilon, prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
 
     # ---- checkpoint -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What was spent, in plain types."""
-        return {"history": [list(entry) for entry in self.accountant.history]}
+        """What everybody has spent, in plain types.
+
+        With seeds, a checkpoint of an open round is one of its start, and so is this; without, what the
+        round has spent so far is spent.
+        """
+        own = {client: account.accountant.history for client, account in self.accounts.items()}
+        histories = own | self._histories
+        federated = self._federated
+        if federated is not None and federated.round_is_open and None not in (self.seed, federated.seed):
+            histories |= self._before_round
+        return {"histories": {str(client): [list(entry) for entry in h] for client, h in histories.items()}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what a checkpoint had spent."""
-        self.accountant.history = [(nm, rate, steps) for nm, rate, steps in state_dict["history"]]
+        """Go on from what a checkpoint had spent; without a seed, on streams of its own."""
+        self._histories = {
+            int(client): [(nm, rate, steps) for nm, rate, steps in history]
+            for client, history in state_dict["histories"].items()
+        }
+        if self.seed is None:
+            self._new_root()
 
 
 def _clear(module: torch.nn.Module) -> None:
@@ -287,11 +377,6 @@ def _clear(module: torch.nn.Module) -> None:
 
 def _check(trainer: Any, module: pl.LightningModule) -> None:
     """Refuse what would break the guarantee, each with its cure."""
-    if any(isinstance(callback, Federated) for callback in trainer.callbacks):
-        raise ValueError(
-            "DPSGD inside the clients of a federation is not supported: stacks of clients have no gradients "
-            "per sample; use DPSGD without Federated, or Federated with a private mechanism"
-        )
     if sum(isinstance(callback, DPSGD) for callback in trainer.callbacks) > 1:
         raise ValueError("the Trainer has two DPSGD callbacks; leave one of them out")
     if not isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy) or trainer.world_size > 1:

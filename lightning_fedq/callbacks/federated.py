@@ -14,7 +14,8 @@ repetition has new keys and is charged again. Beside the checkpoints lies the le
 
 The state here is large for one class because Lightning calls one object; the parts that need no hook
 are beside it: `checks` (what is refused), `schedule` (who trains when), `stack_size` (how many side by
-side), `secure_sum`, `data.loader` (batches), `strategies` (stacks), `rounds` (the server).
+side), `resume` (checkpoints), `secure_sum`, `data.batches` and `data.loader`, `strategies` (stacks),
+`rounds` (the server).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -37,13 +38,15 @@ from lightning_fedq.callbacks.checks import (
     check_setup,
 )
 from lightning_fedq.callbacks.journal import keep_journal
-from lightning_fedq.callbacks.schedule import round_stacks, shortened
+from lightning_fedq.callbacks.resume import RoundStart, check_federation, plain_records, records_of
+from lightning_fedq.callbacks.schedule import Schedule
 from lightning_fedq.callbacks.secure_sum import check_modulus, check_secure_aggregation, secure_sum
 from lightning_fedq.callbacks.stack_size import choose_clients_per_step, largest_stack
 from lightning_fedq.core import Mechanism
+from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
 from lightning_fedq.data.datamodule import FederatedDataModule
 from lightning_fedq.data.labels import label_figure, labels_of
-from lightning_fedq.data.loader import ClientLoader, Stack, batch_sizes, check_loader, deal_out
+from lightning_fedq.data.loader import ClientLoader, check_loader, deal_out
 from lightning_fedq.data.partition import IID, Partition
 from lightning_fedq.functional.flatten import flatten, unflatten
 from lightning_fedq.randomness import AgreedKeys, Keys, SeededKeys
@@ -61,16 +64,6 @@ from lightning_fedq.strategies.client_parallel import ClientParallelStrategy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-class _RoundStart(NamedTuple):
-    """What a checkpoint of an unfinished round contains instead of the present state."""
-
-    loops: dict[str, Any]
-    optimizer: dict[str, Any]
-    schedulers: list[dict[str, Any]]
-    engine: dict[str, Any]
-    global_step: int
 
 
 def _log(trainer: pl.Trainer, values: dict[str, float]) -> None:
@@ -171,9 +164,9 @@ class Federated(pl.Callback):
         self.client_indices: list[Tensor] = []
         self.clients_per_step_chosen = 0
         self._loaded: dict[str, Any] | None = None
-        self._round_start: _RoundStart | None = None
+        self._round_start: RoundStart | None = None
         self._restore: list[Any] = []  # what takes everything off again, in reverse order
-        self._stacks: tuple[tuple[int, int], list[Stack]] | None = None
+        self._rule: BatchRule | None = None
         self._training: Stack | None = None
 
     # ---- set up and take off ----------------------------------------------------------------------
@@ -195,8 +188,9 @@ class Federated(pl.Callback):
         """Deal out the data, make the server, choose how many clients train side by side."""
         optimizer = check_optimizers(trainer)
         self._find_parameters(pl_module, optimizer)
-        self._deal_out()
+        self._identity = self._federation()
         self._limit = int(trainer.fast_dev_run)  # type: ignore[attr-defined]
+        self._deal_out()
         self._make_engine()
         keep_journal(trainer, self._engine.ledger, self.seed is not None)
         self._buffers = Buffers(pl_module)
@@ -207,7 +201,7 @@ class Federated(pl.Callback):
         self._restore.append(self._parallel.detach)
         hook = pl_module.register_state_dict_post_hook(self._show_global_model())  # type: ignore[no-untyped-call]
         self._restore.append(hook.remove)
-        if self._rounds_differ():
+        if self._schedule.rounds_differ:
             self._replace(trainer, "reload_dataloaders_every_n_epochs", 1)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -239,6 +233,24 @@ class Federated(pl.Callback):
         while self._restore:
             self._restore.pop()()
 
+    def use_batches(self, rule: BatchRule) -> None:
+        """Let a rule draw the local batches until this fit is over; for callbacks, in their `setup`.
+
+        Raises:
+            ValueError: If another rule draws them already, or clients are to train side by side.
+        """
+        name = type(rule).__name__
+        if self._rule is not None:
+            raise ValueError(
+                f"{type(self._rule).__name__} and {name} both choose the local batches; leave one out"
+            )
+        if self.clients_per_step not in ("auto", 1):
+            raise ValueError(
+                f"{name} draws batches of different sizes for every client, so clients can't train side by "
+                f"side, got clients_per_step={self.clients_per_step}; use clients_per_step=1 or 'auto'"
+            )
+        self._replace(self, "_rule", rule)
+
     def _find_parameters(self, module: pl.LightningModule, optimizer: torch.optim.Optimizer) -> None:
         optimised = {id(p) for group in optimizer.param_groups for p in group["params"]}
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad and id(p) in optimised]
@@ -268,14 +280,17 @@ class Federated(pl.Callback):
         run = RoundPlan(0, (), frozenset(), self.planner.seed)
         generator = torch.Generator().manual_seed(run.stream_seed("partition"))
         self.client_indices = deal_out(loader, split, self.num_clients, generator)
-        self._sizes = [
-            batch_sizes(
-                len(part), loader.batch_size or 1, loader.drop_last, self.local_epochs, self.local_steps
-            )
-            for part in self.client_indices
-        ]
-        self._several_batches = [len(part) > (loader.batch_size or 1) for part in self.client_indices]
-        self._shuffles = isinstance(loader.sampler, torch.utils.data.RandomSampler)
+        self._work = LocalWork(
+            self.client_indices,
+            loader.batch_size or 1,
+            loader.drop_last,
+            isinstance(loader.sampler, torch.utils.data.RandomSampler),
+            self.local_epochs,
+            self.local_steps,
+        )
+        if self._rule is not None:
+            self._rule.begin(self._work)
+        self._schedule = Schedule(self.planner, self.mechanism, self._work, self._rule, self._limit)
         self._loader = ClientLoader(loader, self.client_indices, self._coming_stacks)
 
     def _make_engine(self) -> None:
@@ -311,16 +326,7 @@ class Federated(pl.Callback):
         self.records = []
         if self._loaded is not None:
             self.engine.load_state_dict(self._loaded["engine"])
-            self.records = [
-                RoundRecord(**{**record, "non_finite_clients": tuple(record["non_finite_clients"])})
-                for record in self._loaded["records"]
-            ]
-
-    def _rounds_differ(self) -> bool:
-        """May rounds differ in their number of steps? Then Lightning has to ask for it every round."""
-        if self.planner.dropout_probability > 0:
-            return True
-        return self.planner.cohort_size < self.num_clients and len(set(self._sizes)) > 1
+            self.records = records_of(self._loaded["records"])
 
     # ---- how many clients side by side ------------------------------------------------------------
 
@@ -329,13 +335,15 @@ class Federated(pl.Callback):
             self.clients_per_step_chosen = self._loaded["clients_per_step"]
             return
         self.clients_per_step_chosen = 1  # the rehearsal trains one client at a time, too
+        if self._rule is not None:
+            return
         self.clients_per_step_chosen = choose_clients_per_step(
             trainer,
             optimizer,
             self._names,
             self.clients_per_step,
             largest_stack(self._parameters[0].device.type, self._engine.weights.numel(), self.planner),
-            lambda size: max(self._stacks_of(0, size), key=lambda stack: len(stack.clients)),
+            lambda size: max(self._schedule.stacks(0, 0, size), key=lambda stack: len(stack.clients)),
             self._first_batch,
         )
 
@@ -357,19 +365,18 @@ class Federated(pl.Callback):
 
     def _coming_stacks(self) -> list[Stack]:
         """The stacks of the round to come, or of the open one."""
-        key = (self._engine.round, self.clients_per_step_chosen)
-        if self._stacks is None or self._stacks[0] != key:
-            self._stacks = (key, self._stacks_of(*key))
-        return self._stacks[1]
+        engine = self._engine
+        return self._schedule.stacks(engine.round, engine.attempt, self.clients_per_step_chosen)
 
-    def _stacks_of(self, round: int, clients_per_step: int) -> list[Stack]:
-        stacks = round_stacks(
-            self.planner.plan(round, self.mechanism),
-            self._sizes.__getitem__,
-            lambda client: self._shuffles and self._several_batches[client],
-            clients_per_step,
-        )
-        return shortened(stacks, self._limit) if self._limit else stacks
+    def present_batch(self, batch_idx: int) -> tuple[Stack, int]:
+        """The stack that trains on a batch of this round, and which of its batches that is."""
+        self._coming_stacks()
+        return self._schedule.batch(batch_idx)
+
+    @property
+    def round_is_open(self) -> bool:
+        """Would a checkpoint of now, with a seed, go back to the start of a round?"""
+        return self._round_start is not None
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open a round."""
@@ -378,16 +385,7 @@ class Federated(pl.Callback):
     def _open_round(self, trainer: pl.Trainer) -> None:
         check_accumulation(trainer)
         engine = self._engine
-        loops = trainer.fit_loop.state_dict()
-        for progress in (loops["epoch_progress"]["current"], loops["epoch_progress"]["total"]):
-            progress["ready"] = progress["processed"]
-        self._round_start = _RoundStart(
-            loops,
-            self._optimizer.state_dict(),
-            [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
-            engine.state_dict(),
-            trainer.global_step,
-        )
+        self._round_start = RoundStart.now(trainer, self._optimizer, engine.state_dict())
         self._groups = [
             {name: value for name, value in group.items() if name != "params"}
             for group in self._optimizer.param_groups
@@ -404,8 +402,14 @@ class Federated(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """At the first batch of a client or a stack: global weights, a fresh optimiser."""
-        if self._training is not None:
-            return
+        if self._training is None:
+            self._start_stack(trainer)
+        assert self._training is not None
+        sizes = self._training.batch_sizes
+        if self._rule is not None and self._rule.skips_empty and not sizes[-self._steps_left]:
+            self._parallel.open(0, self._start)  # nobody's step
+
+    def _start_stack(self, trainer: pl.Trainer) -> None:
         if self._engine.plan is None:  # resumed after a last batch, Lightning leaves on_train_epoch_start out
             self._open_round(trainer)
         stack = self._training = self._pending.pop()
@@ -423,9 +427,13 @@ class Federated(pl.Callback):
     ) -> None:
         """At the last batch of a client or a stack: encode; at the last of the round: step the server."""
         self._steps_left -= 1
-        if self._steps_left or self._training is None:
+        if self._training is None:
             return
         clients = self._training.clients
+        if len(clients) == 1:
+            self._parallel.close()  # it may have stood still
+        if self._steps_left:
+            return
         if len(clients) == 1:
             self._engine.receive(clients, (flatten(self._parameters) - self._start)[None])
         elif clients:
@@ -493,19 +501,19 @@ class Federated(pl.Callback):
             "partition": repr(self.partition),
             "target": self.target,
             "seed": str(self.seed),
+            "batches": "passes" if self._rule is None else type(self._rule).__name__,
         }
 
     def state_dict(self) -> dict[str, Any]:
         """The server, the records and the choices of this run; of an open round, its start."""
         if self.engine is None:
             return {}
-        records = [{**vars(r), "non_finite_clients": list(r.non_finite_clients)} for r in self.records]
         return {
-            "federation": self._federation(),
+            "federation": self._identity,
             "plan_seed": self.planner.seed,
             "clients_per_step": self.clients_per_step_chosen,
             "engine": self._engine_state(),
-            "records": records,
+            "records": plain_records(self.records),
         }
 
     def _engine_state(self) -> dict[str, Any]:
@@ -524,27 +532,15 @@ class Federated(pl.Callback):
         Raises:
             ValueError: If the checkpoint belongs to another federation.
         """
-        own, theirs = self._federation(), state_dict["federation"]
-        differing = [
-            f"{key} = {theirs.get(key)} (here {own[key]})" for key in own if own[key] != theirs.get(key)
-        ]
-        if differing:
-            raise ValueError(
-                f"the checkpoint is of another federation: {', '.join(differing)}; "
-                "resume with its settings, or load only its weights"
-            )
+        check_federation(self._federation(), state_dict["federation"])
         self._loaded = state_dict
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Of an unfinished round, save its start."""
-        if self._round_start is None:
-            return
-        checkpoint["loops"]["fit_loop"] = self._round_start.loops
-        checkpoint["optimizer_states"] = [self._round_start.optimizer]
-        checkpoint["lr_schedulers"] = self._round_start.schedulers
-        checkpoint["global_step"] = self._round_start.global_step
+        if self._round_start is not None:
+            self._round_start.write(checkpoint)
 
     def _show_global_model(self) -> Any:
         """A hook that puts the global weights into the module's `state_dict()` while a client trains."""

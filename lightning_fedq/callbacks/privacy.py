@@ -1,7 +1,8 @@
 """`PrivacyBudget`: a run that stops itself before it has given away more than it may.
 
 For a federation the budget limits the charges of every client in the engine's ledger, so no round is opened
-that would break it, whatever the loop does. For `DPSGD` it limits the optimiser's steps in the same way.
+that would break it, whatever the loop does. For `DPSGD`, alone or inside the clients, it limits
+every account's steps in the same way.
 """
 
 from __future__ import annotations
@@ -32,13 +33,16 @@ class PrivacyBudget(pl.Callback):
         epsilon: Budget over the run, > 0, in nats.
         delta: Chance with which the guarantee may fail, below 1 / clients, or 1 / samples with `DPSGD`.
         adversary: Against whom, as a member of `Adversary` or its name in any case. "secagg_server" needs
-            `Federated(secure_aggregation=...)`. `DPSGD` protects against the outsider, who sees the model.
+            `Federated(secure_aggregation=...)`. `DPSGD` alone protects against the outsider, who sees the
+            model; inside the clients against everybody.
         on_exhausted: "stop" ends the training after the last round that fits, "raise" fails before the first
             that does not, "warn" goes on.
+        unit: Whose privacy is counted: a "client" (by the mechanism) or a "sample" (by `DPSGD`). None takes
+            what there is, and asks where both are.
 
     Attributes:
         epsilon_spent: Largest epsilon of any client so far.
-        affordable: Rounds (or steps, with `DPSGD`) that fit into the budget in all.
+        affordable: Rounds (or steps of one client, with `DPSGD`) that fit into the budget in all.
 
     Raises:
         ValueError: If a setting is out of its range.
@@ -50,29 +54,32 @@ class PrivacyBudget(pl.Callback):
         delta: float,
         adversary: Adversary | str,
         on_exhausted: Literal["stop", "raise", "warn"] = "stop",
+        unit: Literal["client", "sample"] | None = None,
     ) -> None:
         if not epsilon > 0.0:
             raise ValueError(f"epsilon must be > 0, got {epsilon}")
         if on_exhausted not in ("stop", "raise", "warn"):
             raise ValueError(f"on_exhausted must be 'stop', 'raise' or 'warn', got {on_exhausted!r}")
-        self.epsilon, self.delta = epsilon, check_delta(delta)
+        if unit not in ("client", "sample", None):
+            raise ValueError(f"unit must be 'client', 'sample' or None, got {unit!r}")
+        self.epsilon, self.delta, self.unit = epsilon, check_delta(delta), unit
         self.adversary, self.on_exhausted = _adversary(adversary), on_exhausted
         self.epsilon_spent, self.affordable = 0.0, 0
         self._warned = False
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find what is affordable, and refuse to go on if it is spent already."""
-        federated = _one(trainer, Federated)
-        if federated is not None:
-            assert federated.engine is not None
-            self._follow_rounds(federated.engine, trainer.max_epochs, federated.secure_aggregation)
-        else:
-            dpsgd = _one(trainer, DPSGD)
-            if dpsgd is None:
-                raise ValueError(
-                    "PrivacyBudget has nothing to account for; add Federated or DPSGD to the callbacks"
-                )
+        federated, dpsgd = _one(trainer, Federated), _one(trainer, DPSGD)
+        if federated is None and dpsgd is None:
+            raise ValueError(
+                "PrivacyBudget has nothing to account for; add Federated or DPSGD to the callbacks"
+            )
+        self._counts_samples = self._find_unit(federated, dpsgd) == "sample"
+        self._each_step = self._counts_samples and federated is None
+        if self._counts_samples:
             self._follow_steps(dpsgd)
+        else:
+            self._follow_rounds(federated.engine, trainer.max_epochs, federated.secure_aggregation)
         if self._is_spent():
             self._complain(
                 f"the budget of epsilon {self.epsilon:g} at delta {self.delta:g} is spent: {self.affordable} "
@@ -80,6 +87,28 @@ class PrivacyBudget(pl.Callback):
             )
 
     # ---- what is counted ----------------------------------------------------------------------------
+
+    def _find_unit(self, federated: Federated | None, dpsgd: DPSGD | None) -> str:
+        """What a unit is: there is one that protects something, or the user has said which."""
+        if federated is None or dpsgd is None:
+            found = "client" if dpsgd is None else "sample"
+            if self.unit not in (None, found):
+                raise ValueError(
+                    f"nothing here protects a {self.unit}; leave unit out, or add "
+                    + ("DPSGD" if found == "client" else "Federated with a private mechanism")
+                )
+            return found
+        if self.unit is None:
+            engine = federated.engine
+            assert engine is not None
+            plan = engine.planner.plan(engine.round, engine.mechanism)
+            claims = engine.mechanism.claims(engine.context(plan))
+            if not all(isinstance(claim.loss, NonPrivate) for claim in claims):
+                raise ValueError(
+                    "the mechanism protects clients and DPSGD protects samples; say which of the two the "
+                    "budget is about with unit='client' or unit='sample'"
+                )
+        return self.unit or "sample"
 
     def _follow_rounds(self, engine: RoundEngine, max_epochs: int | None, secagg: SecAgg | None) -> None:
         check_delta(self.delta, engine.planner.num_clients)
@@ -120,34 +149,37 @@ class PrivacyBudget(pl.Callback):
         self._cost: Callable[[int], float] = cost
         self._used: Callable[[], int] = lambda: engine.ledger.most_charged
         self._unit, self._key = "rounds", "fed/epsilon"
-        self._next: Callable[[], int] = lambda: _charges_after_next(engine)
+        self._is_spent: Callable[[], bool] = lambda: _charges_after_next(engine) > self.affordable
         if self.on_exhausted != "warn":
             engine.ledger.limit = self.affordable
         self.epsilon_spent = cost(self._used())
 
     def _follow_steps(self, dpsgd: DPSGD) -> None:
-        if self.adversary is not Adversary.OUTSIDER:
+        dpsgd.next_steps()  # refuses a loader without Poisson sampling
+        if self._each_step and self.adversary is not Adversary.OUTSIDER:
             raise ValueError(
                 f"DPSGD protects samples against whoever sees the model, got {self.adversary.name}; "
                 "use Adversary.OUTSIDER"
             )
-        check_delta(self.delta, dpsgd.num_samples)
-        accountant = dpsgd.accountant
-        step: dict[str, Any] = {
-            "noise_multiplier": dpsgd.noise_multiplier,
-            "sample_rate": dpsgd.sample_rate,
-        }
-        self.affordable = len(accountant) + accountant.steps_within(self.epsilon, self.delta, **step)
-        self._cost = lambda steps: accountant.get_epsilon(self.delta)
-        self._used = lambda: len(accountant)
-        self._unit, self._key = "steps", "dp/epsilon"
-        self._next = lambda: len(accountant) + 1
+        accounts = dpsgd.accounts
+        check_delta(self.delta, dpsgd.largest_data_set)
+        if dpsgd.seed is not None:
+            rank_zero_warn(
+                "DPSGD draws from a seed, so nothing is private; "
+                "PrivacyBudget counts what DPSGD(seed=None) would give"
+            )
+        limits = {who: own.steps_within(self.epsilon, self.delta) for who, own in accounts.items()}
         if self.on_exhausted != "warn":
-            dpsgd.step_limit = self.affordable
+            for who, account in accounts.items():
+                account.step_limit = limits[who]
+        self.affordable = min(limits.values())
+        self._cost = lambda steps: dpsgd.epsilon(self.delta)
+        self._used = lambda: max(account.steps for account in accounts.values())
+        self._unit, self._key = "steps" + ("" if self._each_step else " of one client"), "dp/epsilon"
+        self._is_spent = lambda: any(
+            accounts[who].steps + steps > limits[who] for who, steps in dpsgd.next_steps().items()
+        )
         self.epsilon_spent = self._cost(0)
-
-    def _is_spent(self) -> bool:
-        return self._next() > self.affordable
 
     # ---- what is done about it ------------------------------------------------------------------------
 
@@ -162,13 +194,13 @@ class PrivacyBudget(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """With `DPSGD`, stop after the last step that fits."""
-        if self._unit == "steps" and self._is_spent():
+        if self._each_step and self._is_spent():
             self._end(trainer)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log what is spent, and end the training if the next round does not fit."""
         self.epsilon_spent = self._cost(self._used())
-        if self._unit == "rounds" and not trainer.barebones:
+        if not self._counts_samples and not trainer.barebones:
             pl_module.log(
                 self._key, self.epsilon_spent, prog_bar=True, on_step=False, on_epoch=True, batch_size=1
             )

@@ -1,4 +1,7 @@
-"""The stacks of one round, in the order in which they train: a pure function of the round's plan."""
+"""The stacks of one round, in the order in which they train: a pure function of the round's plan.
+
+Where a `BatchRule` draws the batches, they also depend on what the rule remembers.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from lightning_fedq.data.loader import Stack
-from lightning_fedq.rounds import RoundPlan
+from torch import Tensor
+
+from lightning_fedq.core import Mechanism
+from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
+from lightning_fedq.rounds import RoundPlan, RoundPlanner
 
 
 def round_stacks(
@@ -46,6 +52,16 @@ def round_stacks(
     return stacks
 
 
+def drawn_stacks(plan: RoundPlan, batches: Sequence[tuple[Tensor, ...]]) -> list[Stack]:
+    """One stack for each client that answers, on the batches that a rule has drawn for it."""
+    if not plan.survivors:
+        return [Stack((), (1,), plan.stream_seed("training"), ())]
+    return [
+        Stack((client,), tuple(map(len, own)), plan.stream_seed("training", client), (), own)
+        for client, own in zip(plan.survivors, batches, strict=True)
+    ]
+
+
 def shortened(stacks: Sequence[Stack], num_steps: int) -> list[Stack]:
     """The first steps of a round, for `fast_dev_run`: whole stacks, or else a part of the first one."""
     kept, left = [], num_steps
@@ -54,4 +70,61 @@ def shortened(stacks: Sequence[Stack], num_steps: int) -> list[Stack]:
             break
         kept.append(stack)
         left -= len(stack.batch_sizes)
-    return kept or [replace(stacks[0], batch_sizes=stacks[0].batch_sizes[:num_steps])]
+    first = stacks[0]
+    part = replace(first, batch_sizes=first.batch_sizes[:num_steps], samples=first.samples[:num_steps])
+    return kept or [part]
+
+
+class Schedule:
+    """The stacks of any round; those of the last one asked for are kept, so that a rule draws them once.
+
+    Args:
+        planner: Draws the rounds.
+        mechanism: Whose groups a cohort falls into.
+        work: What the clients hold.
+        rule: Draws the batches; None is whole passes.
+        num_steps: Cut a round after so many steps; 0 is all of it.
+    """
+
+    def __init__(
+        self,
+        planner: RoundPlanner,
+        mechanism: Mechanism,
+        work: LocalWork,
+        rule: BatchRule | None,
+        num_steps: int,
+    ) -> None:
+        self._planner, self._mechanism, self._work = planner, mechanism, work
+        self._rule, self._num_steps = rule, num_steps
+        self._kept: tuple[tuple[int, int, int], list[Stack]] | None = None
+        self._batches: list[tuple[Stack, int]] = []
+
+    def stacks(self, round: int, attempt: int, clients_per_step: int) -> list[Stack]:
+        """The stacks of one attempt at a round."""
+        key = (round, attempt, clients_per_step)
+        if self._kept is None or self._kept[0] != key:
+            self._kept = (key, self._new(*key))
+            self._batches = []
+        return self._kept[1]
+
+    def batch(self, index: int) -> tuple[Stack, int]:
+        """The stack that trains on a batch of the round last asked for, and which of its batches it is."""
+        assert self._kept is not None
+        if not self._batches:
+            self._batches = [(stack, i) for stack in self._kept[1] for i in range(len(stack.batch_sizes))]
+        return self._batches[index]
+
+    def _new(self, round: int, attempt: int, clients_per_step: int) -> list[Stack]:
+        plan = self._planner.plan(round, self._mechanism)
+        if self._rule is None:
+            stacks = round_stacks(plan, self._work.sizes.__getitem__, self._work.shuffles, clients_per_step)
+        else:
+            stacks = drawn_stacks(plan, self._rule.draw(round, attempt, plan.survivors))
+        return shortened(stacks, self._num_steps) if self._num_steps else stacks
+
+    @property
+    def rounds_differ(self) -> bool:
+        """May rounds differ in their number of steps? Then Lightning has to ask for it every round."""
+        if self._planner.dropout_probability > 0:
+            return True
+        return self._planner.cohort_size < self._planner.num_clients and len(set(self._work.sizes)) > 1

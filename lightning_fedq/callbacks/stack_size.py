@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 
 from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
-from lightning_fedq.data.loader import Stack
+from lightning_fedq.data.batches import Stack
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.strategies.rehearsal import elementwise, rehearse
 

@@ -1,7 +1,7 @@
 """The training loader of a federation: batches client by client, or stack by stack.
 
-A *stack* is a group of clients that train side by side in one step: their batches have the same
-shapes, and arrive as one batch with a leading client dimension. A client on its own gets its batches
+The batches of a stack of clients have the same shapes, and arrive as one batch with a leading client
+dimension. A client on its own gets its batches
 as the user's own loader would have made them. Nothing here depends on the order of the clients: the
 data order of a client follows from its own seed, and torch's generators are re-seeded at the start
 of every stack, right before its first batch is fetched, so that dropout masks and random transforms
@@ -11,11 +11,11 @@ do not depend on who trained before. That re-seeding is the package's one use of
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -27,36 +27,9 @@ from torch.utils.data import (
     default_collate,
 )
 
+from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.labels import labels_of
 from lightning_fedq.data.partition import Partition
-
-
-@dataclass(frozen=True)
-class Stack:
-    """Clients that train side by side, and what they train on.
-
-    Args:
-        clients: The clients; none at all stands for one idle step, the round of nobody.
-        batch_sizes: Samples of each client's first, second, ... batch.
-        training_seed: Seed of torch's generators while the stack trains.
-        order_seeds: Seed of each client's data order; empty where there is nothing to shuffle.
-    """
-
-    clients: tuple[int, ...]
-    batch_sizes: tuple[int, ...]
-    training_seed: int
-    order_seeds: tuple[int, ...]
-
-
-def batch_sizes(
-    num_samples: int, batch_size: int, drop_last: bool, local_epochs: int, local_steps: int | None
-) -> tuple[int, ...]:
-    """Sizes of one client's batches in a round: `local_epochs` passes, or exactly `local_steps` batches."""
-    whole, rest = divmod(num_samples, batch_size)
-    one_pass = (batch_size,) * whole + ((rest,) if rest and not drop_last else ())
-    if local_steps is None:
-        return one_pass * local_epochs
-    return (one_pass * -(-local_steps // len(one_pass)))[:local_steps]
 
 
 def check_loader(loader: object) -> DataLoader[Any]:
@@ -142,6 +115,8 @@ def deal_out(
 class ClientBatches(Dataset[Any]):
     """The batch of given samples: index `(batch,)` for one client, `(clients, batch)` for a stack.
 
+    A batch of nobody is one sample of zeros, which has the structure of a sample and nobody's values.
+
     Args:
         dataset: Map-style dataset. A `TensorDataset` with the default collation, or a subset of one,
             is read with one `index_select` a tensor, whatever the number of clients.
@@ -165,6 +140,8 @@ class ClientBatches(Dataset[Any]):
 
     def __getitem__(self, indices: Tensor) -> Any:
         """Fetch one batch."""
+        if not indices.numel():
+            return tree_map_only(Tensor, torch.zeros_like, self._one([0]))
         if self._tensors is not None:
             flat = indices.reshape(-1)
             flat = flat if self._subset is None else self._subset[flat]
@@ -224,6 +201,9 @@ class ClientLoader:
         """Yield the sample indices of each batch: `(batch,)`, or `(clients, batch)` for two clients up."""
         if not stack.clients:
             yield self.clients[0][:1]
+            return
+        if stack.samples:
+            yield from stack.samples
             return
         total, seeds = sum(stack.batch_sizes), stack.order_seeds or (None,) * len(stack.clients)
         if self._table is not None and not stack.order_seeds and total <= self._table.shape[1]:

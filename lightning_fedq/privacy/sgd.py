@@ -186,12 +186,14 @@ class SampledGaussianAccountant(IAccountant):  # type: ignore[misc]
 
 def _composed(history: list[tuple[float, float, int]], delta: float, removal: bool) -> LossGrid:
     share = 1e-3 * delta / len(history)
-    parts = [
-        sampled_gaussian_grid(nm, rate, removal, 10.0 ** math.floor(math.log10(share / steps))).composed(
-            steps, share
-        )
+    grids = [
+        sampled_gaussian_grid(nm, rate, removal, 10.0 ** math.floor(math.log10(share / steps)))
         for nm, rate, steps in history
     ]
+    for grid in grids:
+        if not grid.masses.any():  # hardly any noise: one step gives everything away
+            return grid
+    parts = [grid.composed(steps, share) for grid, (_, _, steps) in zip(grids, history, strict=True)]
     if len(parts) == 1:
         return parts[0]
     step = max(part.coarser().step for part in parts)
@@ -204,6 +206,71 @@ def _composed(history: list[tuple[float, float, int]], delta: float, removal: bo
 register_accountant("fedq", SampledGaussianAccountant, force=True)
 
 
+@lru_cache(maxsize=1024)
+def _epsilon_of(history: tuple[tuple[float, float, int], ...], delta: float) -> float:
+    return SampledGaussianAccountant._epsilon(list(history), delta)
+
+
+@lru_cache(maxsize=1024)
+def _steps_within(
+    history: tuple[tuple[float, float, int], ...], epsilon: float, delta: float, step: tuple[float, float]
+) -> int:
+    accountant = SampledGaussianAccountant()
+    accountant.history = list(history)
+    return accountant.steps_within(epsilon, delta, noise_multiplier=step[0], sample_rate=step[1])
+
+
+class Account:
+    """What the steps on one data set have spent: its own, or one client's of a federation.
+
+    Args:
+        noise_multiplier: Of every step to come, > 0.
+        sample_rate: Probability in (0, 1] with which a sample is in a batch to come.
+
+    Attributes:
+        accountant: What was spent.
+        step_limit: Steps after which no more are paid for; None is no limit.
+    """
+
+    def __init__(self, noise_multiplier: float, sample_rate: float) -> None:
+        self.noise_multiplier, self.sample_rate = noise_multiplier, sample_rate
+        self.accountant = SampledGaussianAccountant()
+        self.step_limit: int | None = None
+
+    @property
+    def steps(self) -> int:
+        """Steps paid for."""
+        return len(self.accountant)
+
+    def epsilon(self, delta: float) -> float:
+        """Epsilon spent at `delta`; equal histories are composed once."""
+        return _epsilon_of(tuple(self.accountant.history), delta)
+
+    def steps_within(self, epsilon: float, delta: float) -> int:
+        """All steps, past and to come, that stay within `epsilon` at `delta`."""
+        step = (self.noise_multiplier, self.sample_rate)
+        return self.steps + _steps_within(tuple(self.accountant.history), epsilon, delta, step)
+
+    def fits(self, steps: int) -> bool:
+        """Does the limit allow so many more steps?"""
+        return self.step_limit is None or self.steps + steps <= self.step_limit
+
+    def charge(self) -> int:
+        """Pay for one step, before its noise is drawn, and return its number.
+
+        Raises:
+            RuntimeError: If the limit is reached.
+        """
+        step = self.steps
+        if not self.fits(1):
+            raise RuntimeError(
+                f"the privacy budget allows {self.step_limit} steps and all are taken; "
+                "raise the budget, or stop the training here"
+            )
+        self.accountant.step(noise_multiplier=self.noise_multiplier, sample_rate=self.sample_rate)
+        return step
+
+
 class GridDPOptimizer(DPOptimizer):  # type: ignore[misc]
     """Clips every sample, sums integers, adds an exact discrete Gaussian, and steps the user's optimiser.
 
@@ -211,7 +278,7 @@ class GridDPOptimizer(DPOptimizer):  # type: ignore[misc]
         optimizer: The user's optimiser.
         noise_multiplier: sigma / max_grad_norm, > 0.
         max_grad_norm: Clipping norm of one sample's gradient, > 0.
-        expected_batch_size: Divides the noisy sum.
+        expected_batch_size: Divides the noisy sum; the caller changes it where clients take turns.
         words: Called once a step, returns the source of the noise's words.
     """
 

@@ -215,7 +215,8 @@ class ClientParallelStrategy:
             return
         for group, originals in zip(self._optimizer.param_groups, self._originals, strict=True):
             group["params"] = originals
-        self._optimizer.state.clear()
+        for active in self._active:
+            self._optimizer.state.pop(active, None)
         self._active, self._gradients = None, []
 
     # ---- what Lightning calls -------------------------------------------------------------------

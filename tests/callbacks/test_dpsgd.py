@@ -8,10 +8,11 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget
-from lightning_fedq.callbacks.dpsgd import EmptyBatches, PoissonBatches
+from lightning_fedq.callbacks import DPSGD, PrivacyBudget
+from lightning_fedq.callbacks.dpsgd import PoissonBatches
 from lightning_fedq.core import Adversary
-from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.data.batches import LocalWork
+from lightning_fedq.data.loader import ClientBatches
 from lightning_fedq.randomness import Stream
 from tests.callbacks.test_privacy import trainer
 
@@ -73,7 +74,7 @@ def test_it_stops_itself_when_the_budget_is_spent():
     run.fit(module)
     assert run.current_epoch < 100
     spent = private.accountant.get_epsilon(1e-3)
-    step = {"noise_multiplier": 1.0, "sample_rate": private.sample_rate}
+    step = {"noise_multiplier": 1.0, "sample_rate": private.accounts[0].sample_rate}
     assert spent <= 2.0
     assert private.accountant.would_exceed(2.0, 1e-3, **step)
     assert len(private.accountant) == budget.affordable
@@ -98,6 +99,18 @@ def test_a_resumed_run_remembers_what_it_spent(tmp_path):
         trainer(dpsgd(), PrivacyBudget(1.0, 1e-3, Adversary.OUTSIDER), epochs=4).fit(
             Classifier(), ckpt_path=tmp_path / "two.ckpt"
         )
+
+
+def test_what_this_process_has_spent_since_the_checkpoint_stays_spent(tmp_path):
+    private = dpsgd()
+    run = trainer(private, epochs=2)
+    run.fit(Classifier())
+    run.save_checkpoint(tmp_path / "two.ckpt")
+    trainer(private, epochs=4).fit(Classifier(), ckpt_path=tmp_path / "two.ckpt")
+    root = private._root
+    trainer(private, epochs=3).fit(Classifier(), ckpt_path=tmp_path / "two.ckpt")
+    assert len(private.accountant) == 20 + 20 + 10
+    assert private._root != root
 
 
 def test_resuming_with_a_seed_ends_bit_identically(tmp_path):
@@ -129,8 +142,7 @@ def test_the_first_step_is_clipping_averaging_and_noise():
     module, reference = Classifier(), Classifier()
     private = DPSGD(1e-6, 0.5, delta=1e-3, seed=2)
     trainer(private, epochs=1, max_steps=1).fit(module)
-    taken = next(iter(PoissonBatches(200, 20, lambda s: private._stream("batch", s), lambda: 0)))
-    x, y = samples()[taken]
+    x, y = samples()[batches_of(200, 20, lambda client, s: private._stream("batch", client, s)).take(0, 0)]
     total = [torch.zeros_like(p) for p in reference.parameters()]
     for i in range(len(x)):
         loss = torch.nn.functional.cross_entropy(reference.net(x[i : i + 1]), y[i : i + 1])
@@ -183,21 +195,23 @@ def test_empty_batches_are_steps_with_noise_alone():
     trainer(private, epochs=1, limit_train_batches=30).fit(module)
     assert len(private.accountant) == 30
     assert all(not torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
-    empty = EmptyBatches(torch.utils.data.default_collate, samples())([])
+    empty = ClientBatches(samples(), torch.utils.data.default_collate)[torch.tensor([], dtype=torch.int64)]
     assert empty[0].shape == (1, 6)
     assert not empty[0].any()
 
 
+def batches_of(size, batch_size, stream) -> PoissonBatches:
+    return PoissonBatches(LocalWork([torch.arange(size)], batch_size, False, True, 1, None), stream)
+
+
 def test_poisson_sampling_takes_each_sample_with_its_probability():
-    batches = PoissonBatches(500, 25, lambda step: Stream(step.to_bytes(32, "big")), lambda: 7)
-    assert batches.sample_rate == pytest.approx(0.05, abs=1e-9)
-    assert batches.sample_rate <= 0.05
+    batches = batches_of(500, 25, lambda client, step: Stream(step.to_bytes(32, "big")))
+    assert batches.sample_rate(0) == pytest.approx(0.05, abs=1e-9)
+    assert batches.sample_rate(0) <= 0.05
+    assert batches.steps == [20]
     counts = np.zeros(500)
-    for _ in range(1):
-        for taken in batches:
-            counts[taken] += 1
-    assert len(batches) == 20
-    assert list(batches.sizes) == [len(taken) for taken in batches]
+    for step in range(7, 27):
+        counts[batches.take(0, step)] += 1
     # 10,000 coins of 0.05: 6 standard errors, false alarm below 1e-8
     assert abs(counts.sum() - 500) < 6 * math.sqrt(10_000 * 0.05 * 0.95)
 
@@ -241,9 +255,7 @@ def test_a_loader_given_to_fit_is_refused():
             trainer(*callbacks, epochs=1).fit(Classifier(), DataLoader(samples(), batch_size=20))
 
 
-def test_one_at_a_time_and_not_inside_a_federation():
-    with pytest.raises(ValueError, match="inside the clients of a federation is not supported"):
-        trainer(dpsgd(), Federated(LDPQ(1.0), 2, seed=0), epochs=1).fit(Classifier())
+def test_one_at_a_time():
     two = [dpsgd(), dpsgd()]
     two[1].__class__ = type("Second", (DPSGD,), {})
     with pytest.raises(ValueError, match="two DPSGD callbacks"):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from lightning_fedq.callbacks.schedule import round_stacks, shortened
-from lightning_fedq.data.loader import Stack
+from lightning_fedq.data.batches import Stack
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.rounds import RoundPlan, RoundPlanner
 

@@ -15,7 +15,8 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lightning_fedq.data.loader import ClientBatches, ClientLoader, Stack, batch_sizes, check_loader, deal_out
+from lightning_fedq.data.batches import Stack, batch_sizes
+from lightning_fedq.data.loader import ClientBatches, ClientLoader, check_loader, deal_out
 from lightning_fedq.data.partition import IID, Dirichlet
 
 VALUES = torch.arange(24)

@@ -6,7 +6,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from opacus.accountants import RDPAccountant, create_accountant
 from scipy import integrate, stats
 
-from lightning_fedq.privacy.sgd import SampledGaussianAccountant, sampled_gaussian_grid
+from lightning_fedq.privacy.sgd import Account, SampledGaussianAccountant, sampled_gaussian_grid
 
 
 def accountant(noise_multiplier: float, sample_rate: float, steps: int) -> SampledGaussianAccountant:
@@ -89,3 +89,22 @@ def test_bad_steps_are_refused():
         fresh.get_epsilon(0.0)
     with pytest.raises(TypeError, match="takes delta only"):
         fresh.get_epsilon(1e-5, alphas=[2])
+
+
+def test_next_to_no_noise_protects_nothing():
+    assert accountant(1e-6, 0.5, 2).get_epsilon(1e-3) == np.inf
+    mixed = SampledGaussianAccountant()
+    mixed.history = [(1.0, 0.1, 3), (1e-6, 0.5, 2)]
+    assert mixed.get_epsilon(1e-3) == np.inf
+
+
+def test_an_account_pays_within_its_limit():
+    account = Account(1.0, 0.1)
+    account.step_limit = account.steps_within(2.0, 1e-5)
+    assert account.fits(account.step_limit)
+    assert not account.fits(account.step_limit + 1)
+    assert [account.charge() for _ in range(account.step_limit)] == list(range(account.step_limit))
+    assert account.epsilon(1e-5) <= 2.0
+    assert account.steps_within(2.0, 1e-5) == account.step_limit
+    with pytest.raises(RuntimeError, match=f"the privacy budget allows {account.step_limit} steps"):
+        account.charge()

@@ -1,0 +1,65 @@
+"""What a checkpoint of a federation holds: of an unfinished round its start, and whose federation it is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from torch.optim import Optimizer
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.rounds import RoundRecord
+
+
+class RoundStart(NamedTuple):
+    """What a checkpoint of an unfinished round contains instead of the present state."""
+
+    loops: dict[str, Any]
+    optimizer: dict[str, Any]
+    schedulers: list[dict[str, Any]]
+    engine: dict[str, Any]
+    global_step: int
+
+    @classmethod
+    def now(cls, trainer: pl.Trainer, optimizer: Optimizer, engine: dict[str, Any]) -> RoundStart:
+        """The state right before a round; the epoch that is about to be counted as begun has not."""
+        loops = trainer.fit_loop.state_dict()
+        for progress in (loops["epoch_progress"]["current"], loops["epoch_progress"]["total"]):
+            progress["ready"] = progress["processed"]
+        schedulers = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
+        return cls(loops, optimizer.state_dict(), schedulers, engine, trainer.global_step)
+
+    def write(self, checkpoint: dict[str, Any]) -> None:
+        """Put the start of the round in place of the present state."""
+        checkpoint["loops"]["fit_loop"] = self.loops
+        checkpoint["optimizer_states"] = [self.optimizer]
+        checkpoint["lr_schedulers"] = self.schedulers
+        checkpoint["global_step"] = self.global_step
+
+
+def check_federation(own: Mapping[str, str], theirs: Mapping[str, str]) -> None:
+    """Refuse a checkpoint of another federation.
+
+    Args:
+        own: What it must agree with, in words.
+        theirs: The same of the checkpoint.
+
+    Raises:
+        ValueError: Naming what differs.
+    """
+    differing = [f"{key} = {theirs.get(key)} (here {own[key]})" for key in own if own[key] != theirs.get(key)]
+    if differing:
+        raise ValueError(
+            f"the checkpoint is of another federation: {', '.join(differing)}; "
+            "resume with its settings, or load only its weights"
+        )
+
+
+def plain_records(records: Sequence[RoundRecord]) -> list[dict[str, Any]]:
+    """Records in the types that a checkpoint may hold."""
+    return [{**vars(r), "non_finite_clients": list(r.non_finite_clients)} for r in records]
+
+
+def records_of(plain: Sequence[dict[str, Any]]) -> list[RoundRecord]:
+    """The records that `plain_records` wrote."""
+    return [RoundRecord(**{**r, "non_finite_clients": tuple(r["non_finite_clients"])}) for r in plain]

@@ -1,0 +1,89 @@
+"""What every client trains on in a round: whole passes over its data, or what a rule draws for it.
+
+A *stack* is a group of clients that train side by side in one step. `LocalWork` says how many batches of
+which size a client has by default; a `BatchRule` draws the samples of every batch anew, such as Poisson
+samples, whose sizes differ from client to client, so that clients then train one at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Clients that train side by side, and what they train on.
+
+    Args:
+        clients: The clients; none at all stands for one idle step, the round of nobody.
+        batch_sizes: Samples of each client's first, second, ... batch.
+        training_seed: Seed of torch's generators while the stack trains.
+        order_seeds: Seed of each client's data order; empty where there is nothing to shuffle.
+        samples: Indices of each batch of the only client, where a rule has drawn them.
+    """
+
+    clients: tuple[int, ...]
+    batch_sizes: tuple[int, ...]
+    training_seed: int
+    order_seeds: tuple[int, ...]
+    samples: tuple[Tensor, ...] = field(default=(), compare=False)
+
+
+def batch_sizes(
+    num_samples: int, batch_size: int, drop_last: bool, local_epochs: int, local_steps: int | None
+) -> tuple[int, ...]:
+    """Sizes of one client's batches in a round: `local_epochs` passes, or exactly `local_steps` batches."""
+    whole, rest = divmod(num_samples, batch_size)
+    one_pass = (batch_size,) * whole + ((rest,) if rest and not drop_last else ())
+    if local_steps is None:
+        return one_pass * local_epochs
+    return (one_pass * -(-local_steps // len(one_pass)))[:local_steps]
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """What each client holds, and how it would pass over it in a round.
+
+    Args:
+        held: Sample indices of each client.
+        batch_size: Samples of a whole batch.
+        drop_last: Is the rest of a pass left out?
+        shuffle: Has every pass an order of its own?
+        local_epochs: Passes in a round.
+        local_steps: Batches in a round, instead of `local_epochs`.
+    """
+
+    held: Sequence[Tensor]
+    batch_size: int
+    drop_last: bool
+    shuffle: bool
+    local_epochs: int
+    local_steps: int | None
+
+    @cached_property
+    def sizes(self) -> list[tuple[int, ...]]:
+        """Each client's batch sizes."""
+        settings = (self.batch_size, self.drop_last, self.local_epochs, self.local_steps)
+        return [batch_sizes(len(part), *settings) for part in self.held]
+
+    def shuffles(self, client: int) -> bool:
+        """Is there anything to shuffle for this client?"""
+        return self.shuffle and len(self.held[client]) > self.batch_size
+
+
+class BatchRule(Protocol):
+    """Draws the samples of every local batch; clients then train one at a time."""
+
+    skips_empty: bool
+    """Is an empty batch no step at all? Otherwise it arrives as one sample of zeros."""
+
+    def begin(self, work: LocalWork) -> None:
+        """The data are dealt out."""
+
+    def draw(self, round: int, attempt: int, clients: Sequence[int]) -> Sequence[tuple[Tensor, ...]]:
+        """Return the sample indices of each batch, for each of the clients of one round; asked once."""

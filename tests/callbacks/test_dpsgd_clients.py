@@ -1,0 +1,210 @@
+"""DP-SGD inside the clients of a federation: whose samples, whose steps, who pays, and what resumes."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget
+from lightning_fedq.core import Adversary
+from lightning_fedq.data import FederatedDataModule
+from lightning_fedq.mechanisms import LDPQ, FedAvg
+from tests.callbacks.test_federated_resume import Interrupted
+from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
+
+SIZES = (20, 40, 60)
+STEPS = (2, 4, 6)
+
+
+def parts() -> list[list[int]]:
+    ends = [sum(SIZES[: i + 1]) for i in range(len(SIZES))]
+    return [list(range(end - size, end)) for end, size in zip(ends, SIZES, strict=True)]
+
+
+def federation(mechanism=None, **settings) -> Federated:
+    return Federated(mechanism or FedAvg(), 3, **{"seed": 0, **settings})
+
+
+def dpsgd(noise: float = 1.0, seed: int | None = 1, delta: float = 1e-3) -> DPSGD:
+    return DPSGD(noise, 1.0, delta=delta, seed=seed)
+
+
+def fit(*callbacks, model=None, clients=None, ckpt=None, **settings):
+    model = model or Classifier()
+    data = FederatedDataModule(Digits(120), clients=clients or parts())
+    trainer = make_trainer(*callbacks, **settings)
+    trainer.fit(model, datamodule=data, ckpt_path=ckpt)
+    return model, trainer
+
+
+def test_a_round_is_noisy_clipped_steps_on_samples_of_each_clients_own_data():
+    """With noise of 1e-6 the round is computed here without Opacus, sample by sample."""
+    private, fed, model = dpsgd(1e-6), federation(), Classifier()
+    reference, start = Classifier(), weights_of(Classifier()).clone()
+    private_run = make_trainer(fed, private, max_epochs=1)
+    private_run.fit(model, datamodule=FederatedDataModule(Digits(120), clients=parts()))
+    x, y = digits()
+    updates = []
+    for client, held in enumerate(parts()):
+        nn.utils.vector_to_parameters(start.clone(), reference.parameters())
+        rate = 10 / SIZES[client]
+        for step in range(STEPS[client]):
+            coins = private._stream("batch", client, step).words(len(held)) < int(rate * 2**32)
+            total = torch.zeros_like(start)
+            for i in [index for index, coin in zip(held, coins, strict=True) if coin]:
+                loss = nn.functional.cross_entropy(reference.backbone(x[i : i + 1]), y[i : i + 1])
+                grads = torch.autograd.grad(loss, list(reference.parameters()))
+                flat = torch.cat([g.reshape(-1) for g in grads])
+                total += flat * min(1.0, 1.0 / flat.norm().item())
+            weights = weights_of(reference) - 0.5 * total / 10
+            nn.utils.vector_to_parameters(weights, reference.parameters())
+        updates.append(weights_of(reference) - start)
+    torch.testing.assert_close(weights_of(model), start + torch.stack(updates).mean(0), atol=5e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dpsgd_first", [False, True])
+def test_every_client_pays_for_its_own_steps_at_its_own_rate(dpsgd_first):
+    private, fed = dpsgd(seed=None), federation(clients_per_round=2, seed=4)
+    both = (private, fed) if dpsgd_first else (fed, private)
+    _, trainer = fit(*both, max_epochs=5)
+    rounds = [sum(c in fed.planner.plan(r, fed.mechanism).cohort for r in range(5)) for c in range(3)]
+    assert sum(rounds) == 10 and len(set(rounds)) > 1
+    for client, account in private.accounts.items():
+        (entry,) = account.accountant.history
+        assert entry == (1.0, pytest.approx(10 / SIZES[client], abs=1e-9), rounds[client] * STEPS[client])
+    spent = {c: account.epsilon(1e-3) for c, account in private.accounts.items()}
+    assert private.epsilon(1e-3) == max(spent.values()) > min(spent.values())
+    assert float(trainer.callback_metrics["dp/epsilon"]) == pytest.approx(max(spent.values()), rel=1e-6)
+    assert fed.clients_per_step_chosen == 1
+    assert not fed._rule
+
+
+def test_it_learns():
+    model, _ = fit(federation(local_epochs=2), dpsgd(0.5), max_epochs=12)
+    x, y = digits()
+    assert (model.backbone(x[:120]).argmax(1) == y[:120]).float().mean() > 0.7
+
+
+def test_the_update_is_private_whatever_the_mechanism_and_empty_batches_are_noise():
+    """Client 0 holds one sample, which is in no batch: its update is noise alone, with the stated std.
+
+    650 weights, std 0.5 a step: 6 standard errors, false alarm below 1e-8.
+    """
+    private = DPSGD(1.0, 1.0, delta=1e-3, seed=None)
+    fed = Federated(FedAvg(), 2, seed=0, local_steps=1)
+    model, start = Classifier(), weights_of(Classifier()).clone()
+
+    class Never(pl.Callback):
+        def on_fit_start(self, trainer, pl_module):
+            private._batches.thresholds = [0, 0]
+
+    fit(fed, private, Never(), model=model, clients=[[0], list(range(1, 120))], max_epochs=1)
+    noise = weights_of(model) - start  # mean of two: steps of lr 0.5, over expected sizes of 1 (at least)
+    std = 0.5 * math.sqrt(0.5)
+    assert abs(noise.std().item() / std - 1) < 6 / math.sqrt(2 * len(noise))
+    assert [account.steps for account in private.accounts.values()] == [1, 1]
+
+
+def test_a_round_of_nobody_costs_nothing():
+    private, fed = dpsgd(), federation(dropout_probability=0.9, seed=2)
+    fit(fed, private, max_epochs=6)
+    received = [record.num_received for record in fed.records]
+    assert 0 in received
+    plans = [fed.planner.plan(r, fed.mechanism) for r in range(6)]
+    for client, account in private.accounts.items():
+        assert account.steps == STEPS[client] * sum(client in plan.survivors for plan in plans)
+
+
+# ---- budget ------------------------------------------------------------------------------------------
+
+
+def test_the_budget_stops_before_a_round_that_any_client_can_not_pay():
+    private, fed = dpsgd(seed=None), federation(seed=None)
+    budget = PrivacyBudget(6.0, 1e-3, Adversary.SERVER)
+    fit(fed, private, budget, max_epochs=100)
+    assert 1 <= len(fed.records) < 100
+    assert private.epsilon(1e-3) <= 6.0
+    assert budget.epsilon_spent == private.epsilon(1e-3)
+    more = {c: a.steps + STEPS[c] > a.steps_within(6.0, 1e-3) for c, a in private.accounts.items()}
+    assert any(more.values())
+    with pytest.raises(RuntimeError, match="the privacy budget allows"):
+        fit(
+            federation(seed=None),
+            dpsgd(seed=None),
+            PrivacyBudget(6.0, 1e-3, "server"),
+            min_epochs=50,
+            max_epochs=60,
+        )
+
+
+def test_a_budget_beside_two_guarantees_asks_which_one_it_is_about():
+    with pytest.raises(ValueError, match=r"unit='client' or unit='sample'"):
+        fit(federation(LDPQ(1e-5), seed=None), dpsgd(seed=None), PrivacyBudget(50.0, 1e-3, "server"))
+    for unit, key in (("sample", "dp/epsilon"), ("client", "fed/epsilon")):
+        budget = PrivacyBudget(50.0, 1e-3, "server", unit=unit)
+        _, run = fit(federation(LDPQ(1e-5), seed=None), dpsgd(seed=None), budget, max_epochs=1)
+        assert budget.epsilon_spent == pytest.approx(float(run.callback_metrics[key]), rel=1e-6)
+    with pytest.raises(ValueError, match="nothing here protects a sample"):
+        fit(federation(LDPQ(1e-5), seed=None), PrivacyBudget(50.0, 1e-3, "server", unit="sample"))
+    with pytest.warns(UserWarning, match="DPSGD draws from a seed, so nothing is private"):
+        fit(federation(), dpsgd(seed=3), PrivacyBudget(50.0, 1e-3, "server"), max_epochs=1)
+    with pytest.raises(ValueError, match="unit must be 'client', 'sample' or None, got 'step'"):
+        PrivacyBudget(1.0, 1e-3, "server", unit="step")
+
+
+# ---- resume ------------------------------------------------------------------------------------------
+
+
+def histories(private: DPSGD) -> dict[int, list]:
+    return {client: account.accountant.history for client, account in private.accounts.items()}
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
+def test_resumed_with_seeds_is_bit_identical_also_from_mid_round(tmp_path):
+    def keep():
+        return pl.callbacks.ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1)
+
+    private = dpsgd()
+    whole, _ = fit(federation(clients_per_round=2), private, keep(), enable_checkpointing=True, max_epochs=3)
+    paths = sorted(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.rpartition("=")[2]))
+    assert len(paths) >= 18
+    for path in (paths[1], paths[8], paths[-2]):
+        again = dpsgd()
+        resumed, _ = fit(federation(clients_per_round=2), again, ckpt=path, max_epochs=3)
+        assert torch.equal(weights_of(resumed), weights_of(whole)), path.stem
+        assert histories(again) == histories(private), path.stem
+
+
+def test_without_a_seed_an_interrupted_round_stays_paid_for(tmp_path):
+    private, fed = dpsgd(seed=None), federation(seed=None)
+    trainer = make_trainer(fed, private, Interrupted(12 + 5, RuntimeError("boom")), max_epochs=3)
+    with pytest.raises(RuntimeError, match="boom"):
+        trainer.fit(Classifier(), datamodule=FederatedDataModule(Digits(120), clients=parts()))
+    paid = sum(account.steps for account in private.accounts.values())
+    assert paid == 12 + 5
+    trainer.save_checkpoint(tmp_path / "late.ckpt")
+    again = dpsgd(seed=None)
+    fit(federation(seed=None), again, ckpt=tmp_path / "late.ckpt", max_epochs=3)
+    assert sum(account.steps for account in again.accounts.values()) == 3 * 12 + 5
+
+
+def test_a_checkpoint_without_dpsgd_is_of_another_federation(tmp_path):
+    _, trainer = fit(federation(), max_epochs=1)
+    trainer.save_checkpoint(tmp_path / "plain.ckpt")
+    with pytest.raises(ValueError, match=r"batches = passes \(here DPSGD\)"):
+        fit(federation(), dpsgd(), ckpt=tmp_path / "plain.ckpt")
+
+
+# ---- refusals ----------------------------------------------------------------------------------------
+
+
+def test_what_is_refused():
+    with pytest.raises(ValueError, match=r"DPSGD draws batches of different sizes .*clients_per_step=2"):
+        fit(federation(clients_per_step=2), dpsgd())
+    overlapping = [list(range(60)), list(range(50, 100)), list(range(100, 120))]
+    with pytest.raises(ValueError, match="some samples are held by several clients"):
+        fit(federation(), dpsgd(), clients=overlapping)
+    with pytest.raises(ValueError, match="delta must be > 0 and below"):
+        fit(federation(), dpsgd(delta=0.02))

@@ -1,0 +1,266 @@
+"""Processes that get SIGKILL at chosen points, and what is left when their runs go on.
+
+One subprocess imports everything, then forks once for every kill; the fork trains until it reaches its point
+and is killed there. The run is resumed from the last checkpoint that it left, or begun anew where there is
+none.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from fsspec.implementations.local import LocalFileOpener
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.callbacks.privacy import PrivacyBudget
+from lightning_fedq.core import Adversary
+from lightning_fedq.mechanisms import CorBin
+from lightning_fedq.privacy.journal import Journal
+from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.rounds import RoundEngine
+from tests.callbacks.test_federated_resume import ROUNDS, fit, latest, pytestmark  # noqa: F401
+from tests.digits_run import Classifier, weights_of
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Point(NamedTuple):
+    """Die at the `call`-th call of `owner.name`, before it, after it, or when half is written."""
+
+    owner: Any
+    name: str
+    call: int
+    when: str = "before"
+
+    def arm(self) -> None:
+        original: Callable[..., Any] = getattr(self.owner, self.name)
+        calls = 0
+
+        def armed(*args: Any, **kwargs: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == self.call and self.when == "before":
+                die()
+            if calls == self.call and self.when == "half":
+                args[0].f.write(args[1][: len(args[1]) // 2])
+                args[0].f.flush()
+                die()
+            result = original(*args, **kwargs)
+            if calls == self.call and self.when == "after":
+                die()
+            return result
+
+        setattr(self.owner, self.name, armed)
+
+
+# 6 clients, one at a time, 4 rounds: 24 messages, 4 checkpoints
+POINTS = [
+    Point(Ledger, "charge", 1),
+    Point(os, "fsync", 4),  # header, folder, round 0, round 1: in the journal, perhaps not on the disk
+    Point(Ledger, "charge", 3, "after"),
+    Point(RoundEngine, "start", 2, "after"),
+    Point(CorBin, "encode", 1),
+    Point(CorBin, "encode", 9, "after"),
+    Point(CorBin, "encode", 18),
+    Point(RoundEngine, "receive", 12, "after"),  # between the last message of round 1 and its end
+    Point(RoundEngine, "receive", 21, "after"),
+    Point(RoundEngine, "finish", 1),
+    Point(RoundEngine, "finish", 3),
+    Point(RoundEngine, "finish", 2, "after"),
+    Point(Classifier, "validation_step", 3),  # between the round and its checkpoint; the first is a rehearsal
+    Point(torch, "save", 1),
+    Point(torch, "save", 3, "after"),
+    Point(LocalFileOpener, "write", 2, "half"),
+    Point(LocalFileOpener, "write", 3, "half"),
+    Point(LocalFileOpener, "commit", 2),
+    Point(LocalFileOpener, "commit", 3, "after"),
+    Point(pl.callbacks.ModelCheckpoint, "on_train_epoch_end", 4, "after"),
+]
+STACKED = Point(CorBin, "encode", 3, "after")  # stacks of 4: two messages a round
+
+
+class Kill(NamedTuple):
+    """A run with so many clients side by side and this seed, ended at this point; -1 is `STACKED`."""
+
+    clients_per_step: int
+    seed: int | None
+    point: int
+
+    def folder(self, root: Path) -> Path:
+        return root / f"dead-{self.clients_per_step}-{self.seed}-{self.point}"
+
+
+def fork_and_die(root: str, kills: str) -> None:
+    """What the subprocess does: one fork for every kill, and their ends on standard output."""
+    for kill in (Kill(*values) for values in json.loads(kills)):
+        if not (child := os.fork()):
+            (STACKED if kill.point < 0 else POINTS[kill.point]).arm()
+            fit(kill.folder(Path(root)), kill.clients_per_step, seed=kill.seed)
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+
+def carry_out(root: Path, kills: list[Kill]) -> None:
+    code = "import sys; from tests.callbacks.test_federated_resume_killed import fork_and_die as run; "
+    done = subprocess.run(
+        [sys.executable, "-c", code + "run(*sys.argv[1:])", str(root), json.dumps(kills)],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(root)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(-signal.SIGKILL)] * len(kills), done.stderr[-2000:]
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    return latest(folder) if any(folder.glob("*.ckpt")) else None
+
+
+def journal_lines(folder: Path) -> int:
+    """Charges in the one journal of a folder."""
+    (path,) = folder.glob("ledger-*.jsonl")
+    return len(path.read_text().splitlines()) - 1
+
+
+def check_seeded(root: Path, kills: list[Kill]) -> int:
+    """Resume and compare with the run that was never killed; return how many kills left a checkpoint."""
+    wholes = {size: fit(root / f"whole-{size}", size) for size in {kill.clients_per_step for kill in kills}}
+    left = 0
+    for kill in kills:
+        whole, fed = wholes[kill.clients_per_step]
+        folder = kill.folder(root)
+        checkpoint = last_checkpoint(folder)
+        torch.manual_seed(99 + kill.point)
+        resumed, again = fit(folder, kill.clients_per_step, resume=checkpoint)
+        assert torch.equal(weights_of(resumed), weights_of(whole)), kill
+        assert [r.mse for r in again.records] == [r.mse for r in fed.records], kill
+        ours, theirs = (run.engine.ledger.state_dict() for run in (again, fed))  # type: ignore[union-attr]
+        assert torch.equal(ours["charges"], theirs["charges"]), kill
+        assert torch.equal(ours["streams"], theirs["streams"]), kill
+        assert ours["rounds"] == theirs["rounds"] == ROUNDS, kill
+        if checkpoint is not None:
+            assert journal_lines(folder) == ROUNDS, kill
+            left += 1
+    return left
+
+
+def check_unseeded(root: Path, kills: list[Kill]) -> None:
+    """Resume, and find every round that was ever begun in the ledger."""
+    for kill in kills:
+        folder = kill.folder(root)
+        checkpoint = last_checkpoint(folder)
+        assert checkpoint is not None, kill
+        begun, done = journal_lines(folder), int(checkpoint.stem[len("epoch=") :].split("-")[0]) + 1
+        assert begun >= done
+        _, again = fit(folder, kill.clients_per_step, resume=checkpoint, seed=None)
+        expected = begun + ROUNDS - done
+        assert again.engine is not None and again.engine.ledger.rounds == expected, kill
+        assert again.engine.ledger.charges.tolist() == [expected] * 6, kill
+        assert journal_lines(folder) == expected, kill
+
+
+def test_killed_and_resumed_is_bit_identical(tmp_path: Path) -> None:
+    """While a checkpoint is written, and between two messages of stacks; the slow test has all points."""
+    seeded, unseeded = [Kill(1, 3, 16), Kill(4, 3, -1)], [Kill(1, None, 16)]
+    carry_out(tmp_path, seeded + unseeded)
+    assert check_seeded(tmp_path, seeded) == 2
+    check_unseeded(tmp_path, unseeded)
+
+
+@pytest.mark.slow
+def test_killed_at_twenty_points_and_resumed_is_bit_identical(tmp_path: Path) -> None:
+    kills = [Kill(1, 3, point) for point in range(len(POINTS))]
+    carry_out(tmp_path, kills)
+    assert len(kills) == 20
+    assert check_seeded(tmp_path, kills) == 14  # the others died before the first checkpoint was whole
+
+
+@pytest.mark.slow
+def test_without_a_seed_no_kill_makes_the_ledger_forget(tmp_path: Path) -> None:
+    before_the_first_checkpoint = {0, 1, 3, 4, 9, 13}
+    kills = [Kill(1, None, point) for point in range(len(POINTS)) if point not in before_the_first_checkpoint]
+    carry_out(tmp_path, kills)
+    check_unseeded(tmp_path, kills)
+
+
+# ---- where the journal lies ------------------------------------------------------------------------------
+
+
+def lost_round(folder: Path, **settings: Any) -> Path:
+    """A run of all rounds, of which the last ones have lost their checkpoints; return the first."""
+    fit(folder, 4, **{"seed": None, **settings})
+    first, *later = sorted(folder.glob("*.ckpt"))
+    for path in later:
+        path.unlink()
+    return first
+
+
+def test_a_folder_can_be_moved_with_its_journal(tmp_path: Path) -> None:
+    lost_round(tmp_path / "old")
+    (tmp_path / "old").rename(tmp_path / "moved")
+    _, again = fit(tmp_path / "again", 4, resume=latest(tmp_path / "moved"), seed=None)
+    assert again.engine is not None and again.engine.ledger.most_charged == ROUNDS + ROUNDS - 1
+    assert journal_lines(tmp_path / "moved") == 2 * ROUNDS - 1
+    assert not list((tmp_path / "again").glob("ledger-*.jsonl"))
+
+
+def test_a_checkpoint_elsewhere_finds_the_journal_where_it_was_written(tmp_path: Path) -> None:
+    lost_round(tmp_path / "old").rename(tmp_path / "copied-step=1.ckpt")
+    _, again = fit(tmp_path / "again", 4, resume=tmp_path / "copied-step=1.ckpt", seed=None)
+    assert again.engine is not None and again.engine.ledger.most_charged == 2 * ROUNDS - 1
+
+
+def test_without_its_journal_a_checkpoint_is_refused_and_with_a_seed_not(tmp_path: Path) -> None:
+    for seed in (None, 3):
+        checkpoint = lost_round(tmp_path / str(seed), seed=seed)
+        next((tmp_path / str(seed)).glob("ledger-*.jsonl")).unlink()
+        if seed is None:
+            with pytest.raises(FileNotFoundError, match="what was sent after the checkpoint is not known"):
+                fit(tmp_path / "again", 4, resume=checkpoint, seed=seed)
+        else:
+            _, again = fit(tmp_path / "again", 4, resume=checkpoint, seed=seed)
+            assert again.engine is not None and again.engine.ledger.most_charged == ROUNDS
+
+
+def test_a_budget_counts_what_a_killed_run_had_sent(tmp_path: Path) -> None:
+    checkpoint = lost_round(tmp_path)
+    limit = PrivacyBudget(1e9, 1e-5, Adversary.EAVESDROPPER)
+    _, again = fit(tmp_path, 4, limit, resume=checkpoint, seed=None)
+    assert again.engine is not None
+    spent = limit.epsilon_spent
+    limit = PrivacyBudget(0.99 * spent, 1e-5, Adversary.EAVESDROPPER)
+    with pytest.raises(RuntimeError, match=r"the privacy budget allows|is spent"):
+        fit(tmp_path, 4, limit, resume=checkpoint, seed=None)
+
+
+def test_without_checkpoints_there_is_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.callbacks.test_federated_resume import federation, module
+    from tests.digits_run import Digits, make_trainer
+
+    monkeypatch.chdir(tmp_path)
+    fed: Federated = federation(4)
+    make_trainer(fed, max_epochs=1).fit(module(), datamodule=Digits(120))
+    assert fed.engine is not None and fed.engine.ledger.journal is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_journal_of_another_federation_beside_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    checkpoint = lost_round(tmp_path)
+    path = next(tmp_path.glob("ledger-*.jsonl"))
+    path.unlink()
+    Journal(path, "FedAvg()", 6)
+    with pytest.raises(ValueError, match="is the journal of another federation"):
+        fit(tmp_path, 4, resume=checkpoint, seed=None)
