@@ -17,6 +17,7 @@ compiled code. It needs no secrecy; the coin that makes a bit private never come
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations, product
@@ -29,7 +30,7 @@ from torch import Tensor
 
 Words = Literal["hadamard", "balanced", "near_balanced", "iid"]
 
-CODEWORD_TAG, DITHER_TAG = 0, 1
+CODEWORD_TAG, DITHER_TAG, BLOCKS_TAG = 0, 1, 2
 GOLD, MIX1, MIX2 = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 MAX_SIGNS = 1 << 16
 _MASK = (1 << 64) - 1
@@ -50,6 +51,18 @@ def prf_base(seed: int, round: int, user: int, stage: int, tag: int) -> int:
     z = seed
     for word in (round, user, stage, tag):
         z = prf_mix(z + GOLD * (word + 1) & _MASK)
+    return z
+
+
+def prf_bases(seed: int, round: int, users: Sequence[int], stage: int, tag: int) -> NDArray[np.uint64]:
+    """`prf_base` of several users at once, `(len(users),)` uint64."""
+    first = np.array(prf_mix(seed + GOLD * (round + 1) & _MASK), np.uint64)
+    z = np.broadcast_to(first, len(users))
+    for word in (users, [stage], [tag]):  # arrays of unsigned integers wrap around
+        z = z + np.uint64(GOLD) * (np.asarray(word, np.uint64) + np.uint64(1))
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(MIX1)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(MIX2)
+        z = z ^ (z >> np.uint64(31))
     return z
 
 
@@ -245,6 +258,19 @@ def threshold_frequencies(values: Tensor) -> Tensor:
     kept = values.clamp(min=0.0)
     total = kept.sum(-1, keepdim=True)
     return torch.where(total > 0, kept / total.clamp(min=1e-300), 1.0 / values.shape[-1])
+
+
+def smallest_half(table: WordTable) -> int:
+    """Fewest points that any word gives the same sign: what a bit without a coin leaves possible."""
+    size = len(table.points)
+    if len(table.signs):
+        ones = (table.signs > 0).sum(1)
+    else:  # the words' sums are a transform of the points that are not padding
+        padding = np.zeros(table.num_rows + 1)
+        padding[:size] = 1.0
+        sums = walsh_hadamard(torch.from_numpy(padding))[1:].numpy()
+        ones = ((size + sums) / 2).round().astype(np.int64)
+    return int(np.minimum(ones, size - ones).min())
 
 
 def anonymity_set_size(num_points: int, repetitions: int = 1) -> float:

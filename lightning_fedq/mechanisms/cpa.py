@@ -6,19 +6,22 @@ known to the server, has at that point, after randomised response. Nested CPA se
 
 Departures, each for a reason: the decoder is unbiased (the paper's is off by N / (N - 1), the authors' code
 also leaves out 1 / tanh(epsilon / 2)); the dither that the paper's theorem needs is there and is
-subtracted; nesting splits the fine point; the range is what can't be overloaded, and a block beyond it is
-shrunk to it and counted; the level is per bit and one message composes all of its bits (the paper counts a
+subtracted; nesting splits the fine point; the range is what can't be overloaded (`functional.block_design`),
+and a block beyond it is shrunk to it and counted; one message composes all of its bits (the paper counts a
 round as one); coins are integers from private streams. `decoder="paper"`, `decoder="authors_code"` and
 `dither="none"` are there to reproduce published numbers.
 
-The range of a block x (in units of the radius, zero-padded to L) is |x| <= 1 for Z, where N levels are
-spread over [-1, 1], and ||x|| <= sqrt(L), which holds the cube, for the others. At equal range more points
-make CPA noisier: N = 2 on Z is the best one-bit choice, whatever the number of clients.
+Ours: a budget for a whole message. Thousands of bits that share it are noise, so that a message then holds
+some blocks only, drawn for every client from public randomness and scaled by their rarity; how many is chosen
+for the least noise (`functional.bit_budget`).
+
+At equal range more points make CPA noisier: N = 2 on Z is the best one-bit choice, whatever the number of
+clients.
 """
 
 from __future__ import annotations
 
-import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -30,117 +33,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.coding import FixedLength
-from lightning_fedq.core import (
-    Adversary,
-    Mechanism,
-    Message,
-    NonPrivate,
-    PmfPairs,
-    PrivacyClaim,
-    RoundContext,
+from lightning_fedq.core import Mechanism, Message, PrivacyClaim, RoundContext
+from lightning_fedq.functional.bit_budget import best_block_count, bit_epsilon
+from lightning_fedq.functional.block_code import Floats, Keys, choose_blocks
+from lightning_fedq.functional.block_design import BlockDesign, block_design
+from lightning_fedq.functional.block_error import (
+    Decoder,
+    Dither,
+    longest_block,
+    worst_second_moment,
+    worst_variance,
 )
-from lightning_fedq.functional.block_code import (
-    add_decoded,
-    add_votes,
-    encode_bits,
-    normalize_row,
-    quantize_lattice,
-    quantize_scalar,
-    subtract_dither,
-)
+from lightning_fedq.functional.block_messages import encode_blocks, encode_updates, sum_messages
 from lightning_fedq.functional.codeword import (
+    BLOCKS_TAG,
     CODEWORD_TAG,
     DITHER_TAG,
     Words,
-    WordTable,
-    frequencies,
-    prf_base,
-    prf_rows,
-    prf_uniforms,
-    prf_words,
-    threshold_frequencies,
-    walsh_hadamard,
-    word_table,
+    prf_bases,
+    smallest_half,
 )
-from lightning_fedq.functional.lattice import (
-    LatticeName,
-    lattice,
-    nearest_point,
-    nested_split,
-    scalar_digits,
-    scalar_index,
-    scalar_levels,
-    voronoi_dither,
-)
-from lightning_fedq.functional.lattice_codebook import (
-    Codebook,
-    finite_codebook,
-    safe_radius,
-    voronoi_codebook,
-)
+from lightning_fedq.functional.lattice import LatticeName, lattice
 from lightning_fedq.functional.one_bit import CoinThresholds, coin_thresholds
-from lightning_fedq.functional.one_bit_privacy import randomized_response_pair
-from lightning_fedq.mechanisms.claims import ARBITRARY, FRESH
+from lightning_fedq.mechanisms.cpa_claims import bit_claims
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 
-Dither = Literal["subtractive", "plain", "none"]
-Decoder = Literal["unbiased", "paper", "authors_code"]
+EpsilonScope = Literal["bit", "round", "total"]
 
-_CHUNK = 1 << 13
-_DEFAULT_RADIUS = {"A2": 1.0, "D4": 2.0, "E8": 2.0}
-
-
-_thresholds = lru_cache(maxsize=1024)(coin_thresholds)
-
-
-@dataclass(frozen=True, eq=False)
-class _Design:
-    """What follows from a mechanism's geometry alone, in units of the radius.
-
-    Args:
-        tables: Words of every stage, coarsest first.
-        counts: Points of every stage.
-        step: Scale of the finest lattice.
-        limit: Largest norm of a block in range.
-        top: Codebook of the coarsest stage; None for Z.
-        inner: Codebook of the finer stages; `top` if there are none.
-    """
-
-    tables: tuple[WordTable, ...]
-    counts: tuple[int, ...]
-    step: float
-    limit: float
-    top: Codebook | None
-    inner: Codebook | None
-
-
-@lru_cache(maxsize=64)
-def _design(
-    name: LatticeName, levels: int, radius: float, stages: int, nesting: int, words: Words, dithered: bool
-) -> _Design:
-    if name == "Z":
-        counts = (levels,) + (nesting,) * (stages - 1)
-        total = math.prod(counts)
-        step, points = 2.0 / (total - 1) if total > 1 else 1.0, []
-        for stage, count in enumerate(counts):
-            width = step * math.prod(counts[stage + 1 :])
-            points.append(scalar_levels(count, width * count / 2)[:, None].numpy())
-        return _Design(tuple(word_table(p, words) for p in points), counts, step, 1.0, None, None)
-    top = finite_codebook(name, radius)
-    inner = voronoi_codebook(name, nesting) if stages > 1 else top
-    growth = float(nesting) ** (stages - 1)
-    cells = (1.0 if dithered else 0.0) + sum(float(nesting) ** k for k in range(stages))
-    safe = safe_radius(name, radius, cells / growth) * (1 - 1e-9)
-    if safe == 0.0:
-        raise ValueError(
-            f"every block of {name} can be overloaded with codebook_radius {radius}; choose a larger one"
-        )
-    coarse = math.sqrt(lattice(name).dim) / safe
-    widths = [coarse, *(coarse / float(nesting) ** k for k in range(1, stages))]
-    books = [top] + [inner] * (stages - 1)
-    tables = tuple(word_table(w * b.points, words) for w, b in zip(widths, books, strict=True))
-    limit = math.sqrt(lattice(name).dim)
-    return _Design(tables, tuple(len(b) for b in books), coarse / growth, limit, top, inner)
+_thresholds = lru_cache(maxsize=1 << 14)(coin_thresholds)
 
 
 @dataclass(frozen=True)
@@ -150,8 +70,8 @@ class CPA(Mechanism):
     The constructor has many arguments because the paper, its repair and the authors' code differ in each.
 
     Args:
-        epsilon: Local budget of *one bit*, > 0, in nats, `math.inf` for none; a tuple gives client i its
-            entry i. A message composes `stages` ceil(dim / L) bits of the same data.
+        epsilon: Local budget, > 0, in nats, `math.inf` for none; of what, says `epsilon_scope`. A tuple gives
+            client i its entry i.
         lattice: "Z" (L = 1), "A2" (2), "D4" (4) or "E8" (8).
         levels: Levels of the coarsest stage, >= 2, for Z only; 2 if None.
         codebook_radius: Norm of the outermost points of the coarsest stage at unit scale, for the other
@@ -166,6 +86,12 @@ class CPA(Mechanism):
         decay_rounds: phi of a range that shrinks as phi / (phi + round), > 0; None keeps it.
         threshold: Set negative frequencies of the cohort's histogram to zero. Less noise, biased, and
             `decode` has to be given the whole cohort at once.
+        epsilon_scope: What `epsilon` is spent on: "bit", one bit, of which a message composes `stages` for
+            every block; "round", all bits of a message together, pure; "total", those of `rounds` messages.
+            A repeated attempt at a round is another message, and charged on top.
+        blocks_per_round: Blocks that a message holds, >= 1. If None, all of them, or with "round" and
+            "total" as many as make the least noise.
+        rounds: Rounds that "total" is for, >= 1; a later one is refused. Only with "total".
 
     Example:
         >>> CPA(epsilon=0.5).bits_per_coordinate, CPA(epsilon=0.5, lattice="D4", stages=2).bits_per_coordinate
@@ -185,36 +111,61 @@ class CPA(Mechanism):
     decoder: Decoder = "unbiased"
     decay_rounds: float | None = None
     threshold: bool = False
+    epsilon_scope: EpsilonScope = "bit"
+    blocks_per_round: int | None = None
+    rounds: int | None = None
 
     def __post_init__(self) -> None:
-        for epsilon in self.epsilon if isinstance(self.epsilon, tuple) else (self.epsilon,):
-            _thresholds(epsilon)
-        lattice(self.lattice)
-        if self.stages < 1:
-            raise ValueError(f"stages must be >= 1, got {self.stages}")
-        if self.lattice == "Z" and self.codebook_radius is not None:
-            raise ValueError(f"Z takes levels, not codebook_radius, got {self.codebook_radius}")
-        if self.lattice != "Z" and self.levels is not None:
-            raise ValueError(f"{self.lattice} takes codebook_radius, not levels, got {self.levels}")
-        if self.stages == 1 and self.nesting is not None:
-            raise ValueError(f"nesting = {self.nesting} does nothing with one stage; choose stages >= 2")
-        if self.dither not in get_args(Dither):
-            raise ValueError(f"dither must be one of {', '.join(get_args(Dither))}, got {self.dither!r}")
-        if self.decoder not in get_args(Decoder):
-            raise ValueError(f"decoder must be one of {', '.join(get_args(Decoder))}, got {self.decoder!r}")
+        for epsilon in self._epsilons:
+            if not epsilon > 0:
+                raise ValueError(f"epsilon must be > 0, got {epsilon}")
+        for name, value, known in (
+            ("dither", self.dither, get_args(Dither)),
+            ("decoder", self.decoder, get_args(Decoder)),
+            ("epsilon_scope", self.epsilon_scope, get_args(EpsilonScope)),
+        ):
+            if value not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}, got {value!r}")
         if self.decay_rounds is not None and not self.decay_rounds > 0:
             raise ValueError(f"decay_rounds must be > 0, got {self.decay_rounds}")
         if self.threshold and self.decoder != "unbiased":
             raise ValueError("a thresholded histogram needs decoder='unbiased'")
+        self._check_budget()
         _ = self._design
+
+    def _check_budget(self) -> None:
+        if (self.rounds is not None) != (self.epsilon_scope == "total"):
+            raise ValueError(
+                "rounds goes with epsilon_scope='total', which needs it, "
+                f"got rounds={self.rounds} and epsilon_scope={self.epsilon_scope!r}"
+            )
+        for name, count in (("rounds", self.rounds), ("blocks_per_round", self.blocks_per_round)):
+            if count is not None and count < 1:
+                raise ValueError(f"{name} must be >= 1 or None, got {count}")
+        if self.epsilon_scope == "bit":
+            for epsilon in self._epsilons:
+                _thresholds(epsilon)
+        if self.blocks_per_round is None and self.epsilon_scope == "bit":
+            return
+        if self.threshold or self.decoder != "unbiased":
+            raise ValueError(
+                "a message of some blocks only is scaled by their rarity, which needs decoder='unbiased' "
+                "and no threshold; use epsilon_scope='bit' without blocks_per_round"
+            )
 
     # ---- geometry -----------------------------------------------------------------------------------
 
     @property
-    def _design(self) -> _Design:
-        radius = self.codebook_radius or _DEFAULT_RADIUS.get(self.lattice, 0.0)
-        levels, nesting = (2 if n is None else n for n in (self.levels, self.nesting))
-        return _design(self.lattice, levels, radius, self.stages, nesting, self.words, self.dither != "none")
+    def _design(self) -> BlockDesign:
+        return block_design(
+            self.lattice,
+            self.levels,
+            self.codebook_radius,
+            self.stages,
+            self.nesting,
+            self.words,
+            self.dither != "none",
+        )
 
     @property
     def joint(self) -> bool:
@@ -228,7 +179,7 @@ class CPA(Mechanism):
 
     @property
     def bits_per_coordinate(self) -> float:
-        """stages / L."""
+        """stages / L, of a coordinate that is sent."""
         return self.stages / self.block_dim
 
     @property
@@ -238,22 +189,19 @@ class CPA(Mechanism):
         A figure of the paper ("k-anonymity"), not a guarantee: it says nothing about odds, shrinks with
         every round that repeats the point, and a coin replaces it by odds of e^epsilon.
         """
-        sizes = []
-        for table in self._design.tables:
-            size = len(table.points)
-            if len(table.signs):
-                ones = (table.signs > 0).sum(1)
-            else:  # the words' sums are a transform of the points that are not padding
-                padding = np.zeros(table.num_rows + 1)
-                padding[:size] = 1.0
-                sums = walsh_hadamard(torch.from_numpy(padding))[1:].numpy()
-                ones = ((size + sums) / 2).round().astype(np.int64)
-            sizes.append(int(np.minimum(ones, size - ones).min()))
-        return min(sizes)
+        return min(smallest_half(table) for table in self._design.tables)
 
     def blocks(self, context: RoundContext) -> int:
-        """M = ceil(dim / L), the bits per stage."""
+        """M = ceil(dim / L), the blocks of an update."""
         return -(-context.dim // self.block_dim)
+
+    def blocks_sent(self, context: RoundContext) -> int:
+        """Blocks that a message holds; each is one bit per stage."""
+        if self.blocks_per_round is not None:
+            return min(self.blocks_per_round, self.blocks(context))
+        if self.epsilon_scope == "bit":
+            return self.blocks(context)
+        return best_block_count(self._epsilons, self.stages, self.blocks(context))
 
     def ranges(self, context: RoundContext) -> tuple[Tensor, Tensor]:
         """Centre and radius of every segment in this round, after the decay."""
@@ -262,140 +210,104 @@ class CPA(Mechanism):
 
     # ---- randomness -----------------------------------------------------------------------------------
 
-    def coin(self, client: int) -> CoinThresholds:
+    @property
+    def _epsilons(self) -> tuple[float, ...]:
+        """Budgets of one message, or with "bit" of one bit, of every client (one for all, if they agree)."""
+        epsilons = self.epsilon if isinstance(self.epsilon, tuple) else (self.epsilon,)
+        return tuple(bit_epsilon(epsilon, self.rounds or 1) for epsilon in epsilons)
+
+    def coin(self, client: int, context: RoundContext) -> CoinThresholds:
         """The coin of one client's bits: a bit is flipped where its private word is below `low`.
 
         Raises:
-            ValueError: If epsilon is a tuple without an entry for the client.
+            ValueError: If epsilon is a tuple without an entry for the client, or is too small to be shared.
         """
-        if not isinstance(self.epsilon, tuple):
-            return _thresholds(self.epsilon)
-        if not 0 <= client < len(self.epsilon):
-            raise ValueError(f"epsilon has {len(self.epsilon)} entries, none for client {client}; add them")
-        return _thresholds(self.epsilon[client])
+        epsilons = self._epsilons
+        if isinstance(self.epsilon, tuple):
+            if not 0 <= client < len(epsilons):
+                raise ValueError(f"epsilon has {len(epsilons)} entries, none for client {client}; add them")
+            epsilon = epsilons[client]
+        else:
+            epsilon = epsilons[0]
+        bits = 1 if self.epsilon_scope == "bit" else self.stages * self.blocks_sent(context)
+        return _thresholds(bit_epsilon(epsilon, bits))
+
+    def _flips(self, clients: Sequence[int], context: RoundContext) -> NDArray[np.uint32]:
+        """Flip thresholds of several clients."""
+        if isinstance(self.epsilon, tuple):
+            return np.array([self.coin(client, context).low for client in clients], np.uint32)
+        return np.full(len(clients), self.coin(0, context).low, np.uint32)
+
+    def _keep(self, clients: Sequence[int], context: RoundContext) -> Floats:
+        """tanh(epsilon / 2) of several clients' bits, as attained."""
+        return 1.0 - 2.0 * self._flips(clients, context).astype(np.float64) / 2.0**32
 
     @staticmethod
     def _seed(rand: PublicRandomness) -> int:
-        """Seed of the round's codewords and dithers; public, because nothing hangs on its secrecy."""
+        """Seed of the round's codewords, dithers and blocks; public: nothing hangs on its secrecy."""
         return int(rand.public("cpa words and dither").words64(1)[0])
 
-    def _bases(self, seed: int, client: int, context: RoundContext) -> tuple[list[int], int]:
-        """Keys of the codewords of every stage, and of the dither."""
-        words = [prf_base(seed, context.round, client, stage, CODEWORD_TAG) for stage in range(self.stages)]
-        return words, prf_base(seed, context.round, client, 0, DITHER_TAG)
+    def _keys(self, clients: Sequence[int], context: RoundContext, rand: PublicRandomness) -> Keys:
+        """Keys of the codewords of every stage, and of the dither, `(stages + 1, len(clients))`."""
+        seed, purposes = self._seed(rand), [(stage, CODEWORD_TAG) for stage in range(self.stages)]
+        purposes.append((0, DITHER_TAG))
+        return np.stack([prf_bases(seed, context.round, clients, *purpose) for purpose in purposes])
+
+    def chosen_blocks(
+        self, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
+    ) -> NDArray[np.int64] | None:
+        """Which blocks every client sends, `(len(clients), blocks_sent)` ascending; None where it is all."""
+        blocks, sent = self.blocks(context), self.blocks_sent(context)
+        if sent == blocks:
+            return None
+        chosen = np.empty((len(clients), sent), np.int64)
+        for row, key in enumerate(prf_bases(self._seed(rand), context.round, clients, 0, BLOCKS_TAG)):
+            choose_blocks(key, blocks, chosen[row])
+        return chosen
 
     # ---- encoding -------------------------------------------------------------------------------------
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`; symbols are uint8 bits, all blocks of the coarsest stage first."""
-        rows = update.reshape(len(rand.clients), context.dim)
-        encode = self._encode_on_cpu if rows.device.type == "cpu" else self._encode_on_device
-        bits, clipped = encode(rows, context, rand)
-        return Message(bits.reshape(*update.shape[:-1], -1), bits.numel(), min(clipped, update.numel()))
+        """See `Mechanism.encode`; symbols are uint8 bits, all blocks of the coarsest stage first.
 
-    def _encode_on_cpu(
-        self, rows: Tensor, context: RoundContext, rand: ClientRandomness
+        Raises:
+            ValueError: If epsilon is for fewer rounds.
+        """
+        if self.rounds is not None and context.round >= self.rounds:
+            raise ValueError(
+                f"epsilon is for {self.rounds} rounds and this would be number {context.round + 1}; "
+                "give it the rounds of the whole run"
+            )
+        clients, design = rand.clients, self._design
+        rows = update.detach().reshape(len(clients), context.dim).float()
+        chosen, keys = self.chosen_blocks(clients, context, rand), self._keys(clients, context, rand)
+        coins = [rand.private(client, "cpa coins").fill for client in clients]
+        flips = self._flips(clients, context)
+        if chosen is None and rows.device.type == "cpu":
+            center, radius = self.ranges(context)
+            ranges = np.stack([np.cumsum(context.segments), center.numpy(), (1.0 / radius).numpy()])
+            values, sent = rows.contiguous().numpy(), self.blocks(context)
+            bits, outside = encode_updates(design, values, ranges, sent, keys, coins, flips)
+        else:
+            scaled, outside = self._scaled(rows, context, chosen)
+            bits = encode_blocks(design, scaled, keys, coins, flips)
+        clipped = min(outside * self.block_dim, update.numel())
+        return Message(bits.reshape(*update.shape[:-1], -1), bits.numel(), clipped)
+
+    def _scaled(
+        self, rows: Tensor, context: RoundContext, chosen: NDArray[np.int64] | None
     ) -> tuple[Tensor, int]:
-        values, size, blocks = (
-            rows.detach().float().contiguous().numpy(),
-            self.block_dim,
-            self.blocks(context),
-        )
-        centers, radii = (t.tolist() for t in self.ranges(context))
-        bits, clipped = np.empty((len(rows), self.stages, blocks), np.uint8), 0
-        seed, scaled, chunk = self._seed(rand), np.zeros(blocks * size), min(_CHUNK, blocks)
-        index, coins = np.empty((self.stages, chunk), np.int32), np.empty(chunk, np.uint32)
-        for row, client in enumerate(rand.clients):
-            start = 0
-            for length, center, radius in zip(context.segments, centers, radii, strict=True):
-                part = slice(start, start + length)
-                normalize_row(values[row, part], center, 1.0 / radius, scaled[part])
-                start += length
-            bases, dither = self._bases(seed, client, context)
-            private, flips = rand.private(client, "cpa coins"), self.coin(client).low
-            for first in range(0, blocks, chunk):
-                last = min(first + chunk, blocks)
-                found = index[:, : last - first]
-                clipped += self._quantize(scaled[first * size : last * size], dither, first, found) * size
-                for stage, table in enumerate(self._design.tables):
-                    private.fill(coins[: last - first])
-                    encode_bits(
-                        found[stage],
-                        table.signs,
-                        table.num_rows,
-                        np.uint64(bases[stage]),
-                        first,
-                        flips,
-                        coins[: last - first],
-                        bits[row, stage, first:last],
-                    )
-        return torch.from_numpy(bits), clipped
-
-    def _quantize(self, x: NDArray[np.float64], base: int, first: int, out: NDArray[np.int32]) -> int:
-        design, dithered = self._design, self.dither != "none"
-        if design.top is None or design.inner is None:
-            counts = np.array(design.counts)
-            clipped: int = quantize_scalar(x, counts, dithered, np.uint64(base), first, out)
-            return clipped
-        return quantize_lattice(
-            x,
-            design.top,
-            design.inner,
-            self.nesting or 2,
-            design.limit,
-            1.0 / design.step,
-            (dithered, base, first),
-            out,
-        )
-
-    def _encode_on_device(
-        self, rows: Tensor, context: RoundContext, rand: ClientRandomness
-    ) -> tuple[Tensor, int]:
-        """The same bits as on the CPU, in tensor code."""
+        """Blocks to send `(clients, blocks, L)`, in units of the radius, and how many of all are outside."""
         center, radius = (context.expand(t.to(rows.device)) for t in self.ranges(context))
-        blocks, size, clipped = self.blocks(context), self.block_dim, 0
-        scaled = (rows.float().double() - center) * (1.0 / radius)
+        blocks, size = self.blocks(context), self.block_dim
+        scaled = (rows.double() - center) * (1.0 / radius)
         scaled = torch.nn.functional.pad(scaled, (0, blocks * size - context.dim))
-        bits = torch.empty(len(rows), self.stages, blocks, dtype=torch.uint8, device=rows.device)
-        seed, chunk = self._seed(rand), min(_CHUNK, blocks)
-        for row, client in enumerate(rand.clients):
-            bases, dither = self._bases(seed, client, context)
-            index, outside = self._quantize_tensor(scaled[row].reshape(blocks, size), dither)
-            clipped += outside * size
-            private, coins = rand.private(client, "cpa coins"), np.empty((self.stages, blocks), np.uint32)
-            for first in range(0, blocks, chunk):
-                for stage in range(self.stages):
-                    private.fill(coins[stage, first : first + chunk])
-            flips = torch.from_numpy(coins.astype(np.int64)).to(rows.device) < self.coin(client).low
-            for stage, table in enumerate(self._design.tables):
-                drawn = prf_rows(prf_words(bases[stage], 0, blocks, rows.device), table.num_rows)
-                bits[row, stage] = (table.signs_at(drawn, index[stage]) > 0) ^ flips[stage]
-        return bits, clipped
-
-    def _quantize_tensor(self, x: Tensor, base: int) -> tuple[list[Tensor], int]:
-        """Indices of every stage for blocks `(blocks, L)`, and how many blocks were shrunk."""
-        design, name = self._design, self.lattice
-        u = self._dither_tensor(base, len(x), x.device) if self.dither != "none" else torch.zeros_like(x)
-        if design.top is None or design.inner is None:
-            outside = x.abs() > 1.0
-            total = math.prod(design.counts)
-            shifted = x.clamp(-1.0, 1.0) * (0.5 * (total - 1)) + u
-            digits = scalar_digits(scalar_index(shifted[:, 0], total, total / 2), design.counts)
-            return list(digits), int(outside.sum())
-        norm = x.square().sum(1, keepdim=True)
-        outside = norm > design.limit**2 * (1.0 + 1e-12)
-        scale = 1.0 / design.step
-        point = x * torch.where(outside, scale * design.limit / norm.clamp(min=1e-300).sqrt(), scale) + u
-        fine, indices = nearest_point(point, name), []
-        for _ in range(self.stages - 1):
-            coarse, rest = nested_split(fine, name, self.nesting or 2)
-            indices.append(design.inner.index(rest))
-            fine = coarse / (self.nesting or 2)
-        return [design.top.index(fine), *reversed(indices)], int(outside.sum())
-
-    def _dither_tensor(self, base: int, blocks: int, device: torch.device) -> Tensor:
-        uniforms = prf_uniforms(prf_words(base, 0, blocks * self.block_dim, device))
-        return voronoi_dither(uniforms.reshape(blocks, self.block_dim), self.lattice)
+        scaled = scaled.reshape(len(rows), blocks, size)
+        outside = int(self._design.outside(scaled).sum())
+        if chosen is not None:
+            at = torch.from_numpy(chosen).to(rows.device)[:, :, None].expand(-1, -1, size)
+            scaled = scaled.gather(1, at)
+        return scaled, outside
 
     # ---- decoding -------------------------------------------------------------------------------------
 
@@ -407,80 +319,27 @@ class CPA(Mechanism):
         Raises:
             ValueError: If a message has the wrong length or holds anything but bits.
         """
-        blocks = self.blocks(context)
-        expected = (len(clients), self.stages * blocks)
+        sent, size = self.blocks_sent(context), self.block_dim
+        expected = (len(clients), self.stages * sent)
         if tuple(symbols.shape) != expected:
             raise ValueError(f"messages must have shape {expected}, got {tuple(symbols.shape)}")
-        if not bool(((symbols == 0) | (symbols == 1)).all()):
+        if symbols.numel() and not (symbols.min() >= 0 and symbols.max() <= 1):
             raise ValueError("messages must hold bits, 0 or 1; drop the client that sent something else")
-        bits = symbols.to(torch.uint8).reshape(len(clients), self.stages, blocks)
-        if bits.device.type == "cpu":
-            total = self._decode_on_cpu(bits, clients, context, rand)
+        bits = symbols.to(torch.uint8).reshape(len(clients), self.stages, sent).contiguous()
+        chosen, keys = self.chosen_blocks(clients, context, rand), self._keys(clients, context, rand)
+        keep, design = self._keep(clients, context), self._design
+        dithered = self.dither == "subtractive"
+        if chosen is None:
+            total = sum_messages(design, bits, keys, dithered, keep, self.decoder, self.threshold)
         else:
-            total = self._decode_on_device(bits, clients, context, rand)
+            blocks = self.blocks(context)
+            total = torch.zeros(blocks, size, dtype=torch.float64, device=bits.device)
+            for row in range(len(clients)):
+                one, own = slice(row, row + 1), keys[:, row : row + 1]
+                part = sum_messages(design, bits[one], own, dithered, keep[one], self.decoder, False)
+                total[torch.from_numpy(chosen[row]).to(bits.device)] += blocks / sent * part
         center, radius = (context.expand(t.to(bits.device)) for t in self.ranges(context))
-        return (len(clients) * center + radius * total[: context.dim]).float()
-
-    def _lift(self, table: WordTable, client: int) -> tuple[float, NDArray[np.float64]]:
-        """Scale of b W and the constant that goes with it."""
-        keep = 1.0 - 2.0 * self.coin(client).low / 2.0**32
-        if self.decoder == "unbiased":
-            return table.gain / keep, table.offset
-        return (1.0 / keep if self.decoder == "paper" else 1.0), np.zeros_like(table.offset)
-
-    def _decode_on_cpu(
-        self, bits: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
-    ) -> Tensor:
-        blocks, tables, seed = bits.shape[2], self._design.tables, self._seed(rand)
-        total, rows = np.zeros(blocks * self.block_dim), bits.numpy()
-        votes = [np.zeros((blocks, table.num_rows)) for table in tables] if self.threshold else []
-        for row, client in enumerate(clients):
-            bases, dither = self._bases(seed, client, context)
-            for stage, table in enumerate(tables):
-                scale, offset = self._lift(table, client)
-                key = np.uint64(bases[stage])
-                if self.threshold:
-                    add_votes(rows[row, stage], key, scale / (table.gain * len(clients)), votes[stage])
-                else:
-                    add_decoded(rows[row, stage], table.weights, key, scale, offset, total)
-            if self.dither == "subtractive":
-                subtract_dither(self.lattice, dither, self._design.step, total)
-        decoded = torch.from_numpy(total)
-        for count, table in zip(votes, tables, strict=False):
-            decoded += len(clients) * self._from_histogram(torch.from_numpy(count), table)
-        return decoded
-
-    @staticmethod
-    def _from_histogram(votes: Tensor, table: WordTable) -> Tensor:
-        """Mean point of every block, flat, from the thresholded histogram."""
-        kept = threshold_frequencies(frequencies(votes, table))
-        return (kept @ torch.from_numpy(table.points).to(kept)).reshape(-1)
-
-    def _decode_on_device(
-        self, bits: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
-    ) -> Tensor:
-        blocks, tables, device = bits.shape[2], self._design.tables, bits.device
-        seed = self._seed(rand)
-        total = torch.zeros(blocks, self.block_dim, dtype=torch.float64, device=device)
-        votes = [total.new_zeros(blocks, table.num_rows) for table in tables] if self.threshold else []
-        for row, client in enumerate(clients):
-            bases, dither = self._bases(seed, client, context)
-            for stage, table in enumerate(tables):
-                scale, offset = self._lift(table, client)
-                drawn = prf_rows(prf_words(bases[stage], 0, blocks, device), table.num_rows)
-                signed = (2.0 * bits[row, stage].double() - 1.0)[:, None]
-                if self.threshold:
-                    weight = scale / (table.gain * len(clients))
-                    votes[stage].scatter_add_(1, drawn[:, None], weight * signed)
-                else:
-                    weights, constant = (torch.from_numpy(a).to(device) for a in (table.weights, offset))
-                    total += constant + scale * signed * weights[drawn]
-            if self.dither == "subtractive":
-                total -= self._design.step * self._dither_tensor(dither, blocks, device)
-        decoded = total.reshape(-1)
-        for count, table in zip(votes, tables, strict=False):
-            decoded += len(clients) * self._from_histogram(count, table)
-        return decoded
+        return (len(clients) * center + radius * total.reshape(-1)[: context.dim]).float()
 
     def code(self, context: RoundContext) -> FixedLength:
         """One bit a symbol."""
@@ -491,66 +350,35 @@ class CPA(Mechanism):
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor | None:
         """Decoder's second moment plus the quantiser's error, less the least that the points take off.
 
+        Where a message holds m of M blocks: M / m times a bound on the second moment of a decoded block.
         None for a thresholded histogram, whose error depends on the data.
         """
         if self.threshold:
             return None
-        design, cell = self._design, lattice(self.lattice)
-        quantizer = {
-            "subtractive": cell.second_moment / cell.dim,
-            "plain": 0.25 if self.lattice == "Z" else (2.0 * cell.covering_radius) ** 2,
-            "none": 0.0,
-        }[self.dither] * design.step**2
+        rarity = self.blocks(context) / self.blocks_sent(context)
         total = 0.0
-        for client in clients:
-            total += quantizer
-            for table in design.tables:
-                scale, offset = self._lift(table, client)
-                moments = scale**2 * np.square(table.weights).mean(0)
-                if self.decoder == "unbiased":
-                    moments = moments - np.square(table.points - offset).min(0)
-                total += float(moments.max())
+        for keep, count in Counter(self._keep(clients, context).tolist()).items():
+            if rarity == 1.0:
+                total += count * worst_variance(self._design, self.dither, self.decoder, keep)
+            else:
+                total += count * rarity * worst_second_moment(self._design, self.dither, keep)
         return self.ranges(context)[1] ** 2 * total / len(clients) ** 2
 
-    def lever(self, client: int) -> float:
+    def lever(self, client: int, context: RoundContext) -> float:
         """Largest possible norm of one decoded block over the largest norm of an honest one in range.
 
-        How far a client that chooses its bits freely can pull, as against one that sends its honest
-        extreme, in units of the radius; the smaller epsilon, the longer the lever.
+        How far a client that chooses its bits freely can pull, as against what its honest extreme counts for
+        on average, in units of the radius; the smaller epsilon and the rarer a block, the longer the lever.
         """
-        reach = self._design.step * lattice(self.lattice).covering_radius * (self.dither == "subtractive")
-        for table in self._design.tables:
-            scale, offset = self._lift(table, client)
-            reach += float(np.linalg.norm(offset) + scale * np.linalg.norm(table.weights, axis=1).max())
-        return reach / self._design.limit
+        keep = float(self._keep([client], context)[0])
+        longest = longest_block(self._design, self.dither, self.decoder, keep)
+        return longest / self._design.limit * self.blocks(context) / self.blocks_sent(context)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """Randomised response on every bit, for every value of word and dither, so for every adversary.
+        """Randomised response on every bit of a message: see `cpa_claims.bit_claims`.
 
         With different epsilons the claim is that of the client with the least protection.
         """
-        bits = self.stages * self.blocks(context)
-        coin = min((self.coin(client) for client in context.cohort), key=lambda c: c.low)
-        if not coin.low:
-            reason = NonPrivate(
-                "epsilon is infinite: a bit is a function of the update and of what the server knows; "
-                f"an anonymity set of {self.anonymity_set_size} is no guarantee"
-            )
-            return tuple(PrivacyClaim(adversary, reason, bits) for adversary in Adversary)
-        loss = PmfPairs(
-            (randomized_response_pair(*coin.probabilities),),
-            "randomised response on one bit, all bits of a message",
-        )
-        everywhere = (ARBITRARY, FRESH, "codewords and dither may be known to the adversary")
-        special = {
-            Adversary.SECAGG_SERVER: (
-                "messages can't be summed before decoding, so there is no secure aggregation: "
-                "the claim is that of the server that sees every message",
-            ),
-            Adversary.CLIENT: ("by post-processing: that others hide a client is not used",),
-            Adversary.OUTSIDER: ("by post-processing: that others hide a client is not used",),
-        }
-        return tuple(
-            PrivacyClaim(who, loss, bits, assumptions=(*everywhere, *special.get(who, ())))
-            for who in Adversary
-        )
+        coin = min((self.coin(client, context) for client in context.cohort), key=lambda c: c.low)
+        sent = self.blocks_sent(context)
+        return bit_claims(coin, self.stages * sent, sent < self.blocks(context), self.anonymity_set_size)

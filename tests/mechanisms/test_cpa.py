@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from lightning_fedq.core import Adversary, NonPrivate, PmfPairs, RoundContext
+from lightning_fedq.functional import block_messages
 from lightning_fedq.functional.codeword import anonymity_set_size
 from lightning_fedq.functional.lattice import lattice, nearest_point
 from lightning_fedq.functional.lattice_codebook import finite_codebook
@@ -155,7 +156,7 @@ def test_end_to_end_vector_of_the_specification(monkeypatch):
     torch.testing.assert_close(private, torch.tensor([-2.041494, 0, 1.020747, 0]), atol=1e-6, rtol=0)
     # The histogram without a threshold is the same decoder.
     with monkeypatch.context() as patch:
-        patch.setattr("lightning_fedq.mechanisms.cpa.threshold_frequencies", lambda values: values)
+        patch.setattr("lightning_fedq.functional.block_messages.threshold_frequencies", lambda values: values)
         histogram = CPA(epsilon=math.inf, levels=4, dither="none", threshold=True)
         torch.testing.assert_close(histogram.decode(message.symbols, clients, ctx, public) / 3, mean)
 
@@ -166,27 +167,31 @@ def test_end_to_end_vector_of_the_specification(monkeypatch):
 @pytest.mark.parametrize(
     "kwargs", [*EVERY, {"dither": "none", "levels": 4}, {"threshold": True, "levels": 4}]
 )
-def test_tensor_code_equals_the_compiled_loops(kwargs):
+def test_tensor_code_equals_the_compiled_loops(kwargs, monkeypatch):
     mechanism, ctx = CPA(epsilon=1.0, **kwargs), context(3, 1003, radius=0.3)
     updates = 0.2 * torch.randn(3, 1003, generator=torch.Generator().manual_seed(0))
     keys, clients = SeededKeys(1), (2, 0, 1)
     rand, public = ClientRandomness(keys, clients, 0), PublicRandomness(keys, 0)
-    fast, clipped = mechanism._encode_on_cpu(updates, ctx, rand)
-    slow, clipped_too = mechanism._encode_on_device(updates, ctx, rand)
-    assert torch.equal(fast, slow) and clipped == clipped_too > 0
-    torch.testing.assert_close(
-        mechanism._decode_on_cpu(fast, clients, ctx, public),
-        mechanism._decode_on_device(slow, clients, ctx, public).reshape(-1),
-    )
+    fast = mechanism.encode(updates, ctx, rand)
+    one_sum = mechanism.decode(fast.symbols, clients, ctx, public)
+    # the roads of another device, taken on this one
+    monkeypatch.setattr(block_messages, "_sum_on_cpu", block_messages._sum_on_device)
+    scaled, outside = mechanism._scaled(updates, ctx, mechanism.chosen_blocks(clients, ctx, rand))
+    coins = [rand.private(client, "cpa coins").fill for client in clients]
+    keys, flips = mechanism._keys(clients, ctx, rand), mechanism._flips(clients, ctx)
+    slow = block_messages._encode_tensor(mechanism._design, scaled, keys, coins, flips)
+    assert torch.equal(fast.symbols, slow.flatten(1))
+    assert fast.num_clipped == min(outside * mechanism.block_dim, updates.numel()) > 0
+    torch.testing.assert_close(mechanism.decode(fast.symbols, clients, ctx, public), one_sum)
 
 
 def test_the_indices_are_those_of_the_lattice_functions():
     """A third route: nearest point of the scaled block, looked up in the codebook, without dither or coin."""
     mechanism = CPA(epsilon=math.inf, lattice="A2", codebook_radius=2.0, dither="none")
     x = torch.rand(500, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) * 2 - 1
-    indices, shrunk = mechanism._quantize_tensor(x, 0)
+    indices = mechanism._design.quantize_tensor(x, 0)
     expected = finite_codebook("A2", 2.0).index(nearest_point(x / mechanism._design.step, "A2"))
-    assert torch.equal(indices[0], expected) and shrunk == 0
+    assert torch.equal(indices[0], expected) and not mechanism._design.outside(x).any()
 
 
 # ---- randomness ----------------------------------------------------------------------------------
@@ -206,8 +211,9 @@ def test_coins_are_private_and_words_are_public():
 
 def test_flips_happen_with_the_claimed_probability():
     mechanism, dim = CPA(epsilon=1.0, dither="none"), 400_000
-    bits = mechanism.encode(torch.ones(dim), context(1, dim), ClientRandomness(SeededKeys(5), [0], 0)).symbols
-    low = mechanism.coin(0).low / 2**32
+    ctx = context(1, dim)
+    bits = mechanism.encode(torch.ones(dim), ctx, ClientRandomness(SeededKeys(5), [0], 0)).symbols
+    low = mechanism.coin(0, ctx).low / 2**32
     assert low == pytest.approx(1 / (1 + math.e), abs=1e-9)
     minority = min(bits.float().mean().item(), 1 - bits.float().mean().item())
     assert abs(minority - low) < 4.9 * math.sqrt(low * (1 - low) / dim)  # false alarm 1e-6
@@ -232,13 +238,13 @@ def test_rounds_clients_and_stages_use_different_words():
 def test_every_client_can_have_its_own_epsilon():
     mechanism, dim = CPA(epsilon=(0.5, 2.0)), 30_000
     ctx = context(2, dim)
-    assert mechanism.coin(1).low < mechanism.coin(0).low
+    assert mechanism.coin(1, ctx).low < mechanism.coin(0, ctx).low
     error = decoded(mechanism, torch.full((2, dim), 0.3), ctx).double() / 2 - 0.3
     assert abs(error.mean()) < 4.9 * error.std() / math.sqrt(dim)  # false alarm 1e-6
     pair = mechanism.claims(ctx)[0].loss.pairs[0]
     assert math.log(pair[0][0] / pair[1][0]) == pytest.approx(2.0, abs=1e-8)  # the least protected
     with pytest.raises(ValueError, match="epsilon has 2 entries, none for client 2"):
-        mechanism.coin(2)
+        mechanism.coin(2, ctx)
 
 
 def test_the_range_decays():
@@ -336,8 +342,9 @@ def test_anonymity_is_a_reported_number(kwargs, size):
 
 def test_lever_of_one_liar():
     """N = 2: a free bit is worth 1/c of an honest extreme; 4.08 at epsilon = .5."""
-    assert CPA(epsilon=0.5, dither="plain").lever(0) == pytest.approx(1 / math.tanh(0.25), rel=1e-6)
-    assert CPA(epsilon=0.5).lever(0) == pytest.approx(1 / math.tanh(0.25) + 1, rel=1e-6)
+    ctx = context(1, 10)
+    assert CPA(epsilon=0.5, dither="plain").lever(0, ctx) == pytest.approx(1 / math.tanh(0.25), rel=1e-6)
+    assert CPA(epsilon=0.5).lever(0, ctx) == pytest.approx(1 / math.tanh(0.25) + 1, rel=1e-6)
 
 
 # ---- bad input -----------------------------------------------------------------------------------
