@@ -1,26 +1,15 @@
-"""Codes whose length follows the symbols: Elias codes, Huffman and range coding on the conditional law.
-
-The dither and the step of a dithered symbol are known to the decoder, so its law given them is much
-narrower than its law alone. With x ~ N(0, s^2), x / w + U is Gaussian with mean U and std s / w, so the
-exact conditional law of the symbol is a rounded Gaussian; `ConditionalRange` codes with it, through
-`constriction`'s range coder, and sends s, on a grid of 2^(1/16), once per segment. A wrong model costs
-bits, never correctness; a *different* model at the two ends garbles the stream, which is why every
-parameter of the model is first rounded to a coarse grid.
+"""Codes whose length follows the symbols: Elias codes, Huffman on the conditional law, and partial messages.
 
 References:
     Elias, Universal codeword sets and representations of the integers, 1975. Huffman, 1952.
-    Bamler, Understanding entropy coding with asymmetric numeral systems (constriction), 2022.
 """
 
 from __future__ import annotations
 
 import heapq
-import math
-import struct
 from dataclasses import dataclass
 from functools import cached_property
 
-import constriction
 import numba
 import numpy as np
 import torch
@@ -33,14 +22,8 @@ _LARGEST = 2**62 - 1
 
 
 def to_positive(symbols: NDArray[np.integer]) -> NDArray[np.int64]:
-    """The signed map 0, 1, -1, 2, -2, ... -> 1, 2, 3, 4, 5, ...
-
-    Raises:
-        ValueError: If a symbol does not fit 62 bits.
-    """
+    """The signed map 0, 1, -1, 2, -2, ... -> 1, 2, 3, 4, 5, ..., for symbols of 62 bits."""
     values = symbols.astype(np.int64)
-    if values.size and not (values.min() >= -_LARGEST and values.max() <= _LARGEST):
-        raise ValueError(f"symbols must lie within +-(2^62 - 1), got [{values.min()}, {values.max()}]")
     mapped: NDArray[np.int64] = np.where(values > 0, 2 * values, 1 - 2 * values)
     return mapped
 
@@ -61,10 +44,14 @@ def _bit_length(value: int) -> int:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _elias_length(mapped: NDArray[np.int64], delta: bool) -> int:
+def _elias_length(symbols: NDArray[np.integer], delta: bool) -> int:
+    """Bits of all symbols, or -1 if one is too large for `to_positive`."""
     total = 0
-    for value in mapped:
-        length = _bit_length(value)
+    for j in range(symbols.size):
+        symbol = np.int64(symbols[j])
+        if not -_LARGEST <= symbol <= _LARGEST:
+            return -1
+        length = _bit_length(2 * symbol if symbol > 0 else 1 - 2 * symbol)
         total += length + (2 * _bit_length(length) - 2 if delta else length - 1)
     return total
 
@@ -116,7 +103,8 @@ def _elias_read(bits: NDArray[np.uint8], delta: bool, mapped: NDArray[np.int64])
     return place
 
 
-def _as_array(symbols: Tensor) -> NDArray[np.integer]:
+def as_array(symbols: Tensor) -> NDArray[np.integer]:
+    """The symbols as a NumPy array, without a copy where they are on the CPU."""
     array: NDArray[np.integer] = symbols.detach().cpu().numpy()
     return array
 
@@ -135,9 +123,8 @@ class Elias(Code):
 
     def pack(self, symbols: Tensor) -> bytes:
         """See `Code.pack`."""
-        mapped = to_positive(_as_array(symbols))
-        bits = np.zeros(_elias_length(mapped, self.delta), np.uint8)
-        _elias_write(mapped, self.delta, bits)
+        bits = np.zeros(self.num_bits(symbols), np.uint8)
+        _elias_write(to_positive(as_array(symbols)), self.delta, bits)
         return np.packbits(bits).tobytes()
 
     def unpack(self, stream: bytes, count: int) -> Tensor:
@@ -152,8 +139,15 @@ class Elias(Code):
         return torch.from_numpy(from_positive(mapped))
 
     def num_bits(self, symbols: Tensor) -> int:
-        """See `Code.num_bits`."""
-        return int(_elias_length(to_positive(_as_array(symbols)).reshape(-1), self.delta))
+        """See `Code.num_bits`.
+
+        Raises:
+            ValueError: If a symbol does not fit 62 bits.
+        """
+        length = int(_elias_length(as_array(symbols).reshape(-1), self.delta))
+        if length < 0:
+            raise ValueError(f"symbols must lie within +-(2^62 - 1), got [{symbols.min()}, {symbols.max()}]")
+        return length
 
 
 def huffman_lengths(probabilities: list[float]) -> list[int]:
@@ -246,147 +240,6 @@ class ConditionalHuffman(Code):
         """See `Code.num_bits`."""
         rows = symbols.reshape(-1, len(self.smallest))
         return sum(len(word) for row in rows for word in self._strings(row))
-
-
-_GRID = 16
-"""Steps per octave of the scales and the steps that the model sees."""
-_HIGH = 1 << 15
-_PRECISE = 8
-"""Symbols spread over more than 2^8 values send their low bits as they are."""
-
-
-@dataclass(frozen=True)
-class ConditionalRange(Code):
-    """Range coding of dithered symbols on their law given dither and step, for inputs N(0, s^2) by segment.
-
-    Layout: one byte of mode, a 16-bit scale per segment (log2 s on a grid of 1/16), raw low bits of
-    very wide symbols, then the range coder's 32-bit words. Where a symbol is too far from the model
-    to be expressed, the whole message is Elias delta instead, and the mode byte says so.
-
-    Args:
-        dither: `(m,)` float64, U of every coordinate.
-        step: `(m,)` float64, w of every coordinate, > 0, in units of the input.
-        segments: Lengths of the segments, which sum to m, each with a scale of its own.
-    """
-
-    dither: NDArray[np.float64]
-    step: NDArray[np.float64]
-    segments: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        if not self.dither.shape == self.step.shape == (sum(self.segments),):
-            raise ValueError(
-                f"dither and step need one value per coordinate, {sum(self.segments)}, "
-                f"got {self.dither.shape} and {self.step.shape}"
-            )
-
-    @cached_property
-    def _log_steps(self) -> NDArray[np.int64]:
-        grid: NDArray[np.int64] = np.floor(np.log2(self.step) * _GRID + 0.5).astype(np.int64)
-        return grid
-
-    @cached_property
-    def _centres(self) -> NDArray[np.float64]:
-        centres: NDArray[np.float64] = np.floor(self.dither * 2.0**16 + 0.5) * 2.0**-16
-        return centres
-
-    def _scales(self, symbols: NDArray[np.int64]) -> NDArray[np.int16]:
-        """Root mean square of the decoded input, less what the dither adds to it, per segment."""
-        decoded = (symbols - self.dither) * self.step
-        energy = decoded * decoded - self.step * self.step / 12.0
-        scales, start = np.empty(len(self.segments), np.int16), 0
-        for i, size in enumerate(self.segments):
-            part = slice(start, start + size)
-            mean = max(float(energy[part].mean()), 0.0)
-            floor = 2.0**-12 * float(np.exp2(self._log_steps[part].min() / _GRID))
-            noise = float(np.square(self.step[part]).mean()) / math.sqrt(size)
-            size_of_input = math.sqrt(max(mean, 0.02 * noise, floor * floor))
-            scales[i] = max(min(math.floor(math.log2(size_of_input) * _GRID + 0.5), 32767), -32767)
-            start += size
-        return scales
-
-    def _model(
-        self, scales: NDArray[np.int16]
-    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
-        """Means, stds and numbers of raw low bits of the symbols' high parts."""
-        logs = np.repeat(scales.astype(np.int64), self.segments) - self._log_steps
-        raw = np.maximum(logs // _GRID - _PRECISE, 0)
-        std = np.exp2(np.clip(logs - _GRID * raw, -40 * _GRID, 40 * _GRID) / _GRID)
-        mean = np.where(
-            raw > 0, (self._centres + 0.5) * np.exp2(-raw.astype(np.float64)) - 0.5, self._centres
-        )
-        return mean, np.maximum(std, 2.0**-10), raw
-
-    def pack(self, symbols: Tensor) -> bytes:
-        """See `Code.pack`."""
-        values = _as_array(symbols).astype(np.int64)
-        scales = self._scales(values)
-        mean, std, raw = self._model(scales)
-        high = values >> raw
-        if high.size and max(-int(high.min()), int(high.max())) >= _HIGH:
-            return b"\x01" + Elias(delta=True).pack(symbols)
-        low_bits = _raw_bits(values, raw)
-        coder = constriction.stream.queue.RangeEncoder()
-        coder.encode(high.astype(np.int32), _gaussian(), mean, std)
-        words = coder.get_compressed().astype("<u4").tobytes()
-        header = b"\x00" + struct.pack(f"<{len(scales)}h", *scales.tolist())
-        return header + np.packbits(low_bits).tobytes() + bytes(words)
-
-    def unpack(self, stream: bytes, count: int) -> Tensor:
-        """See `Code.unpack`."""
-        if count != len(self.step):
-            raise ValueError(f"this code is for messages of {len(self.step)} symbols, asked for {count}")
-        if stream[:1] == b"\x01":
-            return Elias(delta=True).unpack(stream[1:], count)
-        place = 1 + 2 * len(self.segments)
-        if stream[:1] != b"\x00" or len(stream) < place:
-            raise ValueError(
-                f"a message starts with mode 0 or 1 and {place - 1} bytes of scales; it is corrupted"
-            )
-        scales = np.frombuffer(stream[1:place], "<i2").astype(np.int16)
-        mean, std, raw = self._model(scales)
-        end = place + (int(raw.sum()) + 7) // 8
-        if len(stream) < end or (len(stream) - end) % 4:
-            raise ValueError(f"{len(stream)} bytes do not hold {count} symbols; the message is truncated")
-        low_bits = np.unpackbits(np.frombuffer(stream[place:end], np.uint8))
-        words = np.frombuffer(stream[end:], "<u4").astype(np.uint32)
-        decoder = constriction.stream.queue.RangeDecoder(words)
-        high = decoder.decode(_gaussian(), mean, std).astype(np.int64)
-        if not decoder.maybe_exhausted():
-            raise ValueError(f"{len(stream)} bytes hold more than {count} symbols; the message is corrupted")
-        return torch.from_numpy((high << raw) + _raw_values(low_bits, raw))
-
-    def num_bits(self, symbols: Tensor) -> int:
-        """See `Code.num_bits`; the stream is made, not estimated."""
-        return sum(8 * len(self.pack(row)) for row in symbols.reshape(-1, len(self.step)))
-
-
-def _gaussian() -> constriction.stream.model.QuantizedGaussian:
-    return constriction.stream.model.QuantizedGaussian(-_HIGH, _HIGH - 1)
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _copy_raw(values: NDArray[np.int64], raw: NDArray[np.int64], bits: NDArray[np.uint8], read: bool) -> None:
-    place = 0
-    for j in range(values.size):
-        for b in range(raw[j] - 1, -1, -1):
-            if read:
-                values[j] = 2 * values[j] + bits[place]
-            else:
-                bits[place] = (values[j] >> b) & 1
-            place += 1
-
-
-def _raw_bits(values: NDArray[np.int64], raw: NDArray[np.int64]) -> NDArray[np.uint8]:
-    bits = np.empty(int(raw.sum()), np.uint8)
-    _copy_raw(values, raw, bits, False)
-    return bits
-
-
-def _raw_values(bits: NDArray[np.uint8], raw: NDArray[np.int64]) -> NDArray[np.int64]:
-    values = np.zeros(raw.size, np.int64)
-    _copy_raw(values, raw, bits, True)
-    return values
 
 
 @dataclass(frozen=True)

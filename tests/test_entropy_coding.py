@@ -6,14 +6,12 @@ import torch
 
 from lightning_fedq.entropy_coding import (
     ConditionalHuffman,
-    ConditionalRange,
     Elias,
     canonical_words,
     from_positive,
     huffman_lengths,
     to_positive,
 )
-from lightning_fedq.functional.dither import centred_dither
 from lightning_fedq.functional.layered import layer_row
 from lightning_fedq.functional.layered_cost import conditional_entropy
 from lightning_fedq.randomness import PublicRandomness, SeededKeys
@@ -106,57 +104,3 @@ def test_huffman_per_layer_costs_what_the_table_says():
         code.unpack(stream + b"\x00\x00", 4000)
     with pytest.raises(ValueError, match="impossible in its law"):
         code.num_bits(symbols + 1000)
-
-
-# specification 3.5, range coder: x ~ N(0, 0.01), N(0, 1), N(0, 100); bits per coordinate
-RANGE = {0.1: (0.1047, 0.1040), 1.0: (0.9662, 1.0239), 10.0: (3.8498, 4.0412)}
-
-
-@pytest.mark.parametrize("size", RANGE)
-def test_range_coding_costs_what_the_table_says(size):
-    # at most 1% above for the coarse model, and the sampling error of 200,000 symbols (std < 0.004)
-    for kind, ideal in zip(("direct", "shifted"), RANGE[size], strict=True):
-        dither, step = layers(200_000, kind)
-        symbols = quantize(np.random.default_rng(4).normal(scale=size, size=200_000), dither, step)
-        code = ConditionalRange(dither, step, (50_000, 150_000))
-        stream = code.pack(symbols)
-        assert torch.equal(code.unpack(stream, 200_000), symbols)
-        assert code.num_bits(symbols) == 8 * len(stream)
-        assert len(stream) * 8 / 200_000 == pytest.approx(ideal, rel=0.01, abs=0.012)
-
-
-def test_range_coding_of_very_short_steps_sends_low_bits_as_they_are():
-    rng, count = np.random.default_rng(5), 3000
-    step = np.exp2(-rng.integers(0, 46, count).astype(float))
-    dither = centred_dither(rng.integers(0, 2**63, count).astype(np.uint64))
-    x = rng.normal(size=count)
-    symbols = quantize(x, dither, step)
-    code = ConditionalRange(dither, step, (count,))
-    stream = code.pack(symbols)
-    assert torch.equal(code.unpack(stream, count), symbols)
-    # differential entropy of N(0, 1) is 2.05 bits; a step of 2^-k adds k
-    ideal = np.maximum(2.05 - np.log2(step), 0).sum()
-    assert len(stream) * 8 == pytest.approx(ideal, rel=0.02)
-
-
-@pytest.mark.parametrize(
-    "symbols", [[0] * 6, [10**9, 0, 0, 0, 0, -5], [2**60, -(2**60), 1, 2, 3, 4], [3, -3, 3, -3, 2, 1]]
-)
-def test_range_coding_of_anything(symbols):
-    code = ConditionalRange(np.linspace(-0.4, 0.4, 6), np.full(6, 2.0), (2, 4))
-    assert code.unpack(code.pack(torch.tensor(symbols)), 6).tolist() == symbols
-
-
-def test_range_coding_refuses_bad_streams():
-    code = ConditionalRange(np.zeros(100), np.ones(100), (100,))
-    stream = code.pack(torch.arange(100))
-    with pytest.raises(ValueError, match="messages of 100 symbols, asked for 7"):
-        code.unpack(stream, 7)
-    with pytest.raises(ValueError, match="truncated"):
-        code.unpack(stream[:-1], 100)
-    with pytest.raises(ValueError, match="starts with mode 0 or 1"):
-        code.unpack(b"\x07" + stream[1:], 100)
-    with pytest.raises(ValueError, match="hold more than 100 symbols"):
-        code.unpack(stream + bytes(range(64)), 100)
-    with pytest.raises(ValueError, match="one value per coordinate, 100"):
-        ConditionalRange(np.zeros(3), np.ones(3), (100,))

@@ -32,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
+from lightning_fedq.functional.chunks import in_chunks
 from lightning_fedq.functional.irwin_hall import (
     Array,
     half_support,
@@ -291,7 +292,14 @@ def draw_mixture(
         A in [2^-k, ...) and B, float64 `(count,)`, for a target of variance 1.
     """
     scale, shift = np.ones(count), np.zeros(count)
-    special_at = np.flatnonzero(words(count) >= np.uint64(plan.core_threshold))
+    special_at = np.concatenate(
+        in_chunks(
+            count,
+            words,
+            lambda part, drawn: part.start + np.flatnonzero(drawn >= np.uint64(plan.core_threshold)),
+        )
+        or [np.zeros(0, np.int64)]
+    )
     radius = plan.radius.sample(_uniforms(words(len(special_at))))
     unit = radius / half_support(plan.n)
     a, b = np.ones(len(special_at)), np.zeros(len(special_at))

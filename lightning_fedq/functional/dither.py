@@ -80,6 +80,14 @@ def integer_dither_dequantize(symbols: Tensor, dither: Tensor, width: int) -> Te
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def add_centred_dither(words: NDArray[np.uint64], total: NDArray[np.float64]) -> None:
+    """Add `centred_dither(words)` to a running sum, in one pass on the CPU."""
+    shift, half_cells = np.uint64(11), np.int64(1 << 52)
+    for j in range(words.size):
+        total[j] += (np.float64(np.int64(words[j] >> shift) - half_cells) + 0.5) * 2.0**-53
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def dither_quantize_row(
     values: NDArray[np.floating],
     scale: float,

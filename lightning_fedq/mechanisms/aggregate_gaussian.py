@@ -17,6 +17,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 
 from lightning_fedq.core import Adversary, NonPrivate, PrivacyClaim, RoundContext
@@ -85,7 +86,9 @@ class AggregateGaussian(CommonSteps):
             decomposition(len(context.cohort), self.target),
         )
         scale, shift = draw_mixture(plan, context.dim, words, self.least_scale_bits(context))
-        return self.base_step(context) * scale, self.sigma(context) * shift
+        np.multiply(scale, self.base_step(context), out=scale)
+        np.multiply(shift, self.sigma(context), out=shift)
+        return scale, shift
 
     def law_error(self, context: RoundContext) -> float:
         """See `ExactError.law_error`; the tables and the cap on A come on top."""

@@ -41,11 +41,12 @@ from lightning_fedq.core import (
     PrivacyClaim,
     RoundContext,
 )
-from lightning_fedq.entropy_coding import ConditionalRange, Elias
+from lightning_fedq.entropy_coding import Elias
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.functional.dither import add_dequantized_row, dither_quantize_row, round_to_grid
 from lightning_fedq.mechanisms.calibration import resolve_multiplier
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.range_coding import ConditionalRange
 
 Array = NDArray[np.float64]
 
@@ -114,13 +115,14 @@ class ExactError(Mechanism):
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         """See `Mechanism.encode`; symbols are int32 or int64. Computed on the CPU."""
         rows = update.detach().reshape(len(rand.clients), context.dim).cpu()
-        factors, shortened = unit_ball_factors(rows.double(), self.clip_norm, 2)
+        rows = rows if rows.dtype == torch.float64 else rows.float()
+        factors, shortened = unit_ball_factors(rows, self.clip_norm, 2)
         symbols = torch.empty(rows.shape, dtype=self.symbol_dtype)
         room = torch.iinfo(self.symbol_dtype).max / (2 * len(context.cohort) if self.homomorphic else 2)
         quantizer_of, num_bits = self.quantizers(context, rand), 0
         for row, client in enumerate(rand.clients):
             quantizer = quantizer_of(client)
-            values = rows[row].double().contiguous().numpy()
+            values = rows[row].contiguous().numpy()
             out = symbols[row].numpy()
             largest = dither_quantize_row(values, factors[row].item(), quantizer.dither, quantizer.step, out)
             if not largest < room:

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.core import Adversary, Loss, NonPrivate, PrivacyClaim, RoundContext
-from lightning_fedq.functional.dither import add_dequantized_row, centred_dither
+from lightning_fedq.functional.chunks import in_chunks
+from lightning_fedq.functional.dither import add_centred_dither, add_dequantized_row
 from lightning_fedq.mechanisms.exact_error import Array, ExactError, Quantizer
 from lightning_fedq.randomness import PublicRandomness
 
@@ -47,10 +48,19 @@ class CommonSteps(ExactError):
         step, offset = self.common(context, rand)
 
         def make(client: int) -> Quantizer:
-            words = rand.shared_with_server(client, "dither").words64(context.dim)
-            return Quantizer(centred_dither(words), step, offset)
+            dither = np.zeros(context.dim)
+            self._add_dither(client, rand, dither)
+            return Quantizer(dither, step, offset)
 
         return make
+
+    @staticmethod
+    def _add_dither(client: int, rand: PublicRandomness, total: Array) -> None:
+        in_chunks(
+            total.size,
+            rand.shared_with_server(client, "dither").words64,
+            lambda part, words: add_centred_dither(words, total[part]),
+        )
 
     def _add_decoded(
         self,
@@ -61,11 +71,9 @@ class CommonSteps(ExactError):
         total: Array,
     ) -> None:
         summed = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols
-        quantizer_of, dithers = self.quantizers(context, rand), np.zeros(context.dim)
-        step = offset = np.zeros(0)
+        (step, offset), dithers = self.common(context, rand), np.zeros(context.dim)
         for client in clients:
-            dither, step, offset = quantizer_of(client)
-            dithers += dither
+            self._add_dither(client, rand, dithers)
         add_dequantized_row(summed.contiguous().numpy(), dithers, step, len(clients) * offset, total)
 
     def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[Tensor, Tensor]:

@@ -13,17 +13,34 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lightning_fedq.core import Adversary, GaussianLoss, Loss, NonPrivate, PrivacyClaim, RoundContext
-from lightning_fedq.functional.layered import WORDS_PER_COORDINATE, layer_row
+from lightning_fedq.functional.chunks import in_chunks
+from lightning_fedq.functional.layered import WORDS_PER_COORDINATE, Layering, layer_row
 from lightning_fedq.functional.layered_cost import known_dither_delta
 from lightning_fedq.mechanisms.exact_error import ExactError, Quantizer
-from lightning_fedq.randomness import PublicRandomness
+from lightning_fedq.randomness import PublicRandomness, Stream
 
-_CHUNK = 1 << 14
+
+def layered_quantizer(stream: Stream, dim: int, sigma: float, layering: Layering) -> Quantizer:
+    """Draw one client's dithers and layers for Gaussian errors.
+
+    Args:
+        stream: What the client shares with the server; four 64-bit words a coordinate are read.
+        dim: Coordinates.
+        sigma: Std of the client's error, > 0.
+        layering: Direct or shifted.
+    """
+    quantizer = Quantizer(*(np.empty(dim) for _ in range(3)))
+
+    def fill(part: slice, words: NDArray[np.uint64]) -> None:
+        layer_row(words, sigma, True, layering == "shifted", *(array[part] for array in quantizer))
+
+    in_chunks(dim, lambda size: stream.words64(WORDS_PER_COORDINATE * size), fill)
+    return quantizer
 
 
 @dataclass(frozen=True)
@@ -43,7 +60,7 @@ class LayeredGaussian(ExactError):
 
     homomorphic = False
 
-    layering: Literal["direct", "shifted"] = "direct"
+    layering: Layering = "direct"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,13 +77,8 @@ class LayeredGaussian(ExactError):
         sigma = self.sigma(context) * math.sqrt(len(context.cohort))
 
         def make(client: int) -> Quantizer:
-            quantizer = Quantizer(*(np.empty(context.dim) for _ in range(3)))
-            words = rand.shared_with_server(client, "layered dither").words64
-            for start in range(0, context.dim, _CHUNK):
-                parts = [array[start : start + _CHUNK] for array in quantizer]
-                drawn = words(WORDS_PER_COORDINATE * len(parts[0]))
-                layer_row(drawn, sigma, True, self.layering == "shifted", *parts)
-            return quantizer
+            stream = rand.shared_with_server(client, "layered dither")
+            return layered_quantizer(stream, context.dim, sigma, self.layering)
 
         return make
 

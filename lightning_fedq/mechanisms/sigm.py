@@ -22,12 +22,13 @@ from lightning_fedq.core import (
     PrivacyClaim,
     RoundContext,
 )
-from lightning_fedq.entropy_coding import ConditionalRange, Elias, Subset
+from lightning_fedq.entropy_coding import Elias, Subset
 from lightning_fedq.functional.dither import dither_quantize_row
-from lightning_fedq.functional.layered import WORDS_PER_COORDINATE, layer_row
 from lightning_fedq.mechanisms.exact_error import Quantizer
+from lightning_fedq.mechanisms.layered import layered_quantizer
 from lightning_fedq.mechanisms.subsampled import Mask, SubsampledMechanism
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.range_coding import ConditionalRange
 
 
 @dataclass(frozen=True)
@@ -48,13 +49,11 @@ class SIGM(SubsampledMechanism):
         scale = self.noise_multiplier / np.sqrt(np.maximum(self.counts(context, rand), 1))
 
         def make(client: int) -> tuple[Mask, Quantizer]:
-            quantizer = Quantizer(*(np.empty(context.dim) for _ in range(3)))
-            words = rand.shared_with_server(client, "layered dither").words64(
-                WORDS_PER_COORDINATE * context.dim
-            )
-            layer_row(words, 1.0, True, True, *quantizer)
-            step, offset = quantizer.step * scale, quantizer.offset * scale
-            return self.selected(client, context, rand), Quantizer(quantizer.dither, step, offset)
+            stream = rand.shared_with_server(client, "layered dither")
+            quantizer = layered_quantizer(stream, context.dim, 1.0, "shifted")
+            np.multiply(quantizer.step, scale, out=quantizer.step)
+            np.multiply(quantizer.offset, scale, out=quantizer.offset)
+            return self.selected(client, context, rand), quantizer
 
         return make
 

@@ -67,8 +67,9 @@ class SubsampledMechanism(Mechanism):
     def selected(self, client: int, context: RoundContext, rand: PublicRandomness) -> Mask:
         """Which coordinates a client sends; probability floor(gamma 2^32) / 2^32 each."""
         threshold = math.floor(self.sampling_probability * 2.0**32)
-        words = rand.members(f"selection {client}").words(context.dim)
-        mask: Mask = words.astype(np.uint64) < np.uint64(threshold)
+        if threshold == 2**32:
+            return np.ones(context.dim, np.bool_)
+        mask: Mask = rand.members(f"selection {client}").words(context.dim) < np.uint32(threshold)
         return mask
 
     def counts(self, context: RoundContext, rand: PublicRandomness) -> NDArray[np.int32]:

@@ -1,5 +1,6 @@
 """The exact-error family: laws of the error, dropouts, codes, claims, refusals."""
 
+import hashlib
 import math
 import re
 
@@ -9,7 +10,7 @@ import torch
 from scipy import stats
 
 from lightning_fedq.core import Adversary, GaussianLoss, NonPrivate
-from lightning_fedq.entropy_coding import ConditionalRange, Elias
+from lightning_fedq.entropy_coding import Elias
 from lightning_fedq.functional.decompose import LEAST_SCALE_BITS
 from lightning_fedq.functional.irwin_hall import irwin_hall_cdf
 from lightning_fedq.functional.layered_cost import conditional_entropy
@@ -17,6 +18,7 @@ from lightning_fedq.mechanisms.aggregate_gaussian import AggregateGaussian
 from lightning_fedq.mechanisms.irwin_hall import IrwinHall
 from lightning_fedq.mechanisms.layered import LayeredGaussian
 from lightning_fedq.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.range_coding import ConditionalRange
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from tests.one_round import context_of, decode, encode
@@ -290,6 +292,36 @@ def test_the_capped_error_is_still_gaussian():
     context = context_of(mechanism, range(10), (DIM,))
     assert mechanism.least_scale_bits(context) == 40
     assert stats.kstest(errors(mechanism, 10, "random"), "norm").pvalue > 1e-4
+
+
+GOLDEN = {
+    # symbols of three clients, decoded sum, bitstream of the first client: heads of SHA-256, and bits in all
+    LayeredGaussian(8.0, 0.05): ("ee2bc1dc23", "a25933596b", "a62362107c", 26024),
+    LayeredGaussian(8.0, 0.001, layering="shifted"): ("75f462a95e", "24217b328a", "b81e73104a", 608680),
+    AggregateGaussian(8.0, 0.05): ("7afbe80451", "767bf26a6a", "7e9020dfcb", 138432),
+    AggregateGaussian(8.0, 0.0005, target="laplace"): ("f29905010f", "e2cb66f903", "21d85c16e6", 1638752),
+    IrwinHall(8.0, 0.05): ("6f128a680b", "f5094fbcc1", "88a95d8b51", 19784),
+}
+
+
+@pytest.mark.parametrize("mechanism", GOLDEN, ids=repr)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_golden_messages_whatever_the_number_of_threads(mechanism, threads):
+    # 150,007 coordinates in three segments: ten chunks, so that two threads really share them
+    context = context_of(mechanism, range(3), (100_000, 7, 50_000), radius=0.1)
+    updates = 0.05 * torch.randn(3, context.dim, generator=torch.Generator().manual_seed(0))
+    updates[:, 5000:9000] *= 100
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        message = encode(mechanism, updates, context)
+        decoded = decode(mechanism, message.symbols, context.cohort, context)
+    finally:
+        torch.set_num_threads(before)
+    code = mechanism.message_code(0, context, PublicRandomness(SeededKeys(0), 0))
+    parts = (message.symbols.numpy().tobytes(), decoded.numpy().tobytes(), code.pack(message.symbols[0]))
+    found = tuple(hashlib.sha256(part).hexdigest()[:10] for part in parts)
+    assert (*found, message.num_bits) == GOLDEN[mechanism]
 
 
 def test_noise_too_small_for_64_bits_is_refused():
