@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, Sampler
 
-from lightning_fedq._lightning import is_overridden, pl
+from lightning_fedq._lightning import is_overridden, pl, rank_zero_warn
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.loader import ClientBatches, check_loader
@@ -130,6 +130,8 @@ class DPSGD(pl.Callback):
         self.accounts: dict[int, Account] = {}
         self._histories: dict[int, list[tuple[float, float, int]]] = {}
         self._before_round: dict[int, list[tuple[float, float, int]]] = {}
+        self._loaded_steps: dict[int, int] = {}
+        self._charges: list[int] = []
         self._new_root()
         self._restore: list[Callable[[], object]] = []
         self._optimizer: GridDPOptimizer | None = None
@@ -187,9 +189,7 @@ class DPSGD(pl.Callback):
                 account.accountant = old.accountant
             loaded = self._histories.get(client)
             # without a seed, what this process has spent since it wrote the checkpoint is spent
-            if loaded is not None and (
-                self.seed is not None or account.steps < sum(steps for _, _, steps in loaded)
-            ):
+            if loaded is not None and (self.seed is not None or account.steps < self._loaded_steps[client]):
                 account.accountant.history = loaded
             self.accounts[client] = account
         self._histories = {}
@@ -246,6 +246,7 @@ class DPSGD(pl.Callback):
 
         if self._federated is None and trainer.train_dataloader is not getattr(self, "_loader", None):
             raise ValueError(_FROM_LOADER)
+        self._charge_lost_rounds()
         self._optimizer = GridDPOptimizer(
             trainer.optimizers[0],
             noise_multiplier=self.noise_multiplier,
@@ -343,21 +344,61 @@ class DPSGD(pl.Callback):
     def state_dict(self) -> dict[str, Any]:
         """What everybody has spent, in plain types.
 
-        With seeds, a checkpoint of an open round is one of its start, and so is this; without, what the
-        round has spent so far is spent.
+        With seeds, a checkpoint of an open round is one of its start, and so is this. Without, the whole of
+        an open round counts: a process that is killed after this can't say how far it came.
         """
         own = {client: account.accountant.history for client, account in self.accounts.items()}
-        histories = own | self._histories
-        federated = self._federated
-        if federated is not None and federated.round_is_open and None not in (self.seed, federated.seed):
-            histories |= self._before_round
-        return {"histories": {str(client): [list(entry) for entry in h] for client, h in histories.items()}}
+        histories, federated = own | self._histories, self._federated
+        charges: list[int] = []
+        if federated is not None and federated.engine is not None:
+            charges = federated.engine.ledger.charges.tolist() if federated.seed is None else []
+            if None not in (self.seed, federated.seed):
+                histories |= self._before_round if federated.round_is_open else {}
+            elif federated.engine.plan is not None:
+                histories |= self._after_round(federated.engine.plan.survivors)
+        plain = {str(client): [list(entry) for entry in history] for client, history in histories.items()}
+        return {"histories": plain, "charges": charges}
+
+    def _after_round(self, clients: Sequence[int]) -> dict[int, list[tuple[float, float, int]]]:
+        """The histories of some clients once they have taken all their steps of the open round."""
+        found = {}
+        for client in clients:
+            account = self.accounts[client]
+            before = sum(steps for _, _, steps in self._before_round.get(client, account.accountant.history))
+            left = before + self._batches.steps[client] - account.steps
+            rest = [(account.noise_multiplier, account.sample_rate, left)] if left else []
+            found[client] = account.accountant.history + rest
+        return found
+
+    def _charge_lost_rounds(self) -> None:
+        """Pay for what the ledger's journal knows and the checkpoint does not: rounds of a killed process."""
+        charges, self._charges = self._charges, []
+        if not charges or self._federated is None or self._federated.engine is None:
+            return
+        lost = [
+            int(now) - then
+            for now, then in zip(self._federated.engine.ledger.charges.tolist(), charges, strict=True)
+        ]
+        for client, rounds in enumerate(lost):
+            account = self.accounts[client]
+            paid = self._loaded_steps[client] + rounds * self._batches.steps[client]
+            for _ in range(paid - account.steps):
+                account.charge()
+        if any(lost):
+            rank_zero_warn(
+                f"a process was killed in a round that this checkpoint does not know; DPSGD counts it as "
+                f"taken by every client of its cohort: epsilon {self.epsilon(self.delta):.3g} so far"
+            )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what a checkpoint had spent; without a seed, on streams of its own."""
+        self._charges = state_dict["charges"]
         self._histories = {
             int(client): [(nm, rate, steps) for nm, rate, steps in history]
             for client, history in state_dict["histories"].items()
+        }
+        self._loaded_steps = {
+            client: sum(steps for _, _, steps in history) for client, history in self._histories.items()
         }
         if self.seed is None:
             self._new_root()

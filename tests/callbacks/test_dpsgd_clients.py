@@ -190,6 +190,36 @@ def test_without_a_seed_an_interrupted_round_stays_paid_for(tmp_path):
     assert sum(account.steps for account in again.accounts.values()) == 3 * 12 + 5
 
 
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
+def test_without_a_seed_a_killed_process_is_paid_for_from_the_journal(tmp_path):
+    """Rounds without a checkpoint are in the journal; of a round with one in its middle, all of it counts."""
+
+    def keep(every):
+        return pl.callbacks.ModelCheckpoint(
+            tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=every
+        )
+
+    def steps(private):
+        return [account.steps for account in private.accounts.values()]
+
+    fit(federation(seed=None), dpsgd(seed=None), keep(5), enable_checkpointing=True, max_epochs=3)
+    middle = tmp_path / "step=5.ckpt"  # in the second client's first round; later ones die with the process
+    for path in tmp_path.glob("*.ckpt"):
+        if path != middle:
+            path.unlink()
+    again = dpsgd(seed=None)
+    with pytest.warns(UserWarning, match="DPSGD counts it as taken by every client"):
+        fit(federation(seed=None), again, ckpt=middle, max_epochs=1)
+    # one round of the checkpoint, two lost, one now
+    assert steps(again) == [4 * own for own in STEPS]
+    seeded = dpsgd()
+    folder = tmp_path / "seeded"
+    one = pl.callbacks.ModelCheckpoint(folder, filename="{step}", save_top_k=-1, every_n_train_steps=5)
+    fit(federation(), dpsgd(), one, enable_checkpointing=True, max_epochs=3)
+    fit(federation(), seeded, ckpt=folder / "step=5.ckpt", max_epochs=1)
+    assert steps(seeded) == list(STEPS)  # the same messages again
+
+
 def test_a_checkpoint_without_dpsgd_is_of_another_federation(tmp_path):
     _, trainer = fit(federation(), max_epochs=1)
     trainer.save_checkpoint(tmp_path / "plain.ckpt")
