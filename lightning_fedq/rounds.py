@@ -8,7 +8,7 @@ its memory grows with the model and the stack, never with the number of clients.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -194,7 +194,7 @@ class SecureSum(Protocol):
 
 
 class SecureSums(Protocol):
-    """Opens one `SecureSum` a round; raises `AbortedRoundError` if too few clients will answer."""
+    """Opens one `SecureSum` a round."""
 
     def __call__(
         self,
@@ -204,7 +204,6 @@ class SecureSums(Protocol):
         *,
         session: bytes,
         weights: Tensor,
-        dropped: Collection[int],
     ) -> SecureSum:
         """Open a round for the clients of `context`, who have all received the model `weights`."""
 
@@ -413,18 +412,13 @@ class RoundEngine:
     def _open_secure_sum(self, plan: RoundPlan) -> SecureSum | None:
         if self.secure_sums is None:
             return None
-        try:
-            return self.secure_sums(
-                self.mechanism,
-                self._context,
-                PublicRandomness(self.keys, plan.round, self.attempt),
-                session=self.keys.public(),
-                weights=self.weights,
-                dropped=plan.dropped,
-            )
-        except AbortedRoundError as error:
-            self._aborted = str(error)
-            return None
+        return self.secure_sums(
+            self.mechanism,
+            self._context,
+            PublicRandomness(self.keys, plan.round, self.attempt),
+            session=self.keys.public(),
+            weights=self.weights,
+        )
 
     def receive(self, clients: Sequence[int], updates: Tensor) -> None:
         """Transform and encode the updates of some clients and add the messages to the running sum.
@@ -566,7 +560,7 @@ class RoundEngine:
             return None
         try:
             self._check_answers()
-            return self._mean() if self._received else None
+            return self._mean() if self._received or self._secure is not None else None
         except AbortedRoundError as error:
             self._aborted = str(error)
             return None

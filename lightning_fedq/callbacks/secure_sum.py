@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-
 from torch import Tensor
 
 from lightning_fedq.core import Mechanism, RoundContext
@@ -20,13 +18,8 @@ def secure_sum(
     *,
     session: bytes,
     weights: Tensor,
-    dropped: Collection[int],
 ) -> Aggregation:
-    """Open one round; with its first argument bound it is a `rounds.SecureSums`.
-
-    Raises:
-        AbortedRoundError: If too few clients will answer.
-    """
+    """Open one round; with its first argument bound it is a `rounds.SecureSums`."""
     return Aggregation(
         secagg,
         mechanism,
@@ -34,7 +27,6 @@ def secure_sum(
         rand,
         session=session,
         model_hash=model_digest(weights),
-        dropped=dropped,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -62,8 +62,20 @@ def expected_traffic(terms: Terms, num_survivors: int) -> Traffic:
 
     It is the length of the messages, so a masked run of such a round measures the same to the bit.
     """
-    size, active = len(terms.cohort), terms.active
-    near = size - 1 if terms.degree >= size - 1 else terms.degree
+    traffic = _set_up_traffic(terms)
+    for _ in range(num_survivors):
+        _count_masked_input(terms, traffic)
+    _count_unmasking(terms, num_survivors, traffic)
+    return traffic
+
+
+def _neighbours(terms: Terms) -> int:
+    return min(terms.degree, len(terms.cohort) - 1)
+
+
+def _set_up_traffic(terms: Terms) -> Traffic:
+    """Keys and shares of the whole cohort, the shares' delivery included."""
+    size, active, near = len(terms.cohort), terms.active, _neighbours(terms)
     bits, keys = (size + 7) // 8, 2 * wire.KEY_BYTES + (wire.SIGNATURE_BYTES if active else 0)
     frame, traffic = wire.FRAME_BYTES, Traffic()
     traffic.sent(Stage.ADVERTISE, size * (frame + wire.HASH_BYTES + keys), size * (frame + wire.KEY_BYTES))
@@ -73,31 +85,36 @@ def expected_traffic(terms: Terms, num_survivors: int) -> Traffic:
         size * (frame + wire.HASH_BYTES + near * wire.SEALED_BYTES),
         size * (frame + bits + wire.HASH_BYTES + listed * keys),
     )
-    traffic.sent(
-        Stage.MASK,
-        num_survivors * (frame + terms.layout.num_bytes),
-        size * (frame + bits + near * wire.SEALED_BYTES),
-    )
-    if active:
+    traffic.sent(Stage.MASK, down=size * (frame + bits + near * wire.SEALED_BYTES))
+    return traffic
+
+
+def _count_masked_input(terms: Terms, traffic: Traffic) -> None:
+    traffic.sent(Stage.MASK, wire.FRAME_BYTES + terms.layout.num_bytes)
+
+
+def _count_unmasking(terms: Terms, num_survivors: int, traffic: Traffic) -> None:
+    bits, frame = (len(terms.cohort) + 7) // 8, wire.FRAME_BYTES
+    if terms.active:
         traffic.sent(
             Stage.CONFIRM, num_survivors * (frame + wire.SIGNATURE_BYTES), num_survivors * (frame + bits)
         )
-    signatures = num_survivors * wire.SIGNATURE_BYTES if active else 0
+    signatures = num_survivors * wire.SIGNATURE_BYTES if terms.active else 0
     traffic.sent(
         Stage.UNMASK,
-        num_survivors * (frame + (near + 1) * SHARE_BYTES),
+        num_survivors * (frame + (_neighbours(terms) + 1) * SHARE_BYTES),
         num_survivors * (frame + bits + signatures),
     )
-    return traffic
 
 
 class Aggregation:
     """The secure sum of one simulated round.
 
     Use it as `Aggregation(...)`, `add(clients, symbols)` for stacks of any size, `finish()`. With
-    `run="masked"` every message of the protocol is made, packed, tagged and read: clients that will not
-    answer share their keys first, which is the costliest place to drop out. With `run="accounted"` symbols
-    are checked and summed modulo the same moduli, and the traffic is computed instead of measured.
+    `run="masked"` every message of the protocol is made, packed, tagged and read. With `run="accounted"`
+    symbols are checked and summed modulo the same moduli, and the traffic is computed, message by message,
+    instead of measured. Either way the whole cohort shares keys and a client drops out after that, which is
+    the costliest place, and `traffic` is what was sent so far: also in a round that ends with an error.
 
     Args:
         secagg: The configuration.
@@ -106,12 +123,10 @@ class Aggregation:
         rand: What the server knows; symbol ranges may hang on it.
         session: Names the federation.
         model_hash: SHA-256 of the model that was sent out (`model_digest`).
-        dropped: Clients of the cohort that will not answer.
 
     Raises:
         TypeError: If the mechanism is not homomorphic.
         ValueError: If the cohort does not suit, or the modulus is too small.
-        ThresholdError: If too few clients will answer.
     """
 
     def __init__(
@@ -123,23 +138,18 @@ class Aggregation:
         *,
         session: bytes,
         model_hash: bytes,
-        dropped: Collection[int] = (),
     ) -> None:
         layout = secagg.layout(mechanism, context, rand)
         self.secagg = secagg
         self.terms = secagg.terms(session, context.round, context.attempt, context.cohort, layout)
-        self.traffic = Traffic()
-        left = len(self.terms.members.difference(dropped))
-        if left < self.terms.min_survivors:
-            reason = (
-                f"{self.terms.min_survivors} clients are needed, {left} of {len(self.terms.cohort)} are left"
-            )
-            raise ThresholdError(reason, Stage.MASK)
         self._received: set[int] = set()
         self._sum = layout.zeros()
         self._server: Server | None = None
         if secagg.run == "masked":
+            self.traffic = Traffic()
             self._set_up(model_hash)
+        else:
+            self.traffic = _set_up_traffic(self.terms)
 
     def _set_up(self, model_hash: bytes) -> None:
         terms = self.terms
@@ -186,6 +196,7 @@ class Aggregation:
                     self.terms.layout.add(self._sum, self.terms.layout.split(row))
                 except ValueError as error:
                     raise SymbolError(str(error), Stage.MASK, client) from error
+                _count_masked_input(self.terms, self.traffic)
             self._received.add(client)
 
     def finish(self) -> Tensor:
@@ -196,13 +207,10 @@ class Aggregation:
         """
         if self._server is not None:
             return torch.from_numpy(self._unmask(self._server))
-        self.traffic = expected_traffic(self.terms, len(self._received))
         if len(self._received) < self.terms.min_survivors:
-            for stage in (Stage.CONFIRM, Stage.UNMASK):  # the server asks nobody
-                self.traffic.uplink.pop(stage, None)
-                self.traffic.downlink.pop(stage, None)
             reason = f"{self.terms.min_survivors} clients are needed, {len(self._received)} are left"
             raise ThresholdError(reason, Stage.MASK)
+        _count_unmasking(self.terms, len(self._received), self.traffic)
         return torch.from_numpy(self.terms.layout.join(self._sum, len(self._received)))
 
     def _unmask(self, server: Server) -> NDArray[np.int64]:

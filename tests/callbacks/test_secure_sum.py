@@ -167,8 +167,9 @@ def test_too_many_dropouts_abort_the_round_and_the_run_goes_on(mode: Any) -> Non
         assert torch.equal(engine.weights, before) == bool(record.aborted)
         assert engine.ledger.charges.tolist() == [round + 1] * CLIENTS  # charged, aborted or not
         if record.aborted:
-            assert f"5 clients are needed, {len(plan.survivors)} of 8 are left" in record.aborted
-            assert (record.num_received, record.uplink_bits) == (0, 0)
+            assert f"5 clients are needed, {len(plan.survivors)} are left" in record.aborted
+            assert record.num_received == len(plan.survivors)
+        assert record.uplink_bits > 8 * 8 * 64 + 4 * DIM * record.num_received  # keys and shares, too
     assert seen == {True, False} and engine.round == 6
     assert not torch.equal(engine.weights, start)
 

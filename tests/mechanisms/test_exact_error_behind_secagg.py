@@ -20,12 +20,10 @@ from tests.one_round import context_of, decode, encode
 DIM, SIZE = 20_000, 6
 
 
-def aggregation(mechanism, context, dropped=()):
+def aggregation(mechanism, context):
     rand = PublicRandomness(SeededKeys(0), 0)
     model = hashlib.sha256(b"model").digest()
-    return Aggregation(
-        SecAgg(), mechanism, context, rand, session=b"s" * 16, model_hash=model, dropped=dropped
-    )
+    return Aggregation(SecAgg(), mechanism, context, rand, session=b"s" * 16, model_hash=model)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +38,7 @@ def test_the_masked_sum_is_the_sum(mechanism, dropped):
     updates = updates / updates.norm(dim=1, keepdim=True)
     symbols = encode(mechanism, updates, context).symbols
     survivors = [client for client in range(SIZE) if client not in dropped]
-    run = aggregation(mechanism, context, dropped)
+    run = aggregation(mechanism, context)
     run.add(survivors, symbols[survivors])
     total = run.finish()
     exact = symbols[survivors].sum(0, dtype=torch.int64)

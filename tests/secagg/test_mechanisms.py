@@ -19,9 +19,7 @@ def summed(mechanism: Mechanism, run: str) -> None:
     silent = context.cohort[1]
     rows = [row for row, client in enumerate(context.cohort) if client != silent]
     clients = [context.cohort[row] for row in rows]
-    secure = Aggregation(
-        SecAgg(run=run), mechanism, context, rand, session=b"s", model_hash=bytes(32), dropped=[silent]
-    )
+    secure = Aggregation(SecAgg(run=run), mechanism, context, rand, session=b"s", model_hash=bytes(32))
     secure.add(clients, message.symbols[rows])
     total = secure.finish()
     expected = message.symbols[rows].sum(0, dtype=torch.int64)

@@ -29,9 +29,7 @@ def context(num_clients: int, dim: int) -> RoundContext:
     )
 
 
-def aggregation(
-    secagg: SecAgg, num_clients: int = 7, dim: int = 300, dropped: tuple[int, ...] = ()
-) -> Aggregation:
+def aggregation(secagg: SecAgg, num_clients: int = 7, dim: int = 300) -> Aggregation:
     rand = PublicRandomness(KEYS, 2)
     return Aggregation(
         secagg,
@@ -40,7 +38,6 @@ def aggregation(
         rand,
         session=b"s",
         model_hash=bytes(32),
-        dropped=dropped,
     )
 
 
@@ -59,7 +56,7 @@ def test_masked_and_accounted_agree_to_the_bit(active: bool, dropped: tuple[int,
     symbols = messages(clients, size, dim)
     seen = []
     for run in ("masked", "accounted"):
-        summed = aggregation(SecAgg(active=active, run=run, **options), size, dim, dropped)
+        summed = aggregation(SecAgg(active=active, run=run, **options), size, dim)
         for start in range(0, len(clients), 4):
             summed.add(clients[start : start + 4], symbols[start : start + 4])
         assert torch.equal(summed.finish(), symbols.sum(0, dtype=torch.int64))
@@ -100,10 +97,23 @@ def test_bad_input(run: str) -> None:
         summed.finish()
 
 
-@pytest.mark.parametrize("run", ["masked", "accounted"])
-def test_too_few_survivors_are_refused_before_anything_is_sent(run: str) -> None:
-    with pytest.raises(ThresholdError, match="4 clients are needed, 3 of 7 are left"):
-        aggregation(SecAgg(run=run), dropped=(0, 1, 2, 3))
+@pytest.mark.parametrize("active", [False, True])
+@pytest.mark.parametrize("answering", [0, 1, 3])
+def test_an_aborted_round_counts_what_was_sent_until_then(active: bool, answering: int) -> None:
+    seen = []
+    for run in ("masked", "accounted"):
+        summed = aggregation(SecAgg(run=run, active=active))
+        keys_and_shares = summed.traffic.uplink_bits
+        assert keys_and_shares > 7 * 8 * 64 and summed.traffic.downlink_bits > keys_and_shares
+        summed.add(range(answering), messages(list(range(answering)), 7, 300))
+        one = summed.traffic.uplink.get(Stage.MASK, 0) / max(answering, 1)
+        assert summed.traffic.uplink_bits == keys_and_shares + answering * one
+        with pytest.raises(ThresholdError, match=rf"clients are needed, {answering} are left"):
+            summed.finish()
+        assert not {Stage.CONFIRM, Stage.UNMASK} & set(summed.traffic.uplink)
+        seen.append(summed.traffic)
+    assert seen[0].uplink_bits == seen[1].uplink_bits
+    assert seen[0].downlink_bits == seen[1].downlink_bits
 
 
 def test_model_digest() -> None:
