@@ -1,16 +1,50 @@
-"""Robust aggregation as a setting: which rule, how many liars, how many clients to a bucket."""
+"""What takes the place of the plain mean: robust rules as a setting, and weights by the clients' noise."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from lightning_fedq.core import Mechanism, RoundContext
 from lightning_fedq.functional import robust
 from lightning_fedq.functional.robust import Rule
 from lightning_fedq.rounds import RoundPlan
+
+Weighting = Literal["uniform", "samples", "inverse_variance"]
+"""How much each client counts: alike, by its data, or by one over its noise."""
+
+
+def inverse_variance_weights(mechanism: Mechanism, segments: Sequence[int], num_clients: int) -> Tensor:
+    """Weights of a mean over clients whose messages are differently noisy, `(num_clients,)`; they sum to one.
+
+    One over each client's noise bound: proportional to tanh^2(epsilon / 2) where only the coins of a one-bit
+    mechanism make noise. The mean is then one of clients that count differently, which is a choice: it is no
+    longer the mean of all clients' updates unless these agree.
+
+    Args:
+        mechanism: Says how noisy each client is.
+        segments: Length of each segment of the model.
+        num_clients: Clients 0 to num_clients - 1.
+
+    Raises:
+        ValueError: If the mechanism has no noise bound, or no noise.
+    """
+    ones = torch.ones(len(segments), dtype=torch.float64)
+    weights = torch.empty(num_clients, dtype=torch.float64)
+    for client in range(num_clients):
+        context = RoundContext(0, ((client,),), tuple(segments), 0.0 * ones, ones)
+        variance = mechanism.noise_variance(context, (client,))
+        if variance is None or not bool((variance > 0).all()):
+            raise ValueError(
+                f"{type(mechanism).__name__} has no noise bound > 0, so there is nothing to weight by; "
+                "use weighting='uniform'"
+            )
+        weights[client] = 1.0 / variance.mean()
+    return weights / weights.sum()
 
 
 @dataclass(frozen=True)

@@ -104,9 +104,9 @@ def copied(symbols: Tensor, partners: Tensor) -> Tensor:
     return partners.clone()
 
 
-def garbage(symbols: Tensor, words: Tensor, bits_per_symbol: int) -> Tensor:
-    """Random symbols of the right length, from integer words of the same shape."""
-    return (words & ((1 << bits_per_symbol) - 1)).to(symbols.dtype)
+def garbage(symbols: Tensor, words: Tensor, low: int | Tensor, high: int | Tensor) -> Tensor:
+    """Random symbols in [low, high], from integer words >= 0 of the same shape; no server can refuse them."""
+    return (low + words % (high - low + 1)).to(symbols.dtype)
 
 
 # ---- what one liar can do -------------------------------------------------------------------------------

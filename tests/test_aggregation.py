@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from lightning_fedq.aggregation import RobustAggregation
+from lightning_fedq.aggregation import RobustAggregation, inverse_variance_weights
 from lightning_fedq.functional import robust
 from lightning_fedq.mechanisms import CPA, FedAvg, SignRR
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
@@ -146,3 +146,55 @@ def test_the_noise_bound_of_a_robust_rule_is_that_of_one_row():
     single = engine.mechanism.noise_variance(engine._context, [0])
     assert torch.equal(engine._noise_variance(), single)
     assert math.isfinite(single.item())
+
+
+# ---- weights by noise -------------------------------------------------------------------------------
+
+
+def test_noise_weights_of_the_specification():
+    """cpa.md section 4: epsilon 2 counts 9.67 times as much as 0.5, where only coins make noise."""
+    epsilons = (0.5, 2.0, 0.5)
+    weights = inverse_variance_weights(CPA(epsilons, dither="plain"), (8, 2), 3)
+    assert weights.sum().item() == pytest.approx(1.0)
+    assert (weights[1] / weights[0]).item() == pytest.approx(9.67, abs=0.005) and weights[0] == weights[2]
+    expected = (math.tanh(1.0) / math.tanh(0.25)) ** 2
+    assert (weights[1] / weights[0]).item() == pytest.approx(expected, rel=1e-6)
+    # A subtracted dither leaves 1 / c^2 - 2 / 3: the better client counts for more.
+    finer = inverse_variance_weights(CPA(epsilons), (8, 2), 3)
+    expected = (1 / math.tanh(0.25) ** 2 - 2 / 3) / (1 / math.tanh(1.0) ** 2 - 2 / 3)
+    assert (finer[1] / finer[0]).item() == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_variance_of_a_mean_weighted_by_noise(weighted):
+    """10 clients with epsilon 0.5, 10 with 2: 1 / sum(1 / V) against sum(V) / n^2; and unbiased."""
+    dim, epsilons = 40_000, (0.5,) * 10 + (2.0,) * 10
+    mechanism = CPA(epsilons)
+    weights = inverse_variance_weights(mechanism, (dim,), 20) if weighted else None
+    planner, value = RoundPlanner(20, 0), 0.3
+    engine = RoundEngine(
+        mechanism,
+        planner,
+        SeededKeys(0),
+        torch.zeros(dim),
+        (dim,),
+        FixedRange(1.0),
+        client_weights=None if weights is None else weights.float(),
+    )
+    plan = engine.start()
+    engine.receive(plan.survivors, torch.full((20, dim), value))
+    engine.finish()
+    error = engine.weights.double() - value
+    variances = [1 / math.tanh(e / 2) ** 2 - 2 / 3 for e in epsilons]
+    expected = 1 / sum(1 / v for v in variances) if weighted else sum(variances) / 400
+    # 2 cases, two comparisons at 5 standard errors: false alarm 2e-6.
+    squares = error.square()
+    assert abs(error.mean()) < 5 * error.std() / math.sqrt(dim)
+    assert abs(squares.mean() - expected) < 5 * squares.std() / math.sqrt(dim)
+
+
+def test_noise_weights_need_noise():
+    with pytest.raises(ValueError, match="FedAvg has no noise bound > 0"):
+        inverse_variance_weights(FedAvg(), (4,), 2)
+    with pytest.raises(ValueError, match="CPA has no noise bound"):
+        inverse_variance_weights(CPA(1.0, threshold=True), (4,), 2)

@@ -38,7 +38,8 @@ def test_wire_attacks():
     assert attacks.coin_flipped(bits, coins).tolist() == [[1, 1, 0], [1, 0, 1]]
     assert torch.equal(attacks.copied(bits, 1 - bits), 1 - bits)
     words = torch.tensor([[5, 6, 7], [8, 9, 10]])
-    assert attacks.garbage(bits, words, 2).tolist() == [[1, 2, 3], [0, 1, 2]]
+    assert attacks.garbage(bits, words, 0, 3).tolist() == [[1, 2, 3], [0, 1, 2]]
+    assert attacks.garbage(bits, words, 1, 3).tolist() == [[3, 1, 2], [3, 1, 2]]
     with pytest.raises(ValueError, match="partners must have shape"):
         attacks.copied(bits, bits[:1])
 

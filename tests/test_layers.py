@@ -30,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "privacy": {"core", "functional", "randomness", "dp_accounting", "opacus", *ARRAYS},
     "leakage": {"core", "mechanisms", "randomness", "functional", "matplotlib", "torchmetrics", *ARRAYS},
     "rounds": {"core", "randomness", "ranges", "functional", "privacy", "torch"},
-    "aggregation": {"functional", "rounds", "torch"},
+    "aggregation": {"core", "functional", "rounds", "torch"},
     "_lightning": {"pytorch_lightning", "lightning"},
     "data": {"data", "matplotlib", *HOST},
     "datasets": {"sklearn", "torchvision", "numpy", *HOST},

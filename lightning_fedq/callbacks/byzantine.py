@@ -81,7 +81,9 @@ class ByzantineClients(pl.Callback):
         number = math.floor(self.fraction * federated.num_clients + 0.5)
         order = PublicRandomness(SeededKeys(self.seed), 0).public("liars").permutation(federated.num_clients)
         self.liars, self._mechanism = frozenset(order[:number]), federated.mechanism
-        self._check_mechanism(engine.context(engine.planner.plan(engine.round, engine.mechanism)))
+        context = engine.context(engine.planner.plan(engine.round, engine.mechanism))
+        self._check_mechanism(context)
+        self._lever = lever_of(self._mechanism, context)
         if isinstance(engine.aggregator, RobustAggregation):
             share = len(self.liars) / federated.num_clients
             engine.aggregator.warn_if_broken(engine.planner.cohort_size, share)
@@ -99,7 +101,7 @@ class ByzantineClients(pl.Callback):
                 f"garbage needs symbols of fixed length, {name} has a {type(code).__name__} code"
             )
         if self.attack == "inverted_without_coin":
-            without_coin(self._mechanism)
+            without_coin(self._mechanism, context)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Step aside."""
@@ -134,10 +136,8 @@ class ByzantineClients(pl.Callback):
         if trainer.barebones:
             return
         pl_module.log("byzantine/liars", float(len(self.liars)))
-        epsilon = getattr(self._mechanism, "epsilon", None)
-        smallest = min(epsilon) if isinstance(epsilon, tuple) else epsilon
-        if smallest is not None:
-            pl_module.log("byzantine/lever", attacks.ldp_lever(smallest))
+        if self._lever is not None:
+            pl_module.log("byzantine/lever", self._lever)
 
     # ---- rounds.Tampering -----------------------------------------------------------------------------
 
@@ -244,14 +244,14 @@ class ByzantineClients(pl.Callback):
         if self.attack == "inverted":
             return attacks.inverted(symbols)
         if self.attack == "inverted_without_coin":
-            return attacks.inverted(without_coin(self._mechanism).encode(values, context, rand).symbols)
+            honest = without_coin(self._mechanism, context).encode(values, context, rand)
+            return attacks.inverted(honest.symbols)
         if self.attack == "garbage":
             code = self._mechanism.code(context)
             assert isinstance(code, FixedLength)
             words = torch.from_numpy(self._stream("garbage").words(symbols.numel()).astype("int64"))
-            return attacks.garbage(
-                symbols, words.reshape(symbols.shape).to(symbols.device), code.bits_per_symbol
-            )
+            limits = self._mechanism.symbol_range(context, rand) or (0, (1 << code.bits_per_symbol) - 1)
+            return attacks.garbage(symbols, words.reshape(symbols.shape).to(symbols.device), *limits)
         if self.attack == "copied" and self._seen:
             return torch.stack([self._partner_of(client, context) for client in clients])
         return symbols
@@ -269,12 +269,30 @@ class ByzantineClients(pl.Callback):
         )
 
 
-def without_coin(mechanism: Mechanism) -> Mechanism:
+def without_coin(mechanism: Mechanism, context: RoundContext) -> Mechanism:
     """Return the mechanism as a liar runs it, without the coin that would make its bits private.
+
+    A budget for a whole message also says how many blocks a message holds; that stays.
 
     Raises:
         ValueError: If the mechanism has no epsilon to leave out.
     """
     if "epsilon" not in {field.name for field in fields(mechanism)}:  # type: ignore[arg-type]
         raise ValueError(f"{type(mechanism).__name__} has no coin that a liar could skip; use inverted")
-    return replace(mechanism, epsilon=math.inf)  # type: ignore[type-var]
+    changes: dict[str, Any] = {"epsilon": math.inf}
+    if getattr(mechanism, "epsilon_scope", "bit") != "bit":
+        changes["blocks_per_round"] = mechanism.blocks_sent(context)  # type: ignore[attr-defined]
+    return replace(mechanism, **changes)  # type: ignore[type-var]
+
+
+def lever_of(mechanism: Mechanism, context: RoundContext) -> float | None:
+    """How far one client that chooses its symbols can move a coordinate of the sum, in honest extremes.
+
+    The mechanism's own figure if it has one, the coin's if messages are one-bit; None where nobody knows.
+    """
+    own = getattr(mechanism, "lever", None)
+    if own is not None:
+        return max(float(own(client, context)) for client in context.cohort)
+    if mechanism.code(context) == FixedLength(1) and hasattr(mechanism, "epsilon"):
+        return attacks.ldp_lever(mechanism.epsilon)
+    return None

@@ -23,13 +23,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_warn
-from lightning_fedq.aggregation import RobustAggregation
+from lightning_fedq.aggregation import RobustAggregation, Weighting, inverse_variance_weights
 from lightning_fedq.callbacks.checks import (
     Buffers,
     check_accumulation,
@@ -97,7 +97,8 @@ class Federated(pl.Callback):
         smoothing: lambda in (0, 1]; the model moves to (1 - lambda) w + lambda w_new.
         server_optimizer: Takes the parameters, returns a torch optimiser that is given minus the mean
             update as gradient; None applies the mean update itself.
-        weighting: "uniform", or "samples" for a mean weighted by how much data each client holds.
+        weighting: "uniform"; "samples" for a mean weighted by how much data each client holds; or
+            "inverse_variance", by one over how noisy its messages are (clients with their own epsilon).
         aggregator: A robust rule in place of the mean, e.g. `RobustAggregation("median")`. The server sees
             every message then; behind secure aggregation there is nothing to filter.
         secure_aggregation: Run every round behind secure aggregation: the server is handed the sum only.
@@ -131,7 +132,7 @@ class Federated(pl.Callback):
         ranges: RangeRule | None = None,
         smoothing: float = 1.0,
         server_optimizer: OptimizerFactory | None = None,
-        weighting: Literal["uniform", "samples"] = "uniform",
+        weighting: Weighting = "uniform",
         aggregator: RobustAggregation | None = None,
         secure_aggregation: SecAgg | None = None,
         seed: int | None = None,
@@ -143,8 +144,9 @@ class Federated(pl.Callback):
             raise ValueError(f"local_steps must be >= 1 or None, got {local_steps}")
         if clients_per_step != "auto" and clients_per_step < 1:
             raise ValueError(f"clients_per_step must be >= 1 or 'auto', got {clients_per_step}")
-        if weighting not in ("uniform", "samples"):
-            raise ValueError(f"weighting must be 'uniform' or 'samples', got {weighting!r}")
+        if weighting not in get_args(Weighting):
+            known = " or ".join(map(repr, get_args(Weighting)))
+            raise ValueError(f"weighting must be {known}, got {weighting!r}")
         plan_seed = secrets.randbits(63) if seed is None else seed
         self.mechanism, self.num_clients, self.partition = mechanism, num_clients, partition
         self.local_epochs, self.local_steps = local_epochs, local_steps
@@ -156,7 +158,7 @@ class Federated(pl.Callback):
         self.planner = RoundPlanner(num_clients, plan_seed, clients_per_round, dropout_probability)
         self.planner.plan(0, mechanism)  # refuse a cohort that the mechanism can't serve at once
         size, secure = self.planner.cohort_size, secure_aggregation is not None
-        check_aggregation(mechanism, size, weighting == "samples", aggregator, secure)
+        check_aggregation(mechanism, size, weighting != "uniform", aggregator, secure)
         if secure_aggregation is not None:
             check_secure_aggregation(secure_aggregation, mechanism, size)
         self.engine: RoundEngine | None = None
@@ -293,6 +295,13 @@ class Federated(pl.Callback):
         self._schedule = Schedule(self.planner, self.mechanism, self._work, self._rule, self._limit)
         self._loader = ClientLoader(loader, self.client_indices, self._coming_stacks)
 
+    def _client_weights(self, segments: Sequence[int]) -> Tensor | None:
+        if self.weighting == "samples":
+            return torch.tensor([float(len(part)) for part in self.client_indices])
+        if self.weighting == "inverse_variance":
+            return inverse_variance_weights(self.mechanism, segments, self.num_clients)
+        return None
+
     def _make_engine(self) -> None:
         """A new server, the checkpoint's, or the last fit's if the model is still its own."""
         weights = flatten(self._parameters)
@@ -304,19 +313,18 @@ class Federated(pl.Callback):
                 old.weights = old.weights.to(weights.device)
                 return
         keys: Keys = AgreedKeys(range(self.num_clients)) if self.seed is None else SeededKeys(self.seed)
-        sizes = torch.tensor([float(len(part)) for part in self.client_indices])
-        secagg = self.secure_aggregation
+        segments, secagg = [parameter.numel() for parameter in self._parameters], self.secure_aggregation
         self.engine = RoundEngine(
             self.mechanism,
             self.planner,
             keys,
             weights,
-            [parameter.numel() for parameter in self._parameters],
+            segments,
             self.ranges,
             target=self.target,
             smoothing=self.smoothing,
             server_optimizer=self.server_optimizer,
-            client_weights=sizes if self.weighting == "samples" else None,
+            client_weights=self._client_weights(segments),
             aggregator=self.aggregator,
             secure_sums=None if secagg is None else partial(secure_sum, secagg),
             diagnostics=self.diagnostics,

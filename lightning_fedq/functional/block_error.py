@@ -68,10 +68,10 @@ def worst_second_moment(design: BlockDesign, dither: Dither, keep: float) -> flo
     return float(total + bound.max())
 
 
-def longest_block(design: BlockDesign, dither: Dither, decoder: Decoder, keep: float) -> float:
-    """Largest norm that a decoded block can have, whatever the bits."""
-    reach = design.step * lattice(design.name).covering_radius * (dither == "subtractive")
+def longest_pull(design: BlockDesign, decoder: Decoder, keep: float) -> float:
+    """Largest norm of what the bits of one block can add to the decoded sum, however they are chosen."""
+    pull = 0.0
     for table in design.tables:
-        scales, offset = lift(table, np.array([keep]), decoder)
-        reach += float(np.linalg.norm(offset) + scales[0] * np.linalg.norm(table.weights, axis=1).max())
-    return float(reach)
+        scales, _ = lift(table, np.array([keep]), decoder)
+        pull += float(scales[0] * np.linalg.norm(table.weights, axis=1).max())
+    return pull

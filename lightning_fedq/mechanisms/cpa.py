@@ -40,7 +40,7 @@ from lightning_fedq.functional.block_design import BlockDesign, block_design
 from lightning_fedq.functional.block_error import (
     Decoder,
     Dither,
-    longest_block,
+    longest_pull,
     worst_second_moment,
     worst_variance,
 )
@@ -365,14 +365,16 @@ class CPA(Mechanism):
         return self.ranges(context)[1] ** 2 * total / len(clients) ** 2
 
     def lever(self, client: int, context: RoundContext) -> float:
-        """Largest possible norm of one decoded block over the largest norm of an honest one in range.
+        """Longest pull of one client on a block of the sum over the largest norm of an honest block in range.
 
-        How far a client that chooses its bits freely can pull, as against what its honest extreme counts for
-        on average, in units of the radius; the smaller epsilon and the rarer a block, the longer the lever.
+        How far a client that chooses its bits freely can go, as against what its honest extreme counts for
+        on average; the smaller epsilon and the rarer a block, the longer the lever.
         """
         keep = float(self._keep([client], context)[0])
-        longest = longest_block(self._design, self.dither, self.decoder, keep)
-        return longest / self._design.limit * self.blocks(context) / self.blocks_sent(context)
+        pull = (
+            longest_pull(self._design, self.decoder, keep) * self.blocks(context) / self.blocks_sent(context)
+        )
+        return pull / self._design.limit
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Randomised response on every bit of a message: see `cpa_claims.bit_claims`.

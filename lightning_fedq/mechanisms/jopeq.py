@@ -125,6 +125,10 @@ class JoPEQ(Mechanism):
         """Enough bits for a level."""
         return FixedLength((self.levels - 1).bit_length())
 
+    def lever(self, client: int, context: RoundContext) -> float:
+        """Outermost level over the largest honest value, one radius."""
+        return self.step * (self.levels - 1) / 2
+
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """radius^2 2 (2 / epsilon)^2 / n without overload; overload only lowers it (and adds bias)."""
         return context.radius**2 * (8.0 / self.epsilon**2) / len(clients)

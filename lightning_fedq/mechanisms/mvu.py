@@ -235,6 +235,14 @@ class MVU(Mechanism):
         """b_out bits a coordinate."""
         return FixedLength(self.output_bits)
 
+    def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:
+        """Outputs that no input has are not in the design."""
+        return 0, len(self.design.outputs) - 1
+
+    def lever(self, client: int, context: RoundContext) -> float:
+        """Largest output over the largest honest mean, one radius."""
+        return float(np.abs(2.0 * self.design.outputs - 1.0).max())
+
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """(2 radius)^2 times the worst variance on [0, 1], over n."""
         return context.radius**2 * (4.0 * self.design.worst_variance / len(clients))

@@ -7,8 +7,9 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.aggregation import RobustAggregation
 from lightning_fedq.attacks import alie_shift
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.callbacks.byzantine import ByzantineClients, without_coin
-from lightning_fedq.mechanisms import CPA, LDPQ, CorBin, FedAvg
+from lightning_fedq.callbacks.byzantine import ByzantineClients, lever_of, without_coin
+from lightning_fedq.core import RoundContext
+from lightning_fedq.mechanisms import CPA, LDPQ, MVU, CorBin, FedAvg, JoPEQ, PerCoordinateLaplace
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
@@ -139,9 +140,43 @@ def test_copied_bits_are_the_partner_s():
     assert errors["copied"] > 3 * errors["sign_flip"]
 
 
-def test_garbage_is_of_the_right_length():
-    engine, _, _ = attacked_round("garbage", CPA(epsilon=1.0, levels=4))
-    assert torch.isfinite(engine.weights).all()
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        CPA(epsilon=1.0, levels=4),
+        CPA(epsilon=30.0, epsilon_scope="round"),
+        MVU(epsilon=0.5),  # its design has 2 outputs on a wire of 2 bits
+        JoPEQ(epsilon=1.0),
+    ],
+)
+def test_garbage_is_of_the_right_length_and_decodes(mechanism):
+    engine, _, _ = attacked_round("garbage", mechanism)
+    assert torch.isfinite(engine.weights).all() and engine.weights.any()
+
+
+@pytest.mark.parametrize("attack", ["ones", "flip", "inverted", "inverted_without_coin", "copied"])
+@pytest.mark.parametrize(
+    "budget", [{"epsilon_scope": "round"}, {"epsilon_scope": "total", "rounds": 3}, {"blocks_per_round": 5}]
+)
+def test_wire_attacks_on_messages_of_some_blocks(attack, budget):
+    """A liar without a coin still sends as many blocks as everybody else, and no more."""
+    mechanism = CPA(epsilon=30.0, stages=2, **budget)
+    engine, _, _ = attacked_round(attack, mechanism)
+    context = engine.context(engine.planner.plan(0, mechanism))
+    sent = mechanism.blocks_sent(context)
+    assert sent == without_coin(mechanism, context).blocks_sent(context) < DIM
+    assert engine.total_uplink_bits == CLIENTS * 2 * sent and torch.isfinite(engine.weights).all()
+
+
+def test_levers_are_known_or_not_told():
+    context = RoundContext(0, ((0,), (1,)), (50,), torch.zeros(1).double(), torch.ones(1).double())
+    coth = 1 / math.tanh(0.25)
+    assert lever_of(LDPQ(0.5), context) == pytest.approx(coth)
+    assert lever_of(CPA((2.0, 0.5)), context) == pytest.approx(coth, rel=1e-6)  # the longest of all
+    assert lever_of(CPA(0.5, blocks_per_round=5), context) == pytest.approx(10 * coth, rel=1e-6)
+    assert lever_of(MVU(0.5, 1, 1), context) == pytest.approx(coth, rel=1e-3)
+    assert lever_of(JoPEQ(0.5), context) == pytest.approx(1.5 * math.sqrt(33) * 2 / 3)
+    assert lever_of(PerCoordinateLaplace(0.5), context) is None
 
 
 def test_no_liars_change_nothing():
@@ -246,7 +281,7 @@ def test_attacks_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="attack on one-bit messages, FedAvg sends others"):
         attacked_round("inverted")
     with pytest.raises(ValueError, match="no coin that a liar could skip"):
-        without_coin(FedAvg())
+        without_coin(FedAvg(), None)
     federated = Federated(FedAvg(), CLIENTS, seed=0)
     with pytest.raises(ValueError, match="must come after Federated"):
         ByzantineClients(0.1, "mimic").on_fit_start(_Trainer(federated), None)

@@ -56,6 +56,8 @@ ROWS: list[Mechanism] = [
     CPA(epsilon=2.0, lattice="A2", stages=2),
     CPA(epsilon=2.0, lattice="D4"),
     CPA(epsilon=2.0, lattice="E8", stages=2),
+    CPA(epsilon=20.0, epsilon_scope="round"),
+    CPA(epsilon=2.0, lattice="A2", stages=2, blocks_per_round=9),
     SignRR(epsilon=1.0),
     JoPEQ(epsilon=1.0),
     MVU(epsilon=2.0),

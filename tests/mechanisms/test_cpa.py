@@ -1,6 +1,7 @@
 import math
 import pickle
 import tracemalloc
+from decimal import Decimal, localcontext
 
 import numpy as np
 import pytest
@@ -30,6 +31,8 @@ EVERY = [
     {"lattice": "D4", "stages": 2, "nesting": 3},
     {"lattice": "E8"},
     {"lattice": "E8", "stages": 2},
+    {"blocks_per_round": 400},
+    {"lattice": "A2", "stages": 2, "blocks_per_round": 400},
 ]
 IDS = ["-".join(f"{v}" for v in kwargs.values()) or "default" for kwargs in EVERY]
 
@@ -99,7 +102,7 @@ def test_every_lattice_and_depth_is_unbiased_within_its_noise_bound(kwargs):
     ctx = context(2, dim, radius=0.5, center=0.25)
     updates = 0.25 + 0.5 * block.repeat(2, dim // 8)
     error = (decoded(mechanism, updates, ctx).double() / 2 - updates[0].double()).reshape(-1, 8)
-    # 15 mechanisms, 8 positions, 5.2 standard errors: false alarm 3e-5.
+    # 17 mechanisms, 8 positions, 5.2 standard errors: false alarm 3e-5.
     assert (error.mean(0).abs() < 5.2 * error.std(0) / math.sqrt(len(error))).all()
     bound = mechanism.noise_variance(ctx, (0, 1)).item()
     squared = error.square()
@@ -108,8 +111,8 @@ def test_every_lattice_and_depth_is_unbiased_within_its_noise_bound(kwargs):
 
 @pytest.mark.parametrize(
     "kwargs",
-    [k for k in EVERY if "lattice" in k],
-    ids=[i for k, i in zip(EVERY, IDS, strict=True) if "lattice" in k],
+    [k for k in EVERY if "lattice" in k and "blocks_per_round" not in k],
+    ids=[i for k, i in zip(EVERY, IDS, strict=True) if "lattice" in k and "blocks_per_round" not in k],
 )
 def test_lattice_error_is_the_closed_form(kwargs):
     """Zero input: MSE = sum of stages kappa E_q / c^2 - E |points|^2 + L g det^(2/L) scale^2, per block."""
@@ -192,6 +195,136 @@ def test_the_indices_are_those_of_the_lattice_functions():
     indices = mechanism._design.quantize_tensor(x, 0)
     expected = finite_codebook("A2", 2.0).index(nearest_point(x / mechanism._design.step, "A2"))
     assert torch.equal(indices[0], expected) and not mechanism._design.outside(x).any()
+
+
+# ---- a budget for a whole message -----------------------------------------------------------------
+
+
+def test_a_round_s_budget_is_shared_by_as_many_bits_as_make_least_noise():
+    """Section 6's example: epsilon 8 a round and 7,850 parameters are 4 bits of epsilon 2."""
+    mechanism, ctx = CPA(epsilon=8.0, epsilon_scope="round"), context(3, 7850)
+    message = mechanism.encode(torch.zeros(3, 7850), ctx, ClientRandomness(SeededKeys(0), range(3), 0))
+    assert message.symbols.shape == (3, 4) and message.num_bits == 12
+    assert [c.compositions for c in mechanism.claims(ctx)] == [4] * len(Adversary)
+    assert 2 - 1e-8 < mechanism.coin(0, ctx).epsilon <= 2
+    assert CPA(epsilon=8.0, epsilon_scope="round", stages=2).blocks_sent(ctx) == 2
+    assert CPA(epsilon=0.5, epsilon_scope="round").blocks_sent(ctx) == 1
+    assert CPA(epsilon=1e6, epsilon_scope="round").blocks_sent(ctx) == 7850
+    assert CPA(epsilon=8.0, epsilon_scope="round", lattice="E8").blocks_sent(context(1, 16)) == 2
+    total = CPA(epsilon=240.0, epsilon_scope="total", rounds=30)
+    assert total.blocks_sent(ctx) == 4 and total.coin(0, ctx) == mechanism.coin(0, ctx)
+    several = CPA(epsilon=(4.0, 8.0, 16.0), epsilon_scope="round")
+    assert several.blocks_sent(ctx) == 3  # the client with the smallest budget makes most of the noise
+    assert 16 / 3 - 1e-6 < several.coin(2, ctx).epsilon <= 16 / 3
+
+
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"epsilon": 8.0, "epsilon_scope": "round"},
+        {"epsilon": 3.0, "epsilon_scope": "round", "blocks_per_round": 7},
+        {"epsilon": 5.0, "epsilon_scope": "round", "stages": 3, "lattice": "D4"},
+        {"epsilon": 0.1, "epsilon_scope": "round"},
+        {"epsilon": 300.0, "epsilon_scope": "round"},
+        {"epsilon": 50.0, "epsilon_scope": "total", "rounds": 9},
+    ],
+)
+def test_what_the_claims_compose_to_is_the_budget_and_never_more(kwargs):
+    """In exact arithmetic: the ratio of the integer thresholds, to the power of the number of bits."""
+    mechanism, ctx = CPA(**kwargs), context(2, 200)
+    budget = kwargs["epsilon"] / kwargs.get("rounds", 1)
+    coin = mechanism.coin(0, ctx)
+    for claim in mechanism.claims(ctx):
+        assert claim.compositions == mechanism.stages * mechanism.blocks_sent(ctx)
+        assert claim.loss.pairs[0][0] == pytest.approx((coin.high / 2**32, coin.low / 2**32))
+        with localcontext() as precise:
+            precise.prec = 50
+            level = claim.compositions * (Decimal(coin.high) / Decimal(coin.low)).ln()
+            assert level <= Decimal(budget)
+        assert float(level) == pytest.approx(budget, rel=1e-6)
+
+
+@pytest.mark.parametrize("dither", ["plain", "subtractive"])
+@pytest.mark.parametrize("value", [0.0, 0.6, -1.0])
+def test_the_variance_of_some_blocks_is_the_closed_form(dither, value):
+    """(M / m) E[b^2] - x^2, with E[b^2] = A^2 / c^2, less e_ns - e_s where the dither is subtracted."""
+    blocks, sent, epsilon = 4000, 50, 2.0 * 50
+    mechanism = CPA(epsilon, epsilon_scope="round", blocks_per_round=sent, dither=dither)
+    ctx = context(100, blocks, radius=0.5)
+    rows = torch.full((100, blocks), 0.5 * value)
+    keys, estimates = SeededKeys(7), []
+    symbols = mechanism.encode(rows, ctx, ClientRandomness(keys, range(100), 0)).symbols
+    public = PublicRandomness(keys, 0)
+    estimates = torch.stack(
+        [mechanism.decode(symbols[i : i + 1], [i], ctx, public) for i in range(100)]
+    ).double()
+    error = estimates - 0.5 * value
+    fraction = (value + 1) / 2  # between the two levels
+    moment = 1 / math.tanh(1.0) ** 2
+    if dither == "subtractive":
+        moment += 1 / 3 - 4 * fraction * (1 - fraction)
+    expected = 0.25 * (blocks / sent * moment - value**2)
+    # 6 cases, 5 standard errors over 100 clients, each a sum over 4,000 blocks: false alarm 1e-5.
+    means, squares = error.mean(1), error.square().mean(1)
+    assert abs(means.mean()) < 5 * means.std() / 10 + 1e-9
+    # float32 output: 1e-6 of the size, where a plain dither at zero leaves no spread at all
+    assert abs(squares.mean() - expected) < 5 * squares.std() / 10 + 1e-6 * expected
+    bound = mechanism.noise_variance(ctx, [0]).item()
+    assert expected <= bound and (dither == "plain" or value != -1.0 or expected > 0.99 * bound)
+
+
+def test_the_best_variance_is_the_specification_s():
+    """3.433 M A^2 / epsilon where epsilon / m is exactly the best, in the noise bound with a plain dither."""
+    blocks, sent = 7850, 30
+    epsilon = sent * 2.1773189849653067
+    mechanism = CPA(epsilon, epsilon_scope="round", dither="plain")
+    ctx = context(1, blocks, radius=0.02)
+    assert mechanism.blocks_sent(ctx) == sent
+    bound = mechanism.noise_variance(ctx, [0]).item()
+    assert bound == pytest.approx(3.4329877708 * blocks * 0.02**2 / epsilon, rel=1e-7)
+
+
+def test_the_choice_of_blocks_is_public_fresh_and_each_client_s_own():
+    mechanism, ctx, keys = CPA(2.0, blocks_per_round=10), context(4, 1000), SeededKeys(2)
+    client = mechanism.chosen_blocks(range(4), ctx, ClientRandomness(keys, range(4), 0))
+    server = mechanism.chosen_blocks(range(4), ctx, PublicRandomness(keys, 0))
+    assert np.array_equal(client, server) and len({tuple(row) for row in client.tolist()}) == 4
+    later = mechanism.chosen_blocks(range(4), context(4, 1000, round=1), PublicRandomness(keys, 1))
+    again = mechanism.chosen_blocks(range(4), ctx, PublicRandomness(keys, 0, attempt=1))
+    assert not np.array_equal(client, later) and not np.array_equal(client, again)
+    # The rest of the model hears nothing: without coin and dither exactly 10 coordinates move.
+    exact = CPA(math.inf, blocks_per_round=10, dither="none")
+    estimate = decoded(exact, torch.ones(1, 1000), context(1, 1000))
+    assert (estimate != 0).sum() == 10 and estimate.sum() == pytest.approx(1000)
+
+
+def test_all_blocks_asked_for_are_all_blocks():
+    ctx, updates = context(2, 50), 0.1 * torch.ones(2, 50)
+    rand = ClientRandomness(SeededKeys(0), range(2), 0)
+    plain, asked = (CPA(1.0, blocks_per_round=m).encode(updates, ctx, rand).symbols for m in (None, 80))
+    assert torch.equal(plain, asked)
+
+
+def test_dropouts_and_stacks_with_some_blocks():
+    """Whoever answers, in whatever stacks: the sum is that of the single messages."""
+    mechanism, ctx, keys = CPA(20.0, epsilon_scope="round", stages=2), context(6, 90), SeededKeys(1)
+    updates = 0.3 * torch.randn(6, 90, generator=torch.Generator().manual_seed(0))
+    symbols = mechanism.encode(updates, ctx, ClientRandomness(keys, range(6), 0)).symbols
+    public = PublicRandomness(keys, 0)
+    ones = [mechanism.decode(symbols[i : i + 1], [i], ctx, public) for i in range(6)]
+    for answered in ([0, 1, 2, 3, 4, 5], [5, 2], [4]):
+        total = mechanism.decode(symbols[answered], answered, ctx, public)
+        torch.testing.assert_close(total, sum(ones[i] for i in answered), atol=1e-3, rtol=1e-5)
+
+
+def test_a_total_budget_ends_with_its_rounds():
+    mechanism = CPA(10.0, epsilon_scope="total", rounds=2)
+    for round in (0, 1):
+        rand = ClientRandomness(SeededKeys(0), [0], round)
+        mechanism.encode(torch.zeros(1, 8), context(1, 8, round=round), rand)
+    with pytest.raises(ValueError, match="epsilon is for 2 rounds and this would be number 3"):
+        rand = ClientRandomness(SeededKeys(0), [0], 2)
+        mechanism.encode(torch.zeros(1, 8), context(1, 8, round=2), rand)
 
 
 # ---- randomness ----------------------------------------------------------------------------------
@@ -344,7 +477,8 @@ def test_lever_of_one_liar():
     """N = 2: a free bit is worth 1/c of an honest extreme; 4.08 at epsilon = .5."""
     ctx = context(1, 10)
     assert CPA(epsilon=0.5, dither="plain").lever(0, ctx) == pytest.approx(1 / math.tanh(0.25), rel=1e-6)
-    assert CPA(epsilon=0.5).lever(0, ctx) == pytest.approx(1 / math.tanh(0.25) + 1, rel=1e-6)
+    assert CPA(epsilon=0.5).lever(0, ctx) == pytest.approx(1 / math.tanh(0.25), rel=1e-6)
+    assert CPA(epsilon=0.5, blocks_per_round=2).lever(0, ctx) == pytest.approx(5 / math.tanh(0.25), rel=1e-6)
 
 
 # ---- bad input -----------------------------------------------------------------------------------
@@ -371,6 +505,13 @@ def test_lever_of_one_liar():
         ({"decoder": "best"}, "decoder must be one of"),
         ({"decay_rounds": 0.0}, "decay_rounds must be > 0"),
         ({"threshold": True, "decoder": "paper"}, "needs decoder='unbiased'"),
+        ({"epsilon_scope": "model"}, "epsilon_scope must be one of bit, round, total"),
+        ({"epsilon_scope": "total"}, "rounds goes with epsilon_scope='total'"),
+        ({"epsilon_scope": "round", "rounds": 3}, "rounds goes with epsilon_scope='total'"),
+        ({"epsilon_scope": "total", "rounds": 0}, "rounds must be >= 1"),
+        ({"blocks_per_round": 0}, "blocks_per_round must be >= 1"),
+        ({"blocks_per_round": 3, "decoder": "paper"}, "scaled by their rarity"),
+        ({"epsilon_scope": "round", "threshold": True}, "scaled by their rarity"),
     ],
 )
 def test_arguments_are_checked(kwargs, match):
