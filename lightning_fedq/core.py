@@ -245,6 +245,8 @@ class PrivacyClaim:
             mechanism that treats coordinates independently, 1 for a whole-vector mechanism.
         neighbours: The neighbouring relation.
         assumptions: What has to hold for the claim to be true, in words.
+        coordinate_losses: How many of the losses one coordinate has a part in, >= 1; None is one where there
+            is a loss for each of `dim` coordinates, and unknown otherwise.
     """
 
     adversary: Adversary
@@ -252,6 +254,7 @@ class PrivacyClaim:
     compositions: int
     neighbours: Neighbours = Neighbours.SUBSTITUTION
     assumptions: tuple[str, ...] = field(default=())
+    coordinate_losses: int | None = None
 
     def __post_init__(self) -> None:
         if self.compositions < 1:

@@ -607,9 +607,14 @@ class RoundEngine:
             return self.mechanism.noise_variance(self._context, self._received[:1])
         if self.client_weights is None:
             return self.mechanism.noise_variance(self._context, self._received)
-        one = self.mechanism.noise_variance(self._context, self._received[:1])
         shares = self.client_weights[self._received].double() / self._total_weight()
-        return None if one is None else one * shares.square().sum().item()
+        total = torch.zeros(len(self.segments), dtype=torch.float64)
+        for client, share in zip(self._received, shares.tolist(), strict=True):
+            one = self.mechanism.noise_variance(self._context, [client])
+            if one is None:
+                return None
+            total += share**2 * one
+        return total
 
     def _apply(self, step: Tensor) -> None:
         if self._optimizer is None:

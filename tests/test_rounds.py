@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, GaussianNoise, StratifiedCorBin
+from lightning_fedq.mechanisms import CPA, LDPQ, CorBin, FedAvg, GaussianNoise, StratifiedCorBin
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import AdaptiveRange, FixedRange, PreviousMinMax
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
@@ -451,3 +451,15 @@ def test_a_transform_keeps_the_shape():
     plan = engine.start()
     with pytest.raises(ValueError, match=r"transformed updates must have shape \(1, 12\), got \(1, 11\)"):
         engine.receive(plan.survivors[:1], torch.zeros(1, DIM))
+
+
+def test_the_noise_bound_of_a_weighted_mean_is_made_of_each_client_s():
+    """Clients with their own epsilon: the first one's noise is nobody else's."""
+    epsilons, weights = (0.5, 4.0, 0.5, 4.0, 0.5), torch.tensor([1.0, 3.0, 1.0, 3.0, 1.0])
+    engine = make_engine(CPA(epsilons), client_weights=weights)
+    run_round(engine)
+    ones = [1 / math.tanh(e / 2) ** 2 - 2 / 3 for e in epsilons]
+    expected = sum((w / 9) ** 2 * one for w, one in zip(weights.tolist(), ones, strict=True))
+    torch.testing.assert_close(
+        engine._noise_variance(), torch.full((2,), expected).double(), rtol=1e-6, atol=0
+    )

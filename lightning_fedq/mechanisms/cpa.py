@@ -383,4 +383,5 @@ class CPA(Mechanism):
         """
         coin = min((self.coin(client, context) for client in context.cohort), key=lambda c: c.low)
         sent = self.blocks_sent(context)
-        return bit_claims(coin, self.stages * sent, sent < self.blocks(context), self.anonymity_set_size)
+        some = sent < self.blocks(context)
+        return bit_claims(coin, self.stages * sent, self.stages, some, self.anonymity_set_size)

@@ -25,13 +25,14 @@ _SPECIAL = {
 
 
 def bit_claims(
-    coin: CoinThresholds, num_bits: int, some_blocks: bool, anonymity_set_size: int
+    coin: CoinThresholds, num_bits: int, stages: int, some_blocks: bool, anonymity_set_size: int
 ) -> tuple[PrivacyClaim, ...]:
     """Claims for messages of `num_bits` bits, for every value of word, dither and choice of blocks.
 
     Args:
         coin: The coin of every bit.
         num_bits: Bits of one message, all of them functions of one update.
+        stages: How many of them are of one block.
         some_blocks: Does a message hold some blocks only?
         anonymity_set_size: What the paper calls k, to say that it is no guarantee where there is no coin.
     """
@@ -47,6 +48,12 @@ def bit_claims(
     )
     everywhere = (ARBITRARY, FRESH, _KNOWN, *((_DRAWN,) if some_blocks else ()))
     return tuple(
-        PrivacyClaim(who, loss, num_bits, assumptions=(*everywhere, *_SPECIAL.get(who, ())))
+        PrivacyClaim(
+            who,
+            loss,
+            num_bits,
+            assumptions=(*everywhere, *_SPECIAL.get(who, ())),
+            coordinate_losses=stages,
+        )
         for who in Adversary
     )

@@ -367,7 +367,7 @@ def _row(
     verdict, reason = _verdict(run)
     return replace(
         blank,
-        epsilon_coordinate=pure_epsilon(loss) if claim.compositions == context.dim else None,
+        epsilon_coordinate=_of_a_coordinate(claim, context),
         epsilon_round=once.epsilon,
         epsilon_run=run.epsilon,
         infinite_mass=run.infinite_mass,
@@ -376,6 +376,12 @@ def _row(
         reason=reason,
         advice="" if verdict in ("strong", "good") else _advice(claim, setting, run),
     )
+
+
+def _of_a_coordinate(claim: PrivacyClaim, context: RoundContext) -> float | None:
+    """Pure epsilon of one coordinate in one round, where the claim tells."""
+    count = claim.coordinate_losses or (1 if claim.compositions == context.dim else None)
+    return None if count is None else count * pure_epsilon(claim.loss)
 
 
 def _verdict(run: Spending) -> tuple[str, str]:

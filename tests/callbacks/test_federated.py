@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import IID, Dirichlet, FederatedDataModule
-from lightning_fedq.mechanisms import CorBin, FedAvg
+from lightning_fedq.mechanisms import CPA, CorBin, FedAvg
+from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine
 from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
 
@@ -259,6 +260,18 @@ def test_weighted_by_samples() -> None:
     whole = Classifier()  # one full-batch step on everything is the weighted mean of the clients' steps
     central.fit(whole, DataLoader(train, batch_size=40), DataLoader(train, batch_size=40))
     torch.testing.assert_close(weights_of(module), weights_of(whole), atol=1e-6, rtol=1e-5)
+
+
+def test_weighted_by_noise() -> None:
+    """Four of five clients say almost nothing: the mean is the fifth client's, and the exact mean says so."""
+    epsilons = (1e-3, 1e-3, 30.0, 1e-3, 1e-3)
+    fed = Federated(
+        CPA(epsilons), 5, seed=0, clients_per_step=1, weighting="inverse_variance", ranges=FixedRange(0.05)
+    )
+    run(fed, max_epochs=1)
+    assert fed.engine is not None and fed.engine.client_weights is not None
+    assert fed.engine.client_weights.argmax() == 2 and fed.engine.client_weights.max() > 0.99
+    assert fed.records[0].cosine > 0.3
 
 
 def test_data_module_and_callback_alone_are_the_same_road() -> None:

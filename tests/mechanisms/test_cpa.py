@@ -13,6 +13,7 @@ from lightning_fedq.functional.codeword import anonymity_set_size
 from lightning_fedq.functional.lattice import lattice, nearest_point
 from lightning_fedq.functional.lattice_codebook import finite_codebook
 from lightning_fedq.mechanisms.cpa import CPA
+from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
 
 EVERY = [
@@ -453,6 +454,14 @@ def test_claims_are_per_bit_and_compose_all_bits_of_a_message():
     naked = CPA(epsilon=math.inf).claims(ctx)
     assert [claim.adversary for claim in naked] == list(Adversary)
     assert all(isinstance(claim.loss, NonPrivate) for claim in naked)
+
+
+def test_one_coordinate_is_in_all_bits_of_its_block():
+    """A2 with two stages sends dim bits, and each coordinate is in two of them."""
+    mechanism, ctx = CPA(epsilon=0.5, lattice="A2", stages=2), context(3, 100)
+    assert all(c.compositions == 100 and c.coordinate_losses == 2 for c in mechanism.claims(ctx))
+    report = privacy_report(mechanism, ctx, rounds=1, delta=1e-5)
+    assert report.row(Adversary.SERVER).epsilon_coordinate == pytest.approx(1.0, abs=1e-6)
 
 
 @pytest.mark.parametrize(
