@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -13,7 +15,16 @@ from lightning_fedq.functional.one_bit import (
     one_bit_quantize,
     one_bit_thresholds,
 )
-from lightning_fedq.mechanisms import LDPQ, CorBin
+from lightning_fedq.mechanisms import (
+    LDPQ,
+    SIGM,
+    AggregateGaussian,
+    CorBin,
+    DistributedDiscreteGaussian,
+    GaussianNoise,
+    LayeredGaussian,
+)
+from lightning_fedq.mechanisms.additive_noise import WholeVector
 from lightning_fedq.mechanisms.claims import independent_claims
 from lightning_fedq.mechanisms.one_bit import COINS
 from lightning_fedq.randomness import ClientRandomness
@@ -185,6 +196,81 @@ MECHANISMS = [
     PaddingInTheClear(1.0),
 ]
 
+# ---- caught by layer B: claims about the released sum, and about whole vectors -----------------------------
+
+
+@dataclass(frozen=True)
+class NoiseOfThePlannedCohort(LayeredGaussian):
+    """Every client's share of the noise is made for 50 clients, of whom three are there."""
+
+    def sigma(self, context):
+        return 2.0 * self.multiplier / 50 * math.sqrt(50 / len(context.cohort))
+
+
+@dataclass(frozen=True)
+class MixtureWithoutShift(AggregateGaussian):
+    """The random shift B is left out, so that the error is a scaled Irwin-Hall."""
+
+    def common(self, context, rand):
+        scale, shift = super().common(context, rand)
+        return scale, 0.0 * shift
+
+
+@dataclass(frozen=True)
+class SelectionIgnored(SIGM):
+    """Every coordinate is sent, whatever the sampling probability that the claim counts on."""
+
+    def selected(self, client, context, rand):
+        return np.ones(context.dim, bool)
+
+
+@dataclass(frozen=True)
+class NoiseSharedButClaimedWhole(DistributedDiscreteGaussian):
+    """Each client adds its share of the noise only, and claims all of it for its own message."""
+
+    @property
+    def steps(self):
+        return self.local_sigma / self.granularity / math.sqrt(3.0)
+
+    def claims(self, context):
+        return DistributedDiscreteGaussian(self.clip_norm, self.local_sigma, self.granularity).claims(context)
+
+
+@dataclass(frozen=True)
+class ClippedInTheWrongNorm(GaussianNoise):
+    """Every coordinate is clipped to what the whole vector may have: right for one, wrong for many."""
+
+    @property
+    def clipping(self):
+        return _EachCoordinate(self.clip_norm, 2)
+
+
+class _EachCoordinate(WholeVector):
+    def factors(self, rows, context):
+        return torch.full_like(rows, 1.0 / self.clip_norm), 0
+
+
+@dataclass(frozen=True)
+class ClippedToTwiceTheNorm(GaussianNoise):
+    """The factor 2 of substitution is forgotten."""
+
+    @property
+    def multiplier(self):
+        return 0.5 * super().multiplier
+
+    def claims(self, context):
+        return GaussianNoise(self.clip_norm, self.noise_multiplier).claims(context)
+
+
+SPREAD = [
+    NoiseOfThePlannedCohort(1.0, 1 / 32, entropy_code="elias"),
+    MixtureWithoutShift(1.0, 1 / 32, entropy_code="elias"),
+    SelectionIgnored(1.0, 1.0, 0.5),
+    NoiseSharedButClaimedWhole(1.0, 1 / 16, 0.01),
+    ClippedInTheWrongNorm(1.0, 1.0),
+]
+CONCENTRATED = [ClippedToTwiceTheNorm(1.0, 1.0)]
+
 # ---- caught by layer A: too small to show at 32 bits -----------------------------------------------------
 
 
@@ -205,11 +291,17 @@ def negative_instead_of_complement(words, shared, shift, mask, flip):
     words[:] = (words & ~np.uint32(mask)) | (high.astype(np.uint32) << np.uint32(shift))
 
 
-# ---- caught by the ledger and the engine's checks --------------------------------------------------------
+# ---- caught in the engine, end to end --------------------------------------------------------------------
 
 
 def restart_streams(state):
-    """A resumed run begins its streams anew."""
+    """A resumed run begins its streams anew, and its ledger forgets that they were used."""
+    ledger = {**state["ledger"], "streams": torch.full_like(state["ledger"]["streams"], -1)}
+    return {**state, "round": 0, "attempt": 0, "ledger": ledger}
+
+
+def restart_streams_only(state):
+    """The same, but the ledger remembers."""
     return {**state, "round": 0, "attempt": 0}
 
 
@@ -222,6 +314,29 @@ class SkipsTheFailedRound(RoundEngine):
         super().abandon()
 
 
+class NanPasses(RoundEngine):
+    """Nobody asks whether an update is finite."""
+
+    def _take(self, plan, clients, updates):
+        with patch.object(torch, "isfinite", lambda t: torch.ones_like(t, dtype=torch.bool)):
+            super()._take(plan, clients, updates)
+
+
+@dataclass(frozen=True)
+class ClipPassesNan(GaussianNoise):
+    """Clips by min(1, C / norm), which a norm of NaN passes; harmless while the engine asks first."""
+
+    @property
+    def clipping(self):
+        return _PassesNan(self.clip_norm, 2)
+
+
+class _PassesNan(WholeVector):
+    def factors(self, rows, context):
+        kept = nan_passes(self.clip_norm, rows.norm(dim=1)) / self.clip_norm
+        return kept[:, None].expand_as(rows), 0
+
+
 def nan_passes(limit, norms):
     """min(1, C / norm) with a norm of NaN is 1 in plain Python: such a sample is not clipped."""
-    return torch.tensor([min(1.0, limit / norm) for norm in norms.tolist()], dtype=norms.dtype)
+    return torch.tensor([min(1.0, limit / max(norm, 1e-12)) for norm in norms.tolist()], dtype=norms.dtype)

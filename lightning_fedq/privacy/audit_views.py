@@ -1,0 +1,196 @@
+"""What one view of the simulation showed, against what was claimed for it: counts in, certain bounds out.
+
+A view counts outcomes for two neighbouring inputs, label 0 and label 1, position by position. Half of the
+draws choose an event for every epsilon (the outcomes that speak for one label), the other half bound its two
+probabilities (Clopper-Pearson). Half of a view's error probability goes to all positions taken together,
+the rest is shared out over single positions: one coordinate that is not randomised must show.
+
+Outcomes of many positions are counted as independent draws, which they are where every coordinate has its
+own coins (after a rotation, as in the distributed discrete Gaussian, they are uncorrelated and nearly so).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from lightning_fedq.core import ConcentratedLoss, GaussianLoss, LaplaceLoss, Loss
+from lightning_fedq.privacy.accounting import composed_grid
+from lightning_fedq.privacy.losses import pure_epsilon, worst_curve
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+_POSITION_CLASSES = 4
+_LARGEST_EPSILON = 40.0
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one view showed.
+
+    Args:
+        view: What was looked at.
+        claim: The claimed pure epsilon; where the claim is a curve, the claimed delta at `epsilon`.
+        lower_bound: Largest pure epsilon, or delta at `epsilon`, that the draws prove at the suite's
+            confidence.
+        draws: Draws per neighbour.
+        alarm: What contradicts the claim, or "".
+        epsilon: Where a curve is shown: of the tested points the one at which the proof comes closest to
+            the claim. None for a pure epsilon.
+    """
+
+    view: str
+    claim: float
+    lower_bound: float
+    draws: int
+    alarm: str = ""
+    epsilon: float | None = None
+
+
+def clopper_pearson(hits: Counts, draws: Counts | int, alpha: float) -> tuple[Array, Array]:
+    """One-sided lower and upper bounds of a probability, each wrong with probability at most `alpha`."""
+    misses = draws - hits
+    lower: Array = np.where(hits > 0, special.betaincinv(np.maximum(hits, 1), misses + 1, alpha), 0.0)
+    upper: Array = np.where(misses > 0, special.betaincinv(hits + 1, np.maximum(misses, 1), 1.0 - alpha), 1.0)
+    return lower, upper
+
+
+def spread_loss(loss: Loss, dim: int) -> Loss:
+    """The loss of one coordinate, where `dim` coordinates differ equally and have independent noise.
+
+    An l2 difference D is D / sqrt(dim) in each coordinate, an l1 difference D / dim, and concentrated losses
+    of independent coordinates add up. If every coordinate lost more than this, the whole vector would lose
+    more than `loss`.
+
+    Args:
+        loss: Of a whole vector.
+        dim: Coordinates.
+
+    Raises:
+        TypeError: If it is not known how the loss divides.
+    """
+    if isinstance(loss, GaussianLoss):
+        return GaussianLoss(loss.noise_multiplier * math.sqrt(dim), loss.note)
+    if isinstance(loss, LaplaceLoss):
+        return LaplaceLoss(loss.noise_multiplier * dim, loss.note)
+    if isinstance(loss, ConcentratedLoss):
+        return ConcentratedLoss(loss.rho / dim, loss.note)
+    raise TypeError(f"a {type(loss).__name__} of a whole vector can't be divided over its coordinates")
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _count(counts: Counts, labels: Counts, outcomes: Counts) -> None:
+    for position in range(outcomes.size):
+        counts[labels[position], position, outcomes[position]] += 1
+
+
+class View:
+    """Histograms of one view, [half, label, position, outcome], and the claim that they have to meet.
+
+    Args:
+        name: For the report.
+        loss: Claimed for one composition.
+        copies: Compositions that one outcome shows.
+        positions: Number of positions.
+        outcomes: Number of outcomes of a position.
+    """
+
+    def __init__(self, name: str, loss: Loss, copies: int, positions: int, outcomes: int) -> None:
+        self.name, self.copies, self.outcomes = name, copies, outcomes
+        if isinstance(loss, GaussianLoss) and copies > 1:  # many Gaussian losses are one
+            loss, self.copies = GaussianLoss(loss.noise_multiplier / math.sqrt(copies)), 1
+        self.loss = loss
+        self.counts: Counts = np.zeros((2, 2, positions, outcomes), np.int64)
+
+    def add(self, half: int, labels: Counts, outcomes: Counts) -> None:
+        """Count one outcome of every position under the label of its input; both `(positions,)`."""
+        _count(self.counts[half], labels, outcomes)
+
+    @cached_property
+    def claimed(self) -> float:
+        """The pure epsilon that is claimed; infinite where the claim is a curve."""
+        return self.copies * pure_epsilon(self.loss)
+
+    def allowed(self, epsilon: float) -> float:
+        """The delta that the claim grants at epsilon."""
+        if self.copies == 1:
+            return min(float(worst_curve(self.loss, np.array([epsilon]))[0]), 1.0)
+        return min(composed_grid(self.loss, 1e-6, self.copies, 1).delta(epsilon), 1.0)
+
+    @cached_property
+    def epsilons(self) -> list[float]:
+        """Where the claim is tested: 0, half and all of a pure epsilon, or where a curve has fallen to half,
+        a tenth and a hundredth."""
+        if math.isfinite(self.claimed):
+            return [0.0, 0.5 * self.claimed, self.claimed]
+        first, floor = self.allowed(0.0), self.allowed(_LARGEST_EPSILON)
+        if first - floor < 1e-9:
+            return [0.0]
+        return [0.0, *(self._where_falls_to(floor + part * (first - floor)) for part in (0.5, 0.1, 0.01))]
+
+    def _where_falls_to(self, delta: float) -> float:
+        low, high = 0.0, _LARGEST_EPSILON
+        for _ in range(20):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if self.allowed(middle) > delta else (low, middle)
+        return high
+
+    def judge(self, alpha: float) -> Finding:
+        """Compare with the claim; a true claim raises an alarm with probability at most `alpha`."""
+        pooled = [self.counts.sum(2, keepdims=True)]
+        positions = self.counts.shape[2]
+        if positions >= 2 * _POSITION_CLASSES:
+            pooled += [
+                self.counts[:, :, start::_POSITION_CLASSES].sum(2, keepdims=True)
+                for start in range(_POSITION_CLASSES)
+            ]
+        together = np.concatenate(pooled, axis=2)
+        # two orders of the labels, two bounds a test
+        share = 0.25 * alpha * 0.5 / len(self.epsilons)
+        allowed = [self.allowed(epsilon) for epsilon in self.epsilons]
+        results = [
+            self._test(counts[:, [first, 1 - first]], share / counts.shape[2], allowed, what)
+            for counts, what in ((together, "pooled"), (self.counts, "position"))
+            for first in (0, 1)
+        ]
+        alarm = next((found for _, _, found in results if found), "")
+        draws = int(self.counts.sum(axis=(2, 3)).sum(0).min())
+        if math.isfinite(self.claimed):
+            return Finding(self.name, self.claimed, max(bound for bound, _, _ in results), draws, alarm)
+        proven = np.max([deltas for _, deltas, _ in results], axis=0)
+        closest = int(np.argmax(proven / np.maximum(allowed, 1e-12)))
+        return Finding(
+            self.name, allowed[closest], float(proven[closest]), draws, alarm, self.epsilons[closest]
+        )
+
+    def _test(
+        self, counts: Counts, alpha: float, allowed: list[float], what: str
+    ) -> tuple[float, list[float], str]:
+        """Largest proven pure epsilon, proven delta at every epsilon, and the first contradiction."""
+        best, proven, alarm = 0.0, [], ""
+        learned, fresh = counts[0] + 0.5, counts[1]
+        learned = learned / learned.sum(2, keepdims=True)
+        draws = fresh.sum(2)
+        for epsilon, granted in zip(self.epsilons, allowed, strict=True):
+            event = learned[0] > math.exp(epsilon) * learned[1]
+            hits, misses = (np.where(event, fresh[label], 0).sum(1) for label in (0, 1))
+            low = clopper_pearson(hits, draws[0], alpha)[0]
+            high = clopper_pearson(misses, draws[1], alpha)[1]
+            with np.errstate(divide="ignore"):
+                best = max(best, float(np.log(low / high).max()))
+            deltas = low - math.exp(epsilon) * high
+            proven.append(max(float(deltas.max()), 0.0))
+            excess = float(deltas.max()) - granted
+            if not alarm and excess > 1e-12:
+                alarm = (
+                    f"{what} {int(deltas.argmax())}: at epsilon {epsilon:.3g} delta is above {granted:.3g} "
+                    f"by {excess:.3g} or more"
+                )
+        return best, proven, alarm

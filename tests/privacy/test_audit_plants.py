@@ -1,0 +1,161 @@
+"""Every planted bug of the list (specification, section 3.2) is caught by its layer; clean twins are not.
+
+`pytest tests/privacy/test_audit_plants.py -s -k table` prints the table of docs/audit.md.
+"""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from lightning_fedq.mechanisms import LDPQ, GaussianNoise, JoPEQ
+from lightning_fedq.privacy.audit import audit
+from lightning_fedq.privacy.enumeration import enumerate_coin, enumerate_pair
+from lightning_fedq.privacy.sgd import GridDPOptimizer
+from lightning_fedq.randomness import Stream
+from lightning_fedq.rounds import RoundEngine
+from tests.privacy import plants
+from tests.privacy.engine_plays import audit_not_finite, audit_resumption, play, server, unpaid
+
+CLIPS = plants.ClipPassesNan(clip_norm=1.0, noise_multiplier=1.0)
+ONE_NAN = torch.cat([torch.tensor([math.nan]), torch.full((199,), 1e3)])
+"""Its norm is NaN, and all but one of its coordinates are as large as can be."""
+
+
+def simulated(mechanism, draws=200_000, **options) -> str:
+    finding = next((found for found in audit(mechanism, draws, **options) if found.alarm), None)
+    return f"{finding.view}: {finding.alarm}" if finding else ""
+
+
+def enumerated(differs) -> str:
+    return f"{len(differs)} counts differ, {differs[0]}" if differs else ""
+
+
+def not_finite(engine, mechanism=CLIPS, update=ONE_NAN) -> str:
+    finding = audit_not_finite(engine, mechanism, update)
+    return f"the message of a client with NaN: {finding.alarm}" if finding.alarm else ""
+
+
+def ledger(kind) -> str:
+    play(engine := server(kind))
+    return "streams were used that nobody was charged for" if unpaid(engine) else ""
+
+
+def resumed(folder, plant) -> str:
+    finding = audit_resumption(folder, plant)
+    return f"a message before and one after the resumption: {finding.alarm}" if finding.alarm else ""
+
+
+Case = tuple[str, str, Callable[..., str]]
+MECHANISMS = {type(mechanism).__name__: mechanism for mechanism in plants.MECHANISMS}
+CASES: list[Case] = [
+    *(
+        (title, "B", lambda folder, mechanism=MECHANISMS[name]: simulated(mechanism))
+        for title, name in [
+            ("alpha off by one", "AlphaOffByOne"),
+            ("wrong clipping", "WrongClipping"),
+            ("bits reused between rounds", "BitsReusedBetweenRounds"),
+            ("pair without private coins", "PairWithoutPrivateCoins"),
+            ("private coins from the shared stream", "PrivateCoinsFromTheSharedStream"),
+            ("response twice with the same bits", "ResponseTwiceWithTheSameBits"),
+            ("last coordinate in the clear", "LastCoordinateInTheClear"),
+            ("partners swapped", "PartnersSwapped"),
+            ("layer missing in the address", "LayerMissingInAddress"),
+            ("claim of the planned, not the actual cohort", "PlannedCohortClaimed"),
+            ("padding bits in the clear", "PaddingInTheClear"),
+        ]
+    ),
+    (
+        "tie-break <= for <",
+        "A",
+        lambda folder: enumerated(enumerate_coin(1.0, 8, quantize=plants.tie_break)),
+    ),
+    (
+        "antithetic 1 - U",
+        "A",
+        lambda folder: enumerated(enumerate_pair(1.0, 3, splice=plants.negative_instead_of_complement)),
+    ),
+    (
+        "modulus 2^k - 1",
+        "A",
+        lambda folder: enumerated(enumerate_coin(1.0, 8, quantize=plants.modulus_minus_one)),
+    ),
+    ("resume restarts streams", "B, Trainer", lambda folder: resumed(folder, plants.restart_streams)),
+    ("accountant skips the failed round", "ledger", lambda folder: ledger(plants.SkipsTheFailedRound)),
+    ("a norm of NaN passes the clip", "B, engine", lambda folder: not_finite(plants.NanPasses)),
+]
+
+
+def test_the_list_is_complete():
+    assert len(CASES) == 17
+
+
+@pytest.mark.parametrize(("title", "layer", "verdict"), CASES, ids=[title for title, _, _ in CASES])
+def test_caught(title, layer, verdict, tmp_path):
+    assert verdict(tmp_path)
+
+
+@pytest.mark.slow
+def test_table(tmp_path):
+    print("\n| plant | layer | what it says |\n| --- | --- | --- |")
+    for number, (title, layer, verdict) in enumerate(CASES):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        said = verdict(folder)
+        print(f"| {title} | {layer} | {said} |")
+        assert said
+
+
+# ---- the clean twins of what is tested end to end ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize(
+    "mechanism",
+    [CLIPS, GaussianNoise(1.0, 1.0), LDPQ(1.0), JoPEQ(1.0)],
+    ids=lambda mechanism: type(mechanism).__name__,
+)
+def test_a_client_that_is_not_finite_is_hidden(mechanism, bad):
+    """Even by a mechanism whose own clip would let it pass: the engine asks first."""
+    update = torch.cat([torch.tensor([bad]), torch.full((199,), 1e3)])
+    assert not_finite(RoundEngine, mechanism, update) == ""
+
+
+@pytest.mark.filterwarnings("ignore:invalid value encountered in cast:RuntimeWarning")
+def test_an_engine_that_does_not_ask_exposes_a_client_whose_update_is_nan():
+    """Jopeq casts NaN to an integer that no finite update gives."""
+    assert not_finite(plants.NanPasses, JoPEQ(1.0), torch.full((200,), math.nan))
+
+
+def test_a_clean_resumption_uses_fresh_coins(tmp_path):
+    assert resumed(tmp_path, None) == ""
+
+
+def test_streams_that_restart_are_refused_where_the_ledger_remembers(tmp_path):
+    with pytest.raises(RuntimeError, match="a stream serves one payload"):
+        audit_resumption(tmp_path, plants.restart_streams_only)
+
+
+def test_every_stream_is_paid_for():
+    assert ledger(RoundEngine) == ""
+
+
+def test_a_sample_that_is_not_finite_is_dropped_by_the_private_optimizer():
+    parameter = torch.nn.Parameter(torch.zeros(3))
+    optimizer = GridDPOptimizer(
+        torch.optim.SGD([parameter], lr=1.0),
+        noise_multiplier=1.0,
+        max_grad_norm=1.0,
+        expected_batch_size=1,
+        words=lambda: Stream(bytes(32)).words64,
+    )
+    samples = torch.tensor([[math.nan, 0.0, 0.0], [math.inf, 1.0, 0.0], [3.0, 4.0, 0.0]])
+    parameter.grad_sample = samples.clone()
+    optimizer.clip_and_accumulate()
+    clipped = parameter.summed_grad.double() * optimizer.grid
+    assert clipped.norm() <= 1.0
+    assert torch.allclose(clipped, torch.tensor([0.6, 0.8, 0.0]).double(), atol=1e-4)
+    # what the check above would say to the planted clip
+    leaked = (plants.nan_passes(1.0, samples.norm(dim=1))[:, None] * samples).sum(0)
+    assert not leaked.norm() <= 1.0

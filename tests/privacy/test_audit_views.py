@@ -1,0 +1,84 @@
+"""The bounds, the division of claims over coordinates, and what a view says of laws that are known."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import special, stats
+
+from lightning_fedq.core import (
+    ConcentratedLoss,
+    GaussianLoss,
+    LaplaceLoss,
+    PmfPairs,
+    SampledGaussianLoss,
+)
+from lightning_fedq.privacy.audit_views import View, clopper_pearson, spread_loss
+
+
+def test_bounds_are_clopper_and_pearson():
+    for hits, draws in [(0, 10), (3, 10), (10, 10), (500, 100_000)]:
+        low, high = clopper_pearson(np.array([hits]), draws, 0.01)
+        exact = stats.binomtest(hits, draws).proportion_ci(0.98, method="exact")
+        assert low[0] == pytest.approx(exact.low, rel=1e-9)
+        assert high[0] == pytest.approx(exact.high, rel=1e-9)
+
+
+def test_no_draws_prove_nothing():
+    low, high = clopper_pearson(np.array([0]), np.array([0]), 0.01)
+    assert (low[0], high[0]) == (0.0, 1.0)
+
+
+def test_a_share_of_a_loss_adds_up_to_the_whole():
+    assert spread_loss(GaussianLoss(0.5), 16).noise_multiplier == 2.0  # sixteen of them are one of 0.5 again
+    assert spread_loss(LaplaceLoss(0.5), 16).noise_multiplier == 8.0
+    assert spread_loss(ConcentratedLoss(8.0), 16).rho == 0.5
+    with pytest.raises(TypeError, match="can't be divided over its coordinates"):
+        spread_loss(SampledGaussianLoss(1.0, 0.5), 16)
+
+
+def response(probability, claimed, draws=40_000, positions=1, seed=0):
+    """A view of randomised response with one probability, claimed to have another."""
+    pair = ((claimed, 1.0 - claimed), (1.0 - claimed, claimed))
+    view = View("response", PmfPairs((pair,)), 1, positions, 2)
+    rng = np.random.default_rng(seed)
+    for half in (0, 1):
+        for label, p in ((0, probability), (1, 1.0 - probability)):
+            ones = rng.binomial(draws, p, positions)
+            view.counts[half, label, :, 0], view.counts[half, label, :, 1] = ones, draws - ones
+    return view
+
+
+def test_a_kept_claim_is_met_closely_and_a_broken_one_is_an_alarm():
+    kept, broken = response(0.7, 0.7).judge(1e-3), response(0.72, 0.7).judge(1e-3)
+    assert kept.alarm == "" and kept.claim == pytest.approx(math.log(7 / 3))
+    assert 0.95 * kept.claim < kept.lower_bound <= kept.claim
+    assert "pooled" in broken.alarm and broken.lower_bound > broken.claim
+
+
+def test_one_bad_position_among_many_is_named():
+    view = response(0.7, 0.75, draws=2000, positions=50)
+    view.counts[:, 0, 17], view.counts[:, 1, 17] = (2000, 0), (0, 2000)
+    assert "position 17" in view.judge(1e-3).alarm
+
+
+def test_a_curve_is_tested_at_several_epsilons_and_a_tail_alone_is_an_alarm():
+    """A law that keeps the Gaussian's delta at 0 and breaks its tail: one in fifty shows its label."""
+    view = View("tail", GaussianLoss(1.0), 1, 1, 3)
+    assert view.epsilons[0] == 0.0 and len(view.epsilons) == 4
+    falls = [view.allowed(epsilon) / view.allowed(0.0) for epsilon in view.epsilons[1:]]
+    assert falls == pytest.approx([0.5, 0.1, 0.01], rel=1e-2)
+    view.counts[:, 0, 0], view.counts[:, 1, 0] = (2000, 0, 98_000), (0, 2000, 98_000)
+    assert "at epsilon 2.69 delta is above 0.00383" in view.judge(1e-3).alarm
+
+
+def test_two_gaussian_looks_are_one_with_less_noise():
+    view = View("two", GaussianLoss(2.0), 2, 1, 2)
+    assert view.allowed(0.0) == pytest.approx(2.0 * special.ndtr(math.sqrt(2.0) / 4.0) - 1.0)
+
+
+@pytest.mark.slow
+def test_false_alarms_are_as_rare_as_stated():
+    """3,000 clean views at alpha = 2%: at most 60 alarms expected; more than 90 has probability 1e-4."""
+    alarms = sum(bool(response(0.7, 0.7, 1000, 20, seed).judge(0.02).alarm) for seed in range(3000))
+    assert alarms <= 90
