@@ -7,6 +7,7 @@ adds claims up to an epsilon is in `lightning_fedq.privacy`, apart from the clai
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -35,6 +36,8 @@ class RoundContext:
         radius: `(len(segments),)` float64, > 0, half-width of each segment's range, same units.
         attempt: 0, and one more for every repetition of the same round, so that no stream is
             ever used for two payloads.
+        num_corrupt: Clients of the cohort that may tell a server behind secure aggregation all they know,
+            their own coins and noise included; which ones is open.
 
     Raises:
         ValueError: If a client stands in two groups, or shapes, radii or numbers make no sense.
@@ -46,6 +49,7 @@ class RoundContext:
     center: Tensor
     radius: Tensor
     attempt: int = 0
+    num_corrupt: int = 0
 
     def __post_init__(self) -> None:
         clients = [client for group in self.groups for client in group]
@@ -61,6 +65,10 @@ class RoundContext:
             )
         if not bool(torch.isfinite(self.center).all() and torch.isfinite(self.radius).all()):
             raise ValueError("center and radius must be finite; check the range rule and the global model")
+        if not 0 <= self.num_corrupt <= len(clients):
+            raise ValueError(
+                f"num_corrupt must be in [0, cohort size = {len(clients)}], got {self.num_corrupt}"
+            )
         if bool((self.radius <= 0).any()):
             smallest = self.radius.min().item()
             raise ValueError(f"radius must be > 0 in every segment, got {smallest}; set a floor")
@@ -247,6 +255,8 @@ class PrivacyClaim:
         assumptions: What has to hold for the claim to be true, in words.
         coordinate_losses: How many of the losses one coordinate has a part in, >= 1; None is one where there
             is a loss for each of `dim` coordinates, and unknown otherwise.
+        slack: Total variation, over one round and for any input, between what is released and the law that
+            `loss` describes: the sampler's and the floats' share. Accountants add it to delta.
     """
 
     adversary: Adversary
@@ -255,10 +265,13 @@ class PrivacyClaim:
     neighbours: Neighbours = Neighbours.SUBSTITUTION
     assumptions: tuple[str, ...] = field(default=())
     coordinate_losses: int | None = None
+    slack: float = 0.0
 
     def __post_init__(self) -> None:
         if self.compositions < 1:
             raise ValueError(f"compositions must be >= 1, got {self.compositions}")
+        if not 0.0 <= self.slack < math.inf:
+            raise ValueError(f"slack is a total variation and must be >= 0, got {self.slack}")
 
 
 class AbortedRoundError(Exception):

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_fedq.privacy.report import PrivacyReport, format_epsilon
+from lightning_fedq.privacy.page import format_epsilon
+from lightning_fedq.privacy.report import PrivacyReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

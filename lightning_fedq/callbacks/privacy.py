@@ -15,8 +15,8 @@ from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.callbacks.lookup import callbacks_of
 from lightning_fedq.core import Adversary, NonPrivate
-from lightning_fedq.privacy.accounting import check_delta, spent
-from lightning_fedq.privacy.report import claim_against
+from lightning_fedq.privacy.accounting import check_delta
+from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.secagg import SecAgg
 
@@ -124,25 +124,24 @@ class PrivacyBudget(pl.Callback):
             )
         drops = engine.planner.dropout_probability
         horizon = max_epochs if max_epochs is not None and max_epochs > 0 else 1000
-        claim, delta = claim_against(
-            self.adversary,
-            engine.mechanism,
+        setting = Setting(
             engine.context(engine.planner.plan(engine.round, engine.mechanism)),
-            rounds=horizon,
-            delta=self.delta,
+            horizon,
+            self.delta,
             dropout_probability=drops,
             secure_aggregation=secagg is not None,
             equal_weights=engine.plain_sum,
+            max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
         )
-        loss, compositions = claim.loss, claim.compositions
-        if isinstance(loss, NonPrivate):
+        claim = setting.claims(engine.mechanism)[self.adversary]
+        if isinstance(claim.loss, NonPrivate):
             raise ValueError(
-                f"no budget can be kept against {self.adversary.name}: {loss.reason}; "
+                f"no budget can be kept against {self.adversary.name}: {claim.loss.reason}; "
                 "choose an adversary that the mechanism protects against"
             )
 
         def cost(rounds: int) -> float:
-            return spent(loss, delta, compositions=compositions, rounds=rounds).epsilon
+            return setting.spent(claim, rounds).epsilon
 
         # dropouts are paid for over the horizon only
         self.affordable = min(_largest(cost, self.epsilon), horizon if drops else _MOST_ROUNDS)

@@ -132,6 +132,7 @@ class RunFolder(pl.Callback):
             secure_aggregation=secagg is not None,
             protocol="" if secagg is None else secagg.statement,
             equal_weights=engine.plain_sum,
+            max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
         )
 
     def _summarize(self, engine: RoundEngine, privacy: PrivacyReport) -> dict[str, Any]:

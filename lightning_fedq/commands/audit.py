@@ -20,7 +20,7 @@ from lightning_fedq.core import Adversary, LaplaceLoss, Loss, Mechanism, NonPriv
 from lightning_fedq.privacy.audit import audit
 from lightning_fedq.privacy.audit_views import Finding
 from lightning_fedq.privacy.enumeration import enumerate_coin, enumerate_pair
-from lightning_fedq.privacy.report import format_epsilon
+from lightning_fedq.privacy.page import format_epsilon
 
 ALPHA = 1e-3
 AUDITED: dict[str, Any] = {

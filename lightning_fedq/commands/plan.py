@@ -11,8 +11,8 @@ from rich.table import Table
 
 from lightning_fedq.core import Adversary
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, PerCoordinateLaplace, StratifiedCorBin
+from lightning_fedq.privacy.page import format_epsilon
 from lightning_fedq.privacy.plan import Family, plan
-from lightning_fedq.privacy.report import format_epsilon
 
 CANDIDATES: dict[str, Family] = {
     "LDPQ(epsilon)": LDPQ,

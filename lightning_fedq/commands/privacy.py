@@ -150,6 +150,7 @@ def _report(
         dropout_probability=planner.dropout_probability,
         secure_aggregation=assumed or protocol is not None,
         protocol=ASSUMED if protocol is None else protocol.statement,
+        max_corrupt=(protocol and protocol.max_corrupt) or 0.0,
         **setup,
     )
 

@@ -157,10 +157,11 @@ class AdditiveNoise(Mechanism):
         slack = context.dim * TOTAL_VARIATION
         assumptions = (
             "noise is fresh in every round and attempt and comes from keys that the adversary does not hold",
-            f"the sampler is within {slack:.1e} of the exact law in total variation a round: "
-            f"delta grows by at most (1 + e^epsilon) {slack:.1e}",
+            f"the sampler is within {slack:.1e} of the exact law in total variation a round, "
+            "paid for in delta",
         )
+        count = self.clipping.compositions(context)
         return tuple(
-            PrivacyClaim(adversary, loss, self.clipping.compositions(context), assumptions=assumptions)
+            PrivacyClaim(adversary, loss, count, assumptions=assumptions, slack=slack)
             for adversary in Adversary
         )

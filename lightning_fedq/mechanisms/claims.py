@@ -6,7 +6,8 @@ Levels come from the attained thresholds, never from the epsilon that was asked 
 
 Where the worst client of the round depends on its place (alone or in a pair), the claim is the worst of both.
 The curious client may also be a client that works alone and knows its own coin, so one coin less hides
-the others than behind secure aggregation.
+the others than behind secure aggregation. Clients that collude with the server behind it (`num_corrupt`) are
+curious clients: each knows its coin and the word that its group shares, and stands where that is worst.
 
 References:
     Salehi et al., CorBin-FL; its UCDP theorems are replaced by exact pairs, for substitution of one update.
@@ -45,12 +46,14 @@ MODELS_ONLY = (
 
 def _claims(losses: dict[Adversary, Loss], context: RoundContext, shared: bool) -> tuple[PrivacyClaim, ...]:
     keys = (AUTHENTICATED,) if shared else ()
+    corrupt = context.num_corrupt
+    colluding = f"the server colludes with {corrupt} clients at most" if corrupt else NO_COLLUSION
     special = {
         Adversary.EAVESDROPPER: (),
         Adversary.SERVER: (NO_COLLUSION, *keys),
         Adversary.SERVER_AND_PARTNER: (),
         Adversary.CLIENT: (MODELS_ONLY,),
-        Adversary.SECAGG_SERVER: (SUM_ONLY, NO_COLLUSION, *keys),
+        Adversary.SECAGG_SERVER: (SUM_ONLY, colluding, *keys),
         Adversary.OUTSIDER: (MODELS_ONLY, *keys),
     }
     return tuple(
@@ -84,14 +87,18 @@ def independent_claims(coin: CoinThresholds, context: RoundContext) -> tuple[Pri
         return _public(context)
     (low, high), size = coin.probabilities, len(context.cohort)
     bit, note = _bit(coin), "one bit among the independent bits of the others"
-    behind = CoinSum(low, high, (_alone(coin, size - 1),), note)
+
+    def behind(known: int) -> CoinSum:
+        whose = f" but {known} that the adversary knows" if known else ""
+        return CoinSum(low, high, (_alone(coin, size - 1 - known),), note + whose)
+
     losses: dict[Adversary, Loss] = {
         Adversary.EAVESDROPPER: bit,
         Adversary.SERVER: bit,
         Adversary.SERVER_AND_PARTNER: bit,
-        Adversary.CLIENT: CoinSum(low, high, (_alone(coin, size - 2),), note + " but the curious client's"),
-        Adversary.SECAGG_SERVER: behind,
-        Adversary.OUTSIDER: behind,
+        Adversary.CLIENT: behind(1),
+        Adversary.SECAGG_SERVER: behind(context.num_corrupt),
+        Adversary.OUTSIDER: behind(0),
     }
     return _claims(losses, context, shared=False)
 
@@ -118,23 +125,25 @@ def paired_claims(
     bits = None if shared_bits is None or shared_bits >= coin.word_bits else shared_bits
     sums = pair_sum_pairs(low, high, bits)
 
-    def paired(num_coins: int) -> tuple[HiddenPair, ...]:
-        return tuple(HiddenPair(p, q, num_coins) for p, q in sums)
+    def behind(known: int) -> CoinSum:
+        """The sum, and what `known` clients know: one of them may be the victim's partner."""
+        places = [HiddenPair(p, q, max(singles - known, 0)) for p, q in sums]
+        note = "a pair's sum among the bits of the clients that work alone"
+        if known:
+            coins = max(singles - known + 1, 0)
+            places.append(HiddenPair((0.0, 1.0), (1.0, 0.0), coins, high - low))
+            note = "the partner knows the shared word and sees the sum"
+        if singles:
+            places.append(_alone(coin, singles - 1 - known))
+        return CoinSum(low, high, tuple(places), note)
 
-    partner = HiddenPair((0.0, 1.0), (1.0, 0.0), singles, high - low)
-    client = (partner, *paired(max(singles - 1, 0)))
-    behind = paired(singles)
-    if singles:
-        behind += (_alone(coin, singles - 1),)
-        client += (_alone(coin, singles - 2),)
-    aggregate = CoinSum(low, high, behind, "a pair's sum among the bits of the clients that work alone")
     losses: dict[Adversary, Loss] = {
         Adversary.EAVESDROPPER: _bit(coin),
         Adversary.SERVER: PmfPairs(joint_pairs(low, high, bits), "both bits of a pair, worst vertices"),
         Adversary.SERVER_AND_PARTNER: PmfPairs(known_word_pairs(low, high, bits), "a bit and its word"),
-        Adversary.CLIENT: CoinSum(low, high, client, "the partner knows the shared word and sees the sum"),
-        Adversary.SECAGG_SERVER: aggregate,
-        Adversary.OUTSIDER: aggregate,
+        Adversary.CLIENT: behind(1),
+        Adversary.SECAGG_SERVER: behind(context.num_corrupt),
+        Adversary.OUTSIDER: behind(0),
     }
     return _claims(losses, context, shared=True)
 
@@ -167,7 +176,7 @@ def grouped_claims(coin: CoinThresholds, context: RoundContext) -> tuple[Privacy
         Adversary.SERVER: shown,
         Adversary.SERVER_AND_PARTNER: shown,
         Adversary.CLIENT: shifted(singles - 2),
-        Adversary.SECAGG_SERVER: shifted(singles - 1),
+        Adversary.SECAGG_SERVER: shifted(singles - 1 - context.num_corrupt),
         Adversary.OUTSIDER: shifted(singles - 1),
     }
     return _claims(losses, context, shared=True)

@@ -153,19 +153,25 @@ class DistributedDiscreteGaussian(Mechanism):
         alone = self._loss(1, context, "the client's own discrete Gaussian noise")
         summed = self._loss(hidden, context, "discrete Gaussian noise of all clients counted")
         others = self._loss(hidden - 1, context, "the noise of the other clients")
+        corrupt = context.num_corrupt
+        behind = summed
+        if corrupt:
+            honest = max(hidden - corrupt, 1)  # the victim's own noise is always there
+            behind = self._loss(honest, context, "the noise of the clients that do not collude")
         losses = {
             Adversary.EAVESDROPPER: alone,
             Adversary.SERVER: alone,
             Adversary.SERVER_AND_PARTNER: alone,
             Adversary.CLIENT: others,
-            Adversary.SECAGG_SERVER: summed,
+            Adversary.SECAGG_SERVER: behind,
             Adversary.OUTSIDER: summed,
         }
         base = (
             "noise is fresh in every round and attempt and comes from keys that the adversary does not hold",
         )
         answer = f"at least {max(hidden, 1)} of {len(context.cohort)} clients answer"
-        shared = (f"{answer}; nothing but the sum is seen", "the server does not collude with clients")
+        colluding = f"with {corrupt} clients at most" if corrupt else "with no clients"
+        shared = (f"{answer}; nothing but the sum is seen", f"the server colludes {colluding}")
         alone_only = (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER)
         return tuple(
             PrivacyClaim(who, losses[who], 1, assumptions=base + (() if who in alone_only else shared))

@@ -206,7 +206,9 @@ class ExactError(Mechanism):
             FRESH,
             UNIFORM,
             f"float64, grid and tables move the released law by at most {slack:.1e} in total variation "
-            f"a round: delta grows by at most (1 + e^epsilon) {slack:.1e}",
+            "a round, paid for in delta",
         )
         every = {**losses, Adversary.OUTSIDER: noise}
-        return tuple(PrivacyClaim(who, every[who], 1, assumptions=assumptions) for who in Adversary)
+        return tuple(
+            PrivacyClaim(who, every[who], 1, assumptions=assumptions, slack=slack) for who in Adversary
+        )

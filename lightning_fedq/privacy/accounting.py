@@ -1,7 +1,8 @@
 """What claims cost together: over coordinates, rounds and cohorts, at a stated delta.
 
-Routes, in this order: a randomised response composes exactly in closed form, a Gaussian stays Gaussian, and
-everything else goes through a loss grid (`grid`, pessimistic). A run in which a client takes part with some
+Routes, in this order: a randomised response composes exactly in closed form, a Gaussian stays Gaussian,
+zero-concentrated losses add their rhos and are converted once, and everything else goes through a loss grid
+(`grid`, pessimistic). A run in which a client takes part with some
 probability a round composes the round's loss mixed with no loss at all: that the client was there is taken as
 known to the adversary, so sampling buys fewer rounds and no amplification.
 
@@ -11,8 +12,9 @@ A loss of an unknown kind is refused, and so is `NonPrivate`: there is nothing t
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from lightning_fedq.core import CoinSum, ConcentratedLoss, GaussianLoss, HiddenPair, Loss, PmfPairs
 from lightning_fedq.functional.one_bit_privacy import (
@@ -76,7 +78,13 @@ def composed_mass(mass: float, count: float) -> float:
 
 
 def spent(
-    loss: Loss, delta: float, *, compositions: int = 1, rounds: int = 1, participation: float = 1.0
+    loss: Loss,
+    delta: float,
+    *,
+    compositions: int = 1,
+    rounds: int = 1,
+    participation: float = 1.0,
+    slack: float = 0.0,
 ) -> Spending:
     """Epsilon of `rounds` rounds of `compositions` losses each, at `delta`.
 
@@ -86,6 +94,8 @@ def spent(
         compositions: Compositions in one round, >= 1.
         rounds: >= 0; with none, nothing is spent.
         participation: Chance that the client takes part in a round, known to the adversary afterwards.
+        slack: Total variation of one round between what is released and what `loss` describes; it is paid for
+            in delta, see `with_slack`.
 
     Raises:
         ValueError: If delta is no delta, or the loss is `NonPrivate`.
@@ -104,19 +114,58 @@ def spent(
     run_mass = composed_mass(round_mass, rounds)
     if run_mass > delta:
         return Spending(math.inf, delta, run_mass, "infinite-loss mass above delta")
+
+    def exact(left: float) -> float:
+        return _spent_exactly(loss, left, compositions, rounds, participation)
+
+    if not slack:
+        return Spending(exact(delta), delta, run_mass, _method(loss, participation))
+    distance = composed_mass(min(participation * slack, 1.0), rounds)
+    epsilon = with_slack(exact, delta, distance)
+    if math.isinf(epsilon):
+        reason = f"the released law is known to a distance of {distance:.2g} only, too much for this delta"
+        return Spending(epsilon, delta, run_mass, reason)
+    method = f"{_method(loss, participation)}; (1 + e^epsilon) {distance:.2g} of delta pays for the sampler"
+    return Spending(epsilon, delta, run_mass, method)
+
+
+def with_slack(exact: Callable[[float], float], delta: float, distance: float) -> float:
+    """Smallest epsilon at delta of laws within `distance` in total variation of laws that are known.
+
+    P'(S) <= P(S) + t <= e^epsilon Q(S) + d + t <= e^epsilon Q'(S) + d + (1 + e^epsilon) t, so the known laws
+    have to make do with d = delta - (1 + e^epsilon) t. The search starts at 0 and only rises, so it ends
+    at the smallest solution, or where nothing is left of delta.
+
+    Args:
+        exact: Epsilon of the known laws at a delta.
+        delta: In (0, 1).
+        distance: t, of the whole run, in [0, 1].
+
+    Returns:
+        Rounded up by 1e-9; infinite where no epsilon will do, or none is found in 100 steps.
+    """
+    epsilon = 0.0
+    for _ in range(100):  # a handful, unless a solution hardly exists
+        if epsilon > 700.0 or (left := delta - (1.0 + math.exp(epsilon)) * distance) <= 0.0:
+            break
+        wanted = exact(left)
+        if wanted <= epsilon:
+            return epsilon
+        epsilon = wanted * (1.0 + 1e-9)
+    return math.inf
+
+
+def _spent_exactly(loss: Loss, delta: float, compositions: int, rounds: int, participation: float) -> float:
+    """Epsilon of a run whose infinite mass is below delta."""
     count = compositions * rounds
+    if isinstance(loss, ConcentratedLoss):  # rounds without the client cost nothing, and none is assumed
+        return concentrated_epsilon(count * loss.rho, delta)
     level = _response_level(loss)
     if participation == 1.0 and level is not None:
-        epsilon = randomized_response_epsilon(level, count, delta)
-        return Spending(epsilon, delta, 0.0, "exact binomial composition")
+        return randomized_response_epsilon(level, count, delta)
     if participation == 1.0 and isinstance(loss, GaussianLoss):
-        epsilon = gaussian_epsilon(math.sqrt(count) / loss.noise_multiplier, delta)
-        return Spending(epsilon, delta, 0.0, "Gaussian differential privacy, exact")
-    if isinstance(loss, ConcentratedLoss):  # rounds without the client cost nothing, and none is assumed
-        epsilon = concentrated_epsilon(count * loss.rho, delta)
-        return Spending(epsilon, delta, 0.0, "zero-concentrated differential privacy, every round counted")
-    epsilon = composed_grid(loss, delta, compositions, rounds, participation).epsilon(delta)
-    return Spending(epsilon, delta, run_mass, _method(loss))
+        return gaussian_epsilon(math.sqrt(count) / loss.noise_multiplier, delta)
+    return composed_grid(loss, delta, compositions, rounds, participation).epsilon(delta)
 
 
 def concentrated_epsilon(rho: float, delta: float) -> float:
@@ -132,7 +181,13 @@ def concentrated_epsilon(rho: float, delta: float) -> float:
     return float(max(best, 0.0))
 
 
-def _method(loss: Loss) -> str:
+def _method(loss: Loss, participation: float) -> str:
+    if isinstance(loss, ConcentratedLoss):
+        return "zero-concentrated differential privacy, every round counted"
+    if participation == 1.0 and _response_level(loss) is not None:
+        return "exact binomial composition"
+    if participation == 1.0 and isinstance(loss, GaussianLoss):
+        return "Gaussian differential privacy, exact"
     text = "privacy loss distribution, connect-the-dots, pessimistic"
     if isinstance(loss, CoinSum) and any(victim.num_coins > 200 for victim in loss.victims):
         text += "; nine splits of the other clients' coins scanned (within 0.1%, no strict certificate)"
@@ -144,6 +199,8 @@ def composed_grid(
 ) -> LossGrid:
     """The dominating loss distribution of a run; see `spent`."""
     tail = _TAIL_SHARE * delta
+    if isinstance(loss, ConcentratedLoss):  # rhos add up; rounds without the client are not counted on
+        return loss_grid(ConcentratedLoss(compositions * rounds * loss.rho), tail)
     if isinstance(loss, GaussianLoss):  # many Gaussian losses are one, which a grid can hold more exactly
         loss, compositions = GaussianLoss(loss.noise_multiplier / math.sqrt(compositions)), 1
     if participation == 1.0:
@@ -172,7 +229,9 @@ def epsilon_by_rdp(loss: Loss, delta: float, compositions: int) -> float:
     return max(best, 0.0)
 
 
-def with_dropouts(loss: CoinSum, group_sizes: Sequence[int], probability: float, failure: float) -> CoinSum:
+def with_dropouts(
+    loss: CoinSum, group_sizes: Sequence[int], probability: float, failure: float, num_corrupt: int = 0
+) -> CoinSum:
     """The claim behind a sum when clients may not answer: fewer coins hide the victim.
 
     Except with probability `failure` a round, at least that many independent coins answer. A victim whose
@@ -183,11 +242,12 @@ def with_dropouts(loss: CoinSum, group_sizes: Sequence[int], probability: float,
         group_sizes: Sizes of all groups of the round.
         probability: Chance that a client does not answer, independent of everything, caused by nobody.
         failure: Probability that goes to delta, per round.
+        num_corrupt: Clients that tell the server all they know; a coin of their groups hides nobody.
     """
     groups = [size for size in group_sizes if size > 1]
-    # the victim's group and a curious client's do not count; which they are is unknown, so the best two go
+    # the victim's group and a curious client's do not count; which they are is unknown, so the best ones go
     groups.sort(key=lambda size: size * probability ** (size - 1), reverse=True)
-    others = tuple(groups[2:])
+    others = tuple(groups[1 + max(num_corrupt, 1) :])
     victims = [
         HiddenPair(
             victim.p,
@@ -202,17 +262,25 @@ def with_dropouts(loss: CoinSum, group_sizes: Sequence[int], probability: float,
     return CoinSum(loss.low, loss.high, (*victims, alone), f"{loss.note}, after dropouts")
 
 
+class _Spent(NamedTuple):
+    """What one kind of round costs."""
+
+    loss: Loss
+    compositions: int
+    slack: float
+
+
 @dataclass
 class ClaimAccountant:
     """Adds up the rounds of one client against one adversary, in the verbs that accountants share.
 
     Args:
-        losses: What was spent so far: `(loss, compositions)` and how many rounds of it.
+        losses: What was spent so far: a kind of round, and how many rounds of it.
     """
 
-    losses: dict[tuple[Loss, int], int] = field(default_factory=dict)
+    losses: dict[_Spent, int] = field(default_factory=dict)
 
-    def step(self, loss: Loss, compositions: int, rounds: int = 1) -> None:
+    def step(self, loss: Loss, compositions: int, rounds: int = 1, slack: float = 0.0) -> None:
         """Spend rounds of a claim.
 
         Raises:
@@ -222,32 +290,50 @@ class ClaimAccountant:
         infinite_mass(loss)
         if rounds < 1:
             raise ValueError(f"rounds must be >= 1, got {rounds}")
-        key = (loss, compositions)
+        key = _Spent(loss, compositions, slack)
         self.losses[key] = self.losses.get(key, 0) + rounds
 
     def get_epsilon(self, delta: float) -> float:
         """Epsilon spent so far at `delta`."""
-        return self._epsilon(self.losses, delta)
+        check_delta(delta)
+        if not self.losses:
+            return 0.0
+        if len(self.losses) == 1:
+            ((loss, compositions, slack), rounds) = next(iter(self.losses.items()))
+            return spent(loss, delta, compositions=compositions, rounds=rounds, slack=slack).epsilon
+        distance = min(sum(rounds * kind.slack for kind, rounds in self.losses.items()), 1.0)
+        return with_slack(self._exact_epsilon, delta, distance) if distance else self._exact_epsilon(delta)
 
     def would_exceed(
-        self, epsilon: float, delta: float, loss: Loss, compositions: int, rounds: int = 1
+        self,
+        epsilon: float,
+        delta: float,
+        loss: Loss,
+        compositions: int,
+        rounds: int = 1,
+        slack: float = 0.0,
     ) -> bool:
         """Would these rounds on top take more than `epsilon` at `delta`?"""
         later = ClaimAccountant(dict(self.losses))
-        later.step(loss, compositions, rounds)
+        later.step(loss, compositions, rounds, slack)
         return later.get_epsilon(delta) > epsilon
 
-    @staticmethod
-    def _epsilon(losses: dict[tuple[Loss, int], int], delta: float) -> float:
-        check_delta(delta)
-        if not losses:
-            return 0.0
-        if len(losses) == 1:
-            ((loss, compositions), rounds) = next(iter(losses.items()))
-            return spent(loss, delta, compositions=compositions, rounds=rounds).epsilon
+    def _exact_epsilon(self, delta: float) -> float:
+        """Of several kinds of rounds: rhos add up, and then all losses on one grid."""
+        parts: list[tuple[Loss, int, int]] = []
+        rho = 0.0
+        for kind, rounds in self.losses.items():
+            if isinstance(kind.loss, ConcentratedLoss):
+                rho += kind.loss.rho * kind.compositions * rounds
+            else:
+                parts.append((kind.loss, kind.compositions, rounds))
+        if not parts:
+            return concentrated_epsilon(rho, delta)
+        if rho:
+            parts.append((ConcentratedLoss(rho), 1, 1))
         grids = [
-            composed_grid(loss, delta / len(losses), compositions, rounds)
-            for (loss, compositions), rounds in losses.items()
+            composed_grid(loss, delta / len(parts), compositions, rounds)
+            for loss, compositions, rounds in parts
         ]
         step = max(grid.coarser().step for grid in grids)
         total = grids[0].on(step)

@@ -4,6 +4,11 @@ The curve of a claim is the largest of the curves of its pairs, in both orders, 
 of convex curves is the curve of some pair again, and that pair dominates every case. The step of the grid
 follows the standard deviation of the loss: dp_accounting's default of 1e-4 would overstate a million small
 losses by up to a hundred nats.
+
+A zero-concentrated loss has no curve of its own, only bounds on it, one per Renyi order. Their minimum is no
+hockey-stick curve, because it is not convex in e^epsilon; the true curve is, so it lies below the lower
+convex hull of the bounds too, and that hull is the curve of a pair, fit for composition. Composing such pairs
+is sound but loose: `accounting` adds the rhos up first.
 """
 
 from __future__ import annotations
@@ -212,10 +217,30 @@ def loss_grid(loss: Loss, tail: float) -> LossGrid:
         return _curve_of_pairs(pairs, epsilons)
 
     reach = _reach(curve, std, top, tail)
+    if isinstance(loss, ConcentratedLoss):
+        reach = min(reach, 300.0)  # what lies beyond counts as infinite, and e^epsilon stays a float
     half = min(math.ceil(reach * _POINTS_PER_STD / std), _MOST_POINTS)
     step = reach / half
     points = step * np.arange(-half, half + 1, dtype=np.float64)
-    return grid_from_curve(step, -half, curve(points))
+    values = curve(points)
+    if isinstance(loss, ConcentratedLoss):
+        values = _lower_hull(np.exp(points), values)
+    return grid_from_curve(step, -half, values)
+
+
+def _lower_hull(places: Array, values: Array) -> Array:
+    """The largest convex function of ascending places that is nowhere above the values, 1 at place 0."""
+    x, y = np.append(0.0, places), np.append(1.0, values)
+    corners: list[int] = []
+    for k in range(len(x)):
+        while len(corners) > 1:
+            i, j = corners[-2:]
+            if (y[j] - y[i]) * (x[k] - x[i]) < (y[k] - y[i]) * (x[j] - x[i]):
+                break
+            corners.pop()
+        corners.append(k)
+    hull: Array = np.interp(places, x[corners], y[corners])
+    return hull
 
 
 def _reach(curve: Callable[[Array], Array], std: float, top: float, tail: float) -> float:

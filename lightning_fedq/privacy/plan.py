@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from lightning_fedq.core import Adversary, Mechanism, NonPrivate, RoundContext
-from lightning_fedq.privacy.accounting import check_delta, spent
-from lightning_fedq.privacy.report import claim_against
+from lightning_fedq.privacy.accounting import check_delta
+from lightning_fedq.privacy.setting import Setting
 
 Family = Callable[[float], Mechanism]
 _SMALLEST, _LARGEST = 1e-5, 30.0
@@ -103,20 +103,17 @@ def _solve(
     def cost(value: float) -> tuple[float, str]:
         """Epsilon of the run, and the reason where there is none."""
         mechanism = family(value)
-        claim, left = claim_against(
-            adversary,
-            mechanism,
-            _context(mechanism, clients, params),
-            rounds=rounds,
-            delta=delta,
-            secure_aggregation=adversary is Adversary.SECAGG_SERVER,
-        )
+        secure = adversary is Adversary.SECAGG_SERVER
+        setting = Setting(_context(mechanism, clients, params), rounds, delta, secure_aggregation=secure)
+        claim = setting.claims(mechanism)[adversary]
         if isinstance(claim.loss, NonPrivate):
             return math.inf, f"no guarantee: {claim.loss.reason}"
-        run = spent(claim.loss, left, compositions=claim.compositions, rounds=rounds)
-        if math.isinf(run.epsilon):
+        run = setting.spent(claim, rounds)
+        if run.infinite_mass > run.delta:
             chance = f"{run.infinite_mass:.3g}"
             return math.inf, f"with chance {chance} an outcome occurs that excludes one of two updates"
+        if math.isinf(run.epsilon):
+            return math.inf, run.method
         return run.epsilon, f"even a parameter of {value:g} spends {run.epsilon:.3g}"
 
     least, reason = cost(_SMALLEST)

@@ -1,9 +1,9 @@
 """The privacy statement of a run: one row per adversary, for people and for programs.
 
 Every row says how much, at which delta, for which neighbours, by which method and under which assumptions;
-or "no guarantee", and why. Where a claim does not fit the set-up the report falls back on a view that sees
-at least as much (post-processing), or says "no guarantee"; it never guesses. A loss above 20 nats, or
-outcomes of infinite loss more likely than delta, are called vacuous: such a bound excludes nothing.
+or "no guarantee", and why. `setting` finds the claim that fits the run, `page` prints the statement. A loss
+above 20 nats, or outcomes of infinite loss more likely than delta, are called vacuous: such a bound excludes
+nothing.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, replace
+from typing import Protocol, runtime_checkable
 
 from lightning_fedq.core import (
     Adversary,
@@ -23,8 +24,10 @@ from lightning_fedq.core import (
     RoundContext,
 )
 from lightning_fedq.functional.one_bit_privacy import gaussian_epsilon
-from lightning_fedq.privacy.accounting import Spending, check_delta, spent, with_dropouts
+from lightning_fedq.privacy.accounting import Spending, check_delta
 from lightning_fedq.privacy.losses import pure_epsilon
+from lightning_fedq.privacy.page import markdown
+from lightning_fedq.privacy.setting import Setting
 
 VACUOUS_EPSILON = 20.0
 NO_GUARANTEE = "no guarantee"
@@ -33,12 +36,15 @@ ASSUMED = "assumed here, no protocol was run"
 _SECURE_ONLY = (
     "keys are reproducible: whoever knows the seed can compute every coin; run with secure keys (seed=None)"
 )
-_WIDER_VIEW = {
-    Adversary.SECAGG_SERVER: Adversary.SERVER,
-    Adversary.OUTSIDER: Adversary.SERVER,
-    Adversary.CLIENT: Adversary.SERVER_AND_PARTNER,
-}
-"""A view that sees at least as much and depends on no aggregation."""
+
+
+@runtime_checkable
+class Anonymous(Protocol):
+    """A mechanism whose paper counts the inputs that a message leaves possible."""
+
+    @property
+    def anonymity_set_size(self) -> int:
+        """How many, at least."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +84,18 @@ class Row:
     advice: str = ""
     remark: str = ""
 
+    @property
+    def words(self) -> str:
+        """What it means, in a sentence or two."""
+        if self.verdict == NO_GUARANTEE:
+            words = f"No guarantee: {self.reason}."
+        elif self.verdict == VACUOUS:
+            words = f"Vacuous: {self.reason}."
+        else:
+            factor = math.exp(self.epsilon_run)
+            words = f"Odds between two possible updates change at most {factor:.3g}-fold over the run."
+        return f"{words} Secure aggregation: {self.remark}." if self.remark else words
+
 
 @dataclass(frozen=True)
 class PrivacyReport:
@@ -95,7 +113,8 @@ class PrivacyReport:
         protocol: How: whether masks really ran, and what the server may do.
         rows: One per adversary.
         with_secure_keys: With reproducible keys: what the same run gives with secure ones. Else empty.
-        notes: What the figures leave out.
+        notes: What the numbers leave out.
+        figures: What the mechanism's paper counts and what guarantees nothing, as (name, value).
     """
 
     mechanism: str
@@ -110,6 +129,7 @@ class PrivacyReport:
     rows: tuple[Row, ...]
     with_secure_keys: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
+    figures: tuple[tuple[str, str], ...] = ()
 
     def row(self, adversary: Adversary) -> Row:
         """The row of one adversary."""
@@ -121,7 +141,7 @@ class PrivacyReport:
 
     def to_markdown(self) -> str:
         """Two tables, one to read and one to check."""
-        return _markdown(self)
+        return markdown(self)
 
 
 def privacy_report(
@@ -136,6 +156,7 @@ def privacy_report(
     secure_aggregation: bool = False,
     protocol: str = ASSUMED,
     equal_weights: bool = True,
+    max_corrupt: float = 0.0,
     validation_choices: bool = True,
 ) -> PrivacyReport:
     """State what `rounds` rounds like the one of `context` give away, adversary by adversary.
@@ -152,6 +173,7 @@ def privacy_report(
         protocol: How, in words: whether masks really ran, and what the server may do.
         equal_weights: Whether the model depends on the messages through their plain sum only: no weights,
             no robust rule.
+        max_corrupt: Fraction of the cohort that may collude with a server behind secure aggregation.
         validation_choices: Whether anything was picked on validation scores (smoothing, a checkpoint).
 
     Raises:
@@ -160,22 +182,19 @@ def privacy_report(
     size = len(context.cohort)
     total = size if num_clients is None else num_clients
     checked = check_delta(delta, total)
-    if not 0.0 <= dropout_probability < 1.0 or total < size or rounds < 0:
-        raise ValueError(
-            "dropout_probability in [0, 1), num_clients >= the cohort and rounds >= 0 are needed, "
-            f"got {dropout_probability}, {total} for a cohort of {size}, and {rounds}"
-        )
-    setting = _Setting(
+    if total < size:
+        raise ValueError(f"num_clients >= the cohort is needed, got {total} for a cohort of {size}")
+    setting = Setting(
+        context,
         rounds,
         checked,
         size / total * (1.0 - dropout_probability),
         dropout_probability,
         secure_aggregation,
         equal_weights,
-        mechanism.tolerated_dropouts(context),
+        max_corrupt,
     )
-    claims = {claim.adversary: claim for claim in mechanism.claims(context)}
-    rows = tuple(_row(claims, adversary, context, setting) for adversary in Adversary)
+    rows = tuple(_row(claim, setting) for claim in setting.claims(mechanism).values())
     if secure_aggregation:
         rows = tuple(_with_remark(row, protocol) for row in rows)
     shown = rows if secure_keys else tuple(_refused(row, _SECURE_ONLY, "use seed=None") for row in rows)
@@ -192,48 +211,19 @@ def privacy_report(
         shown,
         () if secure_keys else rows,
         _notes(setting, validation_choices),
+        _figures(mechanism),
     )
 
 
-def claim_against(
-    adversary: Adversary,
-    mechanism: Mechanism,
-    context: RoundContext,
-    *,
-    rounds: int,
-    delta: float,
-    dropout_probability: float = 0.0,
-    secure_aggregation: bool = False,
-    equal_weights: bool = True,
-) -> tuple[PrivacyClaim, float]:
-    """The claim that fits a set-up, and the delta that is left for it; arguments as in `privacy_report`.
-
-    Dropouts take half of delta. The loss is `NonPrivate` where the set-up contradicts the adversary.
-    """
-    tolerated = mechanism.tolerated_dropouts(context)
-    setting = _Setting(rounds, delta, 1.0, dropout_probability, secure_aggregation, equal_weights, tolerated)
-    claims = {claim.adversary: claim for claim in mechanism.claims(context)}
-    claim = _fitting_claim(claims, adversary, context, setting)
-    return claim, setting.available(claim)
+def _figures(mechanism: Mechanism) -> tuple[tuple[str, str], ...]:
+    """What papers print beside guarantees."""
+    if not isinstance(mechanism, Anonymous):
+        return ()
+    name = "anonymity set of one message: inputs that a bit without a coin leaves possible, at least"
+    return ((name, str(mechanism.anonymity_set_size)),)
 
 
-@dataclass(frozen=True)
-class _Setting:
-    rounds: int
-    delta: float
-    participation: float
-    dropout_probability: float
-    secure_aggregation: bool
-    equal_weights: bool
-    tolerated_dropouts: int | None
-
-    def available(self, claim: PrivacyClaim) -> float:
-        """What of delta is left for the mechanism."""
-        after_drops = isinstance(claim.loss, CoinSum) and self.dropout_probability > 0.0
-        return self.delta / 2.0 if after_drops else self.delta
-
-
-def _notes(setting: _Setting, validation_choices: bool) -> tuple[str, ...]:
+def _notes(setting: Setting, validation_choices: bool) -> tuple[str, ...]:
     notes = [
         "An epsilon bounds what an adversary learns about one client's update in any round of the run: "
         "its odds between two possible updates change by at most a factor e^epsilon, "
@@ -281,94 +271,28 @@ def _refused(row: Row, reason: str, advice: str) -> Row:
     )
 
 
-def _fitting_claim(
-    claims: dict[Adversary, PrivacyClaim], adversary: Adversary, context: RoundContext, setting: _Setting
-) -> PrivacyClaim:
-    """The claim for this set-up: its own, after dropouts, or that of a view that sees at least as much."""
-    claim = claims[adversary]
-    wider = _WIDER_VIEW.get(adversary)
-    if wider is None:
-        return claim
-    if adversary is Adversary.SECAGG_SERVER and not setting.secure_aggregation:
-        return replace(
-            claim,
-            loss=NonPrivate(f"secure aggregation is off: the server sees every message, see {wider.name}"),
-        )
-    if not setting.equal_weights:
-        return _as_wider(
-            claims[wider],
-            adversary,
-            "the mean is weighted, or no mean, so this is the claim of a view of all messages",
-        )
-    if setting.dropout_probability > 0.0 and claim.loss != claims[wider].loss:
-        return _after_dropouts(claim, claims[wider], context, setting)
-    return claim
-
-
-def _as_wider(wider: PrivacyClaim, adversary: Adversary, why: str) -> PrivacyClaim:
-    return replace(wider, adversary=adversary, assumptions=(*wider.assumptions, why))
-
-
-def _after_dropouts(
-    claim: PrivacyClaim, wider: PrivacyClaim, context: RoundContext, setting: _Setting
-) -> PrivacyClaim:
-    if isinstance(claim.loss, NonPrivate):
-        return claim
-    if setting.tolerated_dropouts is not None:
-        enforced = f"a round with more than {setting.tolerated_dropouts} dropouts is aborted"
-        return replace(claim, assumptions=(*claim.assumptions, enforced))
-    if not isinstance(claim.loss, CoinSum):
-        why = (
-            "the aggregate claim needs every client to answer, so this is the claim of a view of all messages"
-        )
-        return _as_wider(wider, claim.adversary, why)
-    failure = setting.delta / (2 * max(setting.rounds, 1))
-    sizes = [len(group) for group in context.groups]
-    loss = with_dropouts(claim.loss, sizes, setting.dropout_probability, failure)
-    return replace(
-        claim,
-        loss=loss,
-        assumptions=(
-            *claim.assumptions,
-            "clients drop out independently of data and adversary; half of delta pays for it",
-        ),
-    )
-
-
-def _row(
-    claims: dict[Adversary, PrivacyClaim], adversary: Adversary, context: RoundContext, setting: _Setting
-) -> Row:
-    claim = _fitting_claim(claims, adversary, context, setting)
-    loss, delta = claim.loss, setting.delta
+def _row(claim: PrivacyClaim, setting: Setting) -> Row:
     blank = Row(
-        adversary.name,
-        adversary.value,
+        claim.adversary.name,
+        claim.adversary.value,
         None,
         math.inf,
         math.inf,
-        delta,
+        setting.delta,
         1.0,
         claim.neighbours.value,
         "none",
         claim.assumptions,
         NO_GUARANTEE,
     )
-    if isinstance(loss, NonPrivate):
-        return replace(blank, reason=loss.reason)
-    available = setting.available(claim)
-    once = spent(loss, available, compositions=claim.compositions)
-    run = spent(
-        loss,
-        available,
-        compositions=claim.compositions,
-        rounds=setting.rounds,
-        participation=setting.participation,
-    )
+    if isinstance(claim.loss, NonPrivate):
+        return replace(blank, reason=claim.loss.reason)
+    run = setting.spent(claim, setting.rounds, setting.participation)
     verdict, reason = _verdict(run)
     return replace(
         blank,
-        epsilon_coordinate=_of_a_coordinate(claim, context),
-        epsilon_round=once.epsilon,
+        epsilon_coordinate=_of_a_coordinate(claim, setting.context),
+        epsilon_round=setting.spent(claim, 1).epsilon,
         epsilon_run=run.epsilon,
         infinite_mass=run.infinite_mass,
         method=run.method,
@@ -379,9 +303,12 @@ def _row(
 
 
 def _of_a_coordinate(claim: PrivacyClaim, context: RoundContext) -> float | None:
-    """Pure epsilon of one coordinate in one round, where the claim tells."""
+    """Pure epsilon of one coordinate in one round, where the claim tells; a law that is known up to a
+    distance only has none."""
     count = claim.coordinate_losses or (1 if claim.compositions == context.dim else None)
-    return None if count is None else count * pure_epsilon(claim.loss)
+    if count is None:
+        return None
+    return math.inf if claim.slack else count * pure_epsilon(claim.loss)
 
 
 def _verdict(run: Spending) -> tuple[str, str]:
@@ -391,6 +318,8 @@ def _verdict(run: Spending) -> tuple[str, str]:
             VACUOUS,
             f"with chance {chance}, above delta, an outcome occurs that excludes one of two updates",
         )
+    if math.isinf(run.epsilon):
+        return VACUOUS, run.method
     if run.epsilon > VACUOUS_EPSILON:
         return VACUOUS, f"epsilon is above {VACUOUS_EPSILON:g}: the bound excludes nothing"
     for limit, word in ((1.0, "strong"), (4.0, "good"), (8.0, "usable")):
@@ -411,7 +340,7 @@ def _largest_mu(epsilon: float, delta: float) -> float:
     return low
 
 
-def _advice(claim: PrivacyClaim, setting: _Setting, run: Spending) -> str:
+def _advice(claim: PrivacyClaim, setting: Setting, run: Spending) -> str:
     """By the rule of thumb that many small losses add up to a Gaussian one."""
     loss: Loss = claim.loss
     steps = claim.compositions * max(setting.rounds, 1) * setting.participation
@@ -432,9 +361,6 @@ def _advice(claim: PrivacyClaim, setting: _Setting, run: Spending) -> str:
     return "more noise, fewer rounds, or secure aggregation"
 
 
-# ---- output -------------------------------------------------------------------------------------------
-
-
 def _plain(value: object) -> object:
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
@@ -443,75 +369,3 @@ def _plain(value: object) -> object:
     if isinstance(value, float) and not math.isfinite(value):
         return "inf"
     return value
-
-
-def format_epsilon(value: float | None) -> str:
-    """Three digits, rounded up so that a claim never shrinks in print; an infinite one is "∞"."""
-    if value is None:
-        return "-"
-    if not math.isfinite(value):
-        return "∞"
-    if value == 0.0:
-        return "0"
-    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return f"{math.ceil(value / unit - 1e-9) * unit:.3g}"
-
-
-def _plain_words(row: Row) -> str:
-    if row.verdict == NO_GUARANTEE:
-        words = f"No guarantee: {row.reason}."
-    elif row.verdict == VACUOUS:
-        words = f"Vacuous: {row.reason}."
-    else:
-        factor = math.exp(row.epsilon_run)
-        words = f"Odds between two possible updates change at most {factor:.3g}-fold over the run."
-    return f"{words} Secure aggregation: {row.remark}." if row.remark else words
-
-
-def _tables(rows: tuple[Row, ...]) -> list[str]:
-    lines = ["| Who | Verdict | epsilon over the run | What it means |", "| --- | --- | --- | --- |"]
-    for row in rows:
-        means = _plain_words(row) + (f" Better: {row.advice}." if row.advice else "")
-        lines.append(f"| {row.view} | **{row.verdict}** | {format_epsilon(row.epsilon_run)} | {means} |")
-    lines += [
-        "",
-        "| Adversary | coordinate and round (pure) | round | run | delta | infinite mass | method |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
-    ]
-    for row in rows:
-        numbers = (row.epsilon_coordinate, row.epsilon_round, row.epsilon_run)
-        lines.append(
-            f"| {row.adversary} | {' | '.join(map(format_epsilon, numbers))} | {row.delta:g} "
-            f"| {row.infinite_mass:.3g} | {row.method} |"
-        )
-    return lines
-
-
-def _markdown(report: PrivacyReport) -> str:
-    common = set.intersection(*(set(row.assumptions) for row in report.rows))
-    lines = [
-        "# What was protected, and from whom",
-        "",
-        f"{report.mechanism}: {report.dim} parameters, {report.cohort_size} of {report.num_clients} clients "
-        f"a round, {report.rounds} rounds, delta {report.delta:g}, "
-        f"{'secure' if report.secure_keys else 'reproducible'} keys, "
-        f"secure aggregation {f'on: {report.protocol}' if report.secure_aggregation else 'off'}.",
-        "",
-        *_tables(report.rows),
-        "",
-        "Assumptions:",
-        "",
-        f"- everywhere: {'; '.join(sorted(common)) or 'none'}.",
-    ]
-    for row in report.rows:
-        special = "; ".join(text for text in row.assumptions if text not in common)
-        lines.append(f"- {row.adversary} ({row.neighbours}){': ' if special else ''}{special}.")
-    lines += ["", *(f"- {note}" for note in report.notes)]
-    if report.with_secure_keys:
-        lines += [
-            "",
-            "## What the same run would give with secure keys",
-            "",
-            *_tables(report.with_secure_keys),
-        ]
-    return "\n".join(lines) + "\n"

@@ -185,12 +185,12 @@ def test_killed_at_twenty_points_and_resumed_is_bit_identical(tmp_path: Path) ->
     kills = [Kill(1, 3, point) for point in range(len(POINTS))]
     carry_out(tmp_path, kills)
     assert len(kills) == 20
-    assert check_seeded(tmp_path, kills) == 14  # the others died before the first checkpoint was whole
+    assert check_seeded(tmp_path, kills) == 16  # the others died before the first checkpoint was whole
 
 
 @pytest.mark.slow
 def test_without_a_seed_no_kill_makes_the_ledger_forget(tmp_path: Path) -> None:
-    before_the_first_checkpoint = {0, 1, 3, 4, 9, 13}
+    before_the_first_checkpoint = {0, 4, 9, 13}
     kills = [Kill(1, None, point) for point in range(len(POINTS)) if point not in before_the_first_checkpoint]
     carry_out(tmp_path, kills)
     check_unseeded(tmp_path, kills)

@@ -244,7 +244,7 @@ def test_the_outsiders_claim_holds_for_the_measured_noise():
 def test_the_slack_is_stated_and_small():
     mechanism = AggregateGaussian(1.0, 1.0)
     claim = mechanism.claims(context_of(mechanism, range(100), (10_000,)))[-1]
-    assert any("delta grows by" in text for text in claim.assumptions)
+    assert any("paid for in delta" in text for text in claim.assumptions)
     assert 10_000 * mechanism.law_error(context_of(mechanism, range(100), (10_000,))) < 1e-5
 
 

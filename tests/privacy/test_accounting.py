@@ -9,7 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_fedq.core import CoinSum, GaussianLoss, HiddenPair, LaplaceLoss, NonPrivate, PmfPairs
-from lightning_fedq.functional.one_bit_privacy import blanket_epsilon, randomized_response_epsilon
+from lightning_fedq.functional.one_bit_privacy import (
+    blanket_epsilon,
+    gaussian_delta,
+    gaussian_epsilon,
+    randomized_response_epsilon,
+)
 from lightning_fedq.privacy.accounting import (
     ClaimAccountant,
     check_delta,
@@ -17,6 +22,7 @@ from lightning_fedq.privacy.accounting import (
     epsilon_by_rdp,
     spent,
     with_dropouts,
+    with_slack,
 )
 
 
@@ -254,3 +260,41 @@ def test_accountant_refuses_what_it_does_not_know():
         ClaimAccountant().step(NonPrivate("nothing"), 1)
     with pytest.raises(ValueError, match="rounds must be >= 1"):
         ClaimAccountant().step(bit(1.0), 1, rounds=0)
+
+
+# ---- laws that are known to a distance -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("distance", [1e-12, 1e-8, 1e-7])
+def test_the_smallest_epsilon_that_pays_for_the_distance(distance):
+    found = with_slack(lambda delta: gaussian_epsilon(0.7, delta), 1e-5, distance)
+    assert gaussian_delta(0.7, found) + (1 + math.exp(found)) * distance <= 1e-5
+    less = found - 1e-6
+    assert gaussian_delta(0.7, less) + (1 + math.exp(less)) * distance > 1e-5
+
+
+@pytest.mark.parametrize("distance", [6e-7, 5e-6, 1.0])
+def test_a_distance_that_no_epsilon_pays_for(distance):
+    """At epsilon 3.14 of mu 0.7 delta is 1e-6, and 24 times the distance is above 1e-5."""
+    assert with_slack(lambda delta: gaussian_epsilon(0.7, delta), 1e-5, distance) == math.inf
+
+
+def test_the_distance_holds_for_a_law_that_is_really_off():
+    """A response that cheats with chance t = 1e-3: exact delta at the epsilon found is below delta."""
+    level, t, delta = 0.5, 1e-3, 0.05
+    high = 1 / (1 + math.exp(-level))
+    found = spent(bit(level), delta, slack=t).epsilon
+    p, q = np.array([high + t, 1 - high - t]), np.array([1 - high - t, high + t])
+    assert max(p[0] - math.exp(found) * q[0], 0.0) <= delta
+
+
+def test_accountant_pays_for_distances_of_several_kinds():
+    accountant = ClaimAccountant()
+    accountant.step(GaussianLoss(5.0), 1, rounds=3, slack=1e-8)
+    assert accountant.get_epsilon(1e-5) == spent(GaussianLoss(5.0), 1e-5, rounds=3, slack=1e-8).epsilon
+    alone = accountant.get_epsilon(1e-5)
+    assert accountant.would_exceed(alone, 1e-5, GaussianLoss(5.0), 1, slack=1e-7)
+    accountant.step(GaussianLoss(5.0), 1, rounds=3, slack=1e-7)
+    mixed = accountant.get_epsilon(1e-5)
+    exact = with_slack(lambda d: gaussian_epsilon(math.sqrt(6) / 5.0, d), 1e-5, 3.3e-7)
+    assert exact <= mixed <= 1.02 * exact

@@ -9,7 +9,8 @@ import torch
 
 from lightning_fedq.core import Adversary, GaussianLoss, Mechanism, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, DistributedDiscreteGaussian, FedAvg
-from lightning_fedq.privacy.report import NO_GUARANTEE, VACUOUS, format_epsilon, privacy_report
+from lightning_fedq.privacy.page import format_epsilon
+from lightning_fedq.privacy.report import NO_GUARANTEE, VACUOUS, privacy_report
 
 
 def context(mechanism: Mechanism, clients: int, dim: int = 10) -> RoundContext:
@@ -123,7 +124,7 @@ def test_delta_missing_zero_or_too_large_is_refused(delta):
 
 
 def test_numbers_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match="dropout_probability in"):
+    with pytest.raises(ValueError, match="dropout_probability and max_corrupt in"):
         report(LDPQ(1.0), dropout_probability=1.0)
     with pytest.raises(ValueError, match="num_clients >= the cohort"):
         report(LDPQ(1.0), num_clients=10, delta=1e-5)

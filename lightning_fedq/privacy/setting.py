@@ -1,0 +1,130 @@
+"""Which claim fits a set-up: the mechanism's own, after dropouts and collusion, or that of a wider view.
+
+Where a claim does not fit, it falls back on a view that sees at least as much (post-processing), or is
+`NonPrivate` with the reason; nothing is guessed.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from lightning_fedq.core import Adversary, CoinSum, Mechanism, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.privacy.accounting import Spending, spent, with_dropouts
+
+_WIDER_VIEW = {
+    Adversary.SECAGG_SERVER: Adversary.SERVER,
+    Adversary.OUTSIDER: Adversary.SERVER,
+    Adversary.CLIENT: Adversary.SERVER_AND_PARTNER,
+}
+"""A view that sees at least as much and depends on no aggregation."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """How a run is made, as far as claims hang on it.
+
+    Args:
+        context: A round: cohort, groups, dim; `num_corrupt` follows from `max_corrupt`.
+        rounds: Rounds of the run, >= 0.
+        delta: In (0, 1).
+        participation: Chance that a client takes part in a round and answers.
+        dropout_probability: Chance that a client of the cohort does not answer.
+        secure_aggregation: Whether the server is handed sums only.
+        equal_weights: Whether the model depends on the messages through their plain sum only.
+        max_corrupt: Fraction of the cohort that may collude with a server behind secure aggregation.
+
+    Raises:
+        ValueError: If a number makes no sense.
+    """
+
+    context: RoundContext
+    rounds: int
+    delta: float
+    participation: float = 1.0
+    dropout_probability: float = 0.0
+    secure_aggregation: bool = False
+    equal_weights: bool = True
+    max_corrupt: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.dropout_probability < 1.0 or not 0.0 <= self.max_corrupt < 1.0 or self.rounds < 0:
+            raise ValueError(
+                "dropout_probability and max_corrupt in [0, 1) and rounds >= 0 are needed, "
+                f"got {self.dropout_probability}, {self.max_corrupt} and {self.rounds}"
+            )
+
+    @property
+    def num_corrupt(self) -> int:
+        """Clients that may collude with the server, as the protocol rounds them."""
+        return math.floor(self.max_corrupt * len(self.context.cohort))
+
+    def available(self, claim: PrivacyClaim) -> float:
+        """What of delta is left for the mechanism; dropouts of a sum take half."""
+        after_drops = isinstance(claim.loss, CoinSum) and self.dropout_probability > 0.0
+        return self.delta / 2.0 if after_drops else self.delta
+
+    def spent(self, claim: PrivacyClaim, rounds: int, participation: float = 1.0) -> Spending:
+        """What `rounds` rounds of a claim cost, at what is left of delta.
+
+        Raises:
+            ValueError: If the claim is `NonPrivate`.
+        """
+        return spent(
+            claim.loss,
+            self.available(claim),
+            compositions=claim.compositions,
+            rounds=rounds,
+            participation=participation,
+            slack=claim.slack,
+        )
+
+    def claims(self, mechanism: Mechanism) -> dict[Adversary, PrivacyClaim]:
+        """The claim that fits, for every adversary."""
+        context = replace(self.context, num_corrupt=self.num_corrupt)
+        own = {claim.adversary: claim for claim in mechanism.claims(context)}
+        return {who: self._fitting(own, who, mechanism) for who in Adversary}
+
+    def _fitting(
+        self, claims: dict[Adversary, PrivacyClaim], adversary: Adversary, mechanism: Mechanism
+    ) -> PrivacyClaim:
+        claim = claims[adversary]
+        wider = _WIDER_VIEW.get(adversary)
+        if wider is None:
+            return claim
+        if adversary is Adversary.SECAGG_SERVER and not self.secure_aggregation:
+            off = f"secure aggregation is off: the server sees every message, see {wider.name}"
+            return replace(claim, loss=NonPrivate(off))
+        if not self.equal_weights:
+            return _as_wider(
+                claims[wider],
+                adversary,
+                "the mean is weighted, or no mean, so this is the claim of a view of all messages",
+            )
+        if self.dropout_probability > 0.0 and claim.loss != claims[wider].loss:
+            return self._after_dropouts(claim, claims[wider], mechanism)
+        return claim
+
+    def _after_dropouts(self, claim: PrivacyClaim, wider: PrivacyClaim, mechanism: Mechanism) -> PrivacyClaim:
+        if isinstance(claim.loss, NonPrivate):
+            return claim
+        tolerated = mechanism.tolerated_dropouts(self.context)
+        if tolerated is not None:
+            enforced = f"a round with more than {tolerated} dropouts is aborted"
+            return replace(claim, assumptions=(*claim.assumptions, enforced))
+        if not isinstance(claim.loss, CoinSum):
+            why = (
+                "the aggregate claim needs every client to answer, so this is the claim of a view of all "
+                "messages"
+            )
+            return _as_wider(wider, claim.adversary, why)
+        failure = self.delta / (2 * max(self.rounds, 1))
+        sizes = [len(group) for group in self.context.groups]
+        corrupt = self.num_corrupt if claim.adversary is Adversary.SECAGG_SERVER else 0
+        loss = with_dropouts(claim.loss, sizes, self.dropout_probability, failure, corrupt)
+        independent = "clients drop out independently of data and adversary; half of delta pays for it"
+        return replace(claim, loss=loss, assumptions=(*claim.assumptions, independent))
+
+
+def _as_wider(wider: PrivacyClaim, adversary: Adversary, why: str) -> PrivacyClaim:
+    return replace(wider, adversary=adversary, assumptions=(*wider.assumptions, why))

@@ -1,0 +1,157 @@
+"""Claims fitted to a run: clients that collude with the server, and what the sampler's law costs."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lightning_fedq.core import Adversary, CoinSum, ConcentratedLoss, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.functional.one_bit_privacy import gaussian_delta, randomized_response_epsilon
+from lightning_fedq.mechanisms import (
+    LDPQ,
+    AugCorBin,
+    CorBin,
+    DistributedDiscreteGaussian,
+    GaussianNoise,
+    PerCoordinateLaplace,
+    StratifiedCorBin,
+)
+from lightning_fedq.privacy.accounting import spent
+from lightning_fedq.privacy.setting import Setting
+
+
+def context(mechanism, clients: int, dim: int = 10) -> RoundContext:
+    groups, start = [], 0
+    for size in mechanism.group_sizes(clients):
+        groups.append(tuple(range(start, start + size)))
+        start += size
+    return RoundContext(0, tuple(groups), (dim,), torch.zeros(1).double(), torch.ones(1).double())
+
+
+def behind(mechanism, clients=20, max_corrupt=0.0, dim=10, **settings) -> PrivacyClaim:
+    setting = Setting(
+        context(mechanism, clients, dim),
+        1,
+        1e-5,
+        secure_aggregation=True,
+        max_corrupt=max_corrupt,
+        **settings,
+    )
+    return setting.claims(mechanism)[Adversary.SECAGG_SERVER]
+
+
+# ---- colluding clients -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mechanism", [LDPQ(1.0), DistributedDiscreteGaussian(1.0, 1.0, 0.05)])
+@pytest.mark.parametrize("corrupt", [1, 5, 19])
+def test_colluding_clients_hide_nobody(mechanism, corrupt):
+    """What is left is the claim of a cohort of the honest ones."""
+    claim = behind(mechanism, 20, corrupt / 20 + 1e-9)
+    smaller = behind(mechanism, 20 - corrupt)
+    ours, theirs = (replace(c.loss, note="") for c in (claim, smaller))
+    assert ours == theirs
+    assert any(f"colludes with {corrupt} clients at most" in text for text in claim.assumptions)
+
+
+def test_a_client_whose_others_all_collude_has_its_own_coin_only():
+    claim = behind(LDPQ(0.1), 20, 0.95 + 1e-9, dim=100)
+    exact = randomized_response_epsilon(0.1, 100, 1e-5)
+    found = spent(claim.loss, 1e-5, compositions=100).epsilon
+    assert exact * (1 - 1e-9) <= found <= exact * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("corrupt", [0, 1, 3, 4, 10])
+def test_in_pairs_a_colluding_partner_counts(corrupt):
+    """Of a pair's sum t hi^N a coordinate is certain, N the honest clients that work alone."""
+    mechanism = AugCorBin(1.0, 5, 0.2)
+    claim = behind(mechanism, 20, corrupt / 20 + 1e-9)
+    low, high = mechanism.coin.probabilities
+    assert isinstance(claim.loss, CoinSum)
+    assert len(claim.loss.victims) == len(behind(mechanism).loss.victims) + (corrupt > 0)
+    mass = spent(claim.loss, 1e-5).infinite_mass
+    assert mass == pytest.approx((high - low) * high ** max(4 - corrupt, 0), rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "mechanism", [AugCorBin(1.0, 5, 0.4), CorBin(1.0, 3), StratifiedCorBin(1.0, 4), LDPQ(1.0)]
+)
+def test_one_colluding_client_makes_the_server_a_curious_client(mechanism):
+    one = context(mechanism, 20)
+    claims = Setting(one, 1, 1e-5, secure_aggregation=True, max_corrupt=0.05 + 1e-9).claims(mechanism)
+    server, client = claims[Adversary.SECAGG_SERVER].loss, claims[Adversary.CLIENT].loss
+    assert replace(server, note="") == replace(client, note="")
+
+
+def test_only_the_row_behind_secure_aggregation_changes():
+    before, after = (
+        Setting(context(AugCorBin(1.0), 20), 1, 1e-5, secure_aggregation=True, max_corrupt=c).claims(
+            AugCorBin(1.0)
+        )
+        for c in (0.0, 0.3)
+    )
+    assert {who for who in Adversary if before[who].loss != after[who].loss} == {Adversary.SECAGG_SERVER}
+
+
+def test_collusion_and_dropouts_take_coins_together():
+    settings = {"dropout_probability": 0.2}
+    fewest = [
+        min(v.num_coins for v in behind(AugCorBin(1.0, 5, 0.5), 60, corrupt, **settings).loss.victims)
+        for corrupt in (0.0, 0.1, 0.2)
+    ]
+    assert fewest[0] > fewest[1] > fewest[2]
+
+
+def test_a_fixed_discrete_noise_keeps_the_victims_own():
+    loss = behind(DistributedDiscreteGaussian(1.0, 1.0, 0.05, max_dropped=15), 20, 0.5).loss
+    alone = behind(DistributedDiscreteGaussian(1.0, 1.0, 0.05), 1).loss
+    assert isinstance(loss, ConcentratedLoss) and isinstance(alone, ConcentratedLoss)
+    assert loss.rho == alone.rho
+
+
+@pytest.mark.parametrize(
+    "settings", [{"max_corrupt": 1.0}, {"max_corrupt": -0.1}, {"dropout_probability": 1.0}]
+)
+def test_numbers_out_of_range_are_refused(settings):
+    with pytest.raises(ValueError, match=r"dropout_probability and max_corrupt in \[0, 1\)"):
+        Setting(context(LDPQ(1.0), 4), 1, 1e-5, **settings)
+
+
+def test_no_secure_aggregation_no_claim():
+    claim = Setting(context(LDPQ(1.0), 4), 1, 1e-5).claims(LDPQ(1.0))[Adversary.SECAGG_SERVER]
+    assert isinstance(claim.loss, NonPrivate)
+
+
+# ---- the sampler's share of delta ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rounds", [1, 40])
+def test_the_distance_of_the_noise_from_its_law_is_paid_for(rounds):
+    """10,000 coordinates: delta is the Gaussian's + (1 + e^epsilon) (1 - (1 - slack)^rounds)."""
+    mechanism = GaussianNoise(clip_norm=1.0, noise_multiplier=3.0 * math.sqrt(rounds))
+    setting = Setting(context(mechanism, 20, 10_000), rounds, 1e-5)
+    claim = setting.claims(mechanism)[Adversary.SERVER]
+    assert claim.slack == 10_000 * 2.0**-40
+    found = setting.spent(claim, rounds)
+    distance = 1 - (1 - claim.slack) ** rounds
+    total = gaussian_delta(1.0 / 3.0, found.epsilon) + (1 + math.exp(found.epsilon)) * distance
+    assert total == pytest.approx(1e-5, rel=1e-5) and total <= 1e-5 * (1 + 1e-9)
+    assert found.epsilon > spent(claim.loss, 1e-5, rounds=rounds).epsilon
+    assert "of delta pays for the sampler" in found.method
+
+
+def test_where_the_distance_is_all_of_delta_there_is_no_epsilon():
+    mechanism = GaussianNoise(clip_norm=1.0, noise_multiplier=1000.0)
+    setting = Setting(context(mechanism, 20, 11_000_000), 1, 1e-5)
+    found = setting.spent(setting.claims(mechanism)[Adversary.SERVER], 1)
+    assert found.epsilon == math.inf
+    assert "known to a distance of 1e-05 only, too much for this delta" in found.method
+
+
+def test_noise_whose_law_is_known_to_a_distance_has_no_pure_epsilon():
+    from lightning_fedq.privacy.report import privacy_report
+
+    mechanism = PerCoordinateLaplace(1.0)
+    row = privacy_report(mechanism, context(mechanism, 20), rounds=1, delta=1e-5).row(Adversary.SERVER)
+    assert row.epsilon_coordinate == math.inf and row.epsilon_round < 10.1
