@@ -22,7 +22,8 @@ import torch
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.experiments.cpa_runs import STACK, FiveSamplesEach, authors_cpa, network, unbiased_cpa
+from lightning_fedq.experiments.cpa_data import ClientImages, network
+from lightning_fedq.experiments.cpa_runs import STACK, authors_cpa, unbiased_cpa
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.models import Classifier
 from lightning_fedq.ranges import FixedRange
@@ -84,7 +85,7 @@ def main() -> None:
             limit_val_batches=0,
             callbacks=[federated, clock],
         )
-        data = FiveSamplesEach(options.root, False, options.num_clients, 100, 0)
+        data = ClientImages("mnist", options.root, False, options.num_clients, 5, 100, 0)
         trainer.fit(Classifier(network("linear", 0), 1.0), datamodule=data)
         cpu, wall = statistics.median(clock.cpu[1:]), statistics.median(clock.wall[1:])
         print(f"{name:34} {cpu:8.3f} {wall:8.3f} {options.authors / cpu:29.1f}x")

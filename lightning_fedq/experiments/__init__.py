@@ -10,6 +10,8 @@ from lightning_fedq.experiments.corbin_exp8 import corbin_exp8
 from lightning_fedq.experiments.cpa_beyond import cpa_beyond
 from lightning_fedq.experiments.cpa_fig6 import cpa_fig6
 from lightning_fedq.experiments.cpa_fig7 import cpa_fig7
+from lightning_fedq.experiments.cpa_fig8 import cpa_fig8
+from lightning_fedq.experiments.cpa_table2 import cpa_table2, cpa_table3
 from lightning_fedq.experiments.cpa_table4 import cpa_table4
 from lightning_fedq.experiments.cpa_table5 import cpa_table5
 from lightning_fedq.experiments.cpa_table6 import cpa_table6
@@ -38,6 +40,9 @@ EXPERIMENTS: dict[str, Callable[..., Any]] = {
     "cpa-beyond": cpa_beyond,
     "cpa-fig6": cpa_fig6,
     "cpa-fig7": cpa_fig7,
+    "cpa-fig8": cpa_fig8,
+    "cpa-table2": cpa_table2,
+    "cpa-table3": cpa_table3,
     "cpa-table4": cpa_table4,
     "cpa-table5": cpa_table5,
     "cpa-table6": cpa_table6,

@@ -1,5 +1,8 @@
 """Beyond the CPA paper: CPA, CorBin, the aggregate Gaussian and the distributed discrete Gaussian on MNIST.
 
+CPA comes twice: all bits of an update share the budget, as in the paper, or a message holds only as many
+blocks as make the least noise at its budget, drawn anew for every client and round ("some blocks").
+
 Two pictures: accuracy against the bits that all clients have sent, and accuracy against the epsilon that one
 *client* really spends over the whole run at delta (`privacy_report`), not the one of a bit. The noise of
 every mechanism is solved for the same targets, against the view "outsider" (whoever sees all released
@@ -15,21 +18,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from lightning_fedq.core import Adversary, Mechanism, RoundContext
-from lightning_fedq.experiments.cpa_runs import GAMMA, Run, Task, finish
+from lightning_fedq.experiments.cpa_rows import Row, Rows, curve, curve_values
+from lightning_fedq.experiments.cpa_runs import GAMMA, Task
 from lightning_fedq.experiments.runs import ImageData
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.mechanisms import CPA, AggregateGaussian, CorBin, DistributedDiscreteGaussian, FedAvg
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
-from lightning_fedq.reports import fresh_folder, save_figure
+from lightning_fedq.reports import BITS_PER_MEGABYTE, save_figure
 
 Knob = Callable[[float], Mechanism]
 DIM, MODULUS_BITS, _SPREAD = 7850, 16, 5.0
+PLAIN = "FedAvg, no privacy"
 
 
 def client_report(mechanism: Mechanism, num_clients: int, rounds: int, delta: float) -> PrivacyReport:
@@ -86,6 +93,12 @@ def _knobs(clip_norm: float, num_clients: int) -> dict[str, tuple[Knob, float, f
 
     return {
         "CPA": (CPA, 1e-6, 20.0, Adversary.OUTSIDER),
+        "CPA, some blocks": (
+            lambda level: CPA(level, epsilon_scope="round"),
+            1e-3,
+            5_000.0,
+            Adversary.OUTSIDER,
+        ),
         "CorBin": (CorBin, 1e-6, 20.0, Adversary.EAVESDROPPER),
         "aggregate Gaussian": (
             lambda level: AggregateGaussian(clip_norm, noise_multiplier=1.0 / level),
@@ -111,6 +124,7 @@ def cpa_beyond(
     val_samples: int = 10_000,
     seed: int = 0,
     out: str = "runs/cpa-beyond",
+    resume: bool = False,
 ) -> dict[str, Any]:
     """CPA, CorBin, aggregate Gaussian and DDG on MNIST: accuracy against bits and against real epsilon.
 
@@ -128,52 +142,10 @@ def cpa_beyond(
         val_samples: Held out.
         seed: One seed; the claims are those of the same run with secure keys.
         out: Folder of table and pictures.
+        resume: Keep the rows that are in `out` already.
     """
     if bits_target not in targets:
         raise ValueError(f"bits_target must be one of targets = {list(targets)}, got {bits_target}")
-    folder, table = fresh_folder(Path(out)), list[dict[str, Any]]()
-    task = Task(data.root, data.download, rounds, val_samples, seed, momentum)
-    plain = task.run(FedAvg(), num_clients, lr, radius)
-    curves: dict[str, Run] = {"FedAvg, no privacy": plain}
-    for method, (knob, low, high, view) in _knobs(clip_norm, num_clients).items():
-        for target in targets:
-
-            def spent(mechanism: Mechanism, view: Adversary = view) -> float:
-                return client_report(mechanism, num_clients, rounds, delta).row(view).epsilon_run
-
-            mechanism = solve(knob, target, spent, low, high)
-            report = client_report(mechanism, num_clients, rounds, delta)
-            run = task.run(mechanism, num_clients, lr, radius)
-            if target == bits_target:
-                curves[method] = run
-            table.append(
-                {
-                    "method": method,
-                    "target_epsilon": target,
-                    "claim_against": view.name,
-                    "epsilon_run": report.row(view).epsilon_run,
-                    "epsilon_outsider": report.row(Adversary.OUTSIDER).epsilon_run,
-                    "epsilon_server": report.row(Adversary.SERVER).epsilon_run,
-                    "epsilon_secagg_server": report.row(Adversary.SECAGG_SERVER).epsilon_run,
-                    "bits_per_parameter": run.bits[-1] / (rounds * num_clients * DIM),
-                    "acc": 100 * run.last,
-                    "acc_best_val": 100 * run.best,
-                    "snr_db10": run.snr_db10,
-                    "cpu_seconds": run.cpu_seconds,
-                    "mechanism": repr(mechanism),
-                }
-            )
-            print(f"{method}, epsilon {target:g}: {100 * run.last:.2f}", flush=True)
-    budget = min(run.bits[-1] for run in curves.values())
-    equal_bits = [
-        {"method": name, "bits": budget, "val_acc": 100 * _at(run, budget)} for name, run in curves.items()
-    ]
-    verdicts = [_verdict(table, target) for target in targets]
-    words = ", ".join(f"{row['method']} {row['val_acc']:.1f}" for row in equal_bits)
-    verdicts.append(f"at {budget / 8e6:.1f} megabytes of all clients and epsilon {bits_target:g}: {words}")
-    verdicts.append(
-        "CorBin's epsilon is an eavesdropper's on single messages; against outsiders its pairs have none"
-    )
     settings = {
         "num_clients": num_clients,
         "delta": delta,
@@ -182,42 +154,114 @@ def cpa_beyond(
         "radius": radius,
         "rounds": rounds,
         "momentum": momentum,
+        "val_samples": val_samples,
         "seed": seed,
-        "fedavg_acc": 100 * plain.last,
-        "equal_bits": equal_bits,
     }
-    _draw(table, curves, bits_target, 100 * plain.last, folder)
-    return finish(folder, table, settings, verdicts, "equal claims, MNIST, linear model")
+    rows = Rows(out, settings, resume)
+    task = Task(data.root, data.download, rounds, val_samples, seed, momentum)
+    setting = _Setting(task, num_clients, lr, radius, delta)
+    plain = rows.add({"method": PLAIN, "target_epsilon": math.inf}, partial(setting.columns, FedAvg(), None))
+    for method, (knob, low, high, view) in _knobs(clip_norm, num_clients).items():
+        for target in targets:
+            rows.add(
+                {"method": method, "target_epsilon": target},
+                partial(setting.solved_columns, knob, low, high, view, target),
+            )
+    private = [row for row in rows.rows if row is not plain]
+    shown = [plain, *(row for row in private if row["target_epsilon"] == bits_target)]
+    _draw_bits(shown, bits_target, rows.folder / "bits.png")
+    _draw_epsilon(private, plain["acc"], rows.folder / "epsilon.png")
+    verdicts = [_verdict(private, target) for target in targets]
+    verdicts += [
+        _at_equal_bits(shown, bits_target),
+        "CorBin's epsilon is an eavesdropper's on single messages; against outsiders its pairs have none",
+    ]
+    return rows.finish(verdicts, "equal claims, MNIST, linear model")
 
 
-def _at(run: Run, bits: int) -> float:
-    """Validation accuracy of the last round that the budget pays for; 0 if it pays for none."""
-    paid = [a for a, sent in zip(run.accuracies, run.bits, strict=True) if sent <= bits]
-    return paid[-1] if paid else 0.0
+@dataclass(frozen=True)
+class _Setting:
+    """What all runs share."""
+
+    task: Task
+    num_clients: int
+    lr: float
+    radius: float
+    delta: float
+
+    def report(self, mechanism: Mechanism) -> PrivacyReport:
+        return client_report(mechanism, self.num_clients, self.task.rounds, self.delta)
+
+    def solved_columns(
+        self, knob: Knob, low: float, high: float, view: Adversary, target: float
+    ) -> dict[str, Any]:
+        """Columns of the mechanism that spends the target in the given view."""
+
+        def spent(mechanism: Mechanism) -> float:
+            return self.report(mechanism).row(view).epsilon_run
+
+        return self.columns(solve(knob, target, spent, low, high), view)
+
+    def columns(self, mechanism: Mechanism, view: Adversary | None) -> dict[str, Any]:
+        """One row; `view` is whom the claim is against, None for no claim."""
+        report = self.report(mechanism)
+        run = self.task.run(mechanism, self.num_clients, self.lr, self.radius)
+        rounds = self.task.rounds
+        return {
+            "claim_against": "nobody" if view is None else view.name,
+            "epsilon_run": math.inf if view is None else report.row(view).epsilon_run,
+            "epsilon_outsider": report.row(Adversary.OUTSIDER).epsilon_run,
+            "epsilon_server": report.row(Adversary.SERVER).epsilon_run,
+            "epsilon_secagg_server": report.row(Adversary.SECAGG_SERVER).epsilon_run,
+            "bits_per_parameter": run.bits / (rounds * self.num_clients * DIM),
+            "megabytes": run.bits / BITS_PER_MEGABYTE,
+            "acc": 100 * run.last,
+            "acc_best_val": 100 * run.best,
+            "snr_db10": run.snr_db10,
+            "cpu_seconds": run.cpu_seconds,
+            "mechanism": repr(mechanism),
+            "val_acc_by_round": curve([100 * value for value in run.accuracies]),
+        }
 
 
-def _verdict(table: Sequence[dict[str, Any]], target: float) -> str:
+def _at_equal_bits(shown: Sequence[Row], target: float) -> str:
+    """Validation accuracy of the last round that the cheapest method's whole traffic pays for."""
+    budget, words = min(row["megabytes"] for row in shown), []
+    for row in shown:
+        values = curve_values(row["val_acc_by_round"])
+        paid = math.floor(budget / row["megabytes"] * len(values) * (1 + 1e-12))
+        words.append(
+            f"{row['method']} {values[paid - 1]:.1f} ({paid} rounds)" if paid else f"{row['method']} none"
+        )
+    return f"at {budget:.3g} megabytes of all clients and epsilon {target:g}: {', '.join(words)}"
+
+
+def _verdict(table: Sequence[Row], target: float) -> str:
     rows = sorted(
         (r for r in table if r["target_epsilon"] == target), key=lambda r: float(r["acc"]), reverse=True
     )
-    words = ", ".join(f"{r['method']} {r['acc']:.1f} ({r['bits_per_parameter']:.2f} bits)" for r in rows)
+    words = ", ".join(f"{r['method']} {r['acc']:.1f} ({r['bits_per_parameter']:.3g} bits)" for r in rows)
     return f"epsilon {target:g} over the run: {words}"
 
 
-def _draw(
-    table: Sequence[dict[str, Any]], curves: dict[str, Run], target: float, plain: float, folder: Path
-) -> None:
+def _draw_bits(shown: Sequence[Row], target: float, path: Path) -> None:
     from matplotlib.figure import Figure  # half a second to import, and only needed here
 
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
-    for name, run in curves.items():
-        axes.plot([b / 8e6 for b in run.bits], [100 * a for a in run.accuracies], marker=".", label=name)
+    for row in shown:
+        values = curve_values(row["val_acc_by_round"])
+        x = [row["megabytes"] * number / len(values) for number in range(1, len(values) + 1)]
+        axes.plot(x, values, marker=".", label=row["method"])
     axes.set(xscale="log", xlabel="megabytes sent by all clients", ylabel="validation accuracy, %")
     axes.set_title(f"epsilon {target:g} of a client over the run")
     axes.grid(alpha=0.3)
     axes.legend()
-    save_figure(figure, folder / "bits.png")
+    save_figure(figure, path)
+
+
+def _draw_epsilon(table: Sequence[Row], plain: float, path: Path) -> None:
+    from matplotlib.figure import Figure  # half a second to import, and only needed here
 
     figure = Figure(figsize=(6.4, 4.2), layout="constrained")
     axes = figure.subplots()
@@ -226,8 +270,8 @@ def _draw(
         label = f"{name}, against {rows[0]['claim_against'].lower()}"
         style = "-" if rows[0]["claim_against"] == "OUTSIDER" else "--"
         axes.plot([r["epsilon_run"] for r in rows], [r["acc"] for r in rows], style, marker=".", label=label)
-    axes.axhline(plain, color="grey", linewidth=0.8, label="FedAvg, no privacy")
+    axes.axhline(plain, color="grey", linewidth=0.8, label=PLAIN)
     axes.set(xscale="log", xlabel="epsilon of one client over the run", ylabel="test accuracy, %")
     axes.grid(alpha=0.3)
     axes.legend()
-    save_figure(figure, folder / "epsilon.png")
+    save_figure(figure, path)

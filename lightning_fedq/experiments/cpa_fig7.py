@@ -7,17 +7,19 @@ and all are clipped to public ranges. Means over a few seeds, because few client
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from lightning_fedq.core import Mechanism
-from lightning_fedq.experiments.cpa_runs import GAMMA, Task, authors_cpa, finish, unbiased_cpa
+from lightning_fedq.experiments.cpa_rows import Rows
+from lightning_fedq.experiments.cpa_runs import GAMMA, Run, Task, authors_cpa, unbiased_cpa
 from lightning_fedq.experiments.runs import ImageData
 from lightning_fedq.mechanisms import MVU, JoPEQ
-from lightning_fedq.reports import fresh_folder, save_figure
+from lightning_fedq.reports import save_figure
 
 
 def _mechanisms(epsilon: float) -> list[tuple[str, Mechanism, float]]:
@@ -39,6 +41,7 @@ def cpa_fig7(
     val_samples: int = 10_000,
     seeds: Sequence[int] = (0, 1, 2),
     out: str = "runs/cpa-fig7",
+    resume: bool = False,
 ) -> dict[str, Any]:
     """CPA figure 7: accuracy against epsilon for CPA, JoPEQ and MVU, 10 and 50 clients.
 
@@ -52,31 +55,45 @@ def cpa_fig7(
         val_samples: Held out.
         seeds: Three by default.
         out: Folder of table and picture.
+        resume: Keep the rows that are in `out` already.
     """
-    folder, table = fresh_folder(Path(out)), list[dict[str, Any]]()
+    settings = {
+        "lr": lr,
+        "rounds": rounds,
+        "gamma": GAMMA,
+        "momentum": momentum,
+        "val_samples": val_samples,
+        "seeds": list(seeds),
+    }
+    rows = Rows(out, settings, resume)
+    tasks = [Task(data.root, data.download, rounds, val_samples, seed, momentum) for seed in seeds]
     for clients in num_clients:
         for epsilon in epsilons:
             for method, mechanism, radius in _mechanisms(epsilon):
-                runs = [
-                    Task(data.root, data.download, rounds, val_samples, seed, momentum).run(
-                        mechanism, clients, lr, radius
-                    )
-                    for seed in seeds
-                ]
-                best = np.array([100 * run.best for run in runs])
-                table.append(
-                    {
-                        "clients": clients,
-                        "epsilon": epsilon,
-                        "method": method,
-                        "acc_best_val": float(best.mean()),
-                        "acc_std_over_seeds": float(best.std(ddof=1)) if len(best) > 1 else float("nan"),
-                        "acc": float(np.mean([100 * run.last for run in runs])),
-                        "snr_db10": float(np.mean([run.snr_db10 for run in runs])),
-                        "cpu_seconds": sum(run.cpu_seconds for run in runs),
-                    }
+                rows.add(
+                    {"clients": clients, "epsilon": epsilon, "method": method},
+                    partial(_columns, [partial(task.run, mechanism, clients, lr, radius) for task in tasks]),
                 )
-        print(f"{clients} clients done", flush=True)
+    _draw(rows.rows, rows.folder / "accuracy.png")
+    return rows.finish(_verdicts(rows.rows, num_clients, epsilons), "Figure 7")
+
+
+def _columns(trainings: Sequence[Callable[[], Run]]) -> dict[str, float]:
+    """Means over seeds."""
+    runs = [train() for train in trainings]
+    best = np.array([100 * run.best for run in runs])
+    return {
+        "acc_best_val": float(best.mean()),
+        "acc_std_over_seeds": float(best.std(ddof=1)) if len(best) > 1 else float("nan"),
+        "acc": float(np.mean([100 * run.last for run in runs])),
+        "snr_db10": float(np.mean([run.snr_db10 for run in runs])),
+        "cpu_seconds": sum(run.cpu_seconds for run in runs),
+    }
+
+
+def _verdicts(
+    table: Sequence[dict[str, Any]], num_clients: Sequence[int], epsilons: Sequence[float]
+) -> list[str]:
     verdicts = []
     for clients in num_clients:
         for epsilon in epsilons:
@@ -85,9 +102,7 @@ def cpa_fig7(
             words = ", ".join(f"{r['method']} {r['acc_best_val']:.1f}" for r in order)
             first = "CPA is first" if order[0]["method"].startswith("CPA") else "CPA is not first"
             verdicts.append(f"K = {clients}, epsilon {epsilon:g}: {words}; {first}")
-    settings = {"lr": lr, "rounds": rounds, "gamma": GAMMA, "momentum": momentum, "seeds": list(seeds)}
-    _draw(table, folder / "accuracy.png")
-    return finish(folder, table, settings, verdicts, "Figure 7")
+    return verdicts
 
 
 def _draw(table: Sequence[dict[str, Any]], path: Path) -> None:

@@ -1,10 +1,9 @@
 """One federated run of the CPA paper's set-up, and what its tables ask of it.
 
-The set-up of the authors' code (the paper states almost none of it): 10,000 training images held out for
-validation, pixels (x - 0.5) / 0.5, clients with 5 samples each, one local step on all five, 30 rounds,
-gamma = 0.05, SGD with momentum 0.5 whose buffer each client keeps across rounds. The engine gives a client
-a fresh optimiser in every round; for one local step at a constant rate, `KeptMomentum` makes up for it
-exactly. It matters: at learning rate 1 accuracy without it is some 20 points lower.
+The set-up of the authors' code (the paper states almost none of it): see `cpa_data`; one local step, 30
+rounds, gamma = 0.05, SGD with momentum 0.5 whose buffer each client keeps across rounds. The engine gives a
+client a fresh optimiser in every round; for one local step at a constant rate, `KeptMomentum` makes up for
+it exactly. It matters: at learning rate 1 accuracy without it is some 20 points lower.
 
 The signal-to-noise ratio is the authors': the variance of the exact mean over that of the error, averaged
 over tensors and over rounds. They print 20 log10 of this ratio of variances, which doubles the decibels;
@@ -16,84 +15,23 @@ from __future__ import annotations
 import gc
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
+from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.commands.compare import print_table
 from lightning_fedq.core import Mechanism
-from lightning_fedq.datasets import MNISTDataModule
-from lightning_fedq.datasets.tensors import TensorDataModule
+from lightning_fedq.experiments.cpa_data import ClientImages, Images, Network, accuracy, network
 from lightning_fedq.functional.flatten import copy_into
 from lightning_fedq.mechanisms import CPA
-from lightning_fedq.models import MLP, Classifier, Linear
+from lightning_fedq.models import Classifier
 from lightning_fedq.ranges import FixedRange, RangeRule
-from lightning_fedq.reports import write_rows, write_summary
 
-GAMMA, SAMPLES_PER_CLIENT, VAL_SAMPLES, STACK = 0.05, 5, 10_000, 250
-Network = Literal["linear", "mlp"]
-
-
-@lru_cache(maxsize=2)
-def _mnist(root: str, download: bool) -> tuple[Tensor, Tensor, int]:
-    images, labels, official = MNISTDataModule(root, download).load()
-    return images.mul_(2 * 0.3081).add_(2 * 0.1307 - 1.0), labels, official
-
-
-class FiveSamplesEach(TensorDataModule):
-    """MNIST with pixels in [-1, 1] and 5 training samples for each client.
-
-    Args:
-        root: Folder that holds `MNIST/raw`.
-        download: Fetch what is missing.
-        num_clients: Clients to come.
-        val_samples: Validation samples, at most 12,000.
-        seed: Of who holds what.
-    """
-
-    def __init__(self, root: str, download: bool, num_clients: int, val_samples: int, seed: int) -> None:
-        samples = SAMPLES_PER_CLIENT
-        super().__init__(samples, False, samples * num_clients, val_samples, seed)
-        self.root, self.download = root, download
-
-    def load(self) -> tuple[Tensor, Tensor, int]:
-        """See `TensorDataModule.load`; read from disk once a process."""
-        return _mnist(self.root, self.download)
-
-    def val_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
-        """A few large batches, cut out of the tensors as slices rather than sample by sample."""
-        return _slices(self.val_set)
-
-    def test_dataloader(self) -> DataLoader[tuple[Tensor, ...]]:
-        """As for validation."""
-        return _slices(self.test_set)
-
-
-def _slices(samples: TensorDataset) -> DataLoader[tuple[Tensor, ...]]:
-    return DataLoader(
-        samples, batch_size=None, sampler=BatchSampler(SequentialSampler(samples), 5_000, False)
-    )
-
-
-def network(kind: Network, seed: int) -> nn.Module:
-    """784-10, or 784-32-16-10 with ReLU; weights from torch's default law and a generator of their own."""
-    generator = torch.Generator().manual_seed(seed)
-    model = Linear() if kind == "linear" else MLP(784, (32, 16))
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, nn.Linear):
-                bound = 1.0 / math.sqrt(module.in_features)
-                for parameter in module.parameters():
-                    parameter.uniform_(-bound, bound, generator=generator)
-    return model
+GAMMA, STACK = 0.05, 250
 
 
 class KeptMomentum(pl.Callback):
@@ -112,32 +50,44 @@ class KeptMomentum(pl.Callback):
         self.federated, self.momentum = federated, momentum
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Stand in front of the engine's `receive`."""
+        """Give the engine the transform."""
         engine = self.federated.engine
         assert engine is not None
-        kept = engine.weights.new_zeros(self.federated.num_clients, engine.weights.numel())
-        receive = engine.receive
+        if self.momentum:
+            self._kept = engine.weights.new_zeros(self.federated.num_clients, engine.weights.numel())
+            engine.transform = self._with_momentum
 
-        def with_momentum(clients: Sequence[int], updates: Tensor) -> None:
-            rows = list(clients)
-            kept[rows] = self.momentum * kept[rows] + updates
-            receive(clients, kept[rows])
-
-        engine.receive = with_momentum  # type: ignore[method-assign]
+    def _with_momentum(self, clients: Sequence[int], updates: Tensor) -> Tensor:
+        rows = torch.tensor(clients)
+        sent = self._kept.index_select(0, rows).mul_(self.momentum).add_(updates)
+        self._kept.index_copy_(0, rows, sent)
+        return sent
 
 
 class Watch(pl.Callback):
-    """Per round: validation accuracy and the authors' ratio of variances; keeps the best model.
+    """Per round: the authors' ratio of variances, and accuracies in rounds that want one.
+
+    Lightning's own validation would cost a loader and a loop a round.
+
+    Args:
+        federated: The federation.
+        data: Its validation and test samples.
+        val_every: Validate after every so many rounds, and after the last.
+        test_at: Rounds, from 1, after which to test as well.
 
     Attributes:
-        accuracies: Validation accuracy after each round.
+        accuracies: Validation accuracy, one for each validation.
+        tests: Test accuracy after each of `test_at`.
         ratios: Var(exact mean) / Var(error), averaged over tensors, of each round.
         best: Weights of the round with the best validation accuracy.
     """
 
-    def __init__(self, federated: Federated) -> None:
-        self.federated = federated
+    def __init__(
+        self, federated: Federated, data: ClientImages, val_every: int, test_at: Collection[int]
+    ) -> None:
+        self.federated, self.data, self.val_every, self.test_at = federated, data, val_every, test_at
         self.accuracies: list[float] = []
+        self.tests: dict[int, float] = {}
         self.ratios: list[float] = []
         self.best: Tensor | None = None
         self._before: Tensor | None = None
@@ -147,18 +97,21 @@ class Watch(pl.Callback):
         assert self.federated.engine is not None
         self._before = self.federated.engine.weights.clone()
 
-    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Compare; Lightning validates after the server's step."""
-        engine = self.federated.engine
-        assert engine is not None and engine._exact is not None and self._before is not None
-        exact = engine._exact.double() / engine.planner.cohort_size
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Compare; the server's step is done, and the module holds the global model."""
+        engine, number = self.federated.engine, trainer.current_epoch + 1
+        assert engine is not None and engine.exact_mean is not None and self._before is not None
+        exact = engine.exact_mean.double()
         error = exact - (engine.weights - self._before).double()
         sizes = list(engine.segments)
         parts = zip(torch.split(exact, sizes), torch.split(error, sizes), strict=True)
         self.ratios.append(sum(ratio_of_variances(a, b) for a, b in parts) / len(engine.segments))
-        self.accuracies.append(float(trainer.callback_metrics["val_acc"]))
-        if self.accuracies[-1] == max(self.accuracies):
-            self.best = engine.weights.clone()
+        if number % self.val_every == 0 or number == trainer.max_epochs:
+            self.accuracies.append(accuracy(pl_module, self.data.val_set.tensors))
+            if self.accuracies[-1] == max(self.accuracies):
+                self.best = engine.weights.clone()
+        if number in self.test_at:
+            self.tests[number] = accuracy(pl_module, self.data.test_set.tensors)
 
 
 def ratio_of_variances(signal: Tensor, error: Tensor) -> float:
@@ -173,21 +126,27 @@ class Run:
 
     Args:
         last: Test accuracy after the last round.
-        best: Test accuracy of the round with the best validation accuracy.
+        best: Test accuracy of the validated round with the best validation accuracy.
+        tests: Test accuracy after the rounds that were asked for.
         ratio: Ratio of variances, averaged over tensors and rounds.
+        mse: Squared error of the mean update per parameter, averaged over rounds.
         clip_rate: Share of coordinates beyond the range, averaged over rounds.
         cpu_seconds: Processor time, validation and test included.
-        bits: Sent by all clients, cumulated after each round.
-        accuracies: Validation accuracy after each round.
+        bits: Sent by all clients in the whole run.
+        accuracies: Validation accuracy after each round, or every `val_every` of them.
+        weights: The model after the last round, `(dim,)`.
     """
 
     last: float
     best: float
+    tests: Mapping[int, float]
     ratio: float
+    mse: float
     clip_rate: float
     cpu_seconds: float
-    bits: tuple[int, ...]
+    bits: int
     accuracies: tuple[float, ...]
+    weights: Tensor
 
     @property
     def snr_db10(self) -> float:
@@ -205,12 +164,15 @@ class Task:
     """Where the images are and how long a run is.
 
     Args:
-        root: Folder that holds `MNIST/raw`.
+        root: Folder of the images.
         download: Fetch what is missing.
         rounds: Rounds, >= 1.
         val_samples: Validation samples.
         seed: Of model, split, data order and coins.
         momentum: Of each client's SGD, its buffer kept across rounds; the authors' is 0.5.
+        images: "mnist" or "cifar10".
+        samples_per_client: Of each client; None shares out the whole training part.
+        val_every: Validate after every so many rounds.
     """
 
     root: str
@@ -219,6 +181,9 @@ class Task:
     val_samples: int
     seed: int
     momentum: float = 0.5
+    images: Images = "mnist"
+    samples_per_client: int | None = 5
+    val_every: int = 1
 
     def run(
         self,
@@ -227,7 +192,9 @@ class Task:
         lr: float,
         ranges: RangeRule | float,
         kind: Network = "linear",
+        *,
         extra: Callable[[], Sequence[pl.Callback]] = tuple,
+        test_at: Collection[int] = (),
         **federated_options: Any,
     ) -> Run:
         """Train one federation with one local step a round and test it.
@@ -239,20 +206,32 @@ class Task:
             ranges: A rule, or the radius of a fixed range in units of the update.
             kind: The model.
             extra: Makes callbacks that come after `Federated`.
+            test_at: Rounds, from 1, after which to test as well.
             federated_options: Passed on to `Federated`.
         """
         start = time.process_time()
-        gc.collect()  # a Trainer and its data are a cycle: a grid of runs would hold all their tensors
-        data = FiveSamplesEach(self.root, self.download, num_clients, self.val_samples, self.seed)
+        if num_clients >= 100:
+            gc.collect()  # a Trainer and its data are a cycle: a grid of runs would hold all their tensors
+        data = ClientImages(
+            self.images,
+            self.root,
+            self.download,
+            num_clients,
+            self.samples_per_client,
+            self.val_samples,
+            self.seed,
+        )
         federated = Federated(
             mechanism,
             num_clients,
+            local_steps=1,
             clients_per_step=min(STACK, num_clients),
             ranges=FixedRange(ranges) if isinstance(ranges, float) else ranges,
             seed=self.seed,
             **federated_options,
         )
-        model, watch = Classifier(network(kind, self.seed), lr), Watch(federated)
+        model = Classifier(network(kind, self.seed, self.images), lr)
+        watch = Watch(federated, data, self.val_every, test_at)
         trainer = pl.Trainer(
             max_epochs=self.rounds,
             accelerator="cpu",
@@ -260,30 +239,29 @@ class Task:
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,
-            num_sanity_val_steps=0,
+            limit_val_batches=0,
             callbacks=[federated, KeptMomentum(federated, self.momentum), *extra(), watch],
         )
         trainer.fit(model, datamodule=data)
-        last = _test(model, data)
-        assert watch.best is not None
-        copy_into(watch.best, list(model.parameters()))
+        last = best = accuracy(model, data.test_set.tensors)
+        assert watch.best is not None and federated.engine is not None
+        final = federated.engine.weights
+        if not torch.equal(watch.best, final):
+            copy_into(watch.best, list(model.parameters()))
+            best = accuracy(model, data.test_set.tensors)
         records = federated.records
-        bits = torch.tensor([record.uplink_bits for record in records]).cumsum(0)
         return Run(
             last,
-            _test(model, data),
-            sum(watch.ratios) / len(watch.ratios),
+            best,
+            watch.tests,
+            sum(watch.ratios) / len(records),
+            sum(record.mse for record in records) / len(records),
             sum(record.clip_rate for record in records) / len(records),
             time.process_time() - start,
-            tuple(bits.tolist()),
+            sum(record.uplink_bits for record in records),
             tuple(watch.accuracies),
+            final,
         )
-
-
-@torch.no_grad()
-def _test(model: Classifier, data: FiveSamplesEach) -> float:
-    inputs, labels = data.test_set.tensors
-    return float((model(inputs).argmax(1) == labels).double().mean())
 
 
 # ---- the two readings of CPA --------------------------------------------------------------------------
@@ -310,24 +288,3 @@ def authors_cpa(epsilon: float, nested: bool = False) -> tuple[CPA, float]:
 def unbiased_cpa(epsilon: float, nested: bool = False) -> tuple[CPA, float]:
     """CPA repaired, and its radius: 2 levels (nested 2 x 2), subtracted dither, unbiased decoder."""
     return CPA(epsilon, stages=2 if nested else 1), GAMMA / 2
-
-
-# ---- what every experiment writes -----------------------------------------------------------------------
-
-
-def finish(
-    folder: Path,
-    table: Sequence[dict[str, Any]],
-    settings: dict[str, Any],
-    verdicts: Sequence[str],
-    title: str,
-) -> dict[str, Any]:
-    """Write `table.csv` and `summary.json`, print both, return the summary."""
-    summary = {"settings": settings, "verdicts": list(verdicts), "table": list(table)}
-    write_rows(folder / "table.csv", table)
-    write_summary(folder / "summary.json", summary)
-    print_table(table, title)
-    for line in verdicts:
-        print(line)
-    print(f"{folder / 'table.csv'}\n{folder / 'summary.json'}")
-    return summary

@@ -9,15 +9,17 @@ to the public range where the authors' code sends each user's mean and deviation
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from lightning_fedq.core import Mechanism
-from lightning_fedq.experiments.cpa_runs import GAMMA, Task, authors_cpa, finish, unbiased_cpa
+from lightning_fedq.experiments.cpa_rows import Rows
+from lightning_fedq.experiments.cpa_runs import GAMMA, Run, Task, authors_cpa, unbiased_cpa
 from lightning_fedq.experiments.runs import ImageData
 from lightning_fedq.mechanisms import FedAvg, JoPEQ
-from lightning_fedq.reports import fresh_folder, save_figure
+from lightning_fedq.reports import save_figure
 
 PUBLISHED = {
     "CPA": {10: (49, -17.57), 100: (81, -0.07), 1000: (85, 0.09)},
@@ -50,6 +52,7 @@ def cpa_table5(
     val_samples: int = 10_000,
     seed: int = 0,
     out: str = "runs/cpa-table5",
+    resume: bool = False,
 ) -> dict[str, Any]:
     """CPA table V: MNIST, 10 to 1,000 clients, 1-bit and nested, with and without randomised response.
 
@@ -63,41 +66,44 @@ def cpa_table5(
         val_samples: Held out; the authors' 10,000.
         seed: One seed; at 10 clients seeds differ by 6 points either way.
         out: Folder of table and picture.
+        resume: Keep the rows that are in `out` already.
     """
-    folder, table = fresh_folder(Path(out)), list[dict[str, Any]]()
-    task = Task(data.root, data.download, rounds, val_samples, seed, momentum)
-    for clients in num_clients:
-        for lr in learning_rates:
-            for method, variant, mechanism, radius in _mechanisms(epsilon):
-                run = task.run(mechanism, clients, lr, radius)
-                accuracy, snr = PUBLISHED.get(method, {}).get(clients, (math.nan, math.nan))
-                table.append(
-                    {
-                        "method": method,
-                        "variant": variant,
-                        "clients": clients,
-                        "lr": lr,
-                        "published_acc": accuracy,
-                        "acc": 100 * run.last,
-                        "acc_best_val": 100 * run.best,
-                        "published_snr_db20": snr,
-                        "snr_db20": run.snr_db20,
-                        "snr_db10": run.snr_db10,
-                        "clip_rate": run.clip_rate,
-                        "cpu_seconds": run.cpu_seconds,
-                    }
-                )
-                print(f"{clients} {lr:g} {method} {variant}: {100 * run.last:.2f}", flush=True)
     settings = {
         "epsilon_per_bit": epsilon,
         "rounds": rounds,
         "gamma": GAMMA,
         "momentum": momentum,
+        "val_samples": val_samples,
         "seed": seed,
     }
+    rows = Rows(out, settings, resume)
+    task = Task(data.root, data.download, rounds, val_samples, seed, momentum)
+    for clients in num_clients:
+        for lr in learning_rates:
+            for method, variant, mechanism, radius in _mechanisms(epsilon):
+                rows.add(
+                    {"method": method, "variant": variant, "clients": clients, "lr": lr},
+                    partial(_columns, method, clients, partial(task.run, mechanism, clients, lr, radius)),
+                )
+    table = rows.rows
     verdicts = [line for method in PUBLISHED for c in num_clients for line in _verdict(table, method, c)]
-    _draw(table, folder / "accuracy.png")
-    return finish(folder, table, settings, [*verdicts, *_repaired(table)], "Table V")
+    _draw(table, rows.folder / "accuracy.png")
+    return rows.finish([*verdicts, *_repaired(table)], "Table V")
+
+
+def _columns(method: str, clients: int, train: Callable[[], Run]) -> dict[str, float]:
+    run = train()
+    accuracy, snr = PUBLISHED.get(method, {}).get(clients, (math.nan, math.nan))
+    return {
+        "published_acc": accuracy,
+        "acc": 100 * run.last,
+        "acc_best_val": 100 * run.best,
+        "published_snr_db20": snr,
+        "snr_db20": run.snr_db20,
+        "snr_db10": run.snr_db10,
+        "clip_rate": run.clip_rate,
+        "cpu_seconds": run.cpu_seconds,
+    }
 
 
 def _verdict(table: Sequence[dict[str, Any]], method: str, clients: int) -> list[str]:

@@ -11,6 +11,7 @@ import pytest
 from lightning_fedq.commands.reproduce import main
 from lightning_fedq.core import Adversary
 from lightning_fedq.experiments.cpa_beyond import client_report, cpa_beyond, solve
+from lightning_fedq.experiments.cpa_table2 import theorem_mse
 from lightning_fedq.mechanisms import CPA
 
 FEDQ_DATA = os.environ.get("FEDQ_DATA", "")
@@ -39,10 +40,45 @@ def test_table5(tmp_path: Path) -> None:
 
 @needs_mnist
 def test_table4(tmp_path: Path) -> None:
-    options = "--num_clients 10 --mlp_rounds 1"
+    options = "--num_clients 10 --models [mlp] --learning_rates [1.0] --mlp_rounds 2"
     table, summary = reproduce("cpa-table4", options, tmp_path / "run")
-    assert len(table) == len(summary["verdicts"]) == 20
-    assert {row["rounds"] for row in table if row["model"] == "mlp"} == {"1"}
+    assert len(table) == len(summary["verdicts"]) == 10
+    assert {row["rounds"] for row in table} == {"2"}
+    assert all(float(row["acc_round_1"]) > 0 for row in table)
+
+
+@needs_mnist
+def test_fig8(tmp_path: Path) -> None:
+    options = "--num_clients 10 --learning_rates [0.1]"
+    table, summary = reproduce("cpa-fig8", options, tmp_path / "run")
+    assert len(table) == 7 and len(table[0]["val_acc_by_round"].split()) == 1
+    assert summary["verdicts"][0].startswith("lr 0.1, rounds until ")
+
+
+@needs_mnist
+def test_table3(tmp_path: Path) -> None:
+    options = "--epsilons [0.1] --num_clients 10 --samples_per_client 5"
+    table, summary = reproduce("cpa-table3", options, tmp_path / "run")
+    assert [row["method"] for row in table] == ["FedAvg", "CPA, authors", "CPA, unbiased"]
+    assert table[1]["published_mse"] == "0.0068" and float(table[0]["distance_from_fedavg"]) == 0
+    assert "published 87, ours " in summary["verdicts"][1]
+    ratio = float(table[2]["theorem_mse"]) / float(table[1]["theorem_mse"])
+    assert ratio == pytest.approx((1 / 2) / (8 / 9), rel=0.01)  # 2 levels hold 9/16 of the energy of 3
+
+
+@needs_mnist
+@pytest.mark.slow
+def test_table2(tmp_path: Path) -> None:
+    table, _ = reproduce("cpa-table2", "--num_clients [10,50]", tmp_path / "run")
+    assert [row["clients"] for row in table] == ["10"] * 3 + ["50"] * 3
+    assert table[4]["published_mse"] == "0.011" and table[1]["published_mse"] == "nan"
+
+
+def test_the_theorem_falls_with_clients_and_with_epsilon() -> None:
+    """Two levels at -0.025 and 0.025, a cell of 0.05: (0.00125 / c^2 + 0.05^2 / 12) / K."""
+    c = 0.244919  # tanh(0.25)
+    assert theorem_mse(0.5, 100, 2) == pytest.approx((0.00125 / c**2 + 0.05**2 / 12) / 100, rel=1e-5)
+    assert theorem_mse(0.5, 50) == 2 * theorem_mse(0.5, 100) > theorem_mse(0.6, 50)
 
 
 @needs_mnist
@@ -63,7 +99,7 @@ def test_fig7(tmp_path: Path) -> None:
 @needs_mnist
 def test_table6(tmp_path: Path) -> None:
     options = (
-        "--num_clients 40 --fractions [0.2] --attacks [alie,label_flip] --rules [multi_krum] --safer [2.0]"
+        "--num_clients 20 --fractions [0.2] --attacks [alie,label_flip] --rules [multi_krum] --safer [2.0]"
     )
     table, summary = reproduce("cpa-table6", options, tmp_path / "run")
     attacked = [(row["setting"], row["attack"]) for row in table if float(row["fraction"]) > 0]
@@ -81,10 +117,16 @@ def test_table6(tmp_path: Path) -> None:
 @needs_mnist
 def test_beyond(tmp_path: Path) -> None:
     options = "--num_clients 10 --targets [64.0] --bits_target 64.0 --delta 1e-3"
-    table, _ = reproduce("cpa-beyond", options, tmp_path / "run")
-    assert [row["method"] for row in table] == ["CPA", "CorBin", "aggregate Gaussian", "DDG"]
+    (plain, *table), summary = reproduce("cpa-beyond", options, tmp_path / "run")
+    assert plain["method"] == "FedAvg, no privacy" and plain["claim_against"] == "nobody"
+    methods = ["CPA", "CPA, some blocks", "CorBin", "aggregate Gaussian", "DDG"]
+    assert [row["method"] for row in table] == methods
     assert all(0.9 * 64 <= float(row["epsilon_run"]) <= 64 for row in table)
-    assert table[1]["claim_against"] == "EAVESDROPPER" and table[1]["epsilon_outsider"] in ("", "inf")
+    assert table[2]["claim_against"] == "EAVESDROPPER" and table[2]["epsilon_outsider"] in ("", "inf")
+    assert float(table[1]["bits_per_parameter"]) < 0.1 < float(table[0]["bits_per_parameter"])
+    assert (
+        "CPA, some blocks " in summary["verdicts"][1] and "FedAvg, no privacy none" in summary["verdicts"][1]
+    )
 
 
 def test_solving_for_a_client_level_epsilon() -> None:

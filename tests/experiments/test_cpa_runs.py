@@ -8,7 +8,8 @@ from torch import nn
 
 from lightning_fedq.core import RoundContext
 from lightning_fedq.experiments.cpa_baselines import AuthorsLaplace
-from lightning_fedq.experiments.cpa_runs import Task, authors_cpa, network, ratio_of_variances, unbiased_cpa
+from lightning_fedq.experiments.cpa_data import ClientImages
+from lightning_fedq.experiments.cpa_runs import Task, authors_cpa, ratio_of_variances, unbiased_cpa
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
 
@@ -29,13 +30,6 @@ def test_authors_levels_tile_gamma() -> None:
     assert one[0].bits_per_coordinate == 1 and nested[0].bits_per_coordinate == 2
     # gamma / 2 is where two levels with dither are free of overload
     assert unbiased_cpa(0.5)[1] == pytest.approx(0.025)
-
-
-def test_networks_are_seeded_and_sized() -> None:
-    sizes = {kind: sum(p.numel() for p in network(kind, 0).parameters()) for kind in ("linear", "mlp")}
-    assert sizes == {"linear": 7850, "mlp": 25818}
-    first, again, other = (next(iter(network("mlp", seed).parameters())) for seed in (1, 1, 2))
-    assert torch.equal(first, again) and not torch.equal(first, other)
 
 
 def test_authors_laplace_adds_the_stated_variance() -> None:
@@ -60,14 +54,15 @@ def test_authors_laplace_refuses_no_epsilon() -> None:
 def test_momentum_is_kept_across_rounds() -> None:
     """Against SGD with momentum for every client, written out."""
     clients, rounds, lr = 3, 3, 0.1
-    accuracy = Task(FEDQ_DATA, False, rounds, 100, 4, 0.5).run(FedAvg(), clients, lr, 1.0).last
+    run = Task(FEDQ_DATA, False, rounds, 100, 4, 0.5).run(FedAvg(), clients, lr, 1.0, test_at=(1, 3))
 
     from lightning_fedq.callbacks import Federated
-    from lightning_fedq.experiments.cpa_runs import FiveSamplesEach, KeptMomentum
+    from lightning_fedq.experiments.cpa_data import network
+    from lightning_fedq.experiments.cpa_runs import KeptMomentum
     from lightning_fedq.models import Classifier
     from tests.digits_run import make_trainer
 
-    data = FiveSamplesEach(FEDQ_DATA, False, clients, 100, 4)
+    data = ClientImages("mnist", FEDQ_DATA, False, clients, 5, 100, 4)
     federated = Federated(FedAvg(), clients, clients_per_step=3, seed=4)
     model = Classifier(network("linear", 4), lr)
     trainer = make_trainer(federated, KeptMomentum(federated, 0.5), max_epochs=rounds)
@@ -90,7 +85,10 @@ def test_momentum_is_kept_across_rounds() -> None:
         assert torch.allclose(parameter, weight, atol=1e-5)
     outputs = data.test_set.tensors
     by_hand = nn.functional.linear(outputs[0].flatten(1), *weights).argmax(1) == outputs[1]
-    assert accuracy == pytest.approx(float(by_hand.double().mean()), abs=1e-3)
+    assert run.last == pytest.approx(float(by_hand.double().mean()), abs=1e-3)
+    assert run.tests[3] == run.last and set(run.tests) == {1, 3}
+    assert torch.allclose(run.weights, torch.cat([weight.flatten() for weight in weights]), atol=1e-5)
+    assert run.mse == 0.0 and run.snr_db10 == math.inf  # FedAvg sends the exact updates
 
 
 def test_nothing_private_is_claimed_for_the_authors_laplace(tmp_path: Path) -> None:

@@ -1,0 +1,136 @@
+"""Images, split and networks of the CPA paper's experiments, as its public code has them.
+
+Pixels are (x - 0.5) / 0.5, 10,000 training images are held out for validation, each client has 5 samples of
+its own and trains on batches of 16, hence on all five at once. With `samples_per_client=None` the clients
+share out the whole training part instead; the paper does not say which experiments do.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fedq.datasets import CIFAR10DataModule, MNISTDataModule
+from lightning_fedq.datasets.tensors import TensorDataModule
+from lightning_fedq.models import MLP, Linear
+
+Network = Literal["linear", "mlp", "cnn2", "cnn3"]
+Images = Literal["mnist", "cifar10"]
+BATCH = 16
+
+
+@lru_cache(maxsize=2)
+def _load(name: Images, root: str, download: bool) -> tuple[Tensor, Tensor, int]:
+    if name == "mnist":
+        images, labels, official = MNISTDataModule(root, download).load()
+        return images.mul_(2 * 0.3081).add_(2 * 0.1307 - 1.0), labels, official
+    folders = (Path(root) / "train").is_dir()
+    images, labels, official = CIFAR10DataModule(root, download, image_folder=folders).load()
+    mean, std = (
+        torch.tensor(values).view(3, 1, 1) for values in ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
+    )
+    return images.mul_(2 * std).add_(2 * mean - 1.0), labels, official
+
+
+class ClientImages(TensorDataModule):
+    """Images with pixels in [-1, 1], and as many of them as the clients will hold.
+
+    Args:
+        name: "mnist" or "cifar10".
+        root: Folder that holds `MNIST/raw`, `cifar-10-batches-py`, or CIFAR-10 as `train/` and `test/`.
+        download: Fetch what is missing.
+        num_clients: Clients to come.
+        samples_per_client: Of each client; None shares out the whole training part.
+        val_samples: Validation samples, at most a fifth of the training images.
+        seed: Of who holds what.
+    """
+
+    def __init__(
+        self,
+        name: Images,
+        root: str,
+        download: bool,
+        num_clients: int,
+        samples_per_client: int | None,
+        val_samples: int,
+        seed: int,
+    ) -> None:
+        num_train = None if samples_per_client is None else samples_per_client * num_clients
+        super().__init__(BATCH, False, num_train, val_samples, seed)
+        self.name, self.root, self.download = name, root, download
+
+    def load(self) -> tuple[Tensor, Tensor, int]:
+        """See `TensorDataModule.load`; read from disk once a process."""
+        return _load(self.name, self.root, self.download)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, samples: tuple[Tensor, ...]) -> float:
+    """Share of the samples that the model gets right; in slices, which is faster than a loader."""
+    was_training = model.training
+    model.eval()
+    pairs = zip(*(torch.split(part, 2_000) for part in samples), strict=True)
+    right = sum(int((model(inputs).argmax(1) == labels).sum()) for inputs, labels in pairs)
+    model.train(was_training)
+    return right / len(samples[1])
+
+
+def _cnn2(channels: int, side: int) -> nn.Module:
+    """Two 5x5 convolutions to 6 maps, each with ReLU and a 2x2 maximum, and 50 hidden units.
+
+    6,422 parameters on MNIST, 9,422 on CIFAR-10.
+    """
+    flat = 6 * (((side - 4) // 2 - 4) // 2) ** 2
+    return nn.Sequential(
+        *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        *(nn.Conv2d(6, 6, 5), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()),
+        *(nn.Linear(flat, 50), nn.ReLU(), nn.Linear(50, 10)),
+    )
+
+
+def _cnn3(channels: int) -> nn.Module:
+    """Three 3x3 convolutions (32, 64, 128 maps) with maxima and dropout, then 128-64-32-10; 32 x 32 images.
+
+    169,578 parameters on CIFAR-10.
+    """
+    layers: list[nn.Module] = []
+    for width in (32, 64, 128):
+        layers += [nn.Conv2d(channels, width, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.2)]
+        channels = width
+    return nn.Sequential(*layers, MLP(512, (128, 64, 32)))
+
+
+def network(kind: Network, seed: int, images: Images = "mnist") -> nn.Module:
+    """A network of the paper; weights from torch's default law and a generator of their own.
+
+    Args:
+        kind: "linear" 784-10, "mlp" 784-32-16-10 with ReLU, "cnn2", or "cnn3" (CIFAR-10 only).
+        seed: Of the weights.
+        images: What it will see.
+
+    Raises:
+        ValueError: If the network does not fit the images.
+    """
+    if (kind == "cnn3") != (images == "cifar10") and kind != "cnn2":
+        raise ValueError(
+            f"the paper has linear, mlp and cnn2 on MNIST, cnn2 and cnn3 on CIFAR-10; got {kind}"
+        )
+    if kind == "cnn2":
+        model = _cnn2(1, 28) if images == "mnist" else _cnn2(3, 32)
+    elif kind == "cnn3":
+        model = _cnn3(3)
+    else:
+        model = Linear() if kind == "linear" else MLP(784, (32, 16))
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                bound = 1.0 / math.sqrt(module.weight[0].numel())
+                for parameter in module.parameters():
+                    parameter.uniform_(-bound, bound, generator=generator)
+    return model
