@@ -142,7 +142,7 @@ def test_the_fewest_clients_are_the_fewest(rule, liars, bucket_size, wanted):
 def test_the_noise_bound_of_a_robust_rule_is_that_of_one_row():
     engine = engine_of(CPA(epsilon=1.0), aggregator=RobustAggregation("median"))
     engine.start()
-    engine._received = list(range(10))
+    engine._sum.received = list(range(10))
     single = engine.mechanism.noise_variance(engine._context, [0])
     assert torch.equal(engine._noise_variance(), single)
     assert math.isfinite(single.item())

@@ -8,7 +8,7 @@ import pytest
 PACKAGE = Path(__file__).parents[2] / "lightning_fedq"
 PRIVATE = sorted(
     path
-    for part in ("mechanisms", "functional", "secagg", "randomness.py", "privacy", "rounds.py")
+    for part in ("mechanisms", "functional", "secagg", "randomness.py", "privacy", "rounds")
     for path in ([PACKAGE / part] if part.endswith(".py") else (PACKAGE / part).rglob("*.py"))
 )
 # `privacy/audit_one_run.py` draws the coins of its canaries, which protect nobody.

@@ -40,62 +40,6 @@ def run_round(engine, order=None, stack=1, updates=update_of):
     return engine.finish()
 
 
-# ---- plans ------------------------------------------------------------------------------------------
-
-
-def test_a_plan_is_a_function_of_seed_and_round():
-    planner, again = (RoundPlanner(20, 7, clients_per_round=9, dropout_probability=0.3) for _ in range(2))
-    plans = [planner.plan(round, CorBin(1.0)) for round in range(4)]
-    assert plans == [again.plan(round, CorBin(1.0)) for round in range(4)]
-    assert len({plan.cohort for plan in plans}) == 4
-    assert RoundPlanner(20, 8, 9, 0.3).plan(0, CorBin(1.0)).cohort != plans[0].cohort
-    for plan in plans:
-        assert [len(group) for group in plan.groups] == [2, 2, 2, 2, 1]
-        assert set(plan.survivors) == set(plan.cohort) - plan.dropped
-
-
-def test_dropouts_are_as_frequent_as_said_and_nobody_is_spared():
-    """10,000 chances at p = 0.3: within 5 standard errors (0.023); each of 10 clients at least once."""
-    planner = RoundPlanner(10, 0, dropout_probability=0.3)
-    dropped = [c for round in range(1000) for c in planner.plan(round, LDPQ(1.0)).dropped]
-    assert abs(len(dropped) / 10_000 - 0.3) < 0.023
-    assert set(dropped) == set(range(10))
-
-
-def test_every_pair_of_clients_meets_equally_often():
-    """3,000 rounds of 4 clients: each of 6 pairs in a third of them, within 5 standard errors."""
-    planner, met = RoundPlanner(4, 0), {}
-    for round in range(3000):
-        for group in planner.plan(round, CorBin(1.0)).groups:
-            met[tuple(sorted(group))] = met.get(tuple(sorted(group)), 0) + 1
-    assert len(met) == 6
-    assert all(abs(count / 3000 - 1 / 3) < 5 * math.sqrt(2 / 9 / 3000) for count in met.values())
-
-
-def test_stream_seeds_differ_by_purpose_round_and_client():
-    planner = RoundPlanner(3, 0)
-    plans = [planner.plan(round, LDPQ(1.0)) for round in range(2)]
-    seeds = [p.stream_seed(purpose, c) for p in plans for purpose in ("a", "b") for c in (None, 0, 1)]
-    assert len(set(seeds)) == 12
-    assert all(0 <= seed < 2**63 for seed in seeds)
-
-
-@pytest.mark.parametrize(
-    "arguments, words",
-    [
-        ((0, 0), "num_clients must be >= 1, got 0"),
-        ((3, 0, 4), "clients_per_round must be in \\[1, num_clients = 3\\], got 4"),
-        ((3, 0, None, 1.0), "dropout_probability must be in \\[0, 1\\), got 1.0"),
-    ],
-)
-def test_senseless_planners_are_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        RoundPlanner(*arguments)
-
-
-# ---- rounds -----------------------------------------------------------------------------------------
-
-
 def test_fedavg_is_the_mean():
     engine, start = make_engine(FedAvg()), torch.linspace(-0.5, 0.5, DIM)
     record = run_round(engine)
@@ -288,7 +232,7 @@ def test_wide_symbols_do_not_overflow_the_sum():
     """Three clients at 25 bits: the accumulator of 32-bit symbols has 64 bits."""
     engine = make_engine(GaussianNoise(1.0, 1e-6), 3)
     run_round(engine)
-    assert engine._symbols.dtype == torch.int64
+    assert engine._sum._symbols.dtype == torch.int64
 
 
 # ---- misuse -----------------------------------------------------------------------------------------

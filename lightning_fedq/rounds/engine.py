@@ -1,281 +1,34 @@
-"""One federated round without Lightning: plan, encode, aggregate, server step, record.
+"""The server of a simulated federation: encode, aggregate, server step, record.
 
-The plan of a round is a pure function of (seed, round), so a loader, a callback and a resumed run
-agree on it without talking. The engine holds the running sum of one round and the server's state;
-its memory grows with the model and the stack, never with the number of clients. It names no mechanism.
+The engine holds the running sum of one round and the server's state; its memory grows with the model and
+the stack, never with the number of clients. It names no mechanism.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from lightning_fedq.core import AbortedRoundError, Mechanism, Message, RoundContext
-from lightning_fedq.functional.accumulate import add_rows
+from lightning_fedq.core import AbortedRoundError, Mechanism, RoundContext
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.randomness import ClientRandomness, Keys, PublicRandomness, SeededKeys
+from lightning_fedq.randomness import ClientRandomness, Keys, PublicRandomness
 from lightning_fedq.ranges import RangeRule, Ranges
-
-OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
-
-
-@dataclass(frozen=True)
-class RoundPlan:
-    """Who takes part in one round, in which groups, and who drops out.
-
-    Args:
-        round: Round number, from 0.
-        groups: The cohort in groups of the mechanism's sizes, in random order.
-        dropped: Clients of the cohort that will not answer.
-        seed: Seed of the planner that made it.
-    """
-
-    round: int
-    groups: tuple[tuple[int, ...], ...]
-    dropped: frozenset[int]
-    seed: int
-
-    @cached_property
-    def cohort(self) -> tuple[int, ...]:
-        """All clients of the round, group by group."""
-        return tuple(client for group in self.groups for client in group)
-
-    @cached_property
-    def survivors(self) -> tuple[int, ...]:
-        """The clients that will answer, group by group: the order in which they train.
-
-        A stack then holds whole groups, and draws what a group shares once.
-        """
-        return tuple(client for client in self.cohort if client not in self.dropped)
-
-    def stream_seed(self, purpose: str, client: int | None = None) -> int:
-        """A 63-bit seed for simulation randomness (data order, dropout masks), never for a coin."""
-        rand = PublicRandomness(SeededKeys(self.seed), self.round)
-        stream = rand.public(purpose) if client is None else rand.shared_with_server(client, purpose)
-        return int(stream.words64(1)[0]) >> 1
-
-
-@dataclass(frozen=True)
-class RoundPlanner:
-    """Draws the plan of any round from (seed, round).
-
-    Args:
-        num_clients: Size of the population, >= 1.
-        seed: Seed of cohorts, groups, dropouts and data order, >= 0.
-        clients_per_round: Cohort size, drawn without replacement; None is everybody.
-        dropout_probability: Chance in [0, 1) that a client of the cohort does not answer.
-    """
-
-    num_clients: int
-    seed: int
-    clients_per_round: int | None = None
-    dropout_probability: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.num_clients < 1:
-            raise ValueError(f"num_clients must be >= 1, got {self.num_clients}")
-        if self.clients_per_round is not None and not 1 <= self.clients_per_round <= self.num_clients:
-            raise ValueError(
-                f"clients_per_round must be in [1, num_clients = {self.num_clients}], "
-                f"got {self.clients_per_round}"
-            )
-        if not 0.0 <= self.dropout_probability < 1.0:
-            raise ValueError(f"dropout_probability must be in [0, 1), got {self.dropout_probability}")
-
-    @property
-    def cohort_size(self) -> int:
-        """Clients per round."""
-        return self.clients_per_round or self.num_clients
-
-    def plan(self, round: int, mechanism: Mechanism) -> RoundPlan:
-        """Return the plan of one round.
-
-        Raises:
-            ValueError: If the mechanism can't serve a cohort of this size.
-        """
-        rand = PublicRandomness(SeededKeys(self.seed), round)
-        order = rand.public("cohort").permutation(self.num_clients)[: self.cohort_size]
-        start, groups = 0, []
-        for size in mechanism.group_sizes(len(order)):
-            groups.append(tuple(order[start : start + size]))
-            start += size
-        if start != len(order):
-            raise ValueError(f"group_sizes sums to {start}, the cohort has {len(order)} clients")
-        words = rand.public("dropouts").words(len(order))
-        threshold = round_half_up(self.dropout_probability * 2**32)
-        dropped = frozenset(c for c, word in zip(order, words.tolist(), strict=True) if word < threshold)
-        return RoundPlan(round, tuple(groups), dropped, self.seed)
-
-
-def round_half_up(value: float) -> int:
-    """Nearest integer, halves up."""
-    return math.floor(value + 0.5)
-
-
-@dataclass
-class RoundRecord:
-    """What happened in one round; numbers only, ready to log.
-
-    `mse`, `snr_db`, `cosine` and `clip_rate` compare with the exact mean of the updates as they reach the
-    encoder, lies included: they are diagnostics that only a simulation can know, and they are not private.
-    `aborted` is the reason why a round left the model as it was; empty otherwise.
-    """
-
-    round: int
-    cohort_size: int
-    num_received: int
-    num_dropped: int
-    uplink_bits: int
-    downlink_bits: int
-    setup_bits: int
-    clip_rate: float
-    radius_min: float
-    radius_max: float
-    update_norm: float
-    mse: float = math.nan
-    snr_db: float = math.nan
-    cosine: float = math.nan
-    non_finite_clients: tuple[int, ...] = field(default=())
-    aborted: str = ""
-
-    def metrics(self) -> dict[str, float]:
-        """Every number, by name; `aborted` is 0 or 1."""
-        values = {k: v for k, v in vars(self).items() if k != "non_finite_clients"}
-        return {
-            **values,
-            "num_non_finite": len(self.non_finite_clients),
-            "aborted": int(bool(self.aborted)),
-        }
-
-
-class Aggregator(Protocol):
-    """A robust rule in place of the mean, where the server sees every message."""
-
-    @property
-    def min_clients(self) -> int:
-        """With fewer answers the round is aborted."""
-
-    def __call__(self, rows: Tensor, plan: RoundPlan) -> Tensor:
-        """Return `(dim,)` from the decoded rows `(n, dim)`, one a client."""
-
-
-class Traffic(Protocol):
-    """Bits that a round has cost so far."""
-
-    @property
-    def uplink_bits(self) -> int:
-        """From clients to the server."""
-
-    @property
-    def downlink_bits(self) -> int:
-        """From the server to clients, the model not included."""
-
-
-class SecureSum(Protocol):
-    """One round behind secure aggregation: messages go in, and only their sum comes out."""
-
-    @property
-    def traffic(self) -> Traffic:
-        """What the protocol has sent."""
-
-    def add(self, clients: Sequence[int], symbols: Tensor) -> None:
-        """Take the messages `(len(clients), m)` of some clients."""
-
-    def finish(self) -> Tensor:
-        """Return the sum of all messages, `(m,)` int64; raises `AbortedRoundError` where there is none."""
-
-
-class SecureSums(Protocol):
-    """Opens one `SecureSum` a round."""
-
-    def __call__(
-        self,
-        mechanism: Mechanism,
-        context: RoundContext,
-        rand: PublicRandomness,
-        *,
-        session: bytes,
-        weights: Tensor,
-    ) -> SecureSum:
-        """Open a round for the clients of `context`, who have all received the model `weights`."""
-
-
-class UpdateTransform(Protocol):
-    """What clients do with their updates before anything else, e.g. add a momentum that they keep."""
-
-    def __call__(self, clients: Sequence[int], updates: Tensor) -> Tensor:
-        """Return what takes the place of `updates` `(len(clients), dim)`, of the same shape."""
-
-
-class Tampering(Protocol):
-    """Clients that lie, put between training, encoding and the wire of a simulation."""
-
-    def begin(self, plan: RoundPlan, context: RoundContext) -> None:
-        """A round starts; what an abandoned one left behind is void."""
-
-    def hold(self, clients: Sequence[int], updates: Tensor) -> tuple[Sequence[int], Tensor]:
-        """Keep the liars' rows back, and return the others."""
-
-    def release(self) -> tuple[Sequence[int], Tensor]:
-        """Return the liars, once everybody else has answered, and what they feed the encoder."""
-
-    def send(
-        self,
-        clients: Sequence[int],
-        values: Tensor,
-        message: Message,
-        context: RoundContext,
-        rand: ClientRandomness,
-    ) -> Message:
-        """Return what goes on the wire in place of `message`, the honest encoding of `values`."""
-
-
-def check_aggregation(
-    mechanism: Mechanism, cohort_size: int, weighted: bool, aggregator: Aggregator | None, secure: bool
-) -> None:
-    """Refuse settings that don't fit each other.
-
-    Raises:
-        ValueError: Naming them and the cure.
-    """
-    name = type(mechanism).__name__
-    if secure and aggregator is not None:
-        raise ValueError(
-            "Where SecAgg is on, per-client filters are impossible; "
-            "leave out the aggregator or secure_aggregation"
-        )
-    if secure and weighted:
-        raise ValueError(
-            "behind secure aggregation the server sees the plain sum, so no client can be weighted; "
-            "use weighting='uniform' or leave out secure_aggregation"
-        )
-    if weighted and mechanism.fixed_cohort:
-        raise ValueError(
-            f"the noise of {name} is made for a mean with equal weights; "
-            "leave client_weights out (weighting='uniform')"
-        )
-    if weighted and (aggregator is not None or mechanism.joint):
-        raise ValueError("a robust rule or a vote has no weights; leave client_weights out")
-    if aggregator is None:
-        return
-    if mechanism.joint or mechanism.fixed_cohort:
-        raise ValueError(
-            f"{name} is decoded for the whole cohort at once, so there are no rows "
-            "for a robust rule; leave the aggregator out"
-        )
-    if cohort_size < aggregator.min_clients:
-        raise ValueError(
-            f"{aggregator} needs {aggregator.min_clients} clients or more, a round has {cohort_size}; "
-            "take fewer liars, smaller buckets or a larger cohort"
-        )
+from lightning_fedq.rounds.parts import (
+    Aggregator,
+    OptimizerFactory,
+    SecureSums,
+    Tampering,
+    UpdateTransform,
+    check_aggregation,
+)
+from lightning_fedq.rounds.plan import RoundPlan, RoundPlanner
+from lightning_fedq.rounds.record import RoundRecord
+from lightning_fedq.rounds.running_sum import RunningSum
 
 
 class RoundEngine:
@@ -356,7 +109,7 @@ class RoundEngine:
         self.plan: RoundPlan | None = None
         self._exact: Tensor | None = None
         self._aborted = ""
-        self._received: list[int] = []
+        self._sum: RunningSum
         self.ledger = Ledger(planner.num_clients, repr(mechanism))
 
     @property
@@ -371,9 +124,9 @@ class RoundEngine:
         What only a simulation knows, lies included, and not private. None without diagnostics, before the
         first answer, and in a round that was aborted.
         """
-        if self._exact is None or self._aborted or not self._received:
+        if self._exact is None or self._aborted or not self._sum.received:
             return None
-        return self._exact / self._total_weight()
+        return self._exact / self._sum.total_weight()
 
     # ---- one round --------------------------------------------------------------------------------
 
@@ -395,29 +148,23 @@ class RoundEngine:
         self.ledger.charge(plan.cohort, plan.round, self.attempt, state)
         self.plan = plan
         self._context = self.context(plan)
-        self._received = []
         self._expected = set(plan.survivors)
         self._non_finite: list[int] = []
         self._uplink_bits = self._clipped = 0
         self._aborted = ""
-        self._symbols: Tensor | None = None
-        self._rows: list[Tensor] = []  # decoded rows for an aggregator, or messages for a joint decoder
         if self.tampering is not None:
             self.tampering.begin(plan, self._context)
-        self._decoded = torch.zeros_like(self.weights)
         self._exact = torch.zeros_like(self.weights) if self.diagnostics else None
-        self._secure = self._open_secure_sum(plan)
+        self._sum = self._open_sum(plan)
         return plan
 
-    def _open_secure_sum(self, plan: RoundPlan) -> SecureSum | None:
-        if self.secure_sums is None:
-            return None
-        return self.secure_sums(
-            self.mechanism,
-            self._context,
-            PublicRandomness(self.keys, plan.round, self.attempt),
-            session=self.keys.public(),
-            weights=self.weights,
+    def _open_sum(self, plan: RoundPlan) -> RunningSum:
+        public, secure = PublicRandomness(self.keys, plan.round, self.attempt), None
+        if self.secure_sums is not None:
+            session, weights = self.keys.public(), self.weights
+            secure = self.secure_sums(self.mechanism, self._context, public, session=session, weights=weights)
+        return RunningSum(
+            self.mechanism, self._context, public, self.weights, self.client_weights, self.aggregator, secure
         )
 
     def receive(self, clients: Sequence[int], updates: Tensor) -> None:
@@ -469,49 +216,18 @@ class RoundEngine:
             message = self.tampering.send(clients, values, message, self._context, rand)
         self._uplink_bits += message.num_bits
         self._clipped += message.num_clipped
-        self._message_size = message.symbols.shape[1]
         try:
-            self._add(message.symbols, clients)
+            self._sum.add(message.symbols, clients)
         except AbortedRoundError as error:
             self._aborted = str(error)
             return
         if self._exact is not None:
             self._exact += self._scale(updates, clients).sum(0, dtype=self._exact.dtype)
-        self._received += clients
 
     def _scale(self, rows: Tensor, clients: Sequence[int]) -> Tensor:
         if self.client_weights is None:
             return rows
         return rows * self.client_weights[list(clients)].to(self.weights)[:, None]
-
-    def _add(self, symbols: Tensor, clients: Sequence[int]) -> None:
-        if self._secure is not None:
-            self._secure.add(clients, symbols)
-            return
-        if self.aggregator is not None:
-            public = PublicRandomness(self.keys, self._context.round, self.attempt)
-            for row, client in enumerate(clients):
-                self._rows.append(
-                    self.mechanism.decode(symbols[row : row + 1], [client], self._context, public)
-                )
-            return
-        if self.mechanism.joint and not self.mechanism.homomorphic:
-            self._rows.append(symbols)
-            return
-        if self.mechanism.homomorphic and self.client_weights is None:
-            if self._symbols is None:
-                largest = self.planner.cohort_size << 8 * symbols.element_size()
-                wide = torch.int32 if largest < 2**31 else torch.int64
-                self._symbols = torch.zeros(symbols.shape[1], dtype=wide, device=symbols.device)
-            add_rows(symbols, self._symbols)
-            return
-        public = PublicRandomness(self.keys, self._context.round, self.attempt)
-        if self.client_weights is None:
-            self._decoded += self.mechanism.decode(symbols, clients, self._context, public)
-            return
-        for row, client in enumerate(clients):
-            one = self.mechanism.decode(symbols[row : row + 1], [client], self._context, public)
-            self._decoded += self.client_weights[client].item() * one
 
     def finish(self) -> RoundRecord:
         """Decode the sum, step the server, choose the next range, and return the record.
@@ -537,79 +253,38 @@ class RoundEngine:
             self.ranges = self.range_rule.following(self.ranges, self.weights, mean, variance, self.segments)
         self.total_uplink_bits += record.uplink_bits
         self.total_downlink_bits += record.downlink_bits
-        self.round, self.attempt, self.plan, self._secure = self.round + 1, 0, None, None
+        self.round, self.attempt, self.plan = self.round + 1, 0, None
         return record
 
     def abandon(self) -> None:
         """Give up an open round: its streams are never used again, the next start is a new attempt."""
         if self.plan is not None:
-            self.attempt, self.plan, self._secure = self.attempt + 1, None, None
+            self.attempt, self.plan = self.attempt + 1, None
 
     def _open_plan(self) -> RoundPlan:
         if self.plan is None:
             raise RuntimeError("no round is open; call start() first")
         return self.plan
 
-    def _total_weight(self) -> float:
-        if self.client_weights is None:
-            return float(len(self._received))
-        return float(self.client_weights[self._received].sum())
-
     def _mean_or_abort(self) -> Tensor | None:
         if self._aborted:
             return None
         try:
-            self._check_answers()
-            return self._mean() if self._received or self._secure is not None else None
+            return self._sum.mean(self._open_plan())
         except AbortedRoundError as error:
             self._aborted = str(error)
             return None
 
-    def _check_answers(self) -> None:
-        answers, silent = len(self._received), len(self._absent())
-        tolerated = self.mechanism.tolerated_dropouts(self._context)
-        if tolerated is not None and silent > tolerated:
-            raise AbortedRoundError(
-                f"{silent} clients did not answer, the claims of {self.mechanism} allow for {tolerated}"
-            )
-        if self.aggregator is not None and answers < self.aggregator.min_clients:
-            raise AbortedRoundError(
-                f"{self.aggregator} needs {self.aggregator.min_clients} clients, {answers} answered"
-            )
-
-    def _mean(self) -> Tensor:
-        if self.aggregator is not None:
-            return self.aggregator(torch.stack(self._rows), self._open_plan()).to(self.weights)
-        if self._rows:
-            public = PublicRandomness(self.keys, self._context.round, self.attempt)
-            messages = torch.cat(self._rows)
-            self._decoded = self.mechanism.decode(messages, self._received, self._context, public)
-        if self._secure is not None:
-            self._symbols = self._secure.finish().to(self.weights.device)
-        if self._symbols is not None:
-            public = PublicRandomness(self.keys, self._context.round, self.attempt)
-            counted = self._context.cohort if self.mechanism.fixed_cohort else self._received
-            self._decoded = self.mechanism.decode(self._symbols, counted, self._context, public)
-        elif self.mechanism.fixed_cohort and (absent := self._absent()):
-            public = PublicRandomness(self.keys, self._context.round, self.attempt)
-            zero = torch.zeros(1, self._message_size, dtype=torch.int32, device=self.weights.device)
-            zeros = zero.expand(len(absent), -1)
-            self._decoded += self.mechanism.decode(zeros, absent, self._context, public)
-        return self._decoded.to(self.weights) / self._total_weight()
-
-    def _absent(self) -> list[int]:
-        received = set(self._received)
-        return [client for client in self._context.cohort if client not in received]
-
     def _noise_variance(self) -> Tensor | None:
         """Bound on the variance of the mean; coupled errors never add up, so weights enter squared."""
+        received = self._sum.received
         if self.aggregator is not None:  # a robust rule may pick one row: its own noise is the bound
-            return self.mechanism.noise_variance(self._context, self._received[:1])
+            return self.mechanism.noise_variance(self._context, received[:1])
         if self.client_weights is None:
-            return self.mechanism.noise_variance(self._context, self._received)
-        shares = self.client_weights[self._received].double() / self._total_weight()
+            return self.mechanism.noise_variance(self._context, received)
+        shares = self.client_weights[received].double() / self._sum.total_weight()
         total = torch.zeros(len(self.segments), dtype=torch.float64)
-        for client, share in zip(self._received, shares.tolist(), strict=True):
+        for client, share in zip(received, shares.tolist(), strict=True):
             one = self.mechanism.noise_variance(self._context, [client])
             if one is None:
                 return None
@@ -627,20 +302,19 @@ class RoundEngine:
         self.weights = torch.lerp(self.weights, self._parameter.detach(), self.smoothing)
 
     def _record(self, plan: RoundPlan) -> RoundRecord:
-        size, dim = len(plan.cohort), self.weights.numel()
+        size, dim, answers = len(plan.cohort), self.weights.numel(), len(self._sum.received)
         uplink_bits, downlink_bits = self._uplink_bits, size * (32 * dim + 64 * len(self.segments))
-        if self._secure is not None:
-            traffic = self._secure.traffic
+        if (traffic := self._sum.traffic) is not None:
             uplink_bits, downlink_bits = traffic.uplink_bits, downlink_bits + traffic.downlink_bits
         return RoundRecord(
             round=plan.round,
             cohort_size=size,
-            num_received=len(self._received),
+            num_received=answers,
             num_dropped=len(plan.dropped),
             uplink_bits=uplink_bits,
             downlink_bits=downlink_bits,
             setup_bits=self.keys.setup_bits_per_client * self.planner.num_clients if plan.round == 0 else 0,
-            clip_rate=self._clipped / max(len(self._received) * dim, 1),
+            clip_rate=self._clipped / max(answers * dim, 1),
             radius_min=self.ranges.radius.min().item(),
             radius_max=self.ranges.radius.max().item(),
             update_norm=0.0,

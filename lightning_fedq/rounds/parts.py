@@ -1,0 +1,140 @@
+"""What may be plugged into a round, and which parts go together.
+
+The engine knows these shapes only; robust rules, secure aggregation and lying clients stand elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_fedq.core import Mechanism, Message, RoundContext
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.rounds.plan import RoundPlan
+
+OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]
+
+
+class Aggregator(Protocol):
+    """A robust rule in place of the mean, where the server sees every message."""
+
+    @property
+    def min_clients(self) -> int:
+        """With fewer answers the round is aborted."""
+
+    def __call__(self, rows: Tensor, plan: RoundPlan) -> Tensor:
+        """Return `(dim,)` from the decoded rows `(n, dim)`, one a client."""
+
+
+class Traffic(Protocol):
+    """Bits that a round has cost so far."""
+
+    @property
+    def uplink_bits(self) -> int:
+        """From clients to the server."""
+
+    @property
+    def downlink_bits(self) -> int:
+        """From the server to clients, the model not included."""
+
+
+class SecureSum(Protocol):
+    """One round behind secure aggregation: messages go in, and only their sum comes out."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """What the protocol has sent."""
+
+    def add(self, clients: Sequence[int], symbols: Tensor) -> None:
+        """Take the messages `(len(clients), m)` of some clients."""
+
+    def finish(self) -> Tensor:
+        """Return the sum of all messages, `(m,)` int64; raises `AbortedRoundError` where there is none."""
+
+
+class SecureSums(Protocol):
+    """Opens one `SecureSum` a round."""
+
+    def __call__(
+        self,
+        mechanism: Mechanism,
+        context: RoundContext,
+        rand: PublicRandomness,
+        *,
+        session: bytes,
+        weights: Tensor,
+    ) -> SecureSum:
+        """Open a round for the clients of `context`, who have all received the model `weights`."""
+
+
+class UpdateTransform(Protocol):
+    """What clients do with their updates before anything else, e.g. add a momentum that they keep."""
+
+    def __call__(self, clients: Sequence[int], updates: Tensor) -> Tensor:
+        """Return what takes the place of `updates` `(len(clients), dim)`, of the same shape."""
+
+
+class Tampering(Protocol):
+    """Clients that lie, put between training, encoding and the wire of a simulation."""
+
+    def begin(self, plan: RoundPlan, context: RoundContext) -> None:
+        """A round starts; what an abandoned one left behind is void."""
+
+    def hold(self, clients: Sequence[int], updates: Tensor) -> tuple[Sequence[int], Tensor]:
+        """Keep the liars' rows back, and return the others."""
+
+    def release(self) -> tuple[Sequence[int], Tensor]:
+        """Return the liars, once everybody else has answered, and what they feed the encoder."""
+
+    def send(
+        self,
+        clients: Sequence[int],
+        values: Tensor,
+        message: Message,
+        context: RoundContext,
+        rand: ClientRandomness,
+    ) -> Message:
+        """Return what goes on the wire in place of `message`, the honest encoding of `values`."""
+
+
+def check_aggregation(
+    mechanism: Mechanism, cohort_size: int, weighted: bool, aggregator: Aggregator | None, secure: bool
+) -> None:
+    """Refuse settings that don't fit each other.
+
+    Raises:
+        ValueError: Naming them and the cure.
+    """
+    name = type(mechanism).__name__
+    if secure and aggregator is not None:
+        raise ValueError(
+            "Where SecAgg is on, per-client filters are impossible; "
+            "leave out the aggregator or secure_aggregation"
+        )
+    if secure and weighted:
+        raise ValueError(
+            "behind secure aggregation the server sees the plain sum, so no client can be weighted; "
+            "use weighting='uniform' or leave out secure_aggregation"
+        )
+    if weighted and mechanism.fixed_cohort:
+        raise ValueError(
+            f"the noise of {name} is made for a mean with equal weights; "
+            "leave client_weights out (weighting='uniform')"
+        )
+    if weighted and (aggregator is not None or mechanism.joint):
+        raise ValueError("a robust rule or a vote has no weights; leave client_weights out")
+    if aggregator is None:
+        return
+    if mechanism.joint or mechanism.fixed_cohort:
+        raise ValueError(
+            f"{name} is decoded for the whole cohort at once, so there are no rows "
+            "for a robust rule; leave the aggregator out"
+        )
+    if cohort_size < aggregator.min_clients:
+        raise ValueError(
+            f"{aggregator} needs {aggregator.min_clients} clients or more, a round has {cohort_size}; "
+            "take fewer liars, smaller buckets or a larger cohort"
+        )

@@ -1,0 +1,106 @@
+"""Who takes part in a round: a pure function of (seed, round).
+
+A loader, a callback and a resumed run agree on it without talking.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+from lightning_fedq.core import Mechanism
+from lightning_fedq.randomness import PublicRandomness, SeededKeys
+
+
+@dataclass(frozen=True)
+class RoundPlan:
+    """Who takes part in one round, in which groups, and who drops out.
+
+    Args:
+        round: Round number, from 0.
+        groups: The cohort in groups of the mechanism's sizes, in random order.
+        dropped: Clients of the cohort that will not answer.
+        seed: Seed of the planner that made it.
+    """
+
+    round: int
+    groups: tuple[tuple[int, ...], ...]
+    dropped: frozenset[int]
+    seed: int
+
+    @cached_property
+    def cohort(self) -> tuple[int, ...]:
+        """All clients of the round, group by group."""
+        return tuple(client for group in self.groups for client in group)
+
+    @cached_property
+    def survivors(self) -> tuple[int, ...]:
+        """The clients that will answer, group by group: the order in which they train.
+
+        A stack then holds whole groups, and draws what a group shares once.
+        """
+        return tuple(client for client in self.cohort if client not in self.dropped)
+
+    def stream_seed(self, purpose: str, client: int | None = None) -> int:
+        """A 63-bit seed for simulation randomness (data order, dropout masks), never for a coin."""
+        rand = PublicRandomness(SeededKeys(self.seed), self.round)
+        stream = rand.public(purpose) if client is None else rand.shared_with_server(client, purpose)
+        return int(stream.words64(1)[0]) >> 1
+
+
+@dataclass(frozen=True)
+class RoundPlanner:
+    """Draws the plan of any round from (seed, round).
+
+    Args:
+        num_clients: Size of the population, >= 1.
+        seed: Seed of cohorts, groups, dropouts and data order, >= 0.
+        clients_per_round: Cohort size, drawn without replacement; None is everybody.
+        dropout_probability: Chance in [0, 1) that a client of the cohort does not answer.
+    """
+
+    num_clients: int
+    seed: int
+    clients_per_round: int | None = None
+    dropout_probability: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.num_clients < 1:
+            raise ValueError(f"num_clients must be >= 1, got {self.num_clients}")
+        if self.clients_per_round is not None and not 1 <= self.clients_per_round <= self.num_clients:
+            raise ValueError(
+                f"clients_per_round must be in [1, num_clients = {self.num_clients}], "
+                f"got {self.clients_per_round}"
+            )
+        if not 0.0 <= self.dropout_probability < 1.0:
+            raise ValueError(f"dropout_probability must be in [0, 1), got {self.dropout_probability}")
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients per round."""
+        return self.clients_per_round or self.num_clients
+
+    def plan(self, round: int, mechanism: Mechanism) -> RoundPlan:
+        """Return the plan of one round.
+
+        Raises:
+            ValueError: If the mechanism can't serve a cohort of this size.
+        """
+        rand = PublicRandomness(SeededKeys(self.seed), round)
+        order = rand.public("cohort").permutation(self.num_clients)[: self.cohort_size]
+        start, groups = 0, []
+        for size in mechanism.group_sizes(len(order)):
+            groups.append(tuple(order[start : start + size]))
+            start += size
+        if start != len(order):
+            raise ValueError(f"group_sizes sums to {start}, the cohort has {len(order)} clients")
+        words = rand.public("dropouts").words(len(order))
+        threshold = round_half_up(self.dropout_probability * 2**32)
+        dropped = frozenset(c for c, word in zip(order, words.tolist(), strict=True) if word < threshold)
+        return RoundPlan(round, tuple(groups), dropped, self.seed)
+
+
+def round_half_up(value: float) -> int:
+    """Nearest integer, halves up."""
+    return math.floor(value + 0.5)

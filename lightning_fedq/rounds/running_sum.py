@@ -1,0 +1,140 @@
+"""The messages of one round on their way to a mean, kept as sparingly as the mechanism permits.
+
+A homomorphic mechanism leaves one integer a symbol, another one its decoded sum; a robust rule or a joint
+decoder needs every message. Behind secure aggregation nothing is kept here at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_fedq.core import AbortedRoundError, Mechanism, RoundContext
+from lightning_fedq.functional.accumulate import add_rows
+from lightning_fedq.randomness import PublicRandomness
+from lightning_fedq.rounds.parts import Aggregator, SecureSum, Traffic
+from lightning_fedq.rounds.plan import RoundPlan
+
+
+class RunningSum:
+    """What the server has received in one round.
+
+    Args:
+        mechanism: Decodes the messages.
+        context: What everybody knows about the round.
+        public: The streams that the server may know.
+        like: `(dim,)` the model; its dtype and device are those of the mean.
+        client_weights: `(num_clients,)` weights of a weighted mean; None is uniform.
+        aggregator: A robust rule in place of the mean.
+        secure: Secure aggregation: takes every message, and gives the sum.
+
+    Attributes:
+        received: Who has answered, in the order of arrival.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        context: RoundContext,
+        public: PublicRandomness,
+        like: Tensor,
+        client_weights: Tensor | None,
+        aggregator: Aggregator | None,
+        secure: SecureSum | None,
+    ) -> None:
+        self._mechanism, self._context, self._public = mechanism, context, public
+        self._client_weights, self._aggregator, self._secure = client_weights, aggregator, secure
+        self.received: list[int] = []
+        self._symbols: Tensor | None = None
+        self._rows: list[Tensor] = []  # decoded rows for an aggregator, or messages for a joint decoder
+        self._like, self._decoded = like, torch.zeros_like(like)
+        self._message_size = 0
+
+    @property
+    def traffic(self) -> Traffic | None:
+        """What secure aggregation has sent; None without it."""
+        return None if self._secure is None else self._secure.traffic
+
+    def total_weight(self) -> float:
+        """The weights of all who answered."""
+        if self._client_weights is None:
+            return float(len(self.received))
+        return float(self._client_weights[self.received].sum())
+
+    def absent(self) -> list[int]:
+        """The clients of the cohort that have not answered."""
+        received = set(self.received)
+        return [client for client in self._context.cohort if client not in received]
+
+    def add(self, symbols: Tensor, clients: Sequence[int]) -> None:
+        """Take the messages `(len(clients), m)` of some clients.
+
+        Raises:
+            AbortedRoundError: If secure aggregation gives the round up.
+        """
+        self._keep(symbols, clients)
+        self._message_size = symbols.shape[1]
+        self.received += clients
+
+    def _keep(self, symbols: Tensor, clients: Sequence[int]) -> None:
+        if self._secure is not None:
+            self._secure.add(clients, symbols)
+        elif self._aggregator is not None:
+            self._rows += self._decode_each(symbols, clients)
+        elif self._mechanism.joint and not self._mechanism.homomorphic:
+            self._rows.append(symbols)
+        elif self._client_weights is not None:
+            weights = self._client_weights[list(clients)].tolist()
+            for weight, row in zip(weights, self._decode_each(symbols, clients), strict=True):
+                self._decoded += weight * row
+        elif self._mechanism.homomorphic:
+            if self._symbols is None:
+                largest = len(self._context.cohort) << 8 * symbols.element_size()
+                wide = torch.int32 if largest < 2**31 else torch.int64
+                self._symbols = torch.zeros(symbols.shape[1], dtype=wide, device=symbols.device)
+            add_rows(symbols, self._symbols)
+        else:
+            self._decoded += self._decode(symbols, clients)
+
+    def _decode(self, symbols: Tensor, clients: Sequence[int]) -> Tensor:
+        return self._mechanism.decode(symbols, clients, self._context, self._public)
+
+    def _decode_each(self, symbols: Tensor, clients: Sequence[int]) -> list[Tensor]:
+        return [self._decode(symbols[i : i + 1], [client]) for i, client in enumerate(clients)]
+
+    def mean(self, plan: RoundPlan) -> Tensor | None:
+        """Return the mean `(dim,)`, or what the robust rule takes for it; None if nobody has answered.
+
+        Raises:
+            AbortedRoundError: If too few have answered.
+        """
+        self._check_answers()
+        if not self.received and self._secure is None:
+            return None
+        if self._aggregator is not None:
+            return self._aggregator(torch.stack(self._rows), plan).to(self._like)
+        if self._rows:
+            self._decoded = self._decode(torch.cat(self._rows), self.received)
+        if self._secure is not None:
+            self._symbols = self._secure.finish().to(self._like.device)
+        if self._symbols is not None:
+            counted = self._context.cohort if self._mechanism.fixed_cohort else self.received
+            self._decoded = self._decode(self._symbols, counted)
+        elif self._mechanism.fixed_cohort and (absent := self.absent()):
+            zero = torch.zeros(1, self._message_size, dtype=torch.int32, device=self._like.device)
+            self._decoded += self._decode(zero.expand(len(absent), -1), absent)
+        return self._decoded.to(self._like) / self.total_weight()
+
+    def _check_answers(self) -> None:
+        answers, silent = len(self.received), len(self.absent())
+        tolerated = self._mechanism.tolerated_dropouts(self._context)
+        if tolerated is not None and silent > tolerated:
+            raise AbortedRoundError(
+                f"{silent} clients did not answer, the claims of {self._mechanism} allow for {tolerated}"
+            )
+        if self._aggregator is not None and answers < self._aggregator.min_clients:
+            raise AbortedRoundError(
+                f"{self._aggregator} needs {self._aggregator.min_clients} clients, {answers} answered"
+            )
