@@ -7,7 +7,6 @@ interval, then which whole cell it is. Its length is what the paper's conditiona
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import constriction
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.reports import Row, save_figure, write_rows, write_summary
 
 if TYPE_CHECKING:
@@ -105,11 +105,6 @@ def _digits(sizes: Symbols) -> list[tuple[Symbols, Symbols]]:
     return digits
 
 
-def _check_interval(interval: float) -> None:
-    if not (interval > 0 and math.isfinite(interval)):
-        raise ValueError(f"interval must be > 0 and finite, got {interval}")
-
-
 def pack_uniform(symbols: Symbols, dither: Array, step: Array, interval: float) -> NDArray[np.uint32]:
     """Code dithered symbols of inputs uniform on (0, t); 32-bit words.
 
@@ -122,7 +117,7 @@ def pack_uniform(symbols: Symbols, dither: Array, step: Array, interval: float) 
     Raises:
         ValueError: If the interval is not > 0, or a symbol is impossible.
     """
-    _check_interval(interval)
+    check_positive(interval=interval)
     first, last, laws = _cells(dither, step, interval)
     if bool(((symbols < first) | (symbols > last)).any()):
         raise ValueError(f"a symbol is impossible for inputs in (0, {interval:g}); the input was outside")
@@ -143,7 +138,7 @@ def pack_uniform(symbols: Symbols, dither: Array, step: Array, interval: float) 
 
 def unpack_uniform(words: NDArray[np.uint32], dither: Array, step: Array, interval: float) -> Symbols:
     """Inverse of `pack_uniform`; it holds dither and step, as the server does."""
-    _check_interval(interval)
+    check_positive(interval=interval)
     first, last, laws = _cells(dither, step, interval)
     decoder = constriction.stream.queue.RangeDecoder(words)
     kind = decoder.decode(constriction.stream.model.Categorical(perfect=False), laws)

@@ -21,7 +21,7 @@ Result = TypeVar("Result")
 
 
 def in_chunks(
-    count: int, draw: Callable[[int], Drawn], work: Callable[[slice, Drawn], Result]
+    count: int, draw: Callable[[int], Drawn], work: Callable[[slice, Drawn], Result], size: int = CHUNK
 ) -> list[Result]:
     """Draw for one chunk after the other and work on them, in as many threads as torch uses.
 
@@ -29,11 +29,12 @@ def in_chunks(
         count: Coordinates in all, >= 0.
         draw: Given a chunk's length; called in the caller's thread, in the chunks' order.
         work: Given a chunk's place and what was drawn for it; may touch its own place only.
+        size: Of a chunk, >= 1.
 
     Returns:
         What `work` returned, in the chunks' order.
     """
-    parts = [slice(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
+    parts = [slice(start, min(start + size, count)) for start in range(0, count, size)]
     threads = min(torch.get_num_threads(), len(parts) // 2)
     if threads < 2:
         return [work(part, draw(part.stop - part.start)) for part in parts]

@@ -28,6 +28,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lightning_fedq.functional.checks import check_positive
+
 Law = Literal["gaussian", "laplace"]
 Layering = Literal["direct", "shifted"]
 
@@ -46,8 +48,7 @@ def check_law(law: str, layering: str, sigma: float) -> None:
         raise ValueError(f"law must be 'gaussian' or 'laplace', got {law!r}; for others use UnimodalDensity")
     if layering not in ("direct", "shifted"):
         raise ValueError(f"layering must be 'direct' or 'shifted', got {layering!r}")
-    if not (sigma > 0 and math.isfinite(sigma)):
-        raise ValueError(f"sigma must be > 0 and finite, got {sigma}")
+    check_positive(sigma=sigma)
 
 
 def half_width(depth: Tensor, law: Law, sigma: float) -> Tensor:

@@ -23,6 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.layered import WORDS_PER_COORDINATE, layer_row
 
 Words = Callable[[int], NDArray[np.uint64]]
@@ -56,8 +57,7 @@ def compressed_copies(point: Tensor, sigma: float, copies: int, words: Words) ->
     Raises:
         ValueError: If sigma is not > 0 and finite, copies < 1, or the point is not finite.
     """
-    if not (sigma > 0 and math.isfinite(sigma)):
-        raise ValueError(f"sigma must be > 0 and finite, got {sigma}")
+    check_positive(sigma=sigma)
     if copies < 1:
         raise ValueError(f"copies must be >= 1, got {copies}")
     if point.dim() != 1 or not bool(torch.isfinite(point).all()):

@@ -8,7 +8,6 @@ against every adversary; that the other clients' noise hides a client better in 
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from lightning_fedq.core import (
     PrivacyClaim,
     RoundContext,
 )
+from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import truncate_to_grid, unit_ball_factors
 from lightning_fedq.functional.grid_noise import FINE_BITS, TOTAL_VARIATION, GridNoise
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
@@ -55,8 +55,7 @@ class WholeVector(Clipping):
     order: int
 
     def __post_init__(self) -> None:
-        if not (self.clip_norm > 0 and math.isfinite(self.clip_norm)):
-            raise ValueError(f"clip_norm must be > 0 and finite, got {self.clip_norm}")
+        check_positive(clip_norm=self.clip_norm)
 
     def units(self, context: RoundContext) -> Tensor:
         """The clipping norm, in every segment."""

@@ -15,13 +15,14 @@ import math
 import warnings
 from functools import lru_cache
 
+from lightning_fedq.functional.checks import check_positive
+
 _ORDERS = [1.0 + x / 10.0 for x in range(1, 100)] + [float(x) for x in range(11, 64)]
 _ORDERS += [float(2**k) for k in range(6, 15)]
 
 
 def _check(epsilon: float, delta: float, rounds: int, smallest_delta: str) -> None:
-    if not (epsilon > 0 and math.isfinite(epsilon)):
-        raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")
+    check_positive(epsilon=epsilon)
     if not (0 < delta < 1 or (smallest_delta == "[0" and delta == 0)):
         raise ValueError(f"delta must be in {smallest_delta}, 1), got {delta}")
     if rounds < 1:
@@ -115,8 +116,7 @@ def resolve_multiplier(
                 "give noise_multiplier, or epsilon, delta and rounds, not both: "
                 f"got noise_multiplier={noise_multiplier} and {budget}"
             )
-        if not (noise_multiplier > 0 and math.isfinite(noise_multiplier)):
-            raise ValueError(f"noise_multiplier must be > 0 and finite, got {noise_multiplier}")
+        check_positive(noise_multiplier=noise_multiplier)
         return noise_multiplier
     if epsilon is None or delta is None or rounds is None:
         raise ValueError(

@@ -36,6 +36,7 @@ from lightning_fedq.core import (
     PrivacyClaim,
     RoundContext,
 )
+from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.functional.discrete_gaussian import (
     concentration,
@@ -72,10 +73,7 @@ class DistributedDiscreteGaussian(Mechanism):
     max_dropped: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("clip_norm", "local_sigma", "granularity"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be > 0 and finite, got {value}")
+        check_positive(clip_norm=self.clip_norm, local_sigma=self.local_sigma, granularity=self.granularity)
         if not 2 <= self.bits <= 31:
             raise ValueError(f"bits must be in [2, 31], got {self.bits}")
         if self.max_dropped < 0:

@@ -42,6 +42,8 @@ from lightning_fedq.core import (
     RoundContext,
 )
 from lightning_fedq.entropy_coding import Elias
+from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.chunks import CHUNK, in_chunks
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.functional.dither import add_dequantized_row, dither_quantize_row, round_to_grid
 from lightning_fedq.mechanisms.calibration import resolve_multiplier
@@ -93,8 +95,7 @@ class ExactError(Mechanism):
     entropy_code: Literal["range", "elias"] = "range"
 
     def __post_init__(self) -> None:
-        if not (self.clip_norm > 0 and math.isfinite(self.clip_norm)):
-            raise ValueError(f"clip_norm must be > 0 and finite, got {self.clip_norm}")
+        check_positive(clip_norm=self.clip_norm)
         if self.entropy_code not in ("range", "elias"):
             raise ValueError(f"entropy_code must be 'range' or 'elias', got {self.entropy_code!r}")
         _ = self.multiplier  # refuses a budget that makes no sense
@@ -119,20 +120,26 @@ class ExactError(Mechanism):
         factors, shortened = unit_ball_factors(rows, self.clip_norm, 2)
         symbols = torch.empty(rows.shape, dtype=self.symbol_dtype)
         room = torch.iinfo(self.symbol_dtype).max / (2 * len(context.cohort) if self.homomorphic else 2)
-        quantizer_of, num_bits = self.quantizers(context, rand), 0
-        for row, client in enumerate(rand.clients):
-            quantizer = quantizer_of(client)
-            values = rows[row].contiguous().numpy()
-            out = symbols[row].numpy()
-            largest = dither_quantize_row(values, factors[row].item(), quantizer.dither, quantizer.step, out)
+        quantizer_of = self.quantizers(context, rand)
+
+        def encode_row(row: int) -> int:
+            quantizer, values = quantizer_of(rand.clients[row]), rows[row].contiguous().numpy()
+            largest = dither_quantize_row(
+                values, factors[row].item(), quantizer.dither, quantizer.step, symbols[row].numpy()
+            )
             if not largest < room:
                 raise ValueError(
-                    f"a symbol of client {client} is {largest:.3g}, too large for the sum of "
+                    f"a symbol of client {rand.clients[row]} is {largest:.3g}, too large for the sum of "
                     f"{len(context.cohort)} clients; raise noise_multiplier, got {self.multiplier:.3g}"
                 )
-            num_bits += self._code(quantizer, context).num_bits(symbols[row])
+            return self._code(quantizer, context).num_bits(symbols[row])
+
+        if context.dim > CHUNK:  # threads share one client's coordinates, which takes less memory
+            num_bits = [encode_row(row) for row in range(len(rows))]
+        else:
+            num_bits = in_chunks(len(rows), lambda _: None, lambda part, _: encode_row(part.start), 1)
         clipped = int(shortened.sum()) * context.dim
-        return Message(symbols.reshape(update.shape).to(update.device), num_bits, clipped)
+        return Message(symbols.reshape(update.shape).to(update.device), sum(num_bits), clipped)
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness

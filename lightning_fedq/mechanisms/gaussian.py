@@ -14,9 +14,9 @@ References:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.grid_noise import analytic_gaussian_multiplier
 from lightning_fedq.mechanisms.additive_noise import AdditiveNoise, PerCoordinate, WholeVector
 from lightning_fedq.mechanisms.calibration import resolve_multiplier
@@ -73,8 +73,7 @@ class PerCoordinateGaussian(AdditiveNoise):
     delta: float
 
     def __post_init__(self) -> None:
-        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
-            raise ValueError(f"epsilon must be > 0 and finite, got {self.epsilon}")
+        check_positive(epsilon=self.epsilon)
         if not 0 < self.delta < 1:
             raise ValueError(f"delta must be in (0, 1), got {self.delta}")
         super().__post_init__()

@@ -10,9 +10,9 @@ References:
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
+from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.mechanisms.additive_noise import AdditiveNoise, PerCoordinate, WholeVector
 from lightning_fedq.mechanisms.calibration import resolve_multiplier
 
@@ -64,8 +64,7 @@ class PerCoordinateLaplace(AdditiveNoise):
     epsilon: float
 
     def __post_init__(self) -> None:
-        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
-            raise ValueError(f"epsilon must be > 0 and finite, got {self.epsilon}")
+        check_positive(epsilon=self.epsilon)
         super().__post_init__()
 
     @property

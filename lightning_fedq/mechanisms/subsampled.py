@@ -33,6 +33,7 @@ from lightning_fedq.core import (
     RoundContext,
     SampledGaussianLoss,
 )
+from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.mechanisms.exact_error import FRESH, HONEST_SERVER, UNIFORM, Array
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 
@@ -57,10 +58,7 @@ class SubsampledMechanism(Mechanism):
     sampling_probability: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("clip_value", "noise_multiplier"):
-            value = getattr(self, name)
-            if not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be > 0 and finite, got {value}")
+        check_positive(clip_value=self.clip_value, noise_multiplier=self.noise_multiplier)
         if not 2.0**-20 <= self.sampling_probability <= 1.0:
             raise ValueError(f"sampling_probability must be in [2^-20, 1], got {self.sampling_probability}")
 
