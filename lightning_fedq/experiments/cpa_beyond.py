@@ -103,7 +103,7 @@ def _knobs(clip_norm: float, num_clients: int) -> dict[str, tuple[Knob, float, f
         "aggregate Gaussian": (
             lambda level: AggregateGaussian(clip_norm, noise_multiplier=1.0 / level),
             1e-3,
-            1e3,
+            100.0,
             Adversary.OUTSIDER,
         ),
         "DDG": (discrete, 1e-3, 1e4, Adversary.OUTSIDER),

@@ -5,6 +5,9 @@ so both rates of table V are run, and the perceptron, which the authors' default
 below the published 86, gets `mlp_rounds` and is tested after 30 as well. Baselines come twice: as in the
 authors' code (Laplace without clipping, signs neither scaled nor debiased, zeros positive), and private or
 fair (clipped Laplace, signs scaled by radius / c).
+
+The CIFAR-10 columns are there for who has the hours: the clients share out 40,000 images (samples a client
+are not stated), one step on 16 of them a round.
 """
 
 from __future__ import annotations
@@ -26,12 +29,12 @@ from lightning_fedq.mechanisms import FedAvg, JoPEQ, PerCoordinateLaplace, SignR
 from lightning_fedq.reports import save_figure
 
 PUBLISHED: dict[str, dict[Network, float]] = {
-    "FL": {"linear": 87, "mlp": 90},
-    "Laplace": {"linear": 86, "mlp": 88},
-    "signSGD & RR": {"linear": 79, "mlp": 10},
-    "JoPEQ": {"linear": 82, "mlp": 78},
-    "CPA without RR": {"linear": 87, "mlp": 80},
-    "CPA": {"linear": 85, "mlp": 86},
+    "FL": {"linear": 87, "mlp": 90, "cnn2": 48, "cnn3": 60},
+    "Laplace": {"linear": 86, "mlp": 88, "cnn2": 45, "cnn3": 60},
+    "signSGD & RR": {"linear": 79, "mlp": 10, "cnn2": 10, "cnn3": 10},
+    "JoPEQ": {"linear": 82, "mlp": 78, "cnn2": 47, "cnn3": 66},
+    "CPA without RR": {"linear": 87, "mlp": 80, "cnn2": 43, "cnn3": 47},
+    "CPA": {"linear": 85, "mlp": 86, "cnn2": 50, "cnn3": 67},
 }
 """Accuracy in percent."""
 
@@ -55,11 +58,13 @@ def _mechanisms(epsilon: float) -> list[tuple[str, str, Mechanism, float]]:
 def cpa_table4(
     data: ImageData = ImageData(),  # noqa: B008 (frozen)
     models: Sequence[Network] = ("linear", "mlp"),
+    methods: Sequence[str] = tuple(PUBLISHED),
     num_clients: int = 1000,
     learning_rates: Sequence[float] = (1.0, 0.1),
     epsilon: float = 0.5,
     rounds: int = 30,
     mlp_rounds: int = 100,
+    cnn_rounds: int = 100,
     momentum: float = 0.5,
     val_samples: int = 10_000,
     seed: int = 0,
@@ -70,12 +75,14 @@ def cpa_table4(
 
     Args:
         data: Where MNIST is.
-        models: "linear", "mlp" or both.
+        models: "linear" and "mlp" on MNIST, "cnn2" and "cnn3" on CIFAR-10.
+        methods: Which rows of the table.
         num_clients: The paper's 1,000, 5 samples each.
         learning_rates: Of the one local step; not stated, the authors' default is 1.
         epsilon: Per bit or coordinate.
-        rounds: Of the linear model; the perceptron is tested there, too.
+        rounds: Of the linear model; the others are tested there, too.
         mlp_rounds: Of the perceptron; not stated.
+        cnn_rounds: On CIFAR-10; not stated.
         momentum: Of each client, kept across rounds.
         val_samples: Held out.
         seed: One seed.
@@ -87,6 +94,7 @@ def cpa_table4(
         "epsilon": epsilon,
         "rounds": rounds,
         "mlp_rounds": mlp_rounds,
+        "cnn_rounds": cnn_rounds,
         "momentum": momentum,
         "val_samples": val_samples,
         "seed": seed,
@@ -94,10 +102,14 @@ def cpa_table4(
     rows = Rows(out, settings, resume)
     task = Task(data.root, data.download, rounds, val_samples, seed, momentum)
     for kind in models:
-        length = rounds if kind == "linear" else mlp_rounds
+        length = {"linear": rounds, "mlp": mlp_rounds}.get(kind, cnn_rounds)
+        one = replace(task, rounds=length)
+        if kind in ("cnn2", "cnn3"):
+            one = replace(one, images="cifar10", samples_per_client=None)
         for lr in learning_rates:
             for method, variant, mechanism, radius in _mechanisms(epsilon):
-                one = replace(task, rounds=length)
+                if method not in methods:
+                    continue
                 train = partial(one.run, mechanism, num_clients, lr, radius, kind, test_at=(rounds,))
                 rows.add(
                     {"model": kind, "method": method, "variant": variant, "lr": lr, "rounds": length},
@@ -127,7 +139,10 @@ def _verdicts(table: Sequence[dict[str, Any]]) -> list[str]:
         published = rows[0]["published_acc"]
         words = [f"{r['acc']:.1f} at lr {r['lr']:g} after {r['rounds']} rounds" for r in rows]
         near = min((r["acc"] - published for r in rows), key=abs)
-        word = "within 2 points" if abs(near) <= 2 else f"not reproduced, nearest {near:+.1f} points"
+        if variant in ("private", "scaled", "unbiased"):
+            word = f"nearest {near:+.1f} points; our repair, not what the paper ran"
+        else:
+            word = "within 2 points" if abs(near) <= 2 else f"not reproduced, nearest {near:+.1f} points"
         verdicts.append(
             f"{model}, {method} ({variant}): published {published}, ours {'; '.join(words)}: {word}"
         )
