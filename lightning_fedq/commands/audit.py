@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -120,6 +121,28 @@ def _cells(finding: Finding) -> tuple[str, str, str, str]:
     return finding.view, f"ε {format_epsilon(finding.claim)}", f"{finding.lower_bound:.4f}", draws
 
 
+def _train() -> int:
+    """Print one line per training with canaries; the exit status is 1 if anything contradicts a claim."""
+    from lightning_fedq._lightning import pl
+    from lightning_fedq.commands.audit_training import DELTA, TRAININGS
+
+    logging.getLogger(pl.__name__).setLevel(logging.ERROR)
+    table = Table("training", "claim", "lower bound", "guesses", "CPU s", "verdict", box=SIMPLE)
+    alarms = 0
+    for run in TRAININGS:
+        start = time.process_time()
+        finding = run(ALPHA / len(TRAININGS))
+        numbers = f"ε {finding.claim:.3f}", f"{finding.lower_bound:.3f}", str(finding.draws)
+        seconds = f"{time.process_time() - start:.1f}"
+        table.add_row(finding.view, *numbers, seconds, finding.alarm or "holds")
+        alarms += bool(finding.alarm)
+    console = Console()
+    console.width = max(console.width, 110)
+    console.print(table)
+    console.print(f"Claims are of one canary over the run, at delta {DELTA:g}.", highlight=False)
+    return int(bool(alarms))
+
+
 def main(argv: Sequence[str]) -> int:
     """Print one line per mechanism and view; the exit status is 1 if anything contradicts a claim."""
     parser = argparse.ArgumentParser(
@@ -131,7 +154,7 @@ def main(argv: Sequence[str]) -> int:
         epilog="fast:   fedq audit               10^7 draws; a minute of CPU or so a mechanism, 11 for all\n"
         "long:   fedq audit --draws 1e8   ten times that, by hand\n"
         "quick:  fedq audit LDPQ --draws 1e5\n"
-        "\n"
+        "canaries in real trainings:  fedq audit --training\n\n"
         "A claim is a pure epsilon, or a delta at some epsilon where the claim is a curve. The lower\n"
         "bound is what the draws prove, at 99.9% for the whole table. 'One coordinate': the claim is\n"
         "about a whole vector, and the whole difference lies in its first coordinate; one encoding is\n"
@@ -141,7 +164,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--draws", type=float, default=1e7, help="draws per neighbour: 1e7 (default) is fast, 1e8 long"
     )
+    parser.add_argument(
+        "--training",
+        action="store_true",
+        help="instead, train on digits with canaries and guess their coins (a minute)",
+    )
     options = parser.parse_args(argv)
+    if options.training:
+        if options.names:
+            parser.error("--training has settings of its own and takes no mechanism")
+        return _train()
     unknown = [name for name in options.names if name not in mechanisms.__all__]
     if unknown:
         parser.error(f"there is no mechanism {', '.join(unknown)}; fedq mechanisms lists them")
