@@ -151,6 +151,13 @@ def subtract_scalar_dithers(keys: Keys, step: float, total: Floats) -> None:
                 part[j] -= step * _dither_at(key, start + j)
 
 
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def subtract_own_scalar_dithers(keys: Keys, step: float, totals: Floats) -> None:
+    """The same with a total, a row of `totals`, for every key."""
+    for k in range(totals.shape[0]):
+        subtract_scalar_dithers(keys[k : k + 1], step, totals[k])
+
+
 # ---- bits -----------------------------------------------------------------------------------------------
 
 
@@ -239,6 +246,21 @@ def add_decoded(
                     row, signed = _row(base, start + i, num_rows), (2.0 * sent[i] - 1.0) * scale
                     for j in range(size):
                         part[i * size + j] += offset[j] + signed * weights[row, j]
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def add_own_decoded(
+    bits: NDArray[np.uint8],
+    stage: int,
+    weights: Floats,
+    keys: Keys,
+    scales: Floats,
+    offset: Floats,
+    totals: Floats,
+) -> None:
+    """As `add_decoded`, with a total, a row of `totals`, for every message."""
+    for k in range(totals.shape[0]):
+        add_decoded(bits[k : k + 1], stage, weights, keys[k : k + 1], scales[k : k + 1], offset, totals[k])
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

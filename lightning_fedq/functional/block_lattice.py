@@ -12,7 +12,14 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fedq.functional.block_code import Floats, Indices, Keys, subtract_scalar_dithers, uniform_at
+from lightning_fedq.functional.block_code import (
+    Floats,
+    Indices,
+    Keys,
+    subtract_own_scalar_dithers,
+    subtract_scalar_dithers,
+    uniform_at,
+)
 from lightning_fedq.functional.codeword import GOLD
 from lightning_fedq.functional.lattice import TIE_SHIFT, lattice
 from lightning_fedq.functional.lattice_codebook import Codebook
@@ -134,6 +141,42 @@ def _normalize(values: NDArray[Any], ranges: Floats, start: int, out: Floats) ->
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def gather_blocks(
+    values: NDArray[Any], ranges: Floats, limit: float, chosen: NDArray[np.int64], out: Floats
+) -> int:
+    """Copy some blocks of every row, in units of the radius.
+
+    Args:
+        values: `(rows, dim)` float32 or float64, C-contiguous.
+        ranges: `(3, segments)`: where each segment ends, its centre, one over its radius.
+        limit: Largest norm of a block in range.
+        chosen: `(rows, n)` numbers of blocks.
+        out: `(rows, n, L)`, overwritten.
+
+    Returns:
+        How many of all blocks were out of range.
+    """
+    size, outside, bound = out.shape[2], 0, limit * limit * (1.0 + 1e-12)
+    blocks = -(-values.shape[1] // size)
+    x = np.empty(blocks * size)
+    for row in range(out.shape[0]):
+        _normalize(values[row], ranges, 0, x)
+        if size == 1:
+            for i in range(blocks):
+                outside += (x[i] > 1.0) | (x[i] < -1.0)
+        else:
+            for i in range(blocks):
+                squared = 0.0
+                for j in range(size):
+                    squared += x[i * size + j] * x[i * size + j]
+                outside += squared > bound
+        for i in range(out.shape[1]):
+            for j in range(size):
+                out[row, i, j] = x[chosen[row, i] * size + j]
+    return outside
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _quantize_lattice(
     values: NDArray[Any],
     ranges: Floats,
@@ -245,6 +288,27 @@ def _subtract_lattice_dithers(keys: Keys, step: float, total: Floats, sides: tup
             _dither(key, i, u, box, spare, sides)
             for j in range(size):
                 total[i * size + j] -= step * u[j]
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _subtract_own_lattice_dithers(keys: Keys, step: float, totals: Floats, sides: tuple[float, ...]) -> None:
+    for k in range(totals.shape[0]):
+        _subtract_lattice_dithers(keys[k : k + 1], step, totals[k], sides)
+
+
+def subtract_own_dithers(name: str, keys: Keys, step: float, totals: Floats) -> None:
+    """totals[k, block] -= step u_block under key k: as `subtract_dithers`, but every message its own.
+
+    Args:
+        name: Lattice.
+        keys: `(messages,)`.
+        step: Scale of the finest lattice.
+        totals: `(messages, n L)`, changed in place.
+    """
+    if name == "Z":
+        subtract_own_scalar_dithers(keys, step, totals)
+    else:
+        _subtract_own_lattice_dithers(keys, step, totals, lattice(name).sides)
 
 
 def subtract_dithers(name: str, keys: Keys, step: float, total: Floats) -> None:

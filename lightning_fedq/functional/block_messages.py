@@ -15,10 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.functional.block_code import Floats, Keys, add_decoded, add_votes, encode_bits
+from lightning_fedq.functional.block_code import (
+    Floats,
+    Keys,
+    add_decoded,
+    add_own_decoded,
+    add_votes,
+    encode_bits,
+)
 from lightning_fedq.functional.block_design import BlockDesign
 from lightning_fedq.functional.block_error import Decoder, lift
-from lightning_fedq.functional.block_lattice import subtract_dithers
+from lightning_fedq.functional.block_lattice import subtract_dithers, subtract_own_dithers
 from lightning_fedq.functional.codeword import (
     WordTable,
     frequencies,
@@ -157,6 +164,26 @@ def sum_messages(
     """
     add = _sum_on_cpu if bits.device.type == "cpu" else _sum_on_device
     return add(design, bits, keys, dithered, keep, decoder, threshold)
+
+
+def decode_messages(
+    design: BlockDesign, bits: Tensor, keys: Keys, dithered: bool, keep: Floats, decoder: Decoder
+) -> Tensor:
+    """Decoded blocks of every message, `(messages, blocks, L)`; arguments as in `sum_messages`."""
+    if bits.device.type != "cpu":
+        every = [slice(row, row + 1) for row in range(len(bits))]
+        ones = [
+            _sum_on_device(design, bits[row], keys[:, row], dithered, keep[row], decoder, False)
+            for row in every
+        ]
+        return torch.stack(ones)
+    totals = np.zeros((len(bits), bits.shape[2] * design.block_dim))
+    if dithered:
+        subtract_own_dithers(design.name, keys[-1], design.step, totals)
+    for stage, table in enumerate(design.tables):
+        scales, offset = lift(table, keep, decoder)
+        add_own_decoded(bits.numpy(), stage, table.weights, keys[stage], scales, offset, totals)
+    return torch.from_numpy(totals).reshape(len(bits), bits.shape[2], -1)
 
 
 def _sum_on_cpu(

@@ -44,7 +44,13 @@ from lightning_fedq.functional.block_error import (
     worst_second_moment,
     worst_variance,
 )
-from lightning_fedq.functional.block_messages import encode_blocks, encode_updates, sum_messages
+from lightning_fedq.functional.block_lattice import gather_blocks
+from lightning_fedq.functional.block_messages import (
+    decode_messages,
+    encode_blocks,
+    encode_updates,
+    sum_messages,
+)
 from lightning_fedq.functional.codeword import (
     BLOCKS_TAG,
     CODEWORD_TAG,
@@ -283,14 +289,19 @@ class CPA(Mechanism):
         chosen, keys = self.chosen_blocks(clients, context, rand), self._keys(clients, context, rand)
         coins = [rand.private(client, "cpa coins").fill for client in clients]
         flips = self._flips(clients, context)
-        if chosen is None and rows.device.type == "cpu":
-            center, radius = self.ranges(context)
-            ranges = np.stack([np.cumsum(context.segments), center.numpy(), (1.0 / radius).numpy()])
-            values, sent = rows.contiguous().numpy(), self.blocks(context)
-            bits, outside = encode_updates(design, values, ranges, sent, keys, coins, flips)
-        else:
+        if rows.device.type != "cpu":
             scaled, outside = self._scaled(rows, context, chosen)
             bits = encode_blocks(design, scaled, keys, coins, flips)
+        else:
+            center, radius = self.ranges(context)
+            ranges = np.stack([np.cumsum(context.segments), center.numpy(), (1.0 / radius).numpy()])
+            values, blocks = rows.contiguous().numpy(), self.blocks(context)
+            if chosen is None:
+                bits, outside = encode_updates(design, values, ranges, blocks, keys, coins, flips)
+            else:
+                gathered = np.empty((*chosen.shape, self.block_dim))
+                outside = gather_blocks(values, ranges, design.limit, chosen, gathered)
+                bits = encode_blocks(design, torch.from_numpy(gathered), keys, coins, flips)
         clipped = min(outside * self.block_dim, update.numel())
         return Message(bits.reshape(*update.shape[:-1], -1), bits.numel(), clipped)
 
@@ -333,11 +344,10 @@ class CPA(Mechanism):
             total = sum_messages(design, bits, keys, dithered, keep, self.decoder, self.threshold)
         else:
             blocks = self.blocks(context)
+            ones = decode_messages(design, bits, keys, dithered, keep, self.decoder)
             total = torch.zeros(blocks, size, dtype=torch.float64, device=bits.device)
-            for row in range(len(clients)):
-                one, own = slice(row, row + 1), keys[:, row : row + 1]
-                part = sum_messages(design, bits[one], own, dithered, keep[one], self.decoder, False)
-                total[torch.from_numpy(chosen[row]).to(bits.device)] += blocks / sent * part
+            at = torch.from_numpy(chosen).to(bits.device).flatten()
+            total.index_add_(0, at, ones.flatten(0, 1), alpha=blocks / sent)
         center, radius = (context.expand(t.to(bits.device)) for t in self.ranges(context))
         return (len(clients) * center + radius * total.reshape(-1)[: context.dim]).float()
 
