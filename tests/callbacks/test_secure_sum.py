@@ -197,6 +197,20 @@ def test_clients_that_fall_silent_unannounced_abort_the_round_at_its_end() -> No
     assert bits[0][0] > 8 * 4 * DIM
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_client_that_is_not_finite_counts_as_zero_behind_the_masks(bad: float) -> None:
+    engines, records = [engine_of(LDPQ(1.0), SecAgg()) for _ in range(2)], []
+    for engine, value in zip(engines, (bad, 0.0), strict=True):
+        updates = torch.linspace(-0.5, 0.5, CLIENTS * DIM).reshape(CLIENTS, DIM)
+        updates[3] = 0.0
+        updates[3, 5] = value
+        engine.receive(sorted(engine.start().survivors), updates)
+        records.append(engine.finish())
+    assert torch.equal(engines[0].weights, engines[1].weights)
+    assert [record.non_finite_clients for record in records] == [(3,), ()]
+    assert records[0].uplink_bits == records[1].uplink_bits
+
+
 class OutOfRange(LDPQ):
     """Sends a symbol that it said it never would."""
 

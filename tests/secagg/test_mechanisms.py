@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
 from lightning_fedq.core import Mechanism
 from lightning_fedq.randomness import PublicRandomness, SeededKeys
@@ -12,10 +13,10 @@ from tests.contract.test_mechanisms import CLIENTS, ROWS, SEGMENTS, updates_for
 from tests.one_round import context_of, encode
 
 
-def summed(mechanism: Mechanism, run: str) -> None:
+def summed(mechanism: Mechanism, run: str, updates: Tensor | None = None) -> None:
     context = context_of(mechanism, CLIENTS, SEGMENTS)
     rand = PublicRandomness(SeededKeys(0), context.round, context.attempt)
-    message = encode(mechanism, updates_for(len(CLIENTS)), context)
+    message = encode(mechanism, updates_for(len(CLIENTS)) if updates is None else updates, context)
     silent = context.cohort[1]
     rows = [row for row, client in enumerate(context.cohort) if client != silent]
     clients = [context.cohort[row] for row in rows]
@@ -41,3 +42,11 @@ def test_the_sum_decodes_as_the_messages_do(mechanism: Mechanism, run: str) -> N
 def test_refused(mechanism: Mechanism) -> None:
     with pytest.raises(TypeError, match=f"{type(mechanism).__name__} is not homomorphic"):
         summed(mechanism, "accounted")
+
+
+@pytest.mark.parametrize("mechanism", [row for row in ROWS if row.homomorphic], ids=repr)
+def test_the_ends_of_the_range_and_negative_zero(mechanism: Mechanism) -> None:
+    updates = torch.full((len(CLIENTS), sum(SEGMENTS)), -0.0)
+    updates[0], updates[1], updates[2] = 1e6, -1e6, 0.0
+    updates[3, ::2], updates[3, 1::2] = 1e6, -1e6
+    summed(mechanism, "accounted", updates)
