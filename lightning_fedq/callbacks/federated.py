@@ -293,7 +293,7 @@ class Federated(pl.Callback):
         if self._rule is not None:
             self._rule.begin(self._work)
         self._schedule = Schedule(self.planner, self.mechanism, self._work, self._rule, self._limit)
-        self._loader = ClientLoader(loader, self.client_indices, self._coming_stacks)
+        self._loader = ClientLoader(loader, self.client_indices, self._coming_stacks, self._coming_steps)
 
     def _client_weights(self, segments: Sequence[int]) -> Tensor | None:
         if self.weighting == "samples":
@@ -352,12 +352,17 @@ class Federated(pl.Callback):
             self.clients_per_step,
             largest_stack(self._parameters[0].device.type, self._engine.weights.numel(), self.planner),
             lambda size: max(self._schedule.stacks(0, 0, size), key=lambda stack: len(stack.clients)),
-            self._first_batch,
+            lambda stack: self.fetch(next(self._loader.indices(stack))),
         )
 
-    def _first_batch(self, stack: Stack) -> Any:
+    def _coming_steps(self) -> int:
+        engine = self._engine
+        return self._schedule.length(engine.round, engine.attempt, self.clients_per_step_chosen)
+
+    def fetch(self, indices: Tensor) -> Any:
+        """Some samples as one batch, `(batch,)`, or as a stack's, `(clients, batch)`; draws nothing."""
         with torch.random.fork_rng([]):
-            return self._loader.first_batch(stack)
+            return self._loader.fetch(indices)
 
     # ---- one round --------------------------------------------------------------------------------
 
@@ -375,6 +380,11 @@ class Federated(pl.Callback):
         """The stacks of the round to come, or of the open one."""
         engine = self._engine
         return self._schedule.stacks(engine.round, engine.attempt, self.clients_per_step_chosen)
+
+    @property
+    def parameter_names(self) -> list[str]:
+        """Names of the trained parameters, in the order of the flat vector; from `on_fit_start` on."""
+        return self._names
 
     def present_batch(self, batch_idx: int) -> tuple[Stack, int]:
         """The stack that trains on a batch of this round, and which of its batches that is."""
@@ -400,6 +410,7 @@ class Federated(pl.Callback):
         ]
         # before the round is open: what gives an open round up puts these back
         self._global_views = unflatten(engine.weights, [p.shape for p in self._parameters])
+        self._coming_stacks()  # a rule may choose the round's noise with its batches
         engine.start()
         self._show_global_weights()
         self._start = flatten(self._parameters).to(engine.weights.dtype)  # as rounded to the module's dtype

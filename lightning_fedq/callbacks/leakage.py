@@ -2,13 +2,11 @@
 
 After a round it takes the global model, some training samples as candidates, and attacks what the mechanism
 would send about one of them. The attack draws from generators and keys of its own and touches neither
-gradients nor buffers, so the training is the same bit for bit with and without it. The controller's sampling
-probability is computed from the same gradients and logged; the batches stay those of the data loader.
+gradients nor buffers, so the training is the same bit for bit with and without it.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -17,10 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedq._lightning import pl, rank_zero_warn
-from lightning_fedq.callbacks.lookup import federated_of
-from lightning_fedq.core import Adversary, RoundContext
-from lightning_fedq.functional.batch_sampling import solve_probability
-from lightning_fedq.functional.total_variation import isotropic_tv
+from lightning_fedq.callbacks.lookup import engine_of, federated_of
+from lightning_fedq.core import Adversary
 from lightning_fedq.leakage.inversion import Attack, Matching
 from lightning_fedq.leakage.study import Study, StudyResult
 from lightning_fedq.randomness import AgreedKeys
@@ -32,8 +28,7 @@ class LeakageMonitor(pl.Callback):
     """Measure leakage every few rounds, within a time limit; a failing attack warns and never stops a run.
 
     Logs `leak/hit_rate`, `leak/leakage`, `leak/leakage_low`, `leak/leakage_high`, `leak/attempts` and
-    `leak/seconds`; where the mechanism bounds its noise also `leak/tv`, `leak/sampling_probability` and
-    `leak/sampling_feasible`.
+    `leak/seconds`.
 
     Args:
         adversary: Whose view is attacked.
@@ -107,7 +102,6 @@ class LeakageMonitor(pl.Callback):
     def _measure(
         self, trainer: pl.Trainer, module: pl.LightningModule, round: int, start: float
     ) -> dict[str, float]:
-        federated = federated_of(trainer, "LeakageMonitor")
         inputs, labels = self._candidates(trainer, module.device)
         training = [part for part in module.modules() if part.training]
         module.eval()
@@ -116,7 +110,7 @@ class LeakageMonitor(pl.Callback):
             study = Study(module, self.loss, inputs, labels, rate, self.attack, cohort_size=_COHORT)
             generator = torch.Generator().manual_seed(self.seed + round)
             result = study.run(
-                federated.mechanism,
+                engine_of(trainer, "LeakageMonitor").mechanism,  # as of this round
                 self.adversary,
                 self.attempts,
                 generator,
@@ -126,14 +120,13 @@ class LeakageMonitor(pl.Callback):
             )
             self.results.append((round, result))
             low, high = result.estimate.leakage_limits
-            metrics = {
+            return {
                 "hit_rate": result.estimate.hit_rate,
                 "leakage": result.estimate.leakage,
                 "leakage_low": low,
                 "leakage_high": high,
                 "attempts": result.estimate.attempts,
             }
-            return {**metrics, **self._sampling(federated, study)}
         finally:
             for part in training:
                 part.training = True
@@ -157,29 +150,3 @@ class LeakageMonitor(pl.Callback):
                 f"inputs must be floats to be attacked, got {inputs.dtype}; leave the monitor out"
             )
         return inputs.to(device), torch.tensor([int(row[1]) for row in rows]).to(device)
-
-    def _sampling(self, federated: Any, study: Study) -> dict[str, float]:
-        """What the controller of the near-optimal-utility paper would choose for a client of average size."""
-        context: RoundContext = study.context(federated.mechanism)
-        variance = federated.mechanism.noise_variance(context, (0,))
-        if variance is None:
-            return {}
-        sizes = torch.tensor(study.segments, dtype=torch.float64)
-        noise = float((variance.cpu() * sizes).sum())
-        samples = max(sum(len(part) for part in federated.client_indices) // federated.num_clients, 1)
-        moments = study.moments
-        spread = study.learning_rate**2 * moments.sum_squares / moments.num_samples
-        tv = isotropic_tv(int(sizes.sum()), noise / spread) if spread > 0 else math.nan
-        # C6*, the squared distance to the optimum, is unknown in a run: one step's squared norm stands for it
-        own = type(moments)(
-            samples,
-            moments.sum_squares * samples / moments.num_samples,
-            moments.scatter * samples / moments.num_samples,
-            moments.mean_square,
-        )
-        chosen = solve_probability(own, spread * tv if tv == tv else 0.0, study.learning_rate)
-        return {
-            "tv": tv,
-            "sampling_probability": chosen.value,
-            "sampling_feasible": float(chosen.feasible),
-        }

@@ -52,7 +52,7 @@ def round_stacks(
     return stacks
 
 
-def drawn_stacks(plan: RoundPlan, batches: Sequence[tuple[Tensor, ...]]) -> list[Stack]:
+def single_stacks(plan: RoundPlan, batches: Sequence[tuple[Tensor, ...]]) -> list[Stack]:
     """One stack for each client that answers, on the batches that a rule has drawn for it."""
     if not plan.survivors:
         return [Stack((), (1,), plan.stream_seed("training"), ())]
@@ -119,8 +119,18 @@ class Schedule:
         if self._rule is None:
             stacks = round_stacks(plan, self._work.sizes.__getitem__, self._work.shuffles, clients_per_step)
         else:
-            stacks = drawn_stacks(plan, self._rule.draw(round, attempt, plan.survivors))
+            stacks = single_stacks(plan, self._rule.draw(round, attempt, plan.survivors))
         return shortened(stacks, self._num_steps) if self._num_steps else stacks
+
+    def length(self, round: int, attempt: int, clients_per_step: int) -> int:
+        """Steps of one attempt at a round; a rule is not asked, because Lightning asks when a fit is over."""
+        if self._rule is None:
+            return sum(len(stack.batch_sizes) for stack in self.stacks(round, attempt, clients_per_step))
+        steps = [len(self._work.sizes[c]) for c in self._planner.plan(round, self._mechanism).survivors]
+        kept = [sum(steps[: n + 1]) for n in range(len(steps)) if sum(steps[: n + 1]) <= self._num_steps]
+        if self._num_steps and steps:
+            return max(kept, default=self._num_steps)
+        return sum(steps) or 1
 
     @property
     def rounds_differ(self) -> bool:

@@ -86,4 +86,7 @@ class BatchRule(Protocol):
         """The data are dealt out."""
 
     def draw(self, round: int, attempt: int, clients: Sequence[int]) -> Sequence[tuple[Tensor, ...]]:
-        """Return the sample indices of each batch, for each of the clients of one round; asked once."""
+        """Return the sample indices of each batch, for each of the clients of one round.
+
+        Every client has as many batches as by passes over its data. Asked once for an attempt at a round.
+        """

@@ -165,12 +165,17 @@ class ClientLoader:
         loader: The user's own loader: dataset, batch size, collation, shuffling and workers.
         clients: Sample indices of each client.
         stacks: Returns the stacks of the round to come, in the order in which they train.
+        length: Returns the number of its steps; None counts those of its stacks.
     """
 
     def __init__(
-        self, loader: DataLoader[Any], clients: Sequence[Tensor], stacks: Callable[[], Sequence[Stack]]
+        self,
+        loader: DataLoader[Any],
+        clients: Sequence[Tensor],
+        stacks: Callable[[], Sequence[Stack]],
+        length: Callable[[], int] | None = None,
     ) -> None:
-        self.loader, self.clients, self._stacks = loader, clients, stacks
+        self.loader, self.clients, self._stacks, self._length = loader, clients, stacks, length
         self._batches = ClientBatches(loader.dataset, loader.collate_fn)
         alike = len({len(held) for held in clients}) == 1
         self._table = torch.stack(list(clients)) if alike else None
@@ -195,6 +200,8 @@ class ClientLoader:
 
     def __len__(self) -> int:
         """Number of steps of the round to come."""
+        if self._length is not None:
+            return self._length()
         return sum(len(stack.batch_sizes) for stack in self._stacks())
 
     def indices(self, stack: Stack) -> Iterator[Tensor]:
@@ -230,9 +237,9 @@ class ClientLoader:
         passes = [held[torch.randperm(len(held), generator=generator)[:used]] for _ in range(num_passes)]
         return torch.cat(passes)[:total]
 
-    def first_batch(self, stack: Stack) -> Any:
-        """Fetch a stack's first batch, to try something on."""
-        return self._batches[next(self.indices(stack))]
+    def fetch(self, indices: Tensor) -> Any:
+        """One batch of given samples, to try something on."""
+        return self._batches[indices]
 
     def round_indices(self) -> Iterator[Tensor]:
         """Yield the sample indices of every batch of the round."""
@@ -248,12 +255,12 @@ class ClientLoader:
             self._generator.manual_seed(stacks[0].training_seed)
             batches = iter(self._workers)
         for stack in stacks:
-            _seed(stack.training_seed)
+            seed_everywhere(stack.training_seed)
             for _ in stack.batch_sizes:
                 yield next(batches)
 
 
-def _seed(seed: int) -> None:
+def seed_everywhere(seed: int) -> None:
     """`torch.manual_seed`, but for devices in use only: it takes 0.4 ms to prepare those that are not."""
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
