@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 import ast
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
+import yaml
 from rich.console import Console
 from rich.markdown import Markdown
 
@@ -17,6 +20,7 @@ from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.callbacks.journal import find_journal
 from lightning_fedq.commands import plan
+from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.core import Mechanism, RoundContext
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
@@ -26,16 +30,41 @@ from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.secagg import SecAgg
 
 
-def report_of_config(config: str, rounds: int | None, delta: float, secagg: bool) -> PrivacyReport:
+def report_of_config(
+    config: str,
+    rounds: int | None,
+    delta: float,
+    secagg: bool,
+    *,
+    params: int | None = None,
+    changes: Mapping[str, Any] = MappingProxyType({}),
+) -> PrivacyReport:
     """State what a configuration gives over its `trainer.max_epochs` rounds, or over `rounds`.
 
+    Args:
+        config: Path of the configuration.
+        rounds: Rounds in place of its own.
+        delta: Chance with which the guarantee may fail.
+        secagg: Whether to assume secure aggregation where it has none.
+        params: Parameters in place of the model's.
+        changes: Settings to change first, by dotted name as in `fedq sweep`.
+
     Raises:
-        ValueError: If it has no `Federated` callback or no number of rounds.
+        ValueError: If it has no `Federated` callback or no number of rounds, or there is no such setting.
     """
     from lightning_fedq.callbacks.lookup import federated_of
-    from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line, and only needed here
+    from lightning_fedq.commands.run import FedqCLI, resolve  # imports Lightning's command line: only here
 
-    cli = FedqCLI(["--config", config], run=False)
+    if changes:
+        resolved = resolve([config])
+        for name, value in changes.items():
+            change_setting(resolved, name, value)
+        with tempfile.TemporaryDirectory() as scratch:
+            path = Path(scratch) / "config.yaml"
+            path.write_text(yaml.safe_dump(resolved, sort_keys=False))
+            cli = FedqCLI(["--config", str(path)], run=False)
+    else:
+        cli = FedqCLI(["--config", config], run=False)
     federated: Federated = federated_of(cli.trainer, "fedq privacy")
     limit = cli.trainer.max_epochs if rounds is None else rounds
     if limit is None or limit < 0:
@@ -44,7 +73,7 @@ def report_of_config(config: str, rounds: int | None, delta: float, secagg: bool
     return _report(
         federated.mechanism,
         federated.planner,
-        dim,
+        dim if params is None else params,
         limit,
         delta,
         secagg,
@@ -155,6 +184,21 @@ def _report(
     )
 
 
+def _parse_changes(arguments: Sequence[str]) -> dict[str, Any]:
+    """`name=value` each; the value is YAML.
+
+    Raises:
+        ValueError: If one is not of that form.
+    """
+    changes = {}
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if not equals:
+            raise ValueError(f"a setting is name=value such as LDPQ.epsilon=0.1, got {argument!r}")
+        changes[name] = yaml.safe_load(value)
+    return changes
+
+
 def main(argv: Sequence[str]) -> int:
     """Print the statement; write it where asked. `plan` as the first word asks the question before a run."""
     if argv and argv[0] == "plan":
@@ -172,6 +216,15 @@ def main(argv: Sequence[str]) -> int:
         "--rounds", type=int, help="rounds (default: trainer.max_epochs, or those in the checkpoint)"
     )
     parser.add_argument("--secagg", action="store_true", help="assume secure aggregation if the run has none")
+    parser.add_argument("--params", type=int, help="parameters (default: those of the configuration's model)")
+    parser.add_argument(
+        "--set",
+        nargs="+",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="changes",
+        help="settings of a configuration to change first, as in `fedq sweep` (LDPQ.epsilon=0.1)",
+    )
     parser.add_argument("--out", type=Path, help="also write privacy.md and privacy.json into this folder")
     options = parser.parse_args(argv)
     path = Path(options.source)
@@ -179,7 +232,16 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"there is no file {path}")
     try:
         if path.suffix in (".yaml", ".yml", ".json"):
-            report = report_of_config(str(path), options.rounds, options.delta, options.secagg)
+            report = report_of_config(
+                str(path),
+                options.rounds,
+                options.delta,
+                options.secagg,
+                params=options.params,
+                changes=_parse_changes(options.changes),
+            )
+        elif options.changes or options.params is not None:
+            parser.error("a checkpoint has its own settings; --set and --params are for configurations")
         else:
             report = report_of_checkpoint(path, options.rounds, options.delta, options.secagg)
     except ValueError as error:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from scipy import optimize
+
 from lightning_fedq.core import CoinSum, ConcentratedLoss, GaussianLoss, HiddenPair, Loss, PmfPairs
 from lightning_fedq.functional.one_bit_privacy import (
     coin_count_quantile,
@@ -174,11 +176,14 @@ def concentrated_epsilon(rho: float, delta: float) -> float:
     References:
         Canonne, Kamath, Steinke, The Discrete Gaussian for Differential Privacy, 2020, proposition 12.
     """
-    rest = (10.0 ** (exponent / 100.0) for exponent in range(-400, 601))
-    best = min(
-        (1.0 + r) * rho + math.log(r / (1.0 + r)) - (math.log(delta) + math.log1p(r)) / r for r in rest
-    )
-    return float(max(best, 0.0))
+
+    def bound(log_rest: float) -> float:
+        r = math.exp(log_rest)
+        return (1.0 + r) * rho + math.log(r / (1.0 + r)) - (math.log(delta) + math.log1p(r)) / r
+
+    best = min((0.1 * k for k in range(-92, 139)), key=bound)
+    refined = optimize.minimize_scalar(bound, bounds=(best - 0.1, best + 0.1), method="bounded")
+    return max(min(bound(best), float(refined.fun)), 0.0)
 
 
 def _method(loss: Loss, participation: float) -> str:

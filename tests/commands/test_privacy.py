@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.commands.privacy import main, report_of_checkpoint, report_of_config
 from lightning_fedq.core import Adversary
@@ -65,3 +66,49 @@ def test_a_configuration_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert report_of_config(str(CONFIGS / "digits_byzantine.yaml"), 1, 1e-5, secagg=False).protocol == ""
     assert main([str(CONFIGS / "digits_secagg.yaml"), "--rounds", "1"]) == 0
     assert "masking really ran" in " ".join(capsys.readouterr().out.split())
+
+
+def test_the_question_may_be_asked_for_other_settings() -> None:
+    """The specification's 3.54 of 2,000 clients, 1,000 parameters and one round, section 6.3."""
+    changes = {"AugCorBin.epsilon": 0.5, "Federated.num_clients": 2000}
+    config = str(CONFIGS / "digits_augcorbin.yaml")
+    report = report_of_config(config, 1, 1e-5, secagg=True, params=1000, changes=changes)
+    assert (report.dim, report.cohort_size) == (1000, 2000)
+    assert report.row(Adversary.SECAGG_SERVER).epsilon_run == pytest.approx(3.54, rel=0.01)
+
+
+def test_settings_that_are_none_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = str(CONFIGS / "digits_ldpq.yaml")
+    for arguments, message in [
+        ([config, "--set", "LDPQ.epsilon"], "a setting is name=value such as LDPQ.epsilon=0.1"),
+        ([config, "--set", "LDPQ.epsilom=1"], "did you mean 'epsilon'"),
+        ([str(tmp_path / "one.ckpt"), "--params", "7"], "a checkpoint has its own settings"),
+    ]:
+        (tmp_path / "one.ckpt").touch()
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert message.lower() in capsys.readouterr().err.lower()
+
+
+def test_a_checkpoint_counts_what_its_journal_has_seen_since(tmp_path: Path) -> None:
+    keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    federated = Federated(LDPQ(1.0), 6, clients_per_step=6)
+    trainer = make_trainer(federated, keep, max_epochs=3, enable_checkpointing=True)
+    trainer.fit(Classifier(), datamodule=Digits(60))
+    assert report_of_checkpoint(tmp_path / "epoch=0.ckpt", None, 1e-5, secagg=False).rounds == 3
+    next(tmp_path.glob("ledger-*.jsonl")).unlink()
+    with pytest.warns(UserWarning, match="what was sent later is not in this report"):
+        assert report_of_checkpoint(tmp_path / "epoch=0.ckpt", None, 1e-5, secagg=False).rounds == 1
+
+
+def test_clients_that_may_collude_weaken_the_row_behind_secure_aggregation(tmp_path: Path) -> None:
+    path = fit(tmp_path, SecAgg(max_corrupt=0.34))
+    epsilons = [report_of_checkpoint(path, None, 1e-5, secagg=False).row(who).epsilon_run for who in SERVERS]
+    honest = report_of_checkpoint(fit(tmp_path / "h", SecAgg()), None, 1e-5, secagg=False)
+    assert honest.row(Adversary.SECAGG_SERVER).epsilon_run < epsilons[1] < epsilons[0]
+
+
+def test_a_figure_of_the_paper_is_printed_and_guarantees_nothing() -> None:
+    page = report_of_config(str(CONFIGS / "digits_cpa.yaml"), 1, 1e-5, secagg=False).to_markdown()
+    assert "| Figure, and no guarantee | value |" in page
+    assert "| anonymity set of one message" in page

@@ -95,15 +95,15 @@ def test_without_coins_the_sum_is_randomised_response():
         assert spent(alone(0.1, 1), 1e-5, compositions=count).epsilon == pytest.approx(exact, rel=1e-3)
 
 
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(
     epsilon=st.floats(0.02, 2.0),
     coins=st.integers(1, 12),
     count=st.integers(1, 300),
     exponent=st.floats(2.0, 8.0),
 )
-def test_never_below_an_optimistic_estimate(epsilon, coins, count, exponent):
-    """The optimistic estimate of one of the pairs is a lower bound; Renyi divergences give an upper one."""
+def test_between_an_optimistic_estimate_and_renyi_divergences(epsilon, coins, count, exponent):
+    """The optimistic estimate of one of the pairs is a lower bound; see `test_accounting_cases` for more."""
     delta = 10.0**-exponent
     loss = alone(epsilon, coins + 1)
     low, high = coin(epsilon)
@@ -122,22 +122,6 @@ def test_never_below_an_optimistic_estimate(epsilon, coins, count, exponent):
     assert ours <= count * epsilon * (1 + 1e-9)
     # up to a thousandth of delta goes to truncated tails
     assert ours <= epsilon_by_rdp(loss, 0.998 * delta, count) * (1 + 1e-6) + 1e-9
-
-
-# their search overflows above a loss of 700, hence the small counts
-@settings(max_examples=60, deadline=None, derandomize=True)
-@given(epsilon=st.floats(0.01, 3.0), count=st.integers(1, 200), exponent=st.floats(2.0, 10.0))
-def test_randomised_response_lies_between_their_estimates(epsilon, count, exponent):
-    delta, high = 10.0**-exponent, 1 / (1 + math.exp(-epsilon))
-    noise = 2 * (1 - high)
-    ours = spent(bit(epsilon), delta, compositions=count).epsilon
-    bounds = []
-    for pessimistic in (False, True):
-        one = pld.from_randomized_response(
-            noise, 2, pessimistic_estimate=pessimistic, value_discretization_interval=epsilon / 10
-        )
-        bounds.append(one.self_compose(count).get_epsilon_for_delta(delta))
-    assert bounds[0] * (1 - 1e-6) - 1e-9 <= ours <= bounds[1] * (1 + 1e-6) + 1e-9
 
 
 def test_gaussian_is_exact_and_laplace_close():
