@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import struct
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -41,6 +42,7 @@ _PRECISE = 8
 """Symbols spread over more than 2^8 values send their low bits as they are."""
 _CHUNK = 1 << 14
 _MANTISSA = 52
+_CHECKSUM_BYTES = 4
 
 
 def _rounding_tables() -> tuple[Integers, Integers]:
@@ -135,8 +137,9 @@ class ConditionalRange(Code):
     """Range coding of dithered symbols on their law given dither and step, for inputs N(0, s^2) by segment.
 
     Layout: one byte of mode, a 16-bit scale per segment (log2 s on a grid of 1/16), raw low bits of
-    very wide symbols, then the range coder's 32-bit words. Where a symbol is too far from the model
-    to be expressed, the whole message is Elias delta instead, and the mode byte says so.
+    very wide symbols, then the range coder's 32-bit words, and a CRC-32 of all that: one flipped bit garbles
+    the rest of a stream, and a missing word would not show. Where a symbol is too far from the model to be
+    expressed, the whole message is Elias delta instead, and the mode byte says so.
 
     Args:
         dither: `(m,)` float64, U of every coordinate.
@@ -189,6 +192,10 @@ class ConditionalRange(Code):
 
     def pack(self, symbols: Tensor) -> bytes:
         """See `Code.pack`."""
+        body = self._body(symbols)
+        return body + zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "little")
+
+    def _body(self, symbols: Tensor) -> bytes:
         values = as_array(symbols)
         scales, low_bits = self._scales(values), [np.zeros(0, np.uint8)]
         coder, model = constriction.stream.queue.RangeEncoder(), _gaussian()
@@ -208,19 +215,22 @@ class ConditionalRange(Code):
         """See `Code.unpack`."""
         if count != len(self.step):
             raise ValueError(f"this code is for messages of {len(self.step)} symbols, asked for {count}")
+        stream, checksum = stream[:-_CHECKSUM_BYTES], stream[-_CHECKSUM_BYTES:]
+        if zlib.crc32(stream).to_bytes(_CHECKSUM_BYTES, "little") != checksum:
+            raise ValueError("the checksum of the message is wrong; it is truncated or corrupted")
         if stream[:1] == b"\x01":
             return Elias(delta=True).unpack(stream[1:], count)
         place = 1 + 2 * len(self.segments)
         if stream[:1] != b"\x00" or len(stream) < place:
             raise ValueError(
-                f"a message starts with mode 0 or 1 and {place - 1} bytes of scales; it is corrupted"
+                f"a message starts with mode 0 or 1 and {place - 1} bytes of scales; it is of another code"
             )
         scales: list[int] = np.frombuffer(stream[1:place], "<i2").tolist()
         bits = self.step.view(np.int64)
         raw_bits = sum(_count_raw(bits[part], scales[segment]) for segment, part in self._chunks())
         end = place + (raw_bits + 7) // 8
         if len(stream) < end or (len(stream) - end) % 4:
-            raise ValueError(f"{len(stream)} bytes do not hold {count} symbols; the message is truncated")
+            raise ValueError(f"{len(stream)} bytes do not hold {count} symbols of these steps; wrong dither")
         low_bits, used = np.unpackbits(np.frombuffer(stream[place:end], np.uint8)), 0
         decoder = constriction.stream.queue.RangeDecoder(np.frombuffer(stream[end:], "<u4").astype(np.uint32))
         model, symbols = _gaussian(), np.empty(count, np.int64)
@@ -230,7 +240,9 @@ class ConditionalRange(Code):
                 _copy_raw(symbols[part], raw, low_bits[used : used + total], True)
                 used += total
         if not decoder.maybe_exhausted():
-            raise ValueError(f"{len(stream)} bytes hold more than {count} symbols; the message is corrupted")
+            raise ValueError(
+                f"{len(stream)} bytes hold more than {count} symbols of these steps; wrong dither"
+            )
         return torch.from_numpy(symbols)
 
     def num_bits(self, symbols: Tensor) -> int:

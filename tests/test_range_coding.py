@@ -1,3 +1,5 @@
+import zlib
+
 import numpy as np
 import pytest
 import torch
@@ -45,17 +47,39 @@ def test_range_coding_of_anything(symbols):
     assert code.unpack(code.pack(torch.tensor(symbols)), 6).tolist() == symbols
 
 
+def summed(body):
+    return body + zlib.crc32(body).to_bytes(4, "little")
+
+
+def test_every_flipped_bit_and_every_other_length_is_noticed():
+    # a CRC-32 notices any burst of up to 32 bits; other damage passes with probability 2^-32
+    rng = np.random.default_rng(7)
+    dither, step = layers(60, "direct")
+    code = ConditionalRange(dither, step, (20, 40))
+    stream = code.pack(quantize(rng.normal(scale=3.0, size=60), dither, step))
+    bad = [stream[:length] for length in range(len(stream))]
+    bad += [stream + bytes(more) for more in range(1, 9)] + [stream + rng.bytes(4) for _ in range(50)]
+    bad += [
+        bytes(byte ^ (1 << bit if i == place else 0) for i, byte in enumerate(stream))
+        for place in range(len(stream))
+        for bit in range(8)
+    ]
+    for wrong in bad:
+        with pytest.raises(ValueError, match="checksum of the message is wrong; it is truncated"):
+            code.unpack(wrong, 60)
+
+
 def test_range_coding_refuses_bad_streams():
     code = ConditionalRange(np.zeros(100), np.ones(100), (100,))
     stream = code.pack(torch.arange(100))
     with pytest.raises(ValueError, match="messages of 100 symbols, asked for 7"):
         code.unpack(stream, 7)
-    with pytest.raises(ValueError, match="truncated"):
-        code.unpack(stream[:-1], 100)
     with pytest.raises(ValueError, match="starts with mode 0 or 1"):
-        code.unpack(b"\x07" + stream[1:], 100)
-    with pytest.raises(ValueError, match="hold more than 100 symbols"):
-        code.unpack(stream + bytes(range(64)), 100)
+        code.unpack(summed(b"\x07" + stream[1:-4]), 100)
+    with pytest.raises(ValueError, match="hold more than 100 symbols of these steps; wrong dither"):
+        code.unpack(summed(stream[:-4] + bytes(range(64))), 100)
+    with pytest.raises(ValueError, match="do not hold 100 symbols of these steps; wrong dither"):
+        code.unpack(summed(stream[:-5]), 100)
     with pytest.raises(ValueError, match="one value per coordinate, 100"):
         ConditionalRange(np.zeros(3), np.ones(3), (100,))
 
