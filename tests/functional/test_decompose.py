@@ -10,6 +10,7 @@ from lightning_fedq.functional.decompose import (
     decomposition,
     draw_mixture,
 )
+from lightning_fedq.functional.dither import add_dequantized_row, dither_quantize_row
 from lightning_fedq.functional.irwin_hall import (
     half_support,
     irwin_hall_cdf,
@@ -92,6 +93,37 @@ def test_mean_scale_and_mean_log_scale(n):
     logs = -np.log2(scale)
     assert logs.mean() == pytest.approx(TABLE[n][2], abs=4 * logs.std() / 632)
     assert scale.mean() == pytest.approx(TABLE[n][3], abs=4 * scale.std() / 632 + 1e-9)
+
+
+# section 11 of the specification: E log2(2 r / L) over special coordinates, E log2(1/2 - c) over cuts
+LOGARITHMS = {
+    3: (-1.1858263, -1.7342759),
+    10: (-2.1922703, -1.3635156),
+    100: (-3.8743959, -1.1073236),
+    1000: (-5.5373684, -1.0332924),
+}
+
+
+@pytest.mark.parametrize("n", LOGARITHMS)
+def test_mean_logarithms_of_both_tables(n):
+    # midpoint rule over the quantile functions; the logarithms' ends cost less than 1e-5 at this many points
+    plan, u = decomposition(n), (np.arange(2_000_000) + 0.5) / 2_000_000
+    radius = np.log2(plan.radius.sample(u) / half_support(n)).mean()
+    cut = np.log2(0.5 - plan.cut.sample(u) / (2.0 * half_support(n))).mean()
+    assert (radius, cut) == pytest.approx(LOGARITHMS[n], abs=1e-5)
+
+
+def test_an_aggregate_decodes_as_published():
+    # section 11: n = 3, sigma = 1, A = 0.5, B = 0.3; w = 2 sqrt(9)
+    x, dither, step = np.array([1.0, -2.0, 4.0]), np.array([0.1, -0.4, 0.25]), np.full(3, 0.5 * 6.0)
+    symbols = np.empty(3, np.int64)
+    dither_quantize_row(x, 1.0, dither, step, symbols)
+    assert symbols.tolist() == [0, -1, 2]
+    total = np.zeros(1)
+    add_dequantized_row(
+        symbols.sum(keepdims=True), dither.sum(keepdims=True), step[:1], np.array([3 * 0.3]), total
+    )
+    assert total[0] / 3 == pytest.approx(1.35, abs=1e-12)
 
 
 def test_the_special_part_equals_its_closed_law():

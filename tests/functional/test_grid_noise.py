@@ -20,7 +20,20 @@ ENDS = torch.tensor([2.0**-53, 1.0 - 2.0**-53], dtype=torch.float64)
 LAWS = ["gaussian", "laplace"]
 
 
-@pytest.mark.parametrize("epsilon, sigma", [(1, 3.73063163482), (5, 0.891868264952)])
+MULTIPLIERS = {
+    # section 8.1 of the specification of exact errors, and two more digits elsewhere
+    0.5: 7.0318266756,
+    0.75: 4.8505743501,
+    1: 3.73063163482,
+    2: 1.9938124456,
+    4: 1.0811618495,
+    5: 0.891868264952,
+    6: 0.7636351799,
+    10: 0.4998886197,
+}
+
+
+@pytest.mark.parametrize(("epsilon", "sigma"), MULTIPLIERS.items())
 def test_analytic_gaussian_vectors(epsilon, sigma):
     assert analytic_gaussian_multiplier(epsilon, 1e-5) == pytest.approx(sigma, rel=1e-10)
 
