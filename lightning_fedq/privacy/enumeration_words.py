@@ -1,0 +1,144 @@
+"""Audit, layer A, at full word length: the exact law of a shipped encoder that reads one word a coordinate.
+
+A symbol that grows or falls with its word takes each value on an interval of words, and bisection over the
+encoder itself, fed with chosen words, finds every end of every interval: the law of the symbol in whole
+words, for the real 32 or 52 bits, without counting 2^52 of them. The laws of two worst inputs are compared
+with the claim at several epsilons, and where the specification names the counts, with the counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from lightning_fedq.core import Adversary, Mechanism, NonPrivate, RoundContext
+from lightning_fedq.privacy.audit_views import View, spread_loss
+from lightning_fedq.randomness import ClientRandomness, SeededKeys, Stream
+
+_DIM = 2048
+_FAR = 4.0
+_UNIFORM_BITS = 52
+_TOTAL_VARIATION = 2.0**-40
+"""What a sampler may be off by, as stated in the claims of the noise mechanisms."""
+
+
+class _ChosenWords(Stream):
+    """Every read gives the same chosen words, one a coordinate; counts in units of the word that is read."""
+
+    def __init__(self, chosen: NDArray[np.uint64], seen: list[int]) -> None:
+        self._chosen, self._seen = chosen, seen
+
+    def fill(self, out: NDArray[Any]) -> None:
+        """See `Stream.fill`."""
+        bits = 8 * out.itemsize
+        self._seen[0] = min(bits, _UNIFORM_BITS)
+        shift = np.uint64(bits - self._seen[0])
+        out[:] = (self._chosen[: len(out)] << shift).astype(out.dtype)
+
+
+class _ChosenRandomness(ClientRandomness):
+    """One client whose private words are chosen, and whose dithers are all the same."""
+
+    def __init__(self, chosen: NDArray[np.uint64], dither: int, seen: list[int]) -> None:
+        super().__init__(SeededKeys(0), (0,), 0)
+        self._chosen, self._dither, self._seen = chosen, dither, seen
+
+    def private(self, client: int, purpose: str) -> Stream:
+        """See `ClientRandomness.private`."""
+        return _ChosenWords(self._chosen, self._seen)
+
+    def shared_with_server(self, client: int, purpose: str) -> Stream:
+        """See `PublicRandomness.shared_with_server`."""
+        return _ChosenWords(np.full(_DIM, self._dither, np.uint64), [0])
+
+
+def _context() -> RoundContext:
+    one = torch.ones(1, dtype=torch.float64)
+    return RoundContext(0, ((0,),), (_DIM,), 0 * one, one)
+
+
+def exact_law(mechanism: Mechanism, value: float, dither: int = 0) -> dict[int, Fraction]:
+    """The probability of every symbol, in whole words.
+
+    Args:
+        mechanism: Its encoder reads one private word a coordinate, and the symbol is monotone in it.
+        value: The input, in every coordinate.
+        dither: Of all coordinates, where there is one: an integer of 52 bits.
+
+    Raises:
+        ValueError: If some words show that the symbol is not monotone.
+    """
+    update, context, seen = torch.full((1, _DIM), value), _context(), [0]
+
+    def symbols(words: NDArray[np.uint64]) -> NDArray[np.int64]:
+        chosen = np.zeros(_DIM, np.uint64)
+        chosen[: len(words)] = words
+        out = mechanism.encode(update, context, _ChosenRandomness(chosen, dither, seen)).symbols
+        return np.asarray(out[0].numpy()[: len(words)], np.int64)
+
+    symbols(np.zeros(1, np.uint64))
+    top = (1 << seen[0]) - 1
+    ends = _interval_ends(symbols, top)
+    law: dict[int, Fraction] = {}
+    start = 0
+    for last, symbol in ends:
+        if symbol in law:
+            raise ValueError(f"the symbol {symbol} of {mechanism} is not one interval of words")
+        law[symbol] = Fraction(last + 1 - start, top + 1)
+        start = last + 1
+    return law
+
+
+def _interval_ends(
+    symbols: Callable[[NDArray[np.uint64]], NDArray[np.int64]], top: int
+) -> list[tuple[int, int]]:
+    """Last word and symbol of every interval, in order."""
+    grid = [i * top // (_DIM - 1) for i in range(_DIM)]  # enough to show a symbol that goes up and down
+    at = symbols(np.array(grid, np.uint64)).tolist()
+    open_ = [c for c in zip(grid[:-1], at[:-1], grid[1:], at[1:], strict=True) if c[1] != c[3]]
+    found = [(top, at[-1])]
+    while open_:
+        # ends that touch are where the symbol changes; all others are halved, in one encoding
+        found += [(a, at_a) for a, at_a, b, _ in open_ if b - a == 1]
+        wide = [interval for interval in open_ if interval[2] - interval[0] > 1]
+        open_ = []
+        for first in range(0, len(wide), _DIM):
+            part = wide[first : first + _DIM]
+            middles = [(a + b) // 2 for a, _, b, _ in part]
+            drawn = symbols(np.array(middles, np.uint64)).tolist()
+            for (a, at_a, b, at_b), middle, at_middle in zip(part, middles, drawn, strict=True):
+                halves = ((a, at_a, middle, at_middle), (middle, at_middle, b, at_b))
+                open_ += [half for half in halves if half[1] != half[3]]
+    return sorted(found)
+
+
+def enumerate_words(mechanism: Mechanism, dithers: tuple[int, ...] = (0,)) -> list[str]:
+    """Compare the exact laws of the two ends of the range with the claim; return what contradicts it.
+
+    Args:
+        mechanism: See `exact_law`; claims something for a single message.
+        dithers: Public dithers to try, where there are any.
+    """
+    claim = next(c for c in mechanism.claims(_context()) if c.adversary is Adversary.EAVESDROPPER)
+    if isinstance(claim.loss, NonPrivate):
+        return []
+    loss = spread_loss(claim.loss, _DIM) if claim.compositions == 1 else claim.loss
+    view, differs = View("one symbol", loss, 1, 1, 2), []
+    for dither in dithers:
+        laws = [exact_law(mechanism, value, dither) for value in (_FAR, -_FAR)]
+        for first, second in (laws, laws[::-1]):
+            for epsilon in view.epsilons:
+                odds = Fraction(np.exp(epsilon))
+                delta = sum(max(p - odds * second.get(s, Fraction(0)), Fraction(0)) for s, p in first.items())
+                slack = (1.0 + np.exp(epsilon)) * _TOTAL_VARIATION
+                if float(delta) > view.allowed(epsilon) + slack:
+                    differs.append(
+                        f"{type(mechanism).__name__}: at epsilon {epsilon:.3g} delta is {float(delta):.12g}, "
+                        f"{view.allowed(epsilon):.12g} is claimed"
+                    )
+    return differs
