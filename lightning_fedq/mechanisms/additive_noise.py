@@ -28,7 +28,7 @@ from lightning_fedq.core import (
 )
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import truncate_to_grid, unit_ball_factors
-from lightning_fedq.functional.grid_noise import FINE_BITS, TOTAL_VARIATION, GridNoise
+from lightning_fedq.functional.grid_noise import FINE_BITS, GridNoise
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
 
 _CHUNK = 1 << 16
@@ -153,7 +153,7 @@ class AdditiveNoise(Mechanism):
         """The same against everybody."""
         kind = GaussianLoss if self.law == "gaussian" else LaplaceLoss
         loss = kind(self.multiplier, "noise added by the client itself; the others' noise is not counted")
-        slack = context.dim * TOTAL_VARIATION
+        slack = context.dim * self.noise.total_variation
         assumptions = (
             "noise is fresh in every round and attempt and comes from keys that the adversary does not hold",
             f"the sampler is within {slack:.1e} of the exact law in total variation a round, "

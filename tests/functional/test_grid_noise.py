@@ -8,7 +8,6 @@ from scipy import stats
 
 from lightning_fedq.functional.grid_noise import (
     FINE_BITS,
-    TOTAL_VARIATION,
     GridNoise,
     analytic_gaussian_multiplier,
     rounded_gaussian,
@@ -48,7 +47,7 @@ def test_the_analytic_gaussian_spends_its_delta_and_no_more(epsilon, delta):
 
 
 def test_the_quantile_is_as_exact_as_the_slack_assumes():
-    """Relative error of the normal quantile, against 40 digits: below the 2^-50 behind TOTAL_VARIATION."""
+    """Relative error of the normal quantile, against 40 digits: below the 2^-50 behind the bound."""
     rng = np.random.default_rng(0)
     levels = np.concatenate([rng.random(400), 2.0**-53 + 2.0 ** -rng.uniform(1, 52, 400)])
     found = torch.special.ndtri(torch.from_numpy(levels)).tolist()
@@ -56,8 +55,21 @@ def test_the_quantile_is_as_exact_as_the_slack_assumes():
         for level, z in zip(levels.tolist(), found, strict=True):
             error = (mpmath.ncdf(mpmath.mpf(z)) - mpmath.mpf(level)) / (mpmath.npdf(z) * abs(z))
             assert abs(error) < 2.0**-50
-    cells = 2 * 36.1 * 16 + 4
-    assert cells * (2.0**-53 + 0.242 * 2.0**-49.5) < TOTAL_VARIATION
+
+
+@pytest.mark.parametrize("scale", [0.5, 1.0, 1.3, 1.99, 20.0])
+@pytest.mark.parametrize(("law", "most"), [("gaussian", 2.0**-44), ("laplace", 2.0**-42)])
+def test_the_bound_on_the_released_law_covers_the_sum_over_all_ends(law, most, scale):
+    """Half the cells' errors, both ends each, at the exact density; for values anywhere between two ends."""
+    noise, exact = GridNoise(law, scale), stats.norm if law == "gaussian" else stats.laplace
+    for shift in (0.0, 0.3, 0.5):
+        reach = (8.21 if law == "gaussian" else 36.1) * scale
+        ends = (
+            np.arange(math.floor(-reach / noise.step), math.ceil(reach / noise.step)) + shift
+        ) * noise.step
+        z = ends[np.abs(ends) <= reach] / scale
+        total = (2.0**-53 + 2.0**-50 * np.abs(z) * exact.pdf(z)).sum() + 2 * exact.sf(reach / scale)
+        assert total <= noise.total_variation < most
 
 
 @pytest.mark.parametrize("draw, law", [(rounded_gaussian, stats.norm), (rounded_laplace, stats.laplace)])

@@ -1,6 +1,7 @@
 """Claims fitted to a run: clients that collude with the server, and what the sampler's law costs."""
 
 import math
+import re
 from dataclasses import replace
 
 import pytest
@@ -132,7 +133,7 @@ def test_the_distance_of_the_noise_from_its_law_is_paid_for(rounds):
     mechanism = GaussianNoise(clip_norm=1.0, noise_multiplier=3.0 * math.sqrt(rounds))
     setting = Setting(context(mechanism, 20, 10_000), rounds, 1e-5)
     claim = setting.claims(mechanism)[Adversary.SERVER]
-    assert claim.slack == 10_000 * 2.0**-40
+    assert claim.slack == 10_000 * mechanism.noise.total_variation < 10_000 * 2.0**-44
     found = setting.spent(claim, rounds)
     distance = 1 - (1 - claim.slack) ** rounds
     total = gaussian_delta(1.0 / 3.0, found.epsilon) + (1 + math.exp(found.epsilon)) * distance
@@ -143,10 +144,10 @@ def test_the_distance_of_the_noise_from_its_law_is_paid_for(rounds):
 
 def test_where_the_distance_is_all_of_delta_there_is_no_epsilon():
     mechanism = GaussianNoise(clip_norm=1.0, noise_multiplier=1000.0)
-    setting = Setting(context(mechanism, 20, 11_000_000), 1, 1e-5)
+    setting = Setting(context(mechanism, 20, 200_000_000), 1, 1e-5)
     found = setting.spent(setting.claims(mechanism)[Adversary.SERVER], 1)
     assert found.epsilon == math.inf
-    assert "known to a distance of 1e-05 only, too much for this delta" in found.method
+    assert re.search(r"known to a distance of \S+ only, too much for this delta", found.method)
 
 
 def test_noise_whose_law_is_known_to_a_distance_has_no_pure_epsilon():
