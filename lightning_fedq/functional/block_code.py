@@ -186,10 +186,19 @@ def encode_bits(
         stage: Stage that the index is of.
         bits: `(messages, stages, blocks)`; the stretch of the stage is overwritten.
     """
+    packed, width = np.uint64(0), signs.shape[1]
+    if 0 < signs.size <= 64:  # all words in one integer: a shift is cheaper than a look-up
+        for row in range(num_rows):
+            for i in range(width):
+                packed |= np.uint64(signs[row, i] > 0) << np.uint64(row * width + i)
     for k in range(index.shape[0]):
         points, drawn, threshold, base = index[k], coins[k], flips_below[k], keys[k]
         out = bits[k, stage, first : first + points.size]
-        if signs.shape[0]:
+        if 0 < signs.size <= 64:
+            for i in range(points.size):
+                at = np.uint64(_row(base, first + i, num_rows) * width + points[i])
+                out[i] = np.uint8((packed >> at) & np.uint64(1)) ^ np.uint8(drawn[i] < threshold)
+        elif signs.shape[0]:
             for i in range(points.size):
                 sign = signs[_row(base, first + i, num_rows), points[i]]
                 out[i] = np.uint8(sign > 0) ^ np.uint8(drawn[i] < threshold)
