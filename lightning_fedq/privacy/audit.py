@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_fedq.core import Adversary, Loss, Mechanism, PrivacyClaim
-from lightning_fedq.privacy.audit_bench import Bench, Bins, Integers, Played
+from lightning_fedq.privacy.audit_bench import CALIBRATION, MOST_CALIBRATIONS, Bench, Bins, Integers, Played
 from lightning_fedq.privacy.audit_views import Array, Finding, View, spread_loss
 
 _SEGMENTS = (512, 509)  # an odd tail: a last coordinate, and bits that pad it to bytes
@@ -76,13 +76,13 @@ def audit(
         concentrated=concentrated,
         num_clients=3 if mechanism.fixed_cohort else 4,
     )
-    looks = _looks(bench)
+    rounds = draws // (1 if concentrated else bench.dim) // 2 * 2
+    looks = _looks(bench, rounds)
     if not looks:
         return ()
     joint = _Joint(bench, looks[0])
     wire = None if concentrated else _Wire.of(bench)
     error = _MeanError(bench)
-    rounds = draws // (1 if concentrated else bench.dim) // 2 * 2
     for round in range(rounds):
         half = int(2 * (round // 2 * 2) >= rounds)
         for world in (0, 1):
@@ -103,7 +103,7 @@ def audit(
     return (*(view.judge(each) for view in views), *error.judge())
 
 
-def _looks(bench: Bench) -> list[_Look]:
+def _looks(bench: Bench, rounds: int) -> list[_Look]:
     """What every adversary with a claim sees; the first one is also looked at twice in a row.
 
     Who sees a function of what was looked at before, and is promised the same, is left out: the released sum
@@ -120,7 +120,9 @@ def _looks(bench: Bench) -> list[_Look]:
         ("the released sum", Adversary.OUTSIDER, Played.released, True),
         ("a curious client", Adversary.CLIENT, Played.others, True),
     ]
-    calibration, looks, promised = bench.calibration(), [], []
+    calibration = bench.calibration(min(max(rounds // 4, 8), MOST_CALIBRATIONS))
+    looks: list[_Look] = []
+    promised: list[Loss] = []
     for name, who, extract, possible in wanted:
         claim = claims[who]
         if claim is not None and possible and claim.loss not in promised:
@@ -194,7 +196,7 @@ class _Wire:
         claim = bench.private_claim(Adversary.EAVESDROPPER)
         if claim is None or not (bench.aligned or claim.compositions == bench.num_symbols):
             return None
-        bits = 8 * len(bench.packed(bench.calibration()[0]))
+        bits = 8 * len(bench.packed(bench.play(CALIBRATION, 0)))
         loss, copies = _share(bench, claim, bench.num_symbols)
         width = bits // bench.num_symbols
         symbol_of = np.minimum(np.arange(bits) // width, bench.num_symbols - 1)

@@ -29,6 +29,7 @@ CALIBRATION = 1 << 40
 _FAR = 4.0
 _BINS = 32
 _FEWEST_CALIBRATED = 4000
+MOST_CALIBRATIONS = 512
 
 
 @dataclass(frozen=True)
@@ -211,10 +212,10 @@ class Bench:
         public = PublicRandomness(self.keys[world], round)
         return Played(self.mechanism, context, symbols, self._labels[turned], public)
 
-    def calibration(self) -> list[Played]:
-        """Some rounds that are not counted."""
+    def calibration(self, at_most: int) -> list[Played]:
+        """Some rounds that are not counted; `at_most` so many."""
         rounds = 2 * (1 + _FEWEST_CALIBRATED // (2 * (1 if self.concentrated else self.dim)))
-        return [self.play(CALIBRATION + 1 + round, 0) for round in range(min(rounds, 512))]
+        return [self.play(CALIBRATION + 1 + round, 0) for round in range(min(rounds, at_most))]
 
     @staticmethod
     def packed(played: Played) -> bytes:

@@ -22,6 +22,7 @@ from scipy import special
 
 from lightning_fedq.core import ConcentratedLoss, GaussianLoss, LaplaceLoss, Loss
 from lightning_fedq.privacy.accounting import composed_grid
+from lightning_fedq.privacy.grid import LossGrid
 from lightning_fedq.privacy.losses import pure_epsilon, worst_curve
 
 Array = NDArray[np.float64]
@@ -135,7 +136,11 @@ class View:
         """The delta that the claim grants at epsilon."""
         if self.copies == 1:
             return min(float(worst_curve(self.loss, np.array([epsilon]))[0]), 1.0)
-        return min(composed_grid(self.loss, 1e-6, self.copies, 1).delta(epsilon), 1.0)
+        return min(self._composed.delta(epsilon), 1.0)
+
+    @cached_property
+    def _composed(self) -> LossGrid:
+        return composed_grid(self.loss, 1e-6, self.copies, 1)
 
     @cached_property
     def epsilons(self) -> list[float]:

@@ -62,4 +62,5 @@ def test_few_values_are_classes_and_many_are_quantiles():
 @pytest.mark.parametrize("mechanism", [LDPQ(1.0), CSGM(1.0, 1.0)])
 def test_calibration_uses_rounds_of_its_own(mechanism):
     bench = Bench(mechanism, 0, (512, 509))
-    assert all(played.context.round > 1 << 39 for played in bench.calibration())
+    assert all(played.context.round > 1 << 39 for played in bench.calibration(3))
+    assert len(bench.calibration(3)) == 3
