@@ -218,7 +218,7 @@ class PrivacyBudget(pl.Callback):
 def _adversary(name: Adversary | str) -> Adversary:
     if isinstance(name, Adversary):
         return name
-    if name.upper() not in Adversary.__members__:
+    if str(name).upper() not in Adversary.__members__:
         known = ", ".join(member.lower() for member in Adversary.__members__)
         raise ValueError(f"adversary must be one of {known}, got {name!r}")
     return Adversary[name.upper()]
