@@ -3,6 +3,9 @@
 After a round it takes the global model, some training samples as candidates, and attacks what the mechanism
 would send about one of them. The attack draws from generators and keys of its own and touches neither
 gradients nor buffers, so the training is the same bit for bit with and without it.
+
+It stops in time: half of the limit goes to the candidates' gradients, as many as fit by the pace of the first
+ones; an attempt that does not end within the rest is given up and does not count.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from torch import Tensor, nn
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks.lookup import engine_of, federated_of
 from lightning_fedq.core import Adversary
+from lightning_fedq.leakage.gradients import sample_gradients
 from lightning_fedq.leakage.inversion import Attack, Matching
 from lightning_fedq.leakage.study import Study, StudyResult
 from lightning_fedq.randomness import AgreedKeys
@@ -27,16 +31,17 @@ _COHORT = 2
 class LeakageMonitor(pl.Callback):
     """Measure leakage every few rounds, within a time limit; a failing attack warns and never stops a run.
 
-    Logs `leak/hit_rate`, `leak/leakage`, `leak/leakage_low`, `leak/leakage_high`, `leak/attempts` and
-    `leak/seconds`.
+    Logs `leak/hit_rate`, `leak/leakage`, `leak/leakage_low`, `leak/leakage_high`, `leak/attempts`,
+    `leak/candidates` and `leak/seconds`.
 
     Args:
         adversary: Whose view is attacked.
         attack: What it does; `Matching` works on every model, searches need one that differentiates twice.
         every_n_rounds: >= 1.
-        seconds_per_round: Time limit of one measurement, > 0; a single attempt may exceed it.
+        seconds_per_round: Time limit of one measurement, > 0; one step of a search may exceed it, no more.
         attempts: Most attempts of one measurement, >= 1.
-        num_candidates: Training samples that the attacker tells apart, >= 4; the first ones of the data set.
+        num_candidates: Most training samples that the attacker tells apart, >= 4: the first ones of the data
+            set, fewer where their gradients take too long.
         loss: Mean loss of scores and labels; the module's `forward` must return the scores.
         seed: Seed of the attacks, which has no influence on the training.
 
@@ -91,6 +96,7 @@ class LeakageMonitor(pl.Callback):
             metrics = self._measure(trainer, pl_module, rounds - 1, start)
         except (ValueError, RuntimeError, TypeError) as error:
             self._off = True
+            self.seconds += time.perf_counter() - start
             rank_zero_warn(f"LeakageMonitor stops measuring, the training goes on: {error}")
             return
         spent = time.perf_counter() - start
@@ -107,7 +113,10 @@ class LeakageMonitor(pl.Callback):
         module.eval()
         try:
             rate = trainer.optimizers[0].param_groups[0]["lr"]
-            study = Study(module, self.loss, inputs, labels, rate, self.attack, cohort_size=_COHORT)
+            count = self._affordable(module, inputs, labels, start)
+            study = Study(
+                module, self.loss, inputs[:count], labels[:count], rate, self.attack, cohort_size=_COHORT
+            )
             generator = torch.Generator().manual_seed(self.seed + round)
             result = study.run(
                 engine_of(trainer, "LeakageMonitor").mechanism,  # as of this round
@@ -126,10 +135,30 @@ class LeakageMonitor(pl.Callback):
                 "leakage_low": low,
                 "leakage_high": high,
                 "attempts": result.estimate.attempts,
+                "candidates": count,
             }
         finally:
             for part in training:
                 part.training = True
+
+    def _affordable(self, module: nn.Module, inputs: Tensor, labels: Tensor, start: float) -> int:
+        """How many candidates' gradients fit into what is left of half the time.
+
+        Raises:
+            ValueError: If those of the fewest candidates do not.
+        """
+        sample_gradients(module, self.loss, inputs[:1], labels[:1])  # the first one takes longer
+        before = time.perf_counter()
+        sample_gradients(module, self.loss, inputs[:2], labels[:2])
+        each = 0.5 * (time.perf_counter() - before)
+        count = int((0.5 * self.seconds_per_round - (time.perf_counter() - start)) / each)
+        if count < 2 * _COHORT:
+            raise ValueError(
+                f"the gradient of one sample takes {each:.2g} s, so {2 * _COHORT} candidates take longer "
+                f"than half of seconds_per_round = {self.seconds_per_round:g}; allow more, or leave the "
+                "monitor out"
+            )
+        return min(count, len(inputs))
 
     def _candidates(self, trainer: pl.Trainer, device: torch.device) -> tuple[Tensor, Tensor]:
         loader: Any = trainer.train_dataloader  # the clients' own, which `Federated` has put there

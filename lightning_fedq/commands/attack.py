@@ -60,8 +60,40 @@ def samples(data: Any, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.stack([row[0] for row in rows]), torch.tensor([int(row[1]) for row in rows])
 
 
-def build_study(options: argparse.Namespace, attack: Attack) -> Study:
-    """The setting of the command line: data, a small model at its initial weights, and an attack."""
+class Setting(NamedTuple):
+    """What is attacked: a model at its initial weights, data, the clients' learning rate, a mechanism."""
+
+    model: nn.Module
+    inputs: torch.Tensor
+    labels: torch.Tensor
+    learning_rate: float
+    mechanism: Mechanism | None
+
+
+def configured(config: str, candidates: int) -> Setting:
+    """The setting of a LightningCLI configuration: its module, data module, optimiser and `Federated`.
+
+    Raises:
+        ValueError: If its module has not one optimiser.
+    """
+    from lightning_fedq.callbacks import Federated
+    from lightning_fedq.callbacks.lookup import callbacks_of
+    from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line, and only needed here
+
+    cli = FedqCLI(["--config", config], run=False)
+    inputs, labels = samples(cli.datamodule, candidates)
+    optimizer = cli.model.configure_optimizers()
+    if isinstance(optimizer, dict):
+        optimizer = optimizer["optimizer"]
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"configure_optimizers must return one optimiser to attack {config}")
+    rate = optimizer.param_groups[0]["lr"]
+    found = [callback.mechanism for callback in callbacks_of(cli.trainer) if isinstance(callback, Federated)]
+    return Setting(cli.model.eval(), inputs, labels, rate, found[0] if found else None)
+
+
+def built_in(options: argparse.Namespace) -> Setting:
+    """The setting of the command line: digits or MNIST, and a small model."""
     from lightning_fedq.datasets import DigitsDataModule, MNISTDataModule
 
     if options.data == "digits":
@@ -76,19 +108,29 @@ def build_study(options: argparse.Namespace, attack: Attack) -> Study:
             model = nn.Sequential(nn.Flatten(), nn.Linear(size, 10))
         else:
             model = nn.Sequential(nn.Flatten(), nn.Linear(size, 32), nn.Sigmoid(), nn.Linear(32, 10))
+    rate = 0.1 if options.learning_rate is None else options.learning_rate
+    return Setting(model.eval(), inputs, labels, rate, None)
+
+
+def build_study(options: argparse.Namespace, setting: Setting, attack: Attack) -> Study:
+    """A study of a setting; a learning rate of the command line goes first."""
+    rate = setting.learning_rate if options.learning_rate is None else options.learning_rate
     return Study(
-        model.eval(),
+        setting.model,
         nn.functional.cross_entropy,
-        inputs,
-        labels,
-        options.learning_rate,
+        setting.inputs,
+        setting.labels,
+        rate,
         attack,
         batch_size=options.batch_size,
+        local_steps=options.local_steps,
     )
 
 
-def standard_targets(study: Study, options: argparse.Namespace, generator: torch.Generator) -> list[Target]:
-    """The mechanisms of the papers, and the near-optimal one at several budgets, calibrated here."""
+def standard_targets(
+    study: Study, options: argparse.Namespace, own: Mechanism | None, generator: torch.Generator
+) -> list[Target]:
+    """The mechanisms of the papers, the near-optimal one at several budgets, calibrated here, and `own`."""
     one, norm = Adversary.EAVESDROPPER, study.largest_norm
     corbin = CorBin(epsilon=options.epsilon, shared_bits=5)
     targets = [
@@ -102,6 +144,10 @@ def standard_targets(study: Study, options: argparse.Namespace, generator: torch
     for budget in options.budgets:
         found = calibrate(study, budget, generator, attempts=max(options.attempts, 60), public=False)
         targets.append(Target(f"near-optimal tau={budget:g}", found.mechanism, one))
+    if own is not None:
+        targets.append(Target("as configured, one uplink", own, one))
+        if own.group_sizes(study.cohort_size)[0] > 1:
+            targets.append(Target("as configured, group", own, Adversary.SERVER))
     return targets
 
 
@@ -161,9 +207,11 @@ def main(argv: Sequence[str]) -> int:
     """Attack, print the table, write it and the picture."""
     parser = argparse.ArgumentParser(
         prog="fedq attack",
-        description="Invert the updates of a small model as vanilla FedAvg, LDP-FL, CorBin, CPA, layered "
-        "Gaussian and the near-optimal mechanism at several budgets send them: one table, one picture.",
+        description="Invert the updates of a small model, or a configuration's, as vanilla FedAvg, LDP-FL, "
+        "CorBin, CPA, layered Gaussian, the near-optimal mechanism at several budgets and the configured "
+        "mechanism send them: one table, one picture.",
     )
+    parser.add_argument("config", nargs="?", help="attack this configuration's model, data and mechanism")
     parser.add_argument("--data", choices=("digits", "mnist"), default="digits", help="MNIST from $FEDQ_DATA")
     parser.add_argument("--model", choices=("linear", "mlp"), default="mlp", help="mlp: 32 sigmoid units")
     parser.add_argument("--attack", choices=tuple(ATTACKS), default="idlg", help="the inversion to run")
@@ -173,14 +221,26 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--attempts", type=int, default=200, help="matching attempts a row")
     parser.add_argument("--inversions", type=int, default=16, help="inversions a row")
     parser.add_argument("--candidates", type=int, default=100, help="length of the attacker's list")
-    parser.add_argument("--learning-rate", type=float, default=0.1, help="of the clients' one step")
+    parser.add_argument("--learning-rate", type=float, help="of clients (default: as configured, or 0.1)")
+    parser.add_argument(
+        "--local-steps", type=int, default=1, help="of each client, on one and the same batch"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of everything")
     parser.add_argument("--out", default="runs/attack", help="folder of table and picture")
     options = parser.parse_args(argv)
     out, console = fresh_folder(Path(options.out)), Console(soft_wrap=True)
     try:
-        inversion, matching = (build_study(options, a) for a in (ATTACKS[options.attack](), Matching()))
-        targets = standard_targets(matching, options, torch.Generator().manual_seed(options.seed))
+        if options.config is None:
+            setting = built_in(options)
+        elif not Path(options.config).is_file():
+            raise FileNotFoundError(f"there is no file {options.config}")
+        else:
+            setting = configured(options.config, options.candidates)
+        inversion, matching = (
+            build_study(options, setting, attack) for attack in (ATTACKS[options.attack](), Matching())
+        )
+        start = torch.Generator().manual_seed(options.seed)
+        targets = standard_targets(matching, options, setting.mechanism, start)
         results = {}
         rows = []
         for target in targets:
@@ -188,17 +248,22 @@ def main(argv: Sequence[str]) -> int:
             rows.append(row)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
-    title = f"{options.data}, {options.model}, {options.attack}, batch {options.batch_size}"
+    what = f"{options.data}, {options.model}" if options.config is None else Path(options.config).stem
+    title = f"{what}, {options.attack}, batch {options.batch_size}, {options.local_steps} local steps"
     print_rows(rows, title)
     console.print(NOTE, highlight=False)
     for target in targets:
         console.print(f"  {target.name}: {target.mechanism!r}, {target.adversary.value}", highlight=False)
     write_rows(out / "table.csv", rows)
     write_summary(out / "table.json", {"title": title, "note": NOTE, "rows": rows})
+    console.print(str(out / "table.csv"), highlight=False)
     first = next(iter(results.values()))
     low, high = first.truth.min().item(), inversion.inputs.max().item()
-    save_figure(
-        picture_grid(first.truth, {name: r.found for name, r in results.items()}, low, high), out / "grid.png"
-    )
-    console.print(f"{out / 'table.csv'}\n{out / 'grid.png'}", highlight=False)
+    try:
+        grid = picture_grid(first.truth, {name: r.found for name, r in results.items()}, low, high)
+    except ValueError as error:
+        console.print(f"no pictures: {error}", highlight=False)
+        return 0
+    save_figure(grid, out / "grid.png")
+    console.print(str(out / "grid.png"), highlight=False)
     return 0

@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from lightning_fedq.commands.attack import print_rows, samples
+from lightning_fedq.commands.attack import configured, print_rows
 from lightning_fedq.commands.compare import read_run
 from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.core import Adversary
@@ -29,19 +29,14 @@ def measure(config: str, adversary: Adversary, options: argparse.Namespace) -> T
     Raises:
         ValueError: If it has no `Federated` callback, or can't be attacked.
     """
-    from lightning_fedq.callbacks.lookup import federated_of
-    from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line, and only needed here
-
-    cli = FedqCLI(["--config", config], run=False)
-    federated = federated_of(cli.trainer, "fedq tradeoff")
-    inputs, labels = samples(cli.datamodule, options.candidates)
-    optimizer = cli.model.configure_optimizers()
-    if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ValueError(f"fedq tradeoff needs configure_optimizers to return one optimiser, in {config}")
-    rate = optimizer.param_groups[0]["lr"]
-    study = Study(cli.model.eval(), nn.functional.cross_entropy, inputs, labels, rate, Matching())
+    model, inputs, labels, rate, mechanism = configured(config, options.candidates)
+    if mechanism is None:
+        raise ValueError(
+            f"fedq tradeoff compares federations, and {config} has no Federated callback; add one"
+        )
+    study = Study(model, nn.functional.cross_entropy, inputs, labels, rate, Matching())
     generator = torch.Generator().manual_seed(options.seed)
-    return trade_off(Path(config).stem, study, federated.mechanism, adversary, generator, options.attempts)
+    return trade_off(Path(config).stem, study, mechanism, adversary, generator, options.attempts)
 
 
 def epsilon_label(config: str, adversary: Adversary, options: argparse.Namespace) -> str:

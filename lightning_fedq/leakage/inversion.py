@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedq.leakage.gradients import (
+    LocalSteps,
     Loss,
     check_twice_differentiable,
     differentiable_gradient,
@@ -33,6 +34,10 @@ LARGEST_MODEL = 2_000_000
 """Samples and parameters beyond which a search of inputs is refused."""
 
 
+class OutOfTimeError(RuntimeError):
+    """An attempt was given up because its time was over; it says nothing about the leakage."""
+
+
 @dataclass(frozen=True)
 class Problem:
     """What the attacker holds.
@@ -40,14 +45,19 @@ class Problem:
     Args:
         model: Architecture and weights that the client started from, in evaluation mode.
         loss: Mean loss of scores and labels; it must take soft labels for `DLG`.
-        gradient: `(dim,)` observed gradient of the mean loss.
-        shape: Of the batch of inputs, `(batch, ...)`.
+        gradient: `(dim,)` observed gradient of the mean loss, summed over the local steps.
+        shape: Of the batch of inputs, `(batch, ...)`; of several clients one after the other.
         labels: `(batch,)`, or None where the attacker does not know them.
         low: Smallest value of an input.
         high: Largest.
         candidates: `(n, ...)` inputs, the truth among them, with
         candidate_labels: `(n,)` and
-        candidate_gradients: `(n, dim)`, for `Matching`.
+        candidate_gradients: `(n, dim)`, for `Matching`, and their
+        gram: `(n, n)` inner products.
+        steps: What the client did with its batch.
+        shares: `(clients, dim)` each client's own observed gradient, where there are several; with
+        share_weight: the weight of their squared deviations from the mean, 1 being that of the mean.
+        deadline: `time.perf_counter()` at which a search gives up.
     """
 
     model: nn.Module
@@ -60,6 +70,41 @@ class Problem:
     candidates: Tensor
     candidate_labels: Tensor
     candidate_gradients: Tensor
+    gram: Tensor
+    steps: LocalSteps
+    shares: Tensor | None = None
+    share_weight: float = 1.0
+    deadline: float = math.inf
+
+    def explain(self, inputs: Tensor, labels: Tensor) -> list[Tensor]:
+        """What some inputs would have sent, as a function of them; to be compared with `observed`."""
+        if self.shares is None:
+            return differentiable_gradient(self.model, self.loss, inputs, labels, self.steps)
+        count = len(self.shares)
+        own = [
+            differentiable_gradient(self.model, self.loss, *part, self.steps)
+            for part in zip(inputs.chunk(count), labels.chunk(count), strict=True)
+        ]
+        mean = [torch.stack(parts).mean(0) for parts in zip(*own, strict=True)]
+        root = math.sqrt(self.share_weight)
+        return mean + [root * (a - b) for one in own for a, b in zip(one, mean, strict=True)]
+
+    def observed(self) -> list[Tensor]:
+        """What was seen, in the parts that `explain` gives."""
+        mean = split_like(self.model, self.gradient)
+        if self.shares is None:
+            return mean
+        away = math.sqrt(self.share_weight) * (self.shares - self.shares.mean(0))
+        return mean + [part for row in away for part in split_like(self.model, row)]
+
+    def check_time(self) -> None:
+        """Give up when the time is over.
+
+        Raises:
+            OutOfTimeError: If it is.
+        """
+        if time.perf_counter() > self.deadline:
+            raise OutOfTimeError("an attempt takes longer than its time")
 
 
 class Attack(ABC):
@@ -86,9 +131,13 @@ def infer_labels(problem: Problem) -> Tensor:
     Returns:
         `(batch,)` classes with the most negative gradients: exact for one sample, a guess for more.
     """
-    parts = split_like(problem.model, problem.gradient)
-    last = parts[-1] if parts[-1].dim() == 1 else parts[-1].sum(1)
-    return last.topk(min(problem.shape[0], len(last)), largest=False).indices.sort().values
+    seen = problem.gradient[None] if problem.shares is None else problem.shares
+    found = []
+    for row in seen:
+        last = split_like(problem.model, row)[-1]
+        last = last if last.dim() == 1 else last.sum(1)
+        found.append(last.topk(min(problem.shape[0] // len(seen), len(last)), largest=False).indices)
+    return torch.cat([labels.sort().values for labels in found])
 
 
 def _labels(problem: Problem) -> Tensor:
@@ -141,7 +190,9 @@ class Analytic(Attack):
 class Matching(Attack):
     """The candidates whose mean gradient has the largest cosine with the observed one; first gradients only.
 
-    Several samples are picked one by one, then each is exchanged for the best given the others.
+    Several samples are picked one by one, then each is exchanged for the best given the others. Where the
+    messages of several clients are seen, their samples are chosen together, by the squared distance to the
+    mean and to each of them: the likelihood of Gaussian errors of the variances that the mechanism declares.
 
     Args:
         passes: How often each is exchanged; one sample needs none.
@@ -152,7 +203,9 @@ class Matching(Attack):
     def invert(self, problem: Problem, generator: torch.Generator) -> Tensor:
         """See `Attack.invert`; no random numbers."""
         gradients, observed = problem.candidate_gradients, problem.gradient.to(problem.candidate_gradients)
-        inner, gram = gradients @ observed, gradients @ gradients.T
+        if problem.shares is not None:
+            return problem.candidates[_match_shares(problem, problem.shares.to(gradients), self.passes)]
+        inner, gram = gradients @ observed, problem.gram
         chosen: list[int] = []
 
         def best() -> int:
@@ -168,6 +221,50 @@ class Matching(Attack):
             chosen.pop(0)
             chosen.append(best())
         return problem.candidates[chosen]
+
+
+def _match_shares(problem: Problem, shares: Tensor, passes: int) -> list[int]:
+    """Candidates of each client, one client after the other, nearest to the mean and to all shares.
+
+    With a_k the mean gradient of client k's candidates it minimises |m - mean a|^2 + w sum_k |d_k - (a_k -
+    mean a)|^2, in one candidate at a time given the others. It starts from every candidate in turn for the
+    first sample, so that two clients with one sample each are searched in full.
+    """
+    gradients, gram = problem.candidate_gradients, problem.gram
+    clients, per, w = len(shares), problem.shape[0] // len(shares), problem.share_weight
+    mean, away = problem.gradient.to(gradients), shares - shares.mean(0)
+    # sum_k of a_k: a quadratic form with the matrix (1 - w k) / k^2 ones + w identity in the clients
+    form = torch.full((clients, clients), 1.0 / clients**2 - w / clients, dtype=torch.float64)
+    form += w * torch.eye(clients, dtype=torch.float64)
+    toward = (gradients @ (mean / clients + w * away).T).double() / per  # (n, clients)
+    inner, count = gram.double() / per**2, clients * per
+    owner = [slot // per for slot in range(count)]
+
+    def place(chosen: list[int], slot: int) -> int:
+        """The best candidate for one slot, the others as they are; -1 marks those that are empty."""
+        own = owner[slot]
+        cost = form[own, own] * inner.diag() - 2.0 * toward[:, own]
+        for other, candidate in enumerate(chosen):
+            if other != slot and candidate >= 0:
+                cost = cost + 2.0 * form[own, owner[other]] * inner[:, candidate]
+        return int(cost.argmin())
+
+    def total(chosen: list[int]) -> float:
+        weights = form[owner][:, owner]
+        pulled = sum(float(toward[c, k]) for c, k in zip(chosen, owner, strict=True))
+        return float((weights * inner[chosen][:, chosen]).sum()) - 2.0 * pulled
+
+    best: list[int] = []
+    for first in range(len(gradients)):
+        chosen = [first] + [-1] * (count - 1)
+        for slot in range(1, count):
+            chosen[slot] = place(chosen, slot)
+        for _ in range(passes if count > 2 else 0):
+            for slot in range(count):
+                chosen[slot] = place(chosen, slot)
+        if not best or total(chosen) < total(best):
+            best = chosen
+    return best
 
 
 @dataclass(frozen=True)
@@ -201,8 +298,7 @@ class _Search(Attack):
         return start.to(problem.candidates.device).requires_grad_()
 
 
-def _squared_distance(model: nn.Module, parts: list[Tensor], gradient: Tensor) -> Tensor:
-    target = split_like(model, gradient)
+def _squared_distance(parts: list[Tensor], target: list[Tensor]) -> Tensor:
     return torch.stack([(a - b).square().sum() for a, b in zip(parts, target, strict=True)]).sum()
 
 
@@ -226,13 +322,13 @@ class _Objective:
 
     def __init__(self, problem: Problem, inputs: Tensor, labels: Tensor, soft: bool) -> None:
         self.problem, self.inputs, self.labels, self.soft = problem, inputs, labels, soft
+        self.target = problem.observed()
         self.scale = 1.0 / problem.candidate_gradients.square().sum(1).mean().clamp(min=1e-30)
 
     def __call__(self) -> Tensor:
-        problem = self.problem
+        self.problem.check_time()
         labels = self.labels.softmax(1) if self.soft else self.labels
-        parts = differentiable_gradient(problem.model, problem.loss, self.inputs, labels)
-        return self.scale * _squared_distance(problem.model, parts, problem.gradient)
+        return self.scale * _squared_distance(self.problem.explain(self.inputs, labels), self.target)
 
 
 @dataclass(frozen=True)
@@ -294,14 +390,15 @@ class InvertingGradients(_Search):
     def invert(self, problem: Problem, generator: torch.Generator) -> Tensor:
         """See `Attack.invert`."""
         inputs, labels = self._start(problem, generator), _labels(problem)
-        target = split_like(problem.model, problem.gradient)
-        length = problem.gradient.norm().clamp(min=1e-30)
+        target = problem.observed()
+        length = torch.stack([part.square().sum() for part in target]).sum().sqrt().clamp(min=1e-30)
         optimizer = torch.optim.Adam([inputs], lr=self.step_size * (problem.high - problem.low))
         stones = [self.iterations * share // 8 for share in (3, 5, 7)]
         schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, stones, 0.1)
         for _ in range(self.iterations):
+            problem.check_time()
             with torch.enable_grad():
-                parts = differentiable_gradient(problem.model, problem.loss, inputs, labels)
+                parts = problem.explain(inputs, labels)
                 inner = torch.stack([(a * b).sum() for a, b in zip(parts, target, strict=True)]).sum()
                 own = torch.stack([part.square().sum() for part in parts]).sum().clamp(min=1e-30).sqrt()
                 value = 1.0 - inner / (own * length) + self.smoothness * _total_variation(inputs)

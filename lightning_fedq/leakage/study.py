@@ -1,8 +1,9 @@
 """One attack, many attempts, on what a mechanism really sends: counts, errors and pictures.
 
-In every attempt a few clients draw samples from the candidates, take one step of gradient descent from the
-same model, and send their updates through the mechanism; the attacker decodes its view and looks for the
-first sample of client 0. Several local steps would be harder to invert: this is the attacker's best case.
+In every attempt a few clients draw samples from the candidates, take one or a few steps of gradient descent
+on them from the same model, and send their updates through the mechanism; the attacker decodes its view and
+looks for the first sample of client 0. One step is the attacker's best case; several, all on the same batch,
+it simulates.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from torch import Tensor, nn
 from lightning_fedq.core import Adversary, Mechanism, RoundContext
 from lightning_fedq.functional.batch_sampling import GradientMoments
 from lightning_fedq.leakage.estimate import LeakageEstimate
-from lightning_fedq.leakage.gradients import Loss, sample_gradients, trainable
-from lightning_fedq.leakage.inversion import Attack, Problem
+from lightning_fedq.leakage.gradients import LocalSteps, Loss, batch_gradient, sample_gradients, trainable
+from lightning_fedq.leakage.inversion import Attack, OutOfTimeError, Problem
 from lightning_fedq.leakage.pictures import in_order, mean_square_errors, psnr
 from lightning_fedq.leakage.views import Observation, observe
 from lightning_fedq.mechanisms.near_optimal_utility import NearOptimalUtility
@@ -61,13 +62,14 @@ class Study:
         loss: Mean loss of scores and labels.
         inputs: `(n, ...)` candidates; the prior is uniform on them.
         labels: `(n,)`.
-        learning_rate: Of the clients' one step, > 0.
+        learning_rate: Of the clients' steps, > 0.
         attack: What the attacker does.
         batch_size: Samples of each client.
         cohort_size: Clients of a round.
         labels_known: Does the attacker know the labels of the samples?
         threshold: A reconstruction counts if its squared error is below this share of the candidates'
             variance, and the truth is the candidate nearest to it.
+        local_steps: Steps of each client on its batch, >= 1.
 
     Raises:
         ValueError: If a number is out of its range, or the attack can't work here.
@@ -83,6 +85,7 @@ class Study:
     cohort_size: int = 2
     labels_known: bool = True
     threshold: float = 0.3
+    local_steps: int = 1
 
     def __post_init__(self) -> None:
         needed = self.batch_size * self.cohort_size
@@ -91,10 +94,9 @@ class Study:
                 f"{self.cohort_size} clients with {self.batch_size} samples each need at least {2 * needed} "
                 f"candidates, got {len(self.inputs)}"
             )
-        if not self.learning_rate > 0 or not self.threshold > 0:
-            raise ValueError(
-                f"learning_rate and threshold must be > 0, got {self.learning_rate} and {self.threshold}"
-            )
+        if not self.threshold > 0:
+            raise ValueError(f"threshold must be > 0, got {self.threshold}")
+        _ = self.steps
         if self.model.training:
             raise ValueError("the model must be in evaluation mode (model.eval()): dropout hides gradients")
         first = torch.arange(self.batch_size)
@@ -102,8 +104,18 @@ class Study:
 
     @cached_property
     def gradients(self) -> Tensor:
-        """`(n, dim)` gradient of every candidate."""
-        return sample_gradients(self.model, self.loss, self.inputs, self.labels)
+        """`(n, dim)` gradient of every candidate, summed over the steps of a client with no other data."""
+        return sample_gradients(self.model, self.loss, self.inputs, self.labels, self.steps)
+
+    @cached_property
+    def gram(self) -> Tensor:
+        """`(n, n)` inner products of the gradients."""
+        return self.gradients @ self.gradients.T
+
+    @property
+    def steps(self) -> LocalSteps:
+        """What a client does with its batch."""
+        return LocalSteps(self.learning_rate, self.local_steps)
 
     @property
     def segments(self) -> tuple[int, ...]:
@@ -144,7 +156,7 @@ class Study:
         confidence: float = 0.95,
         kept: int = 8,
     ) -> StudyResult:
-        """Attack `attempts` rounds, or as many as fit into `seconds`, at least one.
+        """Attack `attempts` rounds, or as many as fit into `seconds`.
 
         Args:
             mechanism: What the clients send through.
@@ -152,12 +164,13 @@ class Study:
             attempts: >= 1.
             generator: Chooses the clients' samples and the searches' starts.
             keys: Source of the mechanism's coins; None draws a seed from the generator.
-            seconds: Time limit; it is checked between attempts.
+            seconds: Time limit. An attempt that does not end within it is given up and does not count.
             confidence: Of the estimate's limits.
             kept: How many originals and reconstructions to keep.
 
         Raises:
-            ValueError: If attempts is not >= 1, or there are too few candidates for the view.
+            ValueError: If attempts is not >= 1, not one attempt ends in time, or there are too few
+                candidates for the view.
         """
         if attempts < 1:
             raise ValueError(f"attempts must be >= 1, got {attempts}")
@@ -172,15 +185,21 @@ class Study:
                 break  # one more of average length would not fit
             chosen = torch.randperm(len(self.inputs), generator=generator)
             chosen = chosen[: self.batch_size * self.cohort_size].reshape(self.cohort_size, -1)
-            updates = -self.learning_rate * self.gradients[chosen].mean(1)
+            updates = self._updates(chosen)
             seen = observe(mechanism, updates, replace(context, round=attempt), keys, adversary, 0)
-            found, truth = self._attack(seen, chosen, starts), self.inputs[chosen[0, 0]]
-            rows = self.batch_size * len(seen.clients)
+            try:
+                found = self._attack(seen, chosen, starts, start + seconds)
+            except OutOfTimeError:
+                break
+            truth = self.inputs[chosen[0, 0]]
+            rows = self.batch_size * (1 if seen.shares is not None else len(seen.clients))
             hits += self._is_hit(found, int(chosen[0, 0]))
             noises.append(psnr(found[None], truth[None], self._range).item())
             if attempt < kept:
                 truths.append(truth)
                 founds.append(found)
+        if not noises:
+            raise ValueError(f"one attempt takes longer than {seconds:.3g} s; allow more, or use Matching")
         # several samples in one view: a guess finds the truth that much more often
         estimate = LeakageEstimate(hits, len(noises), max(len(self.inputs) // rows, 2), confidence)
         return StudyResult(
@@ -198,6 +217,16 @@ class Study:
     def _range(self) -> float:
         return (self.inputs.max() - self.inputs.min()).item()
 
+    def _updates(self, chosen: Tensor) -> Tensor:
+        """`(clients, dim)` updates of clients that hold the candidates `chosen`, `(clients, batch)`."""
+        if self.local_steps == 1 or self.batch_size == 1:
+            return -self.learning_rate * self.gradients[chosen].mean(1)
+        rows = [
+            batch_gradient(self.model, self.loss, self.inputs[own], self.labels[own], self.steps)
+            for own in chosen
+        ]
+        return -self.learning_rate * torch.stack(rows)
+
     def _problem(self, gradient: Tensor, labels: Tensor) -> Problem:
         return Problem(
             self.model,
@@ -210,13 +239,27 @@ class Study:
             self.inputs,
             self.labels,
             self.gradients,
+            self.gram,
+            self.steps,
         )
 
-    def _attack(self, seen: Observation, chosen: Tensor, generator: torch.Generator) -> Tensor:
-        """Invert what is seen; of the rows in their best order return that of client 0's first sample."""
+    def _attack(
+        self, seen: Observation, chosen: Tensor, generator: torch.Generator, deadline: float
+    ) -> Tensor:
+        """Invert what is seen; of the rows in their best order return that of client 0's first sample.
+
+        Where each message is seen, the attacker says whose a row is; within a batch there is no order.
+        """
         indices = chosen[list(seen.clients)].reshape(-1)
         gradient = (-seen.update / self.learning_rate).to(self.gradients)
-        found = self.attack.invert(self._problem(gradient, self.labels[indices]), generator)
+        problem = replace(self._problem(gradient, self.labels[indices]), deadline=deadline)
+        if seen.shares is not None:
+            shares = (-seen.shares / self.learning_rate).to(self.gradients)
+            problem = replace(problem, shares=shares, share_weight=seen.share_weight)
+        found = self.attack.invert(problem, generator)
+        if seen.shares is not None:
+            first = seen.clients.index(0) * self.batch_size
+            return in_order(found[first : first + self.batch_size], self.inputs[chosen[0]])[0]
         place = int((indices == chosen[0, 0]).nonzero()[0])
         return in_order(found, self.inputs[indices])[place]
 

@@ -1,15 +1,16 @@
 """What an adversary can make of the messages that a mechanism really sent.
 
-Every view ends in an estimate of a sum of some clients' updates, by the mechanism's own decoder. Where the
+Every view ends in an estimate of a mean of some clients' updates, by the mechanism's own decoder. Where the
 adversary is not the server it is still given the public randomness that decoding takes, which can only help
 it. A group (a CorBin pair) is attacked as one: its members' errors cancel in its sum, which therefore says
-more about both than one uplink does about one.
+more about both than one uplink does about one. The server also has each message of the group, hence `shares`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from lightning_fedq.core import Adversary, Mechanism, RoundContext
@@ -23,10 +24,16 @@ class Observation:
     Args:
         update: `(dim,)` mean over `clients`, in units of the update.
         clients: Whose updates are in it, the victim among them.
+        shares: `(clients, dim)` what each of them sent, decoded on its own; None where only the sum is seen,
+            or where there is one client.
+        share_weight: Weight of the shares' squared deviations from their mean, where that of the mean is 1:
+            the ratio of the precisions that the mechanism declares.
     """
 
     update: Tensor
     clients: tuple[int, ...]
+    shares: Tensor | None = None
+    share_weight: float = 1.0
 
 
 def observe(
@@ -39,9 +46,9 @@ def observe(
 ) -> Observation:
     """Encode a round and decode what one adversary sees of it.
 
-    An eavesdropper decodes the victim's message. The server decodes the victim's group. With the partners on
-    its side it takes their updates out again. Behind secure aggregation, and from the released model, only
-    the sum of the cohort is seen; a curious client takes its own update out of that.
+    An eavesdropper decodes the victim's message. The server decodes the victim's group, together and one by
+    one. With the partners on its side it takes their updates out again. Behind secure aggregation, and from
+    the released model, only the sum of the cohort is seen; a curious client takes its own update out of that.
 
     Args:
         mechanism: What the clients send through.
@@ -67,7 +74,23 @@ def observe(
     for client in known:
         total = total - updates[cohort.index(client)].to(total)
     rest = tuple(client for client in clients if client not in known)
-    return Observation(total / len(rest), rest)
+    if adversary is not Adversary.SERVER or len(rest) < 2 or mechanism.joint:
+        return Observation(total / len(rest), rest)
+    each = [
+        mechanism.decode(symbols[row : row + 1], (client,), context, public)
+        for row, client in zip(rows, rest, strict=True)
+    ]
+    return Observation(total / len(rest), rest, torch.stack(each), _share_weight(mechanism, context, rest))
+
+
+def _share_weight(mechanism: Mechanism, context: RoundContext, clients: tuple[int, ...]) -> float:
+    """v (k - 1) / (k (u - v)), v the variance of the mean of k clients and u of one; 1 / k if unknown."""
+    sizes, k = torch.tensor(context.segments, dtype=torch.float64), len(clients)
+    found = [mechanism.noise_variance(context, some) for some in (clients, clients[:1])]
+    if found[0] is None or found[1] is None:
+        return 1.0 / k
+    mean, one = (float((variance.double().cpu() * sizes).sum()) for variance in found if variance is not None)
+    return mean * (k - 1) / (k * (one - mean)) if one > mean > 0.0 else 1.0 / k
 
 
 def _sees(

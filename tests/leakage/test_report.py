@@ -6,7 +6,13 @@ import pytest
 
 from lightning_fedq.core import Adversary
 from lightning_fedq.leakage import Matching
-from lightning_fedq.leakage.report import distance_to_optimum, plot_trade_off, to_markdown, trade_off
+from lightning_fedq.leakage.report import (
+    bias_factor,
+    plot_trade_off,
+    to_markdown,
+    trade_off,
+    way_to_optimum,
+)
 from lightning_fedq.mechanisms import CPA, LDPQ, CorBin, FedAvg, GaussianNoise, NearOptimalUtility
 from tests.leakage.settings import generator, study
 
@@ -77,6 +83,18 @@ def test_the_picture_has_a_point_a_run():
 
 
 def test_the_distance_is_that_of_gradient_descent():
-    assert 0 < distance_to_optimum(SETTING, 1) < distance_to_optimum(SETTING, 50)
+    assert 0 < way_to_optimum(SETTING, 1).norm() < way_to_optimum(SETTING, 50).norm()
     one = SETTING.learning_rate * math.sqrt(SETTING.moments.mean_square)
-    assert distance_to_optimum(SETTING, 1) == pytest.approx(one, rel=1e-4)
+    assert float(way_to_optimum(SETTING, 1).norm()) == pytest.approx(one, rel=1e-4)
+
+
+def test_c5_is_the_bias_over_the_distance():
+    """At TV = 1 it is the bias itself: what is left of the way to the optimum after the mean step."""
+    result = trade_off("run", SETTING, NearOptimalUtility(NORM, 0.8, NORM, 0.8), VIEW, generator(), 10)
+    assert result.tv == 1.0
+    way, step = way_to_optimum(SETTING), -SETTING.learning_rate * SETTING.gradients.mean(0)
+    assert result.c5 == pytest.approx(float((way - step).norm()), rel=1e-5)
+    assert result.c5 < float(way.norm())  # the step leads there
+    assert bias_factor(2.0, 0.5) == 4.0
+    assert math.isnan(bias_factor(2.0, 0.0))
+    assert "C5" in to_markdown([result])

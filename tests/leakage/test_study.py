@@ -1,14 +1,20 @@
 """Studies: reproducible, bounded in time; leakage falls with the noise; calibration meets its budget."""
 
+import copy
+import dataclasses
+import time
+
 import pytest
 import torch
 
 from lightning_fedq.core import Adversary
 from lightning_fedq.functional.total_variation import isotropic_tv, paper_ratio
 from lightning_fedq.functional.trade_off import leakage_bounds, paper_sufficient
-from lightning_fedq.leakage import Matching, calibrate
+from lightning_fedq.leakage import DLG, InvertingGradients, Matching, calibrate, iDLG, observe
+from lightning_fedq.leakage import study as study_module
+from lightning_fedq.leakage.gradients import LocalSteps
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, NearOptimalUtility
-from tests.leakage.settings import generator, study
+from tests.leakage.settings import generator, mlp, study
 
 VIEW = Adversary.EAVESDROPPER
 
@@ -52,6 +58,85 @@ def test_a_partner_knows_more_than_an_uplink():
         for who in (VIEW, Adversary.SERVER_AND_PARTNER)
     )
     assert two > one
+
+
+def test_the_server_attacks_both_messages_of_a_pair_at_once(monkeypatch):
+    """It says whose image is whose, which the pair's sum alone can't; 100 attempts each, fixed seed.
+
+    Hit rates .90 for both messages, .77 for one, .81 for the sum, which is given the right order for free.
+    """
+    setting, mechanism = study(attack=Matching()), CorBin(epsilon=3.0, shared_bits=None)
+    joint = setting.run(mechanism, Adversary.SERVER, 100, generator(4)).estimate
+    one = setting.run(mechanism, VIEW, 100, generator(4)).estimate
+    assert joint.hit_rate > one.hit_rate
+    assert joint.num_candidates == one.num_candidates == 100
+    monkeypatch.setattr(study_module, "observe", lambda *a: dataclasses.replace(observe(*a), shares=None))
+    summed = setting.run(mechanism, Adversary.SERVER, 100, generator(4)).estimate
+    assert summed.num_candidates == 50
+    assert joint.leakage > summed.leakage
+
+
+@pytest.mark.parametrize("attack", [iDLG(60), DLG(60), InvertingGradients(150), Matching()], ids=repr)
+@pytest.mark.parametrize("known", [True, False])
+def test_every_attack_uses_both_messages(attack, known):
+    """Two clients with one sample each, without noise: both are found, each in its own row."""
+    setting = study(attack=attack, model=mlp(), labels_known=known)
+    rows = torch.tensor([3, 8])
+    shares = setting.gradients[rows]
+    problem = setting._problem(shares.mean(0), setting.labels[rows])
+    problem = dataclasses.replace(problem, shares=shares, share_weight=0.5)
+    found = attack.invert(problem, generator(1))
+    errors = (found - setting.inputs[rows]).square().mean((1, 2, 3))
+    assert (errors < 0.02).all()
+
+
+def test_several_samples_of_two_clients_are_matched_together():
+    setting = study(attack=Matching(), batch_size=3)
+    rows = torch.tensor([3, 8, 11, 40, 41, 42])
+    shares = setting.gradients[rows].reshape(2, 3, -1).mean(1)
+    problem = setting._problem(shares.mean(0), setting.labels[rows])
+    found = setting.attack.invert(dataclasses.replace(problem, shares=shares, share_weight=0.2), generator())
+    own = [{tuple(row.flatten().tolist()) for row in part} for part in found.chunk(2)]
+    assert own == [{tuple(setting.inputs[i].flatten().tolist()) for i in part} for part in rows.chunk(2)]
+
+
+# ---- several local steps ---------------------------------------------------------------------------------
+
+
+def test_the_updates_of_several_steps_are_those_of_sgd():
+    setting = study(model=mlp(), attack=Matching(), batch_size=4, learning_rate=0.5, local_steps=3)
+    model = copy.deepcopy(setting.model)
+    before = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        setting.loss(model(setting.inputs[4:8]), setting.labels[4:8]).backward()
+        optimizer.step()
+    after = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    chosen = torch.arange(8).reshape(2, 4)
+    torch.testing.assert_close(setting._updates(chosen)[1], after - before)
+
+
+@pytest.mark.parametrize("attack", [iDLG(100), InvertingGradients(120), Matching()], ids=repr)
+def test_attacks_that_simulate_the_steps_see_through_them(attack):
+    """Steps of length 1: assuming one step, the search for the same update ends at other images."""
+    setting = study(model=mlp(), attack=attack, learning_rate=1.0, local_steps=4)
+    found = setting.run(FedAvg(), VIEW, 3, generator())
+    assert found.estimate.hits >= 2
+    if isinstance(attack, iDLG):
+        problem = setting._problem(setting.gradients[0], setting.labels[:1])
+        blind = dataclasses.replace(problem, steps=LocalSteps(1.0, 1), gradient=problem.gradient / 4)
+        guesses = [attack.invert(p, generator(2)) for p in (problem, blind)]
+        errors = [(guess - setting.inputs[:1]).square().mean().item() for guess in guesses]
+        assert errors[0] < 0.1 * errors[1]
+
+
+def test_a_search_that_does_not_end_in_time_is_given_up():
+    setting = study(model=mlp(), attack=InvertingGradients(10**6))
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match=r"one attempt takes longer than 0\.2 s; allow more, or"):
+        setting.run(FedAvg(), VIEW, 3, generator(), seconds=0.2)
+    assert time.perf_counter() - start < 1.0  # an iteration takes milliseconds
 
 
 def test_time_is_bounded():
@@ -110,8 +195,12 @@ def test_lemma_6_8_leaves_every_image_recoverable():
 def test_refusals():
     with pytest.raises(ValueError, match="need at least 120 candidates, got 100"):
         study(attack=Matching(), batch_size=30)
-    with pytest.raises(ValueError, match=r"must be > 0, got 0\.0 and 0\.3"):
+    with pytest.raises(ValueError, match=r"learning_rate must be > 0 and local_steps >= 1, got 0\.0 and 1"):
         study(learning_rate=0.0)
+    with pytest.raises(ValueError, match=r"threshold must be > 0, got 0\.0"):
+        study(threshold=0.0)
+    with pytest.raises(ValueError, match=r"local_steps >= 1, got 0\.1 and 0"):
+        study(local_steps=0)
     with pytest.raises(ValueError, match="evaluation mode"):
         study(model=study().model.train())
     with pytest.raises(ValueError, match="attempts must be >= 1"):

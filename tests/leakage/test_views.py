@@ -5,7 +5,8 @@ import torch
 
 from lightning_fedq.core import Adversary
 from lightning_fedq.leakage import observe
-from lightning_fedq.mechanisms import CorBin, FedAvg
+from lightning_fedq.leakage.views import _share_weight
+from lightning_fedq.mechanisms import CorBin, FedAvg, StratifiedCorBin
 from lightning_fedq.randomness import SeededKeys
 from tests.one_round import context_of
 
@@ -55,3 +56,27 @@ def test_a_pair_says_more_than_one_uplink():
 def test_refusal():
     with pytest.raises(ValueError, match="victim 7 is not in the cohort"):
         see(Adversary.SERVER, victim=7)
+
+
+def test_the_server_has_each_message_of_a_pair():
+    updates = torch.full((4, 5000), 2.0)
+    mechanism = CorBin(epsilon=8.0, shared_bits=None)
+    pair = see(Adversary.SERVER, mechanism, updates)
+    assert pair.shares.shape == (2, 5000)
+    assert torch.allclose(pair.shares.mean(0), pair.update, atol=1e-4)
+    assert torch.equal(pair.shares[0], see(Adversary.EAVESDROPPER, mechanism, updates).update)
+    # errors cancel in the mean, so it weighs more than the difference does
+    assert 0.0 < pair.share_weight < 0.5
+    assert see(Adversary.SERVER).shares is None
+    for who in (Adversary.SERVER_AND_PARTNER, Adversary.CLIENT, Adversary.SECAGG_SERVER, Adversary.OUTSIDER):
+        assert see(who, mechanism, updates).shares is None
+
+
+def test_the_declared_variances_set_the_weight():
+    """Independent errors: 1 / k, the mean of two has half the variance; unknown variances: the same."""
+    mechanism = StratifiedCorBin(epsilon=8.0, group_size=3)
+    context = context_of(mechanism, tuple(range(6)), (10,), radius=1.0)
+    weight = _share_weight(mechanism, context, (0, 1, 2))
+    one, three = (mechanism.noise_variance(context, some).item() for some in ((0,), (0, 1, 2)))
+    assert weight == pytest.approx(three * 2 / (3 * (one - three)))
+    assert _share_weight(FedAvg(), context_of(FedAvg(), (0, 1), (10,)), (0, 1)) == 0.5
