@@ -123,6 +123,8 @@ def test_beyond(tmp_path: Path) -> None:
     assert [row["method"] for row in table] == methods
     assert all(0.9 * 64 <= float(row["epsilon_run"]) <= 64 for row in table)
     assert table[2]["claim_against"] == "EAVESDROPPER" and table[2]["epsilon_outsider"] in ("", "inf")
+    assert table[3]["claim_against"] == "OUTSIDER, ideal law"
+    assert any("is the epsilon of the exact law; of the sampler" in line for line in summary["verdicts"])
     assert float(table[1]["bits_per_parameter"]) < 0.1 < float(table[0]["bits_per_parameter"])
     assert (
         "CPA, some blocks " in summary["verdicts"][1] and "FedAvg, no privacy none" in summary["verdicts"][1]
