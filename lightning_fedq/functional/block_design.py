@@ -34,12 +34,15 @@ from lightning_fedq.functional.lattice import (
     voronoi_dither,
 )
 from lightning_fedq.functional.lattice_codebook import (
+    MAX_CODEBOOK,
     Codebook,
     finite_codebook,
     safe_radius,
     voronoi_codebook,
 )
 
+_MOST_LEVELS = 1 << 40
+"""Levels of all stages together that float64 places exactly, with bits to spare."""
 _RADIUS = {"A2": 1.0, "D4": 2.0, "E8": 2.0}
 """Of codebooks for which nobody gave one."""
 
@@ -158,6 +161,11 @@ def block_design(
     if name == "Z":
         counts = (2 if levels is None else levels,) + (ratio,) * (stages - 1)
         total = math.prod(counts)
+        if max(counts) > MAX_CODEBOOK or total > _MOST_LEVELS:
+            raise ValueError(
+                f"{stages} stage(s) of {counts[0]} and then {ratio} levels are too fine; "
+                f"choose at most {MAX_CODEBOOK} levels a stage and {_MOST_LEVELS} in all"
+            )
         step, points = 2.0 / (total - 1) if total > 1 else 1.0, []
         for stage, count in enumerate(counts):
             width = step * math.prod(counts[stage + 1 :])

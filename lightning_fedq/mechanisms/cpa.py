@@ -122,6 +122,8 @@ class CPA(Mechanism):
     rounds: int | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.epsilon, list) or self.epsilon == ():
+            raise ValueError(f"epsilon must be a number or a tuple of them, one a client, got {self.epsilon}")
         for epsilon in self._epsilons:
             if not epsilon > 0:
                 raise ValueError(f"epsilon must be > 0, got {epsilon}")
@@ -213,6 +215,14 @@ class CPA(Mechanism):
         """Centre and radius of every segment in this round, after the decay."""
         decay = 1.0 if self.decay_rounds is None else self.decay_rounds / (self.decay_rounds + context.round)
         return context.center, context.radius * decay
+
+    def group_sizes(self, num_clients: int) -> tuple[int, ...]:
+        """See `Mechanism.group_sizes`; every client has to have its epsilon."""
+        if isinstance(self.epsilon, tuple) and len(self.epsilon) < num_clients:
+            raise ValueError(
+                f"epsilon has {len(self.epsilon)} entries for {num_clients} clients; give one for each"
+            )
+        return super().group_sizes(num_clients)
 
     # ---- randomness -----------------------------------------------------------------------------------
 
@@ -334,7 +344,7 @@ class CPA(Mechanism):
         expected = (len(clients), self.stages * sent)
         if tuple(symbols.shape) != expected:
             raise ValueError(f"messages must have shape {expected}, got {tuple(symbols.shape)}")
-        if symbols.numel() and not (symbols.min() >= 0 and symbols.max() <= 1):
+        if symbols.is_floating_point() or (symbols.numel() and not 0 <= symbols.min() <= symbols.max() <= 1):
             raise ValueError("messages must hold bits, 0 or 1; drop the client that sent something else")
         bits = symbols.to(torch.uint8).reshape(len(clients), self.stages, sent).contiguous()
         chosen, keys = self.chosen_blocks(clients, context, rand), self._keys(clients, context, rand)

@@ -27,6 +27,7 @@ from torch import Tensor
 from lightning_fedq.coding import FixedLength
 from lightning_fedq.core import Adversary, LaplaceLoss, Mechanism, Message, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.claims import ARBITRARY, FRESH
+from lightning_fedq.mechanisms.received import check_received
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
 
 _SLACK = 1e-9
@@ -111,7 +112,12 @@ class JoPEQ(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`."""
+        """See `Mechanism.decode`.
+
+        Raises:
+            ValueError: If a message has the wrong length or holds a level that there is not.
+        """
+        check_received(symbols, len(clients), context.dim, self.levels - 1)
         total = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols
         dither = np.zeros(context.dim)
         for client in clients:
@@ -124,6 +130,10 @@ class JoPEQ(Mechanism):
     def code(self, context: RoundContext) -> FixedLength:
         """Enough bits for a level."""
         return FixedLength((self.levels - 1).bit_length())
+
+    def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:
+        """The levels; their code has room for more."""
+        return 0, self.levels - 1
 
     def lever(self, client: int, context: RoundContext) -> float:
         """Outermost level over the largest honest value, one radius."""

@@ -26,6 +26,7 @@ from torch import Tensor
 from lightning_fedq.coding import FixedLength
 from lightning_fedq.core import Adversary, Mechanism, Message, PmfPairs, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.claims import ARBITRARY, FRESH
+from lightning_fedq.mechanisms.received import check_received
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 
 _WORD = 1 << 32
@@ -226,8 +227,7 @@ class MVU(Mechanism):
         if tuple(symbols.shape) != expected:
             raise ValueError(f"messages must have shape {expected}, got {tuple(symbols.shape)}")
         values = torch.from_numpy(2.0 * self.design.outputs - 1.0).to(symbols.device)
-        if symbols.numel() and not 0 <= int(symbols.min()) <= int(symbols.max()) < len(values):
-            raise ValueError(f"outputs must be in [0, {len(values)}); drop the client that sent others")
+        check_received(symbols, len(clients), context.dim, len(values) - 1)
         center, radius = (context.expand(t.to(symbols.device)) for t in (context.center, context.radius))
         return (len(clients) * center + radius * values[symbols.long()].sum(0)).float()
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from lightning_fedq.core import Message, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.claims import independent_claims
 from lightning_fedq.mechanisms.one_bit import OneBitMechanism
+from lightning_fedq.mechanisms.received import check_received
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 
 Aggregation = Literal["mean", "plain_mean", "majority"]
@@ -68,7 +69,12 @@ class SignRR(OneBitMechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`."""
+        """See `Mechanism.decode`.
+
+        Raises:
+            ValueError: If a message has the wrong length or holds anything but bits.
+        """
+        check_received(symbols, len(clients), context.dim, 1)
         if self.aggregation == "mean":
             return super().decode(symbols, clients, context, rand)
         ones = symbols.sum(0, dtype=torch.int32) if symbols.dim() == 2 else symbols

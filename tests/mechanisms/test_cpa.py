@@ -508,9 +508,13 @@ def test_lever_of_one_liar():
     [
         ({"epsilon": 0.0}, "epsilon must be > 0"),
         ({"epsilon": (1.0, -1.0)}, "epsilon must be > 0"),
+        ({"epsilon": ()}, "a number or a tuple of them"),
+        ({"epsilon": [1.0, 2.0]}, "a number or a tuple of them"),
         ({"lattice": "E7"}, "lattice must be one of"),
         ({"stages": 0}, "stages must be >= 1"),
         ({"levels": 1}, "at least 2 levels"),
+        ({"levels": 10**9}, "at most 65536 levels a stage"),
+        ({"stages": 41}, "at most 65536 levels a stage and 1099511627776 in all"),
         ({"codebook_radius": 1.0}, "Z takes levels"),
         ({"lattice": "A2", "levels": 3}, "A2 takes codebook_radius"),
         ({"nesting": 3}, "does nothing with one stage"),
@@ -542,8 +546,11 @@ def test_messages_are_checked():
     mechanism, ctx, public = CPA(epsilon=1.0), context(2, 10), PublicRandomness(SeededKeys(0), 0)
     with pytest.raises(ValueError, match=r"shape \(2, 10\), got \(2, 9\)"):
         mechanism.decode(torch.zeros(2, 9, dtype=torch.uint8), (0, 1), ctx, public)
-    with pytest.raises(ValueError, match="must hold bits, 0 or 1"):
-        mechanism.decode(torch.full((2, 10), 3), (0, 1), ctx, public)
+    for wrong in (torch.full((2, 10), 3), torch.full((2, 10), -1), torch.full((2, 10), 0.5)):
+        with pytest.raises(ValueError, match="must hold bits, 0 or 1"):
+            mechanism.decode(wrong, (0, 1), ctx, public)
+    with pytest.raises(ValueError, match="epsilon has 2 entries for 3 clients"):
+        CPA(epsilon=(1.0, 2.0)).group_sizes(3)
 
 
 def test_pickles():

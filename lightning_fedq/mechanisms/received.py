@@ -1,0 +1,28 @@
+"""What a server checks before it decodes: the length of what came, and whether the code can give it."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def check_received(symbols: Tensor, num_clients: int, dim: int, largest: int) -> None:
+    """Refuse messages, or a sum of messages, that nobody can have sent.
+
+    Args:
+        symbols: `(num_clients, dim)`, one message a row, or their sum `(dim,)`.
+        num_clients: How many.
+        dim: Symbols of one message.
+        largest: Largest symbol; the smallest is 0.
+
+    Raises:
+        ValueError: If the length is wrong, or a symbol is not an integer in the code's range.
+    """
+    if tuple(symbols.shape) not in ((num_clients, dim), (dim,)):
+        raise ValueError(
+            f"messages must have shape {(num_clients, dim)}, or {(dim,)} for their sum, "
+            f"got {tuple(symbols.shape)}"
+        )
+    most = largest * (num_clients if symbols.dim() == 1 else 1)
+    wrong = symbols.is_floating_point()
+    if wrong or (symbols.numel() and not 0 <= int(symbols.min()) <= int(symbols.max()) <= most):
+        raise ValueError(f"symbols must be integers in [0, {most}]; drop the client that sent something else")
