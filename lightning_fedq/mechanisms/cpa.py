@@ -124,9 +124,6 @@ class CPA(Mechanism):
     def __post_init__(self) -> None:
         if isinstance(self.epsilon, list) or self.epsilon == ():
             raise ValueError(f"epsilon must be a number or a tuple of them, one a client, got {self.epsilon}")
-        for epsilon in self._epsilons:
-            if not epsilon > 0:
-                raise ValueError(f"epsilon must be > 0, got {epsilon}")
         for name, value, known in (
             ("dither", self.dither, get_args(Dither)),
             ("decoder", self.decoder, get_args(Decoder)),
@@ -150,8 +147,10 @@ class CPA(Mechanism):
         for name, count in (("rounds", self.rounds), ("blocks_per_round", self.blocks_per_round)):
             if count is not None and count < 1:
                 raise ValueError(f"{name} must be >= 1 or None, got {count}")
-        if self.epsilon_scope == "bit":
-            for epsilon in self._epsilons:
+        for epsilon in self._epsilons:
+            if not epsilon > 0:
+                raise ValueError(f"epsilon must be > 0, got {epsilon}")
+            if self.epsilon_scope == "bit":
                 _thresholds(epsilon)
         if self.blocks_per_round is None and self.epsilon_scope == "bit":
             return
@@ -230,7 +229,8 @@ class CPA(Mechanism):
     def _epsilons(self) -> tuple[float, ...]:
         """Budgets of one message, or with "bit" of one bit, of every client (one for all, if they agree)."""
         epsilons = self.epsilon if isinstance(self.epsilon, tuple) else (self.epsilon,)
-        return tuple(bit_epsilon(epsilon, self.rounds or 1) for epsilon in epsilons)
+        rounds = self.rounds
+        return epsilons if rounds is None else tuple(bit_epsilon(epsilon, rounds) for epsilon in epsilons)
 
     def coin(self, client: int, context: RoundContext) -> CoinThresholds:
         """The coin of one client's bits: a bit is flipped where its private word is below `low`.
@@ -238,21 +238,20 @@ class CPA(Mechanism):
         Raises:
             ValueError: If epsilon is a tuple without an entry for the client, or is too small to be shared.
         """
+        return self._coins([client], context)[0]
+
+    def _coins(self, clients: Sequence[int], context: RoundContext) -> list[CoinThresholds]:
         epsilons = self._epsilons
-        if isinstance(self.epsilon, tuple):
-            if not 0 <= client < len(epsilons):
-                raise ValueError(f"epsilon has {len(epsilons)} entries, none for client {client}; add them")
-            epsilon = epsilons[client]
-        else:
-            epsilon = epsilons[0]
         bits = 1 if self.epsilon_scope == "bit" else self.stages * self.blocks_sent(context)
-        return _thresholds(bit_epsilon(epsilon, bits))
+        if not isinstance(self.epsilon, tuple):
+            return [_thresholds(bit_epsilon(epsilons[0], bits))] * len(clients)
+        if unknown := [client for client in clients if not 0 <= client < len(epsilons)]:
+            raise ValueError(f"epsilon has {len(epsilons)} entries, none for client {unknown[0]}; add them")
+        return [_thresholds(bit_epsilon(epsilons[client], bits)) for client in clients]
 
     def _flips(self, clients: Sequence[int], context: RoundContext) -> NDArray[np.uint32]:
         """Flip thresholds of several clients."""
-        if isinstance(self.epsilon, tuple):
-            return np.array([self.coin(client, context).low for client in clients], np.uint32)
-        return np.full(len(clients), self.coin(0, context).low, np.uint32)
+        return np.array([coin.low for coin in self._coins(clients, context)], np.uint32)
 
     def _keep(self, clients: Sequence[int], context: RoundContext) -> Floats:
         """tanh(epsilon / 2) of several clients' bits, as attained."""
@@ -401,7 +400,7 @@ class CPA(Mechanism):
 
         With different epsilons the claim is that of the client with the least protection.
         """
-        coin = min((self.coin(client, context) for client in context.cohort), key=lambda c: c.low)
+        coin = min(self._coins(context.cohort, context), key=lambda c: c.low)
         sent = self.blocks_sent(context)
         some = sent < self.blocks(context)
         return bit_claims(coin, self.stages * sent, self.stages, some, self.anonymity_set_size)
