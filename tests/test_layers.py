@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"data", "matplotlib", *HOST},
     "datasets": {"sklearn", "torchvision", "numpy", *HOST},
     "models": {"opacus", "torchvision", "torchmetrics", *HOST},
-    "strategies": {"rounds", "core", *HOST},
+    "strategies": {"rounds", "core", "functional", *HOST},
     "reports": {"privacy", "rounds", "matplotlib"},
     "callbacks": {
         *("aggregation", "attacks", "coding", "core", "functional", "leakage", "randomness"),

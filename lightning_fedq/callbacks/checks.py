@@ -2,17 +2,37 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
 from lightning_fedq._lightning import is_overridden, pl
+from lightning_fedq.aggregation import Weighting
 
 _FROM_LOADER = (
     "a loader handed straight to fit(...) can't be dealt out to clients and would train centrally; "
     "use trainer.fit(model, datamodule=FederatedDataModule.from_loader(loader))"
 )
+
+
+def check_numbers(
+    local_epochs: int, local_steps: int | None, clients_per_step: int | Literal["auto"], weighting: str
+) -> None:
+    """Refuse settings out of their range.
+
+    Raises:
+        ValueError: Naming the setting.
+    """
+    if local_epochs < 1:
+        raise ValueError(f"local_epochs must be >= 1, got {local_epochs}")
+    if local_steps is not None and local_steps < 1:
+        raise ValueError(f"local_steps must be >= 1 or None, got {local_steps}")
+    if clients_per_step != "auto" and clients_per_step < 1:
+        raise ValueError(f"clients_per_step must be >= 1 or 'auto', got {clients_per_step}")
+    if weighting not in get_args(Weighting):
+        known = " or ".join(map(repr, get_args(Weighting)))
+        raise ValueError(f"weighting must be {known}, got {weighting!r}")
 
 
 def check_setup(trainer: Any, module: pl.LightningModule) -> None:

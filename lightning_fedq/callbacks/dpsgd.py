@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler, Sampler
+from torch.utils.data import DataLoader, Sampler
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_warn
 from lightning_fedq.callbacks.federated import Federated
+from lightning_fedq.callbacks.undo import Undo
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.loader import ClientBatches, check_loader
 from lightning_fedq.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
@@ -133,7 +134,7 @@ class DPSGD(pl.Callback):
         self._loaded_steps: dict[int, int] = {}
         self._charges: list[int] = []
         self._new_root()
-        self._restore: list[Callable[[], object]] = []
+        self._undo = Undo()
         self._optimizer: GridDPOptimizer | None = None
         self._federated: Federated | None = None
         self._present = 0
@@ -156,15 +157,7 @@ class DPSGD(pl.Callback):
             return
         owner: Any = trainer.datamodule or pl_module  # type: ignore[attr-defined]
         user_loader = owner.train_dataloader
-        self._replace(owner, "train_dataloader", lambda: self._poisson(user_loader()))
-
-    def _replace(self, owner: Any, name: str, value: Any) -> None:
-        if name in vars(owner):
-            previous = vars(owner)[name]
-            self._restore.append(lambda: setattr(owner, name, previous))
-        else:
-            self._restore.append(lambda: delattr(owner, name))
-        setattr(owner, name, value)
+        self._undo.replace(owner, "train_dataloader", lambda: self._poisson(user_loader()))
 
     def _stream(self, purpose: str, client: int, step: int) -> Stream:
         return Stream(hkdf_expand(self._root, pack_fields(purpose, client, step)))
@@ -207,9 +200,7 @@ class DPSGD(pl.Callback):
     def _poisson(self, given: object) -> DataLoader[Any]:
         loader = check_loader(given)
         size = len(loader.dataset)  # type: ignore[arg-type]
-        assert loader.batch_size is not None
-        shuffle = isinstance(loader.sampler, RandomSampler)
-        self.begin(LocalWork([torch.arange(size)], loader.batch_size, False, shuffle, 1, None))
+        self.begin(LocalWork.of(loader, [torch.arange(size)], 1, None))
         self._epoch = _Epoch(self._batches, lambda: self.accounts[0].steps)
         self._loader: DataLoader[Any] = DataLoader(
             ClientBatches(loader.dataset, loader.collate_fn),
@@ -232,13 +223,14 @@ class DPSGD(pl.Callback):
             )
         quiet = warnings.catch_warnings()
         quiet.__enter__()
-        self._restore.append(lambda: quiet.__exit__(None, None, None))
+        self._undo.later(lambda: quiet.__exit__(None, None, None))
         # torch warns that the first layer's inputs need no gradient, which is as it should be
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
         hooks = GradSampleHooks(pl_module, strict=True)
-        self._restore += [lambda: _clear(pl_module), hooks.remove_hooks]
+        self._undo.later(lambda: _clear(pl_module))
+        self._undo.later(hooks.remove_hooks)
         original = trainer.strategy.optimizers
-        self._restore.append(lambda: setattr(trainer.strategy, "optimizers", original))
+        self._undo.later(lambda: setattr(trainer.strategy, "optimizers", original))
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse to train on a loader without Poisson sampling."""
@@ -258,17 +250,13 @@ class DPSGD(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take everything off again."""
-        self._take_off()
+        self._undo.all()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Take everything off again."""
-        self._take_off()
-
-    def _take_off(self) -> None:
-        while self._restore:
-            self._restore.pop()()
+        self._undo.all()
 
     # ---- training ---------------------------------------------------------------------------------
 

@@ -22,33 +22,36 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import pl, rank_zero_warn
+from lightning_fedq._lightning import pl
 from lightning_fedq.aggregation import RobustAggregation, Weighting, inverse_variance_weights
 from lightning_fedq.callbacks.checks import (
     Buffers,
     check_accumulation,
     check_loader_is_ours,
+    check_numbers,
     check_optimizers,
     check_setup,
 )
 from lightning_fedq.callbacks.journal import keep_journal
+from lightning_fedq.callbacks.records import log_round, warn_of
 from lightning_fedq.callbacks.resume import RoundStart, check_federation, plain_records, records_of
 from lightning_fedq.callbacks.schedule import Schedule
 from lightning_fedq.callbacks.secure_sum import check_modulus, check_secure_aggregation, secure_sum
 from lightning_fedq.callbacks.stack_size import choose_clients_per_step, largest_stack
+from lightning_fedq.callbacks.undo import Undo
 from lightning_fedq.core import Mechanism
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
-from lightning_fedq.data.datamodule import FederatedDataModule
+from lightning_fedq.data.datamodule import split_of
 from lightning_fedq.data.labels import label_figure, labels_of
 from lightning_fedq.data.loader import ClientLoader, check_loader, deal_out
 from lightning_fedq.data.partition import IID, Partition
-from lightning_fedq.functional.flatten import flatten, unflatten
 from lightning_fedq.randomness import AgreedKeys, Keys, SeededKeys
 from lightning_fedq.ranges import AdaptiveRange, PreviousMinMax, RangeRule
 from lightning_fedq.rounds import (
@@ -61,19 +64,10 @@ from lightning_fedq.rounds import (
 )
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.strategies.client_parallel import ClientParallelStrategy
+from lightning_fedq.strategies.local_model import LocalModel
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def _log(trainer: pl.Trainer, values: dict[str, float]) -> None:
-    """Log a round's numbers at once; fifteen calls of `self.log` cost a tenth of a short round."""
-    tensors = {name: torch.tensor(value) for name, value in values.items()}
-    trainer.callback_metrics.update(tensors)
-    trainer.logged_metrics.update(tensors)
-    for logger in trainer.loggers:
-        logger.log_metrics({**values, "epoch": trainer.current_epoch}, step=trainer.global_step - 1)
-        logger.save()
 
 
 class Federated(pl.Callback):
@@ -138,15 +132,7 @@ class Federated(pl.Callback):
         seed: int | None = None,
         diagnostics: bool = True,
     ) -> None:
-        if local_epochs < 1:
-            raise ValueError(f"local_epochs must be >= 1, got {local_epochs}")
-        if local_steps is not None and local_steps < 1:
-            raise ValueError(f"local_steps must be >= 1 or None, got {local_steps}")
-        if clients_per_step != "auto" and clients_per_step < 1:
-            raise ValueError(f"clients_per_step must be >= 1 or 'auto', got {clients_per_step}")
-        if weighting not in get_args(Weighting):
-            known = " or ".join(map(repr, get_args(Weighting)))
-            raise ValueError(f"weighting must be {known}, got {weighting!r}")
+        check_numbers(local_epochs, local_steps, clients_per_step, weighting)
         plan_seed = secrets.randbits(63) if seed is None else seed
         self.mechanism, self.num_clients, self.partition = mechanism, num_clients, partition
         self.local_epochs, self.local_steps = local_epochs, local_steps
@@ -167,7 +153,7 @@ class Federated(pl.Callback):
         self.clients_per_step_chosen = 0
         self._loaded: dict[str, Any] | None = None
         self._round_start: RoundStart | None = None
-        self._restore: list[Any] = []  # what takes everything off again, in reverse order
+        self._undo = Undo()
         self._rule: BatchRule | None = None
         self._training: Stack | None = None
 
@@ -184,12 +170,12 @@ class Federated(pl.Callback):
         self._owner = pl_module if datamodule is None else datamodule
         self._user_loader = self._owner.train_dataloader
         # a plain function, so that a deep copy of the module does not copy this callback
-        self._replace(self._owner, "train_dataloader", lambda: self._loader)
+        self._undo.replace(self._owner, "train_dataloader", lambda: self._loader)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Deal out the data, make the server, choose how many clients train side by side."""
         optimizer = check_optimizers(trainer)
-        self._find_parameters(pl_module, optimizer)
+        self._local = LocalModel(pl_module, optimizer)
         self._identity = self._federation()
         self._limit = int(trainer.fast_dev_run)  # type: ignore[attr-defined]
         self._deal_out()
@@ -198,13 +184,15 @@ class Federated(pl.Callback):
         self._buffers = Buffers(pl_module)
         self._choose_stack(trainer, optimizer)
         self._loaded = None
-        self._parallel = ClientParallelStrategy(trainer, self._names, self.clients_per_step_chosen)
+        self._parallel = ClientParallelStrategy(trainer, self._local.names, self.clients_per_step_chosen)
         self._parallel.attach()
-        self._restore.append(self._parallel.detach)
-        hook = pl_module.register_state_dict_post_hook(self._show_global_model())  # type: ignore[no-untyped-call]
-        self._restore.append(hook.remove)
+        self._undo.later(self._parallel.detach)
+        hook = pl_module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
+            self._local.show_in_state_dict(lambda: len(self.training_clients) == 1)
+        )
+        self._undo.later(hook.remove)
         if self._schedule.rounds_differ:
-            self._replace(trainer, "reload_dataloaders_every_n_epochs", 1)
+            self._undo.replace(trainer, "reload_dataloaders_every_n_epochs", 1)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse to train on a loader that is not the clients'."""
@@ -213,27 +201,14 @@ class Federated(pl.Callback):
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take everything off again."""
         if stage == "fit":
-            self._take_off()
+            self._undo.all()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Leave the last global model in the module."""
         self._abandon_round()
-        self._take_off()
-
-    def _replace(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute until `_take_off`."""
-        if name in vars(owner):
-            previous = vars(owner)[name]
-            self._restore.append(lambda: setattr(owner, name, previous))
-        else:
-            self._restore.append(lambda: delattr(owner, name))
-        setattr(owner, name, value)
-
-    def _take_off(self) -> None:
-        while self._restore:
-            self._restore.pop()()
+        self._undo.all()
 
     def use_batches(self, rule: BatchRule) -> None:
         """Let a rule draw the local batches until this fit is over; for callbacks, in their `setup`.
@@ -251,48 +226,20 @@ class Federated(pl.Callback):
                 f"{name} draws batches of different sizes for every client, so clients can't train side by "
                 f"side, got clients_per_step={self.clients_per_step}; use clients_per_step=1 or 'auto'"
             )
-        self._replace(self, "_rule", rule)
-
-    def _find_parameters(self, module: pl.LightningModule, optimizer: torch.optim.Optimizer) -> None:
-        optimised = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        named = [(n, p) for n, p in module.named_parameters() if p.requires_grad and id(p) in optimised]
-        self._names, self._parameters = [name for name, _ in named], [parameter for _, parameter in named]
-        self._module, self._optimizer = module, optimizer
-        flatten(self._parameters)
+        self._undo.replace(self, "_rule", rule)
 
     def _deal_out(self) -> None:
-        if isinstance(self._owner, FederatedDataModule) and self._owner.split is not None:
-            if self.partition != IID():
-                raise ValueError(
-                    f"both Federated(partition={self.partition}) and the FederatedDataModule say who "
-                    "holds what; "
-                    "give it in one place"
-                )
-            split: Partition | Sequence[Sequence[int]] = self._owner.split
-        else:
-            split = self.partition
         loader = check_loader(self._user_loader())
         if self._loaded is not None and self.seed is None:
-            self.planner = RoundPlanner(
-                self.num_clients,
-                self._loaded["plan_seed"],
-                self.planner.clients_per_round,
-                self.planner.dropout_probability,
-            )
+            self.planner = replace(self.planner, seed=self._loaded["plan_seed"])
         run = RoundPlan(0, (), frozenset(), self.planner.seed)
         generator = torch.Generator().manual_seed(run.stream_seed("partition"))
+        split = split_of(self._owner, self.partition)
         self.client_indices = deal_out(loader, split, self.num_clients, generator)
-        self._work = LocalWork(
-            self.client_indices,
-            loader.batch_size or 1,
-            loader.drop_last,
-            isinstance(loader.sampler, torch.utils.data.RandomSampler),
-            self.local_epochs,
-            self.local_steps,
-        )
+        work = LocalWork.of(loader, self.client_indices, self.local_epochs, self.local_steps)
         if self._rule is not None:
-            self._rule.begin(self._work)
-        self._schedule = Schedule(self.planner, self.mechanism, self._work, self._rule, self._limit)
+            self._rule.begin(work)
+        self._schedule = Schedule(self.planner, self.mechanism, work, self._rule, self._limit)
         self._loader = ClientLoader(loader, self.client_indices, self._coming_stacks, self._coming_steps)
 
     def _client_weights(self, segments: Sequence[int]) -> Tensor | None:
@@ -304,16 +251,16 @@ class Federated(pl.Callback):
 
     def _make_engine(self) -> None:
         """A new server, the checkpoint's, or the last fit's if the model is still its own."""
-        weights = flatten(self._parameters)
+        weights = self._local.flat()
         weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
         old, self._round_start, self._training = self.engine, None, None
         if self._loaded is None and old is not None and old.weights.shape == weights.shape:
-            own = old.weights.to(self._parameters[0].dtype).to(weights)
+            own = old.weights.to(self._local.parameters[0].dtype).to(weights)
             if old.round and torch.equal(own, weights):
                 old.weights = old.weights.to(weights.device)
                 return
         keys: Keys = AgreedKeys(range(self.num_clients)) if self.seed is None else SeededKeys(self.seed)
-        segments, secagg = [parameter.numel() for parameter in self._parameters], self.secure_aggregation
+        segments, secagg = [p.numel() for p in self._local.parameters], self.secure_aggregation
         self.engine = RoundEngine(
             self.mechanism,
             self.planner,
@@ -348,9 +295,9 @@ class Federated(pl.Callback):
         self.clients_per_step_chosen = choose_clients_per_step(
             trainer,
             optimizer,
-            self._names,
+            self._local.names,
             self.clients_per_step,
-            largest_stack(self._parameters[0].device.type, self._engine.weights.numel(), self.planner),
+            largest_stack(self._local.parameters[0].device.type, self._engine.weights.numel(), self.planner),
             lambda size: max(self._schedule.stacks(0, 0, size), key=lambda stack: len(stack.clients)),
             lambda stack: self.fetch(next(self._loader.indices(stack))),
         )
@@ -384,7 +331,7 @@ class Federated(pl.Callback):
     @property
     def parameter_names(self) -> list[str]:
         """Names of the trained parameters, in the order of the flat vector; from `on_fit_start` on."""
-        return self._names
+        return self._local.names
 
     def present_batch(self, batch_idx: int) -> tuple[Stack, int]:
         """The stack that trains on a batch of this round, and which of its batches that is."""
@@ -403,17 +350,13 @@ class Federated(pl.Callback):
     def _open_round(self, trainer: pl.Trainer) -> None:
         check_accumulation(trainer)
         engine = self._engine
-        self._round_start = RoundStart.now(trainer, self._optimizer, engine.state_dict())
-        self._groups = [
-            {name: value for name, value in group.items() if name != "params"}
-            for group in self._optimizer.param_groups
-        ]
+        self._round_start = RoundStart.now(trainer, self._local.optimizer, engine.state_dict())
         # before the round is open: what gives an open round up puts these back
-        self._global_views = unflatten(engine.weights, [p.shape for p in self._parameters])
+        self._local.begin_round(engine.weights)
         self._coming_stacks()  # a rule may choose the round's noise with its batches
         engine.start()
-        self._show_global_weights()
-        self._start = flatten(self._parameters).to(engine.weights.dtype)  # as rounded to the module's dtype
+        self._local.show()
+        self._start = self._local.flat().to(engine.weights.dtype)  # as rounded to the module's dtype
         self._pending = list(reversed(self._coming_stacks()))
         self._training = None
 
@@ -433,11 +376,9 @@ class Federated(pl.Callback):
             self._open_round(trainer)
         stack = self._training = self._pending.pop()
         self._steps_left = len(stack.batch_sizes)
-        self._optimizer.state.clear()
-        for group, values in zip(self._optimizer.param_groups, self._groups, strict=True):
-            group.update(values)
+        self._local.renew_optimizer()
         if len(stack.clients) == 1:
-            self._show_global_weights()
+            self._local.show()
         else:
             self._parallel.open(len(stack.clients), self._start)
 
@@ -454,7 +395,7 @@ class Federated(pl.Callback):
         if self._steps_left:
             return
         if len(clients) == 1:
-            self._engine.receive(clients, (flatten(self._parameters) - self._start)[None])
+            self._engine.receive(clients, (self._local.flat() - self._start)[None])
         elif clients:
             self._engine.receive(clients, self._parallel.updates())
         self._parallel.close()
@@ -465,26 +406,12 @@ class Federated(pl.Callback):
 
     def _finish_round(self, trainer: pl.Trainer) -> None:
         record = self._engine.finish()
-        self._global_views = unflatten(self._engine.weights, [p.shape for p in self._parameters])
-        self._show_global_weights()
-        self._optimizer.state.clear()
+        self._local.end_round(self._engine.weights)
         self._round_start, self._steps_left = None, 0
         self.records.append(record)
-        if record.non_finite_clients:
-            rank_zero_warn(
-                f"round {record.round}: the updates of clients {list(record.non_finite_clients)} held "
-                "a NaN or an "
-                "infinity and count as zero"
-            )
-        if record.aborted:
-            rank_zero_warn(f"round {record.round} was aborted, the model stays as it was: {record.aborted}")
+        warn_of(record)
         if not trainer.barebones:
-            _log(trainer, {f"fed/{k}": float(v) for k, v in record.metrics().items() if v == v})
-
-    def _show_global_weights(self) -> None:
-        with torch.no_grad():
-            for parameter, view in zip(self._parameters, self._global_views, strict=True):
-                parameter.copy_(view)
+            log_round(trainer, record)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Validation in mid-round means that the run stops there: validate the global model."""
@@ -501,8 +428,8 @@ class Federated(pl.Callback):
             return
         self.engine.abandon()
         self._parallel.close()
-        self._show_global_weights()
-        self._optimizer.state.clear()
+        self._local.show()
+        self._local.optimizer.state.clear()
         self._training, self._pending, self._steps_left = None, [], 0
 
     # ---- checkpoint -------------------------------------------------------------------------------
@@ -560,17 +487,6 @@ class Federated(pl.Callback):
         """Of an unfinished round, save its start."""
         if self._round_start is not None:
             self._round_start.write(checkpoint)
-
-    def _show_global_model(self) -> Any:
-        """A hook that puts the global weights into the module's `state_dict()` while a client trains."""
-
-        def hook(module: Any, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
-            if self._training is not None and len(self._training.clients) == 1:
-                for name, view in zip(self._names, self._global_views, strict=True):
-                    key = prefix + name
-                    state_dict[key] = view.to(state_dict[key].dtype).clone()
-
-        return hook
 
     # ---- pictures ---------------------------------------------------------------------------------
 

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
+from torch.utils.data import DataLoader, RandomSampler
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,14 @@ class LocalWork:
     shuffle: bool
     local_epochs: int
     local_steps: int | None
+
+    @classmethod
+    def of(
+        cls, loader: DataLoader[Any], held: Sequence[Tensor], local_epochs: int, local_steps: int | None
+    ) -> LocalWork:
+        """With the settings of the user's own loader."""
+        shuffle = isinstance(loader.sampler, RandomSampler)
+        return cls(held, loader.batch_size or 1, loader.drop_last, shuffle, local_epochs, local_steps)
 
     @cached_property
     def sizes(self) -> list[tuple[int, ...]]:

@@ -13,7 +13,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_fedq._lightning import is_overridden, pl
-from lightning_fedq.data.partition import Partition
+from lightning_fedq.data.partition import IID, Partition
 
 _HOOKS = (
     "prepare_data",
@@ -148,6 +148,26 @@ class FederatedDataModule(pl.LightningDataModule):
             num_workers=loader.num_workers,
             drop_last=loader.drop_last,
         )
+
+
+def split_of(owner: object, partition: Partition) -> Partition | Sequence[Sequence[int]]:
+    """Who holds what: what a `FederatedDataModule` says, else the callback's rule.
+
+    Args:
+        owner: The data module, or the module with its own loader.
+        partition: The callback's.
+
+    Raises:
+        ValueError: If both say something.
+    """
+    if not isinstance(owner, FederatedDataModule) or owner.split is None:
+        return partition
+    if partition != IID():
+        raise ValueError(
+            f"both Federated(partition={partition}) and the FederatedDataModule say who holds what; "
+            "give it in one place"
+        )
+    return owner.split
 
 
 class _Loaders(pl.LightningDataModule):

@@ -1,0 +1,30 @@
+"""What a finished round tells loggers and the user."""
+
+from __future__ import annotations
+
+import torch
+
+from lightning_fedq._lightning import pl, rank_zero_warn
+from lightning_fedq.rounds import RoundRecord
+
+
+def log_round(trainer: pl.Trainer, record: RoundRecord) -> None:
+    """Log a round's numbers at once; fifteen calls of `self.log` cost a tenth of a short round."""
+    values = {f"fed/{name}": float(value) for name, value in record.metrics().items() if value == value}
+    tensors = {name: torch.tensor(value) for name, value in values.items()}
+    trainer.callback_metrics.update(tensors)
+    trainer.logged_metrics.update(tensors)
+    for logger in trainer.loggers:
+        logger.log_metrics({**values, "epoch": trainer.current_epoch}, step=trainer.global_step - 1)
+        logger.save()
+
+
+def warn_of(record: RoundRecord) -> None:
+    """Say what went wrong in a round."""
+    if record.non_finite_clients:
+        rank_zero_warn(
+            f"round {record.round}: the updates of clients {list(record.non_finite_clients)} held a NaN or "
+            "an infinity and count as zero"
+        )
+    if record.aborted:
+        rank_zero_warn(f"round {record.round} was aborted, the model stays as it was: {record.aborted}")
