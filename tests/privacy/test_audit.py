@@ -1,7 +1,11 @@
-"""Layer B: the audit finds every planted mechanism, and nothing in what is clean."""
+"""Layer B: what it looks at, how close it comes, planted sums and vectors (bits: `test_audit_plants`)."""
+
+import re
+from pathlib import Path
 
 import pytest
 
+from lightning_fedq import mechanisms
 from lightning_fedq.mechanisms import (
     CPA,
     LDPQ,
@@ -20,19 +24,14 @@ def found_in(mechanism, draws, **options):
     return {finding.view: finding for finding in audit(mechanism, draws, **options)}
 
 
-@pytest.mark.parametrize("mechanism", plants.MECHANISMS, ids=lambda m: type(m).__name__)
-def test_planted_mechanisms_are_caught(mechanism):
-    assert any(finding.alarm for finding in audit(mechanism, 400_000))
-
-
 @pytest.mark.parametrize("mechanism", plants.SPREAD, ids=lambda m: type(m).__name__)
 def test_planted_bugs_in_sums_and_vectors_are_caught(mechanism):
-    assert any(finding.alarm for finding in audit(mechanism, 200_000))
+    assert any(finding.alarm for finding in audit(mechanism, 60_000))
 
 
 @pytest.mark.parametrize("mechanism", plants.CONCENTRATED, ids=lambda m: type(m).__name__)
 def test_planted_clipping_is_caught_in_one_coordinate(mechanism):
-    assert any(finding.alarm for finding in audit(mechanism, 1000, concentrated=True))
+    assert any(finding.alarm for finding in audit(mechanism, 600, concentrated=True))
 
 
 def test_the_audit_is_not_vacuous():
@@ -50,18 +49,18 @@ def test_the_audit_is_not_vacuous():
 
 
 @pytest.mark.parametrize(
-    ("mechanism", "draws", "options"),
+    ("mechanism", "draws", "options", "share"),
     [
-        (LayeredGaussian(1.0, 1 / 32, entropy_code="elias"), 400_000, {}),
-        (GaussianNoise(1.0, 1 / 32), 400_000, {}),
-        (LayeredGaussian(1.0, 0.5, entropy_code="elias"), 2000, {"concentrated": True}),
+        (LayeredGaussian(1.0, 1 / 32, entropy_code="elias"), 400_000, {}, 0.95),
+        (GaussianNoise(1.0, 1 / 32), 400_000, {}, 0.95),
+        (LayeredGaussian(1.0, 0.5, entropy_code="elias"), 1000, {"concentrated": True}, 0.7),
     ],
 )
-def test_claims_about_a_whole_vector_are_tested_closely(mechanism, draws, options):
-    """The proven delta is within a fifth of what is claimed, and below it."""
+def test_claims_about_a_whole_vector_are_tested_closely(mechanism, draws, options, share):
+    """The proven delta is a large share of what is claimed, and no more."""
     for finding in audit(mechanism, draws, **options):
         if finding.view in ("the released sum", "one message"):
-            assert 0.8 * finding.claim < finding.lower_bound <= finding.claim
+            assert share * finding.claim < finding.lower_bound <= finding.claim
             assert finding.epsilon is not None
 
 
@@ -100,3 +99,14 @@ def test_nothing_claimed_is_nothing_audited(mechanism):
 def test_too_few_draws_are_refused(options):
     with pytest.raises(ValueError, match="draws must be >="):
         audit(LDPQ(1.0), **options)
+
+
+def test_the_document_runs_and_its_table_has_every_mechanism(capsys):
+    text = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(blocks) == 1
+    for block in blocks:
+        exec(block, {})
+    assert "the released sum" in capsys.readouterr().out
+    for name in mechanisms.__all__:
+        assert re.search(rf"^\| {name}(, one coordinate)? \|", text, re.M), name
