@@ -192,7 +192,7 @@ def cpa_beyond(
     _draw_epsilon(private, plain["acc"], rows.folder / "epsilon.png")
     verdicts = [_verdict(private, target) for target in targets]
     verdicts += [
-        _at_equal_bits(shown, bits_target),
+        *_at_equal_bits(shown, bits_target),
         "CorBin's epsilon is an eavesdropper's on single messages; against outsiders its pairs have none",
         *(_ideal(row) for row in private if row["claim_against"].endswith("ideal law")),
     ]
@@ -254,16 +254,17 @@ def _ideal(row: Row) -> str:
     )
 
 
-def _at_equal_bits(shown: Sequence[Row], target: float) -> str:
-    """Validation accuracy of the last round that the cheapest method's whole traffic pays for."""
-    budget, words = min(row["megabytes"] for row in shown), []
-    for row in shown:
-        values = curve_values(row["val_acc_by_round"])
-        paid = math.floor(budget / row["megabytes"] * len(values) * (1 + 1e-12))
-        words.append(
-            f"{row['method']} {values[paid - 1]:.1f} ({paid} rounds)" if paid else f"{row['method']} none"
-        )
-    return f"at {budget:.3g} megabytes of all clients and epsilon {target:g}: {', '.join(words)}"
+def _at_equal_bits(shown: Sequence[Row], target: float) -> list[str]:
+    """Validation accuracy of the last round that a budget pays for, at the whole traffic of each method."""
+    lines = []
+    for budget in sorted({row["megabytes"] for row in shown}):
+        words = []
+        for row in shown:
+            values = curve_values(row["val_acc_by_round"])
+            paid = min(len(values), math.floor(budget / row["megabytes"] * len(values) * (1 + 1e-12)))
+            words.append(f"{row['method']} {f'{values[paid - 1]:.1f}' if paid else 'none'} ({paid} rounds)")
+        lines.append(f"at {budget:.3g} megabytes of all clients and epsilon {target:g}: {', '.join(words)}")
+    return lines
 
 
 def _verdict(table: Sequence[Row], target: float) -> str:

@@ -127,7 +127,8 @@ def test_beyond(tmp_path: Path) -> None:
     assert any("is the epsilon of the exact law; of the sampler" in line for line in summary["verdicts"])
     assert float(table[1]["bits_per_parameter"]) < 0.1 < float(table[0]["bits_per_parameter"])
     assert (
-        "CPA, some blocks " in summary["verdicts"][1] and "FedAvg, no privacy none" in summary["verdicts"][1]
+        "CPA, some blocks " in summary["verdicts"][1]
+        and "FedAvg, no privacy none (0 rounds)" in summary["verdicts"][1]
     )
 
 
