@@ -243,6 +243,30 @@ Loss = PmfPairs | CoinSum | GaussianLoss | LaplaceLoss | SampledGaussianLoss | C
 
 
 @dataclass(frozen=True)
+class Slack:
+    """How far a released law may be from the one that a claim describes, for any input; accountants charge it.
+
+    Args:
+        distance: Total variation, >= 0, once `log_ratio` is set aside.
+        log_ratio: Largest |ln| of the ratio of the two laws, >= 0.
+
+    Raises:
+        ValueError: If a value is negative or not finite.
+    """
+
+    distance: float = 0.0
+    log_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0.0 <= value < math.inf:
+                raise ValueError(f"{name} must be >= 0 and finite, got {value}")
+
+
+NO_SLACK = Slack()
+
+
+@dataclass(frozen=True)
 class PrivacyClaim:
     """One sentence of a privacy report: this loss, so many times a round, against this adversary.
 
@@ -255,8 +279,7 @@ class PrivacyClaim:
         assumptions: What has to hold for the claim to be true, in words.
         coordinate_losses: How many of the losses one coordinate has a part in, >= 1; None is one where there
             is a loss for each of `dim` coordinates, and unknown otherwise.
-        slack: Total variation, over one round and for any input, between what is released and the law that
-            `loss` describes: the sampler's and the floats' share. Accountants add it to delta.
+        slack: How far what is released may be from the law that `loss` describes, over one round.
     """
 
     adversary: Adversary
@@ -265,13 +288,11 @@ class PrivacyClaim:
     neighbours: Neighbours = Neighbours.SUBSTITUTION
     assumptions: tuple[str, ...] = field(default=())
     coordinate_losses: int | None = None
-    slack: float = 0.0
+    slack: Slack = NO_SLACK
 
     def __post_init__(self) -> None:
         if self.compositions < 1:
             raise ValueError(f"compositions must be >= 1, got {self.compositions}")
-        if not 0.0 <= self.slack < math.inf:
-            raise ValueError(f"slack is a total variation and must be >= 0, got {self.slack}")
 
 
 class AbortedRoundError(Exception):

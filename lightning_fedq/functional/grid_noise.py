@@ -5,11 +5,12 @@ round(noise) to an integer is post-processing of the exact mechanism on integer 
 floats can't leak anything. The sum is then rounded to a coarse grid, again post-processing, whose
 step is 1/16 to 1/8 of the noise: fewer bits on the wire, and fewer cells in which sampler and law can differ.
 
-Noise comes from the quantile function in float64 at odd multiples of 2^-53. Its distribution function is
-off by at most 2^-53 (the grid of uniforms) plus |z| f(z) times the relative error of the quantile, below
-2^-50 (measured against 40 digits: 2^-50.8). Summed over the ends of all coarse cells this is
-`GridNoise.total_variation`, the distance of one released coordinate's law from the exact mechanism's: below
-2^-44 for Gaussian noise and 2^-42 for Laplace.
+Noise comes from the quantile function of a tail in float64, at odd multiples of 2^-65 rounded to 53
+significant bits, on either side, so that far tails are as finely resolved as the centre. Its
+distribution function at z is off by at most 2^-65 (the grid of tails) plus |z| f(z) 2^-50 (the quantile's
+relative error, measured against 40 digits: 2^-50.8) plus 2^-52 times the tail (its rounding). The first sums
+to `GridNoise.total_variation`, the other two change the probability of every coarse cell by a factor within
+e^(+-`GridNoise.log_ratio`).
 
 References:
     Mironov, On Significance of the Least Significant Bits for Differential Privacy, CCS 2012, for the fault.
@@ -21,41 +22,57 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 FINE_BITS = 30
-_LARGEST = {"gaussian": 8.21, "laplace": 36.1}
-_MEAN_SIZE = {"gaussian": math.sqrt(2.0 / math.pi), "laplace": 1.0}
+_LARGEST = {"gaussian": 9.16, "laplace": 44.4}
+_LOG_RATIO = {"gaussian": 2.0**-41, "laplace": 2.0**-39}
 _STEPS_PER_SCALE = 8
 
 
-def rounded_gaussian(uniforms: Tensor, sigma: float) -> Tensor:
-    """Nearest integers to sigma times the normal quantile; |result| <= 8.21 sigma + 1.
+def signed_tails(words: NDArray[np.uint64]) -> tuple[Tensor, Tensor]:
+    """Turn uniform 64-bit words into tail probabilities and sides; larger words lie further to the right.
+
+    Returns:
+        `(n,)` float64 (k + 1/2) 2^-64 in (0, 1/2], k words away from the nearer end, and `(n,)` bool: is it
+        the right tail?
+    """
+    others = ~words
+    tails = (np.minimum(words, others).astype(np.float64) + 0.5) * 2.0**-64
+    return torch.from_numpy(tails), torch.from_numpy(words > others)
+
+
+def rounded_gaussian(words: NDArray[np.uint64], sigma: float) -> Tensor:
+    """Nearest integers to sigma times a normal variable; |result| <= 9.16 sigma + 1.
 
     Args:
-        uniforms: float64 odd multiples of 2^-53 in (0, 1).
+        words: `(n,)` uniform.
         sigma: Standard deviation, in integers.
 
     Returns:
-        int64 tensor.
+        `(n,)` int64.
     """
-    return torch.round(torch.special.ndtri(uniforms) * sigma).to(torch.int64)
+    tails, right = signed_tails(words)
+    below = torch.round(torch.special.ndtri(tails) * sigma).to(torch.int64)
+    return torch.where(right, -below, below)
 
 
-def rounded_laplace(uniforms: Tensor, scale: float) -> Tensor:
-    """Nearest integers to `scale` times the quantile of the Laplace law; |result| <= 36.1 scale + 1.
+def rounded_laplace(words: NDArray[np.uint64], scale: float) -> Tensor:
+    """Nearest integers to `scale` times a Laplace variable; |result| <= 44.4 scale + 1.
 
     Args:
-        uniforms: float64 odd multiples of 2^-53 in (0, 1).
+        words: `(n,)` uniform.
         scale: Mean absolute value, in integers.
 
     Returns:
-        int64 tensor.
+        `(n,)` int64.
     """
-    tail = torch.minimum(uniforms, 1.0 - uniforms)
-    size = torch.log(2.0 * tail) * (-scale)
-    return torch.round(torch.where(uniforms < 0.5, -size, size)).to(torch.int64)
+    tails, right = signed_tails(words)
+    below = torch.round(torch.log(2.0 * tails) * scale).to(torch.int64)
+    return torch.where(right, -below, below)
 
 
 @dataclass(frozen=True)
@@ -104,28 +121,36 @@ class GridNoise:
 
     @property
     def total_variation(self) -> float:
-        """Distance of one released coordinate's law from the exact mechanism's, at most.
+        """Distance of one released coordinate's law from the exact mechanism's, at most, `log_ratio` aside.
 
-        Half the sum over cells of what both ends are off is, at most, the sum over ends: each by 2^-53 plus
-        2^-50 |z| f(z). The latter, a lobe on either side, sums to its integral over the step plus twice its
-        maximum, below 1/2. Beyond the last end lies less than 2^-52.
+        Half the sum over cells of what both ends are off is the sum over ends, each off by 2^-65; beyond the
+        last one lies less than 2^-64.
         """
         ends = 2.0 * _LARGEST[self.law] * self.scale / self.step + 2.0
-        sizes = _MEAN_SIZE[self.law] * self.scale / self.step + 0.5
-        return ends * 2.0**-53 + sizes * 2.0**-50 + 2.0**-52
+        return ends * 2.0**-65 + 2.0**-64
 
-    def add(self, values: Tensor, uniforms: Tensor) -> Tensor:
+    @property
+    def log_ratio(self) -> float:
+        """Largest |ln| of the ratio that the float errors make in any cell's probability.
+
+        A cell from a to a + h, 1/16 <= h <= 1/8 in scales, has at least h f(a + h), and its ends are off by
+        2^-50 z f(z) and 2^-52 of the tail each: less than 2^-41 of it for a up to 9.16 (Gaussian), 2^-39 for
+        a up to 44.4 (Laplace).
+        """
+        return _LOG_RATIO[self.law]
+
+    def add(self, values: Tensor, words: NDArray[np.uint64]) -> Tensor:
         """Add noise to integers on the fine grid and round the sums to the coarse one.
 
         Args:
             values: `(n,)` int64, at most 2^30 in size.
-            uniforms: `(n,)` float64 odd multiples of 2^-53 in (0, 1).
+            words: `(n,)` uniform.
 
         Returns:
             `(n,)` int64 in [-2^(bits - 1), 2^(bits - 1)).
         """
         draw = rounded_gaussian if self.law == "gaussian" else rounded_laplace
-        noise = draw(uniforms, self.scale * 2.0**FINE_BITS)
+        noise = draw(words, self.scale * 2.0**FINE_BITS)
         return (values + noise.to(values.device) + (1 << self.shift >> 1)) >> self.shift
 
 

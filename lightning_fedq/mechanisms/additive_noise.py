@@ -25,6 +25,7 @@ from lightning_fedq.core import (
     Message,
     PrivacyClaim,
     RoundContext,
+    Slack,
 )
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import truncate_to_grid, unit_ball_factors
@@ -130,7 +131,7 @@ class AdditiveNoise(Mechanism):
         for first in range(0, len(row), _CHUNK):
             part = slice(first, first + _CHUNK)
             fine = truncate_to_grid((row[part] * factor[part]).clamp(-1.0, 1.0), FINE_BITS)
-            out[part] = noise.add(fine, torch.from_numpy(stream.uniforms(len(fine))))
+            out[part] = noise.add(fine, stream.words64(len(fine)))
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
@@ -153,11 +154,12 @@ class AdditiveNoise(Mechanism):
         """The same against everybody."""
         kind = GaussianLoss if self.law == "gaussian" else LaplaceLoss
         loss = kind(self.multiplier, "noise added by the client itself; the others' noise is not counted")
-        slack = context.dim * self.noise.total_variation
+        noise, dim = self.noise, context.dim
+        slack = Slack(dim * noise.total_variation, dim * noise.log_ratio)
         assumptions = (
             "noise is fresh in every round and attempt and comes from keys that the adversary does not hold",
-            f"the sampler is within {slack:.1e} of the exact law in total variation a round, "
-            "paid for in delta",
+            f"the sampler's law is within {slack.distance:.1e} in total variation and {slack.log_ratio:.1e} "
+            "in log-ratio of the exact one a round, paid for in delta and epsilon",
         )
         count = self.clipping.compositions(context)
         return tuple(

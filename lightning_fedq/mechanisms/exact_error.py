@@ -40,6 +40,7 @@ from lightning_fedq.core import (
     Message,
     PrivacyClaim,
     RoundContext,
+    Slack,
 )
 from lightning_fedq.entropy_coding import Elias
 from lightning_fedq.functional.checks import check_positive
@@ -217,5 +218,5 @@ class ExactError(Mechanism):
         )
         every = {**losses, Adversary.OUTSIDER: noise}
         return tuple(
-            PrivacyClaim(who, every[who], 1, assumptions=assumptions, slack=slack) for who in Adversary
+            PrivacyClaim(who, every[who], 1, assumptions=assumptions, slack=Slack(slack)) for who in Adversary
         )

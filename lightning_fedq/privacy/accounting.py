@@ -18,7 +18,16 @@ from typing import NamedTuple
 
 from scipy import optimize
 
-from lightning_fedq.core import CoinSum, ConcentratedLoss, GaussianLoss, HiddenPair, Loss, PmfPairs
+from lightning_fedq.core import (
+    NO_SLACK,
+    CoinSum,
+    ConcentratedLoss,
+    GaussianLoss,
+    HiddenPair,
+    Loss,
+    PmfPairs,
+    Slack,
+)
 from lightning_fedq.functional.one_bit_privacy import (
     coin_count_quantile,
     gaussian_epsilon,
@@ -86,7 +95,7 @@ def spent(
     compositions: int = 1,
     rounds: int = 1,
     participation: float = 1.0,
-    slack: float = 0.0,
+    slack: Slack = NO_SLACK,
 ) -> Spending:
     """Epsilon of `rounds` rounds of `compositions` losses each, at `delta`.
 
@@ -96,8 +105,7 @@ def spent(
         compositions: Compositions in one round, >= 1.
         rounds: >= 0; with none, nothing is spent.
         participation: Chance that the client takes part in a round, known to the adversary afterwards.
-        slack: Total variation of one round between what is released and what `loss` describes; it is paid for
-            in delta, see `with_slack`.
+        slack: How far what is released in one round may be from what `loss` describes, see `with_slack`.
 
     Raises:
         ValueError: If delta is no delta, or the loss is `NonPrivate`.
@@ -120,37 +128,41 @@ def spent(
     def exact(left: float) -> float:
         return _spent_exactly(loss, left, compositions, rounds, participation)
 
-    if not slack:
-        return Spending(exact(delta), delta, run_mass, _method(loss, participation))
-    distance = composed_mass(min(participation * slack, 1.0), rounds)
-    epsilon = with_slack(exact, delta, distance)
+    method = _method(loss, participation)
+    if slack == NO_SLACK:
+        return Spending(exact(delta), delta, run_mass, method)
+    total = Slack(composed_mass(min(participation * slack.distance, 1.0), rounds), rounds * slack.log_ratio)
+    epsilon = with_slack(exact, delta, total)
     if math.isinf(epsilon):
-        reason = f"the released law is known to a distance of {distance:.2g} only, too much for this delta"
+        reason = (
+            f"the released law is known to a distance of {total.distance:.2g} only, too much for this delta"
+        )
         return Spending(epsilon, delta, run_mass, reason)
-    method = f"{_method(loss, participation)}; (1 + e^epsilon) {distance:.2g} of delta pays for the sampler"
-    return Spending(epsilon, delta, run_mass, method)
+    price = f"(1 + e^epsilon) {total.distance:.2g} of delta and {2 * total.log_ratio:.2g} of epsilon"
+    return Spending(epsilon, delta, run_mass, f"{method}; {price} pay for the sampler")
 
 
-def with_slack(exact: Callable[[float], float], delta: float, distance: float) -> float:
-    """Smallest epsilon at delta of laws within `distance` in total variation of laws that are known.
+def with_slack(exact: Callable[[float], float], delta: float, slack: Slack) -> float:
+    """Smallest epsilon at delta of laws P', Q' that are within a slack of laws P, Q that are known.
 
-    P'(S) <= P(S) + t <= e^epsilon Q(S) + d + t <= e^epsilon Q'(S) + d + (1 + e^epsilon) t, so the known laws
-    have to make do with d = delta - (1 + e^epsilon) t. The search starts at 0 and only rises, so it ends
-    at the smallest solution, or where nothing is left of delta.
+    With t the distance and r the log-ratio, P'(S) <= e^r P(S) + t <= e^r (e^x Q(S) + d) + t
+    <= e^(x + 2 r) (Q'(S) + t) + e^r d + t: an epsilon of x + 2 r where the known laws reach x at
+    d = (delta - (1 + e^epsilon) t) e^-r. The search starts at 0 and only rises, so it ends at the smallest
+    solution, or where nothing is left of delta.
 
     Args:
         exact: Epsilon of the known laws at a delta.
         delta: In (0, 1).
-        distance: t, of the whole run, in [0, 1].
+        slack: Of the whole run.
 
     Returns:
         Rounded up by 1e-9; infinite where no epsilon will do, or none is found in 100 steps.
     """
     epsilon = 0.0
     for _ in range(100):  # a handful, unless a solution hardly exists
-        if epsilon > 700.0 or (left := delta - (1.0 + math.exp(epsilon)) * distance) <= 0.0:
+        if epsilon > 700.0 or (left := delta - (1.0 + math.exp(epsilon)) * slack.distance) <= 0.0:
             break
-        wanted = exact(left)
+        wanted = exact(left * math.exp(-slack.log_ratio)) + 2.0 * slack.log_ratio
         if wanted <= epsilon:
             return epsilon
         epsilon = wanted * (1.0 + 1e-9)
@@ -272,7 +284,7 @@ class _Spent(NamedTuple):
 
     loss: Loss
     compositions: int
-    slack: float
+    slack: Slack
 
 
 @dataclass
@@ -285,7 +297,7 @@ class ClaimAccountant:
 
     losses: dict[_Spent, int] = field(default_factory=dict)
 
-    def step(self, loss: Loss, compositions: int, rounds: int = 1, slack: float = 0.0) -> None:
+    def step(self, loss: Loss, compositions: int, rounds: int = 1, slack: Slack = NO_SLACK) -> None:
         """Spend rounds of a claim.
 
         Raises:
@@ -306,8 +318,9 @@ class ClaimAccountant:
         if len(self.losses) == 1:
             ((loss, compositions, slack), rounds) = next(iter(self.losses.items()))
             return spent(loss, delta, compositions=compositions, rounds=rounds, slack=slack).epsilon
-        distance = min(sum(rounds * kind.slack for kind, rounds in self.losses.items()), 1.0)
-        return with_slack(self._exact_epsilon, delta, distance) if distance else self._exact_epsilon(delta)
+        distance = sum(rounds * kind.slack.distance for kind, rounds in self.losses.items())
+        log_ratio = sum(rounds * kind.slack.log_ratio for kind, rounds in self.losses.items())
+        return with_slack(self._exact_epsilon, delta, Slack(distance, log_ratio))
 
     def would_exceed(
         self,
@@ -316,7 +329,7 @@ class ClaimAccountant:
         loss: Loss,
         compositions: int,
         rounds: int = 1,
-        slack: float = 0.0,
+        slack: Slack = NO_SLACK,
     ) -> bool:
         """Would these rounds on top take more than `epsilon` at `delta`?"""
         later = ClaimAccountant(dict(self.losses))

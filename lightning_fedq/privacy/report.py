@@ -308,7 +308,7 @@ def _of_a_coordinate(claim: PrivacyClaim, context: RoundContext) -> float | None
     count = claim.coordinate_losses or (1 if claim.compositions == context.dim else None)
     if count is None:
         return None
-    return math.inf if claim.slack else count * pure_epsilon(claim.loss)
+    return math.inf if claim.slack.distance else count * pure_epsilon(claim.loss)
 
 
 def _verdict(run: Spending) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from lightning_fedq.functional.grid_noise import (
 )
 from lightning_fedq.randomness import Stream
 
-ENDS = torch.tensor([2.0**-53, 1.0 - 2.0**-53], dtype=torch.float64)
+ENDS = np.array([0, 2**64 - 1], np.uint64)
 LAWS = ["gaussian", "laplace"]
 
 
@@ -49,7 +49,7 @@ def test_the_analytic_gaussian_spends_its_delta_and_no_more(epsilon, delta):
 def test_the_quantile_is_as_exact_as_the_slack_assumes():
     """Relative error of the normal quantile, against 40 digits: below the 2^-50 behind the bound."""
     rng = np.random.default_rng(0)
-    levels = np.concatenate([rng.random(400), 2.0**-53 + 2.0 ** -rng.uniform(1, 52, 400)])
+    levels = np.concatenate([0.5 * rng.random(400), 2.0**-65 + 2.0 ** -rng.uniform(1, 65, 400)])
     found = torch.special.ndtri(torch.from_numpy(levels)).tolist()
     with mpmath.workdps(40):
         for level, z in zip(levels.tolist(), found, strict=True):
@@ -58,25 +58,33 @@ def test_the_quantile_is_as_exact_as_the_slack_assumes():
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 1.3, 1.99, 20.0])
-@pytest.mark.parametrize(("law", "most"), [("gaussian", 2.0**-44), ("laplace", 2.0**-42)])
-def test_the_bound_on_the_released_law_covers_the_sum_over_all_ends(law, most, scale):
-    """Half the cells' errors, both ends each, at the exact density; for values anywhere between two ends."""
+@pytest.mark.parametrize("law", LAWS)
+def test_the_slack_covers_every_cell(law, scale):
+    """Both ends of every cell, at the exact density; for values anywhere between two ends."""
     noise, exact = GridNoise(law, scale), stats.norm if law == "gaussian" else stats.laplace
+    reach = -exact.ppf(2.0**-65)
+    assert reach <= {"gaussian": 9.16, "laplace": 44.4}[law]
     for shift in (0.0, 0.3, 0.5):
-        reach = (8.21 if law == "gaussian" else 36.1) * scale
-        ends = (
-            np.arange(math.floor(-reach / noise.step), math.ceil(reach / noise.step)) + shift
-        ) * noise.step
-        z = ends[np.abs(ends) <= reach] / scale
-        total = (2.0**-53 + 2.0**-50 * np.abs(z) * exact.pdf(z)).sum() + 2 * exact.sf(reach / scale)
-        assert total <= noise.total_variation < most
+        last = math.ceil(reach * scale / noise.step)
+        ends = (np.arange(-last, 1) + shift) * noise.step / scale  # the left side; the right is its mirror
+        z = ends[(ends >= -reach) & (ends <= 0.0)]
+        off = 2.0**-50 * np.abs(z) * exact.pdf(z) + 2.0**-52 * exact.cdf(z)
+        cells = np.diff(exact.cdf(z))
+        assert ((off[1:] + off[:-1]) / cells).max() < 0.85 * noise.log_ratio
+        assert 2 * len(z) * 2.0**-65 + 2 * exact.cdf(-reach) <= noise.total_variation < 2.0**-54
+
+
+def test_larger_words_give_larger_noise():
+    words = np.sort(np.concatenate([ENDS, Stream(b"o" * 32).words64(10_000)]))
+    for draw in (rounded_gaussian, rounded_laplace):
+        noise = draw(words, 1000.0)
+        assert (noise.diff() >= 0).all() and int(noise[0]) == -int(noise[-1])
 
 
 @pytest.mark.parametrize("draw, law", [(rounded_gaussian, stats.norm), (rounded_laplace, stats.laplace)])
 def test_rounded_noise_has_the_right_law(draw, law):
     """Chi-square of 100,000 draws at scale 3 over -8..8 and tails; exceeds 60 with chance 2e-6."""
-    uniforms = torch.from_numpy(Stream(b"n" * 32).uniforms(100_000))
-    sample = draw(uniforms, 3.0).clamp(-9, 9).numpy()
+    sample = draw(Stream(b"n" * 32).words64(100_000), 3.0).clamp(-9, 9).numpy()
     edges = law.cdf(np.arange(-8.5, 9.0) / 3.0)
     expected = np.diff(np.concatenate([[0.0], edges, [1.0]])) * len(sample)
     counts = np.bincount(sample + 9, minlength=19)
@@ -110,7 +118,7 @@ def test_moments_of_what_is_released(law):
     """200,000 draws: mean within 5 standard errors; variance within 3% (over 5 for both laws)."""
     noise = GridNoise(law, 1.7)
     value = torch.full((200_000,), 345_678_901)
-    released = noise.add(value, torch.from_numpy(Stream(b"m" * 32).uniforms(200_000))).double() * noise.step
+    released = noise.add(value, Stream(b"m" * 32).words64(200_000)).double() * noise.step
     assert released.mean().item() == pytest.approx(
         345_678_901 / 2**FINE_BITS, abs=5 * (noise.variance / 2e5) ** 0.5
     )

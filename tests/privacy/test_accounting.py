@@ -8,7 +8,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_fedq.core import CoinSum, GaussianLoss, HiddenPair, LaplaceLoss, NonPrivate, PmfPairs
+from lightning_fedq.core import CoinSum, GaussianLoss, HiddenPair, LaplaceLoss, NonPrivate, PmfPairs, Slack
 from lightning_fedq.functional.one_bit_privacy import (
     blanket_epsilon,
     gaussian_delta,
@@ -251,7 +251,7 @@ def test_accountant_refuses_what_it_does_not_know():
 
 @pytest.mark.parametrize("distance", [1e-12, 1e-8, 1e-7])
 def test_the_smallest_epsilon_that_pays_for_the_distance(distance):
-    found = with_slack(lambda delta: gaussian_epsilon(0.7, delta), 1e-5, distance)
+    found = with_slack(lambda delta: gaussian_epsilon(0.7, delta), 1e-5, Slack(distance))
     assert gaussian_delta(0.7, found) + (1 + math.exp(found)) * distance <= 1e-5
     less = found - 1e-6
     assert gaussian_delta(0.7, less) + (1 + math.exp(less)) * distance > 1e-5
@@ -260,25 +260,31 @@ def test_the_smallest_epsilon_that_pays_for_the_distance(distance):
 @pytest.mark.parametrize("distance", [6e-7, 5e-6, 1.0])
 def test_a_distance_that_no_epsilon_pays_for(distance):
     """At epsilon 3.14 of mu 0.7 delta is 1e-6, and 24 times the distance is above 1e-5."""
-    assert with_slack(lambda delta: gaussian_epsilon(0.7, delta), 1e-5, distance) == math.inf
+    assert with_slack(lambda delta: gaussian_epsilon(0.7, delta), 1e-5, Slack(distance)) == math.inf
 
 
 def test_the_distance_holds_for_a_law_that_is_really_off():
     """A response that cheats with chance t = 1e-3: exact delta at the epsilon found is below delta."""
     level, t, delta = 0.5, 1e-3, 0.05
     high = 1 / (1 + math.exp(-level))
-    found = spent(bit(level), delta, slack=t).epsilon
+    found = spent(bit(level), delta, slack=Slack(t)).epsilon
     p, q = np.array([high + t, 1 - high - t]), np.array([1 - high - t, high + t])
     assert max(p[0] - math.exp(found) * q[0], 0.0) <= delta
 
 
+def test_the_log_ratio_holds_for_a_law_that_is_really_off():
+    """The ends of a response, each times e^r one way or the other: an exact pure epsilon of level + 2 r."""
+    found = spent(bit(0.5), 1e-12, slack=Slack(log_ratio=1e-3)).epsilon
+    assert found == pytest.approx(0.502, abs=1e-9)
+
+
 def test_accountant_pays_for_distances_of_several_kinds():
     accountant = ClaimAccountant()
-    accountant.step(GaussianLoss(5.0), 1, rounds=3, slack=1e-8)
-    assert accountant.get_epsilon(1e-5) == spent(GaussianLoss(5.0), 1e-5, rounds=3, slack=1e-8).epsilon
+    accountant.step(GaussianLoss(5.0), 1, rounds=3, slack=Slack(1e-8))
+    assert accountant.get_epsilon(1e-5) == spent(GaussianLoss(5.0), 1e-5, rounds=3, slack=Slack(1e-8)).epsilon
     alone = accountant.get_epsilon(1e-5)
-    assert accountant.would_exceed(alone, 1e-5, GaussianLoss(5.0), 1, slack=1e-7)
-    accountant.step(GaussianLoss(5.0), 1, rounds=3, slack=1e-7)
+    assert accountant.would_exceed(alone, 1e-5, GaussianLoss(5.0), 1, slack=Slack(1e-7))
+    accountant.step(GaussianLoss(5.0), 1, rounds=3, slack=Slack(1e-7))
     mixed = accountant.get_epsilon(1e-5)
-    exact = with_slack(lambda d: gaussian_epsilon(math.sqrt(6) / 5.0, d), 1e-5, 3.3e-7)
+    exact = with_slack(lambda d: gaussian_epsilon(math.sqrt(6) / 5.0, d), 1e-5, Slack(3.3e-7))
     assert exact <= mixed <= 1.02 * exact

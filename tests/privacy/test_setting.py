@@ -11,6 +11,7 @@ from lightning_fedq.core import Adversary, CoinSum, ConcentratedLoss, NonPrivate
 from lightning_fedq.functional.one_bit_privacy import gaussian_delta, randomized_response_epsilon
 from lightning_fedq.mechanisms import (
     LDPQ,
+    AggregateGaussian,
     AugCorBin,
     CorBin,
     DistributedDiscreteGaussian,
@@ -133,19 +134,30 @@ def test_the_distance_of_the_noise_from_its_law_is_paid_for(rounds):
     mechanism = GaussianNoise(clip_norm=1.0, noise_multiplier=3.0 * math.sqrt(rounds))
     setting = Setting(context(mechanism, 20, 10_000), rounds, 1e-5)
     claim = setting.claims(mechanism)[Adversary.SERVER]
-    assert claim.slack == 10_000 * mechanism.noise.total_variation < 10_000 * 2.0**-44
+    assert claim.slack.distance == 10_000 * mechanism.noise.total_variation < 10_000 * 2.0**-56
+    assert claim.slack.log_ratio == 10_000 * 2.0**-41
     found = setting.spent(claim, rounds)
-    distance = 1 - (1 - claim.slack) ** rounds
-    total = gaussian_delta(1.0 / 3.0, found.epsilon) + (1 + math.exp(found.epsilon)) * distance
+    distance, ratio = 1 - (1 - claim.slack.distance) ** rounds, rounds * claim.slack.log_ratio
+    total = math.exp(ratio) * gaussian_delta(1.0 / 3.0, found.epsilon - 2 * ratio)
+    total += (1 + math.exp(found.epsilon)) * distance
     assert total == pytest.approx(1e-5, rel=1e-5) and total <= 1e-5 * (1 + 1e-9)
     assert found.epsilon > spent(claim.loss, 1e-5, rounds=rounds).epsilon
-    assert "of delta pays for the sampler" in found.method
+    assert "pay for the sampler" in found.method
+
+
+@pytest.mark.parametrize(("dim", "rounds", "epsilon"), [(7850, 50, 8.0), (11_200_000, 100, 4.0)])
+def test_a_calibrated_budget_is_kept(dim, rounds, epsilon):
+    """What Opacus's accountants calibrate for is what the report finds, sampler included."""
+    mechanism = GaussianNoise(1.0, epsilon=epsilon, delta=1e-5, rounds=rounds)
+    setting = Setting(context(mechanism, 50, dim), rounds, 1e-5)
+    found = setting.spent(setting.claims(mechanism)[Adversary.SERVER], rounds).epsilon
+    assert 0.9 * epsilon < found < epsilon
 
 
 def test_where_the_distance_is_all_of_delta_there_is_no_epsilon():
-    mechanism = GaussianNoise(clip_norm=1.0, noise_multiplier=1000.0)
-    setting = Setting(context(mechanism, 20, 200_000_000), 1, 1e-5)
-    found = setting.spent(setting.claims(mechanism)[Adversary.SERVER], 1)
+    mechanism = AggregateGaussian(clip_norm=1.0, noise_multiplier=1000.0)
+    setting = Setting(context(mechanism, 20, 10_000_000), 1, 1e-5)
+    found = setting.spent(setting.claims(mechanism)[Adversary.OUTSIDER], 1)
     assert found.epsilon == math.inf
     assert re.search(r"known to a distance of \S+ only, too much for this delta", found.method)
 
