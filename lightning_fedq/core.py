@@ -244,7 +244,8 @@ Loss = PmfPairs | CoinSum | GaussianLoss | LaplaceLoss | SampledGaussianLoss | C
 
 @dataclass(frozen=True)
 class Slack:
-    """How far a released law may be from the one that a claim describes, for any input; accountants charge it.
+    """How far a released law may be from the one that a claim describes, for any input; accountants charge
+    it.
 
     Args:
         distance: Total variation, >= 0, once `log_ratio` is set aside.
