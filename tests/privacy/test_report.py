@@ -9,7 +9,6 @@ import torch
 
 from lightning_fedq.core import Adversary, GaussianLoss, Mechanism, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, DistributedDiscreteGaussian, FedAvg
-from lightning_fedq.privacy.page import format_epsilon
 from lightning_fedq.privacy.report import NO_GUARANTEE, VACUOUS, privacy_report
 
 
@@ -135,22 +134,6 @@ def test_json_is_strict_and_complete():
     assert loaded["rows"][1]["epsilon_run"] == "inf"
     assert loaded["rows"][0]["delta"] == 1e-5
     assert loaded["mechanism"] == "CorBin(epsilon=1.0, shared_bits=5)"
-
-
-def test_markdown_speaks_to_both_readers():
-    text = report(LDPQ(0.01)).to_markdown()
-    assert text.count("\n| --- |") == 2
-    assert "Odds between two possible updates change at most" in text
-    assert "exact binomial composition" in text
-    assert "| SECAGG_SERVER | - | ∞ | ∞ |" in text
-
-
-def test_printed_numbers_round_up():
-    assert format_epsilon(1.2301) == "1.24"
-    assert format_epsilon(0.5) == "0.5"
-    assert format_epsilon(0.0) == "0"
-    assert format_epsilon(math.inf) == "∞"
-    assert format_epsilon(None) == "-"
 
 
 @pytest.mark.parametrize("mechanism", [LDPQ(0.01), CorBin(5.0, 5), AugCorBin(5.0, 5)])

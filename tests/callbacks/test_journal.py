@@ -1,0 +1,80 @@
+"""Where the journal lies, who finds it again, and what is refused without it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.callbacks.privacy import PrivacyBudget
+from lightning_fedq.core import Adversary
+from lightning_fedq.privacy.journal import Journal
+from tests.callbacks.test_federated_resume import ROUNDS, federation, fit, latest, module, pytestmark  # noqa: F401
+from tests.callbacks.test_federated_resume_killed import journal_lines
+from tests.digits_run import Digits, make_trainer
+
+
+def lost_round(folder: Path, **settings: Any) -> Path:
+    """A run of all rounds, of which the last ones have lost their checkpoints; return the first."""
+    fit(folder, 4, **{"seed": None, **settings})
+    first, *later = sorted(folder.glob("*.ckpt"))
+    for path in later:
+        path.unlink()
+    return first
+
+
+def test_a_folder_can_be_moved_with_its_journal(tmp_path: Path) -> None:
+    lost_round(tmp_path / "old")
+    (tmp_path / "old").rename(tmp_path / "moved")
+    _, again = fit(tmp_path / "again", 4, resume=latest(tmp_path / "moved"), seed=None)
+    assert again.engine is not None and again.engine.ledger.most_charged == ROUNDS + ROUNDS - 1
+    assert journal_lines(tmp_path / "moved") == 2 * ROUNDS - 1
+    assert not list((tmp_path / "again").glob("ledger-*.jsonl"))
+
+
+def test_a_checkpoint_elsewhere_finds_the_journal_where_it_was_written(tmp_path: Path) -> None:
+    lost_round(tmp_path / "old").rename(tmp_path / "copied-step=1.ckpt")
+    _, again = fit(tmp_path / "again", 4, resume=tmp_path / "copied-step=1.ckpt", seed=None)
+    assert again.engine is not None and again.engine.ledger.most_charged == 2 * ROUNDS - 1
+
+
+def test_without_its_journal_a_checkpoint_is_refused_and_with_a_seed_not(tmp_path: Path) -> None:
+    for seed in (None, 3):
+        checkpoint = lost_round(tmp_path / str(seed), seed=seed)
+        next((tmp_path / str(seed)).glob("ledger-*.jsonl")).unlink()
+        if seed is None:
+            with pytest.raises(FileNotFoundError, match="what was sent after the checkpoint is not known"):
+                fit(tmp_path / "again", 4, resume=checkpoint, seed=seed)
+        else:
+            _, again = fit(tmp_path / "again", 4, resume=checkpoint, seed=seed)
+            assert again.engine is not None and again.engine.ledger.most_charged == ROUNDS
+
+
+def test_a_budget_counts_what_a_killed_run_had_sent(tmp_path: Path) -> None:
+    checkpoint = lost_round(tmp_path)
+    limit = PrivacyBudget(1e9, 1e-5, Adversary.EAVESDROPPER)
+    _, again = fit(tmp_path, 4, limit, resume=checkpoint, seed=None)
+    assert again.engine is not None
+    spent = limit.epsilon_spent
+    limit = PrivacyBudget(0.99 * spent, 1e-5, Adversary.EAVESDROPPER)
+    with pytest.raises(RuntimeError, match=r"the privacy budget allows|is spent"):
+        fit(tmp_path, 4, limit, resume=checkpoint, seed=None)
+
+
+def test_without_checkpoints_there_is_no_journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    fed: Federated = federation(4)
+    make_trainer(fed, max_epochs=1).fit(module(), datamodule=Digits(120))
+    assert fed.engine is not None and fed.engine.ledger.journal is None
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_journal_of_another_federation_beside_the_checkpoint_is_refused(tmp_path: Path) -> None:
+    checkpoint = lost_round(tmp_path)
+    path = next(tmp_path.glob("ledger-*.jsonl"))
+    path.unlink()
+    Journal(path, "FedAvg()", 6)
+    with pytest.raises(ValueError, match="is the journal of another federation"):
+        fit(tmp_path, 4, resume=checkpoint, seed=None)
