@@ -124,7 +124,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def privacy_lines(report: PrivacyReport) -> list[str]:
-    """One line per adversary; with keys from a seed, a line that says so first."""
+    """One line per adversary; with keys from a seed, a line that says so first; one on samples, if any."""
     lines = []
     if not report.secure_keys:
         lines.append(
@@ -138,6 +138,8 @@ def privacy_lines(report: PrivacyReport) -> list[str]:
             per = "" if one == "-" else f", {one} per coordinate and round"
             line = f"{row.view}: {row.verdict}, epsilon {run} over the run at delta {row.delta:g}{per}"
         lines.append(f"{line}; {row.remark}" if row.remark else line)
+    if report.samples is not None:
+        lines.append(report.samples.line)
     return lines
 
 

@@ -30,6 +30,7 @@ from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.callbacks.undo import Undo
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.loader import ClientBatches, check_loader
+from lightning_fedq.privacy.samples import SampleStatement
 from lightning_fedq.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
 
 if TYPE_CHECKING:
@@ -275,6 +276,22 @@ class DPSGD(pl.Callback):
     def epsilon(self, delta: float) -> float:
         """The largest epsilon that any client has spent at `delta`."""
         return max((account.epsilon(delta) for account in self.accounts.values()), default=0.0)
+
+    def statement(self) -> SampleStatement | None:
+        """What was spent so far by whoever has spent most; None before the first account."""
+        if not self.accounts:
+            return None
+        account = max(self.accounts.values(), key=lambda account: account.epsilon(self.delta))
+        return SampleStatement(
+            len(self.accounts),
+            account.steps,
+            account.epsilon(self.delta),
+            self.delta,
+            self.noise_multiplier,
+            self.max_grad_norm,
+            account.sample_rate,
+            self.seed is None,
+        )
 
     def next_steps(self) -> dict[int, int]:
         """Who takes how many steps before the training can next stop: one step, or a round of the cohort.

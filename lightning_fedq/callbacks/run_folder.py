@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks.lookup import engine_of, federated_of
+from lightning_fedq.callbacks.dpsgd import DPSGD
+from lightning_fedq.callbacks.lookup import callbacks_of, engine_of, federated_of
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.reports import (
@@ -110,6 +111,9 @@ class RunFolder(pl.Callback):
     def _write(self, trainer: pl.Trainer) -> None:
         engine = engine_of(trainer, "RunFolder")
         privacy = self._privacy(engine, federated_of(trainer, "RunFolder").secure_aggregation)
+        for callback in callbacks_of(trainer):
+            if isinstance(callback, DPSGD):
+                privacy = replace(privacy, samples=callback.statement())
         self.summary = self._summarize(engine, privacy)
         if not trainer.is_global_zero:
             return

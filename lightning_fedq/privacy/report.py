@@ -27,6 +27,7 @@ from lightning_fedq.functional.one_bit_privacy import gaussian_epsilon
 from lightning_fedq.privacy.accounting import Spending, check_delta
 from lightning_fedq.privacy.losses import pure_epsilon
 from lightning_fedq.privacy.page import markdown
+from lightning_fedq.privacy.samples import SampleStatement
 from lightning_fedq.privacy.setting import Setting
 
 VACUOUS_EPSILON = 20.0
@@ -115,6 +116,7 @@ class PrivacyReport:
         with_secure_keys: With reproducible keys: what the same run gives with secure ones. Else empty.
         notes: What the numbers leave out.
         figures: What the mechanism's paper counts and what guarantees nothing, as (name, value).
+        samples: What DP-SGD inside the clients protects; None without it.
     """
 
     mechanism: str
@@ -130,6 +132,7 @@ class PrivacyReport:
     with_secure_keys: tuple[Row, ...] = ()
     notes: tuple[str, ...] = ()
     figures: tuple[tuple[str, str], ...] = ()
+    samples: SampleStatement | None = None
 
     def row(self, adversary: Adversary) -> Row:
         """The row of one adversary."""
@@ -141,7 +144,7 @@ class PrivacyReport:
 
     def to_markdown(self) -> str:
         """Two tables, one to read and one to check."""
-        return markdown(self)
+        return markdown(self) + ("" if self.samples is None else self.samples.to_markdown())
 
 
 def privacy_report(

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import pytorch_lightning as pl
 
-from lightning_fedq.callbacks import RunFolder
+from lightning_fedq.callbacks import DPSGD, RunFolder
 from lightning_fedq.reports import read_rows
 from tests.callbacks.runs import small_data, small_model, small_run
 
@@ -67,6 +67,27 @@ def test_secure_keys_show_the_claims_themselves(tmp_path: Path) -> None:
     small_run(folder, rounds=1, seed=None)
     assert folder.summary["keys"] == "from the operating system"
     assert len(folder.summary["privacy"]) == 6 and "epsilon" in folder.summary["privacy"][0]
+
+
+def test_samples_have_a_section_of_their_own(tmp_path: Path) -> None:
+    private = DPSGD(1.0, 1.0, delta=1e-3)
+    small_run(private, RunFolder("dp", str(tmp_path)), rounds=2)
+    spent = private.epsilon(1e-3)
+    saved = json.loads((tmp_path / "dp" / "privacy.json").read_text())["samples"]
+    assert saved["epsilon"] == pytest.approx(spent) and saved["data_sets"] == 4 and saved["secure"]
+    assert saved["steps"] == max(account.steps for account in private.accounts.values()) > 0
+    assert (
+        "against everybody who sees messages or models: usable"
+        in (tmp_path / "dp" / "privacy.md").read_text()
+    )
+    assert "One sample (DP-SGD)" not in (tmp_path / "dp" / "report.md").read_text()
+    assert "one sample (DP-SGD)" in (tmp_path / "dp" / "report.md").read_text()
+
+
+def test_seeded_samples_have_no_guarantee(tmp_path: Path) -> None:
+    small_run(DPSGD(1.0, 1.0, delta=1e-3, seed=0), RunFolder("seeded", str(tmp_path)), rounds=1)
+    page = (tmp_path / "seeded" / "privacy.md").read_text()
+    assert "no guarantee, batches and noise come from a seed" in page
 
 
 def test_without_a_federation_it_is_refused(tmp_path: Path) -> None:
