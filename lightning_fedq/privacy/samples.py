@@ -62,10 +62,10 @@ class SampleStatement:
                 f"| {self.data_sets} | {self.steps} | {self.noise_multiplier:g} | {self.max_grad_norm:g} "
                 f"| {self.sample_rate:.3g} |",
                 "",
-                "The figures are of the account that has spent most. Neighbours: one sample added or removed.",
+                "The figures are of the account that has spent most. Neighbours: a sample added or removed.",
                 "Assumed: every sample belongs to one client; who takes part and how many samples a client",
-                "holds are known. Not covered: what the module logs from training batches, and losses that look",
-                "at other samples of the batch.",
+                "holds are known. Not covered: what the module logs from training batches, and losses that",
+                "look at other samples of the batch.",
                 "",
             ]
         )
