@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +22,11 @@ pytestmark = [  # what Lightning says when a run goes on in another folder, or w
 ]
 
 
-class Killed(pl.Callback):
-    """Ends the process, as the power would, in the middle of a round."""
-
-    def __init__(self, at_step: int) -> None:
-        self.at_step = at_step
-
-    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        if trainer.global_step == self.at_step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-class Interrupted(Killed):
+class Interrupted(pl.Callback):
     """Raises in the middle of a round."""
 
     def __init__(self, at_step: int, error: BaseException) -> None:
-        super().__init__(at_step)
-        self.error = error
+        self.at_step, self.error = at_step, error
 
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
         if trainer.global_step == self.at_step:
@@ -84,42 +69,6 @@ def fit(
 
 def latest(folder: Path) -> Path:
     return max(folder.glob("*.ckpt"), key=lambda path: int(path.stem.rpartition("=")[2]))
-
-
-def run_and_die(folder: str, clients_per_step: str, at_step: str) -> None:
-    """What the subprocess does."""
-    fit(Path(folder), int(clients_per_step), Killed(int(at_step)))
-
-
-@pytest.mark.parametrize(("clients_per_step", "steps_per_round"), [(1, 24), (4, 8)])
-def test_killed_and_resumed_is_bit_identical(
-    tmp_path: Path, clients_per_step: int, steps_per_round: int
-) -> None:
-    whole, fed = fit(tmp_path / "whole", clients_per_step)
-    code = (
-        "import sys; from tests.callbacks.test_federated_resume import run_and_die as run; run(*sys.argv[1:])"
-    )
-    dead = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            code,
-            str(tmp_path / "dead"),
-            str(clients_per_step),
-            str(int(2.4 * steps_per_round)),
-        ],
-        cwd=Path(__file__).parents[2],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        check=False,
-    )
-    assert dead.returncode == -signal.SIGKILL, dead.stderr[-2000:]
-    assert latest(tmp_path / "dead").stem == f"epoch=1-step={2 * steps_per_round}"
-    torch.manual_seed(99)
-    resumed, again = fit(tmp_path / "again", clients_per_step, resume=latest(tmp_path / "dead"))
-    assert torch.equal(weights_of(resumed), weights_of(whole))
-    assert [r.round for r in again.records] == list(range(ROUNDS))
-    assert [r.mse for r in again.records] == [r.mse for r in fed.records]
 
 
 def test_resumed_with_rounds_of_different_length(tmp_path: Path) -> None:
