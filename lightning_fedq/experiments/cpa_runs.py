@@ -210,7 +210,7 @@ class Task:
             federated_options: Passed on to `Federated`.
         """
         start = time.process_time()
-        if num_clients >= 100:
+        if num_clients >= 500:
             gc.collect()  # a Trainer and its data are a cycle: a grid of runs would hold all their tensors
         data = ClientImages(
             self.images,
