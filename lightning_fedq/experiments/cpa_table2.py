@@ -10,7 +10,7 @@ the points of the paper's code: 3 levels of step 2 gamma / 3, hence 2 (2 gamma /
 cell error of (2 gamma / 3)^2 / 12. The theorem wants the unbiased decoder, a dither and no overload; the
 authors' code has none of them, so its error has a bias that does not fall with K. A third figure is the
 squared distance, per parameter, of the final model from that of FedAvg's own run with the same seed: the
-published errors, 10 to 40 times too large for one round, are of its size.
+published errors, 20 to 40 times too large for one round, are of its size.
 """
 
 from __future__ import annotations
