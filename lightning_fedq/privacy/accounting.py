@@ -135,7 +135,8 @@ def spent(
     epsilon = with_slack(exact, delta, total)
     if math.isinf(epsilon):
         reason = (
-            f"the released law is known to a distance of {total.distance:.2g} only, too much for this delta"
+            f"the released law is known to a distance of {total.distance:.2g} only, too much for this delta; "
+            f"exact arithmetic would give epsilon {exact(delta):.3g}"
         )
         return Spending(epsilon, delta, run_mass, reason)
     price = f"(1 + e^epsilon) {total.distance:.2g} of delta and {2 * total.log_ratio:.2g} of epsilon"

@@ -249,6 +249,13 @@ def test_accountant_refuses_what_it_does_not_know():
 # ---- laws that are known to a distance -------------------------------------------------------------------
 
 
+def test_where_the_distance_is_too_large_the_ideal_is_named_as_such():
+    found = spent(GaussianLoss(0.7), 1e-5, slack=Slack(1e-6))
+    ideal = gaussian_epsilon(1 / 0.7, 1e-5)
+    assert found.epsilon == math.inf
+    assert found.method.endswith(f"exact arithmetic would give epsilon {ideal:.3g}")
+
+
 @pytest.mark.parametrize("distance", [1e-12, 1e-8, 1e-7])
 def test_the_smallest_epsilon_that_pays_for_the_distance(distance):
     found = with_slack(lambda delta: gaussian_epsilon(0.7, delta), 1e-5, Slack(distance))
