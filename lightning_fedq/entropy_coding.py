@@ -244,7 +244,7 @@ class ConditionalHuffman(Code):
 
 @dataclass(frozen=True)
 class Subset(Code):
-    """Only some coordinates travel, and both ends know which; all others are 0.
+    """Only some coordinates travel, and both ends know which; all others are 0. None at all take no bits.
 
     Args:
         selected: `(m,)` bool, true where a symbol is sent.
@@ -261,17 +261,25 @@ class Subset(Code):
 
     def pack(self, symbols: Tensor) -> bytes:
         """See `Code.pack`."""
-        return self.inner.pack(self._sent(symbols))
+        return self.inner.pack(self._sent(symbols)) if self.selected.any() else b""
 
     def unpack(self, stream: bytes, count: int) -> Tensor:
         """See `Code.unpack`."""
         if count != len(self.selected):
             raise ValueError(f"this code is for messages of {len(self.selected)} symbols, asked for {count}")
         symbols = torch.zeros(count, dtype=torch.int64)
+        if not self.selected.any():
+            if stream:
+                raise ValueError(
+                    f"nothing was selected, so the message must be empty, got {len(stream)} bytes"
+                )
+            return symbols
         sent = self.inner.unpack(stream, int(self.selected.sum())).long()
         symbols[torch.from_numpy(self.selected)] = sent + self.smallest
         return symbols
 
     def num_bits(self, symbols: Tensor) -> int:
         """See `Code.num_bits`."""
+        if not self.selected.any():
+            return 0
         return sum(self.inner.num_bits(self._sent(row)) for row in symbols.reshape(-1, len(self.selected)))

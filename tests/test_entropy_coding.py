@@ -4,9 +4,11 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_fedq.core import RoundContext
 from lightning_fedq.entropy_coding import (
     ConditionalHuffman,
     Elias,
+    Subset,
     canonical_words,
     from_positive,
     huffman_lengths,
@@ -14,7 +16,8 @@ from lightning_fedq.entropy_coding import (
 )
 from lightning_fedq.functional.layered import layer_row
 from lightning_fedq.functional.layered_cost import conditional_entropy
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.mechanisms import SIGM
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
 
 
 def layers(count, kind, sigma=1.0):
@@ -104,3 +107,25 @@ def test_huffman_per_layer_costs_what_the_table_says():
         code.unpack(stream + b"\x00\x00", 4000)
     with pytest.raises(ValueError, match="impossible in its law"):
         code.num_bits(symbols + 1000)
+
+
+def test_a_client_that_selects_nothing_sends_nothing():
+    code = Subset(np.zeros(5, np.bool_), Elias())
+    nothing = torch.zeros(5, dtype=torch.int64)
+    assert code.pack(nothing) == b"" and code.num_bits(nothing) == 0
+    assert torch.equal(code.unpack(b"", 5), nothing)
+    with pytest.raises(ValueError, match="nothing was selected, so the message must be empty, got 1 bytes"):
+        code.unpack(b"\x80", 5)
+
+
+def test_few_parameters_may_leave_a_client_without_a_selection():
+    """At 2 coordinates and a probability of 1/2 a quarter of the messages are empty."""
+    mechanism, segments = SIGM(1.0, 2.0, 0.5), (2,)
+    context = RoundContext(0, ((0,), (1,)), segments, torch.zeros(1), torch.ones(1))
+    bits = []
+    for seed in range(20):
+        rand = ClientRandomness(SeededKeys(seed), [0, 1], 0)
+        message = mechanism.encode(torch.ones(2, 2), context, rand)
+        assert mechanism.decode(message.symbols, [0, 1], context, rand).shape == (2,)
+        bits.append(message.num_bits)
+    assert 0 in bits
