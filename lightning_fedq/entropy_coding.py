@@ -270,9 +270,7 @@ class Subset(Code):
         symbols = torch.zeros(count, dtype=torch.int64)
         if not self.selected.any():
             if stream:
-                raise ValueError(
-                    f"nothing was selected, so the message must be empty, got {len(stream)} bytes"
-                )
+                raise ValueError(f"nothing was selected, so a message must be empty, got {len(stream)} bytes")
             return symbols
         sent = self.inner.unpack(stream, int(self.selected.sum())).long()
         symbols[torch.from_numpy(self.selected)] = sent + self.smallest

@@ -157,8 +157,10 @@ def with_slack(exact: Callable[[float], float], delta: float, slack: Slack) -> f
         slack: Of the whole run.
 
     Returns:
-        Rounded up by 1e-9; infinite where no epsilon will do, or none is found in 100 steps.
+        Rounded up by 1e-9 where there is slack; infinite where no epsilon will do, or none is found in 100 steps.
     """
+    if slack == NO_SLACK:
+        return exact(delta)
     epsilon = 0.0
     for _ in range(100):  # a handful, unless a solution hardly exists
         if epsilon > 700.0 or (left := delta - (1.0 + math.exp(epsilon)) * slack.distance) <= 0.0:
