@@ -157,7 +157,7 @@ def with_slack(exact: Callable[[float], float], delta: float, slack: Slack) -> f
         slack: Of the whole run.
 
     Returns:
-        Rounded up by 1e-9 where there is slack; infinite where no epsilon will do, or none is found in 100 steps.
+        Rounded up by 1e-9 where there is slack; infinite where no epsilon will do in 100 steps.
     """
     if slack == NO_SLACK:
         return exact(delta)
