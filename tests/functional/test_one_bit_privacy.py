@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from scipy import stats
 
 from lightning_fedq.functional import one_bit_privacy as obp
 from lightning_fedq.functional.one_bit import coin_thresholds, pair_law
@@ -252,6 +253,40 @@ def test_bounded_updates_exceed_the_normal_limit(epsilon, ratio):
     low, high = extremes(epsilon)
     limit = 8.0 / (2.0 * 100.0 * low * high)
     assert obp.bounded_update_rdp(low, high, 99, 8.0, grid=9) / limit == pytest.approx(ratio, rel=0.01)
+
+
+def test_bounded_updates_spend_no_less_than_any_way_to_spread_them():
+    """A change of Delta in l2, equal in 4, 25 or 100 coordinates; the number of ones says all: exact."""
+    low, high = extremes(1.0)
+    sensitivity, radius, rounds, delta = 0.8, 1.0, 3, 1e-5
+    bound = obp.bounded_update_epsilon(low, high, 0, sensitivity, radius, rounds, delta)
+    exact = []
+    for dim in (4, 25, 100):
+        change = sensitivity * (high - low) / (2.0 * radius * math.sqrt(dim))
+        ones = np.arange(dim * rounds + 1)
+        p, q = (stats.binom.pmf(ones, dim * rounds, x) for x in (low, low + change))
+        for first, second in ((p, q), (q, p)):
+            epsilons = np.linspace(0.0, 8.0, 4001)
+            deltas = obp.hockey_stick(first, second, epsilons)
+            exact.append(epsilons[deltas > delta].max())
+    assert 0.5 * bound < max(exact) <= bound
+
+
+def test_bounded_updates_approach_the_normal_limit_from_above():
+    """mu = (Delta / r) sinh(epsilon / 2) sqrt(T / (N + 1)); conversion from orders costs some percent."""
+    low, high = extremes(0.5)
+    mu = 0.5 * math.sinh(0.25) * math.sqrt(10 / 40)
+    normal = obp.gaussian_epsilon(mu, 1e-5)
+    found = obp.bounded_update_epsilon(low, high, 39, 0.5, 1.0, 10, 1e-5)
+    assert normal < found < 1.5 * normal
+
+
+@pytest.mark.parametrize(
+    "wrong", [(-1.0, 1.0, 1, 1e-5), (1.0, 0.0, 1, 1e-5), (1.0, 1.0, 0, 1e-5), (1.0, 1.0, 1, 0.0)]
+)
+def test_senseless_bounds_are_refused(wrong):
+    with pytest.raises(ValueError, match="sensitivity >= 0, radius > 0, rounds >= 1 and delta in"):
+        obp.bounded_update_epsilon(0.4, 0.6, 0, *wrong)
 
 
 def test_thresholds_are_what_the_vertices_are_made_of():
