@@ -6,7 +6,7 @@ decoder needs every message. Behind secure aggregation nothing is kept here at a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -101,8 +101,8 @@ class RunningSum:
     def _decode(self, symbols: Tensor, clients: Sequence[int]) -> Tensor:
         return self._mechanism.decode(symbols, clients, self._context, self._public)
 
-    def _decode_each(self, symbols: Tensor, clients: Sequence[int]) -> list[Tensor]:
-        return [self._decode(symbols[i : i + 1], [client]) for i, client in enumerate(clients)]
+    def _decode_each(self, symbols: Tensor, clients: Sequence[int]) -> Iterator[Tensor]:
+        return (self._decode(symbols[i : i + 1], [client]) for i, client in enumerate(clients))
 
     def mean(self, plan: RoundPlan) -> Tensor | None:
         """Return the mean `(dim,)`, or what the robust rule takes for it; None if nobody has answered.
