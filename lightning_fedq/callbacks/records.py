@@ -7,6 +7,9 @@ import torch
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.rounds import RoundRecord
 
+_NAMED = 10
+"""Clients that a warning names."""
+
 
 def log_round(trainer: pl.Trainer, record: RoundRecord) -> None:
     """Log a round's numbers at once; fifteen calls of `self.log` cost a tenth of a short round."""
@@ -21,10 +24,11 @@ def log_round(trainer: pl.Trainer, record: RoundRecord) -> None:
 
 def warn_of(record: RoundRecord) -> None:
     """Say what went wrong in a round."""
-    if record.non_finite_clients:
+    if bad := record.non_finite_clients:
+        more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         rank_zero_warn(
-            f"round {record.round}: the updates of clients {list(record.non_finite_clients)} held a NaN or "
-            "an infinity and count as zero"
+            f"round {record.round}: the updates of clients {list(bad[:_NAMED])}{more} held a NaN or an infinity "
+            "and count as zero"
         )
     if record.aborted:
         rank_zero_warn(f"round {record.round} was aborted, the model stays as it was: {record.aborted}")
