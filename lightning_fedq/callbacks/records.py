@@ -27,8 +27,8 @@ def warn_of(record: RoundRecord) -> None:
     if bad := record.non_finite_clients:
         more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         rank_zero_warn(
-            f"round {record.round}: the updates of clients {list(bad[:_NAMED])}{more} held a NaN or an infinity "
-            "and count as zero"
+            f"round {record.round}: the updates of clients {list(bad[:_NAMED])}{more} held a NaN or an "
+            "infinity and count as zero"
         )
     if record.aborted:
         rank_zero_warn(f"round {record.round} was aborted, the model stays as it was: {record.aborted}")
