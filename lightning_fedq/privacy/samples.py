@@ -65,7 +65,8 @@ class SampleStatement:
                 "The figures are of the account that has spent most. Neighbours: a sample added or removed.",
                 "Assumed: every sample belongs to one client; who takes part and how many samples a client",
                 "holds are known. Not covered: what the module logs from training batches, and losses that",
-                "look at other samples of the batch.",
+                "look at other samples of the batch; and, where Federated has a seed and DPSGD has none, the",
+                "steps of a process that was killed.",
                 "",
             ]
         )
