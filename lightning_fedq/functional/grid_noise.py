@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -154,6 +155,7 @@ class GridNoise:
         return (values + noise.to(values.device) + (1 << self.shift >> 1)) >> self.shift
 
 
+@lru_cache(maxsize=256)
 def analytic_gaussian_multiplier(epsilon: float, delta: float) -> float:
     """Smallest std / sensitivity for which the Gaussian mechanism is (epsilon, delta)-DP, rounded up.
 
