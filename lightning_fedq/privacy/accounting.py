@@ -40,19 +40,24 @@ _TAIL_SHARE = 1e-3
 """Share of delta that truncated tails may take."""
 
 
-def check_delta(delta: float | None, num_clients: int | None = None) -> float:
+def check_delta(delta: float | None, count: int | None = None, counted: str = "clients or samples") -> float:
     """Return delta if it is a delta.
 
+    Args:
+        delta: Chance with which a guarantee may fail.
+        count: How many are protected; None where it is not known.
+        counted: What they are, for the message.
+
     Raises:
-        ValueError: If it is missing, not in (0, 1), or not below 1 / num_clients.
+        ValueError: If it is missing, not in (0, 1), or not below 1 / count.
     """
     if delta is None:
-        raise ValueError("delta is missing; choose one below 1 / num_clients, 1e-5 say")
-    limit = 1.0 if num_clients is None else 1.0 / num_clients
+        raise ValueError(f"delta is missing; choose one below 1 / {counted}, 1e-5 say")
+    limit, known = (1.0, "") if count is None else (1.0 / count, f" = 1 / {count} {counted}")
     if not 0.0 < delta < limit:
         raise ValueError(
-            f"delta must be > 0 and below {limit:g} (1 / num_clients where it is known), got {delta}; "
-            "above that, publishing one client outright would count as private"
+            f"delta must be > 0 and below {limit:g}{known}, got {delta}; above 1 over the number of "
+            f"{counted}, publishing one of them outright would count as private"
         )
     return delta
 

@@ -73,7 +73,7 @@ def plan(
             "target_epsilon > 0, clients >= 1, params >= 1 and rounds >= 1 are needed, "
             f"got {target_epsilon}, {clients}, {params} and {rounds}"
         )
-    check_delta(delta, clients)
+    check_delta(delta, clients, "clients")
     options = [
         _solve(name, family, target_epsilon, (clients, params, rounds), adversary, delta)
         for name, family in candidates.items()

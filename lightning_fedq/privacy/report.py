@@ -184,7 +184,7 @@ def privacy_report(
     """
     size = len(context.cohort)
     total = size if num_clients is None else num_clients
-    checked = check_delta(delta, total)
+    checked = check_delta(delta, total, "clients")
     if total < size:
         raise ValueError(f"num_clients >= the cohort is needed, got {total} for a cohort of {size}")
     setting = Setting(

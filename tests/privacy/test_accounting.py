@@ -190,14 +190,23 @@ def test_dropouts_cost_coins():
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, 0.02])
-def test_delta_is_checked(delta):
-    with pytest.raises(ValueError, match=r"delta must be > 0 and below 0\.02"):
-        check_delta(delta, 50)
+@pytest.mark.parametrize("counted", ["clients", "samples"])
+def test_delta_is_checked_and_the_message_says_what_was_counted(delta, counted):
+    with pytest.raises(ValueError, match=rf"delta must be > 0 and below 0\.02 = 1 / 50 {counted}, got"):
+        check_delta(delta, 50, counted)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0])
+def test_a_delta_without_a_count_is_checked_too(delta):
+    with pytest.raises(
+        ValueError, match=r"delta must be > 0 and below 1, got .* number of clients or samples,"
+    ):
+        check_delta(delta)
 
 
 def test_delta_is_needed():
-    with pytest.raises(ValueError, match="delta is missing"):
-        check_delta(None)
+    with pytest.raises(ValueError, match="delta is missing; choose one below 1 / clients, 1e-5 say"):
+        check_delta(None, 50, "clients")
 
 
 def test_bad_numbers_are_refused():
