@@ -6,6 +6,7 @@ import argparse
 import ast
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -25,6 +26,7 @@ from lightning_fedq.core import Mechanism, RoundContext
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.report import ASSUMED, PrivacyReport, privacy_report
+from lightning_fedq.privacy.samples import SampleStatement
 from lightning_fedq.reports import write_atomically
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.secagg import SecAgg
@@ -89,11 +91,10 @@ def report_of_checkpoint(path: Path, rounds: int | None, delta: float, secagg: b
     Raises:
         ValueError: If the checkpoint holds no federation.
     """
-    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
-    states = [state for state in checkpoint.get("callbacks", {}).values() if "federation" in state]
-    if not states:
+    callbacks = torch.load(path, map_location="cpu", weights_only=True).get("callbacks", {})
+    state = _state_with("federation", callbacks)
+    if state is None:
         raise ValueError(f"{path} holds no federation; it was not saved by a run with the Federated callback")
-    state = states[0]
     federation, engine = state["federation"], state["engine"]
     planner = RoundPlanner(
         int(federation["num_clients"]),
@@ -102,21 +103,45 @@ def report_of_checkpoint(path: Path, rounds: int | None, delta: float, secagg: b
         float(federation["dropout_probability"]),
     )
     protocol = federation["secure_aggregation"]
-    return _report(
+    ledger = None
+    if rounds is None:
+        ledger = _charged(path, engine["ledger"], federation["seed"] != "None")
+        rounds = ledger.rounds
+    report = _report(
         parse_mechanism(federation["mechanism"]),
         planner,
         engine["weights"].numel(),
-        _charged(path, engine["ledger"], federation["seed"] != "None") if rounds is None else rounds,
+        rounds,
         delta,
         secagg,
         None if protocol == "None" else SecAgg(**_parse_call(protocol)[1]),
         secure_keys=federation["seed"] == "None",
         equal_weights=federation["weighting"] == "uniform" and federation["aggregator"] == "None",
     )
+    private_sgd = _state_with("histories", callbacks)
+    return report if private_sgd is None else replace(report, samples=_samples(private_sgd, ledger, delta))
 
 
-def _charged(path: Path, state: dict[str, Any], repeatable: bool) -> int:
-    """Rounds that a checkpoint's federation has paid for, those after the checkpoint included."""
+def _state_with(key: str, callbacks: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """The saved state of the callback that keeps `key`: "federation" is Federated's, "histories" DPSGD's."""
+    return next((state for state in callbacks.values() if key in state), None)
+
+
+def _samples(state: dict[str, Any], ledger: Ledger | None, delta: float) -> SampleStatement:
+    """What DP-SGD inside the clients has spent, as far as a checkpoint tells; no ledger: of other rounds."""
+    remarks = [
+        "Read from a checkpoint, which holds neither DPSGD's gradient norm, nor its seed, nor its delta,",
+        "nor how many samples a client has: delta is the one asked for; it should be below 1 / samples.",
+    ]
+    if ledger is None:
+        remarks.append("The steps are those of the checkpoint, not of the rounds asked for.")
+    elif state["charges"] and ledger.charges.tolist() != state["charges"]:
+        remarks.append("Rounds charged after the checkpoint are NOT in these figures: they are too small.")
+    return SampleStatement.of_histories(state["histories"], delta, tuple(remarks))
+
+
+def _charged(path: Path, state: dict[str, Any], repeatable: bool) -> Ledger:
+    """What a checkpoint's federation has paid for, rounds after the checkpoint included."""
     ledger = Ledger(len(state["charges"]), state["mechanism"])
     ledger.load_state_dict(state)
     recorded, position = ledger.recorded
@@ -127,7 +152,7 @@ def _charged(path: Path, state: dict[str, Any], repeatable: bool) -> int:
         )
     if found is not None:
         ledger.keep(Journal(found, ledger.mechanism, ledger.num_clients, position), repeatable)
-    return ledger.rounds
+    return ledger
 
 
 def parse_mechanism(text: str) -> Mechanism:

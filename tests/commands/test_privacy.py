@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import Federated, RunFolder
+from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
 from lightning_fedq.commands.privacy import main, report_of_checkpoint, report_of_config
 from lightning_fedq.core import Adversary
-from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.mechanisms import LDPQ, FedAvg
 from lightning_fedq.secagg import SecAgg
 from tests.digits_run import Classifier, Digits, make_trainer
 
@@ -112,3 +112,52 @@ def test_a_figure_of_the_paper_is_printed_and_guarantees_nothing() -> None:
     page = report_of_config(str(CONFIGS / "digits_cpa.yaml"), 1, 1e-5, secagg=False).to_markdown()
     assert "| Figure, and no guarantee | value |" in page
     assert "| anonymity set of one message" in page
+
+
+# ---- DP-SGD inside the clients ------------------------------------------------------------------------
+
+
+def fit_private(folder: Path, seed: int | None, *extra: pl.Callback, rounds: int = 2) -> Path:
+    """Three clients of 20 samples, two steps a round each."""
+    federated, private = Federated(FedAvg(), 3), DPSGD(1.0, 0.5, delta=1e-5, seed=seed)
+    callbacks = (federated, private, RunFolder("run", str(folder)), *extra)
+    trainer = make_trainer(*callbacks, max_epochs=rounds, enable_checkpointing=bool(extra))
+    trainer.fit(Classifier(), datamodule=Digits(60))
+    trainer.save_checkpoint(folder / "last.ckpt")
+    return folder / "last.ckpt"
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_checkpoint_says_of_samples_what_the_run_folder_says(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], seed: int | None
+) -> None:
+    """All figures but what the checkpoint does not hold; without the seed nothing is guaranteed."""
+    path = fit_private(tmp_path, seed)
+    saved = json.loads((tmp_path / "run" / "privacy.json").read_text())["samples"]
+    found = report_of_checkpoint(path, None, 1e-5, secagg=False).samples
+    assert found is not None and (found.data_sets, found.steps) == (3, 4) and found.epsilon > 1.0
+    for name in ("data_sets", "steps", "epsilon", "delta", "noise_multiplier", "sample_rate"):
+        assert getattr(found, name) == saved[name], name
+    assert found.max_grad_norm is None and found.secure is None and found.verdict == "no guarantee"
+    assert main([str(path)]) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "One sample (DP-SGD), against everybody who sees messages or models: no guarantee" in page
+    assert "whether batches and noise came from a seed is not known; if they did not: epsilon" in page
+    assert "a checkpoint, which holds neither DPSGD's gradient norm, nor its seed, nor its delta" in page
+    assert "NOT in these figures" not in page
+
+
+def test_the_figures_on_samples_say_which_rounds_they_leave_out(tmp_path: Path) -> None:
+    keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
+    fit_private(tmp_path, None, keep)
+    first, last = tmp_path / "epoch=0.ckpt", tmp_path / "epoch=1.ckpt"
+    pages = [report_of_checkpoint(path, None, 1e-5, secagg=False).to_markdown() for path in (first, last)]
+    assert ["they are too small" in page for page in pages] == [True, False]
+    asked = report_of_checkpoint(last, 9, 1e-5, secagg=False)
+    assert asked.rounds == 9 and asked.samples is not None and asked.samples.steps == 4
+    assert "those of the checkpoint, not of the rounds asked for" in asked.to_markdown()
+
+
+def test_without_dp_sgd_there_is_nothing_on_samples(tmp_path: Path) -> None:
+    report = report_of_checkpoint(fit(tmp_path, None), None, 1e-5, secagg=False)
+    assert report.samples is None and "One sample" not in report.to_markdown()
