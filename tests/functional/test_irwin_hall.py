@@ -1,10 +1,13 @@
 import math
 
+import mpmath
 import numpy as np
 import pytest
 from scipy import stats
 
 from lightning_fedq.functional.irwin_hall import (
+    PDF_ERROR,
+    SLOPE_ERROR,
     half_support,
     irwin_hall_cdf,
     irwin_hall_pdf,
@@ -78,3 +81,95 @@ def test_bad_numbers_of_uniforms():
         irwin_hall_pdf(0.0, 0)
     with pytest.raises(ValueError, match="n must be >= 2"):
         irwin_hall_slope(0.0, 1)
+
+
+@pytest.mark.parametrize("n", [3, 40, 41])
+def test_not_a_number_stays_one_and_infinity_is_outside(n):
+    x = np.array([math.nan, math.inf, -math.inf])
+    for function in (irwin_hall_pdf, irwin_hall_slope):
+        np.testing.assert_array_equal(function(x, n), [math.nan, 0.0, 0.0])
+
+
+@pytest.mark.parametrize("n", [2, 3, 10, 40, 41, 1000])
+def test_the_density_is_even_and_the_slope_odd(n):
+    x = np.linspace(0.01, 0.99, 50).reshape(5, 10) * min(half_support(n), 10.0)
+    np.testing.assert_array_equal(irwin_hall_pdf(-x, n), irwin_hall_pdf(x, n))
+    np.testing.assert_array_equal(irwin_hall_slope(-x, n), -irwin_hall_slope(x, n))
+    peak = irwin_hall_slope(0.0, n)
+    assert peak == pytest.approx(-1 / 6 if n == 2 else 0.0, abs=1e-15)
+
+
+def _alternating(x, n):
+    """f and f' by the textbook's sum, with the n digits more that it cancels."""
+    with mpmath.workdps(n + 70):
+        kappa = mpmath.sqrt(mpmath.mpf(n) / 12)
+        u = mpmath.mpf(n) / 2 - kappa * abs(mpmath.mpf(x))
+        density = slope = mpmath.mpf(0)
+        for k in range(int(mpmath.floor(u)) + 1):
+            power = (-1) ** k * math.comb(n, k) * (u - k) ** (n - 2)
+            density += power * (u - k)
+            slope += power * (n - 1)
+        scale = kappa / mpmath.factorial(n - 1)
+        return scale * density, -mpmath.sign(x) * kappa * scale * slope
+
+
+def _inverted(x, n):
+    """f and f' by Fourier inversion through the saddle point, 40 digits: a period of 26 stds."""
+    with mpmath.workdps(60):
+        kappa = mpmath.sqrt(mpmath.mpf(n) / 12)
+        s, theta, mean, variance = kappa * mpmath.mpf(x), mpmath.mpf(0), mpmath.mpf(0), mpmath.mpf(1) / 12
+        for _ in range(12):
+            theta += (s / n - mean) / variance
+            mean = mpmath.coth(theta / 2) / 2 - 1 / theta
+            variance = 1 / theta**2 - 1 / (4 * mpmath.sinh(theta / 2) ** 2)
+        period, peak = 26 * mpmath.sqrt(n * variance), mpmath.sinh(theta / 2) / (theta / 2)
+        density, slope, k, term = mpmath.mpf(1), -theta, 0, mpmath.mpf(1)
+        while abs(term) > mpmath.mpf(10) ** -45:
+            k += 1
+            z = mpmath.mpc(theta, 2 * mpmath.pi * k / period)
+            term = (mpmath.sinh(z / 2) / (z / 2) / peak) ** n * mpmath.expj(-z.imag * s)
+            density += 2 * term.real
+            slope -= 2 * (term * z).real
+        scale = peak**n * mpmath.exp(-theta * s) * kappa / period
+        return scale * density, scale * kappa * slope
+
+
+def _errors(points, n, reference):
+    """Largest |f~ - f| / f and |f'~ - f'| / (|f'| + f)."""
+    worst = [0.0, 0.0]
+    computed = zip(irwin_hall_pdf(points, n).tolist(), irwin_hall_slope(points, n).tolist(), strict=True)
+    for x, (density, slope) in zip(points.tolist(), computed, strict=True):
+        f, df = reference(x, n)
+        worst[0] = max(worst[0], float(abs(density - f) / f))
+        worst[1] = max(worst[1], float(abs(slope - df) / (abs(df) + f)))
+    print(f"n = {n}: density 2^{math.log2(worst[0]):.2f}, slope 2^{math.log2(worst[1]):.2f}")
+    return worst
+
+
+def _points(n, count):
+    """Half uniform, half crowding at the end; |x| <= 10, and the density above 1e-290."""
+    rng, end = np.random.default_rng(n), min(half_support(n), 10.0)
+    points = end * np.concatenate([rng.random(count // 2), 1.0 - 10.0 ** -rng.uniform(1, 10, count // 2)])
+    points = np.append(points, 10.0) if end == 10.0 else points
+    return points[irwin_hall_pdf(points, n) > 1e-290]
+
+
+def test_the_two_references_agree():
+    for x in (0.7, 9.5):
+        for one, other in zip(_alternating(x, 500), _inverted(x, 500), strict=True):
+            assert abs(one / other - 1) < 1e-39
+
+
+@pytest.mark.parametrize("n", [2, 3, 5, 10, 25, 40, 41, 48, 50, 100, 500, 1000, 5000, 10_000])
+def test_density_and_slope_keep_their_relative_accuracy(n):
+    density, slope = _errors(_points(n, 24), n, _alternating if n <= 100 else _inverted)
+    assert density <= PDF_ERROR
+    assert slope <= SLOPE_ERROR
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [*range(2, 51), 64, 100, 200, 500, 1000, 2000, 5000, 10_000, 1_000_000])
+def test_density_and_slope_keep_their_relative_accuracy_at_many_points(n):
+    density, slope = _errors(_points(n, 400), n, _alternating if n <= 200 else _inverted)
+    assert density <= PDF_ERROR
+    assert slope <= SLOPE_ERROR
