@@ -165,19 +165,9 @@ def cpa_beyond(
     """
     if bits_target not in targets:
         raise ValueError(f"bits_target must be one of targets = {list(targets)}, got {bits_target}")
-    settings = {
-        "num_clients": num_clients,
-        "delta": delta,
-        "lr": lr,
-        "clip_norm": clip_norm,
-        "radius": radius,
-        "rounds": rounds,
-        "momentum": momentum,
-        "val_samples": val_samples,
-        "seed": seed,
-    }
-    rows = Rows(out, settings, resume)
     task = Task(data.root, data.download, rounds, val_samples, seed, momentum)
+    own = {"num_clients": num_clients, "delta": delta, "lr": lr, "clip_norm": clip_norm, "radius": radius}
+    rows = Rows(out, own | task.settings, resume)
     setting = _Setting(task, num_clients, lr, radius, delta)
     plain = rows.add({"method": PLAIN, "target_epsilon": math.inf}, partial(setting.columns, FedAvg(), None))
     for name, method in _methods(clip_norm, num_clients).items():

@@ -71,16 +71,8 @@ def cpa_fig6(
         out: Folder of table and picture.
         resume: Keep the rows that are in `out` already.
     """
-    settings = {
-        "lr": lr,
-        "rounds": rounds,
-        "gamma": GAMMA,
-        "momentum": momentum,
-        "val_samples": val_samples,
-        "seed": seed,
-    }
-    rows = Rows(out, settings, resume)
     task = Task(data.root, data.download, rounds, val_samples, seed, momentum)
+    rows = Rows(out, {"lr": lr, "gamma": GAMMA} | task.settings, resume)
     for clients in num_clients:
         for epsilon in epsilons:
             for method, variant, mechanism, radius in _mechanisms(epsilon):

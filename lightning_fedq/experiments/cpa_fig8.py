@@ -63,16 +63,8 @@ def cpa_fig8(
         out: Folder of table and picture.
         resume: Keep the rows that are in `out` already.
     """
-    settings = {
-        "num_clients": num_clients,
-        "epsilon": epsilon,
-        "rounds": rounds,
-        "momentum": momentum,
-        "val_samples": val_samples,
-        "seed": seed,
-    }
-    rows = Rows(out, settings, resume)
     task = Task(data.root, data.download, rounds, val_samples, seed, momentum)
+    rows = Rows(out, {"num_clients": num_clients, "epsilon": epsilon} | task.settings, resume)
     for lr in learning_rates:
         for method, mechanism, radius in _mechanisms(epsilon):
             train = partial(task.run, mechanism, num_clients, lr, radius)

@@ -185,6 +185,16 @@ class Task:
     samples_per_client: int | None = 5
     val_every: int = 1
 
+    @property
+    def settings(self) -> dict[str, float]:
+        """What the rows of a table that come from this task have in common."""
+        return {
+            "rounds": self.rounds,
+            "momentum": self.momentum,
+            "val_samples": self.val_samples,
+            "seed": self.seed,
+        }
+
     def run(
         self,
         mechanism: Mechanism,

@@ -129,17 +129,8 @@ def cpa_table3(
 def _compare(
     task: Task, cases: Sequence[_Case], lr: float, fedavg_lr: float, out: str, resume: bool, title: str
 ) -> dict[str, Any]:
-    settings = {
-        "lr": lr,
-        "fedavg_lr": fedavg_lr,
-        "samples_per_client": task.samples_per_client,
-        "rounds": task.rounds,
-        "gamma": GAMMA,
-        "momentum": task.momentum,
-        "val_samples": task.val_samples,
-        "seed": task.seed,
-    }
-    rows = Rows(out, settings, resume)
+    own = {"lr": lr, "fedavg_lr": fedavg_lr, "samples_per_client": task.samples_per_client, "gamma": GAMMA}
+    rows = Rows(out, own | task.settings, resume)
 
     @lru_cache(maxsize=1)
     def fedavg(clients: int) -> Run:

@@ -89,18 +89,9 @@ def cpa_table4(
         out: Folder of table and picture.
         resume: Keep the rows that are in `out` already.
     """
-    settings = {
-        "num_clients": num_clients,
-        "epsilon": epsilon,
-        "rounds": rounds,
-        "mlp_rounds": mlp_rounds,
-        "cnn_rounds": cnn_rounds,
-        "momentum": momentum,
-        "val_samples": val_samples,
-        "seed": seed,
-    }
-    rows = Rows(out, settings, resume)
     task = Task(data.root, data.download, rounds, val_samples, seed, momentum)
+    own = {"num_clients": num_clients, "epsilon": epsilon, "mlp_rounds": mlp_rounds, "cnn_rounds": cnn_rounds}
+    rows = Rows(out, own | task.settings, resume)
     for kind in models:
         length = {"linear": rounds, "mlp": mlp_rounds}.get(kind, cnn_rounds)
         one = replace(task, rounds=length)

@@ -68,16 +68,8 @@ def cpa_table5(
         out: Folder of table and picture.
         resume: Keep the rows that are in `out` already.
     """
-    settings = {
-        "epsilon_per_bit": epsilon,
-        "rounds": rounds,
-        "gamma": GAMMA,
-        "momentum": momentum,
-        "val_samples": val_samples,
-        "seed": seed,
-    }
-    rows = Rows(out, settings, resume)
     task = Task(data.root, data.download, rounds, val_samples, seed, momentum)
+    rows = Rows(out, {"epsilon_per_bit": epsilon, "gamma": GAMMA} | task.settings, resume)
     for clients in num_clients:
         for lr in learning_rates:
             for method, variant, mechanism, radius in _mechanisms(epsilon):

@@ -138,18 +138,9 @@ def cpa_table6(
         resume: Keep the rows that are in `out` already.
     """
     length = rounds or (30 if model == "linear" else 100)
-    settings = {
-        "model": model,
-        "num_clients": num_clients,
-        "epsilon_per_bit": epsilon,
-        "lr": lr,
-        "rounds": length,
-        "momentum": momentum,
-        "val_samples": val_samples,
-        "seed": seed,
-    }
-    rows = Rows(out, settings, resume)
     task = Task(data.root, data.download, length, val_samples, seed, momentum)
+    own = {"model": model, "num_clients": num_clients, "epsilon_per_bit": epsilon, "lr": lr}
+    rows = Rows(out, own | task.settings, resume)
     for case in _cases(num_clients, fractions, epsilon, attacks, rules, safer):
         rule = case.aggregator
         name = "mean" if rule is None else f"{rule.rule}, buckets of {rule.bucket_size}"

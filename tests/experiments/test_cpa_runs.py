@@ -94,3 +94,9 @@ def test_momentum_is_kept_across_rounds() -> None:
 def test_nothing_private_is_claimed_for_the_authors_laplace(tmp_path: Path) -> None:
     context = RoundContext(0, ((0,),), (2,), torch.zeros(1), torch.ones(1))
     assert {type(claim.loss).__name__ for claim in AuthorsLaplace(1.0).claims(context)} == {"NonPrivate"}
+
+
+def test_the_settings_of_a_task_are_those_that_its_rows_share() -> None:
+    """Their names stand in the `settings.json` of runs that may be resumed."""
+    expected = {"rounds": 7, "val_samples": 77, "seed": 9, "momentum": 0.25}
+    assert Task("data", False, 7, 77, 9, 0.25).settings == expected
