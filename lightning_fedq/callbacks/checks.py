@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal, get_args
 
 import torch
@@ -9,6 +10,10 @@ from torch import nn
 
 from lightning_fedq._lightning import is_overridden, pl
 from lightning_fedq.aggregation import Weighting
+from lightning_fedq.data.batches import LocalWork, pass_sizes
+
+_NAMED = 10
+"""Clients that an error names."""
 
 _FROM_LOADER = (
     "a loader handed straight to fit(...) can't be dealt out to clients and would train centrally; "
@@ -84,18 +89,11 @@ def check_flags(trainer: Any) -> None:
     Raises:
         ValueError: Naming the flag.
     """
-    if trainer.fast_dev_run is False or trainer.fast_dev_run == 0:
-        if trainer.max_steps != -1:
-            raise ValueError(
-                f"max_steps counts the steps of all clients, got {trainer.max_steps}; "
-                "use max_epochs for the number of rounds and local_steps for each client's steps"
-            )
-        if trainer.limit_train_batches != 1.0:
-            raise ValueError(
-                "limit_train_batches would silence the last clients of every round, got "
-                f"{trainer.limit_train_batches}; "
-                "use Federated(local_steps=...) or clients_per_round"
-            )
+    if not trainer.fast_dev_run and trainer.max_steps != -1:
+        raise ValueError(
+            f"max_steps counts the steps of all clients, got {trainer.max_steps}; "
+            "use max_epochs for the number of rounds and local_steps for each client's steps"
+        )
     if trainer.overfit_batches:
         raise ValueError(
             f"overfit_batches can't be dealt out to clients, got {trainer.overfit_batches}; use a "
@@ -116,6 +114,30 @@ def check_flags(trainer: Any) -> None:
             "precision 16-mixed keeps one loss scale for all clients; use precision='bf16-mixed' or 32"
         )
     check_accumulation(trainer)
+
+
+def check_limit(work: LocalWork) -> None:
+    """Refuse a `limit_train_batches` that leaves somebody without a batch, as Lightning does for a loader.
+
+    Raises:
+        ValueError: Naming the clients.
+    """
+    idle = [client for client, one_pass in enumerate(work.passes) if not one_pass]
+    if not idle:
+        return
+    fewest = min(len(pass_sizes(len(work.held[c]), work.batch_size, work.drop_last)) for c in idle)
+    shown = ", ".join(map(str, idle[:_NAMED])) + (", ..." if len(idle) > _NAMED else "")
+    raise ValueError(
+        f"limit_train_batches = {work.limit_batches} leaves clients {shown} without a batch, as a pass over "
+        f"their data may be of {fewest} only; "
+        f"use at least {least_fraction(fewest)}, an int >= 1, or fewer clients"
+    )
+
+
+def least_fraction(num_batches: int) -> float:
+    """A short float, at least 1 / num_batches, so that the fraction of the batches is one or more."""
+    scale: int = 10 ** (len(str(num_batches)) + 1)
+    return math.ceil(scale / num_batches) / scale
 
 
 class Buffers:

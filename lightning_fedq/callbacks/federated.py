@@ -34,6 +34,7 @@ from lightning_fedq.aggregation import RobustAggregation, Weighting, inverse_var
 from lightning_fedq.callbacks.checks import (
     Buffers,
     check_accumulation,
+    check_limit,
     check_loader_is_ours,
     check_numbers,
     check_optimizers,
@@ -79,7 +80,8 @@ class Federated(pl.Callback):
         clients_per_round: Cohort of a round, drawn without replacement; None is everybody.
         dropout_probability: Chance in [0, 1) that a client of the cohort does not answer.
         partition: Who holds which samples; a `FederatedDataModule` may say otherwise.
-        local_epochs: Passes of each client over its data in a round, >= 1.
+        local_epochs: Passes of each client over its data in a round, >= 1. The Trainer's
+            `limit_train_batches` shortens every pass of every client, as it would one loader's.
         local_steps: Batches of each client in a round, >= 1, instead of `local_epochs`.
         clients_per_step: How many clients train side by side in one step. "auto" tries a stack and one
             client at a time before the first round and keeps what is faster. Both give the same
@@ -91,7 +93,8 @@ class Federated(pl.Callback):
         smoothing: lambda in (0, 1]; the model moves to (1 - lambda) w + lambda w_new.
         server_optimizer: Takes the parameters, returns a torch optimiser that is given minus the mean
             update as gradient; None applies the mean update itself.
-        weighting: "uniform"; "samples" for a mean weighted by how much data each client holds; or
+        weighting: "uniform"; "samples" for a mean weighted by how much data each client holds, whatever
+            `local_steps` or a limit lets it use of them in one round; or
             "inverse_variance", by one over how noisy its messages are (clients with their own epsilon).
         aggregator: A robust rule in place of the mean, e.g. `RobustAggregation("median")`. The server sees
             every message then; behind secure aggregation there is nothing to filter.
@@ -178,7 +181,8 @@ class Federated(pl.Callback):
         self._local = LocalModel(pl_module, optimizer)
         self._identity = self._federation()
         self._limit = int(trainer.fast_dev_run)  # type: ignore[attr-defined]
-        self._deal_out()
+        self._deal_out(1.0 if trainer.fast_dev_run else trainer.limit_train_batches)  # type: ignore[attr-defined]
+        self._undo.replace(trainer, "limit_train_batches", 1.0)  # of every client's passes, not of the round
         self._make_engine()
         keep_journal(trainer, self._engine.ledger, self.seed is not None)
         self._buffers = Buffers(pl_module)
@@ -228,7 +232,7 @@ class Federated(pl.Callback):
             )
         self._undo.replace(self, "_rule", rule)
 
-    def _deal_out(self) -> None:
+    def _deal_out(self, limit_batches: int | float) -> None:
         loader = check_loader(self._user_loader())
         if self._loaded is not None and self.seed is None:
             self.planner = replace(self.planner, seed=self._loaded["plan_seed"])
@@ -236,11 +240,13 @@ class Federated(pl.Callback):
         generator = torch.Generator().manual_seed(run.stream_seed("partition"))
         split = split_of(self._owner, self.partition)
         self.client_indices = deal_out(loader, split, self.num_clients, generator)
-        work = LocalWork.of(loader, self.client_indices, self.local_epochs, self.local_steps)
+        passes = (self.local_epochs, self.local_steps, limit_batches)
+        work = LocalWork.of(loader, self.client_indices, *passes)
+        check_limit(work)
         if self._rule is not None:
             self._rule.begin(work)
         self._schedule = Schedule(self.planner, self.mechanism, work, self._rule, self._limit)
-        self._loader = ClientLoader(loader, self.client_indices, self._coming_stacks, self._coming_steps)
+        self._loader = ClientLoader(loader, work, self._coming_stacks, self._coming_steps)
 
     def _client_weights(self, segments: Sequence[int]) -> Tensor | None:
         if self.weighting == "samples":

@@ -22,9 +22,9 @@ def round_stacks(
     shuffled: Callable[[int], bool],
     clients_per_step: int,
 ) -> list[Stack]:
-    """Cut the clients that answer into stacks of equal batch shapes.
+    """Cut the clients that answer into stacks of equal batch shapes, all of which shuffle or none.
 
-    Stacks of the same shapes differ by at most one client. A client's seeds do not depend on the
+    Stacks of one kind differ by at most one client. A client's seeds do not depend on the
     other clients; the dropout masks of a stack of two or more follow from its first client's.
 
     Args:
@@ -38,16 +38,16 @@ def round_stacks(
     """
     if not plan.survivors:
         return [Stack((), (1,), plan.stream_seed("training"), ())]
-    alike: dict[tuple[int, ...], list[int]] = {}
+    alike: dict[tuple[tuple[int, ...], bool], list[int]] = {}
     for client in plan.survivors:
-        alike.setdefault(sizes_of(client), []).append(client)
+        alike.setdefault((sizes_of(client), shuffled(client)), []).append(client)
     stacks = []
-    for sizes, clients in alike.items():
+    for (sizes, shuffles), clients in alike.items():
         num_stacks = -(-len(clients) // clients_per_step)
         bounds = [len(clients) * index // num_stacks for index in range(num_stacks + 1)]
         for start, stop in pairwise(bounds):
             members = tuple(clients[start:stop])
-            orders = tuple(plan.stream_seed("data order", c) for c in members) if shuffled(members[0]) else ()
+            orders = tuple(plan.stream_seed("data order", c) for c in members) if shuffles else ()
             stacks.append(Stack(members, sizes, plan.stream_seed("training", members[0]), orders))
     return stacks
 
@@ -137,4 +137,5 @@ class Schedule:
         """May rounds differ in their number of steps? Then Lightning has to ask for it every round."""
         if self._planner.dropout_probability > 0:
             return True
-        return self._planner.cohort_size < self._planner.num_clients and len(set(self._work.sizes)) > 1
+        kinds = {(sizes, self._work.shuffles(client)) for client, sizes in enumerate(self._work.sizes)}
+        return self._planner.cohort_size < self._planner.num_clients and len(kinds) > 1

@@ -35,12 +35,25 @@ class Stack:
     samples: tuple[Tensor, ...] = field(default=(), compare=False)
 
 
-def batch_sizes(
-    num_samples: int, batch_size: int, drop_last: bool, local_epochs: int, local_steps: int | None
+def pass_sizes(
+    num_samples: int, batch_size: int, drop_last: bool, limit_batches: int | float = 1.0
 ) -> tuple[int, ...]:
-    """Sizes of one client's batches in a round: `local_epochs` passes, or exactly `local_steps` batches."""
+    """Sizes of one client's batches in one pass over its data.
+
+    Args:
+        num_samples: Samples that the client holds.
+        batch_size: Samples of a whole batch.
+        drop_last: Is the rest of a pass left out?
+        limit_batches: At most so many batches, or, a float, this fraction of them, rounded down.
+    """
     whole, rest = divmod(num_samples, batch_size)
-    one_pass = (batch_size,) * whole + ((rest,) if rest and not drop_last else ())
+    sizes = (batch_size,) * whole + ((rest,) if rest and not drop_last else ())
+    limit = limit_batches if isinstance(limit_batches, int) else int(len(sizes) * limit_batches)
+    return sizes[:limit]
+
+
+def batch_sizes(one_pass: tuple[int, ...], local_epochs: int, local_steps: int | None) -> tuple[int, ...]:
+    """Sizes of one client's batches in a round: `local_epochs` passes, or exactly `local_steps` batches."""
     if local_steps is None:
         return one_pass * local_epochs
     return (one_pass * -(-local_steps // len(one_pass)))[:local_steps]
@@ -57,6 +70,8 @@ class LocalWork:
         shuffle: Has every pass an order of its own?
         local_epochs: Passes in a round.
         local_steps: Batches in a round, instead of `local_epochs`.
+        limit_batches: Trainer's `limit_train_batches`, of every pass of every client: an int is the most
+            batches of a pass, a float in [0, 1] the fraction of them that is trained on, rounded down.
     """
 
     held: Sequence[Tensor]
@@ -65,20 +80,31 @@ class LocalWork:
     shuffle: bool
     local_epochs: int
     local_steps: int | None
+    limit_batches: int | float = 1.0
 
     @classmethod
     def of(
-        cls, loader: DataLoader[Any], held: Sequence[Tensor], local_epochs: int, local_steps: int | None
+        cls,
+        loader: DataLoader[Any],
+        held: Sequence[Tensor],
+        local_epochs: int,
+        local_steps: int | None,
+        limit_batches: int | float = 1.0,
     ) -> LocalWork:
         """With the settings of the user's own loader."""
-        shuffle = isinstance(loader.sampler, RandomSampler)
-        return cls(held, loader.batch_size or 1, loader.drop_last, shuffle, local_epochs, local_steps)
+        size, shuffle = loader.batch_size or 1, isinstance(loader.sampler, RandomSampler)
+        return cls(held, size, loader.drop_last, shuffle, local_epochs, local_steps, limit_batches)
+
+    @cached_property
+    def passes(self) -> list[tuple[int, ...]]:
+        """Each client's batch sizes in one pass."""
+        settings = (self.batch_size, self.drop_last, self.limit_batches)
+        return [pass_sizes(len(part), *settings) for part in self.held]
 
     @cached_property
     def sizes(self) -> list[tuple[int, ...]]:
-        """Each client's batch sizes."""
-        settings = (self.batch_size, self.drop_last, self.local_epochs, self.local_steps)
-        return [batch_sizes(len(part), *settings) for part in self.held]
+        """Each client's batch sizes in a round."""
+        return [batch_sizes(one_pass, self.local_epochs, self.local_steps) for one_pass in self.passes]
 
     def shuffles(self, client: int) -> bool:
         """Is there anything to shuffle for this client?"""

@@ -27,7 +27,7 @@ from torch.utils.data import (
     default_collate,
 )
 
-from lightning_fedq.data.batches import Stack
+from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.data.labels import labels_of
 from lightning_fedq.data.partition import Partition
 
@@ -162,8 +162,8 @@ class ClientLoader:
     """Yields the batches of one round after another; each iteration is one round.
 
     Args:
-        loader: The user's own loader: dataset, batch size, collation, shuffling and workers.
-        clients: Sample indices of each client.
+        loader: The user's own loader: dataset, collation and workers.
+        work: What each client holds, and how it passes over it.
         stacks: Returns the stacks of the round to come, in the order in which they train.
         length: Returns the number of its steps; None counts those of its stacks.
     """
@@ -171,14 +171,14 @@ class ClientLoader:
     def __init__(
         self,
         loader: DataLoader[Any],
-        clients: Sequence[Tensor],
+        work: LocalWork,
         stacks: Callable[[], Sequence[Stack]],
         length: Callable[[], int] | None = None,
     ) -> None:
-        self.loader, self.clients, self._stacks, self._length = loader, clients, stacks, length
+        self.loader, self._work, self._stacks, self._length = loader, work, stacks, length
         self._batches = ClientBatches(loader.dataset, loader.collate_fn)
-        alike = len({len(held) for held in clients}) == 1
-        self._table = torch.stack(list(clients)) if alike else None
+        alike = len({len(held) for held in work.held}) == 1
+        self._table = torch.stack(list(work.held)) if alike else None
         self._generator = torch.Generator()
         self._workers = self._start_workers() if loader.num_workers else None
 
@@ -207,13 +207,14 @@ class ClientLoader:
     def indices(self, stack: Stack) -> Iterator[Tensor]:
         """Yield the sample indices of each batch: `(batch,)`, or `(clients, batch)` for two clients up."""
         if not stack.clients:
-            yield self.clients[0][:1]
+            yield self._work.held[0][:1]
             return
         if stack.samples:
             yield from stack.samples
             return
         total, seeds = sum(stack.batch_sizes), stack.order_seeds or (None,) * len(stack.clients)
-        if self._table is not None and not stack.order_seeds and total <= self._table.shape[1]:
+        in_one_pass = total <= sum(self._work.passes[stack.clients[0]])
+        if self._table is not None and not stack.order_seeds and in_one_pass:
             order = self._table[list(stack.clients), :total]  # nothing to shuffle or repeat: one gather
         else:
             rows = [
@@ -226,10 +227,7 @@ class ClientLoader:
 
     def _order(self, client: int, seed: int | None, total: int) -> Tensor:
         """Sample indices of one client, pass after pass, `(total,)`."""
-        held = self.clients[client]
-        batch = self.loader.batch_size
-        assert batch is not None
-        used = len(held) // batch * batch if self.loader.drop_last else len(held)
+        held, used = self._work.held[client], sum(self._work.passes[client])
         num_passes = -(-total // used)
         if seed is None:
             return held[:total] if num_passes == 1 else held[:used].repeat(num_passes)[:total]

@@ -9,7 +9,14 @@ from torch.utils.data import DataLoader
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.callbacks.checks import check_flags, check_optimizers, check_setup
+from lightning_fedq.callbacks.checks import (
+    check_flags,
+    check_limit,
+    check_optimizers,
+    check_setup,
+    least_fraction,
+)
+from lightning_fedq.data.batches import LocalWork, pass_sizes
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer
 
@@ -84,11 +91,7 @@ def test_modules_that_cannot_be_federated(module: Any, message: str) -> None:
             {"max_steps": 5, "max_epochs": None},
             "max_steps counts the steps of all clients, got 5; use max_epochs",
         ),
-        (
-            {"limit_train_batches": 3},
-            r"silence the last clients of every round, got 3; use Federated\(local_steps",
-        ),
-        ({"overfit_batches": 2}, "limit_train_batches would silence|overfit_batches can't be dealt out"),
+        ({"overfit_batches": 2}, "overfit_batches can't be dealt out to clients, got 2; use a small dataset"),
         (
             {"val_check_interval": 0.5},
             "validate in the middle of a round, got 0.5; use check_val_every_n_epoch",
@@ -123,11 +126,23 @@ def test_several_optimisers() -> None:
         check_optimizers(trainer)
 
 
-def test_overfit_batches_is_named() -> None:
-    trainer = make_trainer()
-    trainer.overfit_batches = 2
-    with pytest.raises(ValueError, match="overfit_batches can't be dealt out to clients, got 2"):
-        check_flags(trainer)
+def test_a_limit_that_leaves_a_client_without_a_batch() -> None:
+    """Lightning's own rule for a loader, for every client, and the cure that is named is one."""
+    held = [torch.arange(size) for size in (30, 9, 4, 31)]
+    work = LocalWork(held, 10, False, True, 1, None, 0.4)
+    message = (
+        "limit_train_batches = 0.4 leaves clients 1, 2 without a batch, as a pass over their data may be "
+        "of 1 only; use at least 1.0, an int >= 1, or fewer clients"
+    )
+    with pytest.raises(ValueError, match=message):
+        check_limit(work)
+    with pytest.raises(ValueError, match=r"= 0 leaves clients 0, 1, 2, .*, 9, \.\.\. without a batch"):
+        check_limit(LocalWork([torch.arange(40)] * 11, 10, False, True, 1, None, 0))
+    check_limit(LocalWork(held, 10, False, True, 1, None, 1))
+    check_limit(LocalWork(held, 10, False, True, 1, None, 1.0))
+    for batches in range(1, 1001):
+        assert len(pass_sizes(batches, 1, False, least_fraction(batches))) >= 1, batches
+        assert least_fraction(batches) <= 1.0
 
 
 def test_half_precision_with_a_loss_scale() -> None:

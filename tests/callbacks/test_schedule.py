@@ -33,6 +33,32 @@ def test_a_clients_seeds_do_not_depend_on_the_stack() -> None:
     assert len(set(orders[0].values())) == 9
 
 
+def test_stacks_shuffle_all_their_clients_or_none() -> None:
+    """Clients of one batch and of several can train on batches of the same shapes under a limit."""
+    held = [torch.arange(4 if client % 2 else 12) for client in range(8)]
+    for limits in ((1, None, 1), (1, 1, 1.0)):
+        work = LocalWork(held, 4, False, True, *limits)
+        assert set(work.sizes) == {(4,)}
+        orders = []
+        for clients_per_step in (1, 3, 8):
+            stacks = round_stacks(plan(8), work.sizes.__getitem__, work.shuffles, clients_per_step)
+            seeds = [s.order_seeds or (None,) * len(s.clients) for s in stacks]
+            orders.append(
+                {
+                    c: seed
+                    for s, own in zip(stacks, seeds, strict=True)
+                    for c, seed in zip(s.clients, own, strict=True)
+                }
+            )
+        assert orders[0] == orders[1] == orders[2]
+        assert {client for client, seed in orders[0].items() if seed is None} == {1, 3, 5, 7}
+        # so which clients are drawn decides how many stacks there are
+        some = RoundPlanner(8, 3, 4)
+        schedule = Schedule(some, FedAvg(), work, None, 0)
+        assert len({schedule.length(round, 0, 2) for round in range(20)}) > 1
+        assert schedule.rounds_differ
+
+
 def test_dropped_clients_do_not_train_and_a_round_of_nobody_idles() -> None:
     now = plan(40, dropout=0.5)
     stacks = round_stacks(now, lambda c: (1,), lambda c: False, 5)

@@ -15,7 +15,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from lightning_fedq.data.batches import Stack, batch_sizes
+from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.data.loader import ClientBatches, ClientLoader, check_loader, deal_out
 from lightning_fedq.data.partition import IID, Dirichlet
 
@@ -33,20 +33,15 @@ class Listed(Dataset[Any]):
         return {"x": torch.rand(2), "y": int(VALUES[index])}
 
 
-def client_loader(loader: Any, clients: list[list[int]], stacks: list[Stack]) -> ClientLoader:
-    return ClientLoader(loader, [torch.tensor(part) for part in clients], lambda: stacks)
+def client_loader(
+    loader: Any, clients: list[list[int]], stacks: list[Stack], limit: int | float = 1.0
+) -> ClientLoader:
+    held = [torch.tensor(part) for part in clients]
+    return ClientLoader(loader, LocalWork.of(loader, held, 1, None, limit), lambda: stacks)
 
 
 def labels(batch: Any) -> Any:
     return (batch["y"] if isinstance(batch, dict) else batch[1]).tolist()
-
-
-def test_batch_sizes() -> None:
-    assert batch_sizes(10, 4, False, 1, None) == (4, 4, 2)
-    assert batch_sizes(10, 4, False, 2, None) == (4, 4, 2, 4, 4, 2)
-    assert batch_sizes(10, 4, True, 2, None) == (4, 4, 4, 4)
-    assert batch_sizes(10, 4, False, 1, 5) == (4, 4, 2, 4, 4)
-    assert batch_sizes(3, 4, False, 1, 2) == (3, 3)
 
 
 @pytest.mark.parametrize("dataset", [TENSORS, Listed()], ids=["tensors", "listed"])
@@ -108,6 +103,27 @@ def test_drop_last_drops_from_every_pass() -> None:
         DataLoader(TENSORS, batch_size=2, drop_last=True), [[0, 1, 2]], [Stack((0,), (2, 2), 0, ())]
     )
     assert [labels(batch) for batch in loader] == [[0, 1], [0, 1]]
+
+
+def test_a_limit_cuts_every_pass_and_keeps_its_order() -> None:
+    clients = [list(range(8)), list(range(8, 16))]
+    plain = DataLoader(TENSORS, batch_size=2)
+    for stack in (Stack((0, 1), (2, 2) * 2, 0, ()), Stack((0,), (2, 2) * 2, 0, ())):
+        first, second, *again = [labels(batch) for batch in client_loader(plain, clients, [stack], limit=0.5)]
+        assert again == [first, second] and first != second
+    shuffled = DataLoader(TENSORS, batch_size=2, shuffle=True)
+    whole = Stack((0, 1), (2,) * 8, 0, (5, 6))
+    limited = Stack((0, 1), (2,) * 4, 0, (5, 6))
+    passes = [labels(batch) for batch in client_loader(shuffled, clients, [whole])]
+    cut = [labels(batch) for batch in client_loader(shuffled, clients, [limited], limit=2)]
+    assert cut == passes[:2] + passes[4:6]
+
+
+def test_a_limit_counts_in_every_clients_own_pass() -> None:
+    clients = [list(range(8)), list(range(8, 12))]
+    loader = client_loader(DataLoader(TENSORS, batch_size=2), clients, [Stack((0, 1), (2,) * 5, 0, ())], 0.5)
+    assert [labels(batch)[0] for batch in loader] == [[0, 1], [2, 3], [0, 1], [2, 3], [0, 1]]
+    assert [labels(batch)[1] for batch in loader] == [[8, 9]] * 5
 
 
 def test_tensor_datasets_are_gathered_through_subsets_and_other_collations_are_kept() -> None:

@@ -1,0 +1,250 @@
+"""`Trainer(limit_train_batches=...)` shortens every pass of every client; the round keeps all its clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.data import FederatedDataModule
+from lightning_fedq.mechanisms import CorBin, FedAvg
+from tests.callbacks.test_federated_resume import Interrupted
+from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
+
+SIZES = (35, 20, 7, 80, 40, 15)
+"""Samples of each client; batches of 10, so 4, 2, 1, 8, 4 and 2 batches a pass."""
+
+
+def parts() -> list[list[int]]:
+    ends = [sum(SIZES[: i + 1]) for i in range(len(SIZES))]
+    return [list(range(end - size, end)) for end, size in zip(ends, SIZES, strict=True)]
+
+
+def federated(**settings: Any) -> Federated:
+    return Federated(**{"mechanism": FedAvg(), "num_clients": len(SIZES), "seed": 1, **settings})
+
+
+def run(fed: Federated, *more: Any, module: Any = None, ckpt: Any = None, **trainer: Any) -> tuple[Any, Any]:
+    module, runner = module or Classifier(), make_trainer(fed, *more, **trainer)
+    inputs, labels = digits()
+    train = TensorDataset(inputs[: sum(SIZES)], labels[: sum(SIZES)])
+    val = TensorDataset(inputs[1500:], labels[1500:])
+    data = FederatedDataModule(train, batch_size=10, clients=parts(), val=val)
+    runner.fit(module, datamodule=data, ckpt_path=ckpt)
+    return module, runner
+
+
+def batches_of(size: int, limit: int | float) -> int:
+    whole = -(-size // 10)
+    return min(limit, whole) if isinstance(limit, int) else int(whole * limit)
+
+
+def by_hand(fed: Federated, limit: int | float, rounds: int = 2, weights: Any = None) -> torch.Tensor:
+    """Federated averaging on the first batches of every pass, without Lightning, loader or schedule."""
+    inputs, labels = digits()
+    model, shares = Classifier().backbone, torch.tensor(weights or [1.0] * len(SIZES))
+    for round in range(rounds):
+        plan, total = fed.planner.plan(round, fed.mechanism), 0.0
+        start = weights_of(model).clone()
+        for client in plan.survivors:
+            nn.utils.vector_to_parameters(start.clone(), model.parameters())
+            held = torch.tensor(parts()[client])
+            order = torch.Generator().manual_seed(plan.stream_seed("data order", client))
+            for _ in range(fed.local_epochs):
+                shuffled = held[torch.randperm(len(held), generator=order)] if len(held) > 10 else held
+                for batch in shuffled.split(10)[: batches_of(len(held), limit)]:
+                    loss = nn.functional.cross_entropy(model(inputs[batch]), labels[batch])
+                    gradients = torch.autograd.grad(loss, list(model.parameters()))
+                    moved = weights_of(model) - 0.5 * torch.cat([g.reshape(-1) for g in gradients])
+                    nn.utils.vector_to_parameters(moved, model.parameters())
+            total = total + shares[client] * (weights_of(model) - start)
+        mean = total / shares[list(plan.survivors)].sum()
+        nn.utils.vector_to_parameters(start + mean, model.parameters())
+    return weights_of(model)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 100, 1.0, 0.999])
+@pytest.mark.parametrize("clients_per_step", [1, 4, "auto"])
+def test_is_federated_averaging_over_the_first_batches_of_every_client(
+    clients_per_step: Any, limit: int | float
+) -> None:
+    fed = federated(clients_per_step=clients_per_step, local_epochs=2)
+    if limit == 0.999:  # int(1 * 0.999) == 0
+        with pytest.raises(ValueError, match=r"limit_train_batches = 0.999 leaves clients 2 without a batch"):
+            run(fed, limit_train_batches=limit)
+        return
+    module, trainer = run(fed, limit_train_batches=limit)
+    torch.testing.assert_close(weights_of(module), by_hand(fed, limit), atol=1e-6, rtol=1e-5)
+    assert [record.num_received for record in fed.records] == [len(SIZES)] * 2
+    assert trainer.limit_train_batches == limit
+    assert type(trainer.limit_train_batches) is type(limit)
+    if clients_per_step == 1:
+        assert trainer.global_step == 2 * 2 * sum(batches_of(size, limit) for size in SIZES)
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 3])
+def test_a_fraction_is_of_each_clients_own_batches(clients_per_step: int) -> None:
+    inputs, labels = digits()
+    sizes, limit = (40, 20, 80, 30), 0.5
+    ends = [sum(sizes[: i + 1]) for i in range(4)]
+    held = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+    train = TensorDataset(inputs[:170], labels[:170])
+    seen: dict[int, list[int]] = {}
+
+    class Watch(pl.Callback):
+        def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
+            stack, _ = fed.present_batch(index)
+            for client in stack.clients:
+                seen.setdefault(client, []).append(batch[0].shape[-2])
+
+    fed = federated(num_clients=4, clients_per_step=clients_per_step)
+    trainer = make_trainer(fed, Watch(), max_epochs=1, limit_train_batches=limit)
+    trainer.fit(Classifier(), datamodule=FederatedDataModule(train, batch_size=10, clients=held, val=train))
+    assert seen == {0: [10] * 2, 1: [10], 2: [10] * 4, 3: [10]}
+    assert fed.records[0].num_received == 4
+
+
+class Exact(pl.LightningModule):
+    """Every number of its training is a small dyadic fraction, so no order of summation rounds anything."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(64))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return (batch[0] * self.weight).sum(-1).mean()
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+@pytest.mark.parametrize("local", [{"local_epochs": 1}, {"local_epochs": 3}, {"local_steps": 5}])
+@pytest.mark.parametrize("limit", [1, 2, 0.5])
+def test_all_stack_sizes_train_on_the_very_same_batches(limit: int | float, local: dict[str, int]) -> None:
+    """Bit for bit: 8 clients, batches of 4, digits in sixteenths: sums of at most 24 bits."""
+    inputs, labels = digits()
+    sizes = (4, 8, 12, 16, 8, 4, 20, 24) if isinstance(limit, int) else (8, 8, 12, 16, 8, 12, 20, 24)
+    ends = [sum(sizes[: i + 1]) for i in range(8)]
+    held = [list(range(end - size, end)) for end, size in zip(ends, sizes, strict=True)]
+    train = TensorDataset(inputs[: ends[-1]], labels[: ends[-1]])
+    found = []
+    for clients_per_step in (1, 2, 3, 8):
+        fed, module = federated(num_clients=8, clients_per_step=clients_per_step, **local), Exact()
+        data = FederatedDataModule(train, batch_size=4, clients=held)
+        make_trainer(fed, max_epochs=2, limit_train_batches=limit).fit(module, datamodule=data)
+        assert fed.clients_per_step_chosen == clients_per_step
+        found.append(weights_of(module))
+    assert all(torch.equal(found[0], other) for other in found[1:])
+    fed, module = federated(num_clients=8, clients_per_step=1, **local), Exact()
+    data = FederatedDataModule(train, batch_size=4, clients=held)
+    make_trainer(fed, max_epochs=2).fit(module, datamodule=data)
+    assert not torch.equal(found[0], weights_of(module))
+
+
+def test_weights_follow_what_a_client_holds_and_not_what_the_limit_lets_it_use() -> None:
+    fed = federated(weighting="samples", clients_per_step=4)
+    module, _ = run(fed, limit_train_batches=1)
+    expected = by_hand(fed, 1, weights=[float(size) for size in SIZES])
+    torch.testing.assert_close(weights_of(module), expected, atol=1e-6, rtol=1e-5)
+    assert not torch.allclose(expected, by_hand(fed, 1), atol=1e-3)
+
+
+def test_cohorts_and_dropouts_under_a_limit_validate_once_after_every_round() -> None:
+    """Clients of one batch and of more have batches of one shape, and yet rounds of different length."""
+    validated: list[int] = []
+
+    class Count(pl.Callback):
+        def on_validation_start(self, trainer: Any, module: Any) -> None:
+            validated.append(len(fed.records))
+
+    for settings in ({"clients_per_round": 4}, {"dropout_probability": 0.4}):
+        fed = federated(clients_per_step=2, **settings)
+        validated.clear()
+        module, _ = run(fed, Count(), max_epochs=6, limit_train_batches=1, num_sanity_val_steps=0)
+        torch.testing.assert_close(weights_of(module), by_hand(fed, 1, rounds=6), atol=1e-5, rtol=1e-4)
+        assert validated == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("clients_per_step", [1, len(SIZES)])
+@pytest.mark.parametrize("num_steps", [1, 2, 5])
+def test_fast_dev_run_takes_the_place_of_the_limit(num_steps: int, clients_per_step: int) -> None:
+    """Lightning forgets the limit under fast_dev_run, and the round is cut after so many steps as ever."""
+    found = []
+    for limit in (1, 0.01, None):
+        fed = federated(clients_per_step=clients_per_step, seed=0)
+        module, trainer = run(fed, fast_dev_run=num_steps, limit_train_batches=limit)
+        assert trainer.limit_train_batches == num_steps
+        found.append((fed.records[0].num_received, trainer.global_step, weights_of(module)))
+        assert len(fed.records) == 1
+    received, steps, weights = found[-1]
+    passes = [batches_of(SIZES[c], 100) for c in fed.planner.plan(0, fed.mechanism).survivors]
+    # no two clients have batches of the same shapes; whole passes of the first ones, or a part of one
+    whole = sum(sum(passes[: n + 1]) <= num_steps for n in range(len(passes)))
+    assert received == max(whole, 1) and steps == min(sum(passes[:received]), num_steps)
+    for other in found[:-1]:
+        assert other[:2] == (received, steps) and torch.equal(other[2], weights)
+
+
+def test_what_is_left_after_a_refusal_and_after_an_error() -> None:
+    fed = federated(clients_per_step=1)
+    trainer = make_trainer(fed, Interrupted(3, RuntimeError("boom")), limit_train_batches=1)
+    train = TensorDataset(*(part[: sum(SIZES)] for part in digits()))
+    data = FederatedDataModule(train, batch_size=10, clients=parts(), val=train)
+    with pytest.raises(RuntimeError, match="boom"):
+        trainer.fit(Classifier(), datamodule=data)
+    assert trainer.limit_train_batches == 1 and type(trainer.limit_train_batches) is int
+    for limit in (0.4, 0, 0.0):
+        trainer = make_trainer(federated(clients_per_step=1), limit_train_batches=limit)
+        with pytest.raises(
+            ValueError, match=rf"limit_train_batches = {limit} leaves clients .*2.* without a"
+        ):
+            trainer.fit(Classifier(), datamodule=data)
+        assert trainer.limit_train_batches == limit
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
+@pytest.mark.parametrize("clients_per_step", [1, 4])
+def test_resumed_under_a_limit_is_bit_identical(tmp_path: Path, clients_per_step: int) -> None:
+    def fit(*more: Any, ckpt: Any = None) -> tuple[torch.Tensor, Federated]:
+        fed = federated(mechanism=CorBin(5.0), clients_per_step=clients_per_step, local_epochs=2)
+        torch.manual_seed(0)
+        backbone = nn.Sequential(nn.Linear(64, 8), nn.Dropout(0.5), nn.Linear(8, 10))
+        saves = {"enable_checkpointing": bool(more), "max_epochs": 3, "limit_train_batches": 2}
+        module, _ = run(fed, *more, module=Classifier(backbone), ckpt=ckpt, **saves)
+        return weights_of(module), fed
+
+    keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1)
+    whole, _ = fit(keep)
+    paths = sorted(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.rpartition("=")[2]))
+    per_round = len(paths) // 3
+    assert len(paths) == 3 * per_round
+    for step in (1, per_round - 1, per_round, per_round + 1, 2 * per_round):
+        resumed, fed = fit(ckpt=paths[step - 1])
+        assert torch.equal(resumed, whole), step
+        assert [record.round for record in fed.records] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("limit", [1, 3])
+def test_dp_sgd_takes_and_pays_for_so_many_steps(limit: int) -> None:
+    private = DPSGD(1.0, 1.0, delta=1e-3, seed=1)
+    fed = federated(local_epochs=2)
+    run(fed, private, limit_train_batches=limit)
+    for client, account in private.accounts.items():
+        size = SIZES[client]
+        ((noise, rate, steps),) = account.accountant.history
+        assert (noise, steps) == (1.0, 2 * 2 * batches_of(size, limit))
+        assert rate == pytest.approx(min(10 / size, 1.0), abs=1e-9)  # a limit changes no probability
+
+
+def test_digits_alone() -> None:
+    """The callback alone, on an ordinary data module."""
+    fed = federated(clients_per_step=1)
+    trainer = make_trainer(fed, limit_train_batches=0.25)
+    trainer.fit(Classifier(), datamodule=Digits(480))
+    assert trainer.global_step == 2 * 6 * 2
