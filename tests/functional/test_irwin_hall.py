@@ -83,7 +83,7 @@ def test_bad_numbers_of_uniforms():
         irwin_hall_slope(0.0, 1)
 
 
-@pytest.mark.parametrize("n", [3, 40, 41])
+@pytest.mark.parametrize("n", [2, 3, 40, 41])
 def test_not_a_number_stays_one_and_infinity_is_outside(n):
     x = np.array([math.nan, math.inf, -math.inf])
     for function in (irwin_hall_pdf, irwin_hall_slope):
