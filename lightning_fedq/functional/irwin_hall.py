@@ -47,8 +47,8 @@ for 38 n up to 1,000,000.
 SLOPE_ERROR = 2.0**-45
 """Bound on |computed f' - f'| / (|f'| + f), there.
 
-Measured only, at the same points: the largest for n <= 40 was 2^-47.57, for n > 40 2^-50.12; the larger doubled,
-and more than doubled again for the points not tried.
+Measured only, at the same points: the largest for n <= 40 was 2^-47.57, for n > 40 2^-50.12; the larger
+doubled, and more than doubled again for the points not tried.
 """
 
 _SPLINES = 40
