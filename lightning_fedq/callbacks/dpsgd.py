@@ -134,6 +134,7 @@ class DPSGD(pl.Callback):
         self._before_round: dict[int, list[tuple[float, float, int]]] = {}
         self._loaded_steps: dict[int, int] = {}
         self._charges: list[int] = []
+        self._loaded_rounds: list[list[float]] = []
         self._new_root()
         self._undo = Undo()
         self._optimizer: GridDPOptimizer | None = None
@@ -187,6 +188,8 @@ class DPSGD(pl.Callback):
                 account.accountant.history = loaded
             self.accounts[client] = account
         self._histories = {}
+        if self._charges:
+            self._check_rounds()
 
     def draw(self, round: int, attempt: int, clients: Sequence[int]) -> list[tuple[Tensor, ...]]:
         """The next steps of each client, whatever the round."""
@@ -362,7 +365,26 @@ class DPSGD(pl.Callback):
             elif federated.engine.plan is not None:
                 histories |= self._after_round(federated.engine.plan.survivors)
         plain = {str(client): [list(entry) for entry in history] for client, history in histories.items()}
-        return {"histories": plain, "charges": charges}
+        return {"histories": plain, "charges": charges, "rounds": self._rounds()}
+
+    def _rounds(self) -> list[list[float]]:
+        """What a round costs every client: noise multiplier, sampling rate, steps."""
+        return [
+            [account.noise_multiplier, account.sample_rate, float(self._batches.steps[client])]
+            for client, account in self.accounts.items()
+        ]
+
+    def _check_rounds(self) -> None:
+        """Of a lost round the journal tells that it was, not its settings: so these must be the same."""
+        for client, (theirs, own) in enumerate(zip(self._loaded_rounds, self._rounds(), strict=True)):
+            if theirs != own:
+                words = "noise multiplier {:.6g}, sampling rate {:.6g} and {:.0f} steps".format
+                raise ValueError(
+                    f"rounds of client {client} had {words(*theirs)}, here they have {words(*own)}, and what "
+                    "the rounds of a killed process have spent would be unknown; resume with the noise, "
+                    "batch_size, local_epochs, local_steps and limit_train_batches of the checkpoint, or "
+                    "load only its weights: what is spent from then on comes on top"
+                )
 
     def _after_round(self, clients: Sequence[int]) -> dict[int, list[tuple[float, float, int]]]:
         """The histories of some clients once they have taken all their steps of the open round."""
@@ -397,7 +419,7 @@ class DPSGD(pl.Callback):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what a checkpoint had spent; without a seed, on streams of its own."""
-        self._charges = state_dict["charges"]
+        self._charges, self._loaded_rounds = state_dict["charges"], state_dict["rounds"]
         self._histories = {
             int(client): [(nm, rate, steps) for nm, rate, steps in history]
             for client, history in state_dict["histories"].items()

@@ -220,6 +220,30 @@ def test_without_a_seed_a_killed_process_is_paid_for_from_the_journal(tmp_path):
     assert steps(seeded) == list(STEPS)  # the same messages again
 
 
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
+def test_without_a_seed_rounds_must_cost_what_they_cost_in_the_checkpoint(tmp_path):
+    """The journal counts lost rounds and does not price them: cheaper ones now would hide what was spent."""
+    one = pl.callbacks.ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=5)
+    settings = {"enable_checkpointing": True, "max_epochs": 2}
+    fit(federation(seed=None, local_epochs=2), dpsgd(seed=None), one, **settings)
+    middle = tmp_path / "step=5.ckpt"
+    message = (
+        r"client 0 had noise multiplier 1, sampling rate 0.5 and 4 steps, here .* multiplier {}, "
+        r"sampling rate 0.5 and {} steps, .* resume with the noise, batch_size, local_epochs"
+    ).format
+    for noise, fed, limit, said in (
+        (1.0, federation(seed=None, local_epochs=1), 1.0, ("1", "2")),
+        (1.0, federation(seed=None, local_epochs=2), 1, ("1", "2")),
+        (2.0, federation(seed=None, local_epochs=2), 1.0, ("2", "4")),
+    ):
+        with pytest.raises(ValueError, match=message(*said)):
+            fit(fed, dpsgd(noise, seed=None), ckpt=middle, limit_train_batches=limit, max_epochs=2)
+    again = dpsgd(seed=None)
+    with pytest.warns(UserWarning, match="DPSGD counts it as taken by every client"):
+        fit(federation(seed=None, local_epochs=2), again, ckpt=middle, max_epochs=1)
+    assert [account.steps for account in again.accounts.values()] == [3 * 2 * own for own in STEPS]
+
+
 def test_a_checkpoint_without_dpsgd_is_of_another_federation(tmp_path):
     _, trainer = fit(federation(), max_epochs=1)
     trainer.save_checkpoint(tmp_path / "plain.ckpt")
