@@ -12,10 +12,10 @@ resumed run starts it anew, with the same streams, and ends with the same weight
 repetition has new keys and is charged again. Beside the checkpoints lies the ledger's journal
 (`callbacks.journal`), so that a process that is killed outright forgets nothing that it may have sent.
 
-The state here is large for one class because Lightning calls one object; the parts that need no hook
-are beside it: `checks` (what is refused), `schedule` (who trains when), `stack_size` (how many side by
-side), `resume` (checkpoints), `secure_sum`, `data.batches` and `data.loader`, `strategies` (stacks),
-`rounds` (the server).
+The state here is large for one class because Lightning calls one object, which is built of many settings;
+the parts that need neither are beside it: `local_training` (a client's turn on the module), `checks` (what is
+refused), `schedule` (who trains when), `stack_size` (how many side by side), `resume` (checkpoints),
+`secure_sum`, `data.batches` and `data.loader`, `strategies` (stacks), `rounds` (the server).
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from torch import Tensor
 from lightning_fedq._lightning import pl
 from lightning_fedq.aggregation import RobustAggregation, Weighting, inverse_variance_weights
 from lightning_fedq.callbacks.checks import (
-    Buffers,
-    check_accumulation,
     check_limit,
     check_loader_is_ours,
     check_numbers,
@@ -41,8 +39,9 @@ from lightning_fedq.callbacks.checks import (
     check_setup,
 )
 from lightning_fedq.callbacks.journal import keep_journal
+from lightning_fedq.callbacks.local_training import LocalTraining
 from lightning_fedq.callbacks.records import log_round, warn_of
-from lightning_fedq.callbacks.resume import RoundStart, check_federation, plain_records, records_of
+from lightning_fedq.callbacks.resume import check_federation, plain_records, records_of
 from lightning_fedq.callbacks.schedule import Schedule
 from lightning_fedq.callbacks.secure_sum import check_modulus, check_secure_aggregation, secure_sum
 from lightning_fedq.callbacks.stack_size import choose_clients_per_step, largest_stack
@@ -155,10 +154,9 @@ class Federated(pl.Callback):
         self.client_indices: list[Tensor] = []
         self.clients_per_step_chosen = 0
         self._loaded: dict[str, Any] | None = None
-        self._round_start: RoundStart | None = None
         self._undo = Undo()
         self._rule: BatchRule | None = None
-        self._training: Stack | None = None
+        self._training: LocalTraining | None = None
 
     # ---- set up and take off ----------------------------------------------------------------------
 
@@ -185,12 +183,15 @@ class Federated(pl.Callback):
         self._undo.replace(trainer, "limit_train_batches", 1.0)  # of every client's passes, not of the round
         self._make_engine()
         keep_journal(trainer, self._engine.ledger, self.seed is not None)
-        self._buffers = Buffers(pl_module)
         self._choose_stack(trainer, optimizer)
         self._loaded = None
-        self._parallel = ClientParallelStrategy(trainer, self._local.names, self.clients_per_step_chosen)
-        self._parallel.attach()
-        self._undo.later(self._parallel.detach)
+        parallel = ClientParallelStrategy(trainer, self._local.names, self.clients_per_step_chosen)
+        parallel.attach()
+        self._undo.later(parallel.detach)
+        skips_empty = self._rule is not None and self._rule.skips_empty
+        self._training = LocalTraining(
+            trainer, self._local, parallel, self._engine, self._coming_stacks, skips_empty
+        )
         hook = pl_module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
             self._local.show_in_state_dict(lambda: len(self.training_clients) == 1)
         )
@@ -259,7 +260,7 @@ class Federated(pl.Callback):
         """A new server, the checkpoint's, or the last fit's if the model is still its own."""
         weights = self._local.flat()
         weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
-        old, self._round_start, self._training = self.engine, None, None
+        old, self._training = self.engine, None
         if self._loaded is None and old is not None and old.weights.shape == weights.shape:
             own = old.weights.to(self._local.parameters[0].dtype).to(weights)
             if old.round and torch.equal(own, weights):
@@ -322,7 +323,8 @@ class Federated(pl.Callback):
     @property
     def training_clients(self) -> tuple[int, ...]:
         """Who trains in the present batch, in the order of its rows; one client's batch has no such axis."""
-        return self._training.clients if self._training is not None else ()
+        present = None if self._training is None else self._training.present
+        return () if present is None else present.clients
 
     @property
     def _engine(self) -> RoundEngine:
@@ -347,77 +349,31 @@ class Federated(pl.Callback):
     @property
     def round_is_open(self) -> bool:
         """Would a checkpoint of now, with a seed, go back to the start of a round?"""
-        return self._round_start is not None
+        return self._training is not None and self._training.start is not None
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open a round."""
-        self._open_round(trainer)
-
-    def _open_round(self, trainer: pl.Trainer) -> None:
-        check_accumulation(trainer)
-        engine = self._engine
-        self._round_start = RoundStart.now(trainer, self._local.optimizer, engine.state_dict())
-        # before the round is open: what gives an open round up puts these back
-        self._local.begin_round(engine.weights)
-        self._coming_stacks()  # a rule may choose the round's noise with its batches
-        engine.start()
-        self._local.show()
-        self._start = self._local.flat().to(engine.weights.dtype)  # as rounded to the module's dtype
-        self._pending = list(reversed(self._coming_stacks()))
-        self._training = None
+        assert self._training is not None
+        self._training.open()
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """At the first batch of a client or a stack: global weights, a fresh optimiser."""
-        if self._training is None:
-            self._start_stack(trainer)
         assert self._training is not None
-        sizes = self._training.batch_sizes
-        if self._rule is not None and self._rule.skips_empty and not sizes[-self._steps_left]:
-            self._parallel.open(0, self._start)  # nobody's step
-
-    def _start_stack(self, trainer: pl.Trainer) -> None:
-        if self._engine.plan is None:  # resumed after a last batch, Lightning leaves on_train_epoch_start out
-            self._open_round(trainer)
-        stack = self._training = self._pending.pop()
-        self._steps_left = len(stack.batch_sizes)
-        self._local.renew_optimizer()
-        if len(stack.clients) == 1:
-            self._local.show()
-        else:
-            self._parallel.open(len(stack.clients), self._start)
+        self._training.begin_batch()
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """At the last batch of a client or a stack: encode; at the last of the round: step the server."""
-        self._steps_left -= 1
-        if self._training is None:
-            return
-        clients = self._training.clients
-        if len(clients) == 1:
-            self._parallel.close()  # it may have stood still
-        if self._steps_left:
-            return
-        if len(clients) == 1:
-            self._engine.receive(clients, (self._local.flat() - self._start)[None])
-        elif clients:
-            self._engine.receive(clients, self._parallel.updates())
-        self._parallel.close()
-        self._training = None
-        self._buffers.check()
-        if not self._pending:
-            self._finish_round(trainer)
-
-    def _finish_round(self, trainer: pl.Trainer) -> None:
-        record = self._engine.finish()
-        self._local.end_round(self._engine.weights)
-        self._round_start, self._steps_left = None, 0
-        self.records.append(record)
-        warn_of(record)
-        if not trainer.barebones:
-            log_round(trainer, record)
+        assert self._training is not None
+        record = self._training.end_batch()
+        if record is not None:
+            self.records.append(record)
+            warn_of(record)
+            if not trainer.barebones:
+                log_round(trainer, record)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Validation in mid-round means that the run stops there: validate the global model."""
@@ -429,14 +385,8 @@ class Federated(pl.Callback):
         self._abandon_round()
 
     def _abandon_round(self) -> None:
-        """Give up the open round, if there is one; the last global model is back in the module."""
-        if self.engine is None or self.engine.plan is None:
-            return
-        self.engine.abandon()
-        self._parallel.close()
-        self._local.show()
-        self._local.optimizer.state.clear()
-        self._training, self._pending, self._steps_left = None, [], 0
+        if self._training is not None:
+            self._training.abandon()
 
     # ---- checkpoint -------------------------------------------------------------------------------
 
@@ -474,9 +424,8 @@ class Federated(pl.Callback):
         Without a seed the keys of the resumed run are new: what the round has sent is spent, the
         ledger keeps it, and the repetition is a new attempt.
         """
-        if self._round_start is not None and self.seed is not None:
-            return self._round_start.engine
-        return self._engine.state_dict()
+        start = None if self._training is None else self._training.start
+        return self._engine.state_dict() if start is None or self.seed is None else start.engine
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the federation of a checkpoint.
@@ -491,8 +440,8 @@ class Federated(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Of an unfinished round, save its start."""
-        if self._round_start is not None:
-            self._round_start.write(checkpoint)
+        if self._training is not None and self._training.start is not None:
+            self._training.start.write(checkpoint)
 
     # ---- pictures ---------------------------------------------------------------------------------
 

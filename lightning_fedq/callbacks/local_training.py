@@ -1,0 +1,120 @@
+"""The clients of a round take turns on the user's one module: global weights in, updates out.
+
+A client, or a stack of clients, starts from the global weights with a fresh optimiser, trains on its batches,
+and hands its update to the server; after the last one the server steps and the module shows the new global
+weights. `Federated` says when, by Lightning's hooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks.checks import Buffers, check_accumulation
+from lightning_fedq.callbacks.resume import RoundStart
+from lightning_fedq.data.batches import Stack
+from lightning_fedq.rounds import RoundEngine, RoundRecord
+from lightning_fedq.strategies.client_parallel import ClientParallelStrategy
+from lightning_fedq.strategies.local_model import LocalModel
+
+
+class LocalTraining:
+    """Round after round of one fit.
+
+    Args:
+        trainer: Of the fit in progress.
+        local: The module's trained parameters, and its optimiser.
+        parallel: Trains stacks of clients; attached.
+        engine: The server.
+        stacks: Returns the stacks of the round to come, or of the open one.
+        skips_empty: Is an empty batch no step at all?
+
+    Attributes:
+        start: What a checkpoint of the open round goes back to; None between rounds.
+        present: The stack that trains.
+    """
+
+    def __init__(
+        self,
+        trainer: pl.Trainer,
+        local: LocalModel,
+        parallel: ClientParallelStrategy,
+        engine: RoundEngine,
+        stacks: Callable[[], list[Stack]],
+        skips_empty: bool,
+    ) -> None:
+        self._trainer, self._local, self._parallel, self._engine = trainer, local, parallel, engine
+        self._stacks, self._skips_empty = stacks, skips_empty
+        self._buffers = Buffers(trainer.lightning_module)
+        self.start: RoundStart | None = None
+        self.present: Stack | None = None
+        self._pending: list[Stack] = []
+        self._steps_left = 0
+
+    def open(self) -> None:
+        """Open a round."""
+        check_accumulation(self._trainer)
+        engine = self._engine
+        self.start = RoundStart.now(self._trainer, self._local.optimizer, engine.state_dict())
+        # before the round is open: what gives an open round up puts these back
+        self._local.begin_round(engine.weights)
+        self._stacks()  # a rule may choose the round's noise with its batches
+        engine.start()
+        self._local.show()
+        self._weights = self._local.flat().to(engine.weights.dtype)  # as rounded to the module's dtype
+        self._pending = list(reversed(self._stacks()))
+        self.present = None
+
+    def begin_batch(self) -> None:
+        """At the first batch of a client or a stack: global weights, a fresh optimiser."""
+        if self.present is None:
+            self._begin_stack()
+        assert self.present is not None
+        if self._skips_empty and not self.present.batch_sizes[-self._steps_left]:
+            self._parallel.open(0, self._weights)  # nobody's step
+
+    def _begin_stack(self) -> None:
+        if self._engine.plan is None:  # resumed after a last batch, Lightning leaves on_train_epoch_start out
+            self.open()
+        stack = self.present = self._pending.pop()
+        self._steps_left = len(stack.batch_sizes)
+        self._local.renew_optimizer()
+        if len(stack.clients) == 1:
+            self._local.show()
+        else:
+            self._parallel.open(len(stack.clients), self._weights)
+
+    def end_batch(self) -> RoundRecord | None:
+        """At the last batch of a client or a stack: encode; at the last of the round: step the server."""
+        self._steps_left -= 1
+        if self.present is None:
+            return None
+        clients = self.present.clients
+        if len(clients) == 1:
+            self._parallel.close()  # it may have stood still
+        if self._steps_left:
+            return None
+        if len(clients) == 1:
+            self._engine.receive(clients, (self._local.flat() - self._weights)[None])
+        elif clients:
+            self._engine.receive(clients, self._parallel.updates())
+        self._parallel.close()
+        self.present = None
+        self._buffers.check()
+        return None if self._pending else self._finish()
+
+    def _finish(self) -> RoundRecord:
+        record = self._engine.finish()
+        self._local.end_round(self._engine.weights)
+        self.start, self._steps_left = None, 0
+        return record
+
+    def abandon(self) -> None:
+        """Give up the open round, if there is one; the last global model is back in the module."""
+        if self._engine.plan is None:
+            return
+        self._engine.abandon()
+        self._parallel.close()
+        self._local.show()
+        self._local.optimizer.state.clear()
+        self.present, self._pending, self._steps_left = None, [], 0
