@@ -347,7 +347,7 @@ class Mechanism(ABC):
             rand: What the server knows.
 
         Returns:
-            `(dim,)` float32, in units of the update.
+            `(dim,)` float32, in units of the update; float64 where parts of a sum must add up exactly.
         """
 
     @abstractmethod

@@ -14,6 +14,8 @@ References:
 
 from __future__ import annotations
 
+import math
+
 import numba
 import numpy as np
 import torch
@@ -128,12 +130,35 @@ def add_dequantized_row(
         total[j] += (symbols[j] - dither[j]) * step[j] + offset[j]
 
 
-def round_to_grid(values: NDArray[np.float64], grid: float) -> NDArray[np.float64]:
-    """Round to the multiples of a public power of two, so that an output's low bits say nothing of its input.
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def add_released_row(
+    symbols: NDArray[np.integer],
+    dither: NDArray[np.float64],
+    step: NDArray[np.float64],
+    offset: NDArray[np.float64],
+    unit: float,
+    grid: float,
+    total: NDArray[np.float64],
+) -> None:
+    """Round ((M - U) w + offset) unit to the multiples of a public grid and add it, in one pass on the CPU.
+
+    On a grid the low bits of a decoded value say nothing about its input, and sums are exact, whatever the
+    order.
 
     Args:
-        values: Any floats.
-        grid: A power of two, much larger than the values' rounding errors.
+        symbols: `(n,)` integers.
+        dither: `(n,)`.
+        step: `(n,)`.
+        offset: `(n,)`.
+        unit: What one stands for.
+        grid: A power of two, much larger than rounding errors.
+        total: `(n,)` multiples of the grid, changed in place.
     """
-    rounded: NDArray[np.float64] = np.floor(values / grid + 0.5) * grid
-    return rounded
+    for j in range(symbols.size):
+        value = ((symbols[j] - dither[j]) * step[j] + offset[j]) * unit
+        total[j] += np.floor(value / grid + 0.5) * grid
+
+
+def release_grid(std: float, bits: int) -> float:
+    """Largest power of two that is at most 2^-bits of a noise's std."""
+    return float(2.0 ** (math.floor(math.log2(std)) - bits))

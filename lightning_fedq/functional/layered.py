@@ -7,8 +7,10 @@ with the left end at height Z* - v (Z* the peak); its steps are never shorter th
 that bounded inputs need a fixed number of bits.
 
 A height enters through its depth l = -ln(v / Z*), which is chi-square with 3 degrees of freedom over 2
-for the Gaussian and Gamma(2, 1) for the Laplace law. One coordinate takes four 64-bit words, always:
-word 0 is the dither, words 1 to 3 the depth, bit 0 of word 1 the side.
+for the Gaussian and Gamma(2, 1) for the Laplace law. One coordinate takes four 64-bit words, always: the
+top 53 bits of word 0 are the dither, those of word 3 the angle; words 1 and 2 are tails, which the low bits
+of words 0 and 3 refine to 75 and 74 bits; bit 0 of word 3 is the side. What floats and finitely many bits do
+to the law is bounded in `functional.float_error`.
 
 References:
     Hegazy et al., Compression with Exact Error Distribution for Federated Learning, AISTATS 2024,
@@ -105,6 +107,33 @@ def fixed_length_bits(interval: float, law: Law, sigma: float) -> int:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _exponential(word: np.uint64, fraction: float) -> float:
+    """-ln((word + fraction) / 2^64), with a relative error below 2^-50 at both ends."""
+    low = word < np.uint64(1 << 63)
+    tail = (np.float64(word) + fraction if low else np.float64(~word) + (1.0 - fraction)) * 2.0**-64
+    uniform = tail if low else 1.0 - tail
+    missed = 0.0 if low else (1.0 - uniform) - tail  # what the rounding of 1 - tail has lost
+    return float(-(np.log(uniform) + missed / uniform))
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def draw_depth(w0: np.uint64, w1: np.uint64, w2: np.uint64, w3: np.uint64, gaussian: bool) -> float:
+    """Turn the four words of one coordinate into its depth l; the top 53 bits of `w0` are not used.
+
+    Args:
+        w0: To `w3`, uniform 64-bit words.
+        gaussian: Gaussian law if true, else Laplace.
+    """
+    low_bits = np.uint64(2047)
+    first = _exponential(w1, (np.float64(w0 & low_bits) + 0.5) * 2.0**-11)
+    second = _exponential(w2, (np.float64((w3 & low_bits) >> np.uint64(1)) + 0.5) * 2.0**-10)
+    if gaussian:
+        cosine = np.cos((0.5 * np.pi) * ((np.float64(w3 >> np.uint64(11)) + 0.5) * 2.0**-53))
+        second *= cosine * cosine
+    return float(max(first + second, LEAST_DEPTH))
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def layer_row(
     words: NDArray[np.uint64],
     sigma: float,
@@ -128,15 +157,8 @@ def layer_row(
     shift, half_cells = np.uint64(11), np.int64(1 << 52)
     for j in range(dither.size):
         dither[j] = (np.float64(np.int64(words[4 * j] >> shift) - half_cells) + 0.5) * 2.0**-53
-        first = (np.float64(words[4 * j + 1] >> shift) + 0.5) * 2.0**-53
-        second = (np.float64(words[4 * j + 2] >> shift) + 0.5) * 2.0**-53
-        if gaussian:
-            angle = np.cos((2.0 * np.pi) * ((np.float64(words[4 * j + 3] >> shift) + 0.5) * 2.0**-53))
-            depth = max(-np.log(first) - angle * angle * np.log(second), LEAST_DEPTH)
-            half = sigma * np.sqrt(2.0 * depth)
-        else:
-            depth = max(-np.log(first) - np.log(second), LEAST_DEPTH)
-            half = sigma * depth * 0.7071067811865476
+        depth = draw_depth(words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3], gaussian)
+        half = sigma * np.sqrt(2.0 * depth) if gaussian else sigma * depth * 0.7071067811865476
         if not shifted:
             step[j], offset[j] = 2.0 * half, 0.0
             continue
@@ -145,7 +167,7 @@ def layer_row(
         other = sigma * np.sqrt(2.0 * rest) if gaussian else sigma * rest * 0.7071067811865476
         step[j] = half + other
         offset[j] = 0.5 * (half - other)
-        if words[4 * j + 1] & np.uint64(1):
+        if words[4 * j + 3] & np.uint64(1):
             offset[j] = -offset[j]
 
 

@@ -7,8 +7,8 @@ clients, turn the Irwin-Hall error of common-step dithering into the target law:
 Departures: dithers are shared by one client with the server, and (A, B) by the members of the federation,
 where the paper has one generator for everybody (with which anybody could undo all noise). (A, B) come from
 tables with a bounded error (`functional.decompose`), and A is capped from below so that sums fit 64 bits: at
-2^-45 where that is enough, at up to 2^-40 where the cohort is large and the noise small, which costs less
-than 2e-9 in total variation a coordinate (`law_error` has the figure); beyond that the cohort is refused.
+2^-50 where that is enough, at up to 2^-40 where the cohort is large and the noise small; beyond that the
+cohort is refused. What both do to the law is in `law_error`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import torch
 
 from lightning_fedq.core import Adversary, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.functional.decompose import LEAST_SCALE_BITS, decomposition, draw_mixture
-from lightning_fedq.mechanisms.exact_error import GRID_BITS, Array
+from lightning_fedq.functional.float_error import LawError, aggregate_law_error
+from lightning_fedq.mechanisms.exact_error import Array
 from lightning_fedq.mechanisms.irwin_hall import CommonSteps
 from lightning_fedq.randomness import PublicRandomness
 
@@ -57,11 +58,11 @@ class AggregateGaussian(CommonSteps):
 
     @property
     def gaussian_error(self) -> bool:
-        """With the Gaussian target, up to the stated total variation."""
+        """With the Gaussian target, up to the stated error of the law."""
         return self.target == "gaussian"
 
     def least_scale_bits(self, context: RoundContext) -> int:
-        """k of the cap A >= 2^-k: the largest one up to 45 for which the sum of the integers fits 62 bits.
+        """k of the cap A >= 2^-k: the largest one up to 50 for which the sum of the integers fits 62 bits.
 
         Raises:
             ValueError: If not even 2^-40 fits.
@@ -90,11 +91,16 @@ class AggregateGaussian(CommonSteps):
         np.multiply(shift, self.sigma(context), out=shift)
         return scale, shift
 
-    def law_error(self, context: RoundContext) -> float:
-        """See `ExactError.law_error`; the tables and the cap on A come on top."""
-        plan = decomposition(len(context.cohort), self.target)
-        capped = (1.0 - plan.core) * plan.cap_shift(self.least_scale_bits(context)) * 2.0 ** (GRID_BITS + 1)
-        return super().law_error(context) + plan.law_error + capped
+    def law_error(self, context: RoundContext) -> LawError:
+        """How far the released sum's law is from the exact one, a coordinate."""
+        size = len(context.cohort)
+        spread = self.sigma(context) * size
+        return aggregate_law_error(
+            decomposition(size, self.target),
+            self.grid(context) / (self.clip_norm * spread),
+            size / (math.sqrt(context.dim) * spread),
+            self.least_scale_bits(context),
+        )
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """See `Mechanism.claims`: Gaussian towards outsiders only."""
@@ -107,4 +113,4 @@ class AggregateGaussian(CommonSteps):
         if self.target == "laplace":
             losses[Adversary.OUTSIDER] = NonPrivate("l2 clipping does not bound what Laplace noise protects")
             return tuple(PrivacyClaim(who, losses[who], 1) for who in Adversary)
-        return self.gaussian_claims(losses, context)
+        return self.gaussian_claims(losses, self.law_error(context), context)

@@ -11,8 +11,10 @@ the cohort then errs by a law that was chosen in advance, whatever the updates a
   promised to outsiders only, and the server has to be trusted. `claims` says so with numbers.
 * Updates are clipped in l2, because a guarantee without a bound on the update is none. Everything is computed
   in units of `clip_norm`, in float64.
-* What is decoded is rounded to a public grid, 2^-8 of the noise or finer, so that its low bits say nothing
-  about the updates (Mironov 2012). This adds less than 2e-6 of the noise's variance.
+* What is decoded is rounded to a public grid, 2^-5 of the noise's std or finer, so that its low bits say
+  nothing about the updates (Mironov 2012). This adds less than 1e-4 of the noise's variance. On that grid
+  float64, finitely many random bits and tables change the law of what is released by a bounded factor,
+  `functional.float_error`, which the claim charges to the budget.
 
 References:
     Hegazy et al., Compression with Exact Error Distribution for Federated Learning, AISTATS 2024.
@@ -20,7 +22,6 @@ References:
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from lightning_fedq.core import (
     Loss,
     Mechanism,
     Message,
+    Neighbours,
     PrivacyClaim,
     RoundContext,
     Slack,
@@ -46,14 +48,15 @@ from lightning_fedq.entropy_coding import Elias
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK, in_chunks
 from lightning_fedq.functional.clip import unit_ball_factors
-from lightning_fedq.functional.dither import add_dequantized_row, dither_quantize_row, round_to_grid
+from lightning_fedq.functional.dither import dither_quantize_row
+from lightning_fedq.functional.float_error import LawError
 from lightning_fedq.mechanisms.calibration import resolve_multiplier
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.range_coding import ConditionalRange
 
 Array = NDArray[np.float64]
 
-GRID_BITS = 8
+GRID_BITS = 5
 UNIFORM = "all weights are equal; a client that did not answer counts as one that sent zeros"
 FRESH = "dithers are fresh in every round and attempt and known to nobody but their client and the server"
 HONEST_SERVER = "the server, which holds every dither, is honest and shows nothing but the released models"
@@ -145,21 +148,17 @@ class ExactError(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`."""
+        """See `Mechanism.decode`; float64, every coordinate a multiple of `grid`."""
         total = np.zeros(context.dim)
         self._add_decoded(symbols.detach().cpu(), clients, context, rand, total)
-        decoded = torch.from_numpy(round_to_grid(total, self._grid(context)) * self.clip_norm)
-        return decoded.float().to(symbols.device)
+        return torch.from_numpy(total).to(symbols.device)
 
-    def _grid(self, context: RoundContext) -> float:
-        """Grid of decoded sums, in units of the clipping norm: a power of two, 2^-9 to 2^-8 of their
-        noise."""
-        return 2.0 ** (math.floor(math.log2(self.sigma(context) * len(context.cohort))) - GRID_BITS)
-
+    @abstractmethod
     def grid(self, context: RoundContext) -> float:
-        """Grid of decoded sums, in units of the update."""
-        return self.clip_norm * self._grid(context)
+        """Grid of what is decoded, in units of the update: a power of two, 2^-6 to 2^-5 of its noise's
+        std."""
 
+    @abstractmethod
     def _add_decoded(
         self,
         symbols: Tensor,
@@ -168,10 +167,7 @@ class ExactError(Mechanism):
         rand: PublicRandomness,
         total: Array,
     ) -> None:
-        quantizer_of = self.quantizers(context, rand)
-        rows = symbols.reshape(len(clients), context.dim)
-        for row, client in enumerate(clients):
-            add_dequantized_row(rows[row].contiguous().numpy(), *quantizer_of(client), total)
+        """Add the decoded sum, on its grid and in units of the update."""
 
     def code(self, context: RoundContext) -> Code:
         """Elias gamma: what can be read without any shared randomness."""
@@ -189,34 +185,43 @@ class ExactError(Mechanism):
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """sigma^2 where everybody answers, (n / n')^2 times as much for the mean of n' survivors."""
         std = self.clip_norm * self.sigma(context) * len(context.cohort) / len(clients)
-        return torch.full_like(context.radius, std * std * (1.0 + 2.0 ** (-2 * GRID_BITS)))
-
-    def law_error(self, context: RoundContext) -> float:
-        """Bound, per coordinate, on the total variation between the released sum's law and the exact one.
-
-        Float64 moves an error by less than 2^-50 of (update + step) a client, against a grid of at least 2^-9
-        stds.
-        """
-        size = len(context.cohort)
-        spread = self.sigma(context) * size
-        step = 16.0 * self.sigma(context) * math.sqrt(size)
-        return size * 2.0**-50 * (1.0 / math.sqrt(context.dim) + step) * 2.0 ** (GRID_BITS + 1) / spread
+        return torch.full_like(context.radius, std * std * (1.0 + 2.0 ** (-2 * GRID_BITS) / 12.0))
 
     def gaussian_claims(
-        self, losses: dict[Adversary, Loss], context: RoundContext
+        self, losses: dict[Adversary, Loss], error: LawError, context: RoundContext
     ) -> tuple[PrivacyClaim, ...]:
-        """Complete the given losses by the outsider's, who sees Gaussian noise, and state what they rest
-        on."""
+        """Complete the given losses by the outsider's, who sees Gaussian noise up to `error` a coordinate."""
         noise = GaussianLoss(self.multiplier, "noise of the released mean: all clients' dithers")
-        slack = context.dim * self.law_error(context)
-        assumptions = (
-            HONEST_SERVER,
-            FRESH,
-            UNIFORM,
-            f"float64, grid and tables move the released law by at most {slack:.1e} in total variation "
-            "a round, paid for in delta",
-        )
-        every = {**losses, Adversary.OUTSIDER: noise}
-        return tuple(
-            PrivacyClaim(who, every[who], 1, assumptions=assumptions, slack=Slack(slack)) for who in Adversary
-        )
+        return exact_claims({**losses, Adversary.OUTSIDER: noise}, 1, error, context)
+
+
+def exact_claims(
+    losses: dict[Adversary, Loss],
+    compositions: int,
+    error: LawError,
+    context: RoundContext,
+    neighbours: Neighbours = Neighbours.SUBSTITUTION,
+    assumptions: tuple[str, ...] = (),
+) -> tuple[PrivacyClaim, ...]:
+    """One claim for every adversary, with what all of them rest on and what floats cost.
+
+    Args:
+        losses: One for every adversary.
+        compositions: Of each loss in a round.
+        error: Of one coordinate of what is released.
+        context: The round.
+        neighbours: The relation.
+        assumptions: More of them.
+    """
+    slack = Slack(context.dim * error.distance, context.dim * error.log_ratio)
+    stated = (
+        HONEST_SERVER,
+        FRESH,
+        UNIFORM,
+        *assumptions,
+        f"float64, grid and tables move the released law by at most {slack.log_ratio:.1e} in log-ratio and "
+        f"{slack.distance:.1e} in total variation a round, paid for in epsilon and delta",
+    )
+    return tuple(
+        PrivacyClaim(who, losses[who], compositions, neighbours, stated, slack=slack) for who in Adversary
+    )

@@ -5,8 +5,10 @@ know; n_j clients send it. Inputs are bounded in every coordinate. Where nobody 
 noise too, so that the released law does not depend on the selection.
 
 The noise that no dither makes (CSGM's, and that on empty coordinates) is the trusted server's, drawn in equal
-shares from what each client shares with it, so that it is complete whoever drops out. Everybody but the
-outsider can know who was selected, so amplification by subsampling is the outsider's alone.
+shares from what each client shares with it, so that it is complete whoever drops out; a share is what a
+direct layered quantiser makes of 0, so that one bound of the float errors serves all. Everybody but the
+outsider can know who was selected, so amplification by subsampling is the outsider's alone. Every client's
+part of a sum is rounded to a public grid, see `mechanisms.layered`.
 """
 
 from __future__ import annotations
@@ -19,7 +21,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import special
 from torch import Tensor
 
 from lightning_fedq.coding import Code
@@ -34,7 +35,10 @@ from lightning_fedq.core import (
     SampledGaussianLoss,
 )
 from lightning_fedq.functional.checks import check_positive
-from lightning_fedq.mechanisms.exact_error import FRESH, HONEST_SERVER, UNIFORM, Array
+from lightning_fedq.functional.dither import release_grid
+from lightning_fedq.functional.float_error import LawError, layered_law_error
+from lightning_fedq.mechanisms.exact_error import GRID_BITS, Array, exact_claims
+from lightning_fedq.mechanisms.layered import layered_quantizer
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 
 Mask = NDArray[np.bool_]
@@ -80,9 +84,26 @@ class SubsampledMechanism(Mechanism):
     def noise_share(self, client: int, context: RoundContext, rand: PublicRandomness) -> Array:
         """One client's share of N(0, (z / gamma)^2), in units of clip_value."""
         std = self.noise_multiplier / self.sampling_probability / math.sqrt(len(context.cohort))
-        uniforms = rand.shared_with_server(client, "noise share").uniforms(context.dim)
-        noise: Array = std * special.ndtri(np.minimum(uniforms, 1.0 - 2.0**-53))
-        return noise
+        stream = rand.shared_with_server(client, "noise share")
+        dither, step, _ = layered_quantizer(stream, context.dim, std, "direct")
+        return -dither * step
+
+    def grid(self, context: RoundContext) -> float:
+        """Grid of what is decoded, in units of the update: a power of two, 2^-6 to 2^-5 of the std of the
+        smallest part of the noise."""
+        std = self.noise_multiplier / self.sampling_probability / math.sqrt(len(context.cohort))
+        return release_grid(self.clip_value * std, GRID_BITS)
+
+    def law_error(self, context: RoundContext) -> LawError:
+        """How far the released sum's law is from the exact one, a coordinate.
+
+        At most n clients send it, whose errors have stds of at least z / (gamma sqrt(n)).
+        """
+        size = len(context.cohort)
+        std = self.noise_multiplier / self.sampling_probability / math.sqrt(size)
+        largest = 1.0 / (self.sampling_probability * std)
+        error = layered_law_error(self.grid(context) / (self.clip_value * std), largest)
+        return LawError(size * error.distance, size * error.log_ratio)
 
     def _clipped(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> tuple[Tensor, int]:
         rows = update.detach().reshape(len(rand.clients), context.dim).cpu().double() / self.clip_value
@@ -95,7 +116,7 @@ class SubsampledMechanism(Mechanism):
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """Noise, and the subsampling of coordinates as large as they may be."""
         gamma, size = self.sampling_probability, len(clients)
-        noise = (self.noise_multiplier / gamma / size) ** 2
+        noise = (self.noise_multiplier / gamma / size) ** 2 * (1.0 + 2.0 ** (-2 * GRID_BITS) / 12.0)
         return torch.full_like(context.radius, self.clip_value**2 * (noise + self._input_variance() / size))
 
     def _input_variance(self) -> float:
@@ -112,13 +133,5 @@ class SubsampledMechanism(Mechanism):
         losses: dict[Adversary, Loss] = {who: trusted for who in Adversary}
         losses |= {Adversary.CLIENT: client, Adversary.OUTSIDER: outsider}
         hidden = "who was selected is known to the members of the federation only"
-        return tuple(
-            PrivacyClaim(
-                who,
-                losses[who],
-                context.dim,
-                Neighbours.ZERO_OUT,
-                (HONEST_SERVER, FRESH, UNIFORM, hidden, "noise is float64 and not rounded to a grid"),
-            )
-            for who in Adversary
-        )
+        error = self.law_error(context)
+        return exact_claims(losses, context.dim, error, context, Neighbours.ZERO_OUT, (hidden,))

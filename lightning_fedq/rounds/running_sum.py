@@ -49,7 +49,8 @@ class RunningSum:
         self.received: list[int] = []
         self._symbols: Tensor | None = None
         self._rows: list[Tensor] = []  # decoded rows for an aggregator, or messages for a joint decoder
-        self._like, self._decoded = like, torch.zeros_like(like)
+        self._like = like
+        self._decoded: Tensor | float = 0.0
         self._message_size = 0
 
     @property
@@ -88,7 +89,7 @@ class RunningSum:
         elif self._client_weights is not None:
             weights = self._client_weights[list(clients)].tolist()
             for weight, row in zip(weights, self._decode_each(symbols, clients), strict=True):
-                self._decoded += weight * row
+                self._decoded = self._decoded + weight * row
         elif self._mechanism.homomorphic:
             if self._symbols is None:
                 largest = len(self._context.cohort) << 8 * symbols.element_size()
@@ -96,7 +97,7 @@ class RunningSum:
                 self._symbols = torch.zeros(symbols.shape[1], dtype=wide, device=symbols.device)
             add_rows(symbols, self._symbols)
         else:
-            self._decoded += self._decode(symbols, clients)
+            self._decoded = self._decoded + self._decode(symbols, clients)
 
     def _decode(self, symbols: Tensor, clients: Sequence[int]) -> Tensor:
         return self._mechanism.decode(symbols, clients, self._context, self._public)
@@ -124,8 +125,8 @@ class RunningSum:
             self._decoded = self._decode(self._symbols, counted)
         elif self._mechanism.fixed_cohort and (absent := self.absent()):
             zero = torch.zeros(1, self._message_size, dtype=torch.int32, device=self._like.device)
-            self._decoded += self._decode(zero.expand(len(absent), -1), absent)
-        return self._decoded.to(self._like) / self.total_weight()
+            self._decoded = self._decoded + self._decode(zero.expand(len(absent), -1), absent)
+        return torch.as_tensor(self._decoded).to(self._like) / self.total_weight()
 
     def _check_answers(self) -> None:
         answers, silent = len(self.received), len(self.absent())

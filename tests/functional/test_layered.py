@@ -111,10 +111,13 @@ def test_the_kernel_equals_the_formula(law, kind):
     dither, step, offset = (np.empty(2000) for _ in range(3))
     layer_row(words, 0.7, law == "gaussian", kind == "shifted", dither, step, offset)
     block = words.reshape(-1, 4)
-    u = torch.from_numpy((block >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54)
-    squared = (2 * math.pi * u[:, 3]).cos().square() if law == "gaussian" else 1.0
-    depth = -u[:, 1].log() - squared * u[:, 2].log()
-    side = 1.0 - 2.0 * torch.from_numpy((block[:, 1] & np.uint64(1)).astype(np.float64))
+    low = (block & np.uint64(2047)).astype(np.float64)
+    first = (block[:, 1].astype(np.float64) + (low[:, 0] + 0.5) * 2.0**-11) * 2.0**-64
+    second = (block[:, 2].astype(np.float64) + (np.floor(low[:, 3] / 2) + 0.5) * 2.0**-10) * 2.0**-64
+    angle = (block[:, 3] >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54
+    squared = np.cos(math.pi / 2 * angle) ** 2 if law == "gaussian" else 1.0
+    depth = torch.from_numpy(-np.log(first) - squared * np.log(second))
+    side = 1.0 - 2.0 * torch.from_numpy((block[:, 3] & np.uint64(1)).astype(np.float64))
     wanted_step, wanted_offset = layer(depth, side, law, kind, 0.7)
     np.testing.assert_allclose(step, wanted_step, rtol=1e-12)
     np.testing.assert_allclose(offset, wanted_offset, rtol=1e-9, atol=1e-12)
