@@ -16,17 +16,17 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_warn
 from lightning_fedq.callbacks.federated import Federated
+from lightning_fedq.callbacks.poisson import PoissonBatches, PoissonEpoch
+from lightning_fedq.callbacks.sample_accounts import SampleAccounts
 from lightning_fedq.callbacks.undo import Undo
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.loader import ClientBatches, check_loader
@@ -40,64 +40,6 @@ _FROM_LOADER = (
     "DPSGD samples its own batches, and a loader handed straight to fit(...) can't be replaced; "
     "return it from train_dataloader of the module or of a LightningDataModule"
 )
-
-
-class PoissonBatches:
-    """Every step takes every sample of a client independently, with probability `threshold / 2^32`.
-
-    A batch has the loader's size on average.
-
-    Args:
-        work: Who holds what; data that nobody has dealt out are those of client 0.
-        stream: Gives the stream of the coins of a client's step.
-
-    Raises:
-        ValueError: If a sample belongs to several clients.
-    """
-
-    def __init__(self, work: LocalWork, stream: Callable[[int, int], Stream]) -> None:
-        if int(torch.bincount(torch.cat(list(work.held))).max()) > 1:
-            raise ValueError(
-                "DPSGD protects one sample in one client's data, and some samples are held by several "
-                "clients, which would each spend on them; give every sample to one client"
-            )
-        self._held, self._stream = work.held, stream
-        self.thresholds = [min((work.batch_size << 32) // len(part), 1 << 32) for part in work.held]
-        self.steps = [len(sizes) for sizes in work.sizes]
-        """Steps of each client in a round: as many as by passes over its data."""
-
-    def sample_rate(self, client: int) -> float:
-        """The exact probability that a sample is taken."""
-        return self.thresholds[client] / 2.0**32
-
-    def num_samples(self, client: int) -> int:
-        """How many samples a client holds."""
-        return len(self._held[client])
-
-    def take(self, client: int, step: int) -> Tensor:
-        """The samples of one step."""
-        held = self._held[client]
-        coins = self._stream(client, step).words(len(held)) < self.thresholds[client]
-        return held[torch.from_numpy(np.flatnonzero(coins))]
-
-
-class _Epoch(Sampler[Tensor]):
-    """The batches of client 0, one pass over the data on average; remembers how many samples they have."""
-
-    def __init__(self, batches: PoissonBatches, next_step: Callable[[], int]) -> None:
-        self._batches, self._next_step = batches, next_step
-        self.sizes: deque[int] = deque()
-
-    def __len__(self) -> int:
-        return max(round(1.0 / self._batches.sample_rate(0)), 1)
-
-    def __iter__(self) -> Iterator[Tensor]:
-        self.sizes.clear()
-        first = self._next_step()
-        for step in range(first, first + len(self)):
-            taken = self._batches.take(0, step)
-            self.sizes.append(len(taken))
-            yield taken
 
 
 class DPSGD(pl.Callback):
@@ -129,12 +71,8 @@ class DPSGD(pl.Callback):
             )
         self.noise_multiplier, self.max_grad_norm = noise_multiplier, max_grad_norm
         self.delta, self.seed = check_delta(delta), seed
-        self.accounts: dict[int, Account] = {}
-        self._histories: dict[int, list[tuple[float, float, int]]] = {}
-        self._before_round: dict[int, list[tuple[float, float, int]]] = {}
-        self._loaded_steps: dict[int, int] = {}
-        self._charges: list[int] = []
-        self._loaded_rounds: list[list[float]] = []
+        self._spent = SampleAccounts()
+        self.accounts: dict[int, Account] = self._spent.of_client
         self._new_root()
         self._undo = Undo()
         self._optimizer: GridDPOptimizer | None = None
@@ -171,25 +109,10 @@ class DPSGD(pl.Callback):
     def begin(self, work: LocalWork) -> None:
         """Open an account for everybody who holds data; what was spent before stays spent."""
         from lightning_fedq.privacy.accounting import check_delta
-        from lightning_fedq.privacy.sgd import Account
 
         check_delta(self.delta, max(map(len, work.held)))
         self._batches = PoissonBatches(work, lambda client, step: self._stream("batch", client, step))
-        for client in range(len(work.held)):
-            account, old = (
-                Account(self.noise_multiplier, self._batches.sample_rate(client)),
-                self.accounts.get(client),
-            )
-            if old is not None:
-                account.accountant = old.accountant
-            loaded = self._histories.get(client)
-            # without a seed, what this process has spent since it wrote the checkpoint is spent
-            if loaded is not None and (self.seed is not None or account.steps < self._loaded_steps[client]):
-                account.accountant.history = loaded
-            self.accounts[client] = account
-        self._histories = {}
-        if self._charges:
-            self._check_rounds()
+        self._spent.open(self._batches, self.noise_multiplier, repeatable=self.seed is not None)
 
     def draw(self, round: int, attempt: int, clients: Sequence[int]) -> list[tuple[Tensor, ...]]:
         """The next steps of each client, whatever the round."""
@@ -205,7 +128,7 @@ class DPSGD(pl.Callback):
         loader = check_loader(given)
         size = len(loader.dataset)  # type: ignore[arg-type]
         self.begin(LocalWork.of(loader, [torch.arange(size)], 1, None))
-        self._epoch = _Epoch(self._batches, lambda: self.accounts[0].steps)
+        self._epoch = PoissonEpoch(self._batches, lambda: self.accounts[0].steps)
         self._loader: DataLoader[Any] = DataLoader(
             ClientBatches(loader.dataset, loader.collate_fn),
             sampler=self._epoch,
@@ -242,7 +165,13 @@ class DPSGD(pl.Callback):
 
         if self._federated is None and trainer.train_dataloader is not getattr(self, "_loader", None):
             raise ValueError(_FROM_LOADER)
-        self._charge_lost_rounds()
+        if self._federated is not None and self._federated.engine is not None:
+            charges = self._federated.engine.ledger.charges.tolist()
+            if self._spent.charge_lost_rounds(charges):
+                rank_zero_warn(
+                    f"a process was killed in a round that this checkpoint does not know; DPSGD counts it as "
+                    f"taken by every client of its cohort: epsilon {self.epsilon(self.delta):.3g} so far"
+                )
         self._optimizer = GridDPOptimizer(
             trainer.optimizers[0],
             noise_multiplier=self.noise_multiplier,
@@ -321,9 +250,7 @@ class DPSGD(pl.Callback):
 
     def _charge(self) -> NoiseWords:
         """Pay for one step, then hand out its noise."""
-        account = self.accounts[self._present]
-        self._before_round.setdefault(self._present, list(account.accountant.history))
-        return self._stream("noise", self._present, account.charge()).words64
+        return self._stream("noise", self._present, self._spent.charge(self._present)).words64
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
@@ -334,7 +261,7 @@ class DPSGD(pl.Callback):
             self._optimizer.batch_is_empty = self._epoch.sizes.popleft() == 0
             return
         if batch_idx == 0:
-            self._before_round = {}
+            self._spent.begin_round()
         stack, number = self._federated.present_batch(batch_idx)
         if stack.clients:  # else nobody answers, and no step is taken
             (self._present,) = stack.clients
@@ -355,78 +282,19 @@ class DPSGD(pl.Callback):
         With seeds, a checkpoint of an open round is one of its start, and so is this. Without, the whole of
         an open round counts: a process that is killed after this can't say how far it came.
         """
-        own = {client: account.accountant.history for client, account in self.accounts.items()}
-        histories, federated = own | self._histories, self._federated
-        charges: list[int] = []
-        if federated is not None and federated.engine is not None:
-            charges = federated.engine.ledger.charges.tolist() if federated.seed is None else []
-            if None not in (self.seed, federated.seed):
-                histories |= self._before_round if federated.round_is_open else {}
-            elif federated.engine.plan is not None:
-                histories |= self._after_round(federated.engine.plan.survivors)
-        plain = {str(client): [list(entry) for entry in history] for client, history in histories.items()}
-        return {"histories": plain, "charges": charges, "rounds": self._rounds()}
-
-    def _rounds(self) -> list[list[float]]:
-        """What a round costs every client: noise multiplier, sampling rate, steps."""
-        return [
-            [account.noise_multiplier, account.sample_rate, float(self._batches.steps[client])]
-            for client, account in self.accounts.items()
-        ]
-
-    def _check_rounds(self) -> None:
-        """Of a lost round the journal tells that it was, not its settings: so these must be the same."""
-        for client, (theirs, own) in enumerate(zip(self._loaded_rounds, self._rounds(), strict=True)):
-            if theirs != own:
-                words = "noise multiplier {:.6g}, sampling rate {:.6g} and {:.0f} steps".format
-                raise ValueError(
-                    f"rounds of client {client} had {words(*theirs)}, here they have {words(*own)}, and what "
-                    "the rounds of a killed process have spent would be unknown; resume with the noise, "
-                    "batch_size, local_epochs, local_steps and limit_train_batches of the checkpoint, or "
-                    "load only its weights: what is spent from then on comes on top"
-                )
-
-    def _after_round(self, clients: Sequence[int]) -> dict[int, list[tuple[float, float, int]]]:
-        """The histories of some clients once they have taken all their steps of the open round."""
-        found = {}
-        for client in clients:
-            account = self.accounts[client]
-            before = sum(steps for _, _, steps in self._before_round.get(client, account.accountant.history))
-            left = before + self._batches.steps[client] - account.steps
-            rest = [(account.noise_multiplier, account.sample_rate, left)] if left else []
-            found[client] = account.accountant.history + rest
-        return found
-
-    def _charge_lost_rounds(self) -> None:
-        """Pay for what the ledger's journal knows and the checkpoint does not: rounds of a killed process."""
-        charges, self._charges = self._charges, []
-        if not charges or self._federated is None or self._federated.engine is None:
-            return
-        lost = [
-            int(now) - then
-            for now, then in zip(self._federated.engine.ledger.charges.tolist(), charges, strict=True)
-        ]
-        for client, rounds in enumerate(lost):
-            account = self.accounts[client]
-            paid = self._loaded_steps[client] + rounds * self._batches.steps[client]
-            for _ in range(paid - account.steps):
-                account.charge()
-        if any(lost):
-            rank_zero_warn(
-                f"a process was killed in a round that this checkpoint does not know; DPSGD counts it as "
-                f"taken by every client of its cohort: epsilon {self.epsilon(self.delta):.3g} so far"
-            )
+        federated = self._federated
+        if federated is None or federated.engine is None:
+            return self._spent.state_dict()
+        engine = federated.engine
+        charges = engine.ledger.charges.tolist() if federated.seed is None else []
+        if None not in (self.seed, federated.seed):
+            return self._spent.state_dict(charges, at_start_of_round=federated.round_is_open)
+        survivors = () if engine.plan is None else engine.plan.survivors
+        return self._spent.state_dict(charges, round_taken_by=survivors)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from what a checkpoint had spent; without a seed, on streams of its own."""
-        self._charges, self._loaded_rounds = state_dict["charges"], state_dict["rounds"]
-        self._histories = {
-            int(client): [(nm, rate, steps) for nm, rate, steps in history]
-            for client, history in state_dict["histories"].items()
-        }
-        self._loaded_steps = {
-            client: sum(steps for _, _, steps in history) for client, history in self._histories.items()
-        }
+        self._spent.load_state_dict(state_dict)
         if self.seed is None:
             self._new_root()
 

@@ -2,18 +2,15 @@
 
 import math
 
-import numpy as np
 import pytest
 import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq.callbacks import DPSGD, PrivacyBudget
-from lightning_fedq.callbacks.dpsgd import PoissonBatches
 from lightning_fedq.core import Adversary
-from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.loader import ClientBatches
-from lightning_fedq.randomness import Stream
+from tests.callbacks.test_poisson import batches_of
 from tests.callbacks.test_privacy import trainer
 
 
@@ -198,22 +195,6 @@ def test_empty_batches_are_steps_with_noise_alone():
     empty = ClientBatches(samples(), torch.utils.data.default_collate)[torch.tensor([], dtype=torch.int64)]
     assert empty[0].shape == (1, 6)
     assert not empty[0].any()
-
-
-def batches_of(size, batch_size, stream) -> PoissonBatches:
-    return PoissonBatches(LocalWork([torch.arange(size)], batch_size, False, True, 1, None), stream)
-
-
-def test_poisson_sampling_takes_each_sample_with_its_probability():
-    batches = batches_of(500, 25, lambda client, step: Stream(step.to_bytes(32, "big")))
-    assert batches.sample_rate(0) == pytest.approx(0.05, abs=1e-9)
-    assert batches.sample_rate(0) <= 0.05
-    assert batches.steps == [20]
-    counts = np.zeros(500)
-    for step in range(7, 27):
-        counts[batches.take(0, step)] += 1
-    # 10,000 coins of 0.05: 6 standard errors, false alarm below 1e-8
-    assert abs(counts.sum() - 500) < 6 * math.sqrt(10_000 * 0.05 * 0.95)
 
 
 def test_other_rounds_draw_other_batches():
