@@ -24,15 +24,22 @@ def test_clipped_floats_keep_short_updates_and_shorten_long_ones() -> None:
 
 
 def row(kind: float, seed: int, accuracy: float, bits: float) -> dict[str, float]:
-    return {"kind": kind, "seed": seed, "accuracy": accuracy, "bits_per_parameter": bits, "update_bits": bits}
+    return {
+        "kind": kind,
+        "seed": seed,
+        "accuracy": accuracy,
+        "bits_per_parameter": bits,
+        "update_bits": bits,
+        "epsilon": 7.5,
+    }
 
 
 def test_verdicts_can_fail() -> None:
     rows = [row(k, s, 0.9 + 0.001 * s, 32.0) for k in (0.0, 1.0) for s in (0, 1)]
     good = rows + [row(2.0, s, 0.9 + 0.001 * s, 12.0) for s in (0, 1)]
     bad = rows + [row(2.0, s, 0.8 + 0.001 * s, 40.0) for s in (0, 1)]
-    assert [claim.held for claim in _claims(good)] == [True, True]
-    assert [claim.held for claim in _claims(bad)] == [False, False]
+    assert [claim.held for claim in _claims(good, 8.0)] == [True, True, True]
+    assert [claim.held for claim in _claims(bad, 7.0)] == [False, False, False]
 
 
 @pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")

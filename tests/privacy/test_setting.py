@@ -156,7 +156,7 @@ def test_a_calibrated_budget_is_kept(dim, rounds, epsilon):
 
 def test_where_the_distance_is_all_of_delta_there_is_no_epsilon():
     mechanism = AggregateGaussian(clip_norm=1.0, noise_multiplier=1000.0)
-    setting = Setting(context(mechanism, 20, 10_000_000), 1, 1e-5)
+    setting = Setting(context(mechanism, 20, 10_000_000), 1, 2e-13)
     found = setting.spent(setting.claims(mechanism)[Adversary.OUTSIDER], 1)
     assert found.epsilon == math.inf
     assert re.search(r"known to a distance of \S+ only, too much for this delta", found.method)
