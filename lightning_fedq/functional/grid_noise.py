@@ -5,12 +5,19 @@ round(noise) to an integer is post-processing of the exact mechanism on integer 
 floats can't leak anything. The sum is then rounded to a coarse grid, again post-processing, whose
 step is 1/16 to 1/8 of the noise: fewer bits on the wire, and fewer cells in which sampler and law can differ.
 
-Noise comes from the quantile function of a tail in float64, at odd multiples of 2^-65 rounded to 53
-significant bits, on either side, so that far tails are as finely resolved as the centre. Its
-distribution function at z is off by at most 2^-65 (the grid of tails) plus |z| f(z) 2^-50 (the quantile's
-relative error, measured against 40 digits: 2^-50.8) plus 2^-52 times the tail (its rounding). The first sums
-to `GridNoise.total_variation`, the other two change the probability of every coarse cell by a factor within
-e^(+-`GridNoise.log_ratio`).
+Noise comes from the quantile function of a tail in float64, on either side, so that far tails are as finely
+resolved as the centre. A tail is an odd multiple of 2^-65; below 2^-11, where that would be too coarse for
+53 significant bits, a second word makes it one of 2^-129. The distribution function at z is off by
+
+* at most 2^-129, the finer grid of tails, which sums to `GridNoise.total_variation`;
+* |z| f(z) times 2^-50 (Gaussian) or 2^-51 (Laplace): the relative error of the quantile, 2^-50.8 and 2^-52.8
+  as measured against 40 digits down to the smallest tail, and of its product with the scale, 2^-53;
+* 2^-51 times the tail: 2^-65 is at most 2^-54 of a tail above 2^-11, two roundings are 2^-53 of it each.
+
+The last two change the probability of every coarse cell by a factor within e^(+-`GridNoise.log_ratio`).
+
+A sum too far out for its symbol becomes the last symbol, which is post-processing again. That takes noise of
+more than 9.16 standard deviations or 44.4 mean absolute values: a chance below 2^-64.
 
 References:
     Mironov, On Significance of the Least Significant Bits for Differential Privacy, CCS 2012, for the fault.
@@ -19,6 +26,7 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -28,50 +36,69 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+Words = Callable[[int], NDArray[np.uint64]]
+
 FINE_BITS = 30
-_LARGEST = {"gaussian": 9.16, "laplace": 44.4}
+_LARGEST = {"gaussian": 13.11, "laplace": 88.73}
+"""No noise is larger, in scales: the quantiles at 2^-129."""
+_SENT = {"gaussian": 9.16, "laplace": 44.4}
+"""Noise that every symbol can hold, in scales: the quantiles at 2^-65."""
+_SECOND_WORD_BELOW = np.uint64(1 << 53)
 _LOG_RATIO = {"gaussian": 2.0**-41, "laplace": 2.0**-39}
 _STEPS_PER_SCALE = 8
 
 
-def signed_tails(words: NDArray[np.uint64]) -> tuple[Tensor, Tensor]:
-    """Turn uniform 64-bit words into tail probabilities and sides; larger words lie further to the right.
+def signed_tails(count: int, words64: Words) -> tuple[Tensor, Tensor]:
+    """Draw tail probabilities and sides; larger words lie further to the right.
 
-    Returns:
-        `(n,)` float64 (k + 1/2) 2^-64 in (0, 1/2], k words away from the nearer end, and `(n,)` bool: is it
-        the right tail?
-    """
-    others = ~words
-    tails = (np.minimum(words, others).astype(np.float64) + 0.5) * 2.0**-64
-    return torch.from_numpy(tails), torch.from_numpy(words > others)
-
-
-def rounded_gaussian(words: NDArray[np.uint64], sigma: float) -> Tensor:
-    """Nearest integers to sigma times a normal variable; |result| <= 9.16 sigma + 1.
+    With k the number of words between a word and the nearer end, the tail is (k + 1/2) 2^-64. Where
+    k < 2^53, which one word in 2^10 has, it is (k + (j + 1/2) 2^-64) 2^-64; these second words j are read
+    after all first ones. What is read depends on the stream alone, never on data.
 
     Args:
-        words: `(n,)` uniform.
-        sigma: Standard deviation, in integers.
+        count: Number of tails.
+        words64: Gives the next uniform 64-bit words of a stream, as many as it is asked for.
 
     Returns:
-        `(n,)` int64.
+        `(count,)` float64 in [2^-129, 1/2], and `(count,)` bool: is it the right tail?
     """
-    tails, right = signed_tails(words)
+    words = words64(count)
+    others = ~words
+    nearer = np.minimum(words, others)
+    tails = nearer.astype(np.float64) + 0.5
+    few = np.flatnonzero(nearer < _SECOND_WORD_BELOW)
+    tails[few] = nearer[few].astype(np.float64) + (words64(len(few)).astype(np.float64) + 0.5) * 2.0**-64
+    return torch.from_numpy(tails * 2.0**-64), torch.from_numpy(words > others)
+
+
+def rounded_gaussian(sigma: float, count: int, words64: Words) -> Tensor:
+    """Nearest integers to sigma times a normal variable; |result| <= 13.11 sigma + 1.
+
+    Args:
+        sigma: Standard deviation, in integers.
+        count: Number of draws.
+        words64: See `signed_tails`.
+
+    Returns:
+        `(count,)` int64.
+    """
+    tails, right = signed_tails(count, words64)
     below = torch.round(torch.special.ndtri(tails) * sigma).to(torch.int64)
     return torch.where(right, -below, below)
 
 
-def rounded_laplace(words: NDArray[np.uint64], scale: float) -> Tensor:
-    """Nearest integers to `scale` times a Laplace variable; |result| <= 44.4 scale + 1.
+def rounded_laplace(scale: float, count: int, words64: Words) -> Tensor:
+    """Nearest integers to `scale` times a Laplace variable; |result| <= 88.73 scale + 1.
 
     Args:
-        words: `(n,)` uniform.
         scale: Mean absolute value, in integers.
+        count: Number of draws.
+        words64: See `signed_tails`.
 
     Returns:
-        `(n,)` int64.
+        `(count,)` int64.
     """
-    tails, right = signed_tails(words)
+    tails, right = signed_tails(count, words64)
     below = torch.round(torch.log(2.0 * tails) * scale).to(torch.int64)
     return torch.where(right, -below, below)
 
@@ -110,8 +137,8 @@ class GridNoise:
 
     @property
     def bits(self) -> int:
-        """Width of a signed symbol that holds every possible sum of a clipped value and noise."""
-        largest = (1.0 + _LARGEST[self.law] * self.scale) / self.step + 2.0
+        """Width of a signed symbol, for a clipped value and all noise but 2^-64 of it."""
+        largest = (1.0 + _SENT[self.law] * self.scale) / self.step + 2.0
         return math.ceil(math.log2(largest + 1.0)) + 1
 
     @property
@@ -124,35 +151,36 @@ class GridNoise:
     def total_variation(self) -> float:
         """Distance of one released coordinate's law from the exact mechanism's, at most, `log_ratio` aside.
 
-        Half the sum over cells of what both ends are off is the sum over ends, each off by 2^-65; beyond the
-        last one lies less than 2^-64.
+        Half the sum over cells of what both ends are off is the sum over ends, each off by 2^-129; beyond
+        the last one lies less than 2^-128.
         """
         ends = 2.0 * _LARGEST[self.law] * self.scale / self.step + 2.0
-        return ends * 2.0**-65 + 2.0**-64
+        return ends * 2.0**-129 + 2.0**-128
 
     @property
     def log_ratio(self) -> float:
         """Largest |ln| of the ratio that the float errors make in any cell's probability.
 
-        A cell from a to a + h, 1/16 <= h <= 1/8 in scales, has at least h f(a + h), and its ends are off by
-        2^-50 z f(z) and 2^-52 of the tail each: less than 2^-41 of it for a up to 9.16 (Gaussian), 2^-39 for
-        a up to 44.4 (Laplace).
+        A cell from a to a + h, 1/16 <= h <= 1/8 in scales, has at least f(a) (1 - e^(-a h)) / a e^(-h^2 / 2)
+        (Gaussian) or f(a) (1 - e^-h) (Laplace), and its ends are off by 2^-50 or 2^-51 of z f(z) and 2^-51 of
+        the tail each: less than 2^-41 of it for a up to 13.11 (Gaussian), 2^-39 for a up to 88.73 (Laplace).
         """
         return _LOG_RATIO[self.law]
 
-    def add(self, values: Tensor, words: NDArray[np.uint64]) -> Tensor:
-        """Add noise to integers on the fine grid and round the sums to the coarse one.
+    def add(self, values: Tensor, words64: Words) -> Tensor:
+        """Add noise to integers on the fine grid, round the sums to the coarse one and cut them to `bits`.
 
         Args:
             values: `(n,)` int64, at most 2^30 in size.
-            words: `(n,)` uniform.
+            words64: See `signed_tails`.
 
         Returns:
             `(n,)` int64 in [-2^(bits - 1), 2^(bits - 1)).
         """
         draw = rounded_gaussian if self.law == "gaussian" else rounded_laplace
-        noise = draw(words, self.scale * 2.0**FINE_BITS)
-        return (values + noise.to(values.device) + (1 << self.shift >> 1)) >> self.shift
+        noise = draw(self.scale * 2.0**FINE_BITS, len(values), words64)
+        sums = (values + noise.to(values.device) + (1 << self.shift >> 1)) >> self.shift
+        return sums.clamp_(-(1 << self.bits - 1), (1 << self.bits - 1) - 1)
 
 
 @lru_cache(maxsize=256)

@@ -131,7 +131,7 @@ class AdditiveNoise(Mechanism):
         for first in range(0, len(row), _CHUNK):
             part = slice(first, first + _CHUNK)
             fine = truncate_to_grid((row[part] * factor[part]).clamp(-1.0, 1.0), FINE_BITS)
-            out[part] = noise.add(fine, stream.words64(len(fine)))
+            out[part] = noise.add(fine, stream.words64)
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness

@@ -13,6 +13,7 @@ from lightning_fedq.mechanisms import (
     PerCoordinateLaplace,
 )
 from lightning_fedq.mechanisms.calibration import gaussian_noise_multiplier, laplace_noise_multiplier
+from lightning_fedq.privacy.accounting import spent
 from tests.one_round import context_of, decode, encode
 
 
@@ -111,6 +112,22 @@ def test_claims_say_whole_vector_or_coordinate():
             assert claim.compositions == compositions
             assert any("total variation" in line for line in claim.assumptions)
     assert PerCoordinateLaplace(2.0).multiplier == 0.5
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        GaussianNoise(1.0, epsilon=8.0, delta=1e-5, rounds=100),
+        LaplaceNoise(1.0, epsilon=8.0, delta=1e-5, rounds=100),
+    ],
+    ids=lambda mechanism: mechanism.law,
+)
+@pytest.mark.parametrize("dim", [10, 10_000_000])
+def test_the_sampler_costs_next_to_nothing_at_ten_million_coordinates(mechanism, dim):
+    """2 k r is 0.0009 (Gaussian) and 0.0036 (Laplace) for 1e9 coordinates and rounds; delta pays 1e-23."""
+    claim = mechanism.claims(context_of(mechanism, range(100), (dim,)))[0]
+    loose = spent(claim.loss, 1e-5, rounds=100, slack=claim.slack).epsilon
+    assert loose <= min(8.0, spent(claim.loss, 1e-5, rounds=100).epsilon + 0.005)
 
 
 @pytest.mark.parametrize(
