@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,15 @@ import pytest
 
 from lightning_fedq.commands.reproduce import main
 from lightning_fedq.core import Adversary
-from lightning_fedq.experiments.cpa_beyond import client_report, cpa_beyond, solve
+from lightning_fedq.experiments.cpa_beyond import (
+    _methods,
+    _Setting,
+    client_report,
+    cpa_beyond,
+    ideal_epsilon,
+    solve,
+)
+from lightning_fedq.experiments.cpa_runs import Task
 from lightning_fedq.experiments.cpa_table2 import theorem_mse
 from lightning_fedq.mechanisms import CPA
 
@@ -140,6 +149,17 @@ def test_solving_for_a_client_level_epsilon() -> None:
     assert 0.99 * 8 <= spent(found) <= 8
     with pytest.raises(ValueError, match=r"no setting >= 0.5 spends at most 8.0; raise the target"):
         solve(CPA, 8.0, spent, 0.5, 1.0)
+
+
+def test_the_aggregate_gaussian_is_solved_for_its_own_claim_where_it_has_one() -> None:
+    setting = _Setting(Task("", False, 30, 0, 0, 0.5), 1000, 0.1, 1.0, 1e-5)
+    method = _methods(0.5, 1000)["aggregate Gaussian"]
+    for level, proven in ((0.3, True), (3.0, False)):
+        mechanism = method.knob(level)
+        real = setting.report(mechanism).row(Adversary.OUTSIDER).epsilon_run
+        exact = ideal_epsilon(mechanism, 1000, 30, 1e-5)
+        assert (exact < real < exact + 0.01) if proven else real == math.inf
+        assert setting.epsilon(mechanism, method) == (real if proven else exact)
 
 
 def test_the_target_of_the_picture_is_one_of_the_targets() -> None:
