@@ -40,7 +40,7 @@ class LawError(NamedTuple):
 
 def _displaced(error: LawError, displacement: float, grid: float) -> LawError:
     """Add what a displacement costs; one that is not far below the grid leaves nothing that can be said."""
-    if not displacement <= grid / 8.0:
+    if not displacement <= grid / 1024.0:
         return LawError(1.0, 0.0)
     return LawError(error.distance, error.log_ratio + _EDGES * displacement / grid)
 
