@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, Union, get_args
 
 import yaml
 from rich.console import Console
@@ -28,6 +28,22 @@ else:
 # short class names in a YAML (`class_path: CorBin`) are looked up among the classes imported so far
 for _module in ("callbacks", "data", "datasets", "mechanisms", "models"):
     importlib.import_module(f"lightning_fedq.{_module}")
+
+
+def int_before_float(hint: Any) -> Any:
+    """The same union with int in front of float: the parser takes the first type that fits, and 1 fits both.
+
+    `typing` keeps one of several equal types, so that the order in Lightning's `Optional[Union[int, float]]`
+    depends on what was imported before; with the other one, a limit of 1 batch is read as 1.0, all of them.
+    """
+    args = get_args(hint)
+    if not {int, float} <= set(args):
+        return hint
+    return Union[(int, float, *(arg for arg in args if arg not in (int, float)))]
+
+
+_hints = pl.Trainer.__init__.__annotations__
+_hints.update({name: int_before_float(hint) for name, hint in _hints.items()})
 
 
 class SuggestingParser(LightningArgumentParser):
