@@ -94,7 +94,11 @@ def aggregate_elias(num_clients: int, epsilon: float, seed: int, samples: int = 
     """
     inputs = sphere(-(-samples // DIM), seed).numpy().reshape(-1)
     rand = PublicRandomness(SeededKeys(seed), 0)
-    scale, _ = draw_mixture(decomposition(num_clients), inputs.size, rand.members("aggregate").words64)
+    context = round_context(num_clients, 0)
+    multiplier = analytic_gaussian_multiplier(epsilon, DELTA) / 2.0
+    least = AggregateGaussian(RADIUS, multiplier).least_scale_bits(context)
+    words = rand.members("aggregate").words64
+    scale, _ = draw_mixture(decomposition(num_clients), inputs.size, words, least)
     steps = scale * _step(num_clients, epsilon)
     dither = centred_dither(rand.shared_with_server(0, "dither").words64(inputs.size))
     symbols = np.floor(inputs / steps + dither + 0.5).astype(np.int64)
