@@ -110,7 +110,7 @@ class DPSGD(pl.Callback):
         """Open an account for everybody who holds data; what was spent before stays spent."""
         from lightning_fedq.privacy.accounting import check_delta
 
-        check_delta(self.delta, max(map(len, work.held)))
+        check_delta(self.delta, max(map(len, work.held)), "samples")
         self._batches = PoissonBatches(work, lambda client, step: self._stream("batch", client, step))
         self._spent.open(self._batches, self.noise_multiplier, repeatable=self.seed is not None)
 

@@ -111,7 +111,7 @@ class PrivacyBudget(pl.Callback):
         return self.unit or "sample"
 
     def _follow_rounds(self, engine: RoundEngine, max_epochs: int | None, secagg: SecAgg | None) -> None:
-        check_delta(self.delta, engine.planner.num_clients)
+        check_delta(self.delta, engine.planner.num_clients, "clients")
         if isinstance(engine.keys, SeededKeys):
             rank_zero_warn(
                 "the keys come from a seed, so nothing is private; "
@@ -161,7 +161,7 @@ class PrivacyBudget(pl.Callback):
                 "use Adversary.OUTSIDER"
             )
         accounts = dpsgd.accounts
-        check_delta(self.delta, dpsgd.largest_data_set)
+        check_delta(self.delta, dpsgd.largest_data_set, "samples")
         if dpsgd.seed is not None:
             rank_zero_warn(
                 "DPSGD draws from a seed, so nothing is private; "
