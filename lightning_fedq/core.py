@@ -347,7 +347,8 @@ class Mechanism(ABC):
             rand: What the server knows.
 
         Returns:
-            `(dim,)` float32, in units of the update; float64 where parts of a sum must add up exactly.
+            `(dim,)` float32, or float64, in units of the update. Where there is a `grid`, only the whole sum
+            rounded to it may leave the server.
         """
 
     @abstractmethod
@@ -364,6 +365,11 @@ class Mechanism(ABC):
     @abstractmethod
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Return exactly one claim per `Adversary`, for one round."""
+
+    def grid(self, context: RoundContext) -> float | None:
+        """Public grid, in units of the update, that the decoded sum of all clients is rounded to before it is
+        released, so that the low bits of floats say nothing; None where symbols lie on a grid already."""
+        return None
 
     def symbol_range(
         self, context: RoundContext, rand: PublicRandomness

@@ -130,33 +130,14 @@ def add_dequantized_row(
         total[j] += (symbols[j] - dither[j]) * step[j] + offset[j]
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def add_released_row(
-    symbols: NDArray[np.integer],
-    dither: NDArray[np.float64],
-    step: NDArray[np.float64],
-    offset: NDArray[np.float64],
-    unit: float,
-    grid: float,
-    total: NDArray[np.float64],
-) -> None:
-    """Round ((M - U) w + offset) unit to the multiples of a public grid and add it, in one pass on the CPU.
-
-    On a grid the low bits of a decoded value say nothing about its input, and sums are exact, whatever the
-    order.
+def round_to_grid(values: Tensor, grid: float) -> Tensor:
+    """Round to the multiples of a public power of two, so that an output's low bits say nothing of its input.
 
     Args:
-        symbols: `(n,)` integers.
-        dither: `(n,)`.
-        step: `(n,)`.
-        offset: `(n,)`.
-        unit: What one stands for.
-        grid: A power of two, much larger than rounding errors.
-        total: `(n,)` multiples of the grid, changed in place.
+        values: Any floats; float64 where they are to be much finer than the grid.
+        grid: A power of two, much larger than the values' rounding errors.
     """
-    for j in range(symbols.size):
-        value = ((symbols[j] - dither[j]) * step[j] + offset[j]) * unit
-        total[j] += np.floor(value / grid + 0.5) * grid
+    return torch.floor(values / grid + 0.5) * grid
 
 
 def release_grid(std: float, bits: int) -> float:

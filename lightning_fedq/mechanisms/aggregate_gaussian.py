@@ -94,11 +94,11 @@ class AggregateGaussian(CommonSteps):
     def law_error(self, context: RoundContext) -> LawError:
         """How far the released sum's law is from the exact one, a coordinate."""
         size = len(context.cohort)
-        spread = self.sigma(context) * size
+        std = self.sigma(context) * size
         return aggregate_law_error(
             decomposition(size, self.target),
-            self.grid(context) / (self.clip_norm * spread),
-            size / (math.sqrt(context.dim) * spread),
+            self.grid(context) / (self.clip_norm * std),
+            self.inputs(context),
             self.least_scale_bits(context),
         )
 

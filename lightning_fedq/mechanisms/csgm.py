@@ -68,16 +68,14 @@ class CSGM(SubsampledMechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`; float64, every coordinate a multiple of `grid`. A symbol 0 adds nothing but
-        its client's share of the noise."""
+        """See `Mechanism.decode`; float64, not on the `grid` yet. A symbol 0 adds nothing but its client's
+        share of the noise."""
         rows, total = symbols.cpu().reshape(len(clients), context.dim).numpy(), np.zeros(context.dim)
-        grid = self.grid(context)
         for row, client in enumerate(clients):
             level = (rows[row] - 1) * (2.0 / self._cells) - 1.0
-            sent = np.where(rows[row] > 0, level, 0.0) / self.sampling_probability
-            value = (sent + self.noise_share(client, context, rand)) * self.clip_value
-            total += np.floor(value / grid + 0.5) * grid
-        return torch.from_numpy(total).to(symbols.device)
+            total += np.where(rows[row] > 0, level, 0.0) / self.sampling_probability
+            total += self.noise_share(client, context, rand)
+        return torch.from_numpy(total * self.clip_value).to(symbols.device)
 
     def code(self, context: RoundContext) -> Code:
         """Fixed length with room for "nothing sent"."""

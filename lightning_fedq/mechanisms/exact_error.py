@@ -11,7 +11,7 @@ the cohort then errs by a law that was chosen in advance, whatever the updates a
   promised to outsiders only, and the server has to be trusted. `claims` says so with numbers.
 * Updates are clipped in l2, because a guarantee without a bound on the update is none. Everything is computed
   in units of `clip_norm`, in float64.
-* What is decoded is rounded to a public grid, 2^-5 of the noise's std or finer, so that its low bits say
+* The decoded sum is rounded to a public grid, 2^-5 of the noise's std or finer, so that its low bits say
   nothing about the updates (Mironov 2012). This adds less than 1e-4 of the noise's variance. On that grid
   float64, finitely many random bits and tables change the law of what is released by a bounded factor,
   `functional.float_error`, which the claim charges to the budget.
@@ -22,6 +22,7 @@ References:
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,8 +49,8 @@ from lightning_fedq.entropy_coding import Elias
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK, in_chunks
 from lightning_fedq.functional.clip import unit_ball_factors
-from lightning_fedq.functional.dither import dither_quantize_row
-from lightning_fedq.functional.float_error import LawError
+from lightning_fedq.functional.dither import add_dequantized_row, dither_quantize_row, release_grid
+from lightning_fedq.functional.float_error import Inputs, LawError
 from lightning_fedq.mechanisms.calibration import resolve_multiplier
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.range_coding import ConditionalRange
@@ -148,17 +149,20 @@ class ExactError(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`; float64, every coordinate a multiple of `grid`."""
+        """See `Mechanism.decode`; float64, not on the `grid` yet."""
         total = np.zeros(context.dim)
         self._add_decoded(symbols.detach().cpu(), clients, context, rand, total)
-        return torch.from_numpy(total).to(symbols.device)
+        return torch.from_numpy(total * self.clip_norm).to(symbols.device)
 
-    @abstractmethod
     def grid(self, context: RoundContext) -> float:
-        """Grid of what is decoded, in units of the update: a power of two, 2^-6 to 2^-5 of its noise's
-        std."""
+        """See `Mechanism.grid`: 2^-6 to 2^-5 of the std of the sum's noise."""
+        return release_grid(self.clip_norm * self.sigma(context) * len(context.cohort), GRID_BITS)
 
-    @abstractmethod
+    def inputs(self, context: RoundContext) -> Inputs:
+        """Largest and mean |coordinate| of a sum of clipped updates, in stds of its noise."""
+        largest = 1.0 / self.sigma(context)
+        return Inputs(largest, largest / math.sqrt(context.dim))
+
     def _add_decoded(
         self,
         symbols: Tensor,
@@ -167,7 +171,10 @@ class ExactError(Mechanism):
         rand: PublicRandomness,
         total: Array,
     ) -> None:
-        """Add the decoded sum, on its grid and in units of the update."""
+        quantizer_of = self.quantizers(context, rand)
+        rows = symbols.reshape(len(clients), context.dim)
+        for row, client in enumerate(clients):
+            add_dequantized_row(rows[row].contiguous().numpy(), *quantizer_of(client), total)
 
     def code(self, context: RoundContext) -> Code:
         """Elias gamma: what can be read without any shared randomness."""

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from lightning_fedq.core import Adversary, Loss, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.functional.chunks import in_chunks
-from lightning_fedq.functional.dither import add_centred_dither, add_released_row, release_grid
-from lightning_fedq.mechanisms.exact_error import GRID_BITS, Array, ExactError, Quantizer
+from lightning_fedq.functional.dither import add_centred_dither, add_dequantized_row
+from lightning_fedq.mechanisms.exact_error import Array, ExactError, Quantizer
 from lightning_fedq.randomness import PublicRandomness
 
 BOUNDED = (
@@ -74,13 +74,7 @@ class CommonSteps(ExactError):
         (step, offset), dithers = self.common(context, rand), np.zeros(context.dim)
         for client in clients:
             self._add_dither(client, rand, dithers)
-        offset = len(clients) * offset
-        integers, grid = summed.contiguous().numpy(), self.grid(context)
-        add_released_row(integers, dithers, step, offset, self.clip_norm, grid, total)
-
-    def grid(self, context: RoundContext) -> float:
-        """See `ExactError.grid`; the noise is that of the sum."""
-        return release_grid(self.clip_norm * self.sigma(context) * len(context.cohort), GRID_BITS)
+        add_dequantized_row(summed.contiguous().numpy(), dithers, step, len(clients) * offset, total)
 
     def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[Tensor, Tensor]:
         """Smallest and largest symbol of any client in every coordinate, as no |x| exceeds the clipping

@@ -5,29 +5,24 @@ exactly Gaussian for every update, and the messages take H(M | S) bits and a lit
 Not homomorphic: steps differ from client to client, so the server decodes message by message.
 
 Departures: the dither is centred; the noise that dropouts take with them is put back by decoding zeros for
-them; each message is decoded to a public grid of 2^-5 of its error's std or finer. A sum of values that were
-each rounded to a grid g has the law of the rounded sum with n - 1 uniform errors of width g more, up to a
-factor within 1 +- 3 n e^(-(pi s / g)^2) for errors of std s, here within 1 +- e^-9000: rounding message by
-message is post-processing as well.
+them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
 
 from lightning_fedq.core import Adversary, GaussianLoss, Loss, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.functional.chunks import in_chunks
-from lightning_fedq.functional.dither import add_released_row, release_grid
 from lightning_fedq.functional.float_error import LawError, layered_law_error
 from lightning_fedq.functional.layered import WORDS_PER_COORDINATE, Layering, layer_row
 from lightning_fedq.functional.layered_cost import known_dither_delta
-from lightning_fedq.mechanisms.exact_error import GRID_BITS, Array, ExactError, Quantizer
+from lightning_fedq.mechanisms.exact_error import ExactError, Quantizer
 from lightning_fedq.randomness import PublicRandomness, Stream
 
 
@@ -82,10 +77,6 @@ class LayeredGaussian(ExactError):
         """Std of one message's error, in units of the clipping norm."""
         return self.sigma(context) * math.sqrt(len(context.cohort))
 
-    def grid(self, context: RoundContext) -> float:
-        """See `ExactError.grid`; the noise is one message's."""
-        return release_grid(self.clip_norm * self.spread(context), GRID_BITS)
-
     def quantizers(self, context: RoundContext, rand: PublicRandomness) -> Callable[[int], Quantizer]:
         """See `ExactError.quantizers`."""
         sigma = self.spread(context)
@@ -96,28 +87,11 @@ class LayeredGaussian(ExactError):
 
         return make
 
-    def _add_decoded(
-        self,
-        symbols: Tensor,
-        clients: Sequence[int],
-        context: RoundContext,
-        rand: PublicRandomness,
-        total: Array,
-    ) -> None:
-        quantizer_of, grid = self.quantizers(context, rand), self.grid(context)
-        rows = symbols.reshape(len(clients), context.dim)
-        for row, client in enumerate(clients):
-            quantizer = quantizer_of(client)
-            add_released_row(rows[row].contiguous().numpy(), *quantizer, self.clip_norm, grid, total)
-
     def law_error(self, context: RoundContext) -> LawError:
-        """How far the released sum's law is from the exact one, a coordinate: every message's adds up."""
-        spread = self.spread(context)
-        error = layered_law_error(
-            self.grid(context) / (self.clip_norm * spread), 1.0 / (math.sqrt(context.dim) * spread)
-        )
+        """How far the released sum's law is from the exact one, a coordinate."""
         size = len(context.cohort)
-        return LawError(size * error.distance, size * error.log_ratio)
+        std = self.sigma(context) * size
+        return layered_law_error(size, self.grid(context) / (self.clip_norm * std), self.inputs(context))
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """See `Mechanism.claims`: Gaussian towards outsiders, nothing towards whoever holds the dither."""

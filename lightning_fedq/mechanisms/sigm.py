@@ -23,7 +23,7 @@ from lightning_fedq.core import (
     RoundContext,
 )
 from lightning_fedq.entropy_coding import Elias, Subset
-from lightning_fedq.functional.dither import add_released_row, dither_quantize_row
+from lightning_fedq.functional.dither import dither_quantize_row
 from lightning_fedq.mechanisms.exact_error import Quantizer
 from lightning_fedq.mechanisms.layered import layered_quantizer
 from lightning_fedq.mechanisms.subsampled import Mask, SubsampledMechanism
@@ -75,19 +75,15 @@ class SIGM(SubsampledMechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`; float64, every coordinate a multiple of `grid`."""
+        """See `Mechanism.decode`; float64, not on the `grid` yet."""
         rows, total = symbols.cpu().reshape(len(clients), context.dim).numpy(), np.zeros(context.dim)
         quantizer_of, empty = self.quantizers(context, rand), self.counts(context, rand) == 0
-        unit, grid = self.clip_value / self.sampling_probability, self.grid(context)
         for row, client in enumerate(clients):
             selected, (dither, step, offset) = quantizer_of(client)
-            # where a client sends nothing, a dither, a symbol and an offset of 0 decode to 0
-            dither, offset = np.where(selected, dither, 0.0), np.where(selected, offset, 0.0)
+            total += np.where(selected, (rows[row] - dither) * step + offset, 0.0) / self.sampling_probability
             if empty.any():
-                share = self.noise_share(client, context, rand) * self.sampling_probability
-                offset = np.where(empty, share, offset)
-            add_released_row(rows[row], dither, step, offset, unit, grid, total)
-        return torch.from_numpy(total).to(symbols.device)
+                total += np.where(empty, self.noise_share(client, context, rand), 0.0)
+        return torch.from_numpy(total * self.clip_value).to(symbols.device)
 
     def code(self, context: RoundContext) -> Code:
         """Elias gamma: what can be read without any shared randomness."""

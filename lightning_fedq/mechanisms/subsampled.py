@@ -7,8 +7,8 @@ noise too, so that the released law does not depend on the selection.
 The noise that no dither makes (CSGM's, and that on empty coordinates) is the trusted server's, drawn in equal
 shares from what each client shares with it, so that it is complete whoever drops out; a share is what a
 direct layered quantiser makes of 0, so that one bound of the float errors serves all. Everybody but the
-outsider can know who was selected, so amplification by subsampling is the outsider's alone. Every client's
-part of a sum is rounded to a public grid, see `mechanisms.layered`.
+outsider can know who was selected, so amplification by subsampling is the outsider's alone. The whole sum is
+rounded to a public grid, once: rounding part by part would tell how many parts there are.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from lightning_fedq.core import (
 )
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.dither import release_grid
-from lightning_fedq.functional.float_error import LawError, layered_law_error
+from lightning_fedq.functional.float_error import Inputs, LawError, layered_law_error
 from lightning_fedq.mechanisms.exact_error import GRID_BITS, Array, exact_claims
 from lightning_fedq.mechanisms.layered import layered_quantizer
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
@@ -89,21 +89,18 @@ class SubsampledMechanism(Mechanism):
         return -dither * step
 
     def grid(self, context: RoundContext) -> float:
-        """Grid of what is decoded, in units of the update: a power of two, 2^-6 to 2^-5 of the std of the
-        smallest part of the noise."""
-        std = self.noise_multiplier / self.sampling_probability / math.sqrt(len(context.cohort))
-        return release_grid(self.clip_value * std, GRID_BITS)
+        """See `Mechanism.grid`: 2^-6 to 2^-5 of the std of the sum's noise."""
+        return release_grid(self.clip_value * self.noise_multiplier / self.sampling_probability, GRID_BITS)
 
     def law_error(self, context: RoundContext) -> LawError:
-        """How far the released sum's law is from the exact one, a coordinate.
+        """How far the released sum's law is from the exact one, a coordinate, whoever was selected.
 
-        At most n clients send it, whose errors have stds of at least z / (gamma sqrt(n)).
+        At most n clients send it; each may be as large in every coordinate.
         """
         size = len(context.cohort)
-        std = self.noise_multiplier / self.sampling_probability / math.sqrt(size)
-        largest = 1.0 / (self.sampling_probability * std)
-        error = layered_law_error(self.grid(context) / (self.clip_value * std), largest)
-        return LawError(size * error.distance, size * error.log_ratio)
+        std = self.clip_value * self.noise_multiplier / self.sampling_probability
+        largest = size / self.noise_multiplier
+        return layered_law_error(size, self.grid(context) / std, Inputs(largest, largest))
 
     def _clipped(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> tuple[Tensor, int]:
         rows = update.detach().reshape(len(rand.clients), context.dim).cpu().double() / self.clip_value

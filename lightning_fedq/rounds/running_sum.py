@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_fedq.core import AbortedRoundError, Mechanism, RoundContext
 from lightning_fedq.functional.accumulate import add_rows
+from lightning_fedq.functional.dither import round_to_grid
 from lightning_fedq.randomness import PublicRandomness
 from lightning_fedq.rounds.parts import Aggregator, SecureSum, Traffic
 from lightning_fedq.rounds.plan import RoundPlan
@@ -126,7 +127,10 @@ class RunningSum:
         elif self._mechanism.fixed_cohort and (absent := self.absent()):
             zero = torch.zeros(1, self._message_size, dtype=torch.int32, device=self._like.device)
             self._decoded = self._decoded + self._decode(zero.expand(len(absent), -1), absent)
-        return torch.as_tensor(self._decoded).to(self._like) / self.total_weight()
+        total = torch.as_tensor(self._decoded)
+        if (grid := self._mechanism.grid(self._context)) is not None:
+            total = round_to_grid(total, grid)
+        return total.to(self._like) / self.total_weight()
 
     def _check_answers(self) -> None:
         answers, silent = len(self.received), len(self.absent())

@@ -12,6 +12,7 @@ from scipy import stats
 from lightning_fedq.core import Adversary, GaussianLoss, NonPrivate
 from lightning_fedq.entropy_coding import Elias
 from lightning_fedq.functional.decompose import LEAST_SCALE_BITS
+from lightning_fedq.functional.dither import round_to_grid
 from lightning_fedq.functional.irwin_hall import irwin_hall_cdf
 from lightning_fedq.functional.layered_cost import conditional_entropy
 from lightning_fedq.mechanisms.aggregate_gaussian import AggregateGaussian
@@ -45,10 +46,13 @@ def inputs(kind, size, dim=DIM, norm=2.0):
 
 
 def errors(mechanism, size, kind, seed=0, dim=DIM):
-    """Errors of the decoded sum in units of its std, with the grid of the output smoothed over."""
+    """Errors of the released sum in units of its std, with its grid smoothed over."""
     context, updates = context_of(mechanism, range(size), (dim,)), inputs(kind, size, dim)
     symbols = encode(mechanism, updates, context, seed=seed).symbols
-    error = decode(mechanism, symbols, context.cohort, context, seed).double() - updates.double().sum(0)
+    released = round_to_grid(
+        decode(mechanism, symbols, context.cohort, context, seed), mechanism.grid(context)
+    )
+    error = released - updates.double().sum(0)
     jitter = torch.rand(dim, generator=torch.Generator().manual_seed(1)).double() - 0.5
     spread = mechanism.clip_norm * mechanism.sigma(context) * size
     return ((error + mechanism.grid(context) * jitter) / spread).numpy()
@@ -307,11 +311,11 @@ def test_the_capped_error_is_still_gaussian():
 
 GOLDEN = {
     # symbols of three clients, decoded sum, bitstream of the first client: heads of SHA-256, and bits in all
-    LayeredGaussian(8.0, 0.05): ("fc4f730f1f", "6ee58d49e8", "8ac0cfe927", 26440),
-    LayeredGaussian(8.0, 0.001, layering="shifted"): ("eddadc7ba6", "b63c12cd26", "266aac153e", 608904),
-    AggregateGaussian(8.0, 0.05): ("af4a440dd2", "e56794050e", "183d221063", 131312),
-    AggregateGaussian(8.0, 0.0005, target="laplace"): ("7b91b2d692", "a8f649cc33", "c1a93561e3", 1635928),
-    IrwinHall(8.0, 0.05): ("6f128a680b", "3080061e80", "42aa2efc8b", 19880),
+    LayeredGaussian(8.0, 0.05): ("fc4f730f1f", "d4af10ee39", "8ac0cfe927", 26440),
+    LayeredGaussian(8.0, 0.001, layering="shifted"): ("eddadc7ba6", "77176d0324", "266aac153e", 608904),
+    AggregateGaussian(8.0, 0.05): ("af4a440dd2", "02eec61860", "183d221063", 131312),
+    AggregateGaussian(8.0, 0.0005, target="laplace"): ("7b91b2d692", "9c9cc579a0", "c1a93561e3", 1635928),
+    IrwinHall(8.0, 0.05): ("6f128a680b", "327478470f", "42aa2efc8b", 19880),
 }
 
 
