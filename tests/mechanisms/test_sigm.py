@@ -8,6 +8,7 @@ import torch
 from scipy import stats
 
 from lightning_fedq.core import Adversary, GaussianLoss, Neighbours, NonPrivate, SampledGaussianLoss
+from lightning_fedq.functional.float_error import Inputs, layered_law_error
 from lightning_fedq.mechanisms import CSGM, SIGM
 from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.ranges import FixedRange
@@ -92,6 +93,18 @@ def test_who_sees_what(make):
     assert client.noise_multiplier == pytest.approx(3.0 * math.sqrt(0.5 if make is SIGM else 0.75))
     alone = {c.adversary: c.loss for c in CSGM(1.0, 3.0).claims(context_of(mechanism, (1,), (10,)))}
     assert isinstance(alone[Adversary.CLIENT], NonPrivate)
+
+
+@pytest.mark.parametrize("make", [SIGM, CSGM])
+def test_what_floats_do_is_charged(make):
+    # noise of std 3 / 0.25 = 12 on a grid of 8 / 32; four clients, each up to 1 / 0.25 in every coordinate
+    mechanism, context = make(1.0, 3.0, 0.25), context_of(CSGM(1.0, 3.0), range(4), (10,))
+    assert mechanism.grid(context) == 0.25
+    error = layered_law_error(4, 0.25 / 12.0, Inputs(16.0 / 12.0, 16.0 / 12.0))
+    for claim in mechanism.claims(context):
+        assert claim.slack.log_ratio == pytest.approx(10 * error.log_ratio)
+        assert claim.slack.distance == pytest.approx(10 * error.distance)
+        assert any("paid for in epsilon and delta" in text for text in claim.assumptions)
 
 
 @pytest.mark.parametrize(
