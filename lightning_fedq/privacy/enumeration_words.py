@@ -2,8 +2,9 @@
 
 A symbol that grows or falls with its word takes each value on an interval of words, and bisection over the
 encoder itself, fed with chosen words, finds every end of every interval: the law of the symbol in whole
-words, for the real 32 or 52 bits, without counting 2^52 of them. The laws of two worst inputs are compared
-with the claim at several epsilons, and where the specification names the counts, with the counts.
+words, for the real 32 or 52 bits, without counting 2^52 of them. (The second word that the far tails of noise
+read moves a symbol inside one first word only.) The laws of two worst inputs are compared with the claim at
+several epsilons, and where the specification names the counts, with the counts.
 """
 
 from __future__ import annotations
