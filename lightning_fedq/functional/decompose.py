@@ -146,7 +146,7 @@ class Decomposition:
 
     @cached_property
     def coin_variation(self) -> float:
-        """Total variation of the coin's probability as a function of r."""
+        """Bound on the total variation of the coin's probability in r, from and to 0 at both ends."""
         return float(np.abs(np.diff(self.coin.coefficients[:, 0], prepend=0.0, append=0.0)).sum())
 
     @cached_property

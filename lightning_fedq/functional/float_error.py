@@ -84,7 +84,12 @@ def aggregate_law_error(plan: Decomposition, grid: float, inputs: Inputs, least_
         grid: Step of the grid, in (0, 2^-5], in stds of the sum's error.
         inputs: How large they may be.
         least_bits: k of the cap A >= 2^-k.
+
+    Raises:
+        ValueError: If the target is not Gaussian, for which nothing of this is worked out.
     """
+    if plan.target != "gaussian":
+        raise ValueError(f"the bound is for a Gaussian target, got {plan.target!r}")
     layers = 2.0 + plan.coin_variation
     coin = (plan.coin.error + 2.0**-53 + 6.0 * SLOPE_ERROR) * (1.0 + 1.0 / plan.core) if plan.core else 0.0
     pieces = _EDGES * plan.special_tail * plan.uniform_error / grid

@@ -10,6 +10,7 @@ from jsonargparse import ArgumentParser
 
 from lightning_fedq import mechanisms
 from lightning_fedq.core import Adversary, Mechanism, NonPrivate
+from lightning_fedq.functional.dither import round_to_grid
 from lightning_fedq.mechanisms import (
     CPA,
     CSGM,
@@ -146,6 +147,8 @@ def test_the_sum_decodes_like_its_parts(mechanism):
     # float32 output: relative rounding 2^-24 for each of the 7 parts, of size <= 100
     assert together.dtype == (torch.float32 if mechanism.grid(context) is None else torch.float64)
     torch.testing.assert_close(together.double(), parts, rtol=1e-5, atol=1e-4)
+    if (grid := mechanism.grid(context)) is not None:  # rounding is the server's, of the whole sum only
+        assert (round_to_grid(together, grid) - together).abs().max() > grid / 10
     if mechanism.homomorphic:
         summed = decode(mechanism, symbols.sum(0, dtype=torch.int64), cohort, context)
         assert torch.equal(summed, together)

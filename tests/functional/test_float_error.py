@@ -166,6 +166,11 @@ def test_noise_that_float64_does_not_resolve_is_known_to_nothing():
     assert aggregate_law_error(decomposition(3), 2.0**-6, Inputs(2.0**44, 0.0), 50).distance == 1.0
 
 
+def test_other_targets_have_no_bound():
+    with pytest.raises(ValueError, match="the bound is for a Gaussian target, got 'laplace'"):
+        aggregate_law_error(decomposition(3, "laplace"), 2.0**-6, Inputs(0.0, 0.0), 50)
+
+
 def test_a_symbol_that_does_not_fit_counts_as_a_distance():
     # |M| >= 2^30 where a direct layer is narrower than |x| / 2^30: P(r < e) is below 0.27 e^3
     x = 2.0**20
