@@ -28,6 +28,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "secagg": {"core", "coding", "randomness", "functional", "cryptography", *ARRAYS},
     "privacy": {"core", "functional", "randomness", "dp_accounting", "opacus", *ARRAYS},
+    "audit": {"core", "privacy", "randomness", "ranges", "rounds", *ARRAYS, "functional"},
     "leakage": {"core", "mechanisms", "randomness", "functional", "matplotlib", "torchmetrics", *ARRAYS},
     "rounds": {"rounds", "core", "randomness", "ranges", "functional", "privacy", "torch"},
     "aggregation": {"core", "functional", "rounds", "torch"},

@@ -16,12 +16,12 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_fedq import mechanisms
+from lightning_fedq.audit import audit
+from lightning_fedq.audit.enumeration import enumerate_coin, enumerate_pair
+from lightning_fedq.audit.enumeration_words import enumerate_words
+from lightning_fedq.audit.views import Finding
 from lightning_fedq.commands.mechanisms import example
 from lightning_fedq.core import Adversary, LaplaceLoss, Loss, Mechanism, NonPrivate, RoundContext
-from lightning_fedq.privacy.audit import audit
-from lightning_fedq.privacy.audit_views import Finding
-from lightning_fedq.privacy.enumeration import enumerate_coin, enumerate_pair
-from lightning_fedq.privacy.enumeration_words import enumerate_words
 from lightning_fedq.privacy.page import format_epsilon
 
 ALPHA = 1e-3

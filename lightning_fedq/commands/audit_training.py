@@ -25,6 +25,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.audit.one_run import canary_coins, judge_guesses, surest_guesses
+from lightning_fedq.audit.views import Finding
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.callbacks.lookup import engine_of
 from lightning_fedq.core import Adversary, Mechanism, Message, RoundContext
@@ -40,8 +42,6 @@ from lightning_fedq.mechanisms import (
 )
 from lightning_fedq.models import Classifier, Linear
 from lightning_fedq.privacy.accounting import spent
-from lightning_fedq.privacy.audit_one_run import canary_coins, judge_guesses, surest_guesses
-from lightning_fedq.privacy.audit_views import Finding
 from lightning_fedq.randomness import ClientRandomness
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundPlan

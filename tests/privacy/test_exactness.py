@@ -11,7 +11,7 @@ PRIVATE = sorted(
     for part in ("mechanisms", "functional", "secagg", "randomness.py", "privacy", "rounds")
     for path in ([PACKAGE / part] if part.endswith(".py") else (PACKAGE / part).rglob("*.py"))
 )
-# `privacy/audit_one_run.py` draws the coins of its canaries, which protect nobody.
+# `audit/one_run.py` draws the coins of its canaries, which protect nobody.
 GENERATORS = {"default_rng": {"audit_one_run.py"}}
 FORBIDDEN = {
     "rand",

@@ -18,8 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lightning_fedq.audit.views import Array
 from lightning_fedq.core import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim, RoundContext
-from lightning_fedq.privacy.audit_views import Array
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
 
 Integers = NDArray[np.int64]

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from lightning_fedq.privacy.audit_views import Finding
+from lightning_fedq.audit.views import Finding
 
 
 def canary_coins(canaries: int, seed: int) -> NDArray[np.int64]:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
+from lightning_fedq.audit.views import View, clopper_pearson, spread_loss
 from lightning_fedq.core import (
     ConcentratedLoss,
     GaussianLoss,
@@ -13,7 +14,6 @@ from lightning_fedq.core import (
     PmfPairs,
     SampledGaussianLoss,
 )
-from lightning_fedq.privacy.audit_views import View, clopper_pearson, spread_loss
 
 
 def test_bounds_are_clopper_and_pearson():

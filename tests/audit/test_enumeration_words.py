@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import special
 
+from lightning_fedq.audit.enumeration_words import enumerate_words, exact_law
 from lightning_fedq.functional.one_bit import coin_thresholds
 from lightning_fedq.mechanisms import (
     CPA,
@@ -25,8 +26,7 @@ from lightning_fedq.mechanisms import (
     StratifiedCorBin,
 )
 from lightning_fedq.mechanisms.one_bit import COINS
-from lightning_fedq.privacy.enumeration_words import enumerate_words, exact_law
-from tests.privacy import plants
+from tests.audit import plants
 
 DITHERS = (0, 1 << 51, 12_345_678_901_234, (1 << 52) - 1)
 

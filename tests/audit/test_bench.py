@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_fedq.audit.bench import Bench, Bins
 from lightning_fedq.mechanisms import CPA, CSGM, LDPQ, CorBin, DistributedDiscreteGaussian
-from lightning_fedq.privacy.audit_bench import Bench, Bins
 
 
 def test_worlds_and_rounds_hold_opposite_labels_and_so_do_layers():

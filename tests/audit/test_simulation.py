@@ -1,4 +1,4 @@
-"""Layer B: what it looks at, how close it comes, planted sums and vectors (bits: `test_audit_plants`)."""
+"""Layer B: what it looks at, how close it comes, planted sums and vectors (bits: `test_plants`)."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from lightning_fedq import mechanisms
+from lightning_fedq.audit import audit
 from lightning_fedq.mechanisms import (
     CPA,
     LDPQ,
@@ -16,8 +17,7 @@ from lightning_fedq.mechanisms import (
     IrwinHall,
     LayeredGaussian,
 )
-from lightning_fedq.privacy.audit import audit
-from tests.privacy import plants
+from tests.audit import plants
 
 
 def found_in(mechanism, draws, **options):

@@ -1,6 +1,6 @@
 """Every planted bug of the list (specification, section 3.2) is caught by its layer; clean twins are not.
 
-`pytest tests/privacy/test_audit_plants.py -s -k table` prints the table of docs/audit.md.
+`pytest tests/audit/test_plants.py -s -k table` prints the table of docs/audit.md.
 """
 
 import math
@@ -9,14 +9,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from lightning_fedq.audit import audit
+from lightning_fedq.audit.enumeration import enumerate_coin, enumerate_pair
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, JoPEQ
-from lightning_fedq.privacy.audit import audit
-from lightning_fedq.privacy.enumeration import enumerate_coin, enumerate_pair
 from lightning_fedq.privacy.sgd import GridDPOptimizer
 from lightning_fedq.randomness import Stream
 from lightning_fedq.rounds import RoundEngine
-from tests.privacy import plants
-from tests.privacy.engine_plays import audit_not_finite, audit_resumption, play, server, unpaid
+from tests.audit import plants
+from tests.audit.engine_plays import audit_not_finite, audit_resumption, play, server, unpaid
 
 CLIPS = plants.ClipPassesNan(clip_norm=1.0, noise_multiplier=1.0)
 ONE_NAN = torch.cat([torch.tensor([math.nan]), torch.full((199,), 1e3)])

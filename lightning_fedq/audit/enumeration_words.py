@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lightning_fedq.audit.views import View, spread_loss
 from lightning_fedq.core import Adversary, Mechanism, NonPrivate, RoundContext
-from lightning_fedq.privacy.audit_views import View, spread_loss
 from lightning_fedq.randomness import ClientRandomness, SeededKeys, Stream
 
 _DIM = 2048

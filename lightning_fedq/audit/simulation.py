@@ -3,8 +3,8 @@
 The worst neighbours are encoded and decoded by a mechanism as it is shipped, real words, streams and packing,
 and every view for which something is claimed is counted: one message and its bits on the wire, all messages
 of a group, the sum behind secure aggregation, the released sum, and what is left of it for a curious client;
-of the first of them also two rounds and two layers together. See `audit_bench` for the neighbours,
-`audit_views` for the test; an alarm in a clean mechanism has probability `alpha` at most, 0.1% by default.
+of the first of them also two rounds and two layers together. See `bench` for the neighbours,
+`views` for the test; an alarm in a clean mechanism has probability `alpha` at most, 0.1% by default.
 
 A claim about a whole vector (clipped in l1 or l2) has two worst cases. The difference *spread* over all
 coordinates gives one draw a coordinate, each held to its share of the claim (`spread_loss`): the sharper
@@ -22,9 +22,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lightning_fedq.audit.bench import CALIBRATION, MOST_CALIBRATIONS, Bench, Bins, Integers, Played
+from lightning_fedq.audit.views import Array, Finding, View, spread_loss
 from lightning_fedq.core import Adversary, Loss, Mechanism, PrivacyClaim
-from lightning_fedq.privacy.audit_bench import CALIBRATION, MOST_CALIBRATIONS, Bench, Bins, Integers, Played
-from lightning_fedq.privacy.audit_views import Array, Finding, View, spread_loss
 
 _SEGMENTS = (512, 509)  # an odd tail: a last coordinate, and bits that pad it to bytes
 _FEW_SEGMENTS = (2, 1)

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.audit.views import Finding, View, spread_loss
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.mechanisms import LDPQ
-from lightning_fedq.privacy.audit_views import Finding, View, spread_loss
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner

@@ -4,18 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.mechanisms import LDPQ, CorBin, SignRR
-from lightning_fedq.privacy.audit_one_run import (
+from lightning_fedq.audit.one_run import (
     audit_one_run,
     canary_coins,
     judge_guesses,
     one_run_lower_bound,
     surest_guesses,
 )
+from lightning_fedq.mechanisms import LDPQ, CorBin, SignRR
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
-from tests.privacy import plants
+from tests.audit import plants
 
 
 def test_one_run_bounds_of_the_literature():
