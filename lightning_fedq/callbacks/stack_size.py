@@ -30,6 +30,7 @@ def choose_clients_per_step(
     automatic: int,
     largest_of: Callable[[int], Stack],
     first_batch: Callable[[Stack], Any],
+    buffer_names: Sequence[str] = (),
 ) -> int:
     """Return how many clients train side by side, 1 where a stack can't run or does not pay.
 
@@ -41,6 +42,7 @@ def choose_clients_per_step(
         automatic: The size to try for "auto".
         largest_of: The largest stack of the first round, for a size.
         first_batch: A stack's first batch.
+        buffer_names: Of the buffers that training changes.
 
     Raises:
         ValueError: If a stack was asked for and the optimiser is not elementwise.
@@ -63,7 +65,7 @@ def choose_clients_per_step(
         return 1
     batch = trainer.precision_plugin.convert_input(first_batch(largest))
     batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-    found = rehearse(trainer, list(names), batch, measure=wanted == "auto")
+    found = rehearse(trainer, list(names), batch, wanted == "auto", buffer_names)
     if found.obstacle is not None:
         rank_zero_warn(
             f"Federated trains one client at a time, because a stack of clients can't run: {found.obstacle}"

@@ -59,23 +59,32 @@ class StackedStep:
     Args:
         module: The module.
         names: Names of the parameters that differ between clients, in the order of the flat vector.
+        buffer_names: Names of the buffers that training changes, such as running statistics and counters.
     """
 
-    def __init__(self, module: pl.LightningModule, names: Sequence[str]) -> None:
+    def __init__(
+        self, module: pl.LightningModule, names: Sequence[str], buffer_names: Sequence[str] = ()
+    ) -> None:
         self.module, self._step = module, _TrainingStep(module)
         parameters = dict(module.named_parameters())
         self.names = [f"module.{name}" for name in names]
+        self.buffer_names = [f"module.{name}" for name in buffer_names]
         self.shapes = [parameters[name].shape for name in names]
         self.sizes = [shape.numel() for shape in self.shapes]
         self._args: tuple[Any, ...] = ()
         self._logged: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
         self._constants: dict[str, Any] = {}
         gradients = grad_and_value(self._one_client, has_aux=True)
-        self._own = vmap(gradients, in_dims=(0, 0), randomness="different")
-        self._common = vmap(gradients, in_dims=(None, 0), randomness="different")
+        self._own = vmap(gradients, in_dims=(0, 0, 0), randomness="different")
+        self._common = vmap(gradients, in_dims=(None, 0, 0), randomness="different")
 
     def __call__(
-        self, weights: Sequence[Tensor], batch: Any, *args: Any, common: bool = False
+        self,
+        weights: Sequence[Tensor],
+        batch: Any,
+        *args: Any,
+        common: bool = False,
+        buffers: Sequence[Tensor] = (),
     ) -> tuple[Tensor, list[Tensor], dict[str, Any]]:
         """Run one step.
 
@@ -85,6 +94,8 @@ class StackedStep:
             args: Further arguments of `training_step`, the same for every client.
             common: All clients still share one set of weights, each of its tensors `shape`: the
                 forward pass is one big batch.
+            buffers: One tensor a buffer, `(clients, *shape)`; they are overwritten by what the step
+                makes of them.
 
         Returns:
             The mean loss, the gradients, each `(clients, *shape)`, and what else `training_step`
@@ -94,14 +105,23 @@ class StackedStep:
         self._args, self._logged, self._constants = args, {}, {}
         self.module.log = self._catch  # type: ignore[method-assign]
         try:
-            gradients, (losses, (values, extra)) = run(dict(zip(self.names, weights, strict=True)), batch)
+            state = dict(zip(self.buffer_names, buffers, strict=True))
+            weights_of = dict(zip(self.names, weights, strict=True))
+            gradients, (losses, (values, extra, changed)) = run(weights_of, state, batch)
         finally:
             del self.module.log
+        for name, buffer in state.items():
+            buffer.copy_(changed[name])
         self._values = values
         return losses.mean(), list(gradients.values()), {**self._constants, **extra}
 
-    def _one_client(self, parameters: dict[str, Tensor], batch: Any) -> tuple[Tensor, Any]:
-        output = functional_call(self._step, parameters, (batch, *self._args))
+    def _one_client(
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any
+    ) -> tuple[Tensor, Any]:
+        # clones: what is changed in place and what is assigned anew both come back as new values
+        state = {**parameters, **{name: buffer.clone() for name, buffer in buffers.items()}}
+        output = functional_call(self._step, state, (batch, *self._args))
+        changed = {name: state[name].detach() for name in buffers}
         loss = output["loss"] if isinstance(output, dict) else output
         if not isinstance(loss, Tensor):
             raise TypeError(
@@ -112,7 +132,7 @@ class StackedStep:
         self._constants = {k: v for k, v in rest.items() if not isinstance(v, Tensor)}
         values = {k: v.detach() for k, (v, _, _) in self._logged.items() if isinstance(v, Tensor)}
         self._logged = {k: (None if k in values else v, a, kw) for k, (v, a, kw) in self._logged.items()}
-        return loss, (values, extra)
+        return loss, (values, extra, changed)
 
     def _catch(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         if not isinstance(value, Tensor | float | int):
@@ -151,20 +171,29 @@ class ClientParallelStrategy:
         trainer: Trainer of a fit in progress, with its optimiser set up.
         names: Names of the trained parameters, in the order of the flat vector.
         capacity: Most clients a stack holds.
+        buffer_names: Names of the buffers that training changes, of any dtype; they follow the
+            parameters in the flat vector.
     """
 
-    def __init__(self, trainer: pl.Trainer, names: Sequence[str], capacity: int) -> None:
+    def __init__(
+        self, trainer: pl.Trainer, names: Sequence[str], capacity: int, buffer_names: Sequence[str] = ()
+    ) -> None:
         self._trainer, self._strategy = trainer, trainer.strategy
         self._precision = trainer.precision_plugin
         self._optimizer: Optimizer = trainer.optimizers[0]
-        self._step = StackedStep(trainer.lightning_module, names)
-        parameters = dict(trainer.lightning_module.named_parameters())
+        module = trainer.lightning_module
+        self._step = StackedStep(module, names, buffer_names)
+        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         self._owners = _owners([parameters[name] for name in names], self._optimizer)
-        like, dim = parameters[names[0]].detach(), sum(self._step.sizes)
-        self._buffers = [like.new_empty(capacity, *shape) for shape in self._step.shapes]
-        self._updates = like.new_empty(capacity, dim, dtype=torch.promote_types(like.dtype, torch.float32))
+        members = [*(parameters[name] for name in names), *(buffers[name] for name in buffer_names)]
+        self._shapes, self._sizes = [m.shape for m in members], [m.numel() for m in members]
+        self._stacks = [member.detach().new_empty(capacity, *member.shape) for member in members]
+        like = parameters[names[0]].detach()
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        self._updates = like.new_empty(capacity, sum(self._sizes), dtype=dtype)
         self._originals: list[list[Tensor]] = []
         self._active: list[Tensor] | None = None
+        self._buffers: list[Tensor] = []
         self._gradients: list[Tensor] = []
 
     def attach(self) -> None:
@@ -180,34 +209,53 @@ class ClientParallelStrategy:
         self.close()
         del self._strategy.training_step, self._strategy.backward, self._precision.clip_grad_by_norm
 
-    def open(self, num_clients: int, weights: Tensor) -> None:
+    def open(self, num_clients: int, weights: Tensor, buffers: Tensor | None = None) -> None:
         """Start a stack.
 
         Args:
             num_clients: 0 to `capacity`.
-            weights: `(dim,)`, where every client starts from.
+            weights: `(dim,)`, where every client starts from: parameters, then buffers.
+            buffers: `(clients, buffer_dim)`, the buffers that each client starts from instead.
         """
         self._start = [
             part.view(shape)
-            for part, shape in zip(torch.split(weights, self._step.sizes), self._step.shapes, strict=True)
+            for part, shape in zip(torch.split(weights, self._sizes), self._shapes, strict=True)
         ]
         self._num_clients, self._common = num_clients, True
-        self._active = [buffer[:num_clients] for buffer in self._buffers]
-        for active, start in zip(self._active, self._start, strict=True):
-            active.copy_(start)
+        members = [stack[:num_clients] for stack in self._stacks]
+        for member, start in zip(members, self._start, strict=True):
+            member.copy_(start)
+        self._active, self._buffers = members[: len(self._owners)], members[len(self._owners) :]
+        if buffers is not None:
+            rows = torch.split(buffers, self._sizes[len(self._owners) :], dim=1)
+            for member, row in zip(self._buffers, rows, strict=True):
+                member.copy_(row.view_as(member))
         self._originals = [group["params"] for group in self._optimizer.param_groups]
         for index, group in enumerate(self._optimizer.param_groups):
             pairs = zip(self._active, self._owners, strict=True) if num_clients else ()
             group["params"] = [active for active, owner in pairs if owner == index]
 
     def updates(self) -> Tensor:
-        """Return `(clients, dim)`, local - global of the open stack; overwritten by the next one."""
+        """Return `(clients, dim)`, local - global of the open stack; overwritten by the next one.
+
+        Parameters, then buffers. Where `open` was given the clients' own buffers, global is still `weights`.
+        """
         assert self._active is not None
         updates = self._updates[: self._num_clients]
-        columns = torch.split(updates, self._step.sizes, dim=1)
-        for column, active, start in zip(columns, self._active, self._start, strict=True):
-            torch.sub(active.reshape(column.shape), start.flatten(), out=column)
+        columns = torch.split(updates, self._sizes, dim=1)
+        members = [*self._active, *self._buffers]
+        for column, member, start in zip(columns, members, self._start, strict=True):
+            torch.sub(member.reshape(column.shape), start.flatten(), out=column)
         return updates
+
+    def buffers(self) -> Tensor:
+        """Return `(clients, buffer_dim)`, the present buffers of the open stack's clients.
+
+        In the updates' dtype: integers above 2^24 are rounded where that is float32.
+        """
+        dim = sum(self._sizes[len(self._owners) :])
+        rows = [member.reshape(self._num_clients, -1).to(self._updates.dtype) for member in self._buffers]
+        return torch.cat(rows, dim=1) if rows else self._updates.new_empty(self._num_clients, dim)
 
     def close(self) -> None:
         """End the stack, if one is open: the optimiser holds the module's own parameters again."""
@@ -217,7 +265,7 @@ class ClientParallelStrategy:
             group["params"] = originals
         for active in self._active:
             self._optimizer.state.pop(active, None)
-        self._active, self._gradients = None, []
+        self._active, self._buffers, self._gradients = None, [], []
 
     # ---- what Lightning calls -------------------------------------------------------------------
 
@@ -231,8 +279,10 @@ class ClientParallelStrategy:
         with self._precision.train_step_context():
             weights = self._active
             if self._common:
-                weights = [start.to(weights[0].dtype) for start in self._start]
-            loss, self._gradients, extra = self._step(weights, batch, *rest, common=self._common)
+                weights = [s.to(weights[0].dtype) for s in self._start[: len(weights)]]
+            loss, self._gradients, extra = self._step(
+                weights, batch, *rest, common=self._common, buffers=self._buffers
+            )
         self._common = False
         self._step.replay(self._num_clients, batch)
         return {"loss": loss, **extra} if extra else loss

@@ -54,7 +54,9 @@ def elementwise(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer) in ELEMENTWISE_OPTIMIZERS
 
 
-def rehearse(trainer: pl.Trainer, names: Sequence[str], batch: Any, measure: bool) -> Rehearsal:
+def rehearse(
+    trainer: pl.Trainer, names: Sequence[str], batch: Any, measure: bool, buffer_names: Sequence[str] = ()
+) -> Rehearsal:
     """Try one step of a stack on a copy of the module.
 
     Args:
@@ -62,6 +64,7 @@ def rehearse(trainer: pl.Trainer, names: Sequence[str], batch: Any, measure: boo
         names: Names of the trained parameters.
         batch: First batch of a stack, on the device; its tensors lead with a client dimension of 2 or more.
         measure: Also take the time, and that of one client's ordinary step.
+        buffer_names: Names of the buffers that training changes.
     """
     module, datamodule = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
     for owner, parent in ((module, pl.LightningModule), (datamodule, pl.LightningDataModule)):
@@ -71,7 +74,7 @@ def rehearse(trainer: pl.Trainer, names: Sequence[str], batch: Any, measure: boo
     devices = [trainer.strategy.root_device.index or 0] if trainer.strategy.root_device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         try:
-            return _try(trainer, copy.deepcopy(module), names, batch, measure)
+            return _try(trainer, copy.deepcopy(module), names, batch, measure, buffer_names)
         except Exception as error:  # whatever the user's code or vmap raises is the answer
             return Rehearsal(
                 f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
@@ -79,22 +82,28 @@ def rehearse(trainer: pl.Trainer, names: Sequence[str], batch: Any, measure: boo
 
 
 def _try(
-    trainer: pl.Trainer, module: pl.LightningModule, names: Sequence[str], batch: Any, measure: bool
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    names: Sequence[str],
+    batch: Any,
+    measure: bool,
+    buffer_names: Sequence[str],
 ) -> Rehearsal:
     module.trainer = trainer
     module.train()
-    step = StackedStep(module, names)
-    parameters = dict(module.named_parameters())
+    step = StackedStep(module, names, buffer_names)
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     if len({parameters[name].dtype for name in names}) > 1:
         return Rehearsal("the parameters are of several dtypes")
     num_clients = _num_clients(batch)
     own = [parameters[name].detach() for name in names]
     stack = [weight.expand(num_clients, *weight.shape).contiguous() for weight in own]
+    changing = [buffers[n].expand(num_clients, *buffers[n].shape).contiguous() for n in buffer_names]
     first = tree_map_only(Tensor, lambda t: t[0], batch)
 
     def stacked() -> None:
         with trainer.precision_plugin.train_step_context():
-            step(stack, batch, 0)
+            step(stack, batch, 0, buffers=changing)
 
     def single() -> None:
         module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
