@@ -25,8 +25,15 @@ from torch.utils.data import DataLoader
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_warn
 from lightning_fedq.callbacks.federated import Federated
+from lightning_fedq.callbacks.loss_reduction import loss_reduction, samples_to_try
 from lightning_fedq.callbacks.poisson import PoissonBatches, PoissonEpoch
 from lightning_fedq.callbacks.sample_accounts import SampleAccounts
+from lightning_fedq.callbacks.sample_checks import (
+    UnchangedBuffers,
+    check_accumulation,
+    check_layers,
+    check_settings,
+)
 from lightning_fedq.callbacks.undo import Undo
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.loader import ClientBatches, check_loader
@@ -78,6 +85,8 @@ class DPSGD(pl.Callback):
         self._optimizer: GridDPOptimizer | None = None
         self._federated: Federated | None = None
         self._present = 0
+        self._first_step: dict[int, int] = {}
+        self._buffers: UnchangedBuffers | None = None
 
     def _new_root(self) -> None:
         secret = os.urandom(32) if self.seed is None else pack_fields("reproducible", hex(self.seed))
@@ -91,7 +100,13 @@ class DPSGD(pl.Callback):
             return
         found = [c for c in trainer.callbacks if isinstance(c, Federated)]  # type: ignore[attr-defined]
         self._federated = found[0] if found else None
-        _check(trainer, pl_module)
+        if sum(isinstance(callback, DPSGD) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
+            raise ValueError("the Trainer has two DPSGD callbacks; leave one of them out")
+        if trainer.datamodule is None and not is_overridden(  # type: ignore[attr-defined]
+            "train_dataloader", pl_module, pl.LightningModule
+        ):
+            raise ValueError(_FROM_LOADER)
+        check_settings(trainer, pl_module)
         if self._federated is not None:
             self._federated.use_batches(self)
             return
@@ -116,6 +131,7 @@ class DPSGD(pl.Callback):
 
     def draw(self, round: int, attempt: int, clients: Sequence[int]) -> list[tuple[Tensor, ...]]:
         """The next steps of each client, whatever the round."""
+        self._first_step = {client: self.accounts[client].steps for client in clients}
         return [
             tuple(
                 self._batches.take(client, self.accounts[client].steps + i)
@@ -140,22 +156,12 @@ class DPSGD(pl.Callback):
         return self._loader
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Hook into the module and wrap its optimiser."""
-        from opacus.grad_sample import GradSampleHooks
-
+        """Refuse several optimisers; remember the user's own."""
         if len(trainer.optimizers) != 1:
             raise ValueError(
                 f"DPSGD needs exactly one optimiser, the module has {len(trainer.optimizers)}; "
                 "put all parameters into one optimiser"
             )
-        quiet = warnings.catch_warnings()
-        quiet.__enter__()
-        self._undo.later(lambda: quiet.__exit__(None, None, None))
-        # torch warns that the first layer's inputs need no gradient, which is as it should be
-        warnings.filterwarnings("ignore", message="Full backward hook is firing")
-        hooks = GradSampleHooks(pl_module, strict=True)
-        self._undo.later(lambda: _clear(pl_module))
-        self._undo.later(hooks.remove_hooks)
         original = trainer.strategy.optimizers
         self._undo.later(lambda: setattr(trainer.strategy, "optimizers", original))
 
@@ -177,9 +183,31 @@ class DPSGD(pl.Callback):
             noise_multiplier=self.noise_multiplier,
             max_grad_norm=self.max_grad_norm,
             expected_batch_size=self._expected_size(0),
-            words=self._charge,
+            words=lambda: self._charge(pl_module),
         )
         trainer.strategy.optimizers = [self._optimizer]
+
+    def _hook_into(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Put Opacus's hooks on the module, whose layers are in the mode of the first step by now."""
+        from opacus.grad_sample import GradSampleHooks
+
+        assert self._optimizer is not None
+        if self._federated is None:
+            batch = self._loader.dataset[samples_to_try(self._batches.num_samples(0))]
+        else:
+            held = torch.cat(self._federated.client_indices)
+            batch = self._federated.fetch(held[samples_to_try(len(held))])
+        reduction = self._optimizer.loss_reduction = loss_reduction(trainer, module, batch)
+        self._buffers = UnchangedBuffers(module)
+        self._undo.later(lambda: setattr(self, "_buffers", None))
+        quiet = warnings.catch_warnings()
+        quiet.__enter__()
+        self._undo.later(lambda: quiet.__exit__(None, None, None))
+        # torch warns that the first layer's inputs need no gradient, which is as it should be
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        hooks = GradSampleHooks(module, loss_reduction=reduction, strict=True)
+        self._undo.later(lambda: _clear(module))
+        self._undo.later(hooks.remove_hooks)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take everything off again."""
@@ -248,33 +276,61 @@ class DPSGD(pl.Callback):
     def _expected_size(self, client: int) -> int:
         return max(round(self._batches.sample_rate(client) * self._batches.num_samples(client)), 1)
 
-    def _charge(self) -> NoiseWords:
-        """Pay for one step, then hand out its noise."""
+    def _charge(self, module: torch.nn.Module) -> NoiseWords:
+        """Pay for one step, then hand out its noise; whoever thawed a layer behind our back gets none."""
+        check_layers(module)
         return self._stream("noise", self._present, self._spent.charge(self._present)).words64
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Tell the optimiser whose batch it is, and whether anybody is in it."""
+        """Tell the optimiser whose batch it is, and whether anybody is in it; refuse what breaks the step."""
         assert self._optimizer is not None
+        check_accumulation(trainer)
+        check_layers(pl_module)
+        if self._buffers is None:
+            self._hook_into(trainer, pl_module)
+        assert self._buffers is not None
+        self._buffers.check()
         if self._federated is None:
-            self._optimizer.batch_is_empty = self._epoch.sizes.popleft() == 0
+            step, size = self._epoch.drawn.popleft()
+            self._check_step(0, step)
+            self._optimizer.batch_is_empty = size == 0
             return
         if batch_idx == 0:
             self._spent.begin_round()
         stack, number = self._federated.present_batch(batch_idx)
         if stack.clients:  # else nobody answers, and no step is taken
             (self._present,) = stack.clients
+            self._check_step(self._present, self._first_step[self._present] + number)
             self._optimizer.batch_is_empty = stack.batch_sizes[number] == 0
             self._optimizer.expected_batch_size = self._expected_size(self._present)
 
+    def _check_step(self, client: int, drawn: int) -> None:
+        """A batch is drawn from the stream of the step that it is charged as; no stream is drawn for two."""
+        if drawn != self.accounts[client].steps:
+            raise RuntimeError(
+                f"the batch of step {drawn} of client {client} is here and {self.accounts[client].steps} "
+                "steps are charged: no step was taken on the last batch, or several; return a loss for every batch "
+                "and leave every optimizer step to Lightning"
+            )
+
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log what was spent, by whoever has spent most."""
+        if self._buffers is not None:
+            self._buffers.check(content=True)
         if not trainer.barebones:
             epsilon = self.epsilon(self.delta)
             pl_module.log("dp/epsilon", epsilon, prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
 
     # ---- checkpoint -------------------------------------------------------------------------------
+
+    def on_save_checkpoint(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Save no model whose buffers hold what training saw."""
+        if self._buffers is not None:
+            self._buffers.check(content=True)
 
     def state_dict(self) -> dict[str, Any]:
         """What everybody has spent, in plain types.
@@ -309,31 +365,3 @@ def _clear(module: torch.nn.Module) -> None:
         for name in ("activations", "max_batch_len"):
             if name in vars(layer):
                 delattr(layer, name)
-
-
-def _check(trainer: Any, module: pl.LightningModule) -> None:
-    """Refuse what would break the guarantee, each with its cure."""
-    if sum(isinstance(callback, DPSGD) for callback in trainer.callbacks) > 1:
-        raise ValueError("the Trainer has two DPSGD callbacks; leave one of them out")
-    if not isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy) or trainer.world_size > 1:
-        raise ValueError(
-            f"DPSGD runs on one device, got {type(trainer.strategy).__name__} on {trainer.world_size}; "
-            "use Trainer(strategy='auto', devices=1)"
-        )
-    if not module.automatic_optimization:
-        raise ValueError(
-            "DPSGD needs automatic optimisation; return the loss and leave the steps to Lightning"
-        )
-    if trainer.datamodule is None and not is_overridden("train_dataloader", module, pl.LightningModule):
-        raise ValueError(_FROM_LOADER)
-    if trainer.accumulate_grad_batches != 1:
-        raise ValueError(
-            f"accumulate_grad_batches would change the sampling, got {trainer.accumulate_grad_batches}; "
-            "use a larger batch_size"
-        )
-    if trainer.gradient_clip_val:
-        raise ValueError("gradient_clip_val clips batches, not samples; use DPSGD(max_grad_norm=...) instead")
-    if trainer.precision not in ("32-true", "64-true"):
-        raise ValueError(f"DPSGD needs full precision, got {trainer.precision}; use Trainer(precision=32)")
-    if trainer.overfit_batches:
-        raise ValueError("overfit_batches replaces the sampling; use a small dataset")

@@ -54,19 +54,19 @@ class PoissonBatches:
 
 
 class PoissonEpoch(Sampler[Tensor]):
-    """The batches of client 0, one pass over the data on average; remembers how many samples they have."""
+    """The batches of client 0, one pass over the data on average; remembers each one's step and size."""
 
     def __init__(self, batches: PoissonBatches, next_step: Callable[[], int]) -> None:
         self._batches, self._next_step = batches, next_step
-        self.sizes: deque[int] = deque()
+        self.drawn: deque[tuple[int, int]] = deque()
 
     def __len__(self) -> int:
         return max(round(1.0 / self._batches.sample_rate(0)), 1)
 
     def __iter__(self) -> Iterator[Tensor]:
-        self.sizes.clear()
+        self.drawn.clear()
         first = self._next_step()
         for step in range(first, first + len(self)):
             taken = self._batches.take(0, step)
-            self.sizes.append(len(taken))
+            self.drawn.append((step, len(taken)))
             yield taken

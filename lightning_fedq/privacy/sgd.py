@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -280,6 +280,7 @@ class GridDPOptimizer(DPOptimizer):  # type: ignore[misc]
         max_grad_norm: Clipping norm of one sample's gradient, > 0.
         expected_batch_size: Divides the noisy sum; the caller changes it where clients take turns.
         words: Called once a step, returns the source of the noise's words.
+        loss_reduction: How the user's loss is reduced; the noisy sum is divided where it is a mean.
     """
 
     def __init__(
@@ -290,12 +291,14 @@ class GridDPOptimizer(DPOptimizer):  # type: ignore[misc]
         max_grad_norm: float,
         expected_batch_size: int,
         words: Callable[[], NoiseWords],
+        loss_reduction: Literal["mean", "sum"] = "mean",
     ) -> None:
         super().__init__(
             optimizer,
             noise_multiplier=noise_multiplier,
             max_grad_norm=max_grad_norm,
             expected_batch_size=expected_batch_size,
+            loss_reduction=loss_reduction,
         )
         self._words = words
         self.grid = noise_multiplier * max_grad_norm / STEPS_PER_SIGMA
@@ -303,7 +306,16 @@ class GridDPOptimizer(DPOptimizer):  # type: ignore[misc]
         self.batch_is_empty = False
 
     def clip_and_accumulate(self) -> None:
-        """Sum what is left of every sample's gradient, in integer steps of the grid."""
+        """Sum what is left of every sample's gradient, in integer steps of the grid.
+
+        Raises:
+            RuntimeError: If there were several backward passes, each of which would count up to the norm.
+        """
+        if any(isinstance(p.grad_sample, list) for p in self.params):
+            raise RuntimeError(
+                "there were several backward passes in one step, and a sample could add max_grad_norm in "
+                "each of them; add the losses up in training_step and leave backward to Lightning"
+            )
         samples = [self._get_flat_grad_sample(p).double() for p in self.params]
         squares = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in samples])
         norms = squares.sum(0).sqrt()

@@ -43,13 +43,13 @@ def test_every_client_draws_from_its_own_data_at_its_own_rate():
     assert not torch.equal(taken, batches.take(2, 1))
 
 
-def test_an_epoch_goes_on_from_the_next_step_and_remembers_its_sizes():
+def test_an_epoch_goes_on_from_the_next_step_and_remembers_steps_and_sizes():
     batches = batches_of(60, 20, stream)
     epoch = PoissonEpoch(batches, lambda: 5)
     assert len(epoch) == 3
     found = list(epoch)
     assert all(torch.equal(taken, batches.take(0, 5 + i)) for i, taken in enumerate(found))
-    assert list(epoch.sizes) == [len(taken) for taken in found]
+    assert list(epoch.drawn) == [(5 + i, len(taken)) for i, taken in enumerate(found)]
 
 
 def test_a_sample_belongs_to_one_client():

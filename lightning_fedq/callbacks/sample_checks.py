@@ -1,0 +1,127 @@
+"""What `DPSGD` refuses, each with its cure: before the fit, at every step, and before anything is saved."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fedq._lightning import pl
+
+
+def check_settings(trainer: Any, module: pl.LightningModule) -> None:
+    """Refuse Trainer settings and callbacks that would break the guarantee.
+
+    Raises:
+        ValueError: Naming the setting.
+    """
+    if not isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy) or trainer.world_size > 1:
+        raise ValueError(
+            f"DPSGD runs on one device, got {type(trainer.strategy).__name__} on {trainer.world_size}; "
+            "use Trainer(strategy='auto', devices=1)"
+        )
+    if not module.automatic_optimization:
+        raise ValueError(
+            "DPSGD needs automatic optimisation; return the loss and leave the steps to Lightning"
+        )
+    for callback in trainer.callbacks:
+        if isinstance(callback, pl.callbacks.LearningRateFinder | pl.callbacks.BatchSizeFinder):
+            raise ValueError(
+                f"{type(callback).__name__} trains without clipping and noise, and what it picks follows "
+                "from raw losses, which no epsilon covers; find the setting on public data, set it by hand and "
+                "leave it out"
+            )
+    check_accumulation(trainer)
+    if trainer.gradient_clip_val:
+        raise ValueError("gradient_clip_val clips batches, not samples; use DPSGD(max_grad_norm=...) instead")
+    if trainer.precision not in ("32-true", "64-true"):
+        raise ValueError(f"DPSGD needs full precision, got {trainer.precision}; use Trainer(precision=32)")
+    if trainer.overfit_batches:
+        raise ValueError("overfit_batches replaces the sampling; use a small dataset")
+
+
+def check_accumulation(trainer: Any) -> None:
+    """Refuse gradient accumulation: every batch is a step that is charged, with noise of its own.
+
+    Raises:
+        ValueError: If it is on.
+    """
+    if trainer.accumulate_grad_batches != 1:
+        raise ValueError(
+            "accumulate_grad_batches would put several Poisson batches into a step that is charged as one, "
+            f"got {trainer.accumulate_grad_batches}; use a larger batch_size, and leave "
+            "GradientAccumulationScheduler out"
+        )
+
+
+def check_layers(module: nn.Module) -> None:
+    """Refuse layers that mix the samples of a batch.
+
+    Batch normalisation does in training mode, whatever it learns or keeps, and in eval mode where it has no
+    running statistics; instance normalisation with running statistics averages them over the batch.
+
+    Raises:
+        ValueError: Naming the layers.
+    """
+    mixing = [
+        f"{name} ({type(layer).__name__})" for name, layer in module.named_modules() if _mixes_samples(layer)
+    ]
+    if mixing:
+        raise ValueError(
+            f"layers {', '.join(mixing)} mix the samples of a batch, so one sample changes the gradients of "
+            "the others and clipping bounds nothing; use GroupNorm, e.g. "
+            "opacus.validators.ModuleValidator.fix(model.backbone), or freeze them: eval mode, with running "
+            "statistics, requires_grad False"
+        )
+
+
+def _mixes_samples(layer: nn.Module) -> bool:
+    if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        return layer.training or layer.running_mean is None
+    if isinstance(layer, nn.modules.batchnorm._NormBase):
+        return layer.training and layer.track_running_stats
+    return False
+
+
+class UnchangedBuffers:
+    """Watches that training leaves a module's buffers as they were: they are released, and get no noise.
+
+    Args:
+        module: Before the first step.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._seen = {name: (buffer, buffer._version) for name, buffer in module.named_buffers()}
+        self._content = {name: buffer.detach().clone() for name, (buffer, _) in self._seen.items()}
+
+    def check(self, content: bool = False) -> None:
+        """Refuse to go on.
+
+        Args:
+            content: Compare values too; a write through `.data` or numpy leaves no other trace.
+
+        Raises:
+            ValueError: Naming the buffers that were changed, replaced, added or taken away.
+        """
+        now = dict(self._module.named_buffers())
+        changed = sorted(now.keys() ^ self._seen.keys())
+        for name in now.keys() & self._seen.keys():
+            buffer, version = self._seen[name]
+            known = now[name] is buffer and buffer._version == version
+            if not known or (content and not _equal(now[name], self._content[name])):
+                changed.append(name)
+        if changed:
+            raise ValueError(
+                f"training changed the buffers {', '.join(changed)}, which are released with the model and "
+                "get no noise; leave out what keeps them (running statistics, counters, codebooks), freeze "
+                "it, or keep the values in plain attributes that nobody publishes"
+            )
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    same = (one == other) | (one != one) & (other != other)
+    return bool(torch.as_tensor(same).all())

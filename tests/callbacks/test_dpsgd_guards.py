@@ -1,0 +1,296 @@
+"""What would break DP-SGD's guarantee is refused before or at the step that would break it."""
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+)
+from pytorch_lightning.tuner import Tuner
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.data import FederatedDataModule
+from lightning_fedq.mechanisms import FedAvg
+from tests.callbacks.test_dpsgd import Classifier, dpsgd, samples
+from tests.callbacks.test_privacy import trainer
+from tests.digits_run import Classifier as DigitsClassifier
+from tests.digits_run import Digits, make_trainer
+
+
+class With(Classifier):
+    """The classifier with a layer in its middle, or with a loss of its own."""
+
+    def __init__(self, layer: nn.Module | None = None, loss=nn.functional.cross_entropy) -> None:
+        super().__init__()
+        self.net[1] = layer or nn.Identity()
+        self.loss = loss
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return self.loss(self.net(x), y)
+
+
+# ---- every step is charged and sampled on its own ------------------------------------------------------
+
+
+def test_lightnings_own_accumulation_scheduler_is_refused():
+    private = dpsgd()
+    with pytest.raises(ValueError, match=r"accumulate_grad_batches .* got 4"):
+        trainer(private, GradientAccumulationScheduler({0: 4}), epochs=2).fit(Classifier())
+    assert private.accounts[0].steps == 0
+
+
+def test_a_scheduler_that_starts_later_is_refused_when_it_starts():
+    private = dpsgd()
+    with pytest.raises(ValueError, match=r"accumulate_grad_batches .* got 2"):
+        trainer(GradientAccumulationScheduler({1: 2}), private, epochs=3).fit(Classifier())
+    assert private.accounts[0].steps == 10
+
+
+def test_a_batch_without_a_step_of_its_own_is_noticed():
+    """Accumulation switched on behind the callback's back, for one batch."""
+
+    class Sly(Classifier):
+        def on_train_batch_start(self, batch, batch_idx):
+            self.trainer.accumulate_grad_batches = 2
+
+        def on_train_batch_end(self, *args):
+            self.trainer.accumulate_grad_batches = 1
+
+    private = dpsgd()
+    with pytest.raises(RuntimeError, match="no step was taken on the last batch"):
+        trainer(private, epochs=1).fit(Sly())
+    assert private.accounts[0].steps == 0
+
+
+def test_several_backward_passes_in_one_step_are_refused():
+    """Each is clipped on its own, so a sample would change the sum by twice the clipping norm."""
+
+    class Twice(Classifier):
+        def training_step(self, batch, batch_idx):
+            self.batch = batch
+            return super().training_step(batch, batch_idx)
+
+        def backward(self, loss):
+            loss.backward()
+            self.training_step(self.batch, 0).backward()
+
+    private = dpsgd()
+    with pytest.raises(RuntimeError, match="several backward passes"):
+        trainer(private, epochs=1).fit(Twice())
+
+
+def test_no_stream_of_batches_is_drawn_for_two_steps():
+    private = dpsgd()
+    drawn: list[int] = []
+    stream = private._stream
+    private._stream = lambda purpose, client, step: (
+        drawn.append(step) if purpose == "batch" else None,
+        stream(purpose, client, step),
+    )[1]
+    trainer(private, epochs=3).fit(Classifier())
+    assert drawn == list(range(30))
+    assert private.accounts[0].steps == 30
+
+
+# ---- layers and buffers --------------------------------------------------------------------------------
+
+NORMS = {
+    "affine": lambda: nn.BatchNorm1d(8),
+    "not affine": lambda: nn.BatchNorm1d(8, affine=False),
+    "no statistics": lambda: nn.BatchNorm1d(8, track_running_stats=False),
+    "neither": lambda: nn.BatchNorm1d(8, affine=False, track_running_stats=False),
+    "lazy": lambda: nn.LazyBatchNorm1d(affine=False),
+    "in eval mode, no statistics": lambda: nn.BatchNorm1d(8, affine=False, track_running_stats=False).eval(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Found 1 module.s. in eval mode")
+@pytest.mark.parametrize("norm", NORMS)
+def test_batch_norm_that_uses_the_batch_is_refused(norm):
+    with pytest.raises(ValueError, match=r"net\.1 \((Lazy)?BatchNorm1d\) mix.* GroupNorm"):
+        trainer(dpsgd(), epochs=1).fit(With(NORMS[norm]()))
+
+
+@pytest.mark.parametrize("norm", ["not affine", "no statistics", "neither"])
+def test_batch_norm_that_uses_the_batch_is_refused_inside_clients(norm):
+    model = DigitsClassifier()
+    model.backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), NORMS[norm](), nn.Linear(8, 10))
+    data = FederatedDataModule(Digits(120), clients=[list(range(60)), list(range(60, 120))])
+    with pytest.raises(ValueError, match=r"BatchNorm1d.* (mix|keep running statistics)"):
+        make_trainer(Federated(FedAvg(), 2, seed=0), dpsgd(), max_epochs=1).fit(model, datamodule=data)
+
+
+class Frozen(With):
+    """A pretrained normalisation that stays in eval mode."""
+
+    def on_train_epoch_start(self):
+        self.net[1].eval()
+
+
+def test_batch_norm_in_eval_mode_is_a_fixed_map():
+    module = Frozen(nn.BatchNorm1d(8, affine=False))
+    trainer(dpsgd(), epochs=1).fit(module)
+    assert module.net[1].num_batches_tracked == 0
+
+
+def test_batch_norm_that_is_thawed_on_the_way_is_refused_then():
+    class Thawed(Frozen):
+        def on_train_batch_start(self, batch, batch_idx):
+            if batch_idx == 3:
+                self.net[1].train()
+
+    private = dpsgd()
+    with pytest.raises(ValueError, match=r"BatchNorm1d.* mix"):
+        trainer(private, epochs=1).fit(Thawed(nn.BatchNorm1d(8, affine=False)))
+    assert private.accounts[0].steps == 3
+
+
+class Remembers(nn.Module):
+    """Keeps a sum of what it saw in a buffer, in one of four ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.register_buffer("seen", torch.zeros(8))
+
+    def forward(self, x):
+        with torch.no_grad():
+            if self.how == "in place":
+                self.seen += x.sum(0)
+            elif self.how == "replaced":
+                self.seen = self.seen + x.sum(0)
+            elif self.how == "data":
+                self.seen.data.add_(x.sum(0))
+            elif self.how == "numpy":
+                self.seen.numpy()[:] += x.detach().numpy().sum(0)
+            elif self.how == "added":
+                self.register_buffer("more", x.sum(0))
+        return x
+
+
+@pytest.mark.parametrize("how", ["in place", "replaced", "data", "numpy", "added"])
+def test_buffers_that_change_in_training_are_refused(how):
+    with pytest.raises(ValueError, match=r"changed the buffers net\.1\.(seen|more)"):
+        trainer(dpsgd(), epochs=1).fit(With(Remembers(how)))
+
+
+def test_a_checkpoint_never_holds_a_buffer_that_changed(tmp_path):
+    """A write that leaves no trace on the tensor is found before anything is saved."""
+
+    class Saves(pl.Callback):
+        def on_train_batch_end(self, trainer, *args):
+            trainer.save_checkpoint(tmp_path / "leak.ckpt")
+
+    with pytest.raises(ValueError, match=r"changed the buffers net\.1\.seen"):
+        trainer(dpsgd(), Saves(), epochs=1).fit(With(Remembers("numpy")))
+    assert not (tmp_path / "leak.ckpt").exists()
+
+
+# ---- how the loss is reduced ---------------------------------------------------------------------------
+
+
+def released_sum(module, batch_size: int = 100) -> torch.Tensor:
+    """The clipped sum of one step over all samples, at hardly any noise, C = 1."""
+    module.batch_size = batch_size
+    before = torch.cat([p.detach().flatten() for p in module.parameters()])
+    module.configure_optimizers = lambda: torch.optim.SGD(module.parameters(), lr=1.0)
+    trainer(DPSGD(1e-6, 1.0, delta=1e-4, seed=3), epochs=1, max_steps=1).fit(module)
+    return before - torch.cat([p.detach().flatten() for p in module.parameters()])
+
+
+def test_a_summed_loss_is_found_out_and_clipped_per_sample():
+    """Clipped per sample, then summed: a summed loss takes the step of a mean one, times the batch."""
+
+    def total(scores, labels):
+        return nn.functional.cross_entropy(scores, labels, reduction="sum")
+
+    of_sum, of_mean = released_sum(With(loss=total)), released_sum(With())
+    torch.testing.assert_close(of_sum, 100 * of_mean, atol=2e-3, rtol=1e-3)
+
+
+def weighted(scores, labels):
+    return nn.functional.cross_entropy(scores, labels, weight=torch.tensor([1.0, 5.0, 0.2]))
+
+
+def contrastive(scores, labels):
+    return nn.functional.cross_entropy(scores @ scores.T, torch.arange(len(scores)))
+
+
+def over_tokens(scores, labels):
+    return nn.functional.cross_entropy(scores, torch.where(labels == 2, -100, labels))
+
+
+def per_root(scores, labels):
+    return nn.functional.cross_entropy(scores, labels, reduction="sum") / len(labels) ** 0.5
+
+
+def centred(scores, labels):
+    return nn.functional.cross_entropy(scores - scores.mean(0), labels)
+
+
+@pytest.mark.parametrize("loss", [weighted, contrastive, over_tokens, per_root, centred])
+def test_a_loss_in_which_samples_weigh_on_each_other_is_refused(loss):
+    with pytest.raises(ValueError, match="neither the mean nor the sum"):
+        trainer(dpsgd(), epochs=1).fit(With(loss=loss))
+
+
+def test_a_loss_of_zero_tells_nothing():
+    with pytest.raises(ValueError, match="loss of the first samples is 0"):
+        trainer(dpsgd(), epochs=1).fit(With(loss=lambda scores, labels: 0.0 * scores.sum()))
+
+
+def test_dropout_and_counters_do_not_disturb_the_trial():
+    class Counting(With):
+        def training_step(self, batch, batch_idx):
+            self.seen.append(len(batch[0]))
+            self.log("loss", loss := super().training_step(batch, batch_idx))
+            self.log_dict({"twice": 2 * loss})
+            return {"loss": loss}
+
+    module = Counting(nn.Dropout(0.5))
+    trainer(dpsgd(), epochs=1, limit_train_batches=1).fit(module)
+    assert len(module.seen) == 1
+
+
+def test_one_sample_is_too_few_to_tell():
+    class One(Classifier):
+        def train_dataloader(self):
+            x, y = samples().tensors
+            return DataLoader(TensorDataset(x[:1], y[:1]), batch_size=1)
+
+    with pytest.raises(ValueError, match="2 samples or more"):
+        trainer(DPSGD(1.0, 1.0, delta=1e-3), epochs=1).fit(One())
+
+
+# ---- tuners --------------------------------------------------------------------------------------------
+
+
+class Tuned(Classifier):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lr = 0.1
+
+
+@pytest.mark.parametrize("tuner", [LearningRateFinder, BatchSizeFinder])
+def test_finders_train_without_noise_and_are_refused(tuner):
+    module = Tuned()
+    before = [p.detach().clone() for p in module.parameters()]
+    with pytest.raises(
+        ValueError, match=f"{tuner.__name__} trains without clipping and noise.* leave it out"
+    ):
+        trainer(tuner(), dpsgd(), epochs=1).fit(module)
+    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+    assert module.seen == []
+
+
+@pytest.mark.parametrize("method", ["lr_find", "scale_batch_size"])
+def test_the_tuner_is_refused(method):
+    module = Tuned()
+    with pytest.raises(ValueError, match="Finder trains without clipping and noise"):
+        getattr(Tuner(trainer(dpsgd(), epochs=1)), method)(module)
+    assert module.seen == []
