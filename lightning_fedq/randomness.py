@@ -23,7 +23,7 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
@@ -252,6 +252,8 @@ class AgreedKeys(Keys):
     pair too. A pair's key is its key agreement. A larger group's key is the hash of one secret
     contribution of every member, which real members would send to each other under their pairwise keys.
 
+    They can't be copied or pickled: two owners would draw the same secret coins for different payloads.
+
     Args:
         clients: Client ids.
     """
@@ -284,6 +286,26 @@ class AgreedKeys(Keys):
     def client(self, client: int) -> bytes:
         """See `Keys.client`."""
         return self._client(client)
+
+    def __copy__(self) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            TypeError: Always, with the cure.
+        """
+        raise TypeError(
+            "secure keys can't be copied or pickled: both owners would draw the same secret "
+            "coins; make a new Federated (or RoundEngine), which draws keys of its own, or use a seed, which "
+            "protects nothing"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        """Refuse; see `__copy__`."""
+        self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse; see `__copy__`."""
+        self.__copy__()
 
     def _agree_with_server(self, client: int) -> bytes:
         info = pack_fields("client", self._public, client)

@@ -38,7 +38,7 @@ from lightning_fedq.callbacks.checks import (
     check_optimizers,
     check_setup,
 )
-from lightning_fedq.callbacks.journal import keep_journal
+from lightning_fedq.callbacks.journal import keep_journal, say_what_was_spent
 from lightning_fedq.callbacks.local_training import LocalTraining
 from lightning_fedq.callbacks.records import log_round, warn_of
 from lightning_fedq.callbacks.resume import check_federation, plain_records, records_of
@@ -52,6 +52,7 @@ from lightning_fedq.data.datamodule import split_of
 from lightning_fedq.data.labels import label_figure, labels_of
 from lightning_fedq.data.loader import ClientLoader, check_loader, deal_out
 from lightning_fedq.data.partition import IID, Partition
+from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.randomness import AgreedKeys, Keys, SeededKeys
 from lightning_fedq.ranges import AdaptiveRange, PreviousMinMax, RangeRule
 from lightning_fedq.rounds import (
@@ -101,8 +102,11 @@ class Federated(pl.Callback):
         seed: An integer makes the run reproducible, and NOT private: every coin follows from it. None
             takes keys and plan from the operating system.
         diagnostics: Also compare each aggregate with the exact mean, which only a simulation knows.
+        ledger: Of these clients, where they have trained before: `other.ledger`. None is a new one.
 
     Attributes:
+        ledger: Who was charged for how many rounds. It belongs to this object: it outlives fits, failures and
+            servers, and a second training adds to it.
         engine: The round engine, from `on_fit_start` on.
         records: One record for every finished round.
         client_indices: The sample indices of each client, from `on_fit_start` on.
@@ -133,6 +137,7 @@ class Federated(pl.Callback):
         secure_aggregation: SecAgg | None = None,
         seed: int | None = None,
         diagnostics: bool = True,
+        ledger: Ledger | None = None,
     ) -> None:
         check_numbers(local_epochs, local_steps, clients_per_step, weighting)
         plan_seed = secrets.randbits(63) if seed is None else seed
@@ -149,6 +154,8 @@ class Federated(pl.Callback):
         check_aggregation(mechanism, size, weighting != "uniform", aggregator, secure)
         if secure_aggregation is not None:
             check_secure_aggregation(secure_aggregation, mechanism, size)
+        self.ledger = Ledger(num_clients, repr(mechanism)) if ledger is None else ledger
+        self.ledger.check(num_clients, repr(mechanism))
         self.engine: RoundEngine | None = None
         self.records: list[RoundRecord] = []
         self.client_indices: list[Tensor] = []
@@ -263,9 +270,10 @@ class Federated(pl.Callback):
         old, self._training = self.engine, None
         if self._loaded is None and old is not None and old.weights.shape == weights.shape:
             own = old.weights.to(self._local.parameters[0].dtype).to(weights)
-            if old.round and torch.equal(own, weights):
+            if old.round and old.ledger is self.ledger and torch.equal(own, weights):
                 old.weights = old.weights.to(weights.device)
                 return
+        say_what_was_spent(self.ledger)
         keys: Keys = AgreedKeys(range(self.num_clients)) if self.seed is None else SeededKeys(self.seed)
         segments, secagg = [p.numel() for p in self._local.parameters], self.secure_aggregation
         self.engine = RoundEngine(
@@ -282,6 +290,7 @@ class Federated(pl.Callback):
             aggregator=self.aggregator,
             secure_sums=None if secagg is None else partial(secure_sum, secagg),
             diagnostics=self.diagnostics,
+            ledger=self.ledger,
         )
         if secagg is not None:
             check_modulus(secagg, self.engine)

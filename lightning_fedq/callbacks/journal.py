@@ -10,7 +10,7 @@ from __future__ import annotations
 import secrets
 from pathlib import Path
 
-from lightning_fedq._lightning import pl, rank_zero_warn
+from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 
@@ -27,7 +27,7 @@ def keep_journal(trainer: pl.Trainer, ledger: Ledger, repeatable: bool) -> None:
         FileNotFoundError: If the checkpoint's journal is missing and the keys come from the system.
         ValueError: If the journal is of another federation, or damaged.
     """
-    if ledger.journal is not None or not trainer.is_global_zero:
+    if not trainer.is_global_zero or (ledger.journal is not None and ledger.journal.path.is_file()):
         return
     recorded, position = ledger.recorded
     found = find_journal(recorded, trainer.ckpt_path)
@@ -39,6 +39,15 @@ def keep_journal(trainer: pl.Trainer, ledger: Ledger, repeatable: bool) -> None:
     path, position = (_new_path(trainer), 0) if found is None else (found, position)
     if path is not None:
         ledger.keep(Journal(path, ledger.mechanism, ledger.num_clients, position), repeatable)
+
+
+def say_what_was_spent(ledger: Ledger) -> None:
+    """Say, before a new training of the same clients, that it does not begin with an empty account."""
+    if ledger.rounds:
+        rank_zero_info(
+            f"these clients have paid for up to {ledger.most_charged} rounds before this training, which add "
+            "up with those to come; other clients need another Federated"
+        )
 
 
 def find_journal(recorded: str, checkpoint: object) -> Path | None:

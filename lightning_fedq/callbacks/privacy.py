@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
+import torch
+
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import Federated
@@ -150,7 +152,7 @@ class PrivacyBudget(pl.Callback):
         self._unit, self._key = "rounds", "fed/epsilon"
         self._is_spent: Callable[[], bool] = lambda: _charges_after_next(engine) > self.affordable
         if self.on_exhausted != "warn":
-            engine.ledger.limit = self.affordable
+            engine.ledger.limits = torch.full((engine.planner.num_clients,), self.affordable)
         self.epsilon_spent = cost(self._used())
 
     def _follow_steps(self, dpsgd: DPSGD) -> None:

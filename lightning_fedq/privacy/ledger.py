@@ -5,6 +5,10 @@ order, so no stream is ever paid for twice and none carries two payloads: a repe
 and is charged again. Counting is all that the ledger does; what a charge costs follows from the mechanism's
 claims (`accounting`), and a ledger of another mechanism or another federation is refused.
 
+A ledger belongs to the clients, not to a server or a training: whoever trains with them charges the same
+one, and it only grows. A server that begins with keys of its own says so (`begin`), because its streams are
+new. A saved state is added to what is known here, unless it is part of it.
+
 With a `Journal` every charge is on the disk before it counts. Whoever resumes reads what the checkpoint does
 not know. With keys from the system those rounds are spent, and their repetition, with new keys, is charged
 again. With keys from a seed the repetition sends the same messages from the same streams and costs nothing
@@ -14,6 +18,7 @@ more, provided that the round begins with the same model and range; if it does n
 from __future__ import annotations
 
 import hashlib
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -33,7 +38,7 @@ class Ledger:
     Attributes:
         charges: `(num_clients,)` int32, how often each client was charged.
         rounds: How many rounds were charged, repetitions included.
-        limit: Charges after which a client is charged no more; a budget sets it.
+        limits: `(num_clients,)` int32, charges after which a client is charged no more; a budget sets them.
         journal: Where charges are written first, or None.
         recorded: Journal and position of a loaded state, or ("", 0).
 
@@ -47,9 +52,11 @@ class Ledger:
         self.num_clients, self.mechanism = num_clients, mechanism
         self.charges = torch.zeros(num_clients, dtype=torch.int32)
         self.rounds = 0
-        self.limit: int | None = None
+        self.limits: Tensor | None = None
         self.journal: Journal | None = None
         self.recorded: tuple[str, int] = ("", 0)
+        self._id = secrets.token_hex(8)
+        self._keys: bytes | None = None
         self._streams = torch.full((num_clients, 2), -1, dtype=torch.int64)
         self._repeatable: dict[tuple[int, int], str] | None = None
 
@@ -57,6 +64,29 @@ class Ledger:
     def most_charged(self) -> int:
         """Charges of the client that was charged most often."""
         return int(self.charges.max())
+
+    def check(self, num_clients: int, mechanism: str) -> None:
+        """Refuse to pay for another federation.
+
+        Raises:
+            ValueError: With the cure.
+        """
+        if num_clients != self.num_clients or mechanism != self.mechanism:
+            raise ValueError(
+                f"the ledger is of {self.num_clients} clients of {self.mechanism}, this federation has "
+                f"{num_clients} with {mechanism}; give it a new Ledger, and what the same people have spent "
+                "before comes on top of what that one says"
+            )
+
+    def begin(self, keys: bytes | None) -> None:
+        """A server begins: with keys that were not here before, its streams are new, from round 0 on.
+
+        Args:
+            keys: Name of its keys; None where they come from a seed, so that a training can be repeated.
+        """
+        if keys is None or keys != self._keys:
+            self._streams.fill_(-1)
+        self._keys = keys
 
     def keep(self, journal: Journal, repeatable: bool) -> None:
         """Write every charge to a journal from now on, and take in what it holds beyond its position.
@@ -124,11 +154,7 @@ class Ledger:
                 f"round {round}, attempt {attempt} was charged before for {rows[used].tolist()[:10]}; "
                 "a stream serves one payload. Abandon the round, so that the next start is a new attempt"
             )
-        if self.limit is not None and len(rows) and int(self.charges[rows].max()) >= self.limit:
-            raise RuntimeError(
-                f"the privacy budget allows {self.limit} rounds of one client and round {round} would be one "
-                "more; raise the budget, or stop the training here"
-            )
+        self._check_limits(rows, round)
         if self.journal is not None and (round, attempt) not in (self._repeatable or {}):
             everybody = len(rows) == self.num_clients
             self.journal.append(round, attempt, state, None if everybody else rows.tolist())
@@ -138,12 +164,24 @@ class Ledger:
         self.charges[rows] += 1
         self.rounds += 1
 
+    def _check_limits(self, rows: Tensor, round: int) -> None:
+        if self.limits is None:
+            return
+        spent = rows[self.charges[rows] >= self.limits[rows]]
+        if len(spent):
+            client = int(spent[0])
+            raise RuntimeError(
+                f"the privacy budget allows {int(self.limits[client])} rounds of client {client} and round "
+                f"{round} would be one more; raise the budget, or stop the training here"
+            )
+
     def state_dict(self) -> dict[str, Any]:
         """Everything, in tensors and plain types; of the journal, where it is and how much it held."""
         path, position = self.recorded
         if self.journal is not None:
             path, position = str(self.journal.path), self.journal.position
         return {
+            "id": self._id,
             "mechanism": self.mechanism,
             "charges": self.charges.clone(),
             "rounds": self.rounds,
@@ -152,8 +190,16 @@ class Ledger:
             "position": position,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any], repeatable: bool = False) -> None:
         """Continue from `state_dict`; a journal has to be given again (`keep`).
+
+        What this ledger knows already stays: a state of its own past changes nothing, and any other state is
+        added, because the same clients have paid for both.
+
+        Args:
+            state: From `state_dict`.
+            repeatable: With keys from a seed, what came after a state of its own is repeated bit for bit, so
+                this ledger goes back to it.
 
         Raises:
             ValueError: If the state is of another federation.
@@ -163,7 +209,19 @@ class Ledger:
                 f"the ledger is of {len(state['charges'])} clients of {state['mechanism']}, this federation "
                 f"has {self.num_clients} with {self.mechanism}; resume with the checkpoint's own federation"
             )
-        self.charges = state["charges"].clone()
-        self.rounds = state["rounds"]
-        self._streams = state["streams"].clone()
+        own = state.get("id") == self._id
+        self._streams = state["streams"].clone() if repeatable else _later(self._streams, state["streams"])
+        if own and not repeatable and bool((state["charges"] <= self.charges).all()):
+            return
+        empty = not self.rounds or (own and repeatable)
+        self.charges = state["charges"] + (0 if empty else self.charges)
+        self.rounds = state["rounds"] + (0 if empty else self.rounds)
+        self._id = state.get("id", self._id) if empty else secrets.token_hex(8)
         self.journal, self.recorded = None, (state["journal"], state["position"])
+
+
+def _later(own: Tensor, other: Tensor) -> Tensor:
+    """Of two streams of every client, `(clients, 2)` round and attempt, the one that comes later."""
+    rounds, attempts = (other - own).T
+    ahead = (rounds > 0) | ((rounds == 0) & (attempts > 0))
+    return torch.where(ahead[:, None], other, own)

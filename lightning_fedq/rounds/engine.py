@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lightning_fedq.core import AbortedRoundError, Mechanism, RoundContext
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.randomness import ClientRandomness, Keys, PublicRandomness
+from lightning_fedq.randomness import ClientRandomness, Keys, PublicRandomness, SeededKeys
 from lightning_fedq.ranges import RangeRule, Ranges
 from lightning_fedq.rounds.parts import (
     Aggregator,
@@ -55,6 +55,7 @@ class RoundEngine:
         secure_sums: Secure aggregation: opens the sum of each round. Messages go nowhere else, and the
             record counts the bits of the protocol in place of theirs.
         diagnostics: Also keep the exact sum of the updates, for MSE, SNR, cosine and `exact_mean`.
+        ledger: Of these clients, with what they have paid for before; None is a new one.
 
     Attributes:
         transform: Applied to all updates as they come in; None leaves them as they are.
@@ -77,6 +78,7 @@ class RoundEngine:
         aggregator: Aggregator | None = None,
         secure_sums: SecureSums | None = None,
         diagnostics: bool = True,
+        ledger: Ledger | None = None,
     ) -> None:
         if target not in ("updates", "weights"):
             raise ValueError(f"target must be 'updates' or 'weights', got {target!r}")
@@ -110,7 +112,10 @@ class RoundEngine:
         self._exact: Tensor | None = None
         self._aborted = ""
         self._sum: RunningSum
-        self.ledger = Ledger(planner.num_clients, repr(mechanism))
+        self.ledger = Ledger(planner.num_clients, repr(mechanism)) if ledger is None else ledger
+        self.ledger.check(planner.num_clients, repr(mechanism))
+        self._seeded = isinstance(keys, SeededKeys)
+        self.ledger.begin(None if self._seeded else keys.public())
 
     @property
     def plain_sum(self) -> bool:
@@ -366,7 +371,7 @@ class RoundEngine:
                 "the state and this federation must both have a server_optimizer, or neither; "
                 "use the checkpoint's own setting"
             )
-        self.ledger.load_state_dict(state["ledger"])
+        self.ledger.load_state_dict(state["ledger"], repeatable=self._seeded)
         self.weights = state["weights"].to(self.weights).clone()
         self.ranges = Ranges(state["center"].clone(), state["radius"].clone())
         self.round, self.attempt, self.plan = state["round"], state["attempt"], None

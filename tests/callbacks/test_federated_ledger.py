@@ -1,0 +1,156 @@
+"""The ledger belongs to the federation: fits, failures, new weights and other engines add to one account."""
+
+import copy
+import pickle
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.privacy.ledger import Ledger
+from tests.callbacks.test_privacy import Linear, budget, cost, federated, trainer
+
+
+class FailsInRoundZero(pl.Callback):
+    """A user's own callback that fails once every client has sent its first message."""
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+        if trainer.is_last_batch:
+            raise RuntimeError("the disk is full")
+
+
+def test_weights_touched_between_fits_are_no_new_account():
+    fed, model, spent, limit = federated(), Linear(), [], budget(2.0)
+    for _ in range(4):
+        trainer(fed, limit, epochs=3).fit(model)
+        spent.append(limit.epsilon_spent)
+        assert limit.epsilon_spent == pytest.approx(cost(fed.ledger.most_charged))
+        if fed.ledger.most_charged == limit.affordable:
+            break
+        with torch.no_grad():
+            model.net.weight.mul_(1 + 1e-6)
+    assert spent == sorted(spent) and len(set(spent)) == len(spent)
+    assert cost(fed.ledger.most_charged) <= 2.0 < cost(fed.ledger.most_charged + 1)
+    with pytest.raises(RuntimeError, match="is spent"):
+        trainer(fed, limit, epochs=3).fit(model)
+
+
+def test_five_failures_in_round_zero_are_five_charges():
+    fed = federated()
+    for done in range(5):
+        with pytest.raises(RuntimeError, match="the disk is full"):
+            trainer(FailsInRoundZero(), fed).fit(Linear())
+        assert fed.ledger.charges.tolist() == [done + 1] * 6
+    trainer(fed, epochs=2).fit(Linear())
+    assert fed.ledger.charges.tolist() == [7] * 6
+
+
+def test_a_second_training_adds_up_and_says_so(caplog):
+    fed = federated()
+    trainer(fed, epochs=2).fit(Linear())
+    first = fed.engine
+    with caplog.at_level("INFO"):
+        trainer(fed, epochs=3).fit(Linear())
+    assert fed.engine is not first
+    assert fed.ledger.charges.tolist() == [5] * 6
+    assert "2 rounds before this training, which add up with those to come" in caplog.text
+
+
+def test_a_ledger_can_be_handed_on_to_another_federation_of_the_same_clients():
+    fed = federated()
+    trainer(fed, epochs=2).fit(Linear())
+    again = federated(ledger=fed.ledger, smoothing=0.5)
+    trainer(again, epochs=1).fit(Linear())
+    assert fed.ledger is again.ledger and again.ledger.charges.tolist() == [3] * 6
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda ledger: federated(LDPQ(0.2), ledger=ledger),
+        lambda ledger: Federated(LDPQ(0.1), 5, ledger=ledger),
+    ],
+)
+def test_another_mechanism_or_number_of_clients_needs_a_new_ledger(build):
+    with pytest.raises(ValueError, match=r"the ledger is of 6 clients of LDPQ\(epsilon=0.1\).*a new Ledger"):
+        build(Ledger(6, "LDPQ(epsilon=0.1)"))
+
+
+def test_a_mechanism_that_was_changed_on_the_way_needs_a_new_ledger():
+    fed = federated()
+    trainer(fed, epochs=1).fit(Linear())
+    fed.mechanism = LDPQ(4.0)
+    with pytest.raises(ValueError, match="a new Ledger"):
+        trainer(fed, epochs=1).fit(Linear())
+    fed.ledger = Ledger(6, repr(fed.mechanism))
+    trainer(fed, epochs=1).fit(Linear())
+    assert fed.ledger.charges.tolist() == [1] * 6
+
+
+def test_an_old_checkpoint_is_no_way_back_to_a_smaller_account(tmp_path):
+    fed, fit = federated(), trainer
+    first = fit(fed, epochs=2)
+    first.fit(Linear())
+    first.save_checkpoint(tmp_path / "two.ckpt")
+    fit(fed, epochs=5).fit(Linear(), ckpt_path=tmp_path / "two.ckpt")
+    assert fed.ledger.charges.tolist() == [5] * 6
+    fit(fed, epochs=3).fit(Linear(), ckpt_path=tmp_path / "two.ckpt")
+    assert fed.ledger.charges.tolist() == [6] * 6  # rounds 2 of both have keys of their own
+
+
+def test_a_checkpoint_of_another_training_adds_to_what_was_spent(tmp_path):
+    other, fed = federated(), federated()
+    first = trainer(other, epochs=3)
+    first.fit(Linear())
+    first.save_checkpoint(tmp_path / "three.ckpt")
+    trainer(fed, epochs=2).fit(Linear())
+    trainer(fed, epochs=4).fit(Linear(), ckpt_path=tmp_path / "three.ckpt")
+    assert fed.ledger.charges.tolist() == [2 + 3 + 1] * 6
+
+
+def test_with_a_seed_a_checkpoint_is_taken_back_as_it_is(tmp_path):
+    fed = federated(seed=0)
+    first = trainer(fed, epochs=2)
+    first.fit(Linear())
+    first.save_checkpoint(tmp_path / "two.ckpt")
+    for _ in range(2):
+        trainer(fed, epochs=4).fit(Linear(), ckpt_path=tmp_path / "two.ckpt")
+        assert fed.ledger.charges.tolist() == [4] * 6
+
+
+# ---- copies ----------------------------------------------------------------------------------------------
+
+
+def test_a_callback_that_has_not_run_can_be_copied_and_both_train():
+    fed = federated()
+    for twin in (copy.deepcopy(fed), pickle.loads(pickle.dumps(fed))):
+        trainer(twin, epochs=1).fit(Linear())
+        assert twin.ledger.charges.tolist() == [1] * 6
+    assert fed.ledger.charges.tolist() == [0] * 6
+    trainer(fed, epochs=1).fit(Linear())
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_no_two_engines_draw_the_same_secret_coins(duplicate):
+    fed = federated()
+    trainer(fed, epochs=1).fit(Linear())
+    for thing in [fed.engine.keys] if duplicate is copy.copy else [fed.engine.keys, fed.engine, fed]:
+        with pytest.raises(TypeError, match=r"would draw the same secret coins.*make a new"):
+            duplicate(thing)
+
+
+def test_a_shallow_copy_of_an_engine_pays_into_the_same_ledger():
+    fed = federated()
+    trainer(fed, epochs=1).fit(Linear())
+    twin = copy.copy(fed.engine)
+    fed.engine.start()
+    with pytest.raises(RuntimeError, match="a stream serves one payload"):
+        twin.start()
+
+
+def test_a_reproducible_run_can_be_copied():
+    fed = federated(seed=3)
+    trainer(fed, epochs=1).fit(Linear())
+    assert copy.deepcopy(fed.engine).ledger.charges.tolist() == [1] * 6
