@@ -300,6 +300,25 @@ class AbortedRoundError(Exception):
     """A round that can't be finished, and why; the model stays as it was and the charge stands."""
 
 
+@dataclass(frozen=True)
+class AuditCase:
+    """One setting in which the claims of a mechanism are attacked.
+
+    Args:
+        mechanism: With all its settings.
+        concentrated: Does the whole difference lie in one coordinate of very few, so that one encoding is one
+            draw? Else every coordinate is a draw.
+        title: What tells the case from others of the same mechanism, in a few words.
+        num_clients: Size of the cohort; None is three or four, or more where groups are larger.
+    """
+
+    mechanism: Mechanism
+    concentrated: bool = False
+    title: str = ""
+    num_clients: int | None = None
+    num_dropped: int = 0
+
+
 class Mechanism(ABC):
     """Turns an update into integers on the wire and the integers of many clients into a sum.
 
@@ -409,3 +428,60 @@ class Mechanism(ABC):
             ValueError: If the mechanism can't serve a cohort of this size.
         """
         return (1,) * num_clients
+
+    # ---- how it is attacked, and what helps -----------------------------------------------------------
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """Settings in which the audit attacks these claims; itself, unless claims are about whole vectors.
+
+        A claim about a whole vector is attacked twice: with so little noise that one of `dim` coordinates,
+        which holds its share of the difference, is about as private as single coordinates usually are; and
+        with the whole difference in one coordinate.
+
+        Args:
+            dim: Coordinates of the cases that are not `concentrated`.
+        """
+        return (AuditCase(self),)
+
+    def worst_pair(
+        self, client: int, context: RoundContext, public: PublicRandomness
+    ) -> tuple[Tensor, Tensor]:
+        """Two neighbouring updates of one client, `(dim,)` float64 each, that are hard to tell apart safely.
+
+        Far outside the range on both sides in every coordinate; far outside and zero where a claim is about
+        zeroing out. A mechanism that rotates by public randomness returns what its rotation turns into its
+        worst case, one that sends some coordinates only may leave the others alike.
+
+        Args:
+            client: Whose update is replaced.
+            context: The round.
+            public: The streams that the adversary of the claim holds. In place of those that it does not
+                hold there are streams of other keys, so a pair that follows them meets nothing.
+        """
+        neighbours = {claim.neighbours for claim in self.claims(context)}
+        center, reach = context.expand(context.center), 4.0 * context.expand(context.radius)
+        if neighbours == {Neighbours.SUBSTITUTION}:
+            return center + reach, center - reach
+        return center + reach, torch.zeros_like(reach)
+
+    def lever(self, client: int, context: RoundContext) -> float | None:
+        """How far a client that chooses its symbols can move a coordinate of the sum, in honest extremes.
+
+        None where nobody has worked it out.
+        """
+        return None
+
+    def without_noise(self, context: RoundContext) -> Mechanism:
+        """The mechanism as a liar runs it, which leaves out the coin that makes its messages private.
+
+        Raises:
+            ValueError: If there is no coin that could be left out alone.
+        """
+        raise ValueError(f"{type(self).__name__} has no coin that a liar could skip; use inverted")
+
+    def advice(self, claim: PrivacyClaim) -> str:
+        """What would lower the loss of one of the claims, a few words for the privacy report."""
+        single = (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER)
+        if self.homomorphic and claim.adversary in single:
+            return "more noise, fewer rounds, or secure aggregation"
+        return "more noise or fewer rounds"

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import torch
@@ -101,7 +101,7 @@ class ByzantineClients(pl.Callback):
                 f"garbage needs symbols of fixed length, {name} has a {type(code).__name__} code"
             )
         if self.attack == "inverted_without_coin":
-            without_coin(self._mechanism, context)
+            self._mechanism.without_noise(context)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Step aside."""
@@ -244,7 +244,7 @@ class ByzantineClients(pl.Callback):
         if self.attack == "inverted":
             return attacks.inverted(symbols)
         if self.attack == "inverted_without_coin":
-            honest = without_coin(self._mechanism, context).encode(values, context, rand)
+            honest = self._mechanism.without_noise(context).encode(values, context, rand)
             return attacks.inverted(honest.symbols)
         if self.attack == "garbage":
             code = self._mechanism.code(context)
@@ -269,30 +269,8 @@ class ByzantineClients(pl.Callback):
         )
 
 
-def without_coin(mechanism: Mechanism, context: RoundContext) -> Mechanism:
-    """Return the mechanism as a liar runs it, without the coin that would make its bits private.
-
-    A budget for a whole message also says how many blocks a message holds; that stays.
-
-    Raises:
-        ValueError: If the mechanism has no epsilon to leave out.
-    """
-    if "epsilon" not in {field.name for field in fields(mechanism)}:  # type: ignore[arg-type]
-        raise ValueError(f"{type(mechanism).__name__} has no coin that a liar could skip; use inverted")
-    changes: dict[str, Any] = {"epsilon": math.inf}
-    if getattr(mechanism, "epsilon_scope", "bit") != "bit":
-        changes["blocks_per_round"] = mechanism.blocks_sent(context)  # type: ignore[attr-defined]
-    return replace(mechanism, **changes)  # type: ignore[type-var]
-
-
 def lever_of(mechanism: Mechanism, context: RoundContext) -> float | None:
-    """How far one client that chooses its symbols can move a coordinate of the sum, in honest extremes.
-
-    The mechanism's own figure if it has one, the coin's if messages are one-bit; None where nobody knows.
-    """
-    own = getattr(mechanism, "lever", None)
-    if own is not None:
-        return max(float(own(client, context)) for client in context.cohort)
-    if mechanism.code(context) == FixedLength(1) and hasattr(mechanism, "epsilon"):
-        return attacks.ldp_lever(mechanism.epsilon)
-    return None
+    """The longest lever of any client of the round, see `Mechanism.lever`; None where one is not known."""
+    levers = [mechanism.lever(client, context) for client in context.cohort]
+    known = [lever for lever in levers if lever is not None]
+    return max(known) if len(known) == len(levers) else None

@@ -7,8 +7,6 @@ import logging
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
 
 import torch
 from rich.box import SIMPLE
@@ -21,73 +19,42 @@ from lightning_fedq.audit.enumeration import enumerate_coin, enumerate_pair
 from lightning_fedq.audit.enumeration_words import enumerate_words
 from lightning_fedq.audit.views import Finding
 from lightning_fedq.commands.mechanisms import example
-from lightning_fedq.core import Adversary, LaplaceLoss, Loss, Mechanism, NonPrivate, RoundContext
+from lightning_fedq.core import Adversary, AuditCase, Loss, Mechanism, NonPrivate, RoundContext
 from lightning_fedq.privacy.page import format_epsilon
 
 ALPHA = 1e-3
-AUDITED: dict[str, Any] = {
-    "sampling_probability": 0.5,  # so that a hidden selection counts
-    "public_calibration": True,  # else the mechanism claims nothing
-    "entropy_code": "elias",  # counts bits faster; what is sent is the same
-}
-"""Settings under which a mechanism is audited, where they differ from those of `fedq mechanisms`."""
 CONCENTRATED_SHARE = 500
 """One draw in so many is an encoding of a whole vector whose difference lies in one coordinate."""
 DITHERS = (0, 1 << 51, (1 << 52) - 1)
 """Public dithers for which the law of a symbol is worked out exactly."""
-_NOISE = ("noise_multiplier", "local_sigma", "noise_std")
 _DIM = 1024
 
 
-@dataclass(frozen=True)
-class Case:
-    """One mechanism as it is audited.
-
-    Args:
-        mechanism: With all its settings.
-        concentrated: Is the whole difference in one coordinate?
-    """
-
-    mechanism: Mechanism
-    concentrated: bool = False
-
-    def findings(self, draws: int, alpha: float, seed: int = 0) -> tuple[Finding, ...]:
-        """Audit it."""
-        if self.concentrated:
-            draws = max(draws // CONCENTRATED_SHARE, 64)
-        return audit(self.mechanism, draws, alpha=alpha, seed=seed, concentrated=self.concentrated)
+def findings_of(case: AuditCase, draws: int, alpha: float, seed: int = 0) -> tuple[Finding, ...]:
+    """Audit one case."""
+    if case.concentrated:
+        draws = max(draws // CONCENTRATED_SHARE, 64)
+    return audit(case.mechanism, draws, alpha=alpha, seed=seed, concentrated=case.concentrated)
 
 
-def claimed_losses(mechanism: Mechanism) -> dict[Adversary, tuple[Loss, int]]:
-    """Losses and how often they compose, of three clients or four and `_DIM` coordinates."""
+def claimed_losses(mechanism: Mechanism) -> dict[Adversary, Loss]:
+    """Losses, of three clients or four and `_DIM` coordinates."""
     sizes = mechanism.group_sizes(3 if mechanism.fixed_cohort else 4)
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
     groups = tuple(tuple(range(end - size, end)) for size, end in zip(sizes, ends, strict=True))
     one = torch.ones(1, dtype=torch.float64)
     claims = mechanism.claims(RoundContext(0, groups, (_DIM,), 0 * one, one))
-    return {claim.adversary: (claim.loss, claim.compositions) for claim in claims}
+    return {claim.adversary: claim.loss for claim in claims}
 
 
-def cases(kind: type[Mechanism]) -> tuple[Case, ...]:
-    """How a mechanism is audited; none if it claims nothing.
-
-    Where the claim is about a whole vector: once with so little noise that one coordinate, with its share of
-    the difference, is about as private as those of other mechanisms; and once as it is, all in one
-    coordinate.
-    """
-    mechanism = example(kind)
-    names = [field.name for field in fields(mechanism)]  # type: ignore[arg-type]
-    mechanism = replace(mechanism, **{k: v for k, v in AUDITED.items() if k in names})  # type: ignore[type-var]
-    private = [found for found in claimed_losses(mechanism).values() if not isinstance(found[0], NonPrivate)]
-    if not private:
-        return ()
-    loss, compositions = private[0]
-    if compositions > 1:
-        return (Case(mechanism),)
-    noise = next(name for name in _NOISE if name in names)
-    share = 1.0 / (_DIM if isinstance(loss, LaplaceLoss) else math.sqrt(_DIM))
-    little = replace(mechanism, **{noise: share * getattr(mechanism, noise)})  # type: ignore[type-var]
-    return Case(little), Case(mechanism, concentrated=True)
+def cases(kind: type[Mechanism]) -> tuple[AuditCase, ...]:
+    """How a mechanism is audited; none if it claims nothing."""
+    found = example(kind).audit_cases(_DIM)
+    return tuple(
+        case
+        for case in found
+        if not all(isinstance(loss, NonPrivate) for loss in claimed_losses(case.mechanism).values())
+    )
 
 
 def enumeration() -> list[str]:
@@ -101,9 +68,9 @@ def enumeration() -> list[str]:
     return differs
 
 
-def _reads_one_word(case: Case) -> bool:
+def _reads_one_word(case: AuditCase) -> bool:
     """Does one private word decide a symbol that claims something for itself?"""
-    loss, _ = claimed_losses(case.mechanism)[Adversary.EAVESDROPPER]
+    loss = claimed_losses(case.mechanism)[Adversary.EAVESDROPPER]
     # a discrete Gaussian takes as many words as its rejections need, and its symbols are sums modulo 2^bits
     several = isinstance(case.mechanism, mechanisms.DistributedDiscreteGaussian)
     return not (case.concentrated or several or isinstance(loss, NonPrivate))
@@ -114,14 +81,14 @@ def rows(name: str, draws: int, alpha: float) -> Iterator[tuple[str, ...]]:
     kind = getattr(mechanisms, name)
     found = cases(kind)
     if not found:
-        loss, _ = claimed_losses(example(kind))[Adversary.OUTSIDER]
+        loss = claimed_losses(example(kind))[Adversary.OUTSIDER]
         assert isinstance(loss, NonPrivate)
         yield name, "", "no guarantee", "", "", "", f"nothing to refute: {loss.reason}"
     for case in found:
         start = time.process_time()
-        findings = case.findings(draws, alpha / len(found))
+        findings = findings_of(case, draws, alpha / len(found))
         seconds = f"{time.process_time() - start:.0f}"
-        title = f"{name}, one coordinate" if case.concentrated else name
+        title = f"{name}, {case.title}" if case.title else name
         for finding in findings:
             yield title, *_cells(finding), seconds, finding.alarm or "holds"
             title = seconds = ""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lightning_fedq.core import PrivacyClaim, RoundContext
+from lightning_fedq.core import Adversary, PrivacyClaim, RoundContext
 from lightning_fedq.functional.one_bit import WORD_BITS, worst_pair_mse
 from lightning_fedq.mechanisms.claims import paired_claims
 from lightning_fedq.mechanisms.one_bit import COINS, ComplementaryBits, OneBitMechanism
@@ -61,6 +61,13 @@ class CorBin(OneBitMechanism):
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Pairs with shared bits: see `claims.paired_claims`."""
         return paired_claims(self.coin, self.shared_bits, context)
+
+    def advice(self, claim: PrivacyClaim) -> str:
+        """See `Mechanism.advice`; shared bits are what the infinite losses come from."""
+        share = "share no bits (shared_bits=0, or LDPQ)"
+        if claim.adversary in (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER):
+            return f"{share}, or add secure aggregation and clients that work alone"
+        return f"{share}, or more clients that work alone (AugCorBin)"
 
 
 @dataclass(frozen=True)

@@ -21,9 +21,10 @@ clients.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Literal, get_args
 
@@ -382,6 +383,16 @@ class CPA(Mechanism):
             else:
                 total += count * rarity * worst_second_moment(self._design, self.dither, keep)
         return self.ranges(context)[1] ** 2 * total / len(clients) ** 2
+
+    def without_noise(self, context: RoundContext) -> CPA:
+        """See `Mechanism.without_noise`; a message holds as many blocks as before."""
+        if self.epsilon_scope == "bit":
+            return replace(self, epsilon=math.inf)
+        return replace(self, epsilon=math.inf, blocks_per_round=self.blocks_sent(context))
+
+    def advice(self, claim: PrivacyClaim) -> str:
+        """See `Mechanism.advice`."""
+        return "fewer blocks a round (blocks_per_round, or epsilon_scope='round'), or fewer rounds"
 
     def lever(self, client: int, context: RoundContext) -> float:
         """Longest pull of one client on a block of the sum over the largest norm of an honest block in range.

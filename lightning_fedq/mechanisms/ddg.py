@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from torch import Tensor
 from lightning_fedq.coding import FixedLength
 from lightning_fedq.core import (
     Adversary,
+    AuditCase,
     ConcentratedLoss,
     Loss,
     Mechanism,
@@ -137,6 +138,16 @@ class DistributedDiscreteGaussian(Mechanism):
         """Noise plus a quarter step for rounding, over the number of clients; wrapped sums are not in it."""
         one = (discrete_gaussian_variance(self.steps) + 0.25) * (self.granularity * self.clip_norm) ** 2
         return torch.full_like(context.radius, one / len(clients))
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`, and once with a client that drops out and is allowed for."""
+        little = replace(self, local_sigma=self.local_sigma / math.sqrt(dim))
+        dropped = replace(little, max_dropped=max(self.max_dropped, 1))
+        return (
+            AuditCase(little),
+            AuditCase(dropped, title="one dropout", num_dropped=1),
+            AuditCase(self, concentrated=True, title="one coordinate"),
+        )
 
     def _loss(self, summands: int, context: RoundContext, note: str) -> Loss:
         if summands < 1:

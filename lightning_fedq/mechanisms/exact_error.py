@@ -25,7 +25,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -36,6 +36,7 @@ from torch import Tensor
 from lightning_fedq.coding import Code
 from lightning_fedq.core import (
     Adversary,
+    AuditCase,
     GaussianLoss,
     Loss,
     Mechanism,
@@ -193,6 +194,23 @@ class ExactError(Mechanism):
         """sigma^2 where everybody answers, (n / n')^2 times as much for the mean of n' survivors."""
         std = self.clip_norm * self.sigma(context) * len(context.cohort) / len(clients)
         return torch.full_like(context.radius, std * std * (1.0 + 2.0 ** (-2 * GRID_BITS) / 12.0))
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`, and once with a client that drops out; codes only cost time."""
+        plain = replace(
+            self,
+            noise_multiplier=self.multiplier,
+            epsilon=None,
+            delta=None,
+            rounds=None,
+            entropy_code="elias",
+        )
+        little = replace(plain, noise_multiplier=self.multiplier / math.sqrt(dim))
+        return (
+            AuditCase(little),
+            AuditCase(little, title="one dropout", num_dropped=1),
+            AuditCase(plain, concentrated=True, title="one coordinate"),
+        )
 
     def gaussian_claims(
         self, losses: dict[Adversary, Loss], error: LawError, context: RoundContext

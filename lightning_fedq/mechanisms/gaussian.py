@@ -14,8 +14,10 @@ References:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
+from lightning_fedq.core import AuditCase
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.grid_noise import analytic_gaussian_multiplier
 from lightning_fedq.mechanisms.additive_noise import AdditiveNoise, PerCoordinate, WholeVector
@@ -56,6 +58,11 @@ class GaussianNoise(AdditiveNoise):
     def clipping(self) -> WholeVector:
         """See `AdditiveNoise.clipping`."""
         return WholeVector(self.clip_norm, 2)
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`: the claim is about a whole vector."""
+        little = GaussianNoise(self.clip_norm, self.multiplier / math.sqrt(dim))
+        return AuditCase(little), AuditCase(self, concentrated=True, title="one coordinate")
 
 
 @dataclass(frozen=True)

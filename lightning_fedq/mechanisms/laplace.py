@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from lightning_fedq.core import AuditCase
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.mechanisms.additive_noise import AdditiveNoise, PerCoordinate, WholeVector
 from lightning_fedq.mechanisms.calibration import resolve_multiplier
@@ -49,6 +50,11 @@ class LaplaceNoise(AdditiveNoise):
     def clipping(self) -> WholeVector:
         """See `AdditiveNoise.clipping`."""
         return WholeVector(self.clip_norm, 1)
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`: the claim is about a whole vector."""
+        little = LaplaceNoise(self.clip_norm, self.multiplier / dim)
+        return AuditCase(little), AuditCase(self, concentrated=True, title="one coordinate")
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ Gaussian mechanism: where the calibration looked at public data only, its loss i
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lightning_fedq.core import Adversary, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.core import Adversary, AuditCase, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.functional.trade_off import LARGEST_LEAKAGE
 from lightning_fedq.mechanisms.additive_noise import AdditiveNoise, WholeVector
 
@@ -87,3 +87,9 @@ class NearOptimalUtility(AdditiveNoise):
             "candidates that it was measured with; a better attack or prior may learn more"
         )
         return tuple(PrivacyClaim(adversary, reason, 1) for adversary in Adversary)
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`: the Gaussian claim, which needs a public calibration."""
+        public = replace(self, public_calibration=True)
+        little = replace(public, noise_std=self.noise_std / math.sqrt(dim))
+        return AuditCase(little), AuditCase(public, concentrated=True, title="one coordinate")

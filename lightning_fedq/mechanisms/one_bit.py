@@ -7,8 +7,9 @@ epsilon-LDP coin, whatever the coupling.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -209,3 +210,11 @@ class OneBitMechanism(Mechanism):
     def code(self, context: RoundContext) -> FixedLength:
         """One bit a coordinate."""
         return FixedLength(1)
+
+    def lever(self, client: int, context: RoundContext) -> float:
+        """The decoded value of one bit over the radius, which is as far as an honest mean can go."""
+        return self.coin.scale
+
+    def without_noise(self, context: RoundContext) -> OneBitMechanism:
+        """See `Mechanism.without_noise`: the bit says on which side of the centre the value lies."""
+        return replace(self, epsilon=math.inf)

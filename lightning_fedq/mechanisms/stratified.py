@@ -67,3 +67,7 @@ class StratifiedCorBin(OneBitMechanism):
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """What holds for every coupling: see `claims.grouped_claims`."""
         return grouped_claims(self.coin, context)
+
+    def advice(self, claim: PrivacyClaim) -> str:
+        """See `Mechanism.advice`: what a group shares counts as shown."""
+        return "clients that share nothing (LDPQ)"

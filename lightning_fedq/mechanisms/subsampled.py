@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from torch import Tensor
 from lightning_fedq.coding import Code
 from lightning_fedq.core import (
     Adversary,
+    AuditCase,
     Loss,
     Mechanism,
     Neighbours,
@@ -119,6 +120,18 @@ class SubsampledMechanism(Mechanism):
     def _input_variance(self) -> float:
         """Largest variance of one client's decoded coordinate, its noise apart, in units of clip_value^2."""
         return (1.0 - self.sampling_probability) / self.sampling_probability
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`: where a hidden selection counts."""
+        return (AuditCase(replace(self, sampling_probability=0.5)),)
+
+    def worst_pair(
+        self, client: int, context: RoundContext, public: PublicRandomness
+    ) -> tuple[Tensor, Tensor]:
+        """See `Mechanism.worst_pair`: alike where the adversary knows that nothing is sent."""
+        far = torch.full((context.dim,), 4.0 * self.clip_value, dtype=torch.float64)
+        selected = torch.from_numpy(self.selected(client, context, public))
+        return torch.where(selected, far, 0.0), torch.zeros_like(far)
 
     def _subsampled_claims(self, client: Loss, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         trusted = NonPrivate(

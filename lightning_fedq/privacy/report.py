@@ -197,7 +197,7 @@ def privacy_report(
         equal_weights,
         max_corrupt,
     )
-    rows = tuple(_row(claim, setting) for claim in setting.claims(mechanism).values())
+    rows = tuple(_row(mechanism, claim, setting) for claim in setting.claims(mechanism).values())
     if secure_aggregation:
         rows = tuple(_with_remark(row, protocol) for row in rows)
     shown = rows if secure_keys else tuple(_refused(row, _SECURE_ONLY, "use seed=None") for row in rows)
@@ -274,7 +274,7 @@ def _refused(row: Row, reason: str, advice: str) -> Row:
     )
 
 
-def _row(claim: PrivacyClaim, setting: Setting) -> Row:
+def _row(mechanism: Mechanism, claim: PrivacyClaim, setting: Setting) -> Row:
     blank = Row(
         claim.adversary.name,
         claim.adversary.value,
@@ -301,7 +301,7 @@ def _row(claim: PrivacyClaim, setting: Setting) -> Row:
         method=run.method,
         verdict=verdict,
         reason=reason,
-        advice="" if verdict in ("strong", "good") else _advice(claim, setting, run),
+        advice="" if verdict in ("strong", "good") else _advice(mechanism, claim, setting, run),
     )
 
 
@@ -343,9 +343,11 @@ def _largest_mu(epsilon: float, delta: float) -> float:
     return low
 
 
-def _advice(claim: PrivacyClaim, setting: Setting, run: Spending) -> str:
-    """By the rule of thumb that many small losses add up to a Gaussian one."""
+def _advice(mechanism: Mechanism, claim: PrivacyClaim, setting: Setting, run: Spending) -> str:
+    """What the mechanism advises, and how much of it, by the rule of thumb that many small losses add up to a
+    Gaussian one."""
     loss: Loss = claim.loss
+    own = mechanism.advice(claim)
     steps = claim.compositions * max(setting.rounds, 1) * setting.participation
     mu = _largest_mu(8.0, setting.delta)
     if isinstance(loss, CoinSum):
@@ -354,14 +356,9 @@ def _advice(claim: PrivacyClaim, setting: Setting, run: Spending) -> str:
         mass = (loss.high - loss.low) * steps / setting.delta
         coins = max(coins, math.ceil(math.log(max(mass, 1.0)) / -math.log(loss.high)))
         return f"about {coins:.3g} clients that work alone in every round would bring epsilon to about 8"
-    if isinstance(loss, PmfPairs) and run.infinite_mass > run.delta:
-        return "share no bits (shared_bits=0, or LDPQ), or add secure aggregation and clients that work alone"
-    if isinstance(loss, PmfPairs):
-        return (
-            f"an epsilon of about {mu / math.sqrt(steps):.2g} per coordinate would bring it to about 8; "
-            "or secure aggregation with many clients"
-        )
-    return "more noise, fewer rounds, or secure aggregation"
+    if isinstance(loss, PmfPairs) and run.infinite_mass <= run.delta:
+        return f"an epsilon of about {mu / math.sqrt(steps):.2g} a loss would bring it to about 8; or {own}"
+    return own
 
 
 def _plain(value: object) -> object:

@@ -7,7 +7,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.aggregation import RobustAggregation
 from lightning_fedq.attacks import alie_shift
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.callbacks.byzantine import ByzantineClients, lever_of, without_coin
+from lightning_fedq.callbacks.byzantine import ByzantineClients, lever_of
 from lightning_fedq.core import RoundContext
 from lightning_fedq.mechanisms import CPA, LDPQ, MVU, CorBin, FedAvg, JoPEQ, PerCoordinateLaplace
 from lightning_fedq.randomness import SeededKeys
@@ -164,7 +164,7 @@ def test_wire_attacks_on_messages_of_some_blocks(attack, budget):
     engine, _, _ = attacked_round(attack, mechanism)
     context = engine.context(engine.planner.plan(0, mechanism))
     sent = mechanism.blocks_sent(context)
-    assert sent == without_coin(mechanism, context).blocks_sent(context) < DIM
+    assert sent == mechanism.without_noise(context).blocks_sent(context) < DIM
     assert engine.total_uplink_bits == CLIENTS * 2 * sent and torch.isfinite(engine.weights).all()
 
 
@@ -281,7 +281,7 @@ def test_attacks_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="attack on one-bit messages, FedAvg sends others"):
         attacked_round("inverted")
     with pytest.raises(ValueError, match="no coin that a liar could skip"):
-        without_coin(FedAvg(), None)
+        FedAvg().without_noise(None)
     federated = Federated(FedAvg(), CLIENTS, seed=0)
     with pytest.raises(ValueError, match="must come after Federated"):
         ByzantineClients(0.1, "mimic").on_fit_start(_Trainer(federated), None)

@@ -26,7 +26,7 @@ def test_every_mechanism_is_audited_or_claims_nothing(name):
     if name in NOTHING_CLAIMED:
         assert found == ()
     for case in found:
-        findings = case.findings(40_000, command.ALPHA / len(found))
+        findings = command.findings_of(case, 40_000, command.ALPHA / len(found))
         assert findings and [finding for finding in findings if finding.alarm] == []
 
 
@@ -52,7 +52,7 @@ def test_a_hundred_clean_suites_raise_no_alarm(seed):
     """All mechanisms at 10^5 draws; a suite raises a false alarm with probability 0.1% at most."""
     found = [case for name in mechanisms.__all__ for case in command.cases(getattr(mechanisms, name))]
     for case in found:
-        findings = case.findings(100_000, command.ALPHA / len(found), seed=1000 + seed)
+        findings = command.findings_of(case, 100_000, command.ALPHA / len(found), seed=1000 + seed)
         assert not any(finding.alarm for finding in findings), (case, findings)
 
 

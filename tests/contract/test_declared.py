@@ -1,0 +1,79 @@
+"""What a mechanism may be asked for is declared on `Mechanism`: nobody guesses from attributes."""
+
+import ast
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_fedq.core import Adversary, Neighbours
+from lightning_fedq.mechanisms import CPA, LDPQ, CorBin, FedAvg, GaussianNoise, JoPEQ, PerCoordinateLaplace
+from lightning_fedq.randomness import PublicRandomness, SeededKeys
+from tests.contract.test_mechanisms import every_mechanism
+from tests.one_round import context_of
+
+PACKAGE = Path(__file__).parents[2] / "lightning_fedq"
+
+
+def guesses(source):
+    """Calls of getattr, hasattr, fields and vars on an object that is called a mechanism."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.args:
+            about = ast.unparse(node.args[0]).split(".")[-1].lstrip("_")
+            if node.func.id in ("getattr", "hasattr", "fields", "vars") and about == "mechanism":
+                yield ast.unparse(node)
+
+
+def test_nobody_guesses_what_a_mechanism_has():
+    found = {path.name: list(guesses(path.read_text())) for path in PACKAGE.rglob("*.py")}
+    assert {name: calls for name, calls in found.items() if calls} == {}
+    assert list(guesses("getattr(self._mechanism, name)")) == ["getattr(self._mechanism, name)"]
+
+
+@every_mechanism
+def test_two_neighbours_for_every_client(mechanism):
+    context = context_of(mechanism, (4, 9, 2, 7), (5, 3), radius=(1.0, 2.0), center=(0.5, 0.0))
+    high, low = mechanism.worst_pair(9, context, PublicRandomness(SeededKeys(0), 0))
+    assert high.shape == low.shape == (8,) and high.dtype == low.dtype == torch.float64
+    assert bool((high != low).any()) and bool(torch.isfinite(high + low).all())
+    if any(claim.neighbours is Neighbours.ZERO_OUT for claim in mechanism.claims(context)):
+        assert not low.any()
+
+
+@every_mechanism
+def test_a_lever_is_at_least_one_or_unknown(mechanism):
+    context = context_of(mechanism, (4, 9))
+    levers = [mechanism.lever(client, context) for client in (4, 9)]
+    assert all(lever is None or lever >= 1.0 - 1e-12 for lever in levers)
+
+
+@pytest.mark.parametrize(
+    "mechanism", [LDPQ(0.5), CorBin(1.0, 5), CPA(2.0), CPA(20.0, epsilon_scope="round")], ids=repr
+)
+def test_a_liar_leaves_out_the_coin_and_nothing_else(mechanism):
+    context = context_of(mechanism, (0, 1), (64,))
+    bare = mechanism.without_noise(context)
+    assert type(bare) is type(mechanism) and math.isinf(bare.epsilon)
+    assert bare.code(context) == mechanism.code(context)
+
+
+@pytest.mark.parametrize("mechanism", [FedAvg(), GaussianNoise(1.0, 1.0), JoPEQ(1.0)], ids=repr)
+def test_without_a_coin_a_liar_is_told(mechanism):
+    """`GaussianNoise` has a field `epsilon`, which is a budget and no coin."""
+    with pytest.raises(ValueError, match="has no coin that a liar could skip"):
+        mechanism.without_noise(context_of(mechanism, (0, 1)))
+
+
+def test_advice_is_the_mechanism_s_own():
+    """Once everybody was given CorBin's."""
+
+    def advice(mechanism, adversary):
+        claims = mechanism.claims(context_of(mechanism, (0, 1, 2, 3)))
+        return mechanism.advice(next(claim for claim in claims if claim.adversary is adversary))
+
+    assert "shared_bits=0" in advice(CorBin(1.0), Adversary.SERVER)
+    assert "shared_bits" not in advice(LDPQ(1.0), Adversary.SERVER)
+    assert "secure aggregation" in advice(PerCoordinateLaplace(1.0), Adversary.SERVER)
+    assert "secure aggregation" not in advice(PerCoordinateLaplace(1.0), Adversary.SECAGG_SERVER)
+    assert "secure aggregation" not in advice(CPA(1.0), Adversary.SERVER)  # nothing can be summed
