@@ -6,16 +6,17 @@ starts, sends each update through the round engine when it ends, and steps the s
 one: in `on_train_batch_end`, because Lightning validates before `on_train_epoch_end`, so that the
 model that is validated is the model that is saved.
 
-While a round is open, the module may hold one client's weights. Its `state_dict()` gives the global
-model all the same, and a checkpoint written in mid-round says that the round has not begun: a
+While a client trains, the module holds its weights. Its `state_dict()` gives the global model all the
+same, and a checkpoint written in mid-round says that the round has not begun: a
 resumed run starts it anew, with the same streams, and ends with the same weights. Without a seed the
 repetition has new keys and is charged again. Beside the checkpoints lies the ledger's journal
 (`callbacks.journal`), so that a process that is killed outright forgets nothing that it may have sent.
 
 The state here is large for one class because Lightning calls one object, which is built of many settings;
 the parts that need neither are beside it: `local_training` (a client's turn on the module), `checks` (what is
-refused), `schedule` (who trains when), `stack_size` (how many side by side), `resume` (checkpoints),
-`secure_sum`, `data.batches` and `data.loader`, `strategies` (stacks), `rounds` (the server).
+refused), `averaging` (of global models only), `schedule` (who trains when), `stack_size` (how many side by
+side), `resume` (checkpoints), `secure_sum`, `data.batches` and `data.loader`, `strategies` (stacks), `rounds`
+(the server).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.aggregation import RobustAggregation, Weighting, inverse_variance_weights
+from lightning_fedq.callbacks.averaging import RoundAverages, check_averaging
 from lightning_fedq.callbacks.checks import (
     check_limit,
     check_loader_is_ours,
@@ -174,6 +176,7 @@ class Federated(pl.Callback):
         if sum(isinstance(callback, Federated) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
             raise ValueError("the Trainer has two Federated callbacks; leave one of them out")
         check_setup(trainer, pl_module)
+        check_averaging(trainer, pl_module)
         datamodule = trainer.datamodule  # type: ignore[attr-defined]
         self._owner = pl_module if datamodule is None else datamodule
         self._user_loader = self._owner.train_dataloader
@@ -199,6 +202,8 @@ class Federated(pl.Callback):
         self._training = LocalTraining(
             trainer, self._local, parallel, self._engine, self._coming_stacks, skips_empty
         )
+        self._averages = RoundAverages(trainer, lambda: self.round_is_open)
+        self._averages.attach(self._undo)
         hook = pl_module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
             self._local.show_in_state_dict(lambda: len(self.training_clients) == 1)
         )
@@ -383,6 +388,7 @@ class Federated(pl.Callback):
             warn_of(record)
             if not trainer.barebones:
                 log_round(trainer, record)
+            self._averages.update(self._training.steps, trainer, pl_module, outputs, batch, batch_idx)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Validation in mid-round means that the run stops there: validate the global model."""
@@ -392,6 +398,8 @@ class Federated(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A round that was stopped on the way does not count."""
         self._abandon_round()
+        assert self._training is not None
+        self._training.end_round()
 
     def _abandon_round(self) -> None:
         if self._training is not None:

@@ -32,6 +32,7 @@ class LocalTraining:
     Attributes:
         start: What a checkpoint of the open round goes back to; None between rounds.
         present: The stack that trains.
+        steps: Of the longest client of the open round, or of the last one; counted from the first round on.
     """
 
     def __init__(
@@ -48,22 +49,24 @@ class LocalTraining:
         self._buffers = Buffers(trainer.lightning_module)
         self.start: RoundStart | None = None
         self.present: Stack | None = None
+        self.steps = range(0)
         self._pending: list[Stack] = []
-        self._steps_left = 0
+        self._steps_left, self._first = 0, True
 
     def open(self) -> None:
         """Open a round."""
         check_accumulation(self._trainer)
         engine = self._engine
         self.start = RoundStart.now(self._trainer, self._local.optimizer, engine.state_dict())
-        # before the round is open: what gives an open round up puts these back
-        self._local.begin_round(engine.weights)
+        self._local.use(engine.weights)  # before the round is open: what gives it up shows these
         self._stacks()  # a rule may choose the round's noise with its batches
         engine.start()
         self._local.show()
         self._weights = self._local.flat().to(engine.weights.dtype)  # as rounded to the module's dtype
         self._pending = list(reversed(self._stacks()))
-        self.present = None
+        longest = max(len(stack.batch_sizes) for stack in self._pending)
+        self.steps = range(engine.round * longest, (engine.round + 1) * longest)
+        self.present, self._first = None, True
 
     def begin_batch(self) -> None:
         """At the first batch of a client or a stack: global weights, a fresh optimiser."""
@@ -78,6 +81,9 @@ class LocalTraining:
             self.open()
         stack = self.present = self._pending.pop()
         self._steps_left = len(stack.batch_sizes)
+        if self._first:  # every hook that may set a learning rate for the round has run
+            self._local.remember_optimizer()
+            self._first = False
         self._local.renew_optimizer()
         if len(stack.clients) == 1:
             self._local.show()
@@ -99,15 +105,21 @@ class LocalTraining:
         elif clients:
             self._engine.receive(clients, self._parallel.updates())
         self._parallel.close()
+        self._local.forget_client()
         self.present = None
         self._buffers.check()
         return None if self._pending else self._finish()
 
     def _finish(self) -> RoundRecord:
         record = self._engine.finish()
-        self._local.end_round(self._engine.weights)
+        self._local.use(self._engine.weights)
+        self._local.show()
         self.start, self._steps_left = None, 0
         return record
+
+    def end_round(self) -> None:
+        """After the hooks that may look at gradients: those of the last client go."""
+        self._trainer.lightning_module.zero_grad()
 
     def abandon(self) -> None:
         """Give up the open round, if there is one; the last global model is back in the module."""
@@ -115,6 +127,5 @@ class LocalTraining:
             return
         self._engine.abandon()
         self._parallel.close()
-        self._local.show()
-        self._local.optimizer.state.clear()
+        self._local.forget_client()
         self.present, self._pending, self._steps_left = None, [], 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
@@ -18,6 +19,7 @@ class RoundStart(NamedTuple):
     optimizer: dict[str, Any]
     schedulers: list[dict[str, Any]]
     engine: dict[str, Any]
+    callbacks: dict[str, dict[str, Any]]
     global_step: int
 
     @classmethod
@@ -27,14 +29,28 @@ class RoundStart(NamedTuple):
         for progress in (loops["epoch_progress"]["current"], loops["epoch_progress"]["total"]):
             progress["ready"] = progress["processed"]
         schedulers = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
-        return cls(loops, optimizer.state_dict(), schedulers, engine, trainer.global_step)
+        callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        others = {one.state_key: deepcopy(one.state_dict()) for one in callbacks if _goes_back(one)}
+        return cls(loops, optimizer.state_dict(), schedulers, engine, others, trainer.global_step)
 
     def write(self, checkpoint: dict[str, Any]) -> None:
         """Put the start of the round in place of the present state."""
         checkpoint["loops"]["fit_loop"] = self.loops
         checkpoint["optimizer_states"] = [self.optimizer]
         checkpoint["lr_schedulers"] = self.schedulers
+        for key, state in self.callbacks.items():
+            checkpoint["callbacks"].pop(key, None)
+            if state:
+                checkpoint["callbacks"][key] = state
         checkpoint["global_step"] = self.global_step
+
+
+def _goes_back(callback: pl.Callback) -> bool:
+    """Does a callback's state go back with the round? Ours know the round; files that exist stay known."""
+    return not (
+        type(callback).__module__.startswith("lightning_fedq.")
+        or isinstance(callback, pl.callbacks.Checkpoint)
+    )
 
 
 def check_federation(own: Mapping[str, str], theirs: Mapping[str, str]) -> None:

@@ -39,25 +39,27 @@ class LocalModel:
         """`(dim,)` the present weights."""
         return flatten(self.parameters)
 
-    def begin_round(self, weights: Tensor) -> None:
-        """Remember the optimiser's settings, and the global weights for `show`; nothing moves yet."""
+    def use(self, weights: Tensor) -> None:
+        """Take `weights` for the global ones from now on; nothing moves before `show`."""
+        self._views = unflatten(weights, [parameter.shape for parameter in self.parameters])
+
+    def remember_optimizer(self) -> None:
+        """Take the optimiser's present settings for those that every client of the round starts with."""
         self._groups = [
             {name: value for name, value in group.items() if name != "params"}
             for group in self.optimizer.param_groups
         ]
-        self._views = unflatten(weights, [parameter.shape for parameter in self.parameters])
-
-    def end_round(self, weights: Tensor) -> None:
-        """The new global weights, shown."""
-        self._views = unflatten(weights, [parameter.shape for parameter in self.parameters])
-        self.show()
-        self.optimizer.state.clear()
 
     def renew_optimizer(self) -> None:
-        """No momentum, and the settings of the round's start."""
+        """No momentum, and the settings that were remembered."""
         self.optimizer.state.clear()
         for group, values in zip(self.optimizer.param_groups, self._groups, strict=True):
             group.update(values)
+
+    def forget_client(self) -> None:
+        """Global weights in the module, and nothing of a client in the optimiser."""
+        self.show()
+        self.optimizer.state.clear()
 
     def show(self) -> None:
         """Load the global weights into the module."""
