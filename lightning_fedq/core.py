@@ -18,6 +18,17 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
+from lightning_fedq.losses import CoinSum as CoinSum
+from lightning_fedq.losses import ConcentratedLoss as ConcentratedLoss
+from lightning_fedq.losses import GaussianLoss as GaussianLoss
+from lightning_fedq.losses import HiddenPair as HiddenPair
+from lightning_fedq.losses import LaplaceLoss as LaplaceLoss
+from lightning_fedq.losses import Loss as Loss
+from lightning_fedq.losses import NonPrivate as NonPrivate
+from lightning_fedq.losses import PmfPairs as PmfPairs
+from lightning_fedq.losses import RenyiLoss as RenyiLoss
+from lightning_fedq.losses import SampledGaussianLoss as SampledGaussianLoss
+
 if TYPE_CHECKING:
     from lightning_fedq.coding import Code
     from lightning_fedq.randomness import ClientRandomness, PublicRandomness
@@ -136,110 +147,12 @@ class Neighbours(Enum):
     ZERO_OUT = "one client's update is replaced by zero"
 
 
-@dataclass(frozen=True)
-class PmfPairs:
-    """A loss dominated, at every epsilon, by the worst of some pairs of probability mass functions.
+class Unit(Enum):
+    """What one loss of a claim is about; a message of all units, and a run of all messages."""
 
-    Args:
-        pairs: `(p, q)` pairs, both orders listed where they differ; each p and q sums to 1.
-        note: Where the pairs come from, one line for the report.
-    """
-
-    pairs: tuple[tuple[tuple[float, ...], tuple[float, ...]], ...]
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class GaussianLoss:
-    """The Gaussian mechanism with `noise_multiplier` = std / l2 sensitivity, > 0."""
-
-    noise_multiplier: float
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class LaplaceLoss:
-    """The Laplace mechanism with `noise_multiplier` = scale / l1 sensitivity, > 0."""
-
-    noise_multiplier: float
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class SampledGaussianLoss:
-    """One Gaussian coordinate that takes part with some probability, by a coin that the adversary never sees.
-
-    Args:
-        noise_multiplier: Std over the coordinate's contribution when it takes part, > 0.
-        sampling_probability: In (0, 1].
-        note: Where it comes from, one line for the report.
-    """
-
-    noise_multiplier: float
-    sampling_probability: float
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class ConcentratedLoss:
-    """Zero-concentrated: the Renyi divergence of every order alpha > 1 is at most rho alpha, both ways
-    round."""
-
-    rho: float
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class HiddenPair:
-    """Two laws of one group's part of a sum, to be hidden by `num_coins` independent coins of other clients.
-
-    Args:
-        p: Pmf on {0, 1, ...} in one world; both orders of (p, q) are meant.
-        q: Pmf in the other world, of the same length.
-        num_coins: Independent coins added to it, >= 0.
-        weight: Chance in (0, 1] that the two worlds differ at all, if the adversary learns whether they do.
-    """
-
-    p: tuple[float, ...]
-    q: tuple[float, ...]
-    num_coins: int
-    weight: float = 1.0
-
-    def __post_init__(self) -> None:
-        if self.num_coins < 0 or not 0.0 < self.weight <= 1.0 or len(self.p) != len(self.q):
-            raise ValueError(
-                f"a hidden pair needs num_coins >= 0, weight in (0, 1] and pmfs of one length, got {self}"
-            )
-
-
-@dataclass(frozen=True)
-class CoinSum:
-    """What a sum of bits shows: the worst of some pairs, each with independent coins on top.
-
-    Every coin is a one with some probability in [low, high] that the adversary picks, so the loss is
-    the worst over 0 <= j <= num_coins of Binomial(j, high) + Binomial(num_coins - j, low).
-
-    Args:
-        low: Smallest probability of a one, in (0, 1/2).
-        high: Largest, 1 - low.
-        victims: One pair for every place that the victim may have in the round.
-        note: Where the pairs come from, one line for the report.
-    """
-
-    low: float
-    high: float
-    victims: tuple[HiddenPair, ...]
-    note: str = ""
-
-
-@dataclass(frozen=True)
-class NonPrivate:
-    """No guarantee against this adversary, with the reason in words."""
-
-    reason: str
-
-
-Loss = PmfPairs | CoinSum | GaussianLoss | LaplaceLoss | SampledGaussianLoss | ConcentratedLoss | NonPrivate
+    COORDINATE = "coordinate"
+    BLOCK = "block"
+    MESSAGE = "message"
 
 
 @dataclass(frozen=True)
@@ -278,9 +191,9 @@ class PrivacyClaim:
             mechanism that treats coordinates independently, 1 for a whole-vector mechanism.
         neighbours: The neighbouring relation.
         assumptions: What has to hold for the claim to be true, in words.
-        coordinate_losses: How many of the losses one coordinate has a part in, >= 1; None is one where there
-            is a loss for each of `dim` coordinates, and unknown otherwise.
+        unit_losses: How many of the losses one unit has a part in, >= 1.
         slack: How far what is released may be from the law that `loss` describes, over one round.
+        unit: What the loss is about: one coordinate, one block of them, or the client's whole message.
     """
 
     adversary: Adversary
@@ -288,12 +201,23 @@ class PrivacyClaim:
     compositions: int
     neighbours: Neighbours = Neighbours.SUBSTITUTION
     assumptions: tuple[str, ...] = field(default=())
-    coordinate_losses: int | None = None
+    unit_losses: int = 1
     slack: Slack = NO_SLACK
+    unit: Unit = Unit.MESSAGE
 
     def __post_init__(self) -> None:
         if self.compositions < 1:
             raise ValueError(f"compositions must be >= 1, got {self.compositions}")
+        if not 1 <= self.unit_losses <= self.compositions:
+            raise ValueError(
+                f"unit_losses must be in [1, compositions = {self.compositions}], got {self.unit_losses}"
+            )
+        several = self.unit_losses != self.compositions and not isinstance(self.loss, NonPrivate)
+        if self.unit is Unit.MESSAGE and several:
+            raise ValueError(
+                f"{self.compositions} losses make up a message, so one of them is of a smaller unit; "
+                "say which: Unit.COORDINATE or Unit.BLOCK"
+            )
 
 
 class AbortedRoundError(Exception):

@@ -134,8 +134,8 @@ def privacy_lines(report: PrivacyReport) -> list[str]:
         if row.verdict == "no guarantee":
             line = f"{row.view}: no guarantee ({row.reason})"
         else:
-            one, run = format_epsilon(row.epsilon_coordinate), format_epsilon(row.epsilon_run)
-            per = "" if one == "-" else f", {one} per coordinate and round"
+            one, run = format_epsilon(row.epsilon_unit), format_epsilon(row.epsilon_run)
+            per = "" if row.unit == "message" and one == "∞" else f", {one} per {row.unit} and round"
             line = f"{row.view}: {row.verdict}, epsilon {run} over the run at delta {row.delta:g}{per}"
         lines.append(f"{line}; {row.remark}" if row.remark else line)
     if report.samples is not None:

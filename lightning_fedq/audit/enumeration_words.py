@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_fedq.audit.views import View, spread_loss
+from lightning_fedq.audit.views import View
 from lightning_fedq.core import Adversary, Mechanism, NonPrivate, RoundContext
 from lightning_fedq.randomness import ClientRandomness, SeededKeys, Stream
 
@@ -128,7 +128,7 @@ def enumerate_words(mechanism: Mechanism, dithers: tuple[int, ...] = (0,)) -> li
     claim = next(c for c in mechanism.claims(_context()) if c.adversary is Adversary.EAVESDROPPER)
     if isinstance(claim.loss, NonPrivate):
         return []
-    loss = spread_loss(claim.loss, _DIM) if claim.compositions == 1 else claim.loss
+    loss = claim.loss.spread(_DIM) if claim.compositions == 1 else claim.loss
     view, differs = View("one symbol", loss, 1, 1, 2), []
     for dither in dithers:
         laws = [exact_law(mechanism, value, dither) for value in (_FAR, -_FAR)]

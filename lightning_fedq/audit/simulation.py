@@ -7,7 +7,7 @@ of the first of them also two rounds and two layers together. See `bench` for th
 `views` for the test; an alarm in a clean mechanism has probability `alpha` at most, 0.1% by default.
 
 A claim about a whole vector (clipped in l1 or l2) has two worst cases. The difference *spread* over all
-coordinates gives one draw a coordinate, each held to its share of the claim (`spread_loss`): the sharper
+coordinates gives one draw a coordinate, each held to its share of the claim (`Loss.spread`): the sharper
 test, at a noise that leaves one coordinate about as private as the claims of other mechanisms. The whole
 difference *concentrated* in one coordinate gives one draw an encoding, and sees wrong clipping.
 
@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_fedq.audit.bench import CALIBRATION, MOST_CALIBRATIONS, Bench, Bins, Integers, Played
-from lightning_fedq.audit.views import Array, Finding, View, spread_loss
+from lightning_fedq.audit.views import Array, Finding, View
 from lightning_fedq.core import Adversary, Loss, Mechanism, PrivacyClaim
 
 _SEGMENTS = (512, 509)  # an odd tail: a last coordinate, and bits that pad it to bytes
@@ -153,7 +153,7 @@ def _look(
 def _share(bench: Bench, claim: PrivacyClaim, positions: int) -> tuple[Loss, int]:
     """The loss of one position and how often it composes there."""
     if claim.compositions == 1 and not bench.concentrated:
-        return spread_loss(claim.loss, positions), 1
+        return claim.loss.spread(positions), 1
     if claim.compositions in (positions, bench.dim):
         return claim.loss, 1
     return claim.loss, claim.compositions  # a position may show every composition

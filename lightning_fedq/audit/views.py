@@ -20,10 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from lightning_fedq.core import ConcentratedLoss, GaussianLoss, LaplaceLoss, Loss
+from lightning_fedq.core import Loss
 from lightning_fedq.privacy.accounting import composed_grid
 from lightning_fedq.privacy.grid import LossGrid
-from lightning_fedq.privacy.losses import pure_epsilon, worst_curve
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -64,29 +63,6 @@ def clopper_pearson(hits: Counts, draws: Counts | int, alpha: float) -> tuple[Ar
     return lower, upper
 
 
-def spread_loss(loss: Loss, dim: int) -> Loss:
-    """The loss of one coordinate, where `dim` coordinates differ equally and have independent noise.
-
-    An l2 difference D is D / sqrt(dim) in each coordinate, an l1 difference D / dim, and concentrated losses
-    of independent coordinates add up. If every coordinate lost more than this, the whole vector would lose
-    more than `loss`.
-
-    Args:
-        loss: Of a whole vector.
-        dim: Coordinates.
-
-    Raises:
-        TypeError: If it is not known how the loss divides.
-    """
-    if isinstance(loss, GaussianLoss):
-        return GaussianLoss(loss.noise_multiplier * math.sqrt(dim), loss.note)
-    if isinstance(loss, LaplaceLoss):
-        return LaplaceLoss(loss.noise_multiplier * dim, loss.note)
-    if isinstance(loss, ConcentratedLoss):
-        return ConcentratedLoss(loss.rho / dim, loss.note)
-    raise TypeError(f"a {type(loss).__name__} of a whole vector can't be divided over its coordinates")
-
-
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def _count(counts: Counts, labels: Counts, outcomes: Counts) -> None:
     for position in range(outcomes.size):
@@ -118,8 +94,8 @@ class View:
 
     def __init__(self, name: str, loss: Loss, copies: int, positions: int, outcomes: int) -> None:
         self.name, self.copies, self.outcomes = name, copies, outcomes
-        if isinstance(loss, GaussianLoss) and copies > 1:  # many Gaussian losses are one
-            loss, self.copies = GaussianLoss(loss.noise_multiplier / math.sqrt(copies)), 1
+        if (one := loss.composed(copies)) is not None:
+            loss, self.copies = one, 1
         self.loss = loss
         self.counts: Counts = np.zeros((2, 2, positions, outcomes), np.int64)
 
@@ -130,12 +106,12 @@ class View:
     @cached_property
     def claimed(self) -> float:
         """The pure epsilon that is claimed; infinite where the claim is a curve."""
-        return self.copies * pure_epsilon(self.loss)
+        return self.copies * self.loss.pure_epsilon
 
     def allowed(self, epsilon: float) -> float:
         """The delta that the claim grants at epsilon."""
         if self.copies == 1:
-            return min(float(worst_curve(self.loss, np.array([epsilon]))[0]), 1.0)
+            return min(float(self.loss.curve(np.array([epsilon]))[0]), 1.0)
         return min(self._composed.delta(epsilon), 1.0)
 
     @cached_property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import MISSING, fields
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_fedq import mechanisms
-from lightning_fedq.core import Adversary, Mechanism, RoundContext
+from lightning_fedq.core import Adversary, Mechanism, RoundContext, Unit
 from lightning_fedq.privacy.page import format_epsilon
 from lightning_fedq.privacy.report import NO_GUARANTEE, privacy_report
 from lightning_fedq.randomness import ClientRandomness, SeededKeys
@@ -73,7 +74,7 @@ def paper(kind: type[Mechanism]) -> str:
 
 
 def describe(kind: type[Mechanism]) -> dict[str, str]:
-    """One row of the table: bits of a message over its parameters, and epsilon by adversary."""
+    """One row of the table: bits of a message over its parameters, and epsilon of a unit by adversary."""
     mechanism = example(kind)
     sizes = mechanism.group_sizes(CLIENTS)
     ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
@@ -87,15 +88,16 @@ def describe(kind: type[Mechanism]) -> dict[str, str]:
         "mechanism": kind.__name__,
         "bits": f"{message.num_bits / (CLIENTS * DIM):.4g}",
         "sum": "yes" if mechanism.homomorphic else "no",
+        "unit": next((row.unit for row in report.rows if row.verdict != NO_GUARANTEE), "-"),
     }
     for adversary in Adversary:
         claim = report.row(adversary)
         if claim.verdict == NO_GUARANTEE:
             row[HEADS[adversary]] = "none"
-        elif claim.epsilon_coordinate is None:
+        elif claim.unit == Unit.MESSAGE.value and claim.epsilon_unit == math.inf:
             row[HEADS[adversary]] = f"{format_epsilon(claim.epsilon_round)}*"
         else:
-            row[HEADS[adversary]] = format_epsilon(claim.epsilon_coordinate)
+            row[HEADS[adversary]] = format_epsilon(claim.epsilon_unit)
     return {**row, "paper": paper(kind)}
 
 
@@ -104,7 +106,8 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="fedq mechanisms",
         description="List all mechanisms: bits per parameter (measured), whether messages may be summed "
-        "unread, pure epsilon of one coordinate in one round against each adversary, and the paper.",
+        "unread, pure epsilon of one unit (coordinate, block or message) in one round against each "
+        "adversary, and the paper.",
     )
     parser.parse_args(argv)
     rows = [describe(getattr(mechanisms, name)) for name in mechanisms.__all__]
@@ -124,7 +127,8 @@ def main(argv: Sequence[str]) -> int:
     console.print(table)
     console.print(
         "bits: of one message, per parameter. sum: may the server be given the sum of the messages only? "
-        "The other columns are the pure epsilon of one coordinate in one round. ∞: no pure epsilon, because "
+        "The other columns are the pure epsilon of one unit in one round: an epsilon of a coordinate is paid "
+        "for every coordinate, that of a message once. ∞: no pure epsilon, because "
         "some message excludes an input, or the noise is Gaussian; "
         f"*: of a whole update in a round, at delta {DELTA:g}; none: no guarantee at all. "
         "A model has many coordinates and a run many rounds: `fedq privacy CONFIG` adds them up.\n",

@@ -26,6 +26,7 @@ from lightning_fedq.core import (
     PrivacyClaim,
     RoundContext,
     Slack,
+    Unit,
 )
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import truncate_to_grid, unit_ball_factors
@@ -36,7 +37,13 @@ _CHUNK = 1 << 16
 
 
 class Clipping(Protocol):
-    """What is bounded before noise is added; two clipped updates are at most two bounds apart."""
+    """What is bounded before noise is added; two clipped updates are at most two bounds apart.
+
+    Attributes:
+        unit: What one bound is about.
+    """
+
+    unit: ClassVar[Unit]
 
     def units(self, context: RoundContext) -> Tensor:
         """The bound of each segment, `(len(segments),)` float64, in units of the update."""
@@ -51,6 +58,8 @@ class Clipping(Protocol):
 @dataclass(frozen=True)
 class WholeVector(Clipping):
     """One bound for the whole update, in the l1 or l2 norm (`order`)."""
+
+    unit: ClassVar[Unit] = Unit.MESSAGE
 
     clip_norm: float
     order: int
@@ -74,6 +83,8 @@ class WholeVector(Clipping):
 
 class PerCoordinate(Clipping):
     """Every coordinate on its own, clipped to the round's range."""
+
+    unit: ClassVar[Unit] = Unit.COORDINATE
 
     def units(self, context: RoundContext) -> Tensor:
         """The radius of each segment."""
@@ -163,6 +174,8 @@ class AdditiveNoise(Mechanism):
         )
         count = self.clipping.compositions(context)
         return tuple(
-            PrivacyClaim(adversary, loss, count, assumptions=assumptions, slack=slack)
+            PrivacyClaim(
+                adversary, loss, count, assumptions=assumptions, slack=slack, unit=self.clipping.unit
+            )
             for adversary in Adversary
         )

@@ -24,6 +24,7 @@ from lightning_fedq.core import (
     PmfPairs,
     PrivacyClaim,
     RoundContext,
+    Unit,
 )
 from lightning_fedq.functional.one_bit import CoinThresholds
 from lightning_fedq.functional.one_bit_privacy import (
@@ -57,7 +58,13 @@ def _claims(losses: dict[Adversary, Loss], context: RoundContext, shared: bool) 
         Adversary.OUTSIDER: (MODELS_ONLY, *keys),
     }
     return tuple(
-        PrivacyClaim(who, losses[who], context.dim, assumptions=(ARBITRARY, FRESH, *special[who]))
+        PrivacyClaim(
+            who,
+            losses[who],
+            context.dim,
+            assumptions=(ARBITRARY, FRESH, *special[who]),
+            unit=Unit.COORDINATE,
+        )
         for who in Adversary
     )
 

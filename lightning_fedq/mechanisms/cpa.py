@@ -414,4 +414,5 @@ class CPA(Mechanism):
         coin = min(self._coins(context.cohort, context), key=lambda c: c.low)
         sent = self.blocks_sent(context)
         some = sent < self.blocks(context)
-        return bit_claims(coin, self.stages * sent, self.stages, some, self.anonymity_set_size)
+        anonymity = self.anonymity_set_size
+        return bit_claims(coin, self.stages * sent, self.stages, self.block_dim, some, anonymity)

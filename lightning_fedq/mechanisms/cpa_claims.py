@@ -7,7 +7,7 @@ it needs no privacy, buys no amplification, and only lowers the number of bits.
 
 from __future__ import annotations
 
-from lightning_fedq.core import Adversary, NonPrivate, PmfPairs, PrivacyClaim
+from lightning_fedq.core import Adversary, NonPrivate, PmfPairs, PrivacyClaim, Unit
 from lightning_fedq.functional.one_bit import CoinThresholds
 from lightning_fedq.functional.one_bit_privacy import randomized_response_pair
 from lightning_fedq.mechanisms.claims import ARBITRARY, FRESH
@@ -25,7 +25,12 @@ _SPECIAL = {
 
 
 def bit_claims(
-    coin: CoinThresholds, num_bits: int, stages: int, some_blocks: bool, anonymity_set_size: int
+    coin: CoinThresholds,
+    num_bits: int,
+    stages: int,
+    block_length: int,
+    some_blocks: bool,
+    anonymity_set_size: int,
 ) -> tuple[PrivacyClaim, ...]:
     """Claims for messages of `num_bits` bits, for every value of word, dither and choice of blocks.
 
@@ -33,6 +38,7 @@ def bit_claims(
         coin: The coin of every bit.
         num_bits: Bits of one message, all of them functions of one update.
         stages: How many of them are of one block.
+        block_length: Coordinates of a block.
         some_blocks: Does a message hold some blocks only?
         anonymity_set_size: What the paper calls k, to say that it is no guarantee where there is no coin.
     """
@@ -53,7 +59,8 @@ def bit_claims(
             loss,
             num_bits,
             assumptions=(*everywhere, *_SPECIAL.get(who, ())),
-            coordinate_losses=stages,
+            unit_losses=stages,
+            unit=Unit.COORDINATE if block_length == 1 else Unit.BLOCK,
         )
         for who in Adversary
     )

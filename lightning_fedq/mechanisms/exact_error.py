@@ -45,6 +45,7 @@ from lightning_fedq.core import (
     PrivacyClaim,
     RoundContext,
     Slack,
+    Unit,
 )
 from lightning_fedq.entropy_coding import Elias
 from lightning_fedq.functional.checks import check_positive
@@ -239,6 +240,7 @@ def exact_claims(
         assumptions: More of them.
     """
     slack = Slack(context.dim * error.distance, context.dim * error.log_ratio)
+    unit = Unit.MESSAGE if compositions == 1 else Unit.COORDINATE
     stated = (
         HONEST_SERVER,
         FRESH,
@@ -248,5 +250,6 @@ def exact_claims(
         f"{slack.distance:.1e} in total variation a round, paid for in epsilon and delta",
     )
     return tuple(
-        PrivacyClaim(who, losses[who], compositions, neighbours, stated, slack=slack) for who in Adversary
+        PrivacyClaim(who, losses[who], compositions, neighbours, stated, slack=slack, unit=unit)
+        for who in Adversary
     )

@@ -25,7 +25,15 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.coding import FixedLength
-from lightning_fedq.core import Adversary, LaplaceLoss, Mechanism, Message, PrivacyClaim, RoundContext
+from lightning_fedq.core import (
+    Adversary,
+    LaplaceLoss,
+    Mechanism,
+    Message,
+    PrivacyClaim,
+    RoundContext,
+    Unit,
+)
 from lightning_fedq.mechanisms.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.received import check_received
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
@@ -154,4 +162,7 @@ class JoPEQ(Mechanism):
             FRESH,
             "only the level is sent, and float noise gives each level its probability to a relative 1e-9",
         )
-        return tuple(PrivacyClaim(who, loss, context.dim, assumptions=assumptions) for who in Adversary)
+        return tuple(
+            PrivacyClaim(who, loss, context.dim, assumptions=assumptions, unit=Unit.COORDINATE)
+            for who in Adversary
+        )

@@ -24,7 +24,7 @@ from scipy.optimize import linprog, minimize
 from torch import Tensor
 
 from lightning_fedq.coding import FixedLength
-from lightning_fedq.core import Adversary, Mechanism, Message, PmfPairs, PrivacyClaim, RoundContext
+from lightning_fedq.core import Adversary, Mechanism, Message, PmfPairs, PrivacyClaim, RoundContext, Unit
 from lightning_fedq.mechanisms.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.received import check_received
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
@@ -256,5 +256,6 @@ class MVU(Mechanism):
         pairs = tuple((p, q) for p in rows for q in rows if p != q)
         loss = PmfPairs(pairs, "one output of the mechanism's matrix")
         return tuple(
-            PrivacyClaim(who, loss, context.dim, assumptions=(ARBITRARY, FRESH)) for who in Adversary
+            PrivacyClaim(who, loss, context.dim, assumptions=(ARBITRARY, FRESH), unit=Unit.COORDINATE)
+            for who in Adversary
         )

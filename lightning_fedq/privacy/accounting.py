@@ -1,40 +1,24 @@
 """What claims cost together: over coordinates, rounds and cohorts, at a stated delta.
 
-Routes, in this order: a randomised response composes exactly in closed form, a Gaussian stays Gaussian,
-zero-concentrated losses add their rhos and are converted once, and everything else goes through a loss grid
-(`grid`, pessimistic). A run in which a client takes part with some
-probability a round composes the round's loss mixed with no loss at all: that the client was there is taken as
-known to the adversary, so sampling buys fewer rounds and no amplification.
+A loss that knows a closed form for many compositions is asked for it (`Loss.epsilon`: a randomised response,
+a Gaussian, sums of Renyi divergences); everything else goes through a loss grid (`grid`, pessimistic). A run
+in which a client takes part with some probability a round composes the round's loss mixed with no loss at
+all: that the client was there is taken as known to the adversary, so sampling buys fewer rounds and no
+amplification.
 
-A loss of an unknown kind is refused, and so is `NonPrivate`: there is nothing to add up.
+What is no `Loss` is refused, and so is `NonPrivate`: there is nothing to add up.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from scipy import optimize
-
-from lightning_fedq.core import (
-    NO_SLACK,
-    CoinSum,
-    ConcentratedLoss,
-    GaussianLoss,
-    HiddenPair,
-    Loss,
-    PmfPairs,
-    Slack,
-)
-from lightning_fedq.functional.one_bit_privacy import (
-    coin_count_quantile,
-    gaussian_epsilon,
-    randomized_response_epsilon,
-)
-from lightning_fedq.privacy.grid import LossGrid
-from lightning_fedq.privacy.losses import infinite_mass, loss_grid
+from lightning_fedq.core import NO_SLACK, Slack
+from lightning_fedq.losses import Loss, composed_mass
+from lightning_fedq.privacy.grid import SMALLEST_DELTA, LossGrid, check_loss, loss_grid
 
 _TAIL_SHARE = 1e-3
 """Share of delta that truncated tails may take."""
@@ -49,10 +33,16 @@ def check_delta(delta: float | None, count: int | None = None, counted: str = "c
         counted: What they are, for the message.
 
     Raises:
-        ValueError: If it is missing, not in (0, 1), or not below 1 / count.
+        ValueError: If it is missing, below 1e-12 (where an accountant's floats would show), not below 1, or
+            not below 1 / count.
     """
     if delta is None:
         raise ValueError(f"delta is missing; choose one below 1 / {counted}, 1e-5 say")
+    if 0.0 < delta < SMALLEST_DELTA:
+        raise ValueError(
+            f"delta must be >= {SMALLEST_DELTA:g}, got {delta}; below it the accountant's rounding shows, "
+            "and nothing can be stated"
+        )
     limit, known = (1.0, "") if count is None else (1.0 / count, f" = 1 / {count} {counted}")
     if not 0.0 < delta < limit:
         raise ValueError(
@@ -77,20 +67,6 @@ class Spending:
     delta: float
     infinite_mass: float
     method: str
-
-
-def _response_level(loss: Loss) -> float | None:
-    """Level of a randomised response, if the loss is one."""
-    if isinstance(loss, PmfPairs) and len(loss.pairs) == 1:
-        p, q = loss.pairs[0]
-        if len(p) == 2 and p == q[::-1] and min(p) > 0.0:
-            return abs(math.log(p[0] / p[1]))
-    return None
-
-
-def composed_mass(mass: float, count: float) -> float:
-    """Chance that an event of probability `mass` occurs at least once in `count` trials."""
-    return -math.expm1(count * math.log1p(-mass)) if mass < 1.0 else 1.0
 
 
 def spent(
@@ -122,7 +98,8 @@ def spent(
             "compositions >= 1, rounds >= 0 and participation in [0, 1] are needed, "
             f"got {compositions}, {rounds} and {participation}"
         )
-    mass = infinite_mass(loss)
+    check_loss(loss)
+    mass = loss.infinite_mass
     if rounds == 0 or participation == 0.0:
         return Spending(0.0, delta, 0.0, "nothing was released")
     round_mass = participation * composed_mass(mass, compositions)
@@ -177,46 +154,21 @@ def with_slack(exact: Callable[[float], float], delta: float, slack: Slack) -> f
     return math.inf
 
 
+def _closed_form(loss: Loss, participation: float) -> bool:
+    return bool(loss.method) and (participation == 1.0 or loss.every_round)
+
+
 def _spent_exactly(loss: Loss, delta: float, compositions: int, rounds: int, participation: float) -> float:
     """Epsilon of a run whose infinite mass is below delta."""
-    count = compositions * rounds
-    if isinstance(loss, ConcentratedLoss):  # rounds without the client cost nothing, and none is assumed
-        return concentrated_epsilon(count * loss.rho, delta)
-    level = _response_level(loss)
-    if participation == 1.0 and level is not None:
-        return randomized_response_epsilon(level, count, delta)
-    if participation == 1.0 and isinstance(loss, GaussianLoss):
-        return gaussian_epsilon(math.sqrt(count) / loss.noise_multiplier, delta)
+    if _closed_form(loss, participation):
+        return loss.epsilon(delta, compositions * rounds)
     return composed_grid(loss, delta, compositions, rounds, participation).epsilon(delta)
 
 
-def concentrated_epsilon(rho: float, delta: float) -> float:
-    """Smallest epsilon at delta over all orders: a rho + ln(1 - 1/a) - (ln delta + ln a) / (a - 1), a > 1.
-
-    References:
-        Canonne, Kamath, Steinke, The Discrete Gaussian for Differential Privacy, 2020, proposition 12.
-    """
-
-    def bound(log_rest: float) -> float:
-        r = math.exp(log_rest)
-        return (1.0 + r) * rho + math.log(r / (1.0 + r)) - (math.log(delta) + math.log1p(r)) / r
-
-    best = min((0.1 * k for k in range(-92, 139)), key=bound)
-    refined = optimize.minimize_scalar(bound, bounds=(best - 0.1, best + 0.1), method="bounded")
-    return max(min(bound(best), float(refined.fun)), 0.0)
-
-
 def _method(loss: Loss, participation: float) -> str:
-    if isinstance(loss, ConcentratedLoss):
-        return "zero-concentrated differential privacy, every round counted"
-    if participation == 1.0 and _response_level(loss) is not None:
-        return "exact binomial composition"
-    if participation == 1.0 and isinstance(loss, GaussianLoss):
-        return "Gaussian differential privacy, exact"
-    text = "privacy loss distribution, connect-the-dots, pessimistic"
-    if isinstance(loss, CoinSum) and any(victim.num_coins > 200 for victim in loss.victims):
-        text += "; nine splits of the other clients' coins scanned (within 0.1%, no strict certificate)"
-    return text
+    if _closed_form(loss, participation):
+        return loss.method
+    return "privacy loss distribution, connect-the-dots, pessimistic"
 
 
 def composed_grid(
@@ -224,10 +176,10 @@ def composed_grid(
 ) -> LossGrid:
     """The dominating loss distribution of a run; see `spent`."""
     tail = _TAIL_SHARE * delta
-    if isinstance(loss, ConcentratedLoss):  # rhos add up; rounds without the client are not counted on
-        return loss_grid(ConcentratedLoss(compositions * rounds * loss.rho), tail)
-    if isinstance(loss, GaussianLoss):  # many Gaussian losses are one, which a grid can hold more exactly
-        loss, compositions = GaussianLoss(loss.noise_multiplier / math.sqrt(compositions)), 1
+    if loss.every_round and (whole := loss.composed(compositions * rounds)) is not None:
+        return loss_grid(whole, tail)  # rounds without the client are not counted on
+    if (one_round := loss.composed(compositions)) is not None:  # a grid holds one loss more exactly than many
+        loss, compositions = one_round, 1
     if participation == 1.0:
         count = compositions * rounds
         return loss_grid(loss, tail / count).composed(count, tail)
@@ -252,39 +204,6 @@ def epsilon_by_rdp(loss: Loss, delta: float, compositions: int) -> float:
         bound -= math.log(order * rest) / (order - 1.0)
         best = min(best, bound)
     return max(best, 0.0)
-
-
-def with_dropouts(
-    loss: CoinSum, group_sizes: Sequence[int], probability: float, failure: float, num_corrupt: int = 0
-) -> CoinSum:
-    """The claim behind a sum when clients may not answer: fewer coins hide the victim.
-
-    Except with probability `failure` a round, at least that many independent coins answer. A victim whose
-    partner dropped out is a lone coin itself, so that place is added.
-
-    Args:
-        loss: The claim when everybody answers.
-        group_sizes: Sizes of all groups of the round.
-        probability: Chance that a client does not answer, independent of everything, caused by nobody.
-        failure: Probability that goes to delta, per round.
-        num_corrupt: Clients that tell the server all they know; a coin of their groups hides nobody.
-    """
-    groups = [size for size in group_sizes if size > 1]
-    # the victim's group and a curious client's do not count; which they are is unknown, so the best ones go
-    groups.sort(key=lambda size: size * probability ** (size - 1), reverse=True)
-    others = tuple(groups[1 + max(num_corrupt, 1) :])
-    victims = [
-        HiddenPair(
-            victim.p,
-            victim.q,
-            coin_count_quantile((1,) * victim.num_coins + others, probability, failure),
-            victim.weight,
-        )
-        for victim in loss.victims
-    ]
-    fewest = min(victim.num_coins for victim in victims)
-    alone = HiddenPair((loss.high, loss.low), (loss.low, loss.high), fewest)
-    return CoinSum(loss.low, loss.high, (*victims, alone), f"{loss.note}, after dropouts")
 
 
 class _Spent(NamedTuple):
@@ -312,7 +231,8 @@ class ClaimAccountant:
             ValueError: If the loss is `NonPrivate`, or rounds < 1.
             TypeError: If the loss is of an unknown kind.
         """
-        infinite_mass(loss)
+        check_loss(loss)
+        _ = loss.infinite_mass  # refuses where there is nothing to account for
         if rounds < 1:
             raise ValueError(f"rounds must be >= 1, got {rounds}")
         key = _Spent(loss, compositions, slack)
@@ -345,27 +265,31 @@ class ClaimAccountant:
         return later.get_epsilon(delta) > epsilon
 
     def _exact_epsilon(self, delta: float) -> float:
-        """Of several kinds of rounds: rhos add up, and then all losses on one grid."""
+        """Of several kinds of rounds: what adds up in closed form does, and then all losses on one grid."""
         parts: list[tuple[Loss, int, int]] = []
-        rho = 0.0
+        total: Loss | None = None
         for kind, rounds in self.losses.items():
-            if isinstance(kind.loss, ConcentratedLoss):
-                rho += kind.loss.rho * kind.compositions * rounds
-            else:
+            whole = kind.loss.composed(kind.compositions * rounds) if kind.loss.every_round else None
+            if whole is None:
                 parts.append((kind.loss, kind.compositions, rounds))
-        if not parts:
-            return concentrated_epsilon(rho, delta)
-        if rho:
-            parts.append((ConcentratedLoss(rho), 1, 1))
+            elif total is None or (joined := total.plus(whole)) is None:
+                parts += [] if total is None else [(total, 1, 1)]
+                total = whole
+            else:
+                total = joined
+        if total is not None and not parts:
+            return total.epsilon(delta, 1)
+        if total is not None:
+            parts.append((total, 1, 1))
         grids = [
             composed_grid(loss, delta / len(parts), compositions, rounds)
             for loss, compositions, rounds in parts
         ]
         step = max(grid.coarser().step for grid in grids)
-        total = grids[0].on(step)
+        run = grids[0].on(step)
         for grid in grids[1:]:
-            total = total.plus(grid.on(step))
-        return total.epsilon(delta)
+            run = run.plus(grid.on(step))
+        return run.epsilon(delta)
 
     def __len__(self) -> int:
         """Rounds spent."""

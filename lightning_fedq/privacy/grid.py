@@ -17,16 +17,23 @@ References:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, optimize, signal
 
+from lightning_fedq.losses import Loss
+
 Array = NDArray[np.float64]
 
 POINTS_PER_STD = 64
 _LONGEST = 1 << 17
+_MOST_POINTS = 20_000
+SMALLEST_DELTA = 1e-12
+"""Below it the rounding noise of Fourier transforms, 1e-16 a point, would show in an epsilon."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,8 @@ class LossGrid:
         """Standard deviation of the finite losses."""
         indices = np.arange(len(self.masses), dtype=np.float64)
         total = self.masses.sum()
+        if total <= 0.0:
+            return 0.0
         mean = indices @ self.masses / total
         return self.step * math.sqrt(max((indices - mean) ** 2 @ self.masses / total, 0.0))
 
@@ -69,6 +78,8 @@ class LossGrid:
             raise ValueError(f"count must be >= 1, got {count}")
         if count == 1:
             return self
+        if not self.masses.any():  # all mass is infinite already
+            return LossGrid(self.step, self.lowest * count, self.masses, self.infinite)
         spread = max(self.std / self.step, 1e-9)
         # as many copies as keep the result within the longest array, at 24 standard deviations
         batch = max(int(min((_LONGEST / 24.0 / spread) ** 2, _LONGEST / len(self.masses) + 4096)), 2)
@@ -161,8 +172,9 @@ class LossGrid:
         return self.infinite + float(-np.expm1(epsilon - losses[above]) @ self.masses[above])
 
     def epsilon(self, delta: float) -> float:
-        """Smallest epsilon >= 0 with at most `delta`; infinite if the infinite mass exceeds it."""
-        if self.infinite > delta:
+        """Smallest epsilon >= 0 with at most `delta`; infinite if the infinite mass exceeds it, or delta is
+        below `SMALLEST_DELTA`."""
+        if self.infinite > delta or delta < SMALLEST_DELTA:
             return math.inf
         upper, lower = self._tails()
         enough = np.flatnonzero(upper - lower <= delta)
@@ -196,3 +208,72 @@ def grid_from_curve(step: float, first: int, curve: Array) -> LossGrid:
     masses[1:-1] = (falls[1:] - math.exp(step) * falls[:-1]) / grow
     masses[-1] = falls[-1] / math.expm1(-step)
     return LossGrid(step, first, np.maximum(masses, 0.0), float(curve[-1]))
+
+
+@lru_cache(maxsize=64)
+def loss_grid(loss: Loss, tail: float) -> LossGrid:
+    """A loss distribution that dominates one composition of `loss`.
+
+    The step follows the standard deviation of the loss: dp_accounting's default of 1e-4 would overstate a
+    million small losses by up to a hundred nats.
+
+    Args:
+        loss: A claim's loss.
+        tail: Mass of large finite losses that may be counted as infinite, > 0.
+
+    Raises:
+        ValueError: If the loss is `NonPrivate`.
+        TypeError: If it is no loss.
+    """
+    check_loss(loss)
+    mass = loss.infinite_mass
+    std, top = loss.scale
+    if std == 0.0:
+        return LossGrid(1.0, 0, np.array([1.0 - mass]), mass)
+    reach = _reach(loss.curve, std, top, tail)
+    if loss.bounds_only:
+        reach = min(reach, 300.0)  # what lies beyond counts as infinite, and e^epsilon stays a float
+    half = min(math.ceil(reach * POINTS_PER_STD / std), _MOST_POINTS)
+    step = reach / half
+    points = step * np.arange(-half, half + 1, dtype=np.float64)
+    values = loss.curve(points)
+    if loss.bounds_only:
+        values = _lower_hull(np.exp(points), values)
+    return grid_from_curve(step, -half, values)
+
+
+def check_loss(loss: Loss) -> None:
+    """Refuse what is no loss.
+
+    Raises:
+        TypeError: If it is none.
+    """
+    if not isinstance(loss, Loss):
+        raise TypeError(
+            f"unknown loss {type(loss).__name__}; an accountant refuses what it does not know. "
+            "Subclass lightning_fedq.losses.Loss, or use one of its kinds (PmfPairs, GaussianLoss, RenyiLoss)"
+        )
+
+
+def _lower_hull(places: Array, values: Array) -> Array:
+    """The largest convex function of ascending places that is nowhere above the values, 1 at place 0."""
+    x, y = np.append(0.0, places), np.append(1.0, values)
+    corners: list[int] = []
+    for k in range(len(x)):
+        while len(corners) > 1:
+            i, j = corners[-2:]
+            if (y[j] - y[i]) * (x[k] - x[i]) < (y[k] - y[i]) * (x[j] - x[i]):
+                break
+            corners.pop()
+        corners.append(k)
+    hull: Array = np.interp(places, x[corners], y[corners])
+    return hull
+
+
+def _reach(curve: Callable[[Array], Array], std: float, top: float, tail: float) -> float:
+    """Smallest of some multiples of std above which at most `tail` of finite loss remains."""
+    multiples = std * np.array([1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 12.0, 16.0, 24.0, 40.0, 100.0, 300.0])
+    candidates = np.append(multiples[multiples < top], top if math.isfinite(top) else 1000.0 * std)
+    rest = curve(candidates)
+    rest = rest - rest[-1]
+    return float(candidates[int(np.argmax(rest <= tail))])

@@ -28,13 +28,14 @@ def _tables(rows: tuple[Row, ...]) -> list[str]:
         lines.append(f"| {row.view} | **{row.verdict}** | {format_epsilon(row.epsilon_run)} | {means} |")
     lines += [
         "",
-        "| Adversary | coordinate and round (pure) | round | run | delta | infinite mass | method |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| Adversary | unit | one unit in a round (pure) | message of a round | client's run | delta "
+        "| infinite mass | method |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        numbers = (row.epsilon_coordinate, row.epsilon_round, row.epsilon_run)
+        numbers = (row.epsilon_unit, row.epsilon_round, row.epsilon_run)
         lines.append(
-            f"| {row.adversary} | {' | '.join(map(format_epsilon, numbers))} | {row.delta:g} "
+            f"| {row.adversary} | {row.unit} | {' | '.join(map(format_epsilon, numbers))} | {row.delta:g} "
             f"| {row.infinite_mass:.3g} | {row.method} |"
         )
     return lines

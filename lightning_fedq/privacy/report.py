@@ -13,19 +13,8 @@ import math
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from lightning_fedq.core import (
-    Adversary,
-    CoinSum,
-    Loss,
-    Mechanism,
-    NonPrivate,
-    PmfPairs,
-    PrivacyClaim,
-    RoundContext,
-)
-from lightning_fedq.functional.one_bit_privacy import gaussian_epsilon
+from lightning_fedq.core import Adversary, Mechanism, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.privacy.accounting import Spending, check_delta
-from lightning_fedq.privacy.losses import pure_epsilon
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.samples import SampleStatement
 from lightning_fedq.privacy.setting import Setting
@@ -55,8 +44,9 @@ class Row:
     Args:
         adversary: Name of the `Adversary`.
         view: Who that is, in words.
-        epsilon_coordinate: Pure epsilon of one coordinate in one round, or None where the mechanism works on
-            whole vectors or nothing is claimed; infinite where some outcome excludes an input.
+        unit: What the mechanism protects one by one: a "coordinate", a "block" of them or the "message".
+        epsilon_unit: Pure epsilon of one unit in one round, or None where nothing is claimed; infinite where
+            some outcome excludes an input, or the loss has no largest value (Gaussian noise).
         epsilon_round: Of one round, at `delta`.
         epsilon_run: Of the whole run, at `delta`.
         delta: The delta of the last two.
@@ -72,7 +62,8 @@ class Row:
 
     adversary: str
     view: str
-    epsilon_coordinate: float | None
+    unit: str
+    epsilon_unit: float | None
     epsilon_round: float
     epsilon_run: float
     delta: float
@@ -263,7 +254,7 @@ def _with_remark(row: Row, protocol: str) -> Row:
 def _refused(row: Row, reason: str, advice: str) -> Row:
     return replace(
         row,
-        epsilon_coordinate=None,
+        epsilon_unit=None,
         epsilon_round=math.inf,
         epsilon_run=math.inf,
         infinite_mass=1.0,
@@ -278,6 +269,7 @@ def _row(mechanism: Mechanism, claim: PrivacyClaim, setting: Setting) -> Row:
     blank = Row(
         claim.adversary.name,
         claim.adversary.value,
+        claim.unit.value,
         None,
         math.inf,
         math.inf,
@@ -294,24 +286,20 @@ def _row(mechanism: Mechanism, claim: PrivacyClaim, setting: Setting) -> Row:
     verdict, reason = _verdict(run)
     return replace(
         blank,
-        epsilon_coordinate=_of_a_coordinate(claim, setting.context),
+        epsilon_unit=_of_a_unit(claim),
         epsilon_round=setting.spent(claim, 1).epsilon,
         epsilon_run=run.epsilon,
         infinite_mass=run.infinite_mass,
         method=run.method,
         verdict=verdict,
         reason=reason,
-        advice="" if verdict in ("strong", "good") else _advice(mechanism, claim, setting, run),
+        advice="" if verdict in ("strong", "good") else _advice(mechanism, claim, setting),
     )
 
 
-def _of_a_coordinate(claim: PrivacyClaim, context: RoundContext) -> float | None:
-    """Pure epsilon of one coordinate in one round, where the claim tells; a law that is known up to a
-    distance only has none."""
-    count = claim.coordinate_losses or (1 if claim.compositions == context.dim else None)
-    if count is None:
-        return None
-    return math.inf if claim.slack.distance else count * pure_epsilon(claim.loss)
+def _of_a_unit(claim: PrivacyClaim) -> float:
+    """Pure epsilon of one unit in one round; a law that is known up to a distance only has none."""
+    return math.inf if claim.slack.distance else claim.unit_losses * claim.loss.pure_epsilon
 
 
 def _verdict(run: Spending) -> tuple[str, str]:
@@ -334,31 +322,12 @@ def _verdict(run: Spending) -> tuple[str, str]:
     )
 
 
-def _largest_mu(epsilon: float, delta: float) -> float:
-    """The mu whose Gaussian DP reaches epsilon at delta."""
-    low, high = 1e-9, 50.0
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if gaussian_epsilon(middle, delta) <= epsilon else (low, middle)
-    return low
-
-
-def _advice(mechanism: Mechanism, claim: PrivacyClaim, setting: Setting, run: Spending) -> str:
-    """What the mechanism advises, and how much of it, by the rule of thumb that many small losses add up to a
-    Gaussian one."""
-    loss: Loss = claim.loss
-    own = mechanism.advice(claim)
+def _advice(mechanism: Mechanism, claim: PrivacyClaim, setting: Setting) -> str:
+    """How much would do, as far as the loss can tell, and what the mechanism advises."""
     steps = claim.compositions * max(setting.rounds, 1) * setting.participation
-    mu = _largest_mu(8.0, setting.delta)
-    if isinstance(loss, CoinSum):
-        epsilon_bit = math.log(loss.high / loss.low)
-        coins = math.ceil((2.0 * math.sinh(epsilon_bit / 2.0) / mu) ** 2 * steps)
-        mass = (loss.high - loss.low) * steps / setting.delta
-        coins = max(coins, math.ceil(math.log(max(mass, 1.0)) / -math.log(loss.high)))
-        return f"about {coins:.3g} clients that work alone in every round would bring epsilon to about 8"
-    if isinstance(loss, PmfPairs) and run.infinite_mass <= run.delta:
-        return f"an epsilon of about {mu / math.sqrt(steps):.2g} a loss would bring it to about 8; or {own}"
-    return own
+    enough = claim.loss.advice(steps, setting.delta)
+    own = mechanism.advice(claim)
+    return f"{enough}; or {own}" if enough else own
 
 
 def _plain(value: object) -> object:

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from lightning_fedq.core import Adversary, CoinSum, Mechanism, NonPrivate, PrivacyClaim, RoundContext
-from lightning_fedq.privacy.accounting import Spending, spent, with_dropouts
+from lightning_fedq.core import Adversary, Mechanism, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.privacy.accounting import Spending, spent
 
 _WIDER_VIEW = {
     Adversary.SECAGG_SERVER: Adversary.SERVER,
@@ -61,7 +61,7 @@ class Setting:
 
     def available(self, claim: PrivacyClaim) -> float:
         """What of delta is left for the mechanism; dropouts of a sum take half."""
-        after_drops = isinstance(claim.loss, CoinSum) and self.dropout_probability > 0.0
+        after_drops = claim.loss.counts_answers and self.dropout_probability > 0.0
         return self.delta / 2.0 if after_drops else self.delta
 
     def spent(self, claim: PrivacyClaim, rounds: int, participation: float = 1.0) -> Spending:
@@ -112,16 +112,16 @@ class Setting:
         if tolerated is not None:
             enforced = f"a round with more than {tolerated} dropouts is aborted"
             return replace(claim, assumptions=(*claim.assumptions, enforced))
-        if not isinstance(claim.loss, CoinSum):
+        failure = self.delta / (2 * max(self.rounds, 1))
+        sizes = [len(group) for group in self.context.groups]
+        corrupt = self.num_corrupt if claim.adversary is Adversary.SECAGG_SERVER else 0
+        loss = claim.loss.after_dropouts(sizes, self.dropout_probability, failure, corrupt)
+        if loss is None:
             why = (
                 "the aggregate claim needs every client to answer, so this is the claim of a view of all "
                 "messages"
             )
             return _as_wider(wider, claim.adversary, why)
-        failure = self.delta / (2 * max(self.rounds, 1))
-        sizes = [len(group) for group in self.context.groups]
-        corrupt = self.num_corrupt if claim.adversary is Adversary.SECAGG_SERVER else 0
-        loss = with_dropouts(claim.loss, sizes, self.dropout_probability, failure, corrupt)
         independent = "clients drop out independently of data and adversary; half of delta pays for it"
         return replace(claim, loss=loss, assumptions=(*claim.assumptions, independent))
 

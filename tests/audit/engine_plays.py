@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.audit.views import Finding, View, spread_loss
+from lightning_fedq.audit.views import Finding, View
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.randomness import SeededKeys
@@ -64,7 +64,7 @@ def audit_not_finite(engine_class, mechanism, bad, rounds=40) -> Finding:
     context = engine.context(engine.planner.plan(0, mechanism))
     claim = mechanism.claims(context)[0]
     # in the one world all coordinates but one are alike, in the other they are zero: equal shares
-    loss = spread_loss(claim.loss, dim) if claim.compositions == 1 else claim.loss
+    loss = claim.loss.spread(dim) if claim.compositions == 1 else claim.loss
     view = View("not finite", loss, 1, dim, len(edges) + 1)
     for label, messages in enumerate(counted):
         for round, message in enumerate(messages):

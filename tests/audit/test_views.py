@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from lightning_fedq.audit.views import View, clopper_pearson, spread_loss
+from lightning_fedq.audit.views import View, clopper_pearson
 from lightning_fedq.core import (
     ConcentratedLoss,
     GaussianLoss,
@@ -30,11 +30,11 @@ def test_no_draws_prove_nothing():
 
 
 def test_a_share_of_a_loss_adds_up_to_the_whole():
-    assert spread_loss(GaussianLoss(0.5), 16).noise_multiplier == 2.0  # sixteen of them are one of 0.5 again
-    assert spread_loss(LaplaceLoss(0.5), 16).noise_multiplier == 8.0
-    assert spread_loss(ConcentratedLoss(8.0), 16).rho == 0.5
+    assert GaussianLoss(0.5).spread(16).noise_multiplier == 2.0  # sixteen of them are one of 0.5 again
+    assert LaplaceLoss(0.5).spread(16).noise_multiplier == 8.0
+    assert ConcentratedLoss(8.0).spread(16).rho == 0.5
     with pytest.raises(TypeError, match="can't be divided over its coordinates"):
-        spread_loss(SampledGaussianLoss(1.0, 0.5), 16)
+        SampledGaussianLoss(1.0, 0.5).spread(16)
 
 
 def response(probability, claimed, draws=40_000, positions=1, seed=0):

@@ -164,24 +164,47 @@ def test_binomial_window_is_the_binomial():
         )
 
 
-def test_coin_splits_scan_all_up_to_200():
-    assert obp.coin_splits(200) == tuple(range(201))
-    assert obp.coin_splits(1000) == (0, 1, 2, 250, 500, 750, 998, 999, 1000)
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize(("coins", "ones"), [(0, 0), (1, 1), (7, 3), (300, 0), (300, 100), (4000, 3900)])
+def test_the_sum_of_coins_is_a_convolution_of_binomials(coins, ones, epsilon):
+    from scipy import stats
+
+    low, high = extremes(epsilon)
+    upper = stats.binom.pmf(np.arange(ones + 1), ones, high)
+    lower = stats.binom.pmf(np.arange(coins - ones + 1), coins - ones, low)
+    wanted, found = np.convolve(upper, lower), obp.coin_sum_pmf(coins, ones, low, high)
+    shift = int(wanted.argmax()) - int(found.argmax())
+    both = wanted[max(shift, 0) : shift + len(found)]
+    np.testing.assert_allclose(found[max(-shift, 0) :][: len(both)], both, rtol=1e-9, atol=1e-25)
+    assert wanted.sum() - both.sum() < 1e-13
 
 
-def test_nine_splits_lose_less_than_a_thousandth():
-    low, high = extremes(1.0)
-    at = np.linspace(0.0, 0.5, 20)
+def test_coin_splits_are_all_up_to_400_and_cover_all_beyond():
+    assert obp.coin_splits(400) == tuple((400, j) for j in range(401))
+    for coins in (401, 1000, 12_345, 2_000_000):
+        stretches = obp.coin_splits(coins)
+        assert len(stretches) <= 256
+        # a stretch covers what has at least its coins at high and at low; the next one starts where it ends
+        ends = [coins - (left - high) for left, high in stretches]
+        starts = [high for _, high in stretches]
+        assert starts == [0, *(end + 1 for end in ends[:-1])] and ends[-1] == coins
+        assert min(left for left, _ in stretches) >= coins * (1 - 1 / 256) - 1
 
-    def worst(splits):
-        noises = [obp.coin_sum_pmf(400, j, low, high) for j in splits]
+
+def test_stretches_of_splits_dominate_every_split():
+    low, high = extremes(4.5)
+    points = np.linspace(0.0, 1.5, 40)
+
+    def worst(splits, at):
+        noises = [obp.coin_sum_pmf(*split, low, high) for split in splits]
         return np.max(
             [obp.hockey_stick(np.convolve(n, [high, low]), np.convolve(n, [low, high]), at) for n in noises],
             0,
         )
 
-    every, nine = worst(range(401)), worst(obp.coin_splits(400))
-    assert (every - nine <= 2e-3 * every).all()
+    every, bound = [(1000, j) for j in range(1001)], worst(obp.coin_splits(1000), points)
+    assert (bound >= worst(every, points) * (1 - 1e-12)).all()
+    assert (bound <= 1.005 * worst(every, 0.99 * points)).all()  # at most 1% of epsilon is lost
 
 
 # ---- closed forms --------------------------------------------------------------------------------------

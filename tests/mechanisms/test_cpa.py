@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.core import Adversary, NonPrivate, PmfPairs, RoundContext
+from lightning_fedq.core import Adversary, NonPrivate, PmfPairs, RoundContext, Unit
 from lightning_fedq.functional import block_messages
 from lightning_fedq.functional.codeword import anonymity_set_size
 from lightning_fedq.functional.lattice import lattice, nearest_point
@@ -469,9 +469,11 @@ def test_claims_are_per_bit_and_compose_all_bits_of_a_message():
 def test_one_coordinate_is_in_all_bits_of_its_block():
     """A2 with two stages sends dim bits, and each coordinate is in two of them."""
     mechanism, ctx = CPA(epsilon=0.5, lattice="A2", stages=2), context(3, 100)
-    assert all(c.compositions == 100 and c.coordinate_losses == 2 for c in mechanism.claims(ctx))
+    assert all(
+        c.compositions == 100 and (c.unit_losses, c.unit) == (2, Unit.BLOCK) for c in mechanism.claims(ctx)
+    )
     report = privacy_report(mechanism, ctx, rounds=1, delta=1e-5)
-    assert report.row(Adversary.SERVER).epsilon_coordinate == pytest.approx(1.0, abs=1e-6)
+    assert report.row(Adversary.SERVER).epsilon_unit == pytest.approx(1.0, abs=1e-6)
 
 
 @pytest.mark.parametrize(

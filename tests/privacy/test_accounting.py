@@ -21,7 +21,6 @@ from lightning_fedq.privacy.accounting import (
     composed_mass,
     epsilon_by_rdp,
     spent,
-    with_dropouts,
     with_slack,
 )
 
@@ -181,11 +180,11 @@ def test_certificate_is_above_the_numbers():
 
 def test_dropouts_cost_coins():
     before = CoinSum(*coin(1.0), (HiddenPair((0.5, 0.5), (1.0, 0.0), 40),))
-    after = with_dropouts(before, [1] * 40 + [2] * 10, 0.2, 1e-6)
+    after = before.after_dropouts([1] * 40 + [2] * 10, 0.2, 1e-6)
     fewest = min(victim.num_coins for victim in after.victims)
     assert 15 < fewest < 40
     assert after.victims[-1].p == (before.high, before.low)
-    unchanged = with_dropouts(before, [1] * 40 + [2] * 10, 0.0, 1e-6)
+    unchanged = before.after_dropouts([1] * 40 + [2] * 10, 0.0, 1e-6)
     assert unchanged.victims[0].num_coins == 40
 
 
@@ -194,6 +193,12 @@ def test_dropouts_cost_coins():
 def test_delta_is_checked_and_the_message_says_what_was_counted(delta, counted):
     with pytest.raises(ValueError, match=rf"delta must be > 0 and below 0\.02 = 1 / 50 {counted}, got"):
         check_delta(delta, 50, counted)
+
+
+def test_a_delta_at_which_rounding_shows_is_refused():
+    assert check_delta(1e-12) == 1e-12
+    with pytest.raises(ValueError, match="delta must be >= 1e-12, got 1e-14"):
+        spent(GaussianLoss(1.0), 1e-14)
 
 
 @pytest.mark.parametrize("delta", [0.0, 1.0])

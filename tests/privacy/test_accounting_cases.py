@@ -30,7 +30,8 @@ from lightning_fedq.core import (
     SampledGaussianLoss,
 )
 from lightning_fedq.functional.one_bit_privacy import gaussian_epsilon
-from lightning_fedq.privacy.accounting import concentrated_epsilon, spent
+from lightning_fedq.losses import concentrated_epsilon
+from lightning_fedq.privacy.accounting import spent
 
 TOLERANCE = 1e-6
 """Relative, and of epsilon: their convolutions by FFT err by 1e-16 a cell, which a small delta feels."""

@@ -12,7 +12,8 @@ from lightning_fedq.functional.one_bit_privacy import (
     hockey_stick,
     randomized_response_epsilon,
 )
-from lightning_fedq.privacy.grid import LossGrid, grid_from_curve
+from lightning_fedq.losses import GaussianLoss
+from lightning_fedq.privacy.grid import LossGrid, grid_from_curve, loss_grid
 
 
 def response(epsilon: float, half: int = 1) -> LossGrid:
@@ -107,3 +108,17 @@ def test_sums_need_one_step_and_counts_start_at_one():
         response(0.1).plus(response(0.2))
     with pytest.raises(ValueError, match="count must be >= 1"):
         response(0.1).composed(0, 1e-9)
+
+
+def test_what_is_infinite_already_stays_infinite():
+    everything = LossGrid(0.1, -1, np.zeros(3), 1.0)
+    assert everything.std == 0.0
+    for count in (2, 10**6):
+        assert everything.composed(count, 1e-9).infinite == 1.0
+    assert everything.composed(3, 1e-9).epsilon(0.5) == math.inf
+
+
+def test_deltas_at_which_rounding_shows_give_no_epsilon():
+    grid = loss_grid(GaussianLoss(1.0), 1e-16)
+    assert grid.epsilon(1e-12) < math.inf
+    assert grid.epsilon(0.9e-12) == math.inf

@@ -33,7 +33,7 @@ def test_every_adversary_has_a_row():
 
 def test_one_bit_alone_is_randomised_response():
     row = report(LDPQ(0.1), dim=100).row(Adversary.EAVESDROPPER)
-    assert row.epsilon_coordinate == pytest.approx(0.1, rel=1e-8)
+    assert row.epsilon_unit == pytest.approx(0.1, rel=1e-8)
     assert row.epsilon_round == pytest.approx(4.30679137252, rel=1e-6)
     assert row.epsilon_run == row.epsilon_round
     assert (row.infinite_mass, row.method) == (0.0, "exact binomial composition")
@@ -43,7 +43,7 @@ def test_shared_bits_have_no_guarantee_worth_the_name_against_the_server():
     row = report(CorBin(1.0, 1)).row(Adversary.SERVER)
     assert row.verdict == VACUOUS
     assert row.epsilon_run == math.inf
-    assert row.epsilon_coordinate == math.inf
+    assert row.epsilon_unit == math.inf
     assert row.infinite_mass == pytest.approx(1 - (1 - 0.23105857863) ** 10, rel=1e-6)
     assert "excludes one of two updates" in row.reason
     assert "shared_bits=0" in row.advice
@@ -104,7 +104,7 @@ def test_distributed_noise_is_not_claimed_when_clients_drop_out():
     behind, server = result.row(Adversary.SECAGG_SERVER), result.row(Adversary.SERVER)
     assert behind.epsilon_run == server.epsilon_run
     assert any("needs every client to answer" in text for text in behind.assumptions)
-    assert behind.epsilon_coordinate is None
+    assert (behind.unit, behind.epsilon_unit) == ("message", math.inf)
 
 
 def test_sampling_means_fewer_rounds_and_no_amplification():

@@ -9,10 +9,16 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy import integrate, stats
 
-from lightning_fedq.core import ConcentratedLoss, GaussianLoss, LaplaceLoss, SampledGaussianLoss
 from lightning_fedq.functional.one_bit_privacy import gaussian_delta, gaussian_epsilon
-from lightning_fedq.privacy.accounting import ClaimAccountant, composed_grid, concentrated_epsilon, spent
-from lightning_fedq.privacy.losses import loss_grid, worst_curve
+from lightning_fedq.losses import (
+    ConcentratedLoss,
+    GaussianLoss,
+    LaplaceLoss,
+    SampledGaussianLoss,
+    concentrated_epsilon,
+)
+from lightning_fedq.privacy.accounting import ClaimAccountant, composed_grid, spent
+from lightning_fedq.privacy.grid import loss_grid
 
 
 def test_the_sampled_curve_by_integration():
@@ -26,14 +32,12 @@ def test_the_sampled_curve_by_integration():
             )[0]
             for a, b in ((p, q), (q, p))
         )
-        assert worst_curve(loss, np.array([epsilon]))[0] == pytest.approx(wanted, abs=1e-7)
+        assert loss.curve(np.array([epsilon]))[0] == pytest.approx(wanted, abs=1e-7)
 
 
 def test_sampling_everybody_is_the_gaussian():
     epsilons = np.linspace(-2, 2, 9)
-    sampled, plain = (
-        worst_curve(loss, epsilons) for loss in (SampledGaussianLoss(1.3, 1.0), GaussianLoss(1.3))
-    )
+    sampled, plain = (loss.curve(epsilons) for loss in (SampledGaussianLoss(1.3, 1.0), GaussianLoss(1.3)))
     np.testing.assert_allclose(sampled, plain, atol=1e-14)
 
 
@@ -62,9 +66,7 @@ def test_concentrated_losses_cover_the_gaussian_and_convert_closely():
     assert exact <= found.epsilon <= 1.08 * exact
     assert found.epsilon == concentrated_epsilon(2.0, 1e-5)
     epsilons = np.linspace(-3, 6, 19)
-    assert bool(
-        (worst_curve(ConcentratedLoss(0.5), epsilons) >= worst_curve(GaussianLoss(1.0), epsilons)).all()
-    )
+    assert bool((ConcentratedLoss(0.5).curve(epsilons) >= GaussianLoss(1.0).curve(epsilons)).all())
 
 
 # ---- composition -----------------------------------------------------------------------------------------
@@ -95,7 +97,7 @@ def test_the_grid_of_a_concentrated_loss_is_a_pair_of_laws(rho):
     assert grid.masses.sum() + grid.infinite == pytest.approx(1.0, abs=1e-9)
     shown = grid.losses > -20.0  # beyond, a rounding error of a mass is multiplied by more than 1e8
     assert float(np.exp(-grid.losses[shown]) @ grid.masses[shown]) <= 1.0 + 1e-6
-    raw = worst_curve(ConcentratedLoss(rho), grid.losses)
+    raw = ConcentratedLoss(rho).curve(grid.losses)
     rises = np.diff(np.diff(raw) / np.diff(np.exp(grid.losses)))
     assert (rises < -1e-9 * abs(rises).max()).any()
 
@@ -119,7 +121,7 @@ def test_a_concentrated_grid_dominates_laplace_and_discrete_losses():
         high = 1 / (1 + math.exp(-level))
         for epsilon in np.linspace(-level, level, 9):
             response = max(high - math.exp(epsilon) * (1 - high), -math.expm1(epsilon), 0.0)
-            laplace = worst_curve(LaplaceLoss(1 / level), np.array([epsilon]))[0]
+            laplace = LaplaceLoss(1 / level).curve(np.array([epsilon]))[0]
             assert grid.delta(epsilon) >= max(response, laplace) - 1e-12
 
 
