@@ -6,15 +6,17 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
+from lightning_fedq.commands.configs import expand
 from lightning_fedq.commands.suggestions import nearest
 
 TRAINING = {
-    "fit": "train a configuration: fedq fit --config configs/digits_corbin.yaml",
+    "fit": "train a configuration: fedq fit digits_corbin, or fedq fit mine.yaml --with corbin",
     "validate": "evaluate a checkpoint on the validation data",
     "test": "evaluate a checkpoint on the test data",
     "predict": "predict with a checkpoint",
 }
 OTHERS = {
+    "configs": "list the runs and fragments that ship with the package; write one out to edit",
     "mechanisms": "list all mechanisms: bits, homomorphic or not, what each protects against, paper",
     "compare": "run or read several runs: one table, one picture",
     "sweep": "run a grid of settings, without any account",
@@ -45,6 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         run: Callable[[Sequence[str]], int] = import_module(f"lightning_fedq.commands.{command}").main
         return run(arguments[1:])
     if command in TRAINING:
+        try:
+            arguments = expand(arguments)
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
         from lightning_fedq.commands.run import FedqCLI  # imports Lightning: seconds, and only needed here
 
         FedqCLI(arguments)

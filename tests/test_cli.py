@@ -130,7 +130,7 @@ def test_compare_runs_and_reads(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "never logged 'loss'" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main(["compare", "nowhere"])
-    assert "neither a configuration nor the folder of a run" in capsys.readouterr().err
+    assert "nowhere is not the folder of a run; no configuration nowhere" in capsys.readouterr().err
 
 
 def test_sweep_trains_every_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ HOST = {"_lightning", "torch"}
 # What each module or folder may import: parts of this package, and packages from outside. Not listed
 # are `cli`, `commands` and `experiments`, which stand on top and may use everything.
 ALLOWED: dict[str, set[str]] = {
+    "extras": set(),
     "functional": ARRAYS,
     "randomness": {"numpy", "cryptography"},
     "coding": {"torch", "numpy"},
@@ -25,22 +26,23 @@ ALLOWED: dict[str, set[str]] = {
     "attacks": {"torch"},
     "mechanisms": {
         *("core", "losses", "coding", "entropy_coding", "range_coding", "randomness", "functional", "opacus"),
+        "extras",
         *ARRAYS,
     },
     "secagg": {"core", "coding", "randomness", "functional", "cryptography", *ARRAYS},
-    "privacy": {"core", "losses", "functional", "randomness", "dp_accounting", "opacus", *ARRAYS},
+    "privacy": {"core", "extras", "losses", "functional", "randomness", "dp_accounting", "opacus", *ARRAYS},
     "audit": {"core", "privacy", "randomness", "ranges", "rounds", *ARRAYS, "functional"},
     "leakage": {"core", "mechanisms", "randomness", "functional", "matplotlib", "torchmetrics", *ARRAYS},
     "rounds": {"rounds", "core", "randomness", "ranges", "functional", "privacy", "torch"},
     "aggregation": {"core", "functional", "rounds", "torch"},
     "_lightning": {"pytorch_lightning", "lightning"},
     "data": {"data", "matplotlib", *HOST},
-    "datasets": {"sklearn", "torchvision", "numpy", *HOST},
-    "models": {"opacus", "torchvision", "torchmetrics", *HOST},
+    "datasets": {"extras", "sklearn", "torchvision", "numpy", *HOST},
+    "models": {"extras", "opacus", "torchvision", "torchmetrics", *HOST},
     "strategies": {"rounds", "core", "functional", *HOST},
     "reports": {"privacy", "rounds", "matplotlib"},
     "callbacks": {
-        *("aggregation", "attacks", "coding", "core", "functional", "leakage", "randomness"),
+        *("extras", "aggregation", "attacks", "coding", "core", "functional", "leakage", "randomness"),
         *("ranges", "rounds", "privacy"),
         *("data", "strategies", "reports", "secagg"),
         *("matplotlib", "numpy", "opacus", "rich", "wandb", "yaml"),

@@ -37,6 +37,7 @@ from lightning_fedq.callbacks.sample_checks import (
 from lightning_fedq.callbacks.undo import Undo
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.loader import ClientBatches, check_loader
+from lightning_fedq.extras import extra
 from lightning_fedq.privacy.samples import SampleStatement
 from lightning_fedq.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
 
@@ -189,7 +190,8 @@ class DPSGD(pl.Callback):
 
     def _hook_into(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Put Opacus's hooks on the module, whose layers are in the mode of the first step by now."""
-        from opacus.grad_sample import GradSampleHooks
+        with extra("opacus", "DPSGD"):
+            from opacus.grad_sample import GradSampleHooks
 
         assert self._optimizer is not None
         if self._federated is None:
@@ -311,8 +313,8 @@ class DPSGD(pl.Callback):
         if drawn != self.accounts[client].steps:
             raise RuntimeError(
                 f"the batch of step {drawn} of client {client} is here and {self.accounts[client].steps} "
-                "steps are charged: no step was taken on the last batch, or several; return a loss for every batch "
-                "and leave every optimizer step to Lightning"
+                "steps are charged: no step was taken on the last batch, or several; return a loss for every "
+                "batch and leave every optimizer step to Lightning"
             )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

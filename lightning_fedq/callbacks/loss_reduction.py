@@ -96,7 +96,8 @@ def _reduction(whole: float, alone: list[float]) -> Literal["mean", "sum"]:
         f"the loss of a batch must be the mean or the sum of its samples' losses, or one sample weighs on "
         f"another's gradient and clipping bounds nothing; of {len(alone)} samples it is {whole:.6g}, which "
         f"is neither the mean nor the sum of theirs ({sum(alone) / len(alone):.6g} and {sum(alone):.6g}); "
-        "average over samples, without class weights, ignored labels, or layers and losses that compare samples"
+        "average over samples, without class weights, ignored labels, or layers and losses that compare "
+        "samples"
     )
 
 

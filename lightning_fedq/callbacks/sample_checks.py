@@ -29,8 +29,8 @@ def check_settings(trainer: Any, module: pl.LightningModule) -> None:
         if isinstance(callback, pl.callbacks.LearningRateFinder | pl.callbacks.BatchSizeFinder):
             raise ValueError(
                 f"{type(callback).__name__} trains without clipping and noise, and what it picks follows "
-                "from raw losses, which no epsilon covers; find the setting on public data, set it by hand and "
-                "leave it out"
+                "from raw losses, which no epsilon covers; find the setting on public data, set it by hand "
+                "and leave it out"
             )
     check_accumulation(trainer)
     if trainer.gradient_clip_val:

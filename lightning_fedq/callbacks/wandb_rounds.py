@@ -14,6 +14,7 @@ import yaml
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks.lookup import callbacks_of, engine_of, federated_of
 from lightning_fedq.callbacks.run_folder import RunFolder
+from lightning_fedq.extras import extra
 
 
 class WandbRounds(pl.Callback):
@@ -72,7 +73,8 @@ class WandbRounds(pl.Callback):
         """Send the table of clients and the run folder."""
         if not trainer.is_global_zero:
             return
-        import wandb
+        with extra("wandb", "WandbRounds"):
+            import wandb
 
         run, federated = self._run(trainer), federated_of(trainer, "WandbRounds")
         rows = [[c, len(part), self._non_finite.get(c, 0)] for c, part in enumerate(federated.client_indices)]
@@ -99,7 +101,8 @@ class WandbRounds(pl.Callback):
 
     @staticmethod
     def _log_labels(run: Any, federated: Any) -> None:
-        import wandb
+        with extra("wandb", "WandbRounds"):
+            import wandb
 
         try:
             figure = federated.label_figure()

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from lightning_fedq.commands.configs import find
 from lightning_fedq.core import Adversary, Mechanism
 from lightning_fedq.leakage.inversion import DLG, Analytic, Attack, InvertingGradients, Matching, iDLG
 from lightning_fedq.leakage.membership import membership_inference
@@ -232,10 +233,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         if options.config is None:
             setting = built_in(options)
-        elif not Path(options.config).is_file():
-            raise FileNotFoundError(f"there is no file {options.config}")
         else:
-            setting = configured(options.config, options.candidates)
+            setting = configured(str(find(options.config)), options.candidates)
         inversion, matching = (
             build_study(options, setting, attack) for attack in (ATTACKS[options.attack](), Matching())
         )

@@ -11,6 +11,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from lightning_fedq.commands.configs import find
 from lightning_fedq.reports import (
     Row,
     fresh_folder,
@@ -85,7 +86,7 @@ def main(argv: Sequence[str]) -> int:
         "table and one picture: a metric against rounds, and against megabytes.",
     )
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="a configuration (A.yaml) or the folder of a run"
+        "runs", nargs="+", metavar="RUN", help="a configuration (a file or a name) or the folder of a run"
     )
     parser.add_argument("--monitor", default="val_acc", help="the metric to compare (default: %(default)s)")
     parser.add_argument("--mode", choices=("max", "min"), default="max", help="is larger or smaller better?")
@@ -100,15 +101,14 @@ def main(argv: Sequence[str]) -> int:
         name = path.stem if path.stem not in folders else f"{path.stem}-{len(folders) + 1}"
         if path.is_dir():
             folders[name] = path
-        elif path.is_file():
-            from lightning_fedq.commands.run import (
-                resolve,
-                run_config,
-            )  # imports Lightning, and only needed here
+            continue
+        try:
+            config = find(run)
+        except ValueError as error:
+            parser.error(f"{run} is not the folder of a run; {error}")
+        from lightning_fedq.commands.run import resolve, run_config  # imports Lightning, and only needed here
 
-            folders[name] = run_config(resolve([run]), name, out)
-        else:
-            parser.error(f"{run} is neither a configuration nor the folder of a run")
+        folders[name] = run_config(resolve([str(config)]), name, out)
     try:
         compare(folders, options.monitor, out, options.mode)
     except (ValueError, FileNotFoundError) as error:

@@ -21,6 +21,7 @@ from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.callbacks.journal import find_journal
 from lightning_fedq.commands import plan
+from lightning_fedq.commands.configs import SUFFIXES, find
 from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.core import Mechanism, RoundContext
 from lightning_fedq.privacy.journal import Journal
@@ -234,7 +235,7 @@ def main(argv: Sequence[str]) -> int:
         "from whom, how much, at which delta, under which assumptions.",
     )
     parser.add_argument(
-        "source", metavar="CONFIG|CKPT", help="a configuration (.yaml) or a checkpoint (.ckpt)"
+        "source", metavar="CONFIG|CKPT", help="a configuration (a file or a name) or a checkpoint"
     )
     parser.add_argument("--delta", type=float, default=1e-5, help="below 1 / clients (default: %(default)s)")
     parser.add_argument(
@@ -253,10 +254,12 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, help="also write privacy.md and privacy.json into this folder")
     options = parser.parse_args(argv)
     path = Path(options.source)
-    if not path.is_file():
+    if path.suffix == ".ckpt" and not path.is_file():
         parser.error(f"there is no file {path}")
     try:
-        if path.suffix in (".yaml", ".yml", ".json"):
+        if path.suffix != ".ckpt":
+            path = find(options.source)
+        if path.suffix in SUFFIXES:
             report = report_of_config(
                 str(path),
                 options.rounds,

@@ -16,6 +16,7 @@ from rich.table import Table
 from lightning_fedq._lightning import is_overridden, pl
 from lightning_fedq.callbacks.lookup import callbacks_of
 from lightning_fedq.callbacks.run_folder import RunFolder
+from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.suggestions import suggest
 from lightning_fedq.reports import summary_lines
 
@@ -116,11 +117,15 @@ class _Parsed(FedqCLI):
 
 
 def resolve(configs: Sequence[str]) -> dict[str, Any]:
-    """Merge and check configurations as `fedq fit` would, and return them with every default filled in."""
-    for config in configs:
-        if not Path(config).is_file():
-            raise SystemExit(f"error: no configuration {config}")
-    arguments = [part for config in configs for part in ("--config", config)]
+    """Merge and check configurations as `fedq fit` would, and return them with every default filled in.
+
+    Args:
+        configs: Files, or names of configurations that ship with the package.
+
+    Raises:
+        ValueError: If there is no such file or name.
+    """
+    arguments = [part for config in configs for part in ("--config", str(find(config)))]
     parsed: dict[str, Any] = yaml.safe_load(_Parsed(arguments, run=False).resolved())
     return parsed
 

@@ -54,9 +54,11 @@ def main(argv: Sequence[str]) -> int:
         prog="fedq sweep",
         description="Train a configuration at every point of a grid and compare the runs. "
         "No account is needed; sweep.yaml holds the same grid for `wandb sweep`.",
-        epilog="example: fedq sweep configs/digits_corbin.yaml --set Federated.smoothing=0.1,0.2,0.5,1.0",
+        epilog="example: fedq sweep digits_corbin --set Federated.smoothing=0.1,0.2,0.5,1.0",
     )
-    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="configurations, merged in this order")
+    parser.add_argument(
+        "configs", nargs="+", metavar="CONFIG", help="configurations (files or names), merged in this order"
+    )
     parser.add_argument(
         "--set",
         nargs="+",
@@ -72,8 +74,9 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     from lightning_fedq.commands.run import resolve, run_config  # imports Lightning: not for --help
 
-    out, base = fresh_folder(Path(options.out)), resolve(options.configs)
+    out = fresh_folder(Path(options.out))
     try:
+        base = resolve(options.configs)
         grid = parse_grid(options.grid)
         points = [dict(zip(grid, values, strict=True)) for values in product(*grid.values())]
         configs = [copy.deepcopy(base) for _ in points]

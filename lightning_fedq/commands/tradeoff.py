@@ -13,6 +13,7 @@ from torch import nn
 
 from lightning_fedq.commands.attack import configured, print_rows
 from lightning_fedq.commands.compare import read_run
+from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.core import Adversary
 from lightning_fedq.leakage.inversion import Matching
@@ -57,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
         description="Attack the first round of each configuration, train it, and put measured leakage "
         "against accuracy on one picture, proven epsilons as labels, with the paper's bounds, sound or not.",
     )
-    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="configurations (A.yaml B.yaml ...)")
+    parser.add_argument("configs", nargs="+", metavar="CONFIG", help="configurations, files or names")
     parser.add_argument("--adversary", choices=[who.name for who in Adversary], default="EAVESDROPPER")
     parser.add_argument("--monitor", default="val_acc", help="the metric to compare (default: %(default)s)")
     parser.add_argument("--rounds", type=int, help="rounds to train (default: as configured)")
@@ -67,9 +68,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--seed", type=int, default=0, help="of the attacks")
     parser.add_argument("--out", default="runs/tradeoff", help="folder of table, bounds and picture")
     options = parser.parse_args(argv)
-    missing = [config for config in options.configs if not Path(config).is_file()]
-    if missing:
-        parser.error(f"there is no file {missing[0]}")
+    try:
+        options.configs = [str(find(config)) for config in options.configs]
+    except ValueError as error:
+        parser.error(str(error))
     out, console, adversary = (
         fresh_folder(Path(options.out)),
         Console(soft_wrap=True),

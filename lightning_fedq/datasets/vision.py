@@ -7,13 +7,19 @@ loses a little accuracy; say so beside a figure made with it.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
-from torchvision import datasets
-from torchvision.transforms.functional import pil_to_tensor
 
 from lightning_fedq.datasets.tensors import TensorDataModule
+from lightning_fedq.extras import extra
+
+
+def _torchvision_datasets() -> Any:
+    with extra("vision", "MNIST or CIFAR-10"):
+        from torchvision import datasets  # slow to import, and only needed here
+    return datasets
 
 
 def _missing(what: str, root: Path) -> FileNotFoundError:
@@ -53,6 +59,7 @@ class MNISTDataModule(TensorDataModule):
 
     def load(self) -> tuple[Tensor, Tensor, int]:
         """See `TensorDataModule.load`."""
+        datasets = _torchvision_datasets()
         try:
             parts = [
                 datasets.MNIST(self.root, train=train, download=self.download) for train in (True, False)
@@ -108,6 +115,7 @@ class CIFAR10DataModule(TensorDataModule):
         return images.sub_(mean).div_(std), torch.cat([part[1] for part in parts]), len(parts[1][1])
 
     def _batches(self) -> list[tuple[Tensor, Tensor]]:
+        datasets = _torchvision_datasets()
         try:
             parts = [
                 datasets.CIFAR10(str(self.root), train=train, download=self.download)
@@ -123,6 +131,9 @@ class CIFAR10DataModule(TensorDataModule):
             raise FileNotFoundError(
                 f"no folder {folder.resolve()}; data.root must hold train/<class>/* and test/<class>/*"
             )
-        samples = datasets.ImageFolder(str(folder))
+        with extra("vision", "CIFAR10DataModule"):
+            from torchvision.datasets import ImageFolder
+            from torchvision.transforms.functional import pil_to_tensor
+        samples = ImageFolder(str(folder))
         images = torch.stack([pil_to_tensor(image) for image, _ in samples])
         return images, torch.tensor(samples.targets)

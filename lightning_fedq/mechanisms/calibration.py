@@ -15,6 +15,7 @@ import math
 import warnings
 from functools import lru_cache
 
+from lightning_fedq.extras import extra
 from lightning_fedq.functional.checks import check_positive
 
 _ORDERS = [1.0 + x / 10.0 for x in range(1, 100)] + [float(x) for x in range(11, 64)]
@@ -41,7 +42,8 @@ def gaussian_noise_multiplier(epsilon: float, delta: float, rounds: int) -> floa
     Raises:
         ValueError: If an argument is out of range, or the budget is too small for Opacus.
     """
-    from opacus.accountants.utils import get_noise_multiplier
+    with extra("opacus", "noise calibrated to an epsilon"):
+        from opacus.accountants.utils import get_noise_multiplier
 
     _check(epsilon, delta, rounds, "(0")
     with warnings.catch_warnings():
@@ -61,7 +63,8 @@ def gaussian_noise_multiplier(epsilon: float, delta: float, rounds: int) -> floa
 
 
 def _laplace_epsilon(multiplier: float, delta: float, rounds: int) -> float:
-    from opacus.accountants.analysis.rdp import get_privacy_spent
+    with extra("opacus", "noise calibrated to an epsilon"):
+        from opacus.accountants.analysis.rdp import get_privacy_spent
 
     pure = rounds / multiplier
     if delta == 0:

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torchvision
 from torch import Tensor, nn
+
+from lightning_fedq.extras import extra
 
 
 def _check_positive(**values: int) -> None:
@@ -160,7 +161,9 @@ class ResNet18(nn.Module):
     def __init__(self, in_channels: int = 3, num_classes: int = 10) -> None:
         super().__init__()
         _check_positive(in_channels=in_channels, num_classes=num_classes)
-        from opacus.validators import ModuleValidator  # slow to import, and only needed here
+        with extra("vision", "ResNet18"):  # slow to import, and only needed here
+            import torchvision
+            from opacus.validators import ModuleValidator
 
         net = torchvision.models.resnet18(num_classes=num_classes)
         net.conv1 = nn.Conv2d(in_channels, 64, 3, padding=1, bias=False)

@@ -25,13 +25,16 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from opacus.accountants import IAccountant, register_accountant
-from opacus.optimizers import DPOptimizer
 from scipy import special
 
+from lightning_fedq.extras import extra
 from lightning_fedq.functional.discrete_gaussian import discrete_gaussian
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.grid import POINTS_PER_STD, LossGrid
+
+with extra("opacus", "DP-SGD"):
+    from opacus.accountants import IAccountant, register_accountant
+    from opacus.optimizers import DPOptimizer
 
 STEPS_PER_SIGMA = 2.0**14
 _MOST_STEPS = 1 << 24

@@ -58,7 +58,7 @@ def test_the_model_data_and_mechanism_of_a_configuration(tmp_path, capsys):
     capsys.readouterr()
     with pytest.raises(SystemExit):
         main(["attack", "nowhere.yaml", "--out", str(tmp_path / "other")])
-    assert "there is no file nowhere.yaml" in capsys.readouterr().err
+    assert "no configuration nowhere.yaml" in capsys.readouterr().err
 
 
 def flat(options, original=attack.built_in):

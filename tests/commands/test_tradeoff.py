@@ -27,4 +27,4 @@ def test_table_bounds_and_picture(tmp_path, capsys, monkeypatch):
 def test_a_missing_configuration(capsys):
     with pytest.raises(SystemExit):
         main(["tradeoff", "nowhere.yaml"])
-    assert "there is no file nowhere.yaml" in capsys.readouterr().err
+    assert "no configuration nowhere.yaml" in capsys.readouterr().err

@@ -1,0 +1,127 @@
+"""`fedq configs`: the runs and fragments that ship with the package, by name.
+
+They stand in `configs/` and `callbacks/` at the top of the repository, and in `lightning_fedq/configs/` and
+`lightning_fedq/fragments/` of an installed package.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from lightning_fedq.commands.suggestions import nearest
+
+_PACKAGE = Path(__file__).parents[1]
+SUFFIXES = (".yaml", ".yml", ".json")
+
+
+def _shipped(installed: str, in_repository: str) -> dict[str, Path]:
+    folder = _PACKAGE / installed
+    if not folder.is_dir():
+        folder = _PACKAGE.parent / in_repository
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def configs() -> dict[str, Path]:
+    """Complete runs by name."""
+    return _shipped("configs", "configs")
+
+
+def fragments() -> dict[str, Path]:
+    """Fragments of a run by name: one mechanism or one callback each."""
+    return _shipped("fragments", "callbacks")
+
+
+def find(name: str, kind: str = "configuration") -> Path:
+    """Return the file that `name` means: a file of that path, or else what ships under that name.
+
+    Args:
+        name: Path of a YAML file, or the name of a shipped one such as `digits_corbin`.
+        kind: "configuration" or "fragment".
+
+    Raises:
+        ValueError: If there is neither, with the nearest name.
+    """
+    if Path(name).is_file():
+        return Path(name)
+    shipped = configs() if kind == "configuration" else fragments()
+    if name in shipped:
+        return shipped[name]
+    raise ValueError(
+        f"no {kind} {name}: neither a file nor a name that ships with the package."
+        f"{nearest(Path(name).stem, shipped)} `fedq configs` lists the names"
+    )
+
+
+def expand(arguments: Sequence[str]) -> list[str]:
+    """Replace the names in the arguments of `fedq fit` by files: `fit NAME --with FRAGMENT`.
+
+    `fit NAME` is `fit --config FILE`; so is `--config NAME`, and `--with NAME` for a fragment. The order
+    stays, since the last file wins.
+
+    Raises:
+        ValueError: If there is no such configuration or fragment, or a flag has no value.
+    """
+    found: list[str] = []
+    rest = list(arguments)
+    if rest and not rest[0].startswith("-"):
+        found.append(rest.pop(0))
+        while rest and not rest[0].startswith("-"):
+            found += ["--config", str(find(rest.pop(0)))]
+    while rest:
+        flag, equals, value = rest.pop(0).partition("=")
+        if flag not in ("--config", "-c", "--with"):
+            found.append(flag + equals + value)
+            continue
+        if not equals:
+            if not rest:
+                raise ValueError(f"{flag} needs the name or the path of a YAML file")
+            value = rest.pop(0)
+        found += ["--config", str(find(value, "fragment" if flag == "--with" else "configuration"))]
+    return found
+
+
+def _line(path: Path) -> str:
+    return path.read_text().splitlines()[0].removeprefix("# ")
+
+
+def main(argv: Sequence[str]) -> int:
+    """List the names, or print or write one file."""
+    parser = argparse.ArgumentParser(
+        prog="fedq configs",
+        description="List the runs and fragments that ship with the package; print one, or write it out.",
+        epilog="example: fedq configs digits_corbin --out mine.yaml; fedq fit mine.yaml --with reload_best",
+    )
+    parser.add_argument("name", nargs="?", help="of a run or a fragment (without: list all)")
+    parser.add_argument("--out", type=Path, help="write it to this file; an existing one is left alone")
+    options = parser.parse_args(argv)
+    if options.name is None:
+        if options.out is not None:
+            parser.error("--out writes one file out; say which: fedq configs NAME --out FILE")
+        for head, shipped in (
+            ("complete runs: fedq fit NAME", configs()),
+            ("fragments: fedq fit yours.yaml --with NAME", fragments()),
+        ):
+            print(f"{head}\n")
+            for name, path in shipped.items():
+                print(f"  {name:<34} {_line(path)}")
+            print()
+        return 0
+    every = {**fragments(), **configs()}
+    if options.name not in every:
+        parser.error(f"there is no {options.name!r}.{nearest(options.name, every)} `fedq configs` lists all")
+    text = every[options.name].read_text()
+    if options.out is None:
+        sys.stdout.write(text)
+        return 0
+    try:
+        with options.out.open("x") as file:
+            file.write(text)
+    except FileExistsError:
+        parser.error(f"{options.out} exists and is left alone; choose another name")
+    except OSError as error:
+        parser.error(str(error))
+    print(options.out)
+    return 0

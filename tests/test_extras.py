@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from lightning_fedq.datasets import MNISTDataModule
+from lightning_fedq.extras import extra
+from lightning_fedq.mechanisms import GaussianNoise
+from lightning_fedq.mechanisms.calibration import gaussian_noise_multiplier
+from lightning_fedq.models import ResNet18
+
+
+def test_a_missing_package_names_its_extra() -> None:
+    message = r"^Pictures needs nowhere, which is not installed: pip install 'lightning-fedq\[all\]'$"
+    with pytest.raises(ModuleNotFoundError, match=message) as error, extra("all", "Pictures"):
+        import nowhere  # noqa: F401
+    assert error.value.name == "nowhere"
+
+
+def test_other_errors_pass() -> None:
+    with pytest.raises(ValueError, match=r"^mine$"), extra("all", "Pictures"):
+        raise ValueError("mine")
+
+
+def test_the_optional_parts_name_their_extras(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("torchvision", "opacus.accountants.utils"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ModuleNotFoundError, match=r"ResNet18 needs torchvision.*lightning-fedq\[vision\]"):
+        ResNet18()
+    with pytest.raises(ModuleNotFoundError, match=r"MNIST or CIFAR-10 needs torchvision.*\[vision\]"):
+        MNISTDataModule().load()
+    with pytest.raises(ModuleNotFoundError, match=r"calibrated to an epsilon needs opacus.*\[opacus\]"):
+        gaussian_noise_multiplier(1.0, 1e-5, 1)
+    GaussianNoise(clip_norm=1.0, noise_multiplier=1.0)  # noise that is given needs none of them

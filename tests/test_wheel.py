@@ -1,0 +1,139 @@
+"""The built distributions are complete: what is installed from them runs from any folder."""
+
+from __future__ import annotations
+
+import os
+import site
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+IMPORT_ALL = """
+import importlib, pkgutil, sys
+import lightning_fedq
+assert lightning_fedq.__file__.startswith(sys.prefix), lightning_fedq.__file__
+names = [found.name for found in pkgutil.walk_packages(lightning_fedq.__path__, "lightning_fedq.")]
+for name in names:
+    if name not in sys.argv[1:]:
+        importlib.import_module(name)
+print(len(names))
+"""
+PLAIN = {
+    "model": {
+        "class_path": "lightning_fedq.models.Classifier",
+        "init_args": {
+            "backbone": {"class_path": "lightning_fedq.models.Linear", "init_args": {"in_features": 64}}
+        },
+    },
+    "data": {"class_path": "lightning_fedq.datasets.DigitsDataModule", "init_args": {"num_train": 200}},
+    "trainer": {"max_epochs": 2, "accelerator": "cpu", "logger": False, "enable_checkpointing": False},
+}
+
+
+def build(source: Path, *arguments: str) -> None:
+    command = [sys.executable, "-m", "hatchling", "build", *arguments]
+    subprocess.run(command, cwd=source, check=True, capture_output=True, timeout=100)
+
+
+def shell(folder: Path, *command: str | Path) -> str:
+    """Run a command in `folder` and return what it prints."""
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=folder,
+        env={**environment, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, f"{command}\n{done.stdout[-1500:]}\n{done.stderr[-3000:]}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the wheel and the sdist."""
+    folder = tmp_path_factory.mktemp("distributions")
+    build(ROOT, "-d", str(folder))
+    return folder
+
+
+def wheel_of(folder: Path) -> Path:
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def environment_of(folder: Path) -> Path:
+    """A new virtual environment without any package; returns its folder of scripts."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    return folder / "bin"
+
+
+def install(scripts: Path, *arguments: str) -> None:
+    command = [sys.executable, "-m", "pip", "--python", str(scripts / "python"), "install", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_the_wheel_holds_every_file(distributions: Path) -> None:
+    with zipfile.ZipFile(wheel_of(distributions)) as wheel:
+        packed = set(wheel.namelist())
+        metadata = wheel.read(next(name for name in packed if name.endswith("/METADATA"))).decode()
+    files = [path for path in (ROOT / "lightning_fedq").rglob("*") if path.suffix in (".py", ".typed")]
+    expected = {str(path.relative_to(ROOT)) for path in files}
+    expected |= {f"lightning_fedq/configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
+    expected |= {f"lightning_fedq/fragments/{path.name}" for path in (ROOT / "callbacks").glob("*.yaml")}
+    assert expected <= packed
+    others = {name for name in packed - expected if ".dist-info/" not in name}
+    assert not others, "nothing else is in it"
+    assert any(name.endswith("licenses/LICENSE") for name in packed)
+    assert "License-Expression: Apache-2.0" in metadata and "Author: The lightning_fedq" in metadata
+
+
+def test_the_sdist_builds_the_same_wheel(distributions: Path, tmp_path: Path) -> None:
+    (sdist,) = distributions.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (source,) = tmp_path.iterdir()
+    assert all((source / name).exists() for name in ("LICENSE", "tests", "docs", "examples", "Makefile"))
+    build(source, "-t", "wheel", "-d", str(tmp_path / "dist"))
+    with zipfile.ZipFile(wheel_of(tmp_path / "dist")) as one, zipfile.ZipFile(wheel_of(distributions)) as two:
+        assert set(one.namelist()) == set(two.namelist())
+
+
+def test_the_wheel_trains_from_any_folder(distributions: Path, tmp_path: Path) -> None:
+    scripts = environment_of(tmp_path / "env")
+    install(scripts, "--no-deps", str(wheel_of(distributions)))
+    (packages,) = (tmp_path / "env").glob("lib/python*/site-packages")
+    # what it depends on is taken from here, to be quick; the slow test installs it
+    here = [path for path in sys.path if path in site.getsitepackages() or path.endswith("site-packages")]
+    (packages / "dependencies.pth").write_text("\n".join(here))
+    folder = tmp_path / "work"
+    folder.mkdir()
+    assert int(shell(folder, scripts / "python", "-c", IMPORT_ALL)) > 150
+    shell(folder, scripts / "fedq", "fit", "digits_corbin", "--trainer.max_epochs=2")
+    assert (folder / "runs" / "digits_corbin" / "report.md").is_file()
+    (folder / "mine.yaml").write_text(yaml.safe_dump(PLAIN))
+    shell(
+        folder, scripts / "fedq", "fit", "--config", "mine.yaml", "--with", "corbin", "--with", "run_folder"
+    )
+    assert len((folder / "runs" / "run" / "metrics.csv").read_text().splitlines()) == 3
+
+
+@pytest.mark.slow
+def test_the_wheel_alone_installs_and_trains(distributions: Path, tmp_path: Path) -> None:
+    """Its own dependencies, newest versions, no extras and no constraints: gigabytes, minutes."""
+    scripts = environment_of(tmp_path / "env")
+    install(scripts, str(wheel_of(distributions)))
+    folder = tmp_path / "work"
+    folder.mkdir()
+    shell(folder, scripts / "python", "-c", IMPORT_ALL, "lightning_fedq.privacy.sgd")  # subclasses Opacus
+    shell(folder, scripts / "fedq", "fit", "digits_corbin", "--trainer.max_epochs=2")
+    shell(folder, scripts / "fedq", "mechanisms")
+    assert (folder / "runs" / "digits_corbin" / "report.md").is_file()
