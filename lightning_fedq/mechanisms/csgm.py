@@ -2,6 +2,17 @@
 
 Source: Chen, Song, Ozgur, Kairouz, Privacy Amplification via Compression, NeurIPS 2023, in the form in which
 Hegazy et al. compare with it.
+
+Departure: the number of levels is odd, so that 0 is one of them. The paper's is a power of two, and an update
+of zero is then rounded to one of two levels around 0 at random, so that "an update is replaced by zero" is
+not "a message is removed", for which the paper proves its guarantee: with one bit, values of 1 and of 0 are
+two units apart half of the time. `levels="even"` is that form, with a claim that is true for zero-out:
+
+A released coordinate is a mixture, over the victim's selection and rounding, of Gaussians N(level, z^2).
+Hockey sticks are jointly convex, so the mixtures of two updates are as far apart as the farthest pair of
+levels at most, whatever is hidden: 1 from zero where 0 is a level, 1 + 1 / (2^bits - 1) where it is not.
+With a level 0 the other world is one Gaussian, selected or not, and hidden selection amplifies as Chen et
+al. say.
 """
 
 from __future__ import annotations
@@ -9,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -30,29 +42,38 @@ from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 
 @dataclass(frozen=True)
 class CSGM(SubsampledMechanism):
-    """Subsampled coordinates, stochastically rounded to 2^bits levels; the server adds Gaussian noise.
+    """Subsampled coordinates, stochastically rounded to levels; the server adds Gaussian noise.
 
     Args:
         clip_value: Largest absolute value of a coordinate, > 0.
         noise_multiplier: z > 0; the std of the mean's noise is z clip_value / (gamma n).
         sampling_probability: gamma in (0, 1].
-        bits: Bits per coordinate that is sent, 1 to 16.
+        bits: Bits per coordinate that is sent, 2 to 16; from 1 with even levels.
+        levels: "odd" has 2^bits - 1 levels, 0 among them; "even" is the paper's form of 2^bits levels, whose
+            claims are weaker: neither is 0 a level nor does a hidden selection count.
     """
 
-    bits: int = 1
+    bits: int = 2
+    levels: Literal["odd", "even"] = "odd"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.bits <= 16:
-            raise ValueError(f"bits must be in [1, 16], got {self.bits}")
+        if self.levels not in ("odd", "even"):
+            raise ValueError(f"levels must be 'odd' or 'even', got {self.levels!r}")
+        if not 1 <= self.bits <= 16 or (self.levels == "odd" and self.bits < 2):
+            raise ValueError(
+                f"bits must be in [2, 16], or 1 with levels='even', in which an update of zero is sent as "
+                f"noise, got {self.bits}"
+            )
 
     @property
     def _cells(self) -> int:
-        return (1 << self.bits) - 1
+        """Levels - 1."""
+        return (1 << self.bits) - (2 if self.levels == "odd" else 1)
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`; symbols are int32, 1 to 2^bits for the levels and 0 where nothing is
-        sent."""
+        """See `Mechanism.encode`; symbols are int32, 1 for the lowest level and up, and 0 where nothing
+        is sent."""
         rows, clipped = self._clipped(update, context, rand)
         symbols, num_bits = torch.zeros(rows.shape, dtype=torch.int32), 0
         for row, client in enumerate(rand.clients):
@@ -72,14 +93,14 @@ class CSGM(SubsampledMechanism):
         share of the noise."""
         rows, total = symbols.cpu().reshape(len(clients), context.dim).numpy(), np.zeros(context.dim)
         for row, client in enumerate(clients):
-            level = (rows[row] - 1) * (2.0 / self._cells) - 1.0
+            level = (2 * (rows[row] - 1) - self._cells) / self._cells  # exactly 0 in the middle
             total += np.where(rows[row] > 0, level, 0.0) / self.sampling_probability
             total += self.noise_share(client, context, rand)
         return torch.from_numpy(total * self.clip_value).to(symbols.device)
 
     def code(self, context: RoundContext) -> Code:
         """Fixed length with room for "nothing sent"."""
-        return FixedLength(self.bits + 1)
+        return FixedLength(self.bits if self.levels == "odd" else self.bits + 1)
 
     def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:
         """See `Mechanism.message_code`."""
@@ -96,6 +117,18 @@ class CSGM(SubsampledMechanism):
         if size > 1:
             kept = math.sqrt((size - 1) / size)
             client = GaussianLoss(
-                self.noise_multiplier * kept, "the noise less the curious client's own share"
+                self.noise_multiplier / self._farthest * kept, "the noise less the curious client's own share"
             )
-        return self._subsampled_claims(client, context)
+        if self.levels == "odd":
+            return self._subsampled_claims(client, context)
+        note = (
+            "zero is sent as one of two levels, the farthest of which is counted; a hidden selection is not"
+        )
+        return self._subsampled_claims(
+            client, context, GaussianLoss(self.noise_multiplier / self._farthest, note)
+        )
+
+    @property
+    def _farthest(self) -> float:
+        """Largest distance between a level and one that an update of zero is sent as."""
+        return 1.0 if self.levels == "odd" else 1.0 + 1.0 / self._cells

@@ -133,13 +133,16 @@ class SubsampledMechanism(Mechanism):
         selected = torch.from_numpy(self.selected(client, context, public))
         return torch.where(selected, far, 0.0), torch.zeros_like(far)
 
-    def _subsampled_claims(self, client: Loss, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+    def _subsampled_claims(
+        self, client: Loss, context: RoundContext, outsider: Loss | None = None
+    ) -> tuple[PrivacyClaim, ...]:
+        """Claims where an update of zero is one that is not sent, unless `outsider` says otherwise."""
         trusted = NonPrivate(
             "the server is trusted: it knows selection, dithers and noise, and sees each message"
         )
-        outsider = SampledGaussianLoss(
-            self.noise_multiplier, self.sampling_probability, "noise of the released mean, selection hidden"
-        )
+        if outsider is None:
+            note = "noise of the released mean, selection hidden"
+            outsider = SampledGaussianLoss(self.noise_multiplier, self.sampling_probability, note)
         losses: dict[Adversary, Loss] = {who: trusted for who in Adversary}
         losses |= {Adversary.CLIENT: client, Adversary.OUTSIDER: outsider}
         hidden = "who was selected is known to the members of the federation only"

@@ -55,7 +55,7 @@ def test_dropouts_leave_the_noise_as_it_was(make):
     assert stats.kstest(noise, "norm").pvalue > 1e-4
 
 
-@pytest.mark.parametrize(("make", "bits"), [(SIGM, None), (CSGM, 1), (CSGM, 3)])
+@pytest.mark.parametrize(("make", "bits"), [(SIGM, None), (CSGM, 2), (CSGM, 3)])
 def test_the_mean_squared_error_is_the_closed_form(make, bits):
     # 60,000 coordinates: 3% is five standard errors
     gamma, z, values = 0.4, 0.5, updates()
@@ -66,9 +66,9 @@ def test_the_mean_squared_error_is_the_closed_form(make, bits):
     x, n = values.double(), SIZE
     wanted = (1 - gamma) / gamma / n**2 * x.square().sum(0).mean().item() + (z / gamma / n) ** 2
     if bits is not None:
-        place = (x + 1) * 0.5 * (2**bits - 1)
+        place = (x + 1) * 0.5 * (2**bits - 2)
         up = place - place.floor()
-        wanted += ((2 / (2**bits - 1)) ** 2 * up * (1 - up)).sum(0).mean().item() / gamma / n**2
+        wanted += ((2 / (2**bits - 2)) ** 2 * up * (1 - up)).sum(0).mean().item() / gamma / n**2
     assert measured == pytest.approx(wanted, rel=0.03)
 
 
@@ -113,7 +113,7 @@ def test_what_floats_do_is_charged(make):
         (lambda: SIGM(0.0, 1.0), "clip_value must be > 0 and finite, got 0.0"),
         (lambda: SIGM(1.0, -1.0), "noise_multiplier must be > 0 and finite, got -1.0"),
         (lambda: SIGM(1.0, 1.0, 1.5), "sampling_probability must be in [2^-20, 1], got 1.5"),
-        (lambda: CSGM(1.0, 1.0, 0.5, 0), "bits must be in [1, 16], got 0"),
+        (lambda: CSGM(1.0, 1.0, 0.5, 17), "bits must be in [2, 16], or 1 with levels='even'"),
     ],
 )
 def test_bad_parameters(make, message):

@@ -1,0 +1,115 @@
+"""CSGM's claims against the laws of what it sends, by integration and by simulation."""
+
+import math
+import re
+from functools import lru_cache
+
+import numpy as np
+import pytest
+import torch
+from scipy import integrate, stats
+
+from lightning_fedq.audit import audit
+from lightning_fedq.core import Adversary, Neighbours
+from lightning_fedq.mechanisms import CSGM
+from tests.one_round import context_of, decode, encode
+
+EPSILONS = np.array([0.0, 0.1, 0.3, 1.0, 2.0, 4.0, 6.0, 8.0])
+DRAWS = 20_000
+
+
+@lru_cache(maxsize=256)
+def levels_of(mechanism: CSGM, value: float) -> dict[float, float]:
+    """What a coordinate of `value` is sent as, and how often: read off messages of the shipped encoder.
+
+    Levels are exact, chances are to 6 standard errors; so the worst inputs are those that need no chance.
+    """
+    context = context_of(mechanism, (0,), (DRAWS,))
+    symbols = encode(mechanism, torch.full((1, DRAWS), value), context).symbols.numpy().ravel()
+    symbols = symbols[symbols > 0]
+    found, counts = np.unique(symbols, return_counts=True)
+    top = 2**mechanism.bits - (1 if mechanism.levels == "odd" else 0)
+    places = np.linspace(-1.0, 1.0, top)[found - 1]
+    return {float(place): count / len(symbols) for place, count in zip(places, counts, strict=True)}
+
+
+def worst_of(p: dict[float, float], q: dict[float, float], z: float, gamma: float) -> np.ndarray:
+    """Largest hockey stick of both orders at EPSILONS, by integration; a coordinate is sent with gamma."""
+
+    def density(law: dict[float, float]):
+        return lambda x: (
+            (1 - gamma) * stats.norm.pdf(x, 0, z)
+            + gamma * sum(chance * stats.norm.pdf(x, place, z) for place, chance in law.items())
+        )
+
+    x = np.linspace(-1 - 12 * z, 1 + 12 * z, 20_001)
+    one, other = density(p)(x), density(q)(x)
+    return np.array(
+        [
+            max(
+                integrate.trapezoid(np.maximum(a - math.exp(epsilon) * b, 0.0), x)
+                for a, b in ((one, other), (other, one))
+            )
+            for epsilon in EPSILONS
+        ]
+    )
+
+
+SETTINGS = [("odd", 2), ("odd", 3), ("even", 1), ("even", 2)]
+
+
+@pytest.mark.parametrize("gamma", [0.1, 0.3, 0.5, 0.6, 0.8, 1.0])
+@pytest.mark.parametrize(("levels", "bits"), SETTINGS)
+def test_the_claims_hold_for_every_selection_probability(levels, bits, gamma):
+    """Zero against the values that are sent without a coin, and one that is not, at much and little noise."""
+    for z in (0.3, 1.0, 3.0):
+        mechanism = CSGM(1.0, z, gamma, bits, levels=levels)
+        claims = {c.adversary: c for c in mechanism.claims(context_of(mechanism, range(3), (1,)))}
+        zero = levels_of(mechanism, 0.0)
+        for value in (1.0, -1.0, 0.7, 1.0 / 3.0):
+            sent = levels_of(mechanism, value)
+            outsider = worst_of(sent, zero, z, gamma)
+            assert (claims[Adversary.OUTSIDER].loss.curve(EPSILONS) >= outsider - 1e-6).all()
+            # the curious client knows the selection and its own third of the noise
+            client = worst_of(sent, zero, z * math.sqrt(2 / 3), 1.0)
+            assert (claims[Adversary.CLIENT].loss.curve(EPSILONS) >= client - 1e-6).all()
+
+
+@pytest.mark.parametrize("bits", [2, 3, 8])
+def test_zero_is_a_level_and_is_sent_as_zero(bits):
+    mechanism = CSGM(0.7, 1.0, 0.5, bits)
+    assert levels_of(mechanism, 0.0) == {0.0: 1.0}
+    assert all(
+        c.neighbours is Neighbours.ZERO_OUT for c in mechanism.claims(context_of(mechanism, (0, 1), (9,)))
+    )
+    context = context_of(mechanism, (0,), (DRAWS,))
+    zeros = encode(mechanism, torch.zeros(1, DRAWS), context).symbols
+    silent = decode(mechanism, torch.zeros_like(zeros), (0,), context)
+    assert torch.equal(decode(mechanism, zeros, (0,), context), silent)
+
+
+def test_the_claim_is_sharp_at_the_largest_value():
+    """Equality with the sampled Gaussian: the odd form's claim could not be smaller."""
+    mechanism = CSGM(1.0, 1.0, 0.5)
+    (claim,) = (
+        c
+        for c in mechanism.claims(context_of(mechanism, range(3), (1,)))
+        if c.adversary is Adversary.OUTSIDER
+    )
+    exact = worst_of({1.0: 1.0}, {0.0: 1.0}, 1.0, 0.5)
+    assert claim.loss.curve(EPSILONS) == pytest.approx(exact, abs=1e-6)
+
+
+@pytest.mark.parametrize("settings", [{}, {"levels": "even", "bits": 1}, {"levels": "even", "bits": 2}])
+def test_the_audit_raises_no_alarm_where_everybody_is_selected(settings):
+    findings = audit(CSGM(1.0, 1.0, **settings), 100_000)
+    assert findings
+    assert not [finding.view for finding in findings if finding.alarm]
+
+
+def test_one_bit_has_no_zero():
+    with pytest.raises(ValueError, match=re.escape("bits must be in [2, 16]")):
+        CSGM(1.0, 1.0, 0.5, 1)
+    assert CSGM(1.0, 1.0, 0.5, 1, levels="even").bits == 1
+    with pytest.raises(ValueError, match="levels must be 'odd' or 'even', got 'three'"):
+        CSGM(1.0, 1.0, levels="three")
