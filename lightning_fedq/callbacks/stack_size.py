@@ -58,7 +58,10 @@ def choose_clients_per_step(
                 "use clients_per_step=1, or SGD, Adam(W), RMSprop, Adagrad or another "
                 "elementwise optimiser"
             )
-        rank_zero_warn(f"Federated trains one client at a time: {name} is not elementwise")
+        rank_zero_warn(
+            "Federated trains one client at a time, which is slower and gives the same results, because "
+            f"{name} is not elementwise"
+        )
         return 1
     largest = largest_of(size)
     if len(largest.clients) < 2:
@@ -68,7 +71,8 @@ def choose_clients_per_step(
     found = rehearse(trainer, list(names), batch, wanted == "auto", buffer_names)
     if found.obstacle is not None:
         rank_zero_warn(
-            f"Federated trains one client at a time, because a stack of clients can't run: {found.obstacle}"
+            "Federated trains one client at a time, which is slower and gives the same results, because a "
+            f"stack of clients can't run: {found.obstacle}"
         )
         return 1
     if wanted != "auto":

@@ -15,24 +15,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
-from lightning_fedq._lightning import is_overridden, pl
+from lightning_fedq._lightning import pl
 from lightning_fedq.strategies.client_parallel import ELEMENTWISE_OPTIMIZERS, StackedStep
-
-_HOOKS_OF_ONE_CLIENT = (
-    "backward",
-    "on_before_backward",
-    "on_after_backward",
-    "on_before_optimizer_step",
-    "on_before_zero_grad",
-    "optimizer_step",
-    "optimizer_zero_grad",
-    "configure_gradient_clipping",
-    "on_train_batch_start",
-    "on_train_batch_end",
-    "on_before_batch_transfer",
-    "on_after_batch_transfer",
-)
-"""Hooks that would be handed a stack where they expect one client's batch, gradients or parameters."""
+from lightning_fedq.strategies.one_client_hooks import one_client_hook
 
 
 class Rehearsal(NamedTuple):
@@ -66,11 +51,9 @@ def rehearse(
         measure: Also take the time, and that of one client's ordinary step.
         buffer_names: Names of the buffers that training changes.
     """
-    module, datamodule = trainer.lightning_module, trainer.datamodule  # type: ignore[attr-defined]
-    for owner, parent in ((module, pl.LightningModule), (datamodule, pl.LightningDataModule)):
-        for name in _HOOKS_OF_ONE_CLIENT:
-            if owner is not None and hasattr(parent, name) and is_overridden(name, owner, parent):
-                return Rehearsal(f"{type(owner).__name__} overrides {name}, which expects one client's batch")
+    if hook := one_client_hook(trainer):
+        return Rehearsal(hook)
+    module = trainer.lightning_module
     devices = [trainer.strategy.root_device.index or 0] if trainer.strategy.root_device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         try:
