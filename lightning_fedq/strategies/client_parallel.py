@@ -13,7 +13,7 @@ names, all three), and leaves everything else to them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -35,6 +35,7 @@ from torch.optim import (
 )
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.strategies.stacked_logs import StackedLogs
 
 ELEMENTWISE_OPTIMIZERS = (SGD, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, Rprop, Adagrad, Adadelta, ASGD)
 """Optimisers that treat every coordinate on its own, so that a stack is to them a longer vector."""
@@ -54,7 +55,7 @@ class _TrainingStep(nn.Module):
 class StackedStep:
     """Losses and gradients of a stack of clients, by mapping one module's `training_step` over them.
 
-    What `training_step` logs is caught, averaged over the clients and, with `replay`, logged for real.
+    What `training_step` logs and the metrics it updates are caught and, with `replay`, made for real.
 
     Args:
         module: The module.
@@ -72,7 +73,8 @@ class StackedStep:
         self.shapes = [parameters[name].shape for name in names]
         self.sizes = [shape.numel() for shape in self.shapes]
         self._args: tuple[Any, ...] = ()
-        self._logged: dict[str, tuple[Any, tuple[Any, ...], dict[str, Any]]] = {}
+        self._logs = StackedLogs(module)
+        self._caught: list[Tensor] = []
         self._constants: dict[str, Any] = {}
         gradients = grad_and_value(self._one_client, has_aux=True)
         self._own = vmap(gradients, in_dims=(0, 0, 0), randomness="different")
@@ -102,17 +104,13 @@ class StackedStep:
             returned.
         """
         run = self._common if common else self._own
-        self._args, self._logged, self._constants = args, {}, {}
-        self.module.log = self._catch  # type: ignore[method-assign]
-        try:
-            state = dict(zip(self.buffer_names, buffers, strict=True))
+        self._args, self._constants = args, {}
+        state = dict(zip(self.buffer_names, buffers, strict=True))
+        with self._logs.catching():
             weights_of = dict(zip(self.names, weights, strict=True))
-            gradients, (losses, (values, extra, changed)) = run(weights_of, state, batch)
-        finally:
-            del self.module.log
+            gradients, (losses, (self._caught, extra, changed)) = run(weights_of, state, batch)
         for name, buffer in state.items():
             buffer.copy_(changed[name])
-        self._values = values
         return losses.mean(), list(gradients.values()), {**self._constants, **extra}
 
     def _one_client(
@@ -130,35 +128,11 @@ class StackedStep:
         rest = {k: v for k, v in output.items() if k != "loss"} if isinstance(output, dict) else {}
         extra = {k: v.detach() for k, v in rest.items() if isinstance(v, Tensor)}
         self._constants = {k: v for k, v in rest.items() if not isinstance(v, Tensor)}
-        values = {k: v.detach() for k, (v, _, _) in self._logged.items() if isinstance(v, Tensor)}
-        self._logged = {k: (None if k in values else v, a, kw) for k, (v, a, kw) in self._logged.items()}
-        return loss, (values, extra, changed)
+        return loss, (self._logs.tensors(), extra, changed)
 
-    def _catch(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(value, Tensor | float | int):
-            raise TypeError(
-                f"self.log({name!r}, ...) of a {type(value).__name__} can't be averaged over clients"
-            )
-        self._logged[name] = (value, args, kwargs)
-
-    def replay(self, num_clients: int, batch: Any) -> None:
-        """Log the averages over the clients, weighted by all their samples."""
-        first = next((leaf for leaf in _leaves(batch) if leaf.dim() > 1), None)
-        samples = 1 if first is None else first.shape[1]
-        for name, (constant, args, kwargs) in self._logged.items():
-            value = self._values[name].float().mean(0) if constant is None else constant
-            size = num_clients * (kwargs.get("batch_size") or samples)
-            self.module.log(name, value, *args, **{**kwargs, "batch_size": size})
-
-
-def _leaves(batch: Any) -> list[Tensor]:
-    if isinstance(batch, Tensor):
-        return [batch]
-    if isinstance(batch, dict):
-        batch = batch.values()
-    elif not isinstance(batch, list | tuple):
-        return []
-    return [leaf for item in batch for leaf in _leaves(item)]
+    def replay(self, num_clients: int, batch: Any, log: Callable[..., Any] | None = None) -> None:
+        """Log for real, and update the metrics; see `StackedLogs.replay`."""
+        self._logs.replay(self._caught, num_clients, batch, log)
 
 
 class ClientParallelStrategy:
