@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"data", "matplotlib", *HOST},
     "datasets": {"extras", "sklearn", "torchvision", "numpy", *HOST},
     "models": {"extras", "opacus", "torchvision", "torchmetrics", *HOST},
-    "strategies": {"rounds", "core", "functional", *HOST},
+    "strategies": {"rounds", "core", "functional", "torchmetrics", *HOST},
     "reports": {"privacy", "rounds", "matplotlib"},
     "callbacks": {
         *("extras", "aggregation", "attacks", "coding", "core", "functional", "leakage", "randomness"),
