@@ -409,3 +409,20 @@ class Mechanism(ABC):
         if self.homomorphic and claim.adversary in single:
             return "more noise, fewer rounds, or secure aggregation"
         return "more noise or fewer rounds"
+
+    # ---- clients that are protected differently -------------------------------------------------------
+
+    def protection_groups(self, num_clients: int) -> tuple[tuple[int, ...], ...]:
+        """The whole population, 0 to `num_clients` - 1, in groups that `claims_about` treats alike.
+
+        Raises:
+            ValueError: If the mechanism can't serve such a population.
+        """
+        return (tuple(range(num_clients)),)
+
+    def claims_about(self, client: int, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """Exactly one claim per `Adversary`, for one round in which this client takes part.
+
+        `claims`, which holds for every client of the population, unless clients are protected differently.
+        """
+        return self.claims(context)

@@ -152,6 +152,7 @@ class Federated(pl.Callback):
         self.diagnostics = diagnostics
         self.planner = RoundPlanner(num_clients, plan_seed, clients_per_round, dropout_probability)
         self.planner.plan(0, mechanism)  # refuse a cohort that the mechanism can't serve at once
+        mechanism.protection_groups(num_clients)  # and a population
         size, secure = self.planner.cohort_size, secure_aggregation is not None
         check_aggregation(mechanism, size, weighting != "uniform", aggregator, secure)
         if secure_aggregation is not None:

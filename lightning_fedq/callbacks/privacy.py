@@ -1,13 +1,14 @@
 """`PrivacyBudget`: a run that stops itself before it has given away more than it may.
 
-For a federation the budget limits the charges of every client in the engine's ledger, so no round is opened
-that would break it, whatever the loop does. For `DPSGD`, alone or inside the clients, it limits
-every account's steps in the same way.
+For a federation the budget limits the charges of every client in the federation's ledger, each by what
+protects it, so no round is opened that would break it, whatever the loop does. For `DPSGD`, alone or inside
+the clients, it limits every account's steps in the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -16,7 +17,7 @@ from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.callbacks.lookup import callbacks_of
-from lightning_fedq.core import Adversary, NonPrivate
+from lightning_fedq.core import Adversary, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.randomness import SeededKeys
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from lightning_fedq.rounds import RoundEngine
 
 _MOST_ROUNDS = 1 << 24
+_NAMED = 10
+"""Clients that an error names."""
 
 
 class PrivacyBudget(pl.Callback):
@@ -44,7 +47,7 @@ class PrivacyBudget(pl.Callback):
 
     Attributes:
         epsilon_spent: Largest epsilon of any client so far.
-        affordable: Rounds (or steps of one client, with `DPSGD`) that fit into the budget in all.
+        affordable: Rounds (or steps, with `DPSGD`) that fit into the budget of the least protected client.
 
     Raises:
         ValueError: If a setting is out of its range.
@@ -82,10 +85,11 @@ class PrivacyBudget(pl.Callback):
             self._follow_steps(dpsgd)
         else:
             self._follow_rounds(federated.engine, trainer.max_epochs, federated.secure_aggregation)
-        if self._is_spent():
+        self.epsilon_spent = self._spent_by_now()
+        if why := self._blocked():
             self._complain(
-                f"the budget of epsilon {self.epsilon:g} at delta {self.delta:g} is spent: {self.affordable} "
-                f"{self._unit} fit into it and {self._used()} are done; raise the budget or stop here"
+                f"the budget of epsilon {self.epsilon:g} at delta {self.delta:g} is spent: {why}; "
+                "raise the budget or stop here"
             )
 
     # ---- what is counted ----------------------------------------------------------------------------
@@ -135,25 +139,28 @@ class PrivacyBudget(pl.Callback):
             equal_weights=engine.plain_sum,
             max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
         )
-        claim = setting.claims(engine.mechanism)[self.adversary]
-        if isinstance(claim.loss, NonPrivate):
-            raise ValueError(
-                f"no budget can be kept against {self.adversary.name}: {claim.loss.reason}; "
-                "choose an adversary that the mechanism protects against"
-            )
-
-        def cost(rounds: int) -> float:
-            return setting.spent(claim, rounds).epsilon
-
-        # dropouts are paid for over the horizon only
-        self.affordable = min(_largest(cost, self.epsilon), horizon if drops else _MOST_ROUNDS)
-        self._cost: Callable[[int], float] = cost
-        self._used: Callable[[], int] = lambda: engine.ledger.most_charged
-        self._unit, self._key = "rounds", "fed/epsilon"
-        self._is_spent: Callable[[], bool] = lambda: _charges_after_next(engine) > self.affordable
-        if self.on_exhausted != "warn":
-            engine.ledger.limits = torch.full((engine.planner.num_clients,), self.affordable)
-        self.epsilon_spent = cost(self._used())
+        limits = torch.empty(engine.planner.num_clients, dtype=torch.int32)
+        costs: list[tuple[list[int], Callable[[int], float]]] = []
+        for group in map(list, engine.mechanism.protection_groups(len(limits))):
+            claim = setting.claims(engine.mechanism, group[0])[self.adversary]
+            if isinstance(claim.loss, NonPrivate):
+                whom = "" if len(group) == len(limits) else f" for clients {group[:_NAMED]}"
+                raise ValueError(
+                    f"no budget can be kept against {self.adversary.name}{whom}: {claim.loss.reason}; "
+                    "choose an adversary that the mechanism protects against"
+                )
+            cost = partial(_epsilon_of, setting, claim)
+            # dropouts are paid for over the horizon only
+            limits[group] = min(_largest(cost, self.epsilon), horizon if drops else _MOST_ROUNDS)
+            costs.append((group, cost))
+        self.affordable = int(limits.min())
+        ledger = engine.ledger
+        ledger.limits = None if self.on_exhausted == "warn" else limits
+        self._spent_by_now: Callable[[], float] = lambda: max(
+            cost(int(ledger.charges[group].max())) for group, cost in costs
+        )
+        self._blocked: Callable[[], str] = lambda: _blocked(engine, limits)
+        self._key = "fed/epsilon"
 
     def _follow_steps(self, dpsgd: DPSGD) -> None:
         dpsgd.next_steps()  # refuses a loader without Poisson sampling
@@ -174,13 +181,16 @@ class PrivacyBudget(pl.Callback):
             for who, account in accounts.items():
                 account.step_limit = limits[who]
         self.affordable = min(limits.values())
-        self._cost = lambda steps: dpsgd.epsilon(self.delta)
-        self._used = lambda: max(account.steps for account in accounts.values())
-        self._unit, self._key = "steps" + ("" if self._each_step else " of one client"), "dp/epsilon"
-        self._is_spent = lambda: any(
-            accounts[who].steps + steps > limits[who] for who, steps in dpsgd.next_steps().items()
-        )
-        self.epsilon_spent = self._cost(0)
+        unit = "steps" + ("" if self._each_step else " of one client")
+
+        def blocked() -> str:
+            if all(accounts[who].steps + steps <= limits[who] for who, steps in dpsgd.next_steps().items()):
+                return ""
+            done = max(account.steps for account in accounts.values())
+            return f"{self.affordable} {unit} fit into it and {done} are done"
+
+        self._spent_by_now, self._blocked = (lambda: dpsgd.epsilon(self.delta)), blocked
+        self._key = "dp/epsilon"
 
     # ---- what is done about it ------------------------------------------------------------------------
 
@@ -195,26 +205,30 @@ class PrivacyBudget(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """With `DPSGD`, stop after the last step that fits."""
-        if self._each_step and self._is_spent():
-            self._end(trainer)
+        if self._each_step and (why := self._blocked()):
+            self._end(trainer, why)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log what is spent, and end the training if the next round does not fit."""
-        self.epsilon_spent = self._cost(self._used())
+        self.epsilon_spent = self._spent_by_now()
         if not self._counts_samples and not trainer.barebones:
             pl_module.log(
                 self._key, self.epsilon_spent, prog_bar=True, on_step=False, on_epoch=True, batch_size=1
             )
-        if self._is_spent():
-            self._end(trainer)
+        if why := self._blocked():
+            self._end(trainer, why)
 
-    def _end(self, trainer: pl.Trainer) -> None:
+    def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """The next fit has the budget of its own callbacks."""
+        federated = _one(trainer, Federated)
+        if stage == "fit" and federated is not None:
+            federated.ledger.limits = None
+
+    def _end(self, trainer: pl.Trainer, why: str) -> None:
         if self.on_exhausted == "stop":
             trainer.should_stop = True
         elif self.on_exhausted == "warn":
-            self._complain(
-                f"the budget of epsilon {self.epsilon:g} is spent after {self._used()} {self._unit}; going on"
-            )
+            self._complain(f"the budget of epsilon {self.epsilon:g} is spent: {why}; going on")
 
 
 def _adversary(name: Adversary | str) -> Adversary:
@@ -231,10 +245,21 @@ def _one(trainer: pl.Trainer, kind: Any) -> Any:
     return next((callback for callback in callbacks_of(trainer) if isinstance(callback, kind)), None)
 
 
-def _charges_after_next(engine: RoundEngine) -> int:
-    """Most charges of any client of the next round's cohort, that round included."""
-    cohort = engine.planner.plan(engine.round, engine.mechanism).cohort
-    return int(engine.ledger.charges[list(cohort)].max()) + 1
+def _epsilon_of(setting: Setting, claim: PrivacyClaim, rounds: int) -> float:
+    return setting.spent(claim, rounds).epsilon
+
+
+def _blocked(engine: RoundEngine, limits: torch.Tensor) -> str:
+    """Who of the next cohort can't afford the round, or can't afford any at all, in words; "" for nobody."""
+    cohort = sorted(engine.planner.plan(engine.round, engine.mechanism).cohort)
+    never = torch.nonzero(limits == 0).flatten().tolist()
+    client = next((c for c in (*never, *cohort) if engine.ledger.charges[c] >= limits[c]), None)
+    if client is None:
+        return ""
+    whose = "" if bool((limits == limits[0]).all()) else f" of client {client}"
+    return (
+        f"{int(limits[client])} rounds{whose} fit into it and {int(engine.ledger.charges[client])} are done"
+    )
 
 
 def _largest(cost: Callable[[int], float], budget: float) -> int:

@@ -128,7 +128,8 @@ class RunFolder(pl.Callback):
         return privacy_report(
             engine.mechanism,
             engine.context(planner.plan(0, engine.mechanism)),
-            rounds=engine.ledger.rounds,  # repeated ones were sent twice
+            rounds=engine.ledger.rounds,
+            charges=engine.ledger.charges,
             delta=self.delta,
             num_clients=planner.num_clients,
             dropout_probability=planner.dropout_probability,

@@ -118,6 +118,7 @@ def report_of_checkpoint(path: Path, rounds: int | None, delta: float, secagg: b
         None if protocol == "None" else SecAgg(**_parse_call(protocol)[1]),
         secure_keys=federation["seed"] == "None",
         equal_weights=federation["weighting"] == "uniform" and federation["aggregator"] == "None",
+        charges=None if ledger is None else ledger.charges,
     )
     private_sgd = _state_with("histories", callbacks)
     return report if private_sgd is None else replace(report, samples=_samples(private_sgd, ledger, delta))

@@ -218,11 +218,14 @@ class CPA(Mechanism):
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
         """See `Mechanism.group_sizes`; every client has to have its epsilon."""
+        self._check_entries(num_clients)
+        return super().group_sizes(num_clients)
+
+    def _check_entries(self, num_clients: int) -> None:
         if isinstance(self.epsilon, tuple) and len(self.epsilon) < num_clients:
             raise ValueError(
                 f"epsilon has {len(self.epsilon)} entries for {num_clients} clients; give one for each"
             )
-        return super().group_sizes(num_clients)
 
     # ---- randomness -----------------------------------------------------------------------------------
 
@@ -406,12 +409,34 @@ class CPA(Mechanism):
         )
         return pull / self._design.limit
 
+    def protection_groups(self, num_clients: int) -> tuple[tuple[int, ...], ...]:
+        """See `Mechanism.protection_groups`: clients with one epsilon.
+
+        Raises:
+            ValueError: If a client has none.
+        """
+        if not isinstance(self.epsilon, tuple):
+            return super().protection_groups(num_clients)
+        self._check_entries(num_clients)
+        groups: dict[float, list[int]] = {}
+        for client, epsilon in enumerate(self.epsilon[:num_clients]):
+            groups.setdefault(epsilon, []).append(client)
+        return tuple(map(tuple, groups.values()))
+
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Randomised response on every bit of a message: see `cpa_claims.bit_claims`.
 
-        With different epsilons the claim is that of the client with the least protection.
+        With different epsilons the claim is that of the client with the least protection, whether it is in
+        the cohort or not: another round draws another cohort.
         """
-        coin = min(self._coins(context.cohort, context), key=lambda c: c.low)
+        clients = range(len(self.epsilon)) if isinstance(self.epsilon, tuple) else context.cohort
+        return self._claims(min(self._coins(clients, context), key=lambda c: c.low), context)
+
+    def claims_about(self, client: int, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """See `Mechanism.claims_about`: the claims of the client's own coin."""
+        return self._claims(self.coin(client, context), context)
+
+    def _claims(self, coin: CoinThresholds, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         sent = self.blocks_sent(context)
         some = sent < self.blocks(context)
         anonymity = self.anonymity_set_size

@@ -48,6 +48,24 @@ def _figures(report: PrivacyReport) -> list[str]:
     return lines + [f"| {name} | {value} |" for name, value in report.figures]
 
 
+def _charged(report: PrivacyReport) -> list[str]:
+    """What every client has spent: the rows above are the worst of these."""
+    if not report.charged:
+        return []
+    names = list(report.charged[0].epsilons)
+    lines = ["", "## Who was charged how often", ""]
+    if not report.secure_keys:
+        lines += ["With the secure keys that this run did not have:", ""]
+    lines += [
+        f"| clients | rounds charged, at most | {' | '.join(names)} |",
+        "| --- " * (len(names) + 2) + "|",
+    ]
+    for line in report.charged:
+        epsilons = " | ".join(format_epsilon(line.epsilons[name]) for name in names)
+        lines.append(f"| {line.clients} | {line.charges} | {epsilons} |")
+    return [*lines, "", f"Epsilon of one client over the run, at delta {report.delta:g}."]
+
+
 def markdown(report: PrivacyReport) -> str:
     """Render a report."""
     common = set.intersection(*(set(row.assumptions) for row in report.rows))
@@ -69,7 +87,7 @@ def markdown(report: PrivacyReport) -> str:
     for row in report.rows:
         special = "; ".join(text for text in row.assumptions if text not in common)
         lines.append(f"- {row.adversary} ({row.neighbours}){': ' if special else ''}{special}.")
-    lines += ["", *(f"- {note}" for note in report.notes)]
+    lines += ["", *(f"- {note}" for note in report.notes), *_charged(report)]
     if report.with_secure_keys:
         lines += [
             "",

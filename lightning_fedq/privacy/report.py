@@ -10,11 +10,15 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol, runtime_checkable
 
+from torch import Tensor
+
 from lightning_fedq.core import Adversary, Mechanism, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.privacy.accounting import Spending, check_delta
+from lightning_fedq.privacy.charged import ChargedClients, Population
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.samples import SampleStatement
 from lightning_fedq.privacy.setting import Setting
@@ -108,6 +112,8 @@ class PrivacyReport:
         notes: What the numbers leave out.
         figures: What the mechanism's paper counts and what guarantees nothing, as (name, value).
         samples: What DP-SGD inside the clients protects; None without it.
+        charged: Of a finished run, what its clients have spent (with reproducible keys: would have with
+            secure ones), the worst first; empty for a run to come.
     """
 
     mechanism: str
@@ -124,6 +130,7 @@ class PrivacyReport:
     notes: tuple[str, ...] = ()
     figures: tuple[tuple[str, str], ...] = ()
     samples: SampleStatement | None = None
+    charged: tuple[ChargedClients, ...] = ()
 
     def row(self, adversary: Adversary) -> Row:
         """The row of one adversary."""
@@ -152,8 +159,11 @@ def privacy_report(
     equal_weights: bool = True,
     max_corrupt: float = 0.0,
     validation_choices: bool = True,
+    charges: Sequence[int] | Tensor | None = None,
 ) -> PrivacyReport:
     """State what `rounds` rounds like the one of `context` give away, adversary by adversary.
+
+    Every row is about the client that this adversary learns most about.
 
     Args:
         mechanism: The mechanism of the run.
@@ -169,6 +179,8 @@ def privacy_report(
             no robust rule.
         max_corrupt: Fraction of the cohort that may collude with a server behind secure aggregation.
         validation_choices: Whether anything was picked on validation scores (smoothing, a checkpoint).
+        charges: Of a finished run, how many rounds each client was charged for, `(num_clients,)`; None for a
+            run to come, whose rows average over who will be drawn.
 
     Raises:
         ValueError: If delta is missing or out of range, or a number makes no sense.
@@ -180,15 +192,17 @@ def privacy_report(
         raise ValueError(f"num_clients >= the cohort is needed, got {total} for a cohort of {size}")
     setting = Setting(
         context,
-        rounds,
+        rounds if charges is None else int(max(charges, default=0)),
         checked,
-        size / total * (1.0 - dropout_probability),
+        size / total * (1.0 - dropout_probability) if charges is None else 1.0,
         dropout_probability,
         secure_aggregation,
         equal_weights,
         max_corrupt,
     )
-    rows = tuple(_row(mechanism, claim, setting) for claim in setting.claims(mechanism).values())
+    population = Population(mechanism, setting, total, charges)
+    worst = [population.worst(adversary) for adversary in Adversary]
+    rows = tuple(_row(mechanism, *one, setting) for one in worst)
     if secure_aggregation:
         rows = tuple(_with_remark(row, protocol) for row in rows)
     shown = rows if secure_keys else tuple(_refused(row, _SECURE_ONLY, "use seed=None") for row in rows)
@@ -204,8 +218,9 @@ def privacy_report(
         protocol if secure_aggregation else "",
         shown,
         () if secure_keys else rows,
-        _notes(setting, validation_choices),
+        _notes(setting, validation_choices, population),
         _figures(mechanism),
+        charged=population.histogram(),
     )
 
 
@@ -217,7 +232,7 @@ def _figures(mechanism: Mechanism) -> tuple[tuple[str, str], ...]:
     return ((name, str(mechanism.anonymity_set_size)),)
 
 
-def _notes(setting: Setting, validation_choices: bool) -> tuple[str, ...]:
+def _notes(setting: Setting, validation_choices: bool, population: Population) -> tuple[str, ...]:
     notes = [
         "An epsilon bounds what an adversary learns about one client's update in any round of the run: "
         "its odds between two possible updates change by at most a factor e^epsilon, "
@@ -225,10 +240,23 @@ def _notes(setting: Setting, validation_choices: bool) -> tuple[str, ...]:
         "Ranges, cohorts and groups are public and follow from released models only; they cost nothing.",
         "Statements that rest on a key agreement are computational.",
     ]
-    if setting.participation < 1.0:
+    if population.num_groups > 1:
         notes.append(
-            f"A client takes part in a round with chance {setting.participation:.4g}, whatever its data; "
-            "that it did is taken as known, so there is no amplification by sampling."
+            "Clients have epsilons of their own: every row is that of the client with the least protection "
+            f"(of {population.num_groups} kinds), whether a cohort held it or not."
+        )
+    if population.finished:
+        notes.append(
+            "Every row is that of the most charged client: who was drawn how often is taken as known, "
+            "repeated attempts count as often as they were made, and there is no amplification by sampling."
+        )
+    elif setting.participation < 1.0:
+        notes.append(
+            f"A client takes part in a round with chance {setting.participation:.4g}, whatever its data. "
+            "This is a run to come, and its epsilon averages over the lottery that draws the cohorts: who is "
+            "drawn more often than others will have spent more, and the report of the finished run says how "
+            "much. "
+            "In a round that a client takes part in there is no amplification by sampling."
         )
     if setting.dropout_probability > 0.0:
         notes.append(
@@ -265,7 +293,7 @@ def _refused(row: Row, reason: str, advice: str) -> Row:
     )
 
 
-def _row(mechanism: Mechanism, claim: PrivacyClaim, setting: Setting) -> Row:
+def _row(mechanism: Mechanism, claim: PrivacyClaim, rounds: int, setting: Setting) -> Row:
     blank = Row(
         claim.adversary.name,
         claim.adversary.value,
@@ -282,7 +310,7 @@ def _row(mechanism: Mechanism, claim: PrivacyClaim, setting: Setting) -> Row:
     )
     if isinstance(claim.loss, NonPrivate):
         return replace(blank, reason=claim.loss.reason)
-    run = setting.spent(claim, setting.rounds, setting.participation)
+    run = setting.spent(claim, rounds, setting.participation)
     verdict, reason = _verdict(run)
     return replace(
         blank,

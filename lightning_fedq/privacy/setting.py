@@ -79,10 +79,11 @@ class Setting:
             slack=claim.slack,
         )
 
-    def claims(self, mechanism: Mechanism) -> dict[Adversary, PrivacyClaim]:
-        """The claim that fits, for every adversary."""
+    def claims(self, mechanism: Mechanism, client: int | None = None) -> dict[Adversary, PrivacyClaim]:
+        """The claim that fits, for every adversary: about every client, or about one."""
         context = replace(self.context, num_corrupt=self.num_corrupt)
-        own = {claim.adversary: claim for claim in mechanism.claims(context)}
+        claims = mechanism.claims(context) if client is None else mechanism.claims_about(client, context)
+        own = {claim.adversary: claim for claim in claims}
         return {who: self._fitting(own, who, mechanism) for who in Adversary}
 
     def _fitting(
