@@ -123,6 +123,23 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return lines
 
 
+def print_summary(summary: Mapping[str, Any], folder: Path) -> None:
+    """Print result, cost, privacy by adversary, and where the files are."""
+    from rich.console import Console  # only needed here
+    from rich.table import Table
+
+    console = Console(soft_wrap=True)
+    table = Table(title=summary["name"], show_header=False, title_justify="left")
+    for name, value in summary_lines(summary):
+        table.add_row(name, value)
+    console.print(table)
+    console.print("privacy, adversary by adversary:", highlight=False)
+    for line in summary["privacy"]:
+        console.print(f"  {line}", highlight=False)
+    for file in sorted(folder.iterdir()):
+        console.print(f"  {file}", highlight=False)
+
+
 def privacy_lines(report: PrivacyReport) -> list[str]:
     """One line per adversary; with keys from a seed, a line that says so first; one on samples, if any."""
     lines = []

@@ -2,8 +2,10 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
+import pytorch_lightning as pl
 import yaml
 
 from lightning_fedq import mechanisms
@@ -115,6 +117,42 @@ def test_fit_ends_with_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "the curious server" in shown and "runs/mine/report.md" in shown and "accuracy.png" in shown
     resolved = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
     assert resolved["trainer"]["callbacks"][0]["init_args"]["smoothing"] == 1.0  # defaults are filled in
+
+
+def test_the_trained_model_is_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = configuration(tmp_path)
+    folder = "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder"
+    assert main(["fit", str(path), folder, "--trainer.callbacks.name=mine", "--trainer.max_epochs=3"]) == 0
+    expected = json.loads(Path("runs/mine/summary.json").read_text())["metrics"]["test_acc"]
+    assert main(["test", "runs/mine", "--trainer.callbacks+=tests.test_cli.Metrics"]) == 0
+    assert Metrics.seen["test_acc"] == expected > 0.2
+    assert main(["validate", "runs/mine"]) == 0
+
+
+class Metrics(pl.Callback):
+    """Keeps what a test logged."""
+
+    seen: ClassVar[dict[str, float]] = {}
+
+    def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        Metrics.seen.update({key: float(value) for key, value in trainer.callback_metrics.items()})
+
+
+@pytest.mark.parametrize("command", ["test", "validate", "predict"])
+def test_random_weights_are_not_evaluated(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = configuration(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        main([command, "--config", str(path)])
+    error = capsys.readouterr().err
+    assert f"fedq {command} needs a trained model" in error and f"fedq {command} runs/NAME" in error
+    for folder, message in (("runs/none", "no run folder runs/none"), (".", "holds no model.ckpt")):
+        assert main([command, folder]) == 2
+        assert message in capsys.readouterr().err
+    Path("model.ckpt").write_text("")
+    assert main([command, "."]) == 2
+    assert "trainer.test(model, datamodule=data, ckpt_path='model.ckpt')" in capsys.readouterr().err
 
 
 def test_compare_runs_and_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

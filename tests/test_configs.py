@@ -77,7 +77,7 @@ def test_fragment_joins_an_existing_run(path: Path, tmp_path: Path, monkeypatch:
     monkeypatch.setenv("WANDB_SILENT", "true")
     is_federation = ".mechanisms." in path.read_text()
     before = [] if is_federation else [ROOT / "callbacks" / "fedavg.yaml"]
-    trainer = {**PLAIN["trainer"], "enable_progress_bar": path.stem == "run_folder"}
+    trainer = {**PLAIN["trainer"], "enable_progress_bar": path.stem == "progress"}
     trainer["callbacks"] = [
         {"class_path": "pytorch_lightning.callbacks.EarlyStopping", "init_args": {"monitor": "val_acc"}}
     ]

@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {
     "datasets": {"extras", "sklearn", "torchvision", "numpy", *HOST},
     "models": {"extras", "opacus", "torchvision", "torchmetrics", *HOST},
     "strategies": {"rounds", "core", "functional", "torchmetrics", *HOST},
-    "reports": {"privacy", "rounds", "matplotlib"},
+    "reports": {"privacy", "rounds", "matplotlib", "rich"},
     "callbacks": {
         *("extras", "aggregation", "attacks", "coding", "core", "functional", "leakage", "randomness"),
         *("ranges", "rounds", "privacy"),

@@ -120,10 +120,8 @@ def test_the_wheel_trains_from_any_folder(distributions: Path, tmp_path: Path) -
     shell(folder, scripts / "fedq", "fit", "digits_corbin", "--trainer.max_epochs=2")
     assert (folder / "runs" / "digits_corbin" / "report.md").is_file()
     (folder / "mine.yaml").write_text(yaml.safe_dump(PLAIN))
-    shell(
-        folder, scripts / "fedq", "fit", "--config", "mine.yaml", "--with", "corbin", "--with", "run_folder"
-    )
-    assert len((folder / "runs" / "run" / "metrics.csv").read_text().splitlines()) == 3
+    shell(folder, scripts / "fedq", "fit", "--config", "mine.yaml", "--with", "corbin")
+    assert len((folder / "runs" / "corbin" / "metrics.csv").read_text().splitlines()) == 3
 
 
 @pytest.mark.slow

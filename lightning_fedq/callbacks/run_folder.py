@@ -17,6 +17,7 @@ from lightning_fedq.reports import (
     fresh_folder,
     plot_aggregate,
     plot_progress,
+    print_summary,
     privacy_lines,
     report_markdown,
     save_figure,
@@ -28,15 +29,18 @@ from lightning_fedq.reports import (
 from lightning_fedq.rounds import RoundEngine, RoundRecord
 from lightning_fedq.secagg import SecAgg
 
+MODEL = "model.ckpt"
 PICTURES = ("accuracy.png", "aggregate.png")
 RECORDED = {field.name for field in fields(RoundRecord)} | {"num_non_finite", "seconds"}
 
 
 class RunFolder(pl.Callback):
-    """Keep `metrics.csv` up to date every round, and write summary, report and pictures at the end.
+    """A folder with the rounds and the global model, and at the end a summary, a report and pictures.
 
-    A folder that already holds a run is left alone: the next one is called `name-2`. A resumed run
-    goes on in its own folder.
+    `metrics.csv` and `model.ckpt` are kept up to date every round. `model.ckpt` is a Lightning checkpoint of
+    the weights alone, for `trainer.test(..., ckpt_path=...)` or `fedq test runs/name`; to resume a run takes
+    one of Lightning's own. A folder that already holds a run is left alone: the next one is called `name-2`.
+    A resumed run goes on in its own folder.
 
     Args:
         name: Name of the run and of its folder.
@@ -44,6 +48,7 @@ class RunFolder(pl.Callback):
         monitor: The metric of the pictures and of "best".
         mode: Is a larger ("max") or a smaller ("min") value better?
         delta: Chance with which the reported privacy guarantee may fail, in (0, 1 / num_clients).
+        show: Print the summary when the training ends.
     """
 
     def __init__(
@@ -53,11 +58,12 @@ class RunFolder(pl.Callback):
         monitor: str = "val_acc",
         mode: Literal["max", "min"] = "max",
         delta: float = 1e-5,
+        show: bool = True,
     ) -> None:
         if mode not in ("max", "min"):
             raise ValueError(f"mode must be 'max' or 'min', got {mode!r}")
         self.name, self.root, self.monitor, self.mode = name, Path(root), monitor, mode
-        self.delta = delta
+        self.delta, self.show = delta, show
         self.path: Path | None = None
         self.rows: list[Row] = []
         self.summary: dict[str, Any] = {}
@@ -88,15 +94,20 @@ class RunFolder(pl.Callback):
         self.rows.append({**logged, **record.metrics(), "seconds": seconds})
         if trainer.is_global_zero:
             write_rows(self._folder() / "metrics.csv", self.rows)
+        trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write pictures, summary and report."""
+        """Write the final model, pictures, summary and report."""
         if not self.rows:
             return
+        # once more: a callback may have chosen another model at the end
+        trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
         if trainer.is_global_zero:
             save_figure(plot_progress({self.name: self.rows}, self.monitor), self._folder() / PICTURES[0])
             save_figure(plot_aggregate(self.rows), self._folder() / PICTURES[1])
         self._write(trainer)
+        if self.show and trainer.is_global_zero:
+            print_summary(self.summary, self._folder())
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Add the test metrics, where a run was trained before."""

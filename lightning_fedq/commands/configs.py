@@ -14,6 +14,7 @@ from pathlib import Path
 from lightning_fedq.commands.suggestions import nearest
 
 _PACKAGE = Path(__file__).parents[1]
+EVALUATION = ("validate", "test", "predict")
 SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -56,18 +57,20 @@ def find(name: str, kind: str = "configuration") -> Path:
 
 
 def expand(arguments: Sequence[str]) -> list[str]:
-    """Replace the names in the arguments of `fedq fit` by files: `fit NAME --with FRAGMENT`.
+    """Replace the names in the arguments of a training command by files: `fit NAME --with FRAGMENT`.
 
     `fit NAME` is `fit --config FILE`; so is `--config NAME`, and `--with NAME` for a fragment. The order
-    stays, since the last file wins.
+    stays, since the last file wins. `test RUN` is `test --config RUN/config.yaml --ckpt_path RUN/model.ckpt`.
 
     Raises:
-        ValueError: If there is no such configuration or fragment, or a flag has no value.
+        ValueError: If there is no such configuration, fragment or run, or a flag has no value.
     """
     found: list[str] = []
     rest = list(arguments)
     if rest and not rest[0].startswith("-"):
         found.append(rest.pop(0))
+        if found[0] in EVALUATION and rest and not rest[0].startswith("-"):
+            found += _of_run(Path(rest.pop(0)))
         while rest and not rest[0].startswith("-"):
             found += ["--config", str(find(rest.pop(0)))]
     while rest:
@@ -81,6 +84,22 @@ def expand(arguments: Sequence[str]) -> list[str]:
             value = rest.pop(0)
         found += ["--config", str(find(value, "fragment" if flag == "--with" else "configuration"))]
     return found
+
+
+def _of_run(folder: Path) -> list[str]:
+    config, model = folder / "config.yaml", folder / "model.ckpt"
+    if not folder.is_dir():
+        raise ValueError(f"no run folder {folder}; give the folder that `fedq fit` named at its end")
+    if not model.is_file():
+        raise ValueError(
+            f"{folder} holds no model.ckpt; give the folder of a run with the RunFolder callback"
+        )
+    if not config.is_file():
+        raise ValueError(
+            f"{folder} holds no config.yaml, since `fedq fit` did not start its run; "
+            f"in Python: trainer.test(model, datamodule=data, ckpt_path={str(model)!r})"
+        )
+    return ["--config", str(config), "--ckpt_path", str(model)]
 
 
 def _line(path: Path) -> str:

@@ -10,15 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Union, get_args
 
 import yaml
-from rich.console import Console
-from rich.table import Table
+from jsonargparse import ActionConfigFile
 
 from lightning_fedq._lightning import is_overridden, pl
 from lightning_fedq.callbacks.lookup import callbacks_of
 from lightning_fedq.callbacks.run_folder import RunFolder
-from lightning_fedq.commands.configs import find
+from lightning_fedq.commands.configs import EVALUATION, find
 from lightning_fedq.commands.suggestions import suggest
-from lightning_fedq.reports import summary_lines
+from lightning_fedq.reports import print_summary
 
 if TYPE_CHECKING:
     from pytorch_lightning.cli import LightningArgumentParser, LightningCLI
@@ -74,11 +73,24 @@ class FedqCLI(LightningCLI):
             subclass_mode_model=True,
             subclass_mode_data=True,
             save_config_callback=None,
-            parser_class=SuggestingParser,
             parser_kwargs={"prog": "fedq"},
             args=list(args),
             run=run,
         )
+
+    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
+        """A parser that knows what was meant; Lightning's `parser_class` came with 2.5.1."""
+        parser = SuggestingParser(**kwargs)
+        parser.add_argument("-c", "--config", action=ActionConfigFile, help="a YAML file; the last one wins")
+        return parser
+
+    def before_instantiate_classes(self) -> None:
+        """Refuse to evaluate weights that nobody has trained."""
+        if self.subcommand in EVALUATION and not self.config[self.subcommand].ckpt_path:
+            self.parser.error(
+                f"fedq {self.subcommand} needs a trained model, got no checkpoint, hence random weights: "
+                f"fedq {self.subcommand} runs/NAME, or --ckpt_path FILE"
+            )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         """Parse `args`, whatever `sys.argv` holds."""
@@ -90,9 +102,9 @@ class FedqCLI(LightningCLI):
         return next((c for c in callbacks_of(self.trainer) if isinstance(c, RunFolder)), None)
 
     def before_fit(self) -> None:
-        """Hand the resolved configuration to the run folder."""
+        """Hand the resolved configuration to the run folder; its summary is printed after the test."""
         if self.run_folder is not None:
-            self.run_folder.config = self.resolved()
+            self.run_folder.config, self.run_folder.show = self.resolved(), False
 
     def resolved(self) -> str:
         """The configuration with every default filled in, as YAML that `--config` reads."""
@@ -105,8 +117,9 @@ class FedqCLI(LightningCLI):
         testable = is_overridden("test_step", self.model) and is_overridden("test_dataloader", data)
         if testable:
             self.trainer.test(self.model, self.datamodule, verbose=False)
-        if self.run_folder is not None and self.run_folder.summary:
-            print_summary(self.run_folder)
+        folder = self.run_folder
+        if folder is not None and folder.path is not None and folder.summary:
+            print_summary(folder.summary, folder.path)
 
 
 class _Parsed(FedqCLI):
@@ -154,18 +167,3 @@ def run_config(config: dict[str, Any], name: str, root: Path) -> Path:
     if cli.run_folder is None or cli.run_folder.path is None or not cli.run_folder.rows:
         raise RuntimeError(f"the run {name} ended before its first round did")
     return cli.run_folder.path
-
-
-def print_summary(run_folder: RunFolder) -> None:
-    """Print result, cost, privacy by adversary, and where the files are."""
-    console, path = Console(soft_wrap=True), run_folder.path
-    assert path is not None
-    table = Table(title=run_folder.name, show_header=False, title_justify="left")
-    for name, value in summary_lines(run_folder.summary):
-        table.add_row(name, value)
-    console.print(table)
-    console.print("privacy, adversary by adversary:", highlight=False)
-    for line in run_folder.summary["privacy"]:
-        console.print(f"  {line}", highlight=False)
-    for file in sorted(path.iterdir()):
-        console.print(f"  {file}", highlight=False)

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 import pytorch_lightning as pl
+import torch
 
 from lightning_fedq.callbacks import DPSGD, RunFolder
 from lightning_fedq.reports import read_rows
@@ -16,8 +17,8 @@ def test_everything_is_written(tmp_path: Path) -> None:
     folder.config = "seed: 1\n"
     trainer = small_run(folder, rounds=3)
     path = tmp_path / "mine"
-    names = {"accuracy.png", "aggregate.png", "config.yaml", "metrics.csv", "privacy.json", "privacy.md"}
-    assert {file.name for file in path.iterdir()} == names | {"report.md", "summary.json"}
+    names = {"accuracy.png", "aggregate.png", "config.yaml", "metrics.csv", "model.ckpt", "privacy.json"}
+    assert {file.name for file in path.iterdir()} == names | {"privacy.md", "report.md", "summary.json"}
     rows, summary = read_rows(path / "metrics.csv"), json.loads((path / "summary.json").read_text())
     assert [row["round"] for row in rows] == [0, 1, 2]
     assert rows[-1]["val_acc"] == pytest.approx(float(trainer.callback_metrics["val_acc"]))
@@ -46,6 +47,42 @@ def test_a_resumed_run_goes_on_in_its_folder(tmp_path: Path) -> None:
     trainer.fit(small_model(), datamodule=small_data(), ckpt_path=tmp_path / "two.ckpt")
     assert [row["round"] for row in read_rows(tmp_path / "mine" / "metrics.csv")] == [0, 1, 2]
     assert not (tmp_path / "other").exists()
+
+
+def weights_in(path: Path) -> torch.Tensor:
+    state = torch.load(path / "model.ckpt", weights_only=True)["state_dict"]
+    return torch.cat([tensor.flatten() for tensor in state.values()])
+
+
+class Weights(pl.Callback):
+    """What `model.ckpt` holds in the middle of every round, and what it should."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.pairs = path, []
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if batch_idx == 1 and (self.path / "model.ckpt").exists():
+            self.pairs.append((weights_in(self.path), trainer.callbacks[0].engine.weights.clone()))
+
+
+def test_the_global_model_is_kept_every_round(tmp_path: Path) -> None:
+    seen = Weights(tmp_path / "mine")
+    trainer = small_run(RunFolder("mine", str(tmp_path)), seen, rounds=3)
+    assert len(seen.pairs) == 2
+    assert all(torch.equal(kept, engine.float()) for kept, engine in seen.pairs)
+    final = torch.cat([p.detach().flatten() for p in trainer.lightning_module.parameters()])
+    assert torch.equal(weights_in(tmp_path / "mine"), final)
+
+
+def test_the_summary_is_shown_unless_told_otherwise(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small_run(RunFolder("mine", str(tmp_path)), rounds=1)
+    shown = capsys.readouterr().out
+    assert "bits per parameter" in shown and "the curious server" in shown
+    assert str(tmp_path / "mine" / "model.ckpt") in shown
+    small_run(RunFolder("quiet", str(tmp_path), show=False), rounds=1)
+    assert "bits" not in capsys.readouterr().out
 
 
 class StopInRound(pl.Callback):
