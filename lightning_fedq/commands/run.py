@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Union, get_args
 
 import yaml
-from jsonargparse import ActionConfigFile
+from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 
 from lightning_fedq._lightning import is_overridden, pl
 from lightning_fedq.callbacks.lookup import callbacks_of
