@@ -22,7 +22,7 @@ side), `resume` (checkpoints), `secure_sum`, `data.batches` and `data.loader`, `
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import pl
+from lightning_fedq._lightning import pl, rank_zero_info
 from lightning_fedq.aggregation import RobustAggregation, Weighting, inverse_variance_weights
 from lightning_fedq.callbacks.averaging import RoundAverages, check_averaging
 from lightning_fedq.callbacks.checks import (
@@ -42,7 +42,7 @@ from lightning_fedq.callbacks.checks import (
 )
 from lightning_fedq.callbacks.journal import keep_journal, say_what_was_spent
 from lightning_fedq.callbacks.local_training import LocalTraining
-from lightning_fedq.callbacks.records import log_round, warn_of
+from lightning_fedq.callbacks.records import log_round, say_change, warn_of
 from lightning_fedq.callbacks.resume import check_federation, plain_records, records_of
 from lightning_fedq.callbacks.schedule import Schedule
 from lightning_fedq.callbacks.secure_sum import check_modulus, check_secure_aggregation, secure_sum
@@ -67,7 +67,7 @@ from lightning_fedq.rounds import (
 )
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.strategies.client_parallel import ClientParallelStrategy
-from lightning_fedq.strategies.local_model import LocalModel
+from lightning_fedq.strategies.local_model import LocalModel, Members
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -165,6 +165,7 @@ class Federated(pl.Callback):
         self.clients_per_step_chosen = 0
         self._loaded: dict[str, Any] | None = None
         self._undo = Undo()
+        self._followers: list[Callable[[], None]] = []
         self._rule: BatchRule | None = None
         self._training: LocalTraining | None = None
 
@@ -187,7 +188,8 @@ class Federated(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Deal out the data, make the server, choose how many clients train side by side."""
         optimizer = check_optimizers(trainer)
-        self._local = LocalModel(pl_module, optimizer)
+        saved = None if self._loaded is None else self._loaded.get("members")
+        self._local = LocalModel(pl_module, optimizer, None if saved is None else Members.of(saved))
         self._identity = self._federation()
         self._limit = int(trainer.fast_dev_run)  # type: ignore[attr-defined]
         self._deal_out(1.0 if trainer.fast_dev_run else trainer.limit_train_batches)  # type: ignore[attr-defined]
@@ -196,13 +198,17 @@ class Federated(pl.Callback):
         keep_journal(trainer, self._engine.ledger, self.seed is not None)
         self._choose_stack(trainer, optimizer)
         self._loaded = None
-        parallel = ClientParallelStrategy(trainer, self._local.names, self.clients_per_step_chosen)
-        parallel.attach()
-        self._undo.later(parallel.detach)
         skips_empty = self._rule is not None and self._rule.skips_empty
         self._training = LocalTraining(
-            trainer, self._local, parallel, self._engine, self._coming_stacks, skips_empty
+            trainer,
+            self._local,
+            lambda: ClientParallelStrategy(trainer, self._local.names, self.clients_per_step_chosen),
+            self._engine,
+            self._coming_stacks,
+            skips_empty,
+            self._change_vector,
         )
+        self._undo.later(self._training.detach)
         self._averages = RoundAverages(trainer, lambda: self.round_is_open)
         self._averages.attach(self._undo)
         hook = pl_module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
@@ -274,14 +280,14 @@ class Federated(pl.Callback):
         weights = self._local.flat()
         weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
         old, self._training = self.engine, None
-        if self._loaded is None and old is not None and old.weights.shape == weights.shape:
+        if self._loaded is None and old is not None and list(old.segments) == self._local.segments:
             own = old.weights.to(self._local.parameters[0].dtype).to(weights)
             if old.round and old.ledger is self.ledger and torch.equal(own, weights):
                 old.weights = old.weights.to(weights.device)
                 return
         say_what_was_spent(self.ledger)
         keys: Keys = AgreedKeys(range(self.num_clients)) if self.seed is None else SeededKeys(self.seed)
-        segments, secagg = [p.numel() for p in self._local.parameters], self.secure_aggregation
+        segments, secagg = self._local.segments, self.secure_aggregation
         self.engine = RoundEngine(
             self.mechanism,
             self.planner,
@@ -304,6 +310,42 @@ class Federated(pl.Callback):
         if self._loaded is not None:
             self.engine.load_state_dict(self._loaded["engine"])
             self.records = records_of(self._loaded["records"])
+
+    def replace_weights(self, weights: Tensor) -> None:
+        """Let server and module go on with other weights `(dim,)`; between rounds."""
+        self._engine.weights = weights.to(self._engine.weights, copy=True)
+        self._local.use(self._engine.weights)
+        self._local.show()
+
+    def when_vector_changes(self, call: Callable[[], None]) -> None:
+        """Be called, until this fit is over, when parameters have joined or left; raise to stop there."""
+        self._undo.replace(self, "_followers", [*self._followers, call])
+
+    def _change_vector(self, members: Members) -> None:
+        """Parameters join or leave at the start of a round.
+
+        Raises:
+            ValueError: If something rests on the parameters of the start.
+            RuntimeError: If a budget can't pay for the new vector.
+        """
+        before = self._local.members
+        change = say_change(before, members, self._local.module, self._engine.round)
+        if self._rule is not None:
+            raise ValueError(
+                f"{change}, and {type(self._rule).__name__} is made for the parameters that were trained "
+                "when the fit began; freeze or unfreeze before the fit, or leave it out"
+            )
+        self._local.take(members)
+        parts, origins = self._local.parts(), members.origins(before)
+        self._engine.rearrange(parts, origins, self._client_weights(self._local.segments))
+        self._local.use(self._engine.weights)
+        if self.secure_aggregation is not None:
+            check_modulus(self.secure_aggregation, self._engine)
+        for call in self._followers:
+            call()
+        self.ledger.check_spent()
+        longest = max(self.ledger.dim, self._engine.weights.numel())
+        rank_zero_info(f"{change}; the ledger goes on, and every charge counts {longest} coordinates")
 
     # ---- how many clients side by side ------------------------------------------------------------
 
@@ -431,10 +473,15 @@ class Federated(pl.Callback):
         return {
             "federation": self._identity,
             "plan_seed": self.planner.seed,
+            "members": self._members(),
             "clients_per_step": self.clients_per_step_chosen,
             "engine": self._engine_state(),
             "records": plain_records(self.records),
         }
+
+    def _members(self) -> dict[str, list[str]]:
+        start = None if self._training is None else self._training.start
+        return self._local.members.plain() if start is None or self.seed is None else start.members
 
     def _engine_state(self) -> dict[str, Any]:
         """Of an open round its start, so that a seeded run repeats it bit for bit.

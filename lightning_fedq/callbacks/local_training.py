@@ -15,7 +15,7 @@ from lightning_fedq.callbacks.resume import RoundStart
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.rounds import RoundEngine, RoundRecord
 from lightning_fedq.strategies.client_parallel import ClientParallelStrategy
-from lightning_fedq.strategies.local_model import LocalModel
+from lightning_fedq.strategies.local_model import LocalModel, Members
 
 
 class LocalTraining:
@@ -24,10 +24,12 @@ class LocalTraining:
     Args:
         trainer: Of the fit in progress.
         local: The module's trained parameters, and its optimiser.
-        parallel: Trains stacks of clients; attached.
+        parallel: Makes what trains stacks of clients, of the vector as it is now.
         engine: The server.
         stacks: Returns the stacks of the round to come, or of the open one.
         skips_empty: Is an empty batch no step at all?
+        changed: Called with the new members of the flat vector when a round finds it changed; puts the server
+            right, or raises what speaks against it.
 
     Attributes:
         start: What a checkpoint of the open round goes back to; None between rounds.
@@ -39,13 +41,15 @@ class LocalTraining:
         self,
         trainer: pl.Trainer,
         local: LocalModel,
-        parallel: ClientParallelStrategy,
+        parallel: Callable[[], ClientParallelStrategy],
         engine: RoundEngine,
         stacks: Callable[[], list[Stack]],
         skips_empty: bool,
+        changed: Callable[[Members], None],
     ) -> None:
-        self._trainer, self._local, self._parallel, self._engine = trainer, local, parallel, engine
-        self._stacks, self._skips_empty = stacks, skips_empty
+        self._trainer, self._local, self._engine = trainer, local, engine
+        self._new_parallel, self._attached = parallel, False
+        self._stacks, self._skips_empty, self._changed = stacks, skips_empty, changed
         self._buffers = Buffers(trainer.lightning_module)
         self.start: RoundStart | None = None
         self.present: Stack | None = None
@@ -56,8 +60,12 @@ class LocalTraining:
     def open(self) -> None:
         """Open a round."""
         check_accumulation(self._trainer)
-        engine = self._engine
-        self.start = RoundStart.now(self._trainer, self._local.optimizer, engine.state_dict())
+        engine, found = self._engine, self._local.found()
+        if found != self._local.members:
+            self._change(found)
+        if not self._attached:
+            self._attach()
+        self.start = RoundStart.now(self._trainer, self._local, engine.state_dict())
         self._local.use(engine.weights)  # before the round is open: what gives it up shows these
         self._stacks()  # a rule may choose the round's noise with its batches
         engine.start()
@@ -67,6 +75,27 @@ class LocalTraining:
         longest = max(len(stack.batch_sizes) for stack in self._pending)
         self.steps = range(engine.round * longest, (engine.round + 1) * longest)
         self.present, self._first = None, True
+
+    def _change(self, members: Members) -> None:
+        """What is trained has changed: what joins begins as the module has it, what leaves stays as it is."""
+        self.detach()
+        self._changed(members)
+        if self._engine.plan is not None:  # changed after the round was opened, by a later hook
+            self._attach()
+            self._local.use(self._engine.weights)
+            self._weights = self._local.flat().to(self._engine.weights.dtype)
+
+    def _attach(self) -> None:
+        self._parallel = self._new_parallel()
+        self._parallel.attach()
+        self._attached = True
+
+    def detach(self) -> None:
+        """Give the trainer's strategy back."""
+        if self._attached:
+            self._parallel.detach()
+            del self._parallel
+        self._attached = False
 
     def begin_batch(self) -> None:
         """At the first batch of a client or a stack: global weights, a fresh optimiser."""
@@ -81,14 +110,21 @@ class LocalTraining:
             self.open()
         stack = self.present = self._pending.pop()
         self._steps_left = len(stack.batch_sizes)
-        if self._first:  # every hook that may set a learning rate for the round has run
-            self._local.remember_optimizer()
-            self._first = False
+        if self._first:
+            self._begin_first()
         self._local.renew_optimizer()
         if len(stack.clients) == 1:
             self._local.show()
         else:
             self._parallel.open(len(stack.clients), self._weights)
+
+    def _begin_first(self) -> None:
+        """Every hook that may freeze, unfreeze or set a learning rate for the round has run."""
+        found = self._local.found()
+        if found != self._local.members:
+            self._change(found)
+        self._local.remember_optimizer()
+        self._first = False
 
     def end_batch(self) -> RoundRecord | None:
         """At the last batch of a client or a stack: encode; at the last of the round: step the server."""
@@ -126,6 +162,7 @@ class LocalTraining:
         if self._engine.plan is None:
             return
         self._engine.abandon()
-        self._parallel.close()
+        if self._attached:
+            self._parallel.close()
         self._local.forget_client()
         self.present, self._pending, self._steps_left = None, [], 0

@@ -84,7 +84,9 @@ class PrivacyBudget(pl.Callback):
         if self._counts_samples:
             self._follow_steps(dpsgd)
         else:
-            self._follow_rounds(federated.engine, trainer.max_epochs, federated.secure_aggregation)
+            settings = federated.engine, trainer.max_epochs, federated.secure_aggregation
+            self._follow_rounds(*settings)
+            federated.when_vector_changes(lambda: self._follow_rounds(*settings))
         self.epsilon_spent = self._spent_by_now()
         if why := self._blocked():
             self._complain(
@@ -131,7 +133,7 @@ class PrivacyBudget(pl.Callback):
         drops = engine.planner.dropout_probability
         horizon = max_epochs if max_epochs is not None and max_epochs > 0 else 1000
         setting = Setting(
-            engine.context(engine.planner.plan(engine.round, engine.mechanism)),
+            engine.charged_context(engine.planner.plan(engine.round, engine.mechanism)),
             horizon,
             self.delta,
             dropout_probability=drops,

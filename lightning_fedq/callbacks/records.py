@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.rounds import RoundRecord
+from lightning_fedq.strategies.local_model import Members
 
 _NAMED = 10
 """Clients that a warning names."""
@@ -32,3 +34,16 @@ def warn_of(record: RoundRecord) -> None:
         )
     if record.aborted:
         rank_zero_warn(f"round {record.round} was aborted, the model stays as it was: {record.aborted}")
+
+
+def say_change(before: Members, after: Members, module: nn.Module, round: int) -> str:
+    """Which parameters join and which leave what the clients send, as the beginning of a sentence."""
+    sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
+    said = []
+    for verb, one, other in (("join", after, before), ("leave", before, after)):
+        names = [name for name in one.parameters if name not in other.parameters]
+        if names:
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            count = sum(sizes.get(name, 0) for name in names)
+            said.append(f"{', '.join(names[:_NAMED])}{more} ({count} coordinates) {verb}")
+    return f"round {round}: " + (" and ".join(said) or "the order of the parameters changes")

@@ -13,9 +13,8 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks.lookup import engine_of
-from lightning_fedq.functional.flatten import copy_into
+from lightning_fedq._lightning import pl, rank_zero_warn
+from lightning_fedq.callbacks.lookup import engine_of, federated_of
 
 
 class ReloadBest(pl.Callback):
@@ -43,16 +42,21 @@ class ReloadBest(pl.Callback):
         self.monitor, self.patience, self.mode = monitor, patience, mode
         self.best_value: float | None = None
         self.best_weights: Tensor | None = None
+        self.best_segments: list[int] = []
         self.rounds_without, self.num_reloads = 0, 0
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Reload, if this round exhausted the patience."""
         if self.rounds_without < self.patience or self.best_weights is None:
             return
-        engine = engine_of(trainer, "ReloadBest")
-        engine.weights = self.best_weights.to(engine.weights, copy=True)
-        copy_into(engine.weights, [p for p in pl_module.parameters() if p.requires_grad])
         self.rounds_without = 0
+        if self.best_segments != list(engine_of(trainer, "ReloadBest").segments):
+            rank_zero_warn(
+                "parameters have joined or left since the best model, so there is no way back to it"
+            )
+            self.best_weights, self.best_value = None, None
+            return
+        federated_of(trainer, "ReloadBest").replace_weights(self.best_weights)
         self.num_reloads += 1
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -68,7 +72,8 @@ class ReloadBest(pl.Callback):
         sign = 1.0 if self.mode == "max" else -1.0
         if not math.isnan(value) and (self.best_value is None or sign * value > sign * self.best_value):
             self.best_value, self.rounds_without = value, 0
-            self.best_weights = engine_of(trainer, "ReloadBest").weights.clone()
+            engine = engine_of(trainer, "ReloadBest")
+            self.best_weights, self.best_segments = engine.weights.clone(), list(engine.segments)
         else:
             self.rounds_without += 1
 
@@ -77,6 +82,7 @@ class ReloadBest(pl.Callback):
         return {
             "best_value": self.best_value,
             "best_weights": self.best_weights,
+            "best_segments": self.best_segments,
             "rounds_without": self.rounds_without,
             "num_reloads": self.num_reloads,
         }
@@ -84,4 +90,5 @@ class ReloadBest(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue from `state_dict`."""
         self.best_value, self.best_weights = state_dict["best_value"], state_dict["best_weights"]
+        self.best_segments = state_dict["best_segments"]
         self.rounds_without, self.num_reloads = state_dict["rounds_without"], state_dict["num_reloads"]

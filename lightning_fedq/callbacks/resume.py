@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-from torch.optim import Optimizer
-
 from lightning_fedq._lightning import pl
 from lightning_fedq.rounds import RoundRecord
+from lightning_fedq.strategies.local_model import LocalModel
 
 
 class RoundStart(NamedTuple):
@@ -19,11 +18,12 @@ class RoundStart(NamedTuple):
     optimizer: dict[str, Any]
     schedulers: list[dict[str, Any]]
     engine: dict[str, Any]
+    members: dict[str, list[str]]
     callbacks: dict[str, dict[str, Any]]
     global_step: int
 
     @classmethod
-    def now(cls, trainer: pl.Trainer, optimizer: Optimizer, engine: dict[str, Any]) -> RoundStart:
+    def now(cls, trainer: pl.Trainer, local: LocalModel, engine: dict[str, Any]) -> RoundStart:
         """The state right before a round; the epoch that is about to be counted as begun has not."""
         loops = trainer.fit_loop.state_dict()
         for progress in (loops["epoch_progress"]["current"], loops["epoch_progress"]["total"]):
@@ -31,7 +31,8 @@ class RoundStart(NamedTuple):
         schedulers = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         others = {one.state_key: deepcopy(one.state_dict()) for one in callbacks if _goes_back(one)}
-        return cls(loops, optimizer.state_dict(), schedulers, engine, others, trainer.global_step)
+        optimizer, members = local.optimizer.state_dict(), local.members.plain()
+        return cls(loops, optimizer, schedulers, engine, members, others, trainer.global_step)
 
     def write(self, checkpoint: dict[str, Any]) -> None:
         """Put the start of the round in place of the present state."""

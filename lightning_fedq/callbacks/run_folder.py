@@ -138,7 +138,7 @@ class RunFolder(pl.Callback):
         planner = engine.planner
         return privacy_report(
             engine.mechanism,
-            engine.context(planner.plan(0, engine.mechanism)),
+            engine.charged_context(planner.plan(0, engine.mechanism)),
             rounds=engine.ledger.rounds,
             charges=engine.ledger.charges,
             delta=self.delta,

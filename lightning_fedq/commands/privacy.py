@@ -111,7 +111,7 @@ def report_of_checkpoint(path: Path, rounds: int | None, delta: float, secagg: b
     report = _report(
         parse_mechanism(federation["mechanism"]),
         planner,
-        engine["weights"].numel(),
+        max(engine["weights"].numel(), engine["ledger"].get("dim", 0)),
         rounds,
         delta,
         secagg,

@@ -54,3 +54,22 @@ def copy_into(vector: Tensor, tensors: Sequence[Tensor]) -> None:
     with torch.no_grad():
         for tensor, part in zip(tensors, unflatten(vector, [t.shape for t in tensors]), strict=True):
             tensor.copy_(part)
+
+
+def rearrange(
+    vector: Tensor, segments: Sequence[int], origins: Sequence[int | None], new: Sequence[Tensor]
+) -> Tensor:
+    """A flat vector whose segments have changed: what stays keeps its values, what joins has new ones.
+
+    Args:
+        vector: `(dim,)`, the old one.
+        segments: Its segments' lengths, which sum to `dim`.
+        origins: For each new segment the old one's index, or None where there is none.
+        new: A vector for each new segment, which is taken where there is no old one.
+
+    Returns:
+        `(new_dim,)`, of the dtype and device of `vector`.
+    """
+    old = torch.split(vector, list(segments))
+    parts = [part.to(vector) if at is None else old[at] for at, part in zip(origins, new, strict=True)]
+    return torch.cat(parts)

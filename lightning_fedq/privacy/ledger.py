@@ -38,6 +38,7 @@ class Ledger:
     Attributes:
         charges: `(num_clients,)` int32, how often each client was charged.
         rounds: How many rounds were charged, repetitions included.
+        dim: Coordinates of the longest vector that was charged for; every charge counts as one of it.
         limits: `(num_clients,)` int32, charges after which a client is charged no more; a budget sets them.
         journal: Where charges are written first, or None.
         recorded: Journal and position of a loaded state, or ("", 0).
@@ -52,6 +53,7 @@ class Ledger:
         self.num_clients, self.mechanism = num_clients, mechanism
         self.charges = torch.zeros(num_clients, dtype=torch.int32)
         self.rounds = 0
+        self.dim = 0
         self.limits: Tensor | None = None
         self.journal: Journal | None = None
         self.recorded: tuple[str, int] = ("", 0)
@@ -164,6 +166,26 @@ class Ledger:
         self.charges[rows] += 1
         self.rounds += 1
 
+    def lengthen(self, dim: int) -> None:
+        """Let all charges, past and to come, count as those of a vector of at least `dim` coordinates."""
+        self.dim = max(self.dim, dim)
+
+    def check_spent(self) -> None:
+        """Refuse to go on where a limit has come down below what is spent: a round that costs more is open.
+
+        Raises:
+            RuntimeError: If a client has been charged beyond its limit.
+        """
+        if self.limits is None:
+            return
+        over = (self.charges > self.limits).nonzero().flatten().tolist()
+        if over:
+            raise RuntimeError(
+                f"the privacy budget allows client {over[0]} {int(self.limits[over[0]])} rounds as long as "
+                f"this one, and {int(self.charges[over[0]])} are charged; raise the budget, train fewer "
+                "parameters, or stop the training here"
+            )
+
     def _check_limits(self, rows: Tensor, round: int) -> None:
         if self.limits is None:
             return
@@ -185,6 +207,7 @@ class Ledger:
             "mechanism": self.mechanism,
             "charges": self.charges.clone(),
             "rounds": self.rounds,
+            "dim": self.dim,
             "streams": self._streams.clone(),
             "journal": path,
             "position": position,
@@ -209,6 +232,7 @@ class Ledger:
                 f"the ledger is of {len(state['charges'])} clients of {state['mechanism']}, this federation "
                 f"has {self.num_clients} with {self.mechanism}; resume with the checkpoint's own federation"
             )
+        self.lengthen(state.get("dim", 0))
         own = state.get("id") == self._id
         self._streams = state["streams"].clone() if repeatable else _later(self._streams, state["streams"])
         if own and not repeatable and bool((state["charges"] <= self.charges).all()):

@@ -9,12 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from lightning_fedq.core import AbortedRoundError, Mechanism, RoundContext
+from lightning_fedq.functional.flatten import rearrange
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.randomness import ClientRandomness, Keys, PublicRandomness, SeededKeys
 from lightning_fedq.ranges import RangeRule, Ranges
@@ -141,6 +143,56 @@ class RoundEngine:
             plan.round, plan.groups, self.segments, self.ranges.center, self.ranges.radius, self.attempt
         )
 
+    def charged_context(self, plan: RoundPlan) -> RoundContext:
+        """The round of `plan` as accounts see it: as long as the longest vector that was ever charged for.
+
+        Parameters may join and leave in mid-run, and a charge has no length; so all of them have the longest.
+        """
+        context, more = self.context(plan), self.ledger.dim - sum(self.segments)
+        if more <= 0:
+            return context
+        one = torch.ones(1, dtype=torch.float64)
+        center, radius = torch.cat([context.center, 0.0 * one]), torch.cat([context.radius, one])
+        return replace(context, segments=(*self.segments, more), center=center, radius=radius)
+
+    def rearrange(
+        self, parts: Sequence[Tensor], origins: Sequence[int | None], client_weights: Tensor | None
+    ) -> None:
+        """Change what the flat vector is made of; between rounds, or in one that nobody has answered yet.
+
+        What stays keeps its weights, range and server state. The ledger goes on: see `charged_context`.
+
+        Args:
+            parts: A vector for each new segment; its values count where there is no old one.
+            origins: For each new segment the old one's index, or None where it joins.
+            client_weights: `(num_clients,)`, of the new vector; None is uniform.
+
+        Raises:
+            RuntimeError: If somebody has answered in the open round.
+        """
+        if self.plan is not None and self._expected != set(self.plan.survivors):
+            raise RuntimeError("the flat vector can't change in a round that somebody has answered")
+        old, segments = self.segments, tuple(part.numel() for part in parts)
+        self.weights = rearrange(self.weights, old, origins, parts)
+        self.segments, self.client_weights = segments, client_weights
+        first = self.range_rule.first(self.weights, segments)
+        ones, single = [1] * len(old), [first.center[i : i + 1] for i in range(len(segments))]
+        center = rearrange(self.ranges.center, ones, origins, single)
+        single = [first.radius[i : i + 1] for i in range(len(segments))]
+        self.ranges = Ranges(center, rearrange(self.ranges.radius, ones, origins, single))
+        parameter, self._parameter = self._parameter, torch.nn.Parameter(self.weights.clone())
+        if self._optimizer is not None:
+            zeros = [torch.zeros_like(part) for part in parts]
+            state = self._optimizer.state.pop(parameter, {})
+            self._optimizer.param_groups[0]["params"] = [self._parameter]
+            self._optimizer.state[self._parameter] = {
+                name: rearrange(value, old, origins, zeros) if _is_vector(value, parameter) else value
+                for name, value in state.items()
+            }
+        if self.plan is not None:
+            self.ledger.lengthen(self.weights.numel())
+            self._open(self.plan)
+
     def start(self) -> RoundPlan:
         """Plan the next round, charge its cohort and clear the running sum.
 
@@ -151,7 +203,12 @@ class RoundEngine:
         state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
         self.attempt = self.ledger.free_attempt(plan.round, self.attempt, state)
         self.ledger.charge(plan.cohort, plan.round, self.attempt, state)
+        self.ledger.lengthen(self.weights.numel())
         self.plan = plan
+        self._open(plan)
+        return plan
+
+    def _open(self, plan: RoundPlan) -> None:
         self._context = self.context(plan)
         self._expected = set(plan.survivors)
         self._non_finite: list[int] = []
@@ -161,7 +218,6 @@ class RoundEngine:
             self.tampering.begin(plan, self._context)
         self._exact = torch.zeros_like(self.weights) if self.diagnostics else None
         self._sum = self._open_sum(plan)
-        return plan
 
     def _open_sum(self, plan: RoundPlan) -> RunningSum:
         public, secure = PublicRandomness(self.keys, plan.round, self.attempt), None
@@ -379,3 +435,8 @@ class RoundEngine:
         self.total_downlink_bits = state["total_downlink_bits"]
         if self._optimizer is not None:
             self._optimizer.load_state_dict(deepcopy(state["optimizer"]))
+
+
+def _is_vector(value: Any, parameter: Tensor) -> bool:
+    """Is this part of the optimiser's state one value a coordinate?"""
+    return isinstance(value, Tensor) and value.shape == parameter.shape
