@@ -70,6 +70,10 @@ class ByzantineClients(pl.Callback):
         self.num_classes, self.seed = num_classes, seed
         self.liars: frozenset[int] = frozenset()
 
+    def num_liars(self, num_clients: int) -> int:
+        """How many of so many clients lie."""
+        return math.floor(self.fraction * num_clients + 0.5)
+
     # ---- Lightning ----------------------------------------------------------------------------------
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -78,7 +82,7 @@ class ByzantineClients(pl.Callback):
         engine = federated.engine
         if engine is None:
             raise ValueError("ByzantineClients must come after Federated in the Trainer's callbacks")
-        number = math.floor(self.fraction * federated.num_clients + 0.5)
+        number = self.num_liars(federated.num_clients)
         order = PublicRandomness(SeededKeys(self.seed), 0).public("liars").permutation(federated.num_clients)
         self.liars, self._mechanism = frozenset(order[:number]), federated.mechanism
         context = engine.context(engine.planner.plan(engine.round, engine.mechanism))
@@ -102,6 +106,10 @@ class ByzantineClients(pl.Callback):
             )
         if self.attack == "inverted_without_coin":
             self._mechanism.without_noise(context)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Who lies, for the privacy report of a checkpoint; nothing is read back."""
+        return {"liars": sorted(self.liars)}
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Step aside."""

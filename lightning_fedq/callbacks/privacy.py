@@ -16,7 +16,7 @@ import torch
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import Federated
-from lightning_fedq.callbacks.lookup import callbacks_of
+from lightning_fedq.callbacks.lookup import callbacks_of, liars_of
 from lightning_fedq.core import Adversary, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
@@ -84,7 +84,8 @@ class PrivacyBudget(pl.Callback):
         if self._counts_samples:
             self._follow_steps(dpsgd)
         else:
-            settings = federated.engine, trainer.max_epochs, federated.secure_aggregation
+            secagg = federated.secure_aggregation
+            settings = federated.engine, trainer.max_epochs, secagg, liars_of(trainer)
             self._follow_rounds(*settings)
             federated.when_vector_changes(lambda: self._follow_rounds(*settings))
         self.epsilon_spent = self._spent_by_now()
@@ -118,7 +119,9 @@ class PrivacyBudget(pl.Callback):
                 )
         return self.unit or "sample"
 
-    def _follow_rounds(self, engine: RoundEngine, max_epochs: int | None, secagg: SecAgg | None) -> None:
+    def _follow_rounds(
+        self, engine: RoundEngine, max_epochs: int | None, secagg: SecAgg | None, num_liars: int
+    ) -> None:
         check_delta(self.delta, engine.planner.num_clients, "clients")
         if isinstance(engine.keys, SeededKeys):
             rank_zero_warn(
@@ -140,6 +143,7 @@ class PrivacyBudget(pl.Callback):
             secure_aggregation=secagg is not None,
             equal_weights=engine.plain_sum,
             max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
+            num_liars=num_liars,
         )
         limits = torch.empty(engine.planner.num_clients, dtype=torch.int32)
         costs: list[tuple[list[int], Callable[[int], float]]] = []

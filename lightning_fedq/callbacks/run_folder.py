@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks.dpsgd import DPSGD
-from lightning_fedq.callbacks.lookup import callbacks_of, engine_of, federated_of
+from lightning_fedq.callbacks.lookup import callbacks_of, engine_of, federated_of, liars_of
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.reports import (
@@ -121,7 +121,8 @@ class RunFolder(pl.Callback):
 
     def _write(self, trainer: pl.Trainer) -> None:
         engine = engine_of(trainer, "RunFolder")
-        privacy = self._privacy(engine, federated_of(trainer, "RunFolder").secure_aggregation)
+        secagg = federated_of(trainer, "RunFolder").secure_aggregation
+        privacy = self._privacy(engine, secagg, liars_of(trainer))
         for callback in callbacks_of(trainer):
             if isinstance(callback, DPSGD):
                 privacy = replace(privacy, samples=callback.statement())
@@ -134,7 +135,7 @@ class RunFolder(pl.Callback):
         write_atomically(folder / "privacy.md", privacy.to_markdown())
         write_atomically(folder / "report.md", report_markdown(self.summary, PICTURES))
 
-    def _privacy(self, engine: RoundEngine, secagg: SecAgg | None) -> PrivacyReport:
+    def _privacy(self, engine: RoundEngine, secagg: SecAgg | None, num_liars: int) -> PrivacyReport:
         planner = engine.planner
         return privacy_report(
             engine.mechanism,
@@ -149,6 +150,7 @@ class RunFolder(pl.Callback):
             protocol="" if secagg is None else secagg.statement,
             equal_weights=engine.plain_sum,
             max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
+            num_liars=num_liars,
         )
 
     def _summarize(self, engine: RoundEngine, privacy: PrivacyReport) -> dict[str, Any]:

@@ -55,7 +55,7 @@ def report_of_config(
     Raises:
         ValueError: If it has no `Federated` callback or no number of rounds, or there is no such setting.
     """
-    from lightning_fedq.callbacks.lookup import federated_of
+    from lightning_fedq.callbacks.lookup import federated_of, liars_of
     from lightning_fedq.commands.run import FedqCLI, resolve  # imports Lightning's command line: only here
 
     if changes:
@@ -82,6 +82,7 @@ def report_of_config(
         secagg,
         federated.secure_aggregation,
         secure_keys=federated.seed is None,
+        num_liars=liars_of(cli.trainer),
         equal_weights=federated.weighting == "uniform" and federated.aggregator is None,
     )
 
@@ -119,13 +120,15 @@ def report_of_checkpoint(path: Path, rounds: int | None, delta: float, secagg: b
         secure_keys=federation["seed"] == "None",
         equal_weights=federation["weighting"] == "uniform" and federation["aggregator"] == "None",
         charges=None if ledger is None else ledger.charges,
+        num_liars=min(len((_state_with("liars", callbacks) or {"liars": ()})["liars"]), planner.cohort_size),
     )
     private_sgd = _state_with("histories", callbacks)
     return report if private_sgd is None else replace(report, samples=_samples(private_sgd, ledger, delta))
 
 
 def _state_with(key: str, callbacks: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
-    """The saved state of the callback that keeps `key`: "federation" is Federated's, "histories" DPSGD's."""
+    """The saved state of the callback that keeps `key`: "federation" is Federated's, "histories" DPSGD's,
+    "liars" those of ByzantineClients."""
     return next((state for state in callbacks.values() if key in state), None)
 
 

@@ -158,6 +158,7 @@ def privacy_report(
     protocol: str = ASSUMED,
     equal_weights: bool = True,
     max_corrupt: float = 0.0,
+    num_liars: int = 0,
     validation_choices: bool = True,
     charges: Sequence[int] | Tensor | None = None,
 ) -> PrivacyReport:
@@ -178,6 +179,7 @@ def privacy_report(
         equal_weights: Whether the model depends on the messages through their plain sum only: no weights,
             no robust rule.
         max_corrupt: Fraction of the cohort that may collude with a server behind secure aggregation.
+        num_liars: Clients of a cohort, at most, that don't run the protocol; they hide nobody.
         validation_choices: Whether anything was picked on validation scores (smoothing, a checkpoint).
         charges: Of a finished run, how many rounds each client was charged for, `(num_clients,)`; None for a
             run to come, whose rows average over who will be drawn.
@@ -199,6 +201,7 @@ def privacy_report(
         secure_aggregation,
         equal_weights,
         max_corrupt,
+        num_liars,
     )
     population = Population(mechanism, setting, total, charges)
     worst = [population.worst(adversary) for adversary in Adversary]

@@ -19,6 +19,8 @@ _WIDER_VIEW = {
 }
 """A view that sees at least as much and depends on no aggregation."""
 
+_HONEST = "every other client runs its coins"
+
 
 @dataclass(frozen=True)
 class Setting:
@@ -33,6 +35,7 @@ class Setting:
         secure_aggregation: Whether the server is handed sums only.
         equal_weights: Whether the model depends on the messages through their plain sum only.
         max_corrupt: Fraction of the cohort that may collude with a server behind secure aggregation.
+        num_liars: Clients, >= 0, that don't run the protocol; what they add to a sum hides nobody.
 
     Raises:
         ValueError: If a number makes no sense.
@@ -46,6 +49,7 @@ class Setting:
     secure_aggregation: bool = False
     equal_weights: bool = True
     max_corrupt: float = 0.0
+    num_liars: int = 0
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout_probability < 1.0 or not 0.0 <= self.max_corrupt < 1.0 or self.rounds < 0:
@@ -53,11 +57,21 @@ class Setting:
                 "dropout_probability and max_corrupt in [0, 1) and rounds >= 0 are needed, "
                 f"got {self.dropout_probability}, {self.max_corrupt} and {self.rounds}"
             )
+        if self.num_liars < 0:
+            raise ValueError(f"num_liars must be >= 0, got {self.num_liars}")
 
     @property
     def num_corrupt(self) -> int:
-        """Clients that may collude with the server, as the protocol rounds them."""
-        return math.floor(self.max_corrupt * len(self.context.cohort))
+        """Clients that may collude with the server, as the protocol rounds them, and those that lie."""
+        size = len(self.context.cohort)
+        return min(math.floor(self.max_corrupt * size) + self.num_liars, size)
+
+    def _known_to(self, adversary: Adversary) -> int:
+        """Clients whose part of a sum hides nobody from an adversary, as far as it comes from the setting."""
+        if adversary is Adversary.SECAGG_SERVER:
+            return self.num_corrupt
+        curious = adversary is Adversary.CLIENT and self.num_liars > 0
+        return min(self.num_liars + curious, len(self.context.cohort))
 
     def available(self, claim: PrivacyClaim) -> float:
         """What of delta is left for the mechanism; dropouts of a sum take half."""
@@ -82,9 +96,34 @@ class Setting:
     def claims(self, mechanism: Mechanism, client: int | None = None) -> dict[Adversary, PrivacyClaim]:
         """The claim that fits, for every adversary: about every client, or about one."""
         context = replace(self.context, num_corrupt=self.num_corrupt)
-        claims = mechanism.claims(context) if client is None else mechanism.claims_about(client, context)
-        own = {claim.adversary: claim for claim in claims}
+        own = _claims(mechanism, client, context)
+        if self.num_liars:
+            own |= {who: self._among_liars(mechanism, client, own, who) for who in _WIDER_VIEW}
         return {who: self._fitting(own, who, mechanism) for who in Adversary}
+
+    def _among_liars(
+        self,
+        mechanism: Mechanism,
+        client: int | None,
+        own: dict[Adversary, PrivacyClaim],
+        adversary: Adversary,
+    ) -> PrivacyClaim:
+        """A claim about a sum when some of its clients lie.
+
+        They may tell everything, so the view is within that of a server behind secure aggregation with which
+        they collude. Where the mechanism does not say what that one sees, the claim is of all messages.
+        """
+        wider, known = own[_WIDER_VIEW[adversary]], self._known_to(adversary)
+        if own[adversary].loss == wider.loss:
+            return own[adversary]
+        lie = f"{self.num_liars} clients lie and count as known to the adversary; all others run their coins"
+        honest, colluding = (
+            _claims(mechanism, client, replace(self.context, num_corrupt=n))[Adversary.SECAGG_SERVER]
+            for n in (0, known)
+        )
+        if isinstance(colluding.loss, NonPrivate) or colluding.loss == honest.loss:
+            return _as_wider(wider, adversary, f"{lie}, so this is the claim of a view of all messages")
+        return replace(colluding, adversary=adversary, assumptions=(*colluding.assumptions, lie))
 
     def _fitting(
         self, claims: dict[Adversary, PrivacyClaim], adversary: Adversary, mechanism: Mechanism
@@ -102,7 +141,11 @@ class Setting:
                 adversary,
                 "the mean is weighted, or no mean, so this is the claim of a view of all messages",
             )
-        if self.dropout_probability > 0.0 and claim.loss != claims[wider].loss:
+        if claim.loss == claims[wider].loss:
+            return claim
+        if not self.num_liars and not isinstance(claim.loss, NonPrivate):
+            claim = replace(claim, assumptions=(*claim.assumptions, _HONEST))
+        if self.dropout_probability > 0.0:
             return self._after_dropouts(claim, claims[wider], mechanism)
         return claim
 
@@ -115,7 +158,7 @@ class Setting:
             return replace(claim, assumptions=(*claim.assumptions, enforced))
         failure = self.delta / (2 * max(self.rounds, 1))
         sizes = [len(group) for group in self.context.groups]
-        corrupt = self.num_corrupt if claim.adversary is Adversary.SECAGG_SERVER else 0
+        corrupt = self._known_to(claim.adversary)
         loss = claim.loss.after_dropouts(sizes, self.dropout_probability, failure, corrupt)
         if loss is None:
             why = (
@@ -125,6 +168,11 @@ class Setting:
             return _as_wider(wider, claim.adversary, why)
         independent = "clients drop out independently of data and adversary; half of delta pays for it"
         return replace(claim, loss=loss, assumptions=(*claim.assumptions, independent))
+
+
+def _claims(mechanism: Mechanism, client: int | None, context: RoundContext) -> dict[Adversary, PrivacyClaim]:
+    claims = mechanism.claims(context) if client is None else mechanism.claims_about(client, context)
+    return {claim.adversary: claim for claim in claims}
 
 
 def _as_wider(wider: PrivacyClaim, adversary: Adversary, why: str) -> PrivacyClaim:

@@ -1,3 +1,4 @@
+import json
 import math
 
 import pytest
@@ -6,10 +7,12 @@ import torch
 from lightning_fedq._lightning import pl
 from lightning_fedq.aggregation import RobustAggregation
 from lightning_fedq.attacks import alie_shift
-from lightning_fedq.callbacks import Federated
+from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder
 from lightning_fedq.callbacks.byzantine import ByzantineClients, lever_of
-from lightning_fedq.core import RoundContext
+from lightning_fedq.commands.privacy import report_of_checkpoint
+from lightning_fedq.core import Adversary, RoundContext
 from lightning_fedq.mechanisms import CPA, LDPQ, MVU, CorBin, FedAvg, JoPEQ, PerCoordinateLaplace
+from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
@@ -311,3 +314,28 @@ def test_liars_are_filtered_early_and_weights_refused():
         Federated(FedAvg(), CLIENTS, aggregator=RobustAggregation("median"), weighting="samples")
     with pytest.raises(ValueError, match="needs 13 clients or more, a round has 10"):
         Federated(FedAvg(), CLIENTS, aggregator=RobustAggregation("krum", liars=10))
+
+
+# ---- what is claimed among liars ---------------------------------------------------------------------------
+
+
+def test_liars_count_in_report_budget_and_checkpoint(tmp_path):
+    """A claim behind the sum counts the honest coins only, wherever it is made."""
+    limit = PrivacyBudget(1e6, 1e-5, "outsider", on_exhausted="warn")
+    federated = Federated(LDPQ(0.5), CLIENTS, clients_per_step=5)
+    others = ByzantineClients(0.8, "ones"), limit, RunFolder("run", str(tmp_path))
+    trainer = trainer_of(federated, *others, epochs=2)
+    trainer.fit(Classifier(), datamodule=Digits(60))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    saved = json.loads((tmp_path / "run" / "privacy.json").read_text())
+    outsider = next(row for row in saved["rows"] if row["adversary"] == "OUTSIDER")
+    engine = federated.engine
+    context, charges = engine.context(engine.planner.plan(0, engine.mechanism)), [2] * CLIENTS
+    settings = {"rounds": 2, "delta": 1e-5, "charges": charges}
+    none, eight = (privacy_report(LDPQ(0.5), context, num_liars=n, **settings) for n in (0, 8))
+    expected = eight.row(Adversary.OUTSIDER).epsilon_run
+    assert expected > 1.5 * none.row(Adversary.OUTSIDER).epsilon_run
+    assert outsider["epsilon_run"] == pytest.approx(expected) == pytest.approx(limit.epsilon_spent)
+    assert "8 clients lie" in (tmp_path / "run" / "privacy.md").read_text()
+    read = report_of_checkpoint(tmp_path / "last.ckpt", None, 1e-5, secagg=False)
+    assert read.row(Adversary.OUTSIDER).epsilon_run == pytest.approx(expected)

@@ -168,3 +168,53 @@ def test_noise_whose_law_is_known_to_a_distance_has_no_pure_epsilon():
     mechanism = PerCoordinateLaplace(1.0)
     row = privacy_report(mechanism, context(mechanism, 20), rounds=1, delta=1e-5).row(Adversary.SERVER)
     assert row.epsilon_unit == math.inf and row.epsilon_round < 10.1
+
+
+# ---- clients that lie --------------------------------------------------------------------------------------
+
+
+def among_liars(mechanism, liars: int, clients: int = 20, **settings) -> dict[Adversary, PrivacyClaim]:
+    settings = {"secure_aggregation": True, **settings}
+    return Setting(context(mechanism, clients), 1, 1e-5, num_liars=liars, **settings).claims(mechanism)
+
+
+@pytest.mark.parametrize("mechanism", [LDPQ(0.5), DistributedDiscreteGaussian(1.0, 1.0, 0.05)])
+def test_liars_hide_nobody(mechanism):
+    """An outsider's claim is that of a cohort of the honest ones, a curious liar's of one less."""
+    claims, honest = among_liars(mechanism, 18), among_liars(mechanism, 0, 2)
+    for who in (Adversary.OUTSIDER, Adversary.SECAGG_SERVER):
+        ours, theirs = (replace(c[who].loss, note="") for c in (claims, honest))
+        assert ours == theirs
+        assert any("18 clients lie and count as known" in text for text in claims[who].assumptions)
+    alone = among_liars(mechanism, 0, 1)[Adversary.OUTSIDER]
+    assert replace(claims[Adversary.CLIENT].loss, note="") == replace(alone.loss, note="")
+
+
+def test_noise_that_is_shared_out_over_liars_is_no_guarantee():
+    claims = among_liars(AggregateGaussian(1.0, 1.0), 3)
+    assert isinstance(claims[Adversary.OUTSIDER].loss, NonPrivate)
+    assert not isinstance(among_liars(AggregateGaussian(1.0, 1.0), 0)[Adversary.OUTSIDER].loss, NonPrivate)
+
+
+def test_liars_cost_nothing_where_claims_rest_on_nobody_else():
+    claims, honest = among_liars(PerCoordinateLaplace(1.0), 10), among_liars(PerCoordinateLaplace(1.0), 0)
+    assert claims == honest
+
+
+def test_liars_and_dropouts_come_together():
+    both = among_liars(LDPQ(0.5), 10, dropout_probability=0.1)[Adversary.OUTSIDER]
+    drops = among_liars(LDPQ(0.5), 0, dropout_probability=0.1)[Adversary.OUTSIDER]
+    assert both.loss.victims[-1].num_coins < 10 and both.loss != drops.loss
+
+
+def test_what_others_do_is_assumed_in_words():
+    claims = among_liars(LDPQ(0.5), 0)
+    resting = {
+        who for who, claim in claims.items() if "every other client runs its coins" in claim.assumptions
+    }
+    assert resting == {Adversary.CLIENT, Adversary.SECAGG_SERVER, Adversary.OUTSIDER}
+
+
+def test_a_number_of_liars_is_checked():
+    with pytest.raises(ValueError, match="num_liars must be >= 0, got -1"):
+        among_liars(LDPQ(0.5), -1)
