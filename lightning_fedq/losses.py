@@ -65,7 +65,7 @@ class Loss(ABC):
             lower hull.
         every_round: Are rounds without the client charged as if it had been there? Renyi losses do, so that
             they add up in closed form.
-        counts_answers: Does the loss rest on how many clients answer, as `after_dropouts` says?
+        counts_answers: Does the loss rest on how many clients answer, as `after_dropouts` and `left_out` say?
     """
 
     note: str
@@ -153,6 +153,13 @@ class Loss(ABC):
             probability: Chance that a client does not answer, independent of everything, caused by nobody.
             failure: Probability that goes to delta, per round.
             num_corrupt: Clients that tell the server all they know.
+        """
+        return None
+
+    def left_out(self, count: int) -> Loss | None:
+        """The loss when a lying server leaves `count` honest clients, of its choice, out of a sum.
+
+        None where it needs every answer.
         """
         return None
 
@@ -359,6 +366,18 @@ class CoinSum(_OfPairs):
         fewest = min(victim.num_coins for victim in victims)
         alone = HiddenPair((self.high, self.low), (self.low, self.high), fewest)
         return CoinSum(self.low, self.high, (*victims, alone), f"{self.note}, after dropouts")
+
+    def left_out(self, count: int) -> CoinSum:
+        """See `Loss.left_out`: lone clients go first, and a victim whose partner goes is one itself."""
+        victims = [
+            HiddenPair(victim.p, victim.q, max(victim.num_coins - count, 0), victim.weight)
+            for victim in self.victims
+        ]
+        fewest = min(victim.num_coins for victim in victims)
+        alone = HiddenPair((self.high, self.low), (self.low, self.high), fewest)
+        return CoinSum(
+            self.low, self.high, (*victims, alone), f"{self.note}, without {count} whom the server leaves out"
+        )
 
     def advice(self, steps: float, delta: float) -> str:
         """See `Loss.advice`: how many clients that work alone would do."""

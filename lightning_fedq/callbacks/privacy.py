@@ -144,6 +144,7 @@ class PrivacyBudget(pl.Callback):
             equal_weights=engine.plain_sum,
             max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
             num_liars=num_liars,
+            fewest_survivors=None if secagg is None else secagg.fewest_survivors(engine.planner.cohort_size),
         )
         limits = torch.empty(engine.planner.num_clients, dtype=torch.int32)
         costs: list[tuple[list[int], Callable[[int], float]]] = []

@@ -151,6 +151,7 @@ class RunFolder(pl.Callback):
             equal_weights=engine.plain_sum,
             max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
             num_liars=num_liars,
+            fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
         )
 
     def _summarize(self, engine: RoundEngine, privacy: PrivacyReport) -> dict[str, Any]:

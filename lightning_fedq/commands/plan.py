@@ -13,6 +13,7 @@ from lightning_fedq.core import Adversary
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, PerCoordinateLaplace, StratifiedCorBin
 from lightning_fedq.privacy.page import format_epsilon
 from lightning_fedq.privacy.plan import Family, plan
+from lightning_fedq.secagg import SecAgg
 
 CANDIDATES: dict[str, Family] = {
     "LDPQ(epsilon)": LDPQ,
@@ -37,6 +38,11 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--rounds", type=int, required=True)
     parser.add_argument("--adversary", choices=[who.name for who in Adversary], default="SERVER")
     parser.add_argument("--delta", type=float, default=1e-5, help="below 1 / clients (default: %(default)s)")
+    parser.add_argument(
+        "--active",
+        action="store_true",
+        help="the server behind secure aggregation may lie about who dropped out (SecAgg(active=True))",
+    )
     options = parser.parse_args(argv)
     try:
         found = plan(
@@ -47,6 +53,7 @@ def main(argv: Sequence[str]) -> int:
             Adversary[options.adversary],
             options.delta,
             CANDIDATES,
+            SecAgg(active=True).fewest_survivors(options.clients) if options.active else None,
         )
     except ValueError as error:
         parser.error(str(error))

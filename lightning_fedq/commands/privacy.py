@@ -210,6 +210,7 @@ def _report(
         secure_aggregation=assumed or protocol is not None,
         protocol=ASSUMED if protocol is None else protocol.statement,
         max_corrupt=(protocol and protocol.max_corrupt) or 0.0,
+        fewest_survivors=None if protocol is None else protocol.fewest_survivors(planner.cohort_size),
         **setup,
     )
 

@@ -49,6 +49,7 @@ def plan(
     adversary: Adversary,
     delta: float,
     candidates: Mapping[str, Family],
+    fewest_survivors: int | None = None,
 ) -> tuple[Option, ...]:
     """Find each candidate's largest privacy parameter that keeps the run within `target_epsilon`.
 
@@ -61,6 +62,7 @@ def plan(
         delta: In (0, 1 / clients).
         candidates: Maps a name to a function from the privacy parameter (epsilon of one coordinate, say) to
             the mechanism; larger must mean less private.
+        fewest_survivors: See `Setting`: for a server behind secure aggregation that may lie.
 
     Returns:
         One option per candidate, smallest error first.
@@ -75,7 +77,7 @@ def plan(
         )
     check_delta(delta, clients, "clients")
     options = [
-        _solve(name, family, target_epsilon, (clients, params, rounds), adversary, delta)
+        _solve(name, family, target_epsilon, (clients, params, rounds), adversary, delta, fewest_survivors)
         for name, family in candidates.items()
     ]
     return tuple(sorted(options, key=lambda option: (option.mechanism is None, option.noise_std or math.inf)))
@@ -97,6 +99,7 @@ def _solve(
     size: tuple[int, int, int],
     adversary: Adversary,
     delta: float,
+    fewest_survivors: int | None,
 ) -> Option:
     clients, params, rounds = size
 
@@ -104,7 +107,13 @@ def _solve(
         """Epsilon of the run, and the reason where there is none."""
         mechanism = family(value)
         secure = adversary is Adversary.SECAGG_SERVER
-        setting = Setting(_context(mechanism, clients, params), rounds, delta, secure_aggregation=secure)
+        setting = Setting(
+            _context(mechanism, clients, params),
+            rounds,
+            delta,
+            secure_aggregation=secure,
+            fewest_survivors=fewest_survivors if secure else None,
+        )
         claim = setting.claims(mechanism)[adversary]
         if isinstance(claim.loss, NonPrivate):
             return math.inf, f"no guarantee: {claim.loss.reason}"

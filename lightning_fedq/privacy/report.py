@@ -26,7 +26,7 @@ from lightning_fedq.privacy.setting import Setting
 VACUOUS_EPSILON = 20.0
 NO_GUARANTEE = "no guarantee"
 VACUOUS = "vacuous"
-ASSUMED = "assumed here, no protocol was run"
+ASSUMED = "assumed here, no protocol was run, for a server that follows the protocol"
 _SECURE_ONLY = (
     "keys are reproducible: whoever knows the seed can compute every coin; run with secure keys (seed=None)"
 )
@@ -159,6 +159,7 @@ def privacy_report(
     equal_weights: bool = True,
     max_corrupt: float = 0.0,
     num_liars: int = 0,
+    fewest_survivors: int | None = None,
     validation_choices: bool = True,
     charges: Sequence[int] | Tensor | None = None,
 ) -> PrivacyReport:
@@ -180,6 +181,8 @@ def privacy_report(
             no robust rule.
         max_corrupt: Fraction of the cohort that may collude with a server behind secure aggregation.
         num_liars: Clients of a cohort, at most, that don't run the protocol; they hide nobody.
+        fewest_survivors: Clients that must confirm a sum, where the server may lie about who dropped out;
+            None is a server that follows the protocol.
         validation_choices: Whether anything was picked on validation scores (smoothing, a checkpoint).
         charges: Of a finished run, how many rounds each client was charged for, `(num_clients,)`; None for a
             run to come, whose rows average over who will be drawn.
@@ -202,12 +205,13 @@ def privacy_report(
         equal_weights,
         max_corrupt,
         num_liars,
+        fewest_survivors,
     )
     population = Population(mechanism, setting, total, charges)
     worst = [population.worst(adversary) for adversary in Adversary]
     rows = tuple(_row(mechanism, *one, setting) for one in worst)
     if secure_aggregation:
-        rows = tuple(_with_remark(row, protocol) for row in rows)
+        rows = tuple(_with_remark(row, protocol, setting) for row in rows)
     shown = rows if secure_keys else tuple(_refused(row, _SECURE_ONLY, "use seed=None") for row in rows)
     return PrivacyReport(
         repr(mechanism),
@@ -262,9 +266,12 @@ def _notes(setting: Setting, validation_choices: bool, population: Population) -
             "In a round that a client takes part in there is no amplification by sampling."
         )
     if setting.dropout_probability > 0.0:
+        notes.append("Dropouts are taken as independent of the data and caused by nobody.")
+    if setting.secure_aggregation and setting.fewest_survivors is None:
         notes.append(
-            "Dropouts are taken as independent of the data and caused by nobody; "
-            "a server that can force clients out voids the aggregate rows."
+            "The server behind secure aggregation follows the protocol: one that can force clients out voids "
+            "the aggregate rows. SecAgg(active=True) makes clients insist on survivors, and counts on those "
+            "alone."
         )
     if setting.secure_aggregation:
         notes.append("The rows of views that see single messages hold if the secure aggregation is broken.")
@@ -273,11 +280,14 @@ def _notes(setting: Setting, validation_choices: bool, population: Population) -
     return tuple(notes)
 
 
-def _with_remark(row: Row, protocol: str) -> Row:
+def _with_remark(row: Row, protocol: str, setting: Setting) -> Row:
     if row.adversary == Adversary.SERVER.name:
         remark = "the server is handed the sum only, see the row of the server behind secure aggregation"
         return replace(row, remark=f"{remark} ({protocol}); this row is for messages seen one by one")
     if row.adversary == Adversary.SECAGG_SERVER.name:
+        if setting.fewest_survivors is not None:
+            size = len(setting.context.cohort)
+            protocol += f"; at least {setting.fewest_survivors} of {size} clients confirm each sum"
         return replace(row, remark=protocol, assumptions=(*row.assumptions, protocol))
     return row
 

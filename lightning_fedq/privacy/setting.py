@@ -36,6 +36,9 @@ class Setting:
         equal_weights: Whether the model depends on the messages through their plain sum only.
         max_corrupt: Fraction of the cohort that may collude with a server behind secure aggregation.
         num_liars: Clients, >= 0, that don't run the protocol; what they add to a sum hides nobody.
+        fewest_survivors: Clients without whose confirmation no sum opens, where a server behind secure
+            aggregation may lie about who dropped out (`SecAgg(active=True)`): it may leave out all others,
+            and choose whom. None is a server that follows the protocol.
 
     Raises:
         ValueError: If a number makes no sense.
@@ -50,6 +53,7 @@ class Setting:
     equal_weights: bool = True
     max_corrupt: float = 0.0
     num_liars: int = 0
+    fewest_survivors: int | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout_probability < 1.0 or not 0.0 <= self.max_corrupt < 1.0 or self.rounds < 0:
@@ -59,6 +63,12 @@ class Setting:
             )
         if self.num_liars < 0:
             raise ValueError(f"num_liars must be >= 0, got {self.num_liars}")
+        size = len(self.context.cohort)
+        if self.fewest_survivors is not None and not 1 <= self.fewest_survivors <= size:
+            raise ValueError(
+                f"fewest_survivors must be in [1, cohort = {size}], got {self.fewest_survivors}; "
+                "SecAgg.fewest_survivors(cohort) knows it"
+            )
 
     @property
     def num_corrupt(self) -> int:
@@ -76,6 +86,8 @@ class Setting:
     def available(self, claim: PrivacyClaim) -> float:
         """What of delta is left for the mechanism; dropouts of a sum take half."""
         after_drops = claim.loss.counts_answers and self.dropout_probability > 0.0
+        if claim.adversary is Adversary.SECAGG_SERVER and self.fewest_survivors is not None:
+            after_drops = False  # whoever is missing, so many are there
         return self.delta / 2.0 if after_drops else self.delta
 
     def spent(self, claim: PrivacyClaim, rounds: int, participation: float = 1.0) -> Spending:
@@ -145,9 +157,35 @@ class Setting:
             return claim
         if not self.num_liars and not isinstance(claim.loss, NonPrivate):
             claim = replace(claim, assumptions=(*claim.assumptions, _HONEST))
+        if adversary is Adversary.SECAGG_SERVER and self.fewest_survivors is not None:
+            return self._against_a_liar(claim, claims[wider], mechanism, self.fewest_survivors)
         if self.dropout_probability > 0.0:
             return self._after_dropouts(claim, claims[wider], mechanism)
         return claim
+
+    def _against_a_liar(
+        self, claim: PrivacyClaim, wider: PrivacyClaim, mechanism: Mechanism, survivors: int
+    ) -> PrivacyClaim:
+        """The claim of the worst cohort of survivors that a lying server can make the clients confirm."""
+        if isinstance(claim.loss, NonPrivate) or claim.loss == wider.loss:
+            return claim
+        size = len(self.context.cohort)
+        left_out = size - survivors
+        tolerated = mechanism.tolerated_dropouts(self.context)
+        confirmed = f"at least {survivors} of {size} clients confirm that they survived, whoever they are"
+        if tolerated is not None and tolerated < left_out:
+            lie = (
+                f"a lying server may declare {left_out} of {size} clients dropped, and the noise of all but "
+                f"{tolerated} is counted on; allow for max_dropped >= {left_out}"
+            )
+            return replace(claim, loss=NonPrivate(lie))
+        if tolerated is not None:
+            return replace(claim, assumptions=(*claim.assumptions, confirmed))
+        loss = claim.loss.left_out(left_out)
+        if loss is None:
+            why = "a lying server may leave clients out, so this is the claim of a view of all messages"
+            return _as_wider(wider, claim.adversary, why)
+        return replace(claim, loss=loss, assumptions=(*claim.assumptions, confirmed))
 
     def _after_dropouts(self, claim: PrivacyClaim, wider: PrivacyClaim, mechanism: Mechanism) -> PrivacyClaim:
         if isinstance(claim.loss, NonPrivate):

@@ -138,11 +138,22 @@ class SecAgg:
             else "masking was accounted for only, so whoever ran this saw every message"
         )
         server = (
-            "for a server that may lie (active), with identities that it does not control"
+            "for a server that may lie about who dropped out (active), with identities that it does not "
+            "control"
             if self.active
             else "for a server that follows the protocol (semi-honest)"
         )
         return f"{ran}, {server}"
+
+    def fewest_survivors(self, num_clients: int) -> int | None:
+        """Clients without whose confirmation no sum of a cohort opens, where the server may lie about them.
+
+        A lying server may declare all others dropped and choose whom. None is a semi-honest one.
+
+        Raises:
+            ValueError: See `rules`.
+        """
+        return self.rules(num_clients)[2] if self.active else None
 
     def rules(self, num_clients: int) -> tuple[int, int, int]:
         """Return (degree, threshold, min_survivors) for a cohort, all checked.

@@ -13,6 +13,7 @@ from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
 from lightning_fedq.commands.privacy import main, report_of_checkpoint, report_of_config
 from lightning_fedq.core import Adversary
 from lightning_fedq.mechanisms import LDPQ, FedAvg
+from lightning_fedq.privacy.report import ASSUMED
 from lightning_fedq.secagg import SecAgg
 from tests.digits_run import Classifier, Digits, make_trainer
 
@@ -33,7 +34,7 @@ def fit(folder: Path, secagg: SecAgg | None) -> Path:
     ("secagg", "words"),
     [
         (SecAgg(), "masking really ran, for a server that follows the protocol (semi-honest)"),
-        (SecAgg(active=True), "masking really ran, for a server that may lie (active)"),
+        (SecAgg(active=True), "masking really ran, for a server that may lie about who dropped out (active)"),
         (SecAgg(run="accounted"), "masking was accounted for only, so whoever ran this saw every message"),
     ],
 )
@@ -55,7 +56,7 @@ def test_without_it_nothing_is_claimed_unless_assumed(tmp_path: Path) -> None:
     path = fit(tmp_path, None)
     plain, assumed = (report_of_checkpoint(path, None, 1e-5, secagg=flag) for flag in (False, True))
     assert "secure aggregation is off" in plain.row(Adversary.SECAGG_SERVER).reason
-    assert assumed.protocol == "assumed here, no protocol was run"
+    assert assumed.protocol == ASSUMED
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["secure_aggregation"] == "off"
 
@@ -66,6 +67,19 @@ def test_a_configuration_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     assert report_of_config(str(CONFIGS / "digits_byzantine.yaml"), 1, 1e-5, secagg=False).protocol == ""
     assert main([str(CONFIGS / "digits_secagg.yaml"), "--rounds", "1"]) == 0
     assert "masking really ran" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_configuration_with_an_active_server_counts_on_its_survivors(tmp_path: Path) -> None:
+    text = (CONFIGS / "digits_secagg.yaml").read_text()
+    rows = []
+    for run in ("{run: masked}", "{run: masked, active: true}"):
+        path = tmp_path / "config.yaml"
+        path.write_text(text.replace("{run: masked}", run).replace("0.05", "0.0"))
+        report = report_of_config(str(path), 1, 1e-5, secagg=False, params=100)
+        rows.append(report.row(Adversary.SECAGG_SERVER))
+    assert rows[1].epsilon_run > 1.1 * rows[0].epsilon_run
+    assert "at least 14 of 20 clients confirm" in rows[1].words
+    assert "for a server that follows the protocol" in rows[0].words
 
 
 def test_the_question_may_be_asked_for_other_settings() -> None:

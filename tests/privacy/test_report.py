@@ -9,7 +9,7 @@ import torch
 
 from lightning_fedq.core import Adversary, GaussianLoss, Mechanism, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, DistributedDiscreteGaussian, FedAvg
-from lightning_fedq.privacy.report import NO_GUARANTEE, VACUOUS, privacy_report
+from lightning_fedq.privacy.report import ASSUMED, NO_GUARANTEE, VACUOUS, privacy_report
 
 
 def context(mechanism: Mechanism, clients: int, dim: int = 10) -> RoundContext:
@@ -159,7 +159,7 @@ def test_behind_secure_aggregation_the_server_row_says_so_and_how():
     plain = report(LDPQ(0.1))
     assert plain.protocol == "" and not any(row.remark for row in plain.rows)
     assumed = report(LDPQ(0.1), secure_aggregation=True).row(Adversary.SECAGG_SERVER)
-    assert assumed.remark == "assumed here, no protocol was run"
+    assert assumed.remark == ASSUMED
 
 
 def test_noise_of_all_clients_is_claimed_where_rounds_with_too_few_are_aborted():

@@ -1,0 +1,158 @@
+"""Claims behind secure aggregation against a server that lies about who dropped out, and the attack."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from lightning_fedq.core import Adversary
+from lightning_fedq.losses import ConcentratedLoss, NonPrivate
+from lightning_fedq.mechanisms import (
+    LDPQ,
+    AugCorBin,
+    DistributedDiscreteGaussian,
+    GaussianNoise,
+    StratifiedCorBin,
+)
+from lightning_fedq.privacy.accounting import spent
+from lightning_fedq.privacy.plan import plan
+from lightning_fedq.privacy.report import privacy_report
+from lightning_fedq.privacy.setting import Setting
+from lightning_fedq.secagg import SecAgg, Stage
+from lightning_fedq.secagg.layout import sum_layout
+from tests.one_round import encode
+from tests.privacy.test_setting import context
+from tests.secagg.play import Round, make_terms
+
+SIZE, DIM = 20, 2_000
+FEWEST = SecAgg(active=True).fewest_survivors(SIZE)
+
+
+def behind(mechanism, clients: int, dim: int = 1, **settings):
+    setting = Setting(context(mechanism, clients, dim), 1, 1e-5, secure_aggregation=True, **settings)
+    return setting.claims(mechanism)[Adversary.SECAGG_SERVER]
+
+
+def liar(clients: int) -> dict[str, int]:
+    return {"fewest_survivors": SecAgg(active=True).fewest_survivors(clients)}
+
+
+def test_the_sum_of_the_pairs_opens_when_the_lone_clients_are_declared_dropped():
+    """The attack, through the protocol's own clients: the claim must cover what it shows.
+
+    The victim is in a pair, at one end of the range or at the other, its partner at the low end; every other
+    pair adds exactly one. With the victim at the high end its pair adds one too; at the low end it adds zero
+    with chance t = hi - lo, which proves where the victim is. Lone coins would hide it.
+    """
+    mechanism = AugCorBin(1.0, None, 0.2)
+    ctx = context(mechanism, SIZE, DIM)
+    lone = [group[0] for group in ctx.groups if len(group) == 1]
+    pairs = [group for group in ctx.groups if len(group) == 2]
+    assert len(lone) == 4 and SIZE - len(lone) >= FEWEST
+    updates = torch.zeros(SIZE, DIM)
+    for first, second in pairs:
+        updates[first], updates[second] = 1.0, -1.0
+    updates[pairs[0][0]] = -1.0  # the victim
+    symbols = encode(mechanism, updates, ctx).symbols.numpy().astype(np.int64)
+
+    terms = make_terms(SIZE, active=True, layout=sum_layout(DIM, 0, 1, SIZE))
+    played = Round(terms).run(dict(enumerate(symbols)), silent=dict.fromkeys(lone, Stage.MASK))
+    opened = played.server.total
+    assert (
+        opened == sum(symbols[c] for pair in pairs for c in pair)
+    ).all()  # everybody confirmed, all opened
+
+    proofs = int((opened == len(pairs) - 1).sum())
+    assert set(np.unique(opened)) == {len(pairs) - 1, len(pairs)}
+    at_least = stats.beta.ppf(1e-9, proofs, DIM - proofs + 1)
+    trusting, wary = behind(mechanism, SIZE), behind(mechanism, SIZE, fewest_survivors=FEWEST)
+    assert spent(trusting.loss, 1e-5).infinite_mass < at_least  # what was claimed is refuted
+    assert spent(wary.loss, 1e-5).infinite_mass >= at_least
+
+
+@pytest.mark.parametrize("clients", [20, 21, 50])
+def test_clients_insist_on_so_many_survivors(clients):
+    assert SecAgg(active=True).fewest_survivors(clients) == SecAgg(active=True).rules(clients)[2]
+    assert SecAgg().fewest_survivors(clients) is None
+
+
+def test_the_numbers_of_the_worst_cohort():
+    """500 clients, 166 of which may be declared dropped."""
+    assert liar(500) == {"fewest_survivors": 334}
+    ldpq = [spent(behind(LDPQ(0.1), 500, 7850, **s).loss, 1e-5, compositions=7850) for s in ({}, liar(500))]
+    assert [s.epsilon for s in ldpq] == pytest.approx([1.542, 1.930], abs=2e-3)
+    smaller = behind(LDPQ(0.1), 334, 7850)
+    assert ldpq[1].epsilon >= spent(smaller.loss, 1e-5, compositions=7850).epsilon * (1 - 1e-9)
+    paired = AugCorBin(0.1, 5, 0.2)
+    before = spent(behind(paired, 500, 1000).loss, 1e-5, compositions=1000)
+    after = spent(behind(paired, 500, 1000, **liar(500)).loss, 1e-5, compositions=1000)
+    assert before.epsilon == pytest.approx(1.318, abs=2e-3)
+    assert (after.epsilon, after.infinite_mass) == (math.inf, pytest.approx(1.0))
+
+
+def test_discrete_noise_counts_on_no_client_that_may_be_left_out():
+    plain, ready = (DistributedDiscreteGaussian(1.0, 0.2, 0.005, max_dropped=m) for m in (0, 166))
+    refused = behind(plain, 500, 10, **liar(500))
+    assert isinstance(refused.loss, NonPrivate)
+    assert "166 of 500 clients dropped" in refused.loss.reason and "max_dropped" in refused.loss.reason
+    fine = behind(ready, 500, 10, **liar(500)).loss
+    assert isinstance(fine, ConcentratedLoss)
+    assert fine.rho == behind(DistributedDiscreteGaussian(1.0, 0.2, 0.005), 334, 10).loss.rho
+
+
+def test_a_group_whose_members_are_left_out_leaves_a_lone_coin():
+    loss = behind(StratifiedCorBin(1.0, 4), 20, **liar(20)).loss
+    assert any(pair.weight == 1.0 and pair.num_coins == 0 for pair in loss.victims)
+
+
+def test_messages_that_protect_themselves_need_no_survivors():
+    claim = behind(GaussianNoise(1.0, 3.0), 20, fewest_survivors=14)
+    assert not isinstance(claim.loss, NonPrivate)
+
+
+def test_colluding_clients_and_lies_take_coins_together():
+    coins = [
+        min(v.num_coins for v in behind(LDPQ(1.0), 20, max_corrupt=c, **s).loss.victims)
+        for c, s in ((0.0, {}), (0.2, {}), (0.2, liar(20)))
+    ]
+    assert coins == [19, 15, 9]
+
+
+def test_survivors_that_clients_insist_on_cover_dropouts_of_any_cause():
+    """Nothing is random any more: no share of delta, no independence."""
+    claim = behind(LDPQ(1.0), 20, dropout_probability=0.1, **liar(20))
+    assert claim.loss == behind(LDPQ(1.0), 20, **liar(20)).loss
+    assert not any("independently" in text for text in claim.assumptions)
+    setting = Setting(context(LDPQ(1.0), 20), 1, 1e-5, 1.0, 0.1, True, fewest_survivors=14)
+    assert setting.available(setting.claims(LDPQ(1.0))[Adversary.SECAGG_SERVER]) == 1e-5
+    assert setting.available(setting.claims(LDPQ(1.0))[Adversary.OUTSIDER]) == 0.5e-5
+
+
+def test_more_survivors_than_clients_make_no_sense():
+    with pytest.raises(ValueError, match=r"fewest_survivors must be in \[1, cohort = 20\], got 21"):
+        behind(LDPQ(1.0), 20, fewest_survivors=21)
+
+
+# ---- everybody who reports -----------------------------------------------------------------------------
+
+
+def test_a_server_that_could_force_clients_out_is_mentioned_always():
+    one = context(LDPQ(1.0), 20)
+    shared = {"rounds": 1, "delta": 1e-5, "secure_aggregation": True}
+    trusting = privacy_report(LDPQ(1.0), one, **shared).notes
+    assert any("can force clients out voids" in note for note in trusting)
+    wary = privacy_report(LDPQ(1.0), one, fewest_survivors=14, **shared).notes
+    assert not any("can force clients out voids" in note for note in wary)
+
+
+def test_a_plan_against_an_active_server_is_stricter():
+    families = {"LDPQ": LDPQ}
+    trusting, wary = (
+        plan(2.0, 100, 10, 1, Adversary.SECAGG_SERVER, 1e-5, families, fewest_survivors=q)[
+            0
+        ].mechanism.epsilon
+        for q in (None, SecAgg(active=True).fewest_survivors(100))
+    )
+    assert wary < trusting
