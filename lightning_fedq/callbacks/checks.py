@@ -10,14 +10,16 @@ from torch import nn
 
 from lightning_fedq._lightning import is_overridden, pl
 from lightning_fedq.aggregation import Weighting
+from lightning_fedq.callbacks.handed_loader import handed_loader
+from lightning_fedq.callbacks.undo import Undo
 from lightning_fedq.data.batches import LocalWork, pass_sizes
 
 _NAMED = 10
 """Clients that an error names."""
 
 _FROM_LOADER = (
-    "a loader handed straight to fit(...) can't be dealt out to clients and would train centrally; "
-    "use trainer.fit(model, datamodule=FederatedDataModule.from_loader(loader))"
+    "the training loader is not the clients' own, and would train centrally; "
+    "use trainer.fit(model, datamodule=FederatedDataModule.from_loader(loader, val_loader))"
 )
 
 
@@ -46,6 +48,9 @@ def check_setup(trainer: Any, module: pl.LightningModule) -> None:
     Raises:
         ValueError: Naming what can't work and its cure.
     """
+    _check_package(trainer)
+    for callback in trainer.callbacks:
+        _check_callback(trainer, callback)
     if not isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy) or trainer.world_size > 1:
         raise ValueError(
             f"Federated simulates all clients on one device, got {type(trainer.strategy).__name__} "
@@ -57,10 +62,43 @@ def check_setup(trainer: Any, module: pl.LightningModule) -> None:
             "automatic_optimization = False; "
             "return the loss from training_step and leave the steps to Lightning"
         )
-    if trainer.datamodule is None and not is_overridden("train_dataloader", module, pl.LightningModule):
+    own = is_overridden("train_dataloader", module, pl.LightningModule)
+    if trainer.datamodule is None and handed_loader(trainer) is None and not own:
         raise ValueError(_FROM_LOADER)
     check_normalisation(module)
     check_flags(trainer)
+
+
+def _check_package(trainer: object) -> None:
+    if not isinstance(trainer, pl.Trainer):
+        theirs = type(trainer).__module__.partition(".trainer")[0]
+        raise ValueError(
+            f"the Trainer is from {theirs}, and lightning_fedq is bound to {pl.__name__}, which was imported "
+            f"first; import {theirs} before lightning_fedq, and only one of the two"
+        )
+
+
+_FINDERS = {
+    "LearningRateFinder": "set the rate found there",
+    "BatchSizeFinder": "give the loader the batch size found there",
+}
+"""Lightning's searches before the training, and what to do with what they find."""
+
+
+def _check_callback(trainer: Any, callback: pl.Callback) -> None:
+    """Refuse a search that would train on everybody's data at once.
+
+    Raises:
+        ValueError: Naming it.
+    """
+    for name, cure in _FINDERS.items():
+        if isinstance(callback, getattr(pl.callbacks, name)):
+            if getattr(callback, "_early_exit", False):  # put there by a Tuner, for this one search
+                trainer.callbacks = [other for other in trainer.callbacks if other is not callback]
+            raise ValueError(
+                f"{name} would train on the raw data of all clients at once, past every mechanism; "
+                f"run it with a Trainer without Federated, on data that need no protection, and {cure}"
+            )
 
 
 def check_normalisation(module: nn.Module) -> None:
@@ -89,31 +127,38 @@ def check_flags(trainer: Any) -> None:
     Raises:
         ValueError: Naming the flag.
     """
-    if not trainer.fast_dev_run and trainer.max_steps != -1:
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
         raise ValueError(
-            f"max_steps counts the steps of all clients, got {trainer.max_steps}; "
-            "use max_epochs for the number of rounds and local_steps for each client's steps"
+            "val_check_interval as a time would validate in the middle of a round, where there is no new "
+            "global model; use check_val_every_n_epoch to validate every n rounds"
         )
-    if trainer.overfit_batches:
+
+
+def validate_by_rounds(trainer: Any, batches: int, undo: Undo) -> None:
+    """Take a `val_check_interval` that means whole rounds at its word, and refuse another.
+
+    An int counts one client's batches, as it does in an ordinary training.
+
+    Args:
+        trainer: The trainer.
+        batches: Of the longest client in a round.
+        undo: Gives the trainer its own flags back.
+
+    Raises:
+        ValueError: If it is no number of whole rounds, naming the nearest one that is.
+    """
+    interval, every = trainer.val_check_interval, trainer.check_val_every_n_epoch
+    if interval == 1.0 and isinstance(interval, float):
+        return
+    if isinstance(interval, float) or interval % batches or (every is not None and interval != batches):
+        rounds = max(1, round(interval / batches)) if isinstance(interval, int) else every
         raise ValueError(
-            f"overfit_batches can't be dealt out to clients, got {trainer.overfit_batches}; use a "
-            "small dataset"
+            f"val_check_interval = {interval} would validate in the middle of a round of {batches} batches a "
+            f"client, where there is no new global model; use check_val_every_n_epoch={rounds} to validate "
+            f"every {rounds} rounds"
         )
-    if trainer.val_check_interval != 1.0 or trainer.check_val_every_n_epoch is None:
-        raise ValueError(
-            f"val_check_interval would validate in the middle of a round, got {trainer.val_check_interval}; "
-            "use check_val_every_n_epoch to validate every n rounds"
-        )
-    if trainer.reload_dataloaders_every_n_epochs:
-        raise ValueError(
-            "who holds which samples is fixed for a run, but reload_dataloaders_every_n_epochs = "
-            f"{trainer.reload_dataloaders_every_n_epochs}; leave it at 0"
-        )
-    if trainer.precision == "16-mixed":
-        raise ValueError(
-            "precision 16-mixed keeps one loss scale for all clients; use precision='bf16-mixed' or 32"
-        )
-    check_accumulation(trainer)
+    undo.replace(trainer, "val_check_interval", 1.0)
+    undo.replace(trainer, "check_val_every_n_epoch", interval // batches if every is None else every)
 
 
 def check_limit(work: LocalWork) -> None:
@@ -162,24 +207,11 @@ class Buffers:
             )
 
 
-def check_accumulation(trainer: pl.Trainer) -> None:
-    """Refuse gradient accumulation, which would reach across clients.
-
-    Raises:
-        ValueError: If it is on.
-    """
-    if trainer.accumulate_grad_batches != 1:
-        raise ValueError(
-            f"accumulate_grad_batches would mix the gradients of neighbouring clients, "
-            f"got {trainer.accumulate_grad_batches}; use a larger batch_size"
-        )
-
-
 def check_optimizers(trainer: pl.Trainer) -> torch.optim.Optimizer:
     """Return the one optimiser of the run.
 
     Raises:
-        ValueError: If there is none or more than one, or a schedule that counts batches.
+        ValueError: If there is none or more than one, or a schedule that watches one client's batches.
     """
     if len(trainer.optimizers) != 1:
         raise ValueError(
@@ -188,11 +220,10 @@ def check_optimizers(trainer: pl.Trainer) -> torch.optim.Optimizer:
             "put all parameters into one optimiser, with parameter groups if they differ"
         )
     for config in trainer.lr_scheduler_configs:
-        if config.interval != "epoch":
+        if config.interval == "step" and config.reduce_on_plateau:
             raise ValueError(
-                "a learning rate schedule that steps with every batch would run through all clients "
-                "of a round, "
-                f"got interval={config.interval!r}; use interval='epoch', one step a round"
+                "ReduceLROnPlateau with interval='step' would follow the batches of one client after the "
+                "other, which have no common plateau; use interval='epoch', one look at the metric a round"
             )
     return trainer.optimizers[0]
 

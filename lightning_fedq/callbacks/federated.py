@@ -39,7 +39,10 @@ from lightning_fedq.callbacks.checks import (
     check_numbers,
     check_optimizers,
     check_setup,
+    validate_by_rounds,
 )
+from lightning_fedq.callbacks.clock import LocalClock
+from lightning_fedq.callbacks.handed_loader import ask_module_instead, forget_loader, handed_loader
 from lightning_fedq.callbacks.journal import keep_journal, say_what_was_spent
 from lightning_fedq.callbacks.local_training import LocalTraining
 from lightning_fedq.callbacks.records import log_round, say_change, warn_of
@@ -168,6 +171,9 @@ class Federated(pl.Callback):
         self._followers: list[Callable[[], None]] = []
         self._rule: BatchRule | None = None
         self._training: LocalTraining | None = None
+        self._clock: LocalClock | None = None
+        self._dealt: ClientLoader | None = None
+        self._asked_at: int | None = None
 
     # ---- set up and take off ----------------------------------------------------------------------
 
@@ -179,11 +185,18 @@ class Federated(pl.Callback):
             raise ValueError("the Trainer has two Federated callbacks; leave one of them out")
         check_setup(trainer, pl_module)
         check_averaging(trainer, pl_module)
-        datamodule = trainer.datamodule  # type: ignore[attr-defined]
+        datamodule, handed = trainer.datamodule, handed_loader(trainer)  # type: ignore[attr-defined]
         self._owner = pl_module if datamodule is None else datamodule
-        self._user_loader = self._owner.train_dataloader
+        self._user_loader = self._owner.train_dataloader if handed is None else lambda: handed
+        if handed is not None:
+            ask_module_instead(trainer, pl_module, self._undo)
+        self._training, self._dealt, self._asked_at = None, None, None
+        self._reload_every = int(trainer.reload_dataloaders_every_n_epochs)  # type: ignore[attr-defined]
+        self._limit = int(trainer.fast_dev_run)  # type: ignore[attr-defined]
+        self._limit_batches = 1.0 if self._limit else trainer.limit_train_batches  # type: ignore[attr-defined]
+        self._undo.replace(trainer, "limit_train_batches", 1.0)  # of every client's passes, not of the round
         # a plain function, so that a deep copy of the module does not copy this callback
-        self._undo.replace(self._owner, "train_dataloader", lambda: self._loader)
+        self._undo.replace(self._owner, "train_dataloader", lambda: self._client_loader(trainer))
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Deal out the data, make the server, choose how many clients train side by side."""
@@ -191,12 +204,13 @@ class Federated(pl.Callback):
         saved = None if self._loaded is None else self._loaded.get("members")
         self._local = LocalModel(pl_module, optimizer, None if saved is None else Members.of(saved))
         self._identity = self._federation()
-        self._limit = int(trainer.fast_dev_run)  # type: ignore[attr-defined]
-        self._deal_out(1.0 if trainer.fast_dev_run else trainer.limit_train_batches)  # type: ignore[attr-defined]
-        self._undo.replace(trainer, "limit_train_batches", 1.0)  # of every client's passes, not of the round
+        if self._dealt is None:
+            self._deal_out(trainer)
+        forget_loader(trainer)
         self._make_engine()
         keep_journal(trainer, self._engine.ledger, self.seed is not None)
         self._choose_stack(trainer, optimizer)
+        clock = self._clock = self._start_clock(trainer, optimizer)
         self._loaded = None
         skips_empty = self._rule is not None and self._rule.skips_empty
         self._training = LocalTraining(
@@ -204,6 +218,7 @@ class Federated(pl.Callback):
             self._local,
             lambda: ClientParallelStrategy(trainer, self._local.names, self.clients_per_step_chosen),
             self._engine,
+            clock,
             self._coming_stacks,
             skips_empty,
             self._change_vector,
@@ -215,7 +230,7 @@ class Federated(pl.Callback):
             self._local.show_in_state_dict(lambda: len(self.training_clients) == 1)
         )
         self._undo.later(hook.remove)
-        if self._schedule.rounds_differ:
+        if self._schedule.rounds_differ or clock.max_steps != -1:  # the last one may be shorter
             self._undo.replace(trainer, "reload_dataloaders_every_n_epochs", 1)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -252,7 +267,38 @@ class Federated(pl.Callback):
             )
         self._undo.replace(self, "_rule", rule)
 
-    def _deal_out(self, limit_batches: int | float) -> None:
+    def _start_clock(self, trainer: Any, optimizer: torch.optim.Optimizer) -> LocalClock:
+        """Every client's clock; Lightning, which counts the steps of all, is not to stop by its own."""
+        now = 0
+        if self._loaded is not None:
+            now = int(self._loaded.get("clock", 0))
+        elif trainer.global_step and self._clock is not None:
+            now = self._clock.now
+        max_steps = -1 if trainer.fast_dev_run else trainer.max_steps
+        clock = LocalClock(trainer, [optimizer], self._schedule.longest, now, max_steps)
+        if max_steps != -1 and not clock.is_over:
+            self._undo.replace(trainer.fit_loop.epoch_loop, "max_steps", -1)
+        return clock
+
+    def _client_loader(self, trainer: Any) -> ClientLoader:
+        """The clients' loader; once the training runs, over the user's new one where that is wished for."""
+        if self._dealt is None:
+            self._deal_out(trainer)
+        elif self._training is not None:
+            now = trainer.current_epoch
+            if self._asked_at is None:
+                self._asked_at = now
+            elif self._reload_every and now - self._asked_at >= self._reload_every:
+                self._asked_at, self._dealt = now, self._loader.over(check_loader(self._user_loader()))
+        return self._loader
+
+    @property
+    def _loader(self) -> ClientLoader:
+        assert self._dealt is not None
+        return self._dealt
+
+    def _deal_out(self, trainer: Any) -> None:
+        """Who holds what; at the first question, which `configure_optimizers` may ask."""
         loader = check_loader(self._user_loader())
         if self._loaded is not None and self.seed is None:
             self.planner = replace(self.planner, seed=self._loaded["plan_seed"])
@@ -260,13 +306,16 @@ class Federated(pl.Callback):
         generator = torch.Generator().manual_seed(run.stream_seed("partition"))
         split = split_of(self._owner, self.partition)
         self.client_indices = deal_out(loader, split, self.num_clients, generator)
-        passes = (self.local_epochs, self.local_steps, limit_batches)
+        passes = (self.local_epochs, self.local_steps, self._limit_batches)
         work = LocalWork.of(loader, self.client_indices, *passes)
+        if trainer.overfit_batches:
+            work = replace(work, shuffle=False)
         check_limit(work)
         if self._rule is not None:
             self._rule.begin(work)
         self._schedule = Schedule(self.planner, self.mechanism, work, self._rule, self._limit)
-        self._loader = ClientLoader(loader, work, self._coming_stacks, self._coming_steps)
+        validate_by_rounds(trainer, self._schedule.longest, self._undo)
+        self._dealt = ClientLoader(loader, work, self._coming_stacks, self._coming_steps)
 
     def _client_weights(self, segments: Sequence[int]) -> Tensor | None:
         if self.weighting == "samples":
@@ -367,8 +416,12 @@ class Federated(pl.Callback):
         )
 
     def _coming_steps(self) -> int:
+        """Batches of the round to come; before there is one, of the longest client: a user's own loader."""
+        if self._training is None:
+            return self._schedule.longest
         engine = self._engine
-        return self._schedule.length(engine.round, engine.attempt, self.clients_per_step_chosen)
+        size, most = self.clients_per_step_chosen, self._most_batches()
+        return self._schedule.length(engine.round, engine.attempt, size, most)
 
     def fetch(self, indices: Tensor) -> Any:
         """Some samples as one batch, `(batch,)`, or as a stack's, `(clients, batch)`; draws nothing."""
@@ -390,8 +443,11 @@ class Federated(pl.Callback):
 
     def _coming_stacks(self) -> list[Stack]:
         """The stacks of the round to come, or of the open one."""
-        engine = self._engine
-        return self._schedule.stacks(engine.round, engine.attempt, self.clients_per_step_chosen)
+        engine, most = self._engine, self._most_batches()
+        return self._schedule.stacks(engine.round, engine.attempt, self.clients_per_step_chosen, most)
+
+    def _most_batches(self) -> int | None:
+        return None if self._clock is None else self._clock.most_batches
 
     @property
     def parameter_names(self) -> list[str]:
@@ -432,6 +488,8 @@ class Federated(pl.Callback):
             if not trainer.barebones:
                 log_round(trainer, record)
             self._averages.update(self._training.steps, trainer, pl_module, outputs, batch, batch_idx)
+            if self._clock is not None and self._clock.is_over:  # so that Lightning says why it stops
+                trainer.fit_loop.epoch_loop.max_steps = trainer.global_step
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Validation in mid-round means that the run stops there: validate the global model."""
@@ -476,6 +534,7 @@ class Federated(pl.Callback):
             "members": self._members(),
             "clients_per_step": self.clients_per_step_chosen,
             "engine": self._engine_state(),
+            "clock": 0 if self._clock is None else self._clock.now,
             "records": plain_records(self.records),
         }
 
@@ -499,7 +558,7 @@ class Federated(pl.Callback):
             ValueError: If the checkpoint belongs to another federation.
         """
         check_federation(self._federation(), state_dict["federation"])
-        self._loaded = state_dict
+        self._loaded, self._dealt = state_dict, None
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks.checks import Buffers, check_accumulation
+from lightning_fedq.callbacks.checks import Buffers
+from lightning_fedq.callbacks.clock import LocalClock
 from lightning_fedq.callbacks.resume import RoundStart
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.rounds import RoundEngine, RoundRecord
@@ -26,6 +27,7 @@ class LocalTraining:
         local: The module's trained parameters, and its optimiser.
         parallel: Makes what trains stacks of clients, of the vector as it is now.
         engine: The server.
+        clock: Of every client.
         stacks: Returns the stacks of the round to come, or of the open one.
         skips_empty: Is an empty batch no step at all?
         changed: Called with the new members of the flat vector when a round finds it changed; puts the server
@@ -34,7 +36,7 @@ class LocalTraining:
     Attributes:
         start: What a checkpoint of the open round goes back to; None between rounds.
         present: The stack that trains.
-        steps: Of the longest client of the open round, or of the last one; counted from the first round on.
+        steps: Of the longest client in the last round, counted from the first round on.
     """
 
     def __init__(
@@ -43,11 +45,12 @@ class LocalTraining:
         local: LocalModel,
         parallel: Callable[[], ClientParallelStrategy],
         engine: RoundEngine,
+        clock: LocalClock,
         stacks: Callable[[], list[Stack]],
         skips_empty: bool,
         changed: Callable[[Members], None],
     ) -> None:
-        self._trainer, self._local, self._engine = trainer, local, engine
+        self._trainer, self._local, self._engine, self.clock = trainer, local, engine, clock
         self._new_parallel, self._attached = parallel, False
         self._stacks, self._skips_empty, self._changed = stacks, skips_empty, changed
         self._buffers = Buffers(trainer.lightning_module)
@@ -59,7 +62,6 @@ class LocalTraining:
 
     def open(self) -> None:
         """Open a round."""
-        check_accumulation(self._trainer)
         engine, found = self._engine, self._local.found()
         if found != self._local.members:
             self._change(found)
@@ -72,8 +74,6 @@ class LocalTraining:
         self._local.show()
         self._weights = self._local.flat().to(engine.weights.dtype)  # as rounded to the module's dtype
         self._pending = list(reversed(self._stacks()))
-        longest = max(len(stack.batch_sizes) for stack in self._pending)
-        self.steps = range(engine.round * longest, (engine.round + 1) * longest)
         self.present, self._first = None, True
 
     def _change(self, members: Members) -> None:
@@ -104,6 +104,7 @@ class LocalTraining:
         assert self.present is not None
         if self._skips_empty and not self.present.batch_sizes[-self._steps_left]:
             self._parallel.open(0, self._weights)  # nobody's step
+        self.clock.begin_batch()
 
     def _begin_stack(self) -> None:
         if self._engine.plan is None:  # resumed after a last batch, Lightning leaves on_train_epoch_start out
@@ -113,21 +114,22 @@ class LocalTraining:
         if self._first:
             self._begin_first()
         self._local.renew_optimizer()
+        self.clock.begin_client(self._stacks())
         if len(stack.clients) == 1:
             self._local.show()
         else:
             self._parallel.open(len(stack.clients), self._weights)
 
     def _begin_first(self) -> None:
-        """Every hook that may freeze, unfreeze or set a learning rate for the round has run."""
+        """Every hook that may freeze or unfreeze for the round has run."""
         found = self._local.found()
         if found != self._local.members:
             self._change(found)
-        self._local.remember_optimizer()
         self._first = False
 
     def end_batch(self) -> RoundRecord | None:
         """At the last batch of a client or a stack: encode; at the last of the round: step the server."""
+        self.clock.end_batch()
         self._steps_left -= 1
         if self.present is None:
             return None
@@ -142,12 +144,16 @@ class LocalTraining:
             self._engine.receive(clients, self._parallel.updates())
         self._parallel.close()
         self._local.forget_client()
+        self.clock.end_client(last=not self._pending)
         self.present = None
         self._buffers.check()
         return None if self._pending else self._finish()
 
     def _finish(self) -> RoundRecord:
         record = self._engine.finish()
+        first = self.clock.now
+        self.clock.end_round()
+        self.steps = range(first, self.clock.now)
         self._local.use(self._engine.weights)
         self._local.show()
         self.start, self._steps_left = None, 0
@@ -159,6 +165,7 @@ class LocalTraining:
 
     def abandon(self) -> None:
         """Give up the open round, if there is one; the last global model is back in the module."""
+        self.clock.abandon()
         if self._engine.plan is None:
             return
         self._engine.abandon()

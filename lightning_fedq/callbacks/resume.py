@@ -21,6 +21,7 @@ class RoundStart(NamedTuple):
     members: dict[str, list[str]]
     callbacks: dict[str, dict[str, Any]]
     global_step: int
+    precision: dict[str, Any]
 
     @classmethod
     def now(cls, trainer: pl.Trainer, local: LocalModel, engine: dict[str, Any]) -> RoundStart:
@@ -28,11 +29,13 @@ class RoundStart(NamedTuple):
         loops = trainer.fit_loop.state_dict()
         for progress in (loops["epoch_progress"]["current"], loops["epoch_progress"]["total"]):
             progress["ready"] = progress["processed"]
-        schedulers = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
+        schedulers = [deepcopy(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs]
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         others = {one.state_key: deepcopy(one.state_dict()) for one in callbacks if _goes_back(one)}
         optimizer, members = local.optimizer.state_dict(), local.members.plain()
-        return cls(loops, optimizer, schedulers, engine, members, others, trainer.global_step)
+        plugin, step = trainer.precision_plugin, trainer.global_step
+        precision = {type(plugin).__qualname__: plugin.state_dict()}  # a loss scale
+        return cls(loops, optimizer, schedulers, engine, members, others, step, precision)
 
     def write(self, checkpoint: dict[str, Any]) -> None:
         """Put the start of the round in place of the present state."""
@@ -44,6 +47,7 @@ class RoundStart(NamedTuple):
             if state:
                 checkpoint["callbacks"][key] = state
         checkpoint["global_step"] = self.global_step
+        checkpoint.update({name: state for name, state in self.precision.items() if state})
 
 
 def _goes_back(callback: pl.Callback) -> bool:

@@ -96,12 +96,20 @@ class Schedule:
     ) -> None:
         self._planner, self._mechanism, self._work = planner, mechanism, work
         self._rule, self._num_steps = rule, num_steps
-        self._kept: tuple[tuple[int, int, int], list[Stack]] | None = None
+        self._kept: tuple[tuple[int, int, int, int | None], list[Stack]] | None = None
         self._batches: list[tuple[Stack, int]] = []
 
-    def stacks(self, round: int, attempt: int, clients_per_step: int) -> list[Stack]:
-        """The stacks of one attempt at a round."""
-        key = (round, attempt, clients_per_step)
+    @property
+    def longest(self) -> int:
+        """Batches of the client that has most of them in a round."""
+        longest = max(map(len, self._work.sizes))
+        return min(longest, self._num_steps) if self._num_steps else longest
+
+    def stacks(
+        self, round: int, attempt: int, clients_per_step: int, most_batches: int | None = None
+    ) -> list[Stack]:
+        """The stacks of one attempt at a round, in which a client has no more than `most_batches`."""
+        key = (round, attempt, clients_per_step, most_batches)
         if self._kept is None or self._kept[0] != key:
             self._kept = (key, self._new(*key))
             self._batches = []
@@ -114,19 +122,22 @@ class Schedule:
             self._batches = [(stack, i) for stack in self._kept[1] for i in range(len(stack.batch_sizes))]
         return self._batches[index]
 
-    def _new(self, round: int, attempt: int, clients_per_step: int) -> list[Stack]:
-        plan = self._planner.plan(round, self._mechanism)
+    def _new(self, round: int, attempt: int, clients_per_step: int, most: int | None) -> list[Stack]:
+        plan, work = self._planner.plan(round, self._mechanism), self._work
         if self._rule is None:
-            stacks = round_stacks(plan, self._work.sizes.__getitem__, self._work.shuffles, clients_per_step)
+            stacks = round_stacks(plan, lambda c: work.sizes[c][:most], work.shuffles, clients_per_step)
         else:
-            stacks = single_stacks(plan, self._rule.draw(round, attempt, plan.survivors))
+            drawn = self._rule.draw(round, attempt, plan.survivors)
+            stacks = single_stacks(plan, [batches[:most] for batches in drawn])
         return shortened(stacks, self._num_steps) if self._num_steps else stacks
 
-    def length(self, round: int, attempt: int, clients_per_step: int) -> int:
+    def length(self, round: int, attempt: int, clients_per_step: int, most_batches: int | None = None) -> int:
         """Steps of one attempt at a round; a rule is not asked, because Lightning asks when a fit is over."""
         if self._rule is None:
-            return sum(len(stack.batch_sizes) for stack in self.stacks(round, attempt, clients_per_step))
-        steps = [len(self._work.sizes[c]) for c in self._planner.plan(round, self._mechanism).survivors]
+            stacks = self.stacks(round, attempt, clients_per_step, most_batches)
+            return sum(len(stack.batch_sizes) for stack in stacks)
+        survivors = self._planner.plan(round, self._mechanism).survivors
+        steps = [len(self._work.sizes[c][:most_batches]) for c in survivors]
         kept = [sum(steps[: n + 1]) for n in range(len(steps)) if sum(steps[: n + 1]) <= self._num_steps]
         if self._num_steps and steps:
             return max(kept, default=self._num_steps)

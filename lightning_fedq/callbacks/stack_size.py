@@ -63,6 +63,12 @@ def choose_clients_per_step(
             f"{name} is not elementwise"
         )
         return 1
+    if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        rank_zero_warn(
+            "Federated trains one client at a time, because 16-mixed precision scales one client's loss; "
+            "precision='bf16-mixed' has no such scale"
+        )
+        return 1
     largest = largest_of(size)
     if len(largest.clients) < 2:
         return 1

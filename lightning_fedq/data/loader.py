@@ -182,6 +182,46 @@ class ClientLoader:
         self._generator = torch.Generator()
         self._workers = self._start_workers() if loader.num_workers else None
 
+    @property
+    def dataset(self) -> Dataset[Any]:
+        """All the clients' samples."""
+        return self.loader.dataset
+
+    @property
+    def batch_size(self) -> int | None:
+        """Samples of one client's whole batch."""
+        return self.loader.batch_size
+
+    @property
+    def num_workers(self) -> int:
+        """Of the user's own loader, as are the rest of these."""
+        return self.loader.num_workers
+
+    @property
+    def drop_last(self) -> bool:
+        """Is the rest of a client's pass left out?"""
+        return self.loader.drop_last
+
+    @property
+    def collate_fn(self) -> Callable[[list[Any]], Any]:
+        """Makes a batch of a list of samples."""
+        return self.loader.collate_fn
+
+    def over(self, loader: DataLoader[Any]) -> ClientLoader:
+        """The same split over a new loader.
+
+        Raises:
+            ValueError: If its dataset is of another length, or its batches of another size.
+        """
+        old, new = len(self.dataset), len(loader.dataset)  # type: ignore[arg-type]
+        if new != old or loader.batch_size != self.batch_size:
+            raise ValueError(
+                f"the reloaded training loader has {new} samples in batches of {loader.batch_size}, and the "
+                f"split over the clients was of {old} in batches of {self.batch_size}; return one of the "
+                "same length and batch size, or leave reload_dataloaders_every_n_epochs at 0"
+            )
+        return ClientLoader(loader, self._work, self._stacks, self._length)
+
     def _start_workers(self) -> DataLoader[Any]:
         loader = self.loader
         return DataLoader(

@@ -270,8 +270,10 @@ class ClientParallelStrategy:
         module = self._trainer.lightning_module
         self._strategy.pre_backward(closure_loss)
         loss: Tensor = self._precision.pre_backward(closure_loss, module)
+        every = int(self._trainer.accumulate_grad_batches)  # of a loss, Lightning has divided it already
         for weight, gradient in zip(self._active, self._gradients, strict=False):  # no gradients: nobody
-            weight.grad = gradient.contiguous()
+            gradient = gradient.contiguous() if every == 1 else gradient / every
+            weight.grad = gradient if weight.grad is None else weight.grad + gradient
         loss = self._precision.post_backward(loss, module)
         self._strategy.post_backward(loss)
         return loss

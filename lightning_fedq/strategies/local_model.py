@@ -43,7 +43,7 @@ class Members(NamedTuple):
 
 
 class LocalModel:
-    """What is trained, as one flat vector, and the optimiser with the settings that a client starts with.
+    """What is trained, as one flat vector, and its optimiser.
 
     Args:
         module: The user's own.
@@ -114,18 +114,9 @@ class LocalModel:
         """Take `weights` for the global ones from now on; nothing moves before `show`."""
         self._views = unflatten(weights, self._shapes)
 
-    def remember_optimizer(self) -> None:
-        """Take the optimiser's present settings for those that every client of the round starts with."""
-        self._groups = [
-            {name: value for name, value in group.items() if name != "params"}
-            for group in self.optimizer.param_groups
-        ]
-
     def renew_optimizer(self) -> None:
-        """No momentum, and the settings that were remembered."""
+        """No momentum; settings and schedules are the clock's."""
         self.optimizer.state.clear()
-        for group, values in zip(self.optimizer.param_groups, self._groups, strict=True):
-            group.update(values)
 
     def forget_client(self) -> None:
         """Global weights in the module, and nothing of a client in the optimiser."""

@@ -5,17 +5,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.callbacks.checks import (
-    check_flags,
-    check_limit,
-    check_optimizers,
-    check_setup,
-    least_fraction,
-)
+from lightning_fedq.callbacks.checks import check_limit, check_optimizers, check_setup, least_fraction
 from lightning_fedq.data.batches import LocalWork, pass_sizes
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer
@@ -47,13 +40,6 @@ class Two(Classifier):
         return [torch.optim.SGD([p], lr=0.1) for p in self.parameters()]
 
 
-class PerBatch(Classifier):
-    def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
-        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
-
-
 class Counts(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -69,7 +55,6 @@ class Counts(nn.Module):
     ("module", "message"),
     [
         (Manual, "needs automatic optimisation, Manual sets automatic_optimization = False; return the loss"),
-        (PerBatch, "got interval='step'; use interval='epoch', one step a round"),
         (
             lambda: Classifier(nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10))),
             r"layers backbone.1 \(BatchNorm1d\) keep running statistics .* GroupNorm .*ModuleValidator.fix",
@@ -82,30 +67,6 @@ class Counts(nn.Module):
 )
 def test_modules_that_cannot_be_federated(module: Any, message: str) -> None:
     refused(message, module())
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (
-            {"max_steps": 5, "max_epochs": None},
-            "max_steps counts the steps of all clients, got 5; use max_epochs",
-        ),
-        ({"overfit_batches": 2}, "overfit_batches can't be dealt out to clients, got 2; use a small dataset"),
-        (
-            {"val_check_interval": 0.5},
-            "validate in the middle of a round, got 0.5; use check_val_every_n_epoch",
-        ),
-        ({"val_check_interval": 3, "check_val_every_n_epoch": None}, "validate in the middle of a round"),
-        ({"reload_dataloaders_every_n_epochs": 1}, "reload_dataloaders_every_n_epochs = 1; leave it at 0"),
-        (
-            {"accumulate_grad_batches": 2},
-            "mix the gradients of neighbouring clients, got 2; use a larger batch",
-        ),
-    ],
-)
-def test_trainer_flags_that_cut_across_clients(flags: dict[str, Any], message: str) -> None:
-    refused(message, **flags)
 
 
 def test_several_devices() -> None:
@@ -145,22 +106,6 @@ def test_a_limit_that_leaves_a_client_without_a_batch() -> None:
         assert least_fraction(batches) <= 1.0
 
 
-def test_half_precision_with_a_loss_scale() -> None:
-    trainer = make_trainer()
-    trainer.strategy.precision_plugin.precision = "16-mixed"
-    with pytest.raises(
-        ValueError, match="16-mixed keeps one loss scale for all clients; use precision='bf16-mixed'"
-    ):
-        check_flags(trainer)
-
-
-def test_gradient_accumulation_that_starts_later() -> None:
-    schedule = pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 2})
-    trainer = make_trainer(schedule, federated(), max_epochs=3)
-    with pytest.raises(ValueError, match="mix the gradients of neighbouring clients, got 2"):
-        trainer.fit(Classifier(), datamodule=Digits(80))
-
-
 def test_data_that_cannot_be_dealt_out() -> None:
     refused("100 clients can't share 80 samples; use num_clients <= 80", fed=federated(num_clients=100))
 
@@ -171,18 +116,41 @@ def test_data_that_cannot_be_dealt_out() -> None:
     refused("must return one torch DataLoader to federate, got list", data=Several(80))
 
 
-def test_a_loader_handed_to_fit_would_train_centrally() -> None:
-    loader = Digits(80).train_dataloader()
-    message = r"handed straight to fit\(...\) .*datamodule=FederatedDataModule.from_loader\(loader\)"
-    with pytest.raises(ValueError, match=message):
-        make_trainer(federated()).fit(Classifier(), loader, Digits().val_dataloader())
+def test_a_loader_that_slips_in_would_train_centrally() -> None:
+    class Swaps(pl.Callback):
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.datamodule.train_dataloader = Digits(80).train_dataloader
 
-    class Own(Classifier):
-        def train_dataloader(self) -> DataLoader[Any]:
-            return Digits(80).train_dataloader()  # type: ignore[no-any-return]
-
+    message = r"not the clients' own, .*datamodule=FederatedDataModule.from_loader\(loader, val_loader\)"
     with pytest.raises(ValueError, match=message):
-        make_trainer(federated()).fit(Own(), loader, Digits().val_dataloader())
+        make_trainer(federated(), Swaps()).fit(Classifier(), datamodule=Digits(80))
+
+
+@pytest.mark.parametrize(
+    ("finder", "cure"),
+    [
+        (pl.callbacks.LearningRateFinder, "set the rate found there"),
+        (pl.callbacks.BatchSizeFinder, "give the loader the batch size found there"),
+    ],
+)
+def test_searches_that_would_train_on_everybody_s_data(finder: Any, cure: str) -> None:
+    data = Digits(80)
+    data.batch_size = 10
+    trainer = make_trainer(federated(), finder())
+    with pytest.raises(ValueError, match=f"{finder.__name__} would train on the raw data of all .* {cure}"):
+        trainer.fit(Classifier(), datamodule=data)
+
+
+def test_a_refused_tuner_leaves_a_trainer_that_trains() -> None:
+    trainer, data, module = make_trainer(federated(), max_epochs=1), Digits(80), Classifier()
+    module.lr = module.batch_size = 10
+    tuner = pl.tuner.Tuner(trainer)
+    with pytest.raises(ValueError, match="LearningRateFinder would train on the raw data"):
+        tuner.lr_find(module, datamodule=data)
+    with pytest.raises(ValueError, match="BatchSizeFinder would train on the raw data"):
+        tuner.scale_batch_size(module, datamodule=data)
+    trainer.fit(module, datamodule=data)
+    assert trainer.callback_metrics["fed/round"] == 0
 
 
 def test_two_federations_in_one_trainer() -> None:

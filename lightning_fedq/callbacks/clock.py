@@ -1,0 +1,274 @@
+"""One client's clock: steps, schedules, accumulation and loss scale, the same for every client of a round.
+
+Lightning counts the batches of a round, in which the clients follow one another. Whatever a training makes
+depend on time has to go by one client's own: local step `s` of a round is step `now + s` of the run, for
+every client, and a round advances the clock by the steps of the longest client of the federation, whoever
+takes part. So a schedule that steps with every batch, a recipe that reads `trainer.global_step` in the
+training step or in `optimizer_step`, and `accumulate_grad_batches` mean for each client what they mean in an
+ordinary training of its own.
+
+Outside of a batch `trainer.global_step` goes on counting the steps of all clients, as loggers and checkpoints
+need it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.data.batches import Stack
+
+
+class OfOneClient(int):
+    """`k` of "every k-th batch", counted in one client's batches though Lightning counts a round's.
+
+    Lightning asks `batches % k == 0` of its own count, at every batch; here the answer is the client's. To
+    everything else this is the integer, so that a loss is still divided by k.
+
+    Args:
+        every: The integer, >= 1.
+        remainders: `batches % k` for 0, 1, 2, ... batches of the round.
+    """
+
+    def __new__(cls, every: int, remainders: Sequence[int]) -> OfOneClient:
+        """An immutable number, so made here."""
+        number = super().__new__(cls, every)
+        number._remainders = remainders
+        return number
+
+    _remainders: Sequence[int]
+
+    def __rmod__(self, batches: int) -> int:
+        """Batches since the last k-th one."""
+        return self._remainders[batches]
+
+
+def remainders(every: int, lengths: Sequence[int], last_counts: bool) -> list[int]:
+    """`batches % every` after each batch of a round, counted anew for each client.
+
+    Args:
+        every: >= 1.
+        lengths: Batches of each stack, in their order.
+        last_counts: Is a client's last batch a k-th one, whatever its number?
+    """
+    found = [0]
+    for length in lengths:
+        found += [batch % every for batch in range(1, length + 1)]
+        if last_counts:
+            found[-1] = 0
+    return found
+
+
+class _Moment(NamedTuple):
+    """The optimiser's settings and the schedules' states at one time."""
+
+    groups: list[dict[str, Any]]
+    schedules: list[dict[str, Any]]
+
+
+class LocalClock:
+    """The clock of every client of one fit.
+
+    Args:
+        trainer: Of the fit in progress.
+        optimizers: All of them.
+        batches: Batches of the federation's longest client in a round.
+        now: Steps of one client before the coming round.
+        max_steps: After so many steps of one client the run is over; -1 is never.
+
+    Attributes:
+        now: Steps that one client has taken before the present round.
+        max_steps: As given.
+    """
+
+    def __init__(
+        self, trainer: Any, optimizers: Sequence[Optimizer], batches: int, now: int, max_steps: int
+    ) -> None:
+        self._trainer, self._optimizers = trainer, optimizers
+        self._batches, self.now, self.max_steps = batches, now, max_steps
+        self._start: _Moment | None = None
+        self._longest: _Moment | None = None
+        self._scales: list[dict[str, Any] | None] = []
+        self._scale: dict[str, Any] | None = None
+        self._elsewhere: int | None = None
+        self._steps = self._most_steps = 0
+
+    # ---- how many steps -----------------------------------------------------------------------------
+
+    @property
+    def accumulation(self) -> int:
+        """Batches to one step in the coming round."""
+        for callback in self._trainer.callbacks:
+            if isinstance(callback, pl.callbacks.GradientAccumulationScheduler):
+                return callback.get_accumulate_grad_batches(self._trainer.current_epoch)
+        return int(self._trainer.accumulate_grad_batches)
+
+    @property
+    def most_batches(self) -> int | None:
+        """Most batches of a client in the coming round, where the run ends in it; else None."""
+        if self.max_steps == -1 or self.is_over:
+            return None
+        if self.max_steps - self.now >= -(-self._batches // self.accumulation):
+            return None
+        return (self.max_steps - self.now) * self.accumulation
+
+    @property
+    def is_over(self) -> bool:
+        """Are there no steps left?"""
+        return self.max_steps != -1 and self.now >= self.max_steps
+
+    def _steps_of_longest(self) -> int:
+        """Steps of the federation's longest client in the present round."""
+        steps = -(-self._batches // self._accumulate)
+        return steps if self.max_steps == -1 else min(steps, self.max_steps - self.now)
+
+    @property
+    def _counter(self) -> Any:
+        """Lightning's own count of optimiser steps, which is `trainer.global_step`."""
+        loop = self._trainer.fit_loop.epoch_loop
+        if self._trainer.lightning_module.automatic_optimization:
+            return loop.automatic_optimization.optim_progress.optimizer.step.total
+        return loop.manual_optimization.optim_step_progress.total
+
+    # ---- one round ----------------------------------------------------------------------------------
+
+    def begin_client(self, stacks: Sequence[Stack]) -> None:
+        """At the first batch of a client or a stack: everything as at the round's first batch.
+
+        Args:
+            stacks: Of the round.
+        """
+        if self._start is None:
+            self._begin_round(stacks)
+        assert self._start is not None
+        self._restore(self._start)
+        self._load_scale(self._scale)
+        self._steps = 0
+
+    def _begin_round(self, stacks: Sequence[Stack]) -> None:
+        """Remember the start; it is the first batch, so that `on_train_epoch_start` may still set a rate."""
+        trainer, lengths = self._trainer, [len(stack.batch_sizes) for stack in stacks]
+        self._per_batch = [c for c in trainer.lr_scheduler_configs if c.interval == "step"]
+        self._start, self._longest, self._longest_steps, self._most_steps = self._moment(), None, 0, 0
+        self._scale = self._loss_scale()
+        self._scales.clear()
+        self._accumulate = int(trainer.accumulate_grad_batches)
+        self._frequencies = [int(config.frequency) for config in self._per_batch]
+        if self._accumulate > 1:
+            counts = remainders(self._accumulate, lengths, last_counts=True)
+            trainer.accumulate_grad_batches = OfOneClient(self._accumulate, counts)
+        for config, every in zip(self._per_batch, self._frequencies, strict=True):
+            if every > 1:
+                config.frequency = OfOneClient(every, remainders(every, lengths, last_counts=False))
+
+    def begin_batch(self) -> None:
+        """Show the client's step as `trainer.global_step`."""
+        counter = self._counter
+        self._elsewhere, counter.completed = counter.completed, self.now + self._steps
+
+    def end_batch(self) -> None:
+        """Count the step, if there was one, and show the steps of all clients again."""
+        if self._elsewhere is None:
+            return
+        counter = self._counter
+        taken = counter.completed - self.now - self._steps
+        counter.completed, self._elsewhere = self._elsewhere + taken, None
+        self._steps += taken
+
+    def end_client(self, last: bool) -> None:
+        """After the last batch of a client or a stack.
+
+        Args:
+            last: Does nobody follow in this round?
+        """
+        assert self._start is not None
+        self._scales.append(self._loss_scale())
+        self._most_steps = max(self._most_steps, self._steps)
+        if self._per_batch and self._steps > self._longest_steps:
+            self._longest, self._longest_steps, self._longest_is_last = self._moment(), self._steps, last
+        if not last:  # whoever looks before the next batch starts sees the next client's
+            self._restore(self._start)
+
+    def end_round(self) -> None:
+        """The schedules as the longest client of the federation leaves them; the smallest loss scale."""
+        start, self._start = self._start, None
+        assert start is not None
+        steps = self._steps_of_longest()
+        if self._per_batch:
+            self._leave_at_longest(start, steps)
+        self.now += max(steps, self._most_steps)
+        self._load_scale(min(filter(None, self._scales), key=lambda s: s["scale"], default=None))
+        self._give_back()
+
+    def _leave_at_longest(self, start: _Moment, steps: int) -> None:
+        again = self._longest is None or not self._longest_is_last
+        if again:
+            self._restore(self._longest or start)
+        for step in range(self._longest_steps + 1, steps + 1):  # of who holds more, and is not in this round
+            for config, every in zip(self._per_batch, self._frequencies, strict=True):
+                if min(step * self._accumulate, self._batches) % every == 0:
+                    self._step(config)
+        if again:  # Lightning has stepped these before the last batch was over
+            for config in self._trainer.lr_scheduler_configs:
+                due = (self._trainer.current_epoch + 1) % config.frequency == 0
+                if config.interval == "epoch" and due and not config.reduce_on_plateau:
+                    self._step(config)
+
+    def _step(self, config: Any) -> None:
+        self._trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
+
+    def abandon(self) -> None:
+        """Give up the open round, if there is one: everything as it was before."""
+        if self._elsewhere is not None:
+            self.end_batch()
+        if self._start is not None:
+            self._restore(self._start)
+            self._load_scale(self._scale)
+            self._start = None
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Plain integers again."""
+        if isinstance(self._trainer.accumulate_grad_batches, OfOneClient):
+            self._trainer.accumulate_grad_batches = self._accumulate
+        for config, every in zip(self._per_batch, self._frequencies, strict=True):
+            config.frequency = every
+
+    # ---- what is put back -----------------------------------------------------------------------------
+
+    @property
+    def _groups(self) -> list[dict[str, Any]]:
+        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+
+    def _moment(self) -> _Moment:
+        groups = [
+            {name: _copy(value) for name, value in group.items() if name != "params"}
+            for group in self._groups
+        ]
+        configs = self._trainer.lr_scheduler_configs if self._per_batch else []
+        return _Moment(groups, [deepcopy(config.scheduler.state_dict()) for config in configs])
+
+    def _restore(self, moment: _Moment) -> None:
+        for group, values in zip(self._groups, moment.groups, strict=True):
+            group.update({name: _copy(value) for name, value in values.items()})
+        configs = self._trainer.lr_scheduler_configs if self._per_batch else []
+        for config, state in zip(configs, moment.schedules, strict=True):
+            config.scheduler.load_state_dict(deepcopy(state))
+
+    def _loss_scale(self) -> dict[str, Any] | None:
+        scaler = getattr(self._trainer.precision_plugin, "scaler", None)
+        return None if scaler is None else scaler.state_dict()
+
+    def _load_scale(self, state: dict[str, Any] | None) -> None:
+        if state:
+            self._trainer.precision_plugin.scaler.load_state_dict(state)
+
+
+def _copy(value: Any) -> Any:
+    """A rate may be a tensor, which a schedule changes in place."""
+    return value.clone() if isinstance(value, Tensor) else value
