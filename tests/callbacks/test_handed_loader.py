@@ -84,6 +84,7 @@ def test_callbacks_may_look_at_the_loader() -> None:
     assert looks.collate is loader.collate_fn
 
 
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 def test_resumes_with_loaders_handed_over(tmp_path: Path) -> None:
     keep = pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
     loaders = Digits(80).train_dataloader(), Digits().val_dataloader()
