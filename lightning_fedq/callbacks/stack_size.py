@@ -65,8 +65,8 @@ def choose_clients_per_step(
         return 1
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
         rank_zero_warn(
-            "Federated trains one client at a time, because 16-mixed precision scales one client's loss; "
-            "precision='bf16-mixed' has no such scale"
+            "Federated trains one client at a time, which is slower and gives the same results, because "
+            "16-mixed precision scales one client's loss; precision='bf16-mixed' has no such scale"
         )
         return 1
     largest = largest_of(size)

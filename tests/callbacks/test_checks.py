@@ -171,6 +171,6 @@ def test_a_stack_needs_an_elementwise_optimiser() -> None:
         fed=federated(clients_per_step=2),
     )
     fed = federated(clients_per_step="auto")
-    with pytest.warns(UserWarning, match="trains one client at a time: LBFGS is not elementwise"):
+    with pytest.warns(UserWarning, match="one client at a time, .* because LBFGS is not elementwise"):
         make_trainer(fed, max_epochs=1).fit(Classifier(optimizer=lbfgs), datamodule=Digits(80))
     assert fed.clients_per_step_chosen == 1
