@@ -36,7 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "rounds": {"rounds", "core", "randomness", "ranges", "functional", "privacy", "torch"},
     "aggregation": {"core", "functional", "rounds", "torch"},
     "_lightning": {"pytorch_lightning", "lightning"},
-    "data": {"data", "matplotlib", *HOST},
+    "data": {"data", "functional", "matplotlib", *HOST},
     "datasets": {"extras", "sklearn", "torchvision", "numpy", *HOST},
     "models": {"extras", "opacus", "torchvision", "torchmetrics", *HOST},
     "strategies": {"rounds", "core", "functional", "torchmetrics", *HOST},

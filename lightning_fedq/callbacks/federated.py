@@ -88,10 +88,10 @@ class Federated(pl.Callback):
         local_epochs: Passes of each client over its data in a round, >= 1. The Trainer's
             `limit_train_batches` shortens every pass of every client, as it would one loader's.
         local_steps: Batches of each client in a round, >= 1, instead of `local_epochs`.
-        clients_per_step: How many clients train side by side in one step. "auto" tries a stack and one
-            client at a time before the first round and keeps what is faster. Both give the same
-            weights up to rounding where training has no randomness of its own such as dropout
-            masks; for runs that agree to the last bit on any machine give a number.
+        clients_per_step: How many clients train side by side in one step. "auto" decides by the size of the
+            model and of a step, never by the clock (`callbacks.stack_size`). Any number gives the same
+            weights up to rounding, dropout masks and other random numbers of the training included;
+            only random transforms in worker processes are the workers' own.
         target: What is quantised: "updates" (local - global) or, as in the CorBin paper, "weights".
         ranges: Rule for the quantiser's range; None is `AdaptiveRange()` for updates and
             `PreviousMinMax()` for weights.
@@ -216,7 +216,9 @@ class Federated(pl.Callback):
         self._training = LocalTraining(
             trainer,
             self._local,
-            lambda: ClientParallelStrategy(trainer, self._local.names, self.clients_per_step_chosen),
+            lambda: ClientParallelStrategy(
+                trainer, self._local.names, self.clients_per_step_chosen, turns=self._loader.turns
+            ),
             self._engine,
             clock,
             self._coming_stacks,

@@ -31,8 +31,8 @@ from torch import Tensor
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks.lookup import federated_of
 from lightning_fedq.data.batches import LocalWork
-from lightning_fedq.data.loader import seed_everywhere
 from lightning_fedq.functional.batch_sampling import GradientMoments, solve_probability, update_variance
+from lightning_fedq.functional.generator_turns import seed_everywhere
 from lightning_fedq.functional.total_variation import isotropic_tv
 from lightning_fedq.leakage.control import (
     NoiseLevel,
@@ -42,7 +42,7 @@ from lightning_fedq.leakage.control import (
     with_noise,
 )
 from lightning_fedq.rounds import RoundPlan
-from lightning_fedq.strategies.client_parallel import StackedStep
+from lightning_fedq.strategies.client_parallel import StackedStep, further_arguments
 
 _LEAST_SAMPLES = 4
 
@@ -218,7 +218,7 @@ class LeakageBudget(pl.Callback):
             with torch.random.fork_rng(self._devices()):
                 seed_everywhere(seed)
                 with trainer.precision_plugin.train_step_context():
-                    _, found, _ = step(weights, batch, 0, common=True)
+                    _, found, _ = step(weights, batch, *further_arguments(module), common=True)
         except (RuntimeError, TypeError, ValueError) as error:
             raise ValueError(
                 "LeakageBudget needs the gradient of every sample, and training_step can't be mapped over "

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 from torch import Tensor
@@ -24,8 +25,7 @@ def round_stacks(
 ) -> list[Stack]:
     """Cut the clients that answer into stacks of equal batch shapes, all of which shuffle or none.
 
-    Stacks of one kind differ by at most one client. A client's seeds do not depend on the
-    other clients; the dropout masks of a stack of two or more follow from its first client's.
+    Stacks of one kind differ by at most one client. A client's seeds do not depend on the other clients.
 
     Args:
         plan: The round.
@@ -48,7 +48,9 @@ def round_stacks(
         for start, stop in pairwise(bounds):
             members = tuple(clients[start:stop])
             orders = tuple(plan.stream_seed("data order", c) for c in members) if shuffles else ()
-            stacks.append(Stack(members, sizes, plan.stream_seed("training", members[0]), orders))
+            first = plan.stream_seed("training", members[0])
+            seed_of = partial(plan.stream_seed, "training")
+            stacks.append(Stack(members, sizes, first, orders, training_seed_of=seed_of))
     return stacks
 
 

@@ -7,7 +7,7 @@ samples, whose sizes differ from client to client, so that clients then train on
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -23,9 +23,10 @@ class Stack:
     Args:
         clients: The clients; none at all stands for one idle step, the round of nobody.
         batch_sizes: Samples of each client's first, second, ... batch.
-        training_seed: Seed of torch's generators while the stack trains.
+        training_seed: Seed of torch's generators while the stack's first client trains.
         order_seeds: Seed of each client's data order; empty where there is nothing to shuffle.
         samples: Indices of each batch of the only client, where a rule has drawn them.
+        training_seed_of: Seed of torch's generators while any one client trains.
     """
 
     clients: tuple[int, ...]
@@ -33,6 +34,11 @@ class Stack:
     training_seed: int
     order_seeds: tuple[int, ...]
     samples: tuple[Tensor, ...] = field(default=(), compare=False)
+    training_seed_of: Callable[[int], int] = field(default=int, compare=False)
+
+    def row_seed(self, row: int) -> int:
+        """Seed of torch's generators while the client of a row trains."""
+        return self.training_seed_of(self.clients[row]) if row else self.training_seed
 
 
 def pass_sizes(

@@ -3,9 +3,11 @@
 The batches of a stack of clients have the same shapes, and arrive as one batch with a leading client
 dimension. A client on its own gets its batches
 as the user's own loader would have made them. Nothing here depends on the order of the clients: the
-data order of a client follows from its own seed, and torch's generators are re-seeded at the start
-of every stack, right before its first batch is fetched, so that dropout masks and random transforms
-do not depend on who trained before. That re-seeding is the package's one use of the global generator.
+data order of a client follows from its own seed, and torch's generators are re-seeded for every client
+right before its first batch is fetched, so that dropout masks and random transforms do not depend on who
+trained before; in a stack the clients take turns (`functional.generator_turns`), so that they do not depend
+on who trains beside it either. Only worker processes, whose generators are torch's own, know no turns. That
+re-seeding is the package's one use of the global generator.
 """
 
 from __future__ import annotations
@@ -25,11 +27,14 @@ from torch.utils.data import (
     Subset,
     TensorDataset,
     default_collate,
+    get_worker_info,
 )
 
 from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.data.labels import labels_of
 from lightning_fedq.data.partition import Partition
+from lightning_fedq.functional.batch_stack import stacked
+from lightning_fedq.functional.generator_turns import GeneratorTurns, seed_everywhere
 
 
 def check_loader(loader: object) -> DataLoader[Any]:
@@ -115,16 +120,24 @@ def deal_out(
 class ClientBatches(Dataset[Any]):
     """The batch of given samples: index `(batch,)` for one client, `(clients, batch)` for a stack.
 
+    Batches of clients that differ in shape come as `UnequalBatches`, one a client.
+
     A batch of nobody is one sample of zeros, which has the structure of a sample and nobody's values.
 
     Args:
         dataset: Map-style dataset. A `TensorDataset` with the default collation, or a subset of one,
             is read with one `index_select` a tensor, whatever the number of clients.
         collate_fn: Makes a batch of a list of samples.
+        turns: The clients' sequences of torch's random numbers, for random transforms; None is one for all.
     """
 
-    def __init__(self, dataset: Dataset[Any], collate_fn: Callable[[list[Any]], Any]) -> None:
-        self._dataset, self._collate = dataset, collate_fn
+    def __init__(
+        self,
+        dataset: Dataset[Any],
+        collate_fn: Callable[[list[Any]], Any],
+        turns: GeneratorTurns | None = None,
+    ) -> None:
+        self._dataset, self._collate, self._turns = dataset, collate_fn, turns or GeneratorTurns()
         self._tensors: tuple[Tensor, ...] | None = None
         self._subset: Tensor | None = None
         if collate_fn is default_collate:
@@ -139,7 +152,12 @@ class ClientBatches(Dataset[Any]):
             self._tensors, self._subset = dataset.tensors, subset
 
     def __getitem__(self, indices: Tensor) -> Any:
-        """Fetch one batch."""
+        """Fetch one batch, each client in its turn."""
+        in_turn = get_worker_info() is None  # type: ignore[no-untyped-call]
+        return self.fetch(indices, self._turns if in_turn else GeneratorTurns())
+
+    def fetch(self, indices: Tensor, turns: GeneratorTurns) -> Any:
+        """Fetch one batch, the clients of a stack from given sequences of random numbers."""
         if not indices.numel():
             return tree_map_only(Tensor, torch.zeros_like, self._one([0]))
         if self._tensors is not None:
@@ -151,7 +169,11 @@ class ClientBatches(Dataset[Any]):
             ]
         if indices.dim() == 1:
             return self._one(indices.tolist())
-        return default_collate([self._one(row) for row in indices.tolist()])
+        rows = []
+        for index, row in enumerate(indices.tolist()):
+            with turns.of(index):
+                rows.append(self._one(row))
+        return stacked(rows)
 
     def _one(self, indices: list[int]) -> Any:
         fetch = getattr(self._dataset, "__getitems__", None)
@@ -166,6 +188,9 @@ class ClientLoader:
         work: What each client holds, and how it passes over it.
         stacks: Returns the stacks of the round to come, in the order in which they train.
         length: Returns the number of its steps; None counts those of its stacks.
+
+    Attributes:
+        turns: The sequences of torch's random numbers of the present stack's clients, in its order.
     """
 
     def __init__(
@@ -176,7 +201,8 @@ class ClientLoader:
         length: Callable[[], int] | None = None,
     ) -> None:
         self.loader, self._work, self._stacks, self._length = loader, work, stacks, length
-        self._batches = ClientBatches(loader.dataset, loader.collate_fn)
+        self.turns = GeneratorTurns()
+        self._batches = ClientBatches(loader.dataset, loader.collate_fn, self.turns)
         alike = len({len(held) for held in work.held}) == 1
         self._table = torch.stack(list(work.held)) if alike else None
         self._generator = torch.Generator()
@@ -276,8 +302,8 @@ class ClientLoader:
         return torch.cat(passes)[:total]
 
     def fetch(self, indices: Tensor) -> Any:
-        """One batch of given samples, to try something on."""
-        return self._batches[indices]
+        """One batch of given samples, to try something on; the clients' sequences do not move."""
+        return self._batches.fetch(indices, GeneratorTurns())
 
     def round_indices(self) -> Iterator[Tensor]:
         """Yield the sample indices of every batch of the round."""
@@ -294,15 +320,9 @@ class ClientLoader:
             batches = iter(self._workers)
         for stack in stacks:
             seed_everywhere(stack.training_seed)
+            self.turns.begin(stack.row_seed)
             for _ in stack.batch_sizes:
                 yield next(batches)
-
-
-def seed_everywhere(seed: int) -> None:
-    """`torch.manual_seed`, but for devices in use only: it takes 0.4 ms to prepare those that are not."""
-    torch.default_generator.manual_seed(seed)
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.manual_seed_all(seed)
 
 
 class _Indices:

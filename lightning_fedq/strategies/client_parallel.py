@@ -13,7 +13,10 @@ names, all three), and leaves everything else to them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -33,8 +36,12 @@ from torch.optim import (
     RMSprop,
     Rprop,
 )
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.functional.batch_stack import UnequalBatches, groups_alike, stack_batches
+from lightning_fedq.functional.generator_turns import GeneratorTurns, generator_state, same_state
+from lightning_fedq.strategies.client_draws import ClientDraws
 from lightning_fedq.strategies.stacked_logs import StackedLogs
 
 ELEMENTWISE_OPTIMIZERS = (SGD, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, Rprop, Adagrad, Adadelta, ASGD)
@@ -52,6 +59,13 @@ class _TrainingStep(nn.Module):
         return self.module.training_step(*args)
 
 
+def further_arguments(module: pl.LightningModule) -> tuple[int, ...]:
+    """What `training_step` is given behind the batch: a batch index, where there is a place for it."""
+    parameters = inspect.signature(module.training_step).parameters.values()
+    takes_more = len(parameters) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
+    return (0,) if takes_more else ()
+
+
 class StackedStep:
     """Losses and gradients of a stack of clients, by mapping one module's `training_step` over them.
 
@@ -61,12 +75,18 @@ class StackedStep:
         module: The module.
         names: Names of the parameters that differ between clients, in the order of the flat vector.
         buffer_names: Names of the buffers that training changes, such as running statistics and counters.
+        turns: The clients' sequences of torch's random numbers; without it one sequence serves them all.
     """
 
     def __init__(
-        self, module: pl.LightningModule, names: Sequence[str], buffer_names: Sequence[str] = ()
+        self,
+        module: pl.LightningModule,
+        names: Sequence[str],
+        buffer_names: Sequence[str] = (),
+        turns: GeneratorTurns | None = None,
     ) -> None:
         self.module, self._step = module, _TrainingStep(module)
+        self._turns, self._draws = turns, False
         parameters = dict(module.named_parameters())
         self.names = [f"module.{name}" for name in names]
         self.buffer_names = [f"module.{name}" for name in buffer_names]
@@ -76,9 +96,7 @@ class StackedStep:
         self._logs = StackedLogs(module)
         self._caught: list[Tensor] = []
         self._constants: dict[str, Any] = {}
-        gradients = grad_and_value(self._one_client, has_aux=True)
-        self._own = vmap(gradients, in_dims=(0, 0, 0), randomness="different")
-        self._common = vmap(gradients, in_dims=(None, 0, 0), randomness="different")
+        self._gradients = grad_and_value(self._one_client, has_aux=True)
 
     def __call__(
         self,
@@ -87,31 +105,52 @@ class StackedStep:
         *args: Any,
         common: bool = False,
         buffers: Sequence[Tensor] = (),
+        rows: Sequence[int] | None = None,
     ) -> tuple[Tensor, list[Tensor], dict[str, Any]]:
         """Run one step.
 
         Args:
             weights: One tensor a parameter, `(clients, *shape)`.
-            batch: A batch whose tensors lead with a client dimension.
+            batch: A batch whose tensors lead with a client dimension; what else it holds is common.
             args: Further arguments of `training_step`, the same for every client.
             common: All clients still share one set of weights, each of its tensors `shape`: the
                 forward pass is one big batch.
             buffers: One tensor a buffer, `(clients, *shape)`; they are overwritten by what the step
                 makes of them.
+            rows: Which sequences of random numbers are the clients'; None is the first ones.
 
         Returns:
             The mean loss, the gradients, each `(clients, *shape)`, and what else `training_step`
             returned.
         """
-        run = self._common if common else self._own
         self._args, self._constants = args, {}
+        leaves, spec = tree_flatten(batch)
+        mapped = [0 if isinstance(leaf, Tensor) else None for leaf in leaves]
+        in_dims = (None if common else 0, 0, tree_unflatten(mapped, spec))
+        run = vmap(self._gradients, in_dims=in_dims, randomness="different")
         state = dict(zip(self.buffer_names, buffers, strict=True))
-        with self._logs.catching():
-            weights_of = dict(zip(self.names, weights, strict=True))
-            gradients, (losses, (self._caught, extra, changed)) = run(weights_of, state, batch)
+        weights_of = dict(zip(self.names, weights, strict=True))
+        clients = range(next(len(leaf) for leaf in leaves if isinstance(leaf, Tensor)))
+        found = self._run(lambda: run(weights_of, state, batch), clients if rows is None else rows)
+        gradients, (losses, (self._caught, extra, changed)) = found
         for name, buffer in state.items():
             buffer.copy_(changed[name])
         return losses.mean(), list(gradients.values()), {**self._constants, **extra}
+
+    def _run(self, step: Callable[[], Any], rows: Sequence[int]) -> Any:
+        """Run a mapped step; one that draws random numbers again, each client from its own sequence."""
+        if self._turns is None:
+            with self._logs.catching(), _quiet():
+                return step()
+        if not self._draws:
+            before = generator_state()
+            with self._logs.catching(), _quiet():
+                found = step()
+            if same_state(before, generator_state()):
+                return found
+            self._draws = True
+        with self._logs.catching(), _quiet(), ClientDraws(self._turns, rows):
+            return step()
 
     def _one_client(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], batch: Any
@@ -135,6 +174,14 @@ class StackedStep:
         self._logs.replay(self._caught, num_clients, batch, log)
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without functorch's word on operations that it maps slowly, which asks users to report them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="There is a performance drop")
+        yield
+
+
 class ClientParallelStrategy:
     """Trains stacks of clients on the trainer's own strategy, between `attach` and `detach`.
 
@@ -147,16 +194,22 @@ class ClientParallelStrategy:
         capacity: Most clients a stack holds.
         buffer_names: Names of the buffers that training changes, of any dtype; they follow the
             parameters in the flat vector.
+        turns: The clients' sequences of torch's random numbers; None lets a stack share one.
     """
 
     def __init__(
-        self, trainer: pl.Trainer, names: Sequence[str], capacity: int, buffer_names: Sequence[str] = ()
+        self,
+        trainer: pl.Trainer,
+        names: Sequence[str],
+        capacity: int,
+        buffer_names: Sequence[str] = (),
+        turns: GeneratorTurns | None = None,
     ) -> None:
         self._trainer, self._strategy = trainer, trainer.strategy
         self._precision = trainer.precision_plugin
         self._optimizer: Optimizer = trainer.optimizers[0]
         module = trainer.lightning_module
-        self._step = StackedStep(module, names, buffer_names)
+        self._step = StackedStep(module, names, buffer_names, turns)
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         self._owners = _owners([parameters[name] for name in names], self._optimizer)
         members = [*(parameters[name] for name in names), *(buffers[name] for name in buffer_names)]
@@ -251,6 +304,8 @@ class ClientParallelStrategy:
             return torch.zeros((), device=self._updates.device)
         batch, *rest = (*args, *kwargs.values())
         with self._precision.train_step_context():
+            if isinstance(batch, UnequalBatches):
+                return self._unequal_step(batch, rest)
             weights = self._active
             if self._common:
                 weights = [s.to(weights[0].dtype) for s in self._start[: len(weights)]]
@@ -260,6 +315,21 @@ class ClientParallelStrategy:
         self._common = False
         self._step.replay(self._num_clients, batch)
         return {"loss": loss, **extra} if extra else loss
+
+    def _unequal_step(self, batches: UnequalBatches, args: Sequence[Any]) -> Tensor:
+        """One step of clients whose batches do not stack: of every group of them that do, in turn."""
+        assert self._active is not None
+        losses: list[Tensor] = []
+        self._gradients, self._common = [torch.empty_like(weight) for weight in self._active], False
+        for rows in groups_alike(batches):
+            batch, index = stack_batches([batches[row] for row in rows]), torch.tensor(rows)
+            weights, buffers = ([m[index] for m in members] for members in (self._active, self._buffers))
+            loss, gradients, _ = self._step(weights, batch, *args, buffers=buffers, rows=rows)
+            self._step.replay(len(rows), batch)
+            losses += [loss] * len(rows)
+            for whole, own in zip((*self._gradients, *self._buffers), (*gradients, *buffers), strict=True):
+                whole[index] = own
+        return torch.stack(losses).mean()
 
     def backward(
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any

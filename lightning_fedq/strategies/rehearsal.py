@@ -1,4 +1,4 @@
-"""Can a stack of clients train side by side here, and is it faster? Tried on a copy, before the first step.
+"""Can a stack of clients train side by side here, and what does a step cost? Tried on a copy beforehand.
 
 The copy is a deep copy of the module, torch's generators are restored afterwards, and nothing is
 logged, so the run itself does not notice.
@@ -7,16 +7,18 @@ logged, so the run itself does not notice.
 from __future__ import annotations
 
 import copy
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.strategies.client_parallel import ELEMENTWISE_OPTIMIZERS, StackedStep
+from lightning_fedq.functional.batch_stack import UnequalBatches, groups_alike, stack_batches
+from lightning_fedq.functional.generator_turns import GeneratorTurns
+from lightning_fedq.strategies.client_parallel import ELEMENTWISE_OPTIMIZERS, StackedStep, further_arguments
 from lightning_fedq.strategies.one_client_hooks import one_client_hook
 
 
@@ -25,13 +27,11 @@ class Rehearsal(NamedTuple):
 
     Args:
         obstacle: Why clients can't train side by side, or None.
-        stacked_seconds: Seconds of one step of the whole stack, all clients.
-        single_seconds: Seconds of one step of one client.
+        flops: Floating-point operations of one client's step, matrix products and convolutions.
     """
 
     obstacle: str | None
-    stacked_seconds: float = 0.0
-    single_seconds: float = 0.0
+    flops: int = 0
 
 
 def elementwise(optimizer: torch.optim.Optimizer) -> bool:
@@ -40,7 +40,7 @@ def elementwise(optimizer: torch.optim.Optimizer) -> bool:
 
 
 def rehearse(
-    trainer: pl.Trainer, names: Sequence[str], batch: Any, measure: bool, buffer_names: Sequence[str] = ()
+    trainer: pl.Trainer, names: Sequence[str], batch: Any, buffer_names: Sequence[str] = ()
 ) -> Rehearsal:
     """Try one step of a stack on a copy of the module.
 
@@ -48,20 +48,56 @@ def rehearse(
         trainer: Trainer of a fit that has not begun to train.
         names: Names of the trained parameters.
         batch: First batch of a stack, on the device; its tensors lead with a client dimension of 2 or more.
-        measure: Also take the time, and that of one client's ordinary step.
         buffer_names: Names of the buffers that training changes.
     """
     if hook := one_client_hook(trainer):
         return Rehearsal(hook)
     module = trainer.lightning_module
+    if obstacle := _known_obstacle(module):
+        return Rehearsal(obstacle)
+    if isinstance(batch, UnequalBatches):
+        groups = groups_alike(batch)
+        if 2 * len(groups) > len(batch):
+            return Rehearsal(
+                f"the batches of {len(batch)} clients are of {len(groups)} kinds: tensors of other shapes, "
+                "or strings and objects that differ"
+            )
+        batch = stack_batches([batch[index] for index in max(groups, key=len)])
     devices = [trainer.strategy.root_device.index or 0] if trainer.strategy.root_device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         try:
-            return _try(trainer, copy.deepcopy(module), names, batch, measure, buffer_names)
+            return _try(trainer, copy.deepcopy(module), names, batch, buffer_names)
         except Exception as error:  # whatever the user's code or vmap raises is the answer
-            return Rehearsal(
-                f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
-            )
+            return Rehearsal(_in_words(error))
+
+
+_WORDS = {
+    "inplace randomness": "training_step draws in place on a tensor that is the same for all clients, as "
+    "torch.distributions does; torch.randn_like maps",
+    "data-dependent control flow": "training_step branches on tensors (data-dependent control flow)",
+    ".item()": "training_step takes the value of a tensor out, with .item() or float()",
+}
+"""What of functorch's and torch's errors stands for what in a training step."""
+
+
+def _known_obstacle(module: pl.LightningModule) -> str | None:
+    for name, part in module.named_modules():
+        if isinstance(part, nn.RNNBase):
+            return f"{name} ({type(part).__name__}) keeps a list of its weights, which can't be one a client"
+    if getattr(module, "_compiler_ctx", None) is not None:
+        return (
+            "torch.compile(module) has compiled training_step for one client; compile a part of the module, "
+            "as in module.net = torch.compile(module.net), to have stacks"
+        )
+    return None
+
+
+def _in_words(error: Exception) -> str:
+    first = str(error).strip().splitlines()[0] if str(error) else ""
+    for part, words in _WORDS.items():
+        if part in first:
+            return words
+    return f"{type(error).__name__}: {first.partition(' Please file')[0]}"
 
 
 def _try(
@@ -69,12 +105,13 @@ def _try(
     module: pl.LightningModule,
     names: Sequence[str],
     batch: Any,
-    measure: bool,
     buffer_names: Sequence[str],
 ) -> Rehearsal:
     module.trainer = trainer
     module.train()
-    step = StackedStep(module, names, buffer_names)
+    turns = GeneratorTurns()
+    turns.begin(int)
+    step = StackedStep(module, names, buffer_names, turns)
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     if len({parameters[name].dtype for name in names}) > 1:
         return Rehearsal("the parameters are of several dtypes")
@@ -84,14 +121,16 @@ def _try(
     changing = [buffers[n].expand(num_clients, *buffers[n].shape).contiguous() for n in buffer_names]
     first = tree_map_only(Tensor, lambda t: t[0], batch)
 
+    args = further_arguments(module)
+
     def stacked() -> None:
         with trainer.precision_plugin.train_step_context():
-            step(stack, batch, 0, buffers=changing)
+            step(stack, batch, *args, buffers=changing)
 
     def single() -> None:
         module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
         with trainer.precision_plugin.train_step_context():
-            output = module.training_step(first, 0)
+            output = module.training_step(first, *args)
         loss: Any = output["loss"] if isinstance(output, dict) else output
         module.zero_grad()
         loss.backward()
@@ -100,23 +139,12 @@ def _try(
     step.replay(num_clients, batch, log=lambda *args, **kwargs: None)
     if leak := _leak(module):
         return Rehearsal(f"training_step keeps tensors in {leak}")
-    single()
+    with FlopCounterMode(display=False) as counter:
+        single()
     unused = [name for name in names if parameters[name].grad is None]
     if unused:
         return Rehearsal(f"parameters {unused} get no gradient, which a stack can't tell from a zero one")
-    return Rehearsal(None, _seconds(stacked), _seconds(single)) if measure else Rehearsal(None)
-
-
-def _seconds(run: Callable[[], None]) -> float:
-    """Best of three, after the caller's warm-up."""
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        run()
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return Rehearsal(None, counter.get_total_flops())
 
 
 def _num_clients(batch: Any) -> int:

@@ -170,9 +170,10 @@ class StackedLogs:
             elif not isinstance(value, Metric):
                 value = torch.full((num_clients,), float(value), device=self._module.device)
             if isinstance(value, Tensor):
-                value = _reduced(value, arguments.get("reduce_fx", "mean"))
-                size = arguments.get("batch_size")
-                if size is None and arguments.get("on_epoch"):
+                reduce_fx = arguments.get("reduce_fx", "mean")
+                value, size = _reduced(value, reduce_fx), arguments.get("batch_size")
+                mean = reduce_fx in ("mean", "avg", torch.mean)
+                if size is None and mean and arguments.get("on_epoch"):
                     size = pl.utilities.data.extract_batch_size(tree_map_only(Tensor, _first, batch))
                 arguments["batch_size"] = num_clients * (size or 1)
             name = arguments.pop("name")

@@ -1,0 +1,70 @@
+"""Several sequences of draws from torch's default generators, taken in turns.
+
+Code that draws without a generator of its own, as dropout and random transforms do, then draws in each turn
+what it would draw if its sequence were the only one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+State = tuple[Tensor, list[Tensor]]
+
+
+def seed_everywhere(seed: int) -> None:
+    """`torch.manual_seed`, but for devices in use only: it takes 0.4 ms to prepare those that are not."""
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.manual_seed_all(seed)
+
+
+def generator_state() -> State:
+    """The state of the CPU's generator, and of those of the devices in use."""
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    return torch.default_generator.get_state(), cuda
+
+
+def set_generator_state(state: State) -> None:
+    """Go back to a state."""
+    torch.default_generator.set_state(state[0])
+    if state[1]:
+        torch.cuda.set_rng_state_all(state[1])
+
+
+def same_state(left: State, right: State) -> bool:
+    """Has nothing been drawn in between?"""
+    pairs = zip((left[0], *left[1]), (right[0], *right[1]), strict=False)
+    return all(torch.equal(a, b) for a, b in pairs)
+
+
+class GeneratorTurns:
+    """One state of torch's default generators for each sequence of draws; made when it is first needed."""
+
+    def __init__(self) -> None:
+        self._seed_of: Callable[[int], int] | None = None
+        self._states: dict[int, State] = {}
+
+    def begin(self, seed_of: Callable[[int], int]) -> None:
+        """Forget the old sequences.
+
+        Args:
+            seed_of: Seed of each new sequence.
+        """
+        self._seed_of, self._states = seed_of, {}
+
+    @contextmanager
+    def of(self, index: int) -> Iterator[None]:
+        """Draw from one sequence; from the generators as they are before the first `begin`."""
+        if self._seed_of is None:
+            yield
+            return
+        if index in self._states:
+            set_generator_state(self._states[index])
+        else:
+            seed_everywhere(self._seed_of(index))
+        yield
+        self._states[index] = generator_state()

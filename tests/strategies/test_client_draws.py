@@ -1,0 +1,139 @@
+"""A client's random numbers are its own: the same alone, and in stacks of any size."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.mechanisms import FedAvg
+from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
+
+
+def dropout(scores: Tensor) -> Tensor:
+    return nn.functional.dropout(scores, 0.5)
+
+
+def feature_dropout(scores: Tensor) -> Tensor:
+    return nn.functional.dropout2d(scores[:, :, None, None], 0.5).flatten(1)
+
+
+def noise(scores: Tensor) -> Tensor:
+    return scores + 0.1 * torch.randn_like(scores) + 0.1 * torch.rand(10)
+
+
+def integers(scores: Tensor) -> Tensor:
+    return scores + 0.1 * torch.randint(3, (len(scores), 1)) + 0.1 * torch.randint_like(scores, 5)
+
+
+def gumbel(scores: Tensor) -> Tensor:
+    return nn.functional.gumbel_softmax(scores)
+
+
+def shuffled(scores: Tensor) -> Tensor:
+    return scores + 0.1 * scores[torch.randperm(len(scores))] + 0.1 * scores[torch.randperm(len(scores))]
+
+
+def coins(scores: Tensor) -> Tensor:
+    return (
+        scores * torch.bernoulli(torch.full_like(scores, 0.5)) + torch.multinomial(scores.softmax(1), 2).sum()
+    )
+
+
+def attention(scores: Tensor) -> Tensor:
+    heads = scores.reshape(1, 1, -1, 10)
+    dropped = nn.functional.scaled_dot_product_attention(heads, heads, heads, dropout_p=0.3)
+    return dropped.reshape(-1, 10) + nn.functional.scaled_dot_product_attention(heads, heads, heads)[0, 0]
+
+
+class Random(Classifier):
+    def __init__(self, draw: Any) -> None:
+        super().__init__()
+        self.draw, self.optimizer = draw, lambda parameters: torch.optim.SGD(parameters, lr=0.3, momentum=0.5)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        inputs, labels = batch
+        return nn.functional.cross_entropy(self.draw(self.backbone(inputs)), labels)
+
+
+def fit(clients_per_step: Any, module: Any, data: Any = None) -> tuple[int, Tensor]:
+    fed = Federated(FedAvg(), 6, seed=0, clients_per_step=clients_per_step)
+    make_trainer(fed).fit(module, datamodule=data or Digits(117))
+    return fed.clients_per_step_chosen, weights_of(module)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
+@pytest.mark.parametrize(
+    "draw", [dropout, feature_dropout, noise, integers, gumbel, shuffled, coins, attention]
+)
+def test_random_numbers_do_not_depend_on_the_stack(draw: Any) -> None:
+    _, alone = fit(1, Random(draw))
+    for size in (2, 4, 6):
+        chosen, weights = fit(size, Random(draw))
+        assert chosen == size
+        torch.testing.assert_close(weights, alone, atol=2e-6, rtol=1e-5)
+
+
+def test_draws_that_begin_late_are_each_clients_own() -> None:
+    """The rehearsal, and the first steps, draw nothing."""
+
+    class Late(Random):
+        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+            inputs, labels = batch
+            scores = self.backbone(inputs)
+            scores = dropout(scores) if self.trainer.current_epoch else scores
+            return nn.functional.cross_entropy(scores, labels)
+
+    _, alone = fit(1, Late(None))
+    chosen, weights = fit(4, Late(None))
+    assert chosen == 4
+    torch.testing.assert_close(weights, alone, atol=2e-6, rtol=1e-5)
+
+
+class Jittered(Dataset[Any]):
+    """A random transform, as an augmentation is."""
+
+    def __len__(self) -> int:
+        return 117
+
+    def __getitem__(self, index: int) -> Any:
+        inputs, labels = digits()
+        return inputs[index] + 0.2 * torch.randn(64), labels[index]
+
+
+class JitteredDigits(Digits):
+    def train_set(self) -> Dataset[Any]:
+        return Jittered()
+
+
+def test_random_transforms_and_masks_come_from_one_sequence() -> None:
+    _, alone = fit(1, Random(dropout), JitteredDigits(117))
+    chosen, weights = fit(4, Random(dropout), JitteredDigits(117))
+    assert chosen == 4
+    torch.testing.assert_close(weights, alone, atol=2e-6, rtol=1e-5)
+
+
+def test_in_place_draws_that_cannot_be_mapped_go_one_client_at_a_time() -> None:
+    def sampled(scores: Tensor) -> Tensor:
+        return torch.distributions.Normal(scores, 0.1).rsample()
+
+    with pytest.warns(UserWarning, match="draws in place") as caught:
+        chosen, weights = fit(4, Random(sampled))
+    assert chosen == 1
+    assert not any("issue" in str(w.message) for w in caught)
+    assert torch.equal(weights, fit(1, Random(sampled))[1])
+
+
+def test_one_seed_is_one_run() -> None:
+    """Six times, with dropout, the default `clients_per_step`, and whatever the global seed."""
+    runs = []
+    for seed in range(3):
+        pl.seed_everything(seed)
+        runs.append(fit("auto", Random(dropout)))
+    assert len({chosen for chosen, _ in runs}) == 1
+    assert all(torch.equal(weights, runs[0][1]) for _, weights in runs)
