@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 
 
+SMALLEST_RADIUS = 1e-300
+
+
 @dataclass(frozen=True)
 class RoundContext:
     """What everybody knows about one round before the first client sends anything.
@@ -44,7 +47,7 @@ class RoundContext:
             two, a client on its own a group of one; the order inside a group gives each client's rank.
         segments: Length of each segment (layer) of the flat vector; they sum to `dim`.
         center: `(len(segments),)` float64, centre of each segment's range, in units of the update.
-        radius: `(len(segments),)` float64, > 0, half-width of each segment's range, same units.
+        radius: `(len(segments),)` float64, >= 1e-300, half-width of each segment's range, same units.
         attempt: 0, and one more for every repetition of the same round, so that no stream is
             ever used for two payloads.
         num_corrupt: Clients of the cohort that may tell a server behind secure aggregation all they know,
@@ -80,9 +83,12 @@ class RoundContext:
             raise ValueError(
                 f"num_corrupt must be in [0, cohort size = {len(clients)}], got {self.num_corrupt}"
             )
-        if bool((self.radius <= 0).any()):
+        if bool((self.radius.double() < SMALLEST_RADIUS).any()):  # float32 has no such number
             smallest = self.radius.min().item()
-            raise ValueError(f"radius must be > 0 in every segment, got {smallest}; set a floor")
+            raise ValueError(
+                f"radius must be > 0 in every segment, {SMALLEST_RADIUS:g} at least, so that 1 / radius is a "
+                f"number; got {smallest}; set a floor"
+            )
 
     @cached_property
     def dim(self) -> int:

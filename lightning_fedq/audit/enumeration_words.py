@@ -25,7 +25,9 @@ _DIM = 2048
 _FAR = 4.0
 _UNIFORM_BITS = 52
 _TOTAL_VARIATION = 2.0**-40
-"""What a sampler may be off by, as stated in the claims of the noise mechanisms."""
+"""What a sampler may be off by, where its claim states a distance: its words are longer than 52 bits."""
+_ODDS = 1 + Fraction(1, 1 << 40)
+"""Relative slack, for the floats of the claim; all other laws are exact, however large epsilon is."""
 
 
 class _ChosenWords(Stream):
@@ -134,9 +136,9 @@ def enumerate_words(mechanism: Mechanism, dithers: tuple[int, ...] = (0,)) -> li
         laws = [exact_law(mechanism, value, dither) for value in (_FAR, -_FAR)]
         for first, second in (laws, laws[::-1]):
             for epsilon in view.epsilons:
-                odds = Fraction(np.exp(epsilon))
+                odds = Fraction(np.exp(epsilon)) * _ODDS
                 delta = sum(max(p - odds * second.get(s, Fraction(0)), Fraction(0)) for s, p in first.items())
-                slack = (1.0 + np.exp(epsilon)) * _TOTAL_VARIATION
+                slack = (1.0 + np.exp(epsilon)) * _TOTAL_VARIATION if claim.slack.distance else 0.0
                 if float(delta) > view.allowed(epsilon) + slack:
                     differs.append(
                         f"{type(mechanism).__name__}: at epsilon {epsilon:.3g} delta is {float(delta):.12g}, "

@@ -85,7 +85,8 @@ def one_bit_thresholds(update: Tensor, center: Tensor, radius: Tensor, coin: Coi
     Args:
         update: `(..., dim)` finite floats.
         center: Broadcastable to `update`, same units.
-        radius: Broadcastable to `update`, > 0.
+        radius: Broadcastable to `update`, >= 1e-300 (`RoundContext` sees to it): its inverse must be finite,
+            or 0 / radius is no number and the level no level.
         coin: The coin.
 
     Returns:

@@ -28,8 +28,10 @@ from lightning_fedq.coding import FixedLength
 from lightning_fedq.core import (
     Adversary,
     LaplaceLoss,
+    Loss,
     Mechanism,
     Message,
+    NonPrivate,
     PrivacyClaim,
     RoundContext,
     Unit,
@@ -38,7 +40,8 @@ from lightning_fedq.mechanisms.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.received import check_received
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
 
-_SLACK = 1e-9
+_MOST_SLACK = 1e-2
+"""Nats that floats may add to a coordinate's epsilon; beyond, the levels are not resolved."""
 _CHUNK = 1 << 16
 
 
@@ -94,6 +97,21 @@ class JoPEQ(Mechanism):
     def attained_epsilon(self) -> float:
         """2 / b: the level against whoever knows the dither."""
         return 2.0 / self.noise_scale
+
+    @property
+    def float_slack(self) -> float:
+        """What floats can add to the loss of a level, at most, in nats.
+
+        A level is an interval of noise that begins `support` + 1 away from 0 at most, so that its chance is
+        at least p = e^(-(support + 1) / b) (1 - e^(-step / b)) / 2. Each end of it is off by the grid of
+        uniforms, 2^-53, by the logarithm's error, z f(z) 2^-51 < 2^-53, and by the rounding of
+        (x + noise) / step + dither, less than (support + 1) 2^-51 of noise at a density of 1 / (2 b) at most:
+        together less than (1 + (support + 1) / b) 2^-51. That is a share of 2 ends of p, in both worlds.
+        """
+        far = (self.support + 1.0) / self.noise_scale
+        chance = 0.5 * math.exp(-far) * -math.expm1(-self.step / self.noise_scale)
+        share = 2.0 * (1.0 + far) * 2.0**-51 / chance if chance > 0.0 else math.inf
+        return -2.0 * math.log1p(-share) if share < 0.5 else math.inf
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         """See `Mechanism.encode`; symbols are int32 levels."""
@@ -153,14 +171,18 @@ class JoPEQ(Mechanism):
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """The Laplace noise of each coordinate, for every dither, against everybody; no more is counted."""
-        loss = LaplaceLoss(
-            self.noise_scale / 2.0 * (1.0 - _SLACK),
-            f"Laplace noise before the quantiser; epsilon = {self.epsilon:g} was asked for",
+        slack = self.float_slack
+        loss: Loss = NonPrivate(
+            "floats of 53 bits do not resolve how unlikely the farthest levels are; choose a smaller epsilon "
+            "or fewer levels"
         )
+        if slack <= _MOST_SLACK:
+            note = f"Laplace noise before the quantiser; epsilon = {self.epsilon:g} was asked for"
+            loss = LaplaceLoss(1.0 / (self.attained_epsilon + slack), note)
         assumptions = (
             ARBITRARY,
             FRESH,
-            "only the level is sent, and float noise gives each level its probability to a relative 1e-9",
+            f"only the level is sent; float noise costs {slack:.1e} of it, counted",
         )
         return tuple(
             PrivacyClaim(who, loss, context.dim, assumptions=assumptions, unit=Unit.COORDINATE)

@@ -1,11 +1,14 @@
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
 import torch
 from scipy.stats import laplace
 
-from lightning_fedq.core import Adversary, LaplaceLoss
+from lightning_fedq.audit.enumeration_words import enumerate_words, exact_law
+from lightning_fedq.core import Adversary, PrivacyClaim, Unit
+from lightning_fedq.losses import LaplaceLoss, NonPrivate
 from lightning_fedq.mechanisms.jopeq import JoPEQ
 from tests.one_round import context_of, decode, encode
 
@@ -79,3 +82,41 @@ def test_golden_symbols():
     context = context_of(mechanism, (3,), (24,))
     symbols = encode(mechanism, torch.linspace(-1, 1, 24)[None], context, [3], seed=1).symbols[0]
     assert "".join(map(str, symbols.tolist())) == "110121111120211102112110"
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "levels"),
+    [(0.001, 65), (1.0, 4096), (12.0, 17), (12.0, 65), (12.0, 4096), (14.0, 65), (18.0, 65)],
+)
+def test_the_exact_law_in_whole_words_is_within_the_claim(epsilon, levels):
+    """Every level's chance, counted over the 2^52 words that the encoder reads, for three dithers."""
+    mechanism = JoPEQ(epsilon, levels)
+    loss = mechanism.claims(context_of(mechanism, (0, 1), (9,)))[0].loss
+    assert isinstance(loss, LaplaceLoss)
+    for dither in (0, 1 << 50, (1 << 52) - 1):
+        high, low = (exact_law(mechanism, value, dither) for value in (4.0, -4.0))
+        assert high.keys() == low.keys()
+        worst = max(abs(math.log(high[level] / low[level])) for level in high)
+        assert worst <= loss.pure_epsilon
+    assert loss.pure_epsilon == pytest.approx(mechanism.attained_epsilon, rel=1e-3)
+
+
+@pytest.mark.parametrize("epsilon", [25.0, 30.0, 60.0])
+def test_levels_that_the_noise_does_not_resolve_are_promised_to_nobody(epsilon):
+    """From 30 on some levels are out of reach of the floats: their loss is infinite."""
+    for claim in JoPEQ(epsilon, 65).claims(context_of(JoPEQ(1.0), (0, 1), (9,))):
+        assert isinstance(claim.loss, NonPrivate)
+        assert "do not resolve" in claim.loss.reason and "smaller epsilon" in claim.loss.reason
+
+
+def test_the_enumeration_sees_an_excess_at_a_large_epsilon():
+    """Its slack is relative: (1 + e^epsilon) 2^-40 would hide the missing tails of today's floats."""
+
+    @dataclass(frozen=True)
+    class Boast(JoPEQ):
+        def claims(self, context):
+            loss = LaplaceLoss(self.noise_scale / 2.0)
+            return tuple(PrivacyClaim(who, loss, context.dim, unit=Unit.COORDINATE) for who in Adversary)
+
+    assert enumerate_words(Boast(25.0, 65))
+    assert not enumerate_words(JoPEQ(12.0, 65))

@@ -185,3 +185,22 @@ def test_frozen_symbols(mechanism):
         for row in encode(mechanism, updates, context, seed=42).symbols
     ]
     assert packed == GOLDEN[type(mechanism).__name__]
+
+
+@pytest.mark.parametrize("radius", [1e-310, 5e-324, 9.9e-301])
+def test_a_radius_without_an_inverse_is_refused(radius):
+    """0 / radius would be 0 * inf: a bit that is never one, where its chance must be at least lo."""
+    with pytest.raises(ValueError, match="radius must be > 0 in every segment, 1e-300 at least"):
+        context_of(LDPQ(1.0), (0,), (4,), radius=radius)
+
+
+def test_both_paths_agree_at_the_smallest_radius():
+    """Frequencies of the compiled path within 5 standard errors of the tensor path's thresholds."""
+    mechanism, values = LDPQ(1.0), [0.0, 1.0, -1.0, 1e-30]
+    coin, one = mechanism.coin, torch.ones(1, dtype=torch.float64)
+    thresholds = ob.one_bit_thresholds(torch.tensor(values), 0.0 * one, 1e-300 * one, coin)
+    assert thresholds.tolist() == [1 << coin.word_bits - 1, coin.high, coin.low, coin.high]
+    bits, _ = bits_of(mechanism, values, radius=1e-300)
+    chances = (thresholds.double() / 2**coin.word_bits).tolist()
+    for row, chance in zip(bits, chances, strict=True):
+        assert abs(row.double().mean().item() - chance) < 5 * math.sqrt(chance * (1 - chance) / DRAWS)
