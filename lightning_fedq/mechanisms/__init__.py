@@ -15,6 +15,8 @@ from lightning_fedq.mechanisms.layered import LayeredGaussian
 from lightning_fedq.mechanisms.ldpq import LDPQ
 from lightning_fedq.mechanisms.mvu import MVU
 from lightning_fedq.mechanisms.near_optimal_utility import NearOptimalUtility
+from lightning_fedq.mechanisms.paired_coins import PairedCoins
+from lightning_fedq.mechanisms.rotated_axes import RotatedAxes
 from lightning_fedq.mechanisms.sigm import SIGM
 from lightning_fedq.mechanisms.sign_rr import SignRR
 from lightning_fedq.mechanisms.stratified import StratifiedCorBin
@@ -38,8 +40,10 @@ __all__ = [
     "LaplaceNoise",
     "LayeredGaussian",
     "NearOptimalUtility",
+    "PairedCoins",
     "PerCoordinateGaussian",
     "PerCoordinateLaplace",
+    "RotatedAxes",
     "SignRR",
     "StratifiedCorBin",
     "SubtractiveDither",

@@ -29,8 +29,10 @@ from lightning_fedq.mechanisms import (
     LaplaceNoise,
     LayeredGaussian,
     NearOptimalUtility,
+    PairedCoins,
     PerCoordinateGaussian,
     PerCoordinateLaplace,
+    RotatedAxes,
     SignRR,
     StratifiedCorBin,
     SubtractiveDither,
@@ -45,6 +47,7 @@ ROWS: list[Mechanism] = [
     CorBin(epsilon=1.0, shared_bits=None),
     AugCorBin(epsilon=2.0, shared_bits=3, unpaired_fraction=0.4),
     StratifiedCorBin(epsilon=1.0, group_size=3),
+    PairedCoins(epsilon=1.0),
     CorrelatedQuantization(),
     CorrelatedQuantization(levels=5),
     GaussianNoise(clip_norm=4.0, noise_multiplier=0.5),
@@ -72,6 +75,7 @@ ROWS: list[Mechanism] = [
     SIGM(clip_value=1.0, noise_multiplier=0.5),
     CSGM(clip_value=1.0, noise_multiplier=0.5, sampling_probability=0.4, bits=2),
     SubtractiveDither(bits=4),
+    RotatedAxes(epsilon=8.0, clip_norm=4.0),
 ]
 DEVICES = [
     "cpu",
@@ -80,11 +84,18 @@ DEVICES = [
 SEGMENTS = (40, 24)
 CLIENTS = (11, 3, 8, 0, 5, 7, 2)  # odd, and not in order
 
-BIASED = (JoPEQ, SignRR)
+BIASED = (JoPEQ, RotatedAxes, SignRR)
 """Their stated bias is tested with each of them."""
 
 EXACT_ERROR = (AggregateGaussian, IrwinHall, LayeredGaussian)
-WHOLE_VECTOR = (GaussianNoise, LaplaceNoise, NearOptimalUtility, DistributedDiscreteGaussian, *EXACT_ERROR)
+WHOLE_VECTOR = (
+    GaussianNoise,
+    LaplaceNoise,
+    NearOptimalUtility,
+    DistributedDiscreteGaussian,
+    RotatedAxes,
+    *EXACT_ERROR,
+)
 """They clip the norm of the whole vector, not coordinates."""
 
 every_mechanism = pytest.mark.parametrize("mechanism", ROWS, ids=repr)

@@ -1,0 +1,148 @@
+"""The private choice of one signed axis: which of 2 D axes, with which chance, and what its decoder is worth.
+
+A unit vector y in D dimensions has 2 D signed axes. The k axes on which it is largest, each with its sign,
+are sent with chance p_top each, the 2 D - k others with chance p_low each, p_top = e^epsilon p_low: two
+levels, so the message is exactly epsilon-LDP whatever y is. For a randomly rotated input the expected message
+points along it with length m = (p_top - p_low) A_k, A_k the expected sum of the k largest |y_j|, so that one
+message over m is unbiased with mean squared error 1 / m^2 - 1; k is chosen to make it small. That is within
+1% of the best epsilon-LDP error up to epsilon 8.
+
+References:
+    The k-closest construction of Isik et al., Exact Optimality of Communication-Privacy-Utility Tradeoffs in
+    Distributed Mean Estimation, 2023, with the signed axes of a randomised Hadamard transform as the
+    codebook. Asi, Feldman, Talwar, Optimal Algorithms for Mean Estimation under Local Differential Privacy,
+    2022 (the bar).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from decimal import ROUND_FLOOR, Decimal, localcontext
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+WORD_BITS = 64
+_NODES = 200
+_FAR = 12.0
+"""Beyond this many standard deviations a normal has no mass that float64 would notice."""
+
+
+@dataclass(frozen=True)
+class AxisChoice:
+    """What a message is drawn by.
+
+    Args:
+        size: D, a power of two.
+        num_top: k, axes that are preferred, in [1, D].
+        threshold: A 64-bit word below it picks one of the k, any other one of the 2 D - k.
+        mean_length: m: length of the expected message of a randomly rotated unit vector, along that vector.
+    """
+
+    size: int
+    num_top: int
+    threshold: int
+    mean_length: float
+
+    @property
+    def top_probability(self) -> float:
+        """Chance that one of the k is sent."""
+        return self.threshold / 2**WORD_BITS
+
+    @property
+    def other_probability(self) -> float:
+        """Chance that one of a given k of the 2 D - k others is sent."""
+        return self.num_top * (1.0 - self.top_probability) / (2 * self.size - self.num_top)
+
+    @property
+    def epsilon(self) -> float:
+        """Attained pure level, in nats; at most what was asked for."""
+        rest = 2**WORD_BITS - self.threshold
+        return math.log((2 * self.size - self.num_top) * self.threshold / (self.num_top * rest))
+
+    @property
+    def mean_squared_error(self) -> float:
+        """Of one decoded message, for a unit vector, summed over D coordinates."""
+        return 1.0 / self.mean_length**2 - 1.0
+
+
+def top_threshold(size: int, num_top: int, epsilon: float) -> int:
+    """floor(2^64 k e^epsilon / (k e^epsilon + 2 D - k)), in 60 decimal digits: rounding only adds privacy."""
+    with localcontext() as context:
+        context.prec = 60
+        weight = num_top * Decimal(epsilon).exp()
+        share = weight / (weight + (2 * size - num_top))
+        return min(int((share * 2**WORD_BITS).to_integral_value(ROUND_FLOOR)), 2**WORD_BITS - 1)
+
+
+def expected_top_sum(size: int, num_top: int) -> float:
+    """A_k: expected sum of the k largest |y_j| of a uniformly random unit vector in D dimensions.
+
+    E sum of the k largest of D half-normals is the integral over u > 0 of E min(k, Binomial(D, 2 Q(u))); the
+    norm of a normal vector is independent of its direction, so dividing by its mean gives the sphere's.
+    Gauss-Legendre on both sides of the point where 2 D Q(u) = k, where the integrand bends.
+    """
+    bend = float(special.ndtri(1.0 - num_top / (2.0 * size)))
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
+    total = 0.0
+    for start, stop in ((0.0, max(bend, 0.0)), (max(bend, 0.0), _FAR)):
+        half = 0.5 * (stop - start)
+        chance = 2.0 * special.ndtr(-(start + half * (nodes + 1.0)))
+        below = _binomial_cdf(num_top - 2, size - 1, chance)
+        fewer = _binomial_cdf(num_top - 1, size, chance)
+        total += half * float(weights @ (size * chance * below + num_top * (1.0 - fewer)))
+    norm = math.sqrt(2.0) * math.exp(special.gammaln((size + 1) / 2.0) - special.gammaln(size / 2.0))
+    return total / norm
+
+
+def _binomial_cdf(most: int, trials: int, chance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """P(Binomial(trials, chance) <= most)."""
+    if most < 0:
+        return np.zeros_like(chance)
+    if most >= trials:
+        return np.ones_like(chance)
+    return np.asarray(special.betainc(trials - most, most + 1, 1.0 - chance))
+
+
+@lru_cache(maxsize=256)
+def best_axis_choice(size: int, epsilon: float) -> AxisChoice:
+    """The choice with the smallest error.
+
+    Args:
+        size: D, a power of two in [1, 2^30].
+        epsilon: Level of one message, > 0 and finite, in nats.
+
+    Raises:
+        ValueError: If a number is out of its range.
+    """
+    if not (1 <= size <= 2**30 and size & (size - 1) == 0):
+        raise ValueError(f"size must be a power of two in [1, 2^30], got {size}")
+    if not 0.0 < epsilon < math.inf:
+        raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")
+
+    def gap(num_top: int, share: float) -> float:
+        return share / num_top - (1.0 - share) / (2 * size - num_top)
+
+    def rough_length(num_top: int) -> float:
+        """Up to a constant: the k largest of many half-normals add up to about 2 D phi(u), k = 2 D Q(u)."""
+        u = float(special.ndtri(1.0 - num_top / (2.0 * size)))
+        odds = num_top / (2 * size - num_top) * math.exp(min(epsilon, 700.0))
+        return gap(num_top, odds / (1.0 + odds)) * math.exp(-u * u / 2.0)
+
+    def choice(num_top: int) -> AxisChoice:
+        threshold = top_threshold(size, num_top, epsilon)
+        length = gap(num_top, threshold / 2**WORD_BITS) * expected_top_sum(size, num_top)
+        return AxisChoice(size, num_top, threshold, length)
+
+    low, high = 1, size  # the length is unimodal in k, and flat at its top
+    while high - low > 2:
+        third = (high - low) // 3
+        if rough_length(low + third) < rough_length(high - third):
+            low += third
+        else:
+            high -= third
+    near = range(max(low - 2, 1), min(high + 2, size) + 1)
+    return max((choice(k) for k in near), key=lambda c: c.mean_length)

@@ -1,0 +1,195 @@
+"""PairedCoins: CorBin repaired, so that a server which sees both bits of a pair still has a finite epsilon.
+
+CorBin's pair shares the words of its coins; a server that sees both bits then meets outcomes that exclude an
+input, and its epsilon is infinite. That is not the price of correlation but of a coupling without noise of
+its own. Here a pair shares what quantises and keeps private what hides (`functional.coupled_coins`): one
+secret bit a coordinate, from the pair's key agreement, so that no shared bit is sent. Bits, wire and decoder
+are LDP-FL's. The error of a pair is 2 / (1 + e^epsilon) of LDP-FL's where updates are small.
+
+What the views get, for a bit of level epsilon with t = tanh(epsilon / 2):
+
+* one bit, and both bits of a pair: pure epsilon. Given the partner's bit, whatever its input, the chance of a
+  one stays in [lo, hi] for every input.
+* the server with the partner, or with the leaked secret: pure ln((1 + t) / (1 - sqrt t)).
+* a sum: as all secrets of the other pairs may be told to the adversary, their members are independent coins
+  with chances in [nu, 1 - nu]; the partner's bit is told, too, and is no coin.
+
+References:
+    Derived for this project, after Salehi et al., CorBin-FL, whose pairs it repairs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fedq.core import (
+    Adversary,
+    CoinSum,
+    HiddenPair,
+    Loss,
+    Message,
+    PmfPairs,
+    PrivacyClaim,
+    RoundContext,
+)
+from lightning_fedq.functional.coupled_coins import coupled_thresholds, flip_threshold, inner_coin
+from lightning_fedq.functional.one_bit import CoinThresholds, coin_thresholds, one_bit_quantize
+from lightning_fedq.functional.one_bit_privacy import randomized_response_pair
+from lightning_fedq.mechanisms.claims import (
+    ARBITRARY,
+    AUTHENTICATED,
+    FRESH,
+    MODELS_ONLY,
+    NO_COLLUSION,
+    SUM_ONLY,
+    independent_claims,
+)
+from lightning_fedq.mechanisms.one_bit import COINS, OneBitMechanism, stack_by_group
+from lightning_fedq.randomness import ClientRandomness
+
+_CHUNK = 1 << 20
+"""Coordinates of a stack that are worked on at once."""
+
+
+@dataclass(frozen=True)
+class PairedCoins(OneBitMechanism):
+    """One-bit coins in pairs that share a secret bit; finite epsilon in every view. An odd client works
+    alone.
+
+    Args:
+        epsilon: Local budget per coordinate and round, > 0 and finite, in nats; it holds for both bits of a
+        pair.
+
+    Example:
+        >>> round(PairedCoins(epsilon=1.0).partner_epsilon, 4)
+        1.5187
+    """
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.epsilon):
+            raise ValueError(
+                f"epsilon must be finite, got {self.epsilon}; without privacy use CorrelatedQuantization()"
+            )
+        inner_coin(coin_thresholds(self.epsilon))
+
+    @property
+    def coin(self) -> CoinThresholds:
+        """The coin that is tossed; the claimed level is a hair wider, for the rounding of thresholds."""
+        return inner_coin(coin_thresholds(self.epsilon))
+
+    @property
+    def partner_epsilon(self) -> float:
+        """Pure level of one bit against a server that also knows the pair's secret."""
+        low, high = coin_thresholds(self.epsilon).probabilities
+        nu = self._nu
+        return math.log(max(high / nu, (1.0 - nu) / low))
+
+    @property
+    def _nu(self) -> float:
+        """Smallest chance of a one, or a zero, given the secret: the flips' less one unit of rounding."""
+        return (flip_threshold(self.coin) - 1) / 2**self.coin.word_bits
+
+    def group_sizes(self, num_clients: int) -> tuple[int, ...]:
+        """Pairs, and one client alone if their number is odd."""
+        return (2,) * (num_clients // 2) + (1,) * (num_clients % 2)
+
+    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+        """See `Mechanism.encode`; symbols are uint8 bits."""
+        rows = update.detach().reshape(len(rand.clients), context.dim).float()
+        center, radius = (context.expand(t.to(rows.device)) for t in (context.center, context.radius))
+        bits, clipped = torch.empty(rows.shape, dtype=torch.uint8, device=rows.device), 0
+        num_rows = max(_CHUNK // context.dim, 1)
+        members = [
+            (group, row, rank)
+            for group, own in stack_by_group(context, rand.clients).items()
+            for row, rank in own
+        ]
+        paired = [member for member in members if len(member[0]) == 2]
+        alone = [member for member in members if len(member[0]) == 1]
+        for kind in (paired, alone):
+            for first in range(0, len(kind), num_rows):
+                part = kind[first : first + num_rows]
+                which = [row for _, row, _ in part]
+                words = np.empty((len(part), context.dim), np.uint32)
+                for own, (group, _, rank) in zip(words, part, strict=True):
+                    rand.private(group[rank], COINS).fill(own)
+                drawn = torch.from_numpy(words.astype(np.int64)).to(rows.device)
+                values = rows[which]
+                clipped += int((((values.double() - center) * (1.0 / radius)).abs() > 1.0).sum())
+                if kind is alone:
+                    bits[which] = one_bit_quantize(values, drawn, center, radius, self.coin)
+                    continue
+                secret = np.stack([_secret(group, rank, context.dim, rand) for group, _, rank in part])
+                told = torch.from_numpy(secret).to(rows.device)
+                limits = coupled_thresholds(values, center, radius, self.coin, told)
+                bits[which] = (drawn < limits).to(torch.uint8)
+        return Message(bits.reshape(update.shape), bits.numel(), clipped)
+
+    def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
+        """At most radius^2 (pairs (2 alpha^2 - 1) + others alpha^2) / n^2.
+
+        The error of a pair, as a function of |x1| and |x2|, has a saddle inside and its maximum where one
+        client is at the edge of the range and the other at its centre.
+        """
+        answered = set(clients)
+        pairs = sum(len(group) == 2 and answered.issuperset(group) for group in context.groups)
+        square = self.coin.scale**2
+        worst = pairs * (2.0 * square - 1.0) + (len(answered) - 2 * pairs) * square
+        return context.radius**2 * worst / len(answered) ** 2
+
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """See the module's text; every view is one loss a coordinate."""
+        claimed = coin_thresholds(self.epsilon)
+        if len(context.groups) == len(context.cohort):
+            return independent_claims(claimed, context)
+        (low, high), nu, corrupt = claimed.probabilities, self._nu, context.num_corrupt
+        one, other = randomized_response_pair(low, high)
+        told, untold = (high, low), (nu, 1.0 - nu)
+        bit = PmfPairs((randomized_response_pair(low, high),), "randomised response, the partner's bit known")
+        known = PmfPairs(((told, untold), (untold, told)), "a bit whose pair's secret is known")
+
+        def behind(num_known: int) -> CoinSum:
+            """`num_known` clients tell what they know; one of them may be the victim's partner."""
+            others = len(context.cohort) - 2
+            places = [HiddenPair(one, other, max(others - num_known, 0))]
+            if num_known:
+                places.append(HiddenPair(told, untold, max(others + 1 - num_known, 0)))
+            note = "one bit among those of the other clients, whose pairs' secrets and partner's bit are told"
+            return CoinSum(nu, 1.0 - nu, tuple(places), note)
+
+        losses: dict[Adversary, Loss] = {
+            Adversary.EAVESDROPPER: bit,
+            Adversary.SERVER: bit,
+            Adversary.SERVER_AND_PARTNER: known,
+            Adversary.CLIENT: behind(1),
+            Adversary.SECAGG_SERVER: behind(corrupt),
+            Adversary.OUTSIDER: behind(0),
+        }
+        colluding = f"the server colludes with {corrupt} clients at most" if corrupt else NO_COLLUSION
+        special = {
+            Adversary.EAVESDROPPER: (),
+            Adversary.SERVER: (NO_COLLUSION, AUTHENTICATED),
+            Adversary.SERVER_AND_PARTNER: (),
+            Adversary.CLIENT: (MODELS_ONLY,),
+            Adversary.SECAGG_SERVER: (SUM_ONLY, colluding, AUTHENTICATED),
+            Adversary.OUTSIDER: (MODELS_ONLY, AUTHENTICATED),
+        }
+        return tuple(
+            PrivacyClaim(who, losses[who], context.dim, assumptions=(ARBITRARY, FRESH, *special[who]))
+            for who in Adversary
+        )
+
+
+def _secret(
+    group: tuple[int, ...], rank: int, dim: int, rand: ClientRandomness
+) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """One secret bit a coordinate, complemented for the pair's second member."""
+    packed = np.empty(-(-dim // 8), np.uint8)
+    rand.peer(group, COINS).fill(packed)
+    return np.unpackbits(packed, count=dim).astype(bool) ^ bool(rank)
