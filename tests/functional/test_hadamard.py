@@ -43,3 +43,17 @@ def test_bad_sizes():
         rotate(torch.zeros(100), torch.ones(64))
     with pytest.raises(ValueError, match="dim must be >= 1, got 0"):
         padded_size(0)
+
+
+@pytest.mark.parametrize("log_size", [0, 1, 2, 3, 5, 6, 7, 12, 13, 14, 17])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_compiled_transform_agrees_with_the_plain_loop_to_the_last_bit(log_size, dtype):
+    size, generator = 1 << log_size, torch.Generator().manual_seed(log_size)
+    values = torch.randn(3, size, dtype=dtype, generator=generator)
+    kept, expected, half = values.clone(), values, 1
+    while half < size:
+        pairs = expected.view(3, size // (2 * half), 2, half)
+        first, second = pairs[:, :, 0], pairs[:, :, 1]
+        expected, half = torch.stack([first + second, first - second], 2).view(3, size), 2 * half
+    assert torch.equal(hadamard(values), expected / math.sqrt(size))
+    assert torch.equal(values, kept)
