@@ -71,8 +71,9 @@ def enumeration() -> list[str]:
 def _reads_one_word(case: AuditCase) -> bool:
     """Does one private word decide a symbol that claims something for itself?"""
     loss = claimed_losses(case.mechanism)[Adversary.EAVESDROPPER]
-    # a discrete Gaussian takes as many words as its rejections need, and its symbols are sums modulo 2^bits
-    several = isinstance(case.mechanism, mechanisms.DistributedDiscreteGaussian)
+    # a discrete Gaussian takes as many words as its rejections need, and its symbols are sums modulo 2^bits;
+    # an axis is drawn in two steps, and says something of the whole update
+    several = isinstance(case.mechanism, mechanisms.DistributedDiscreteGaussian | mechanisms.RotatedAxes)
     return not (case.concentrated or several or isinstance(loss, NonPrivate))
 
 

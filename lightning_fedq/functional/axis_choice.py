@@ -50,7 +50,7 @@ class AxisChoice:
     @property
     def top_probability(self) -> float:
         """Chance that one of the k is sent."""
-        return self.threshold / 2**WORD_BITS
+        return self.threshold / 2.0**WORD_BITS
 
     @property
     def other_probability(self) -> float:
@@ -75,7 +75,7 @@ def top_threshold(size: int, num_top: int, epsilon: float) -> int:
         context.prec = 60
         weight = num_top * Decimal(epsilon).exp()
         share = weight / (weight + (2 * size - num_top))
-        return min(int((share * 2**WORD_BITS).to_integral_value(ROUND_FLOOR)), 2**WORD_BITS - 1)
+        return min(int((share * (1 << WORD_BITS)).to_integral_value(ROUND_FLOOR)), (1 << WORD_BITS) - 1)
 
 
 def expected_top_sum(size: int, num_top: int) -> float:

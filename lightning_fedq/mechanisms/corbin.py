@@ -66,7 +66,8 @@ class CorBin(OneBitMechanism):
         """See `Mechanism.advice`; shared bits are what the infinite losses come from."""
         share = "share no bits (shared_bits=0, or LDPQ)"
         if claim.adversary in (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER):
-            return f"{share}, or add secure aggregation and clients that work alone"
+            repaired = "PairedCoins keeps the pairs and has a finite epsilon here"
+            return f"{repaired}; or {share}, or add secure aggregation and clients that work alone"
         return f"{share}, or more clients that work alone (AugCorBin)"
 
 

@@ -28,19 +28,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq.core import (
-    Adversary,
-    CoinSum,
-    HiddenPair,
-    Loss,
-    Message,
-    PmfPairs,
-    PrivacyClaim,
-    RoundContext,
-)
+from lightning_fedq.core import Adversary, Message, PrivacyClaim, RoundContext, Unit
 from lightning_fedq.functional.coupled_coins import coupled_thresholds, flip_threshold, inner_coin
 from lightning_fedq.functional.one_bit import CoinThresholds, coin_thresholds, one_bit_quantize
 from lightning_fedq.functional.one_bit_privacy import randomized_response_pair
+from lightning_fedq.losses import CoinSum, HiddenPair, Loss, PmfPairs
 from lightning_fedq.mechanisms.claims import (
     ARBITRARY,
     AUTHENTICATED,
@@ -50,11 +42,26 @@ from lightning_fedq.mechanisms.claims import (
     SUM_ONLY,
     independent_claims,
 )
+from lightning_fedq.mechanisms.ldpq import LDPQ
 from lightning_fedq.mechanisms.one_bit import COINS, OneBitMechanism, stack_by_group
 from lightning_fedq.randomness import ClientRandomness
 
 _CHUNK = 1 << 20
 """Coordinates of a stack that are worked on at once."""
+
+
+class _EveryoneHides(CoinSum):
+    """A sum in which all other clients count as coins already, so that a pair that breaks adds none."""
+
+    def after_dropouts(
+        self, group_sizes: Sequence[int], probability: float, failure: float, num_corrupt: int = 0
+    ) -> CoinSum:
+        """See `CoinSum.after_dropouts`; who answers is one coin, whether its partner does or not."""
+        return super().after_dropouts((1,) * sum(group_sizes), probability, failure, num_corrupt)
+
+    def advice(self, steps: float, delta: float) -> str:
+        """See `Loss.advice`."""
+        return super().advice(steps, delta).replace("clients that work alone", "clients")
 
 
 @dataclass(frozen=True)
@@ -93,7 +100,7 @@ class PairedCoins(OneBitMechanism):
     @property
     def _nu(self) -> float:
         """Smallest chance of a one, or a zero, given the secret: the flips' less one unit of rounding."""
-        return (flip_threshold(self.coin) - 1) / 2**self.coin.word_bits
+        return (flip_threshold(self.coin) - 1) / 2.0**self.coin.word_bits
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
         """Pairs, and one client alone if their number is odd."""
@@ -131,6 +138,10 @@ class PairedCoins(OneBitMechanism):
                 bits[which] = (drawn < limits).to(torch.uint8)
         return Message(bits.reshape(update.shape), bits.numel(), clipped)
 
+    def without_noise(self, context: RoundContext) -> OneBitMechanism:
+        """See `Mechanism.without_noise`: the bit says on which side of the centre the value lies."""
+        return LDPQ(epsilon=math.inf)
+
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """At most radius^2 (pairs (2 alpha^2 - 1) + others alpha^2) / n^2.
 
@@ -154,14 +165,14 @@ class PairedCoins(OneBitMechanism):
         bit = PmfPairs((randomized_response_pair(low, high),), "randomised response, the partner's bit known")
         known = PmfPairs(((told, untold), (untold, told)), "a bit whose pair's secret is known")
 
-        def behind(num_known: int) -> CoinSum:
+        def behind(num_known: int) -> _EveryoneHides:
             """`num_known` clients tell what they know; one of them may be the victim's partner."""
             others = len(context.cohort) - 2
             places = [HiddenPair(one, other, max(others - num_known, 0))]
             if num_known:
                 places.append(HiddenPair(told, untold, max(others + 1 - num_known, 0)))
             note = "one bit among those of the other clients, whose pairs' secrets and partner's bit are told"
-            return CoinSum(nu, 1.0 - nu, tuple(places), note)
+            return _EveryoneHides(nu, 1.0 - nu, tuple(places), note)
 
         losses: dict[Adversary, Loss] = {
             Adversary.EAVESDROPPER: bit,
@@ -181,7 +192,13 @@ class PairedCoins(OneBitMechanism):
             Adversary.OUTSIDER: (MODELS_ONLY, AUTHENTICATED),
         }
         return tuple(
-            PrivacyClaim(who, losses[who], context.dim, assumptions=(ARBITRARY, FRESH, *special[who]))
+            PrivacyClaim(
+                who,
+                losses[who],
+                context.dim,
+                assumptions=(ARBITRARY, FRESH, *special[who]),
+                unit=Unit.COORDINATE,
+            )
             for who in Adversary
         )
 

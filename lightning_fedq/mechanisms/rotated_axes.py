@@ -27,7 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -35,9 +35,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.coding import FixedLength
-from lightning_fedq.core import Adversary, Mechanism, Message, PmfPairs, PrivacyClaim, RoundContext
+from lightning_fedq.core import Adversary, AuditCase, Mechanism, Message, PrivacyClaim, RoundContext
 from lightning_fedq.functional.axis_choice import AxisChoice, best_axis_choice
 from lightning_fedq.functional.hadamard import padded_size, rotate, rotate_back
+from lightning_fedq.losses import PmfPairs
 from lightning_fedq.mechanisms.claims import ARBITRARY, FRESH
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
 
@@ -118,9 +119,7 @@ class RotatedAxes(Mechanism):
                 (picked % choice.size)[:, None],
                 torch.where(picked < choice.size, 1.0, -1.0)[:, None].double(),
             )
-            outer, inner = _signs(clients[first:last], choice.size, rand)
-            back = rotate_back(rotate_back(columns, outer, choice.size), inner, context.dim)
-            total += back.sum(0)
+            total += _rotate_back(columns, clients[first:last], context.dim, rand).sum(0)
         return (total * (self.clip_norm / choice.mean_length)).float().to(symbols.device)
 
     def code(self, context: RoundContext) -> FixedLength:
@@ -145,6 +144,35 @@ class RotatedAxes(Mechanism):
         loss = PmfPairs((pair,), "one of k preferred axes, or any other")
         return tuple(PrivacyClaim(who, loss, 1, assumptions=(ARBITRARY, FRESH)) for who in Adversary)
 
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`: one message is one draw."""
+        return (AuditCase(self, concentrated=True),)
+
+    def worst_pair(
+        self, client: int, context: RoundContext, public: PublicRandomness
+    ) -> tuple[Tensor, Tensor]:
+        """See `Mechanism.worst_pair`: opposite updates, which prefer disjoint axes.
+
+        The rotation turns the first one into a vector whose first coordinates are its largest, so that the
+        same k symbols are preferred in every round.
+        """
+        size = self.choice(context.dim).size
+        falling = torch.arange(size, 0, -1, dtype=torch.float64)[None] / size
+        first = _rotate_back(falling, [client], context.dim, public)[0]
+        return first, -first
+
+    def lever(self, client: int, context: RoundContext) -> float:
+        """Length of one decoded message over that of an honest mean, `clip_norm`."""
+        return 1.0 / self.choice(context.dim).mean_length
+
+    def without_noise(self, context: RoundContext) -> RotatedAxes:
+        """See `Mechanism.without_noise`: the closest axis, always."""
+        return replace(self, epsilon=500.0)
+
+    def advice(self, claim: PrivacyClaim) -> str:
+        """See `Mechanism.advice`."""
+        return "fewer messages of a client: rounds in which it does not take part cost it nothing"
+
 
 def _parts(count: int, size: int) -> list[tuple[int, int]]:
     step = max(_CHUNK // size, 1)
@@ -166,6 +194,11 @@ def _signs(clients: Sequence[int], size: int, rand: PublicRandomness) -> tuple[T
 def _rotate(rows: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness) -> Tensor:
     outer, inner = _signs(clients, padded_size(dim), rand)
     return rotate(rotate(rows, inner), outer)
+
+
+def _rotate_back(rows: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness) -> Tensor:
+    outer, inner = _signs(clients, rows.shape[1], rand)
+    return rotate_back(rotate_back(rows, outer, rows.shape[1]), inner, dim)
 
 
 def _draw(values: NDArray[np.float64], choice: AxisChoice, stream: Stream) -> int:

@@ -146,3 +146,15 @@ def test_a_survivor_without_its_partner_decodes_unbiased():
 def test_an_epsilon_that_cannot_be_tossed_is_refused(epsilon):
     with pytest.raises(ValueError, match="epsilon"):
         PairedCoins(epsilon=epsilon)
+
+
+def test_dropouts_leave_only_the_coins_that_answer():
+    """Every other client counts as a coin already, so a broken pair's survivor must not count once more."""
+    mechanism = PairedCoins(epsilon=1.0)
+    claims = {claim.adversary: claim for claim in mechanism.claims(context_of(mechanism, range(40), (1,)))}
+    loss = claims[Adversary.OUTSIDER].loss
+    after = loss.after_dropouts((2,) * 20, 0.3, 1e-9)
+    assert loss.victims[0].num_coins == 38
+    # 38 coins that answer with chance 0.7 each: fewer than 9 with probability 1e-9, and never more than 38
+    chances = np.cumsum([math.comb(38, k) * 0.7**k * 0.3 ** (38 - k) for k in range(39)])
+    assert after.victims[0].num_coins == int(np.searchsorted(chances, 1e-9, side="right"))
