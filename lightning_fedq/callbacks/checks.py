@@ -170,7 +170,7 @@ def check_limit(work: LocalWork) -> None:
     idle = [client for client, one_pass in enumerate(work.passes) if not one_pass]
     if not idle:
         return
-    fewest = min(len(pass_sizes(len(work.held[c]), work.batch_size, work.drop_last)) for c in idle)
+    fewest = min(len(pass_sizes(work.pass_length(c), work.batch_size, work.drop_last)) for c in idle)
     shown = ", ".join(map(str, idle[:_NAMED])) + (", ..." if len(idle) > _NAMED else "")
     raise ValueError(
         f"limit_train_batches = {work.limit_batches} leaves clients {shown} without a batch, as a pass over "

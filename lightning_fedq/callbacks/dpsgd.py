@@ -36,7 +36,7 @@ from lightning_fedq.callbacks.sample_checks import (
 )
 from lightning_fedq.callbacks.undo import Undo
 from lightning_fedq.data.batches import LocalWork
-from lightning_fedq.data.loader import ClientBatches, check_loader
+from lightning_fedq.data.loader import ClientBatches, check_plain
 from lightning_fedq.extras import extra
 from lightning_fedq.privacy.samples import SampleStatement
 from lightning_fedq.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
@@ -142,7 +142,7 @@ class DPSGD(pl.Callback):
         ]
 
     def _poisson(self, given: object) -> DataLoader[Any]:
-        loader = check_loader(given)
+        loader = check_plain(given)
         size = len(loader.dataset)  # type: ignore[arg-type]
         self.begin(LocalWork.of(loader, [torch.arange(size)], 1, None))
         self._epoch = PoissonEpoch(self._batches, lambda: self.accounts[0].steps)

@@ -54,8 +54,8 @@ from lightning_fedq.callbacks.undo import Undo
 from lightning_fedq.core import Mechanism
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
 from lightning_fedq.data.datamodule import split_of
-from lightning_fedq.data.labels import label_figure, labels_of
-from lightning_fedq.data.loader import ClientLoader, check_loader, deal_out
+from lightning_fedq.data.labels import Labels, label_figure, labels_of
+from lightning_fedq.data.loader import ClientLoader, check_loader, check_plain, deal_out
 from lightning_fedq.data.partition import IID, Partition
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.randomness import AgreedKeys, Keys, SeededKeys
@@ -85,6 +85,8 @@ class Federated(pl.Callback):
         clients_per_round: Cohort of a round, drawn without replacement; None is everybody.
         dropout_probability: Chance in [0, 1) that a client of the cohort does not answer.
         partition: Who holds which samples; a `FederatedDataModule` may say otherwise.
+        labels: By which a partition deals out, where they are not in the usual places: the index or key of
+            the label in a sample, or one integer a sample.
         local_epochs: Passes of each client over its data in a round, >= 1. The Trainer's
             `limit_train_batches` shortens every pass of every client, as it would one loader's.
         local_steps: Batches of each client in a round, >= 1, instead of `local_epochs`.
@@ -130,6 +132,7 @@ class Federated(pl.Callback):
         clients_per_round: int | None = None,
         dropout_probability: float = 0.0,
         partition: Partition = IID(),  # noqa: B008 (frozen)
+        labels: Labels = None,
         local_epochs: int = 1,
         local_steps: int | None = None,
         clients_per_step: int | Literal["auto"] = "auto",
@@ -146,7 +149,8 @@ class Federated(pl.Callback):
     ) -> None:
         check_numbers(local_epochs, local_steps, clients_per_step, weighting)
         plan_seed = secrets.randbits(63) if seed is None else seed
-        self.mechanism, self.num_clients, self.partition = mechanism, num_clients, partition
+        self.mechanism, self.num_clients = mechanism, num_clients
+        self.partition, self.labels = partition, labels
         self.local_epochs, self.local_steps = local_epochs, local_steps
         self.clients_per_step, self.target, self.smoothing = clients_per_step, target, smoothing
         self.ranges = ranges or (AdaptiveRange() if target == "updates" else PreviousMinMax())
@@ -301,18 +305,20 @@ class Federated(pl.Callback):
 
     def _deal_out(self, trainer: Any) -> None:
         """Who holds what; at the first question, which `configure_optimizers` may ask."""
-        loader = check_loader(self._user_loader())
+        loader = (check_loader if self._rule is None else check_plain)(self._user_loader())
         if self._loaded is not None and self.seed is None:
             self.planner = replace(self.planner, seed=self._loaded["plan_seed"])
         run = RoundPlan(0, (), frozenset(), self.planner.seed)
         generator = torch.Generator().manual_seed(run.stream_seed("partition"))
         split = split_of(self._owner, self.partition)
-        self.client_indices = deal_out(loader, split, self.num_clients, generator)
+        self.client_indices = deal_out(loader, split, self.num_clients, generator, self.labels)
         passes = (self.local_epochs, self.local_steps, self._limit_batches)
         work = LocalWork.of(loader, self.client_indices, *passes)
         if trainer.overfit_batches:
             work = replace(work, shuffle=False)
         check_limit(work)
+        if work.sampling is not None:
+            work.sampling.check(work.held)
         if self._rule is not None:
             self._rule.begin(work)
         self._schedule = Schedule(self.planner, self.mechanism, work, self._rule, self._limit)
@@ -577,4 +583,4 @@ class Federated(pl.Callback):
         Raises:
             ValueError: If the dataset has no integer labels.
         """
-        return label_figure(labels_of(self._loader.loader.dataset), self.client_indices)
+        return label_figure(labels_of(self._loader.loader.dataset, self.labels), self.client_indices)

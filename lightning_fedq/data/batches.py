@@ -13,7 +13,9 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from torch import Tensor
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, SequentialSampler
+
+from lightning_fedq.data.sampling import Sampling, batching_of, sampling_of
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,7 @@ class LocalWork:
         local_steps: Batches in a round, instead of `local_epochs`.
         limit_batches: Trainer's `limit_train_batches`, of every pass of every client: an int is the most
             batches of a pass, a float in [0, 1] the fraction of them that is trained on, rounded down.
+        sampling: How a pass is drawn, where that is no plain order or permutation.
     """
 
     held: Sequence[Tensor]
@@ -87,6 +90,7 @@ class LocalWork:
     local_epochs: int
     local_steps: int | None
     limit_batches: int | float = 1.0
+    sampling: Sampling | None = None
 
     @classmethod
     def of(
@@ -98,14 +102,20 @@ class LocalWork:
         limit_batches: int | float = 1.0,
     ) -> LocalWork:
         """With the settings of the user's own loader."""
-        size, shuffle = loader.batch_size or 1, isinstance(loader.sampler, RandomSampler)
-        return cls(held, size, loader.drop_last, shuffle, local_epochs, local_steps, limit_batches)
+        size, drop_last, sampler = batching_of(loader)
+        shuffle, sampling = not isinstance(sampler, SequentialSampler), sampling_of(loader)[0]
+        return cls(held, size, drop_last, shuffle, local_epochs, local_steps, limit_batches, sampling)
 
     @cached_property
     def passes(self) -> list[tuple[int, ...]]:
         """Each client's batch sizes in one pass."""
         settings = (self.batch_size, self.drop_last, self.limit_batches)
-        return [pass_sizes(len(part), *settings) for part in self.held]
+        return [pass_sizes(self.pass_length(client), *settings) for client in range(len(self.held))]
+
+    def pass_length(self, client: int) -> int:
+        """Samples of one pass of this client, without a limit."""
+        held = len(self.held[client])
+        return held if self.sampling is None else self.sampling.size(held)
 
     @cached_property
     def sizes(self) -> list[tuple[int, ...]]:
@@ -114,7 +124,7 @@ class LocalWork:
 
     def shuffles(self, client: int) -> bool:
         """Is there anything to shuffle for this client?"""
-        return self.shuffle and len(self.held[client]) > self.batch_size
+        return self.shuffle and (self.sampling is not None or len(self.held[client]) > self.batch_size)
 
 
 class BatchRule(Protocol):

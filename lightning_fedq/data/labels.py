@@ -13,36 +13,65 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def labels_of(dataset: Dataset[Any]) -> Tensor:
+_ENOUGH = 20
+"""Of fewer samples nobody can say whether their labels are ids."""
+
+Labels = int | str | Sequence[int] | Tensor | None
+"""Where labels are: an item of every sample, or the labels themselves; None looks in the usual places."""
+
+
+def labels_of(dataset: Dataset[Any], labels: Labels = None) -> Tensor:
     """Return one integer label a sample, `(len(dataset),)` int64.
 
     Looked up where datasets usually keep them (the last tensor of a `TensorDataset`, `targets`,
     `labels`, through any `Subset`); else every sample is read once and its second item taken.
 
+    Args:
+        dataset: Map-style dataset.
+        labels: Which item of a sample is its label, by index or key, or the labels of all samples.
+
     Raises:
-        ValueError: If the samples are not (input, integer label, ...).
+        ValueError: If the samples are not (input, integer label, ...), or what was found looks like an id.
     """
+    found = _find(dataset, labels)
+    if found.dim() != 1 or found.is_floating_point():
+        raise ValueError(
+            f"labels must be one integer a sample, got {found.dtype} of shape {tuple(found.shape)}; use IID()"
+        )
+    num_samples: int = len(dataset)  # type: ignore[arg-type]
+    if len(found) != num_samples:
+        raise ValueError(f"labels must be one integer a sample, got {len(found)} for {num_samples} samples")
+    found = found.long().cpu()
+    alone = int((torch.unique(found, return_counts=True)[1] == 1).sum())
+    if labels is None and num_samples >= _ENOUGH and 2 * alone > num_samples:
+        raise ValueError(
+            f"what looks like the labels of {type(dataset).__name__} is a class of its own for {alone} of "
+            f"{num_samples} samples, as an id would be; say which item of a sample is its label, e.g. "
+            "Federated(labels=1), or give the labels themselves, or use IID()"
+        )
+    return found
+
+
+def _find(dataset: Dataset[Any], labels: Labels) -> Tensor:
+    if not isinstance(labels, int | str | None):
+        return torch.as_tensor(labels)
     if isinstance(dataset, Subset):
-        return labels_of(dataset.dataset)[torch.as_tensor(dataset.indices)]
+        return _find(dataset.dataset, labels)[torch.as_tensor(dataset.indices)]
+    found: Any = None
     if isinstance(dataset, TensorDataset):
-        found: Any = dataset.tensors[-1]
-    else:
+        found = dataset.tensors[-1 if labels is None else int(labels)]
+    elif labels is None:
         found = getattr(dataset, "targets", getattr(dataset, "labels", None))
+    item: Any = 1 if labels is None else labels
     try:
         if found is None:
-            found = [int(dataset[index][1]) for index in range(len(dataset))]  # type: ignore[arg-type]
-        labels = torch.as_tensor(found)
+            found = [int(dataset[index][item]) for index in range(len(dataset))]  # type: ignore[arg-type]
+        return torch.as_tensor(found)
     except (TypeError, ValueError, IndexError, KeyError, RuntimeError) as error:
         raise ValueError(
-            f"found no integer labels in {type(dataset).__name__}; give it a `targets` attribute, or "
-            "use IID()"
+            f"found no integer labels in {type(dataset).__name__}; say which item of a sample is its label, "
+            "e.g. Federated(labels='label'), give it a `targets` attribute, or use IID()"
         ) from error
-    if labels.dim() != 1 or labels.is_floating_point():
-        raise ValueError(
-            f"labels must be one integer a sample, got {labels.dtype} of shape {tuple(labels.shape)}; "
-            "use IID()"
-        )
-    return labels.long().cpu()
 
 
 def label_counts(labels: Tensor, clients: Sequence[Tensor]) -> Tensor:

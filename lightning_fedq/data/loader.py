@@ -22,8 +22,6 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     IterableDataset,
-    RandomSampler,
-    SequentialSampler,
     Subset,
     TensorDataset,
     default_collate,
@@ -31,8 +29,9 @@ from torch.utils.data import (
 )
 
 from lightning_fedq.data.batches import LocalWork, Stack
-from lightning_fedq.data.labels import labels_of
+from lightning_fedq.data.labels import Labels, labels_of
 from lightning_fedq.data.partition import Partition
+from lightning_fedq.data.sampling import batching_of, sampling_of
 from lightning_fedq.functional.batch_stack import stacked
 from lightning_fedq.functional.generator_turns import GeneratorTurns, seed_everywhere
 
@@ -54,21 +53,25 @@ def check_loader(loader: object) -> DataLoader[Any]:
             f"the training set must have a length and an index to be dealt out to clients, "
             f"got the IterableDataset {type(loader.dataset).__name__}; use a map-style Dataset"
         )
-    if loader.batch_size is None:
-        raise ValueError(
-            "a DataLoader with its own batch_sampler can't be federated; give it a batch_size instead"
-        )
-    plain = type(loader.sampler) is SequentialSampler or (
-        type(loader.sampler) is RandomSampler
-        and not loader.sampler.replacement
-        and loader.sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
-    )
-    if not plain:
-        raise ValueError(
-            f"the DataLoader's sampler {type(loader.sampler).__name__} can't be carried over to clients; "
-            "use shuffle=True or False, and choose who holds what with a partition"
-        )
+    sampling_of(loader)
     return loader
+
+
+def check_plain(loader: object) -> DataLoader[Any]:
+    """Return the loader if it takes every sample once a pass, which others may then sample as they need.
+
+    Raises:
+        TypeError: If it is not one DataLoader over a dataset with a length.
+        ValueError: If a sampler of its own prefers some samples.
+    """
+    found = check_loader(loader)
+    if sampling_of(found) != (None, None):
+        name = type(batching_of(found).sampler).__name__
+        raise ValueError(
+            f"the DataLoader's sampler {name} would be replaced, because another rule draws the batches; "
+            "use shuffle=True or False"
+        )
+    return found
 
 
 def deal_out(
@@ -76,6 +79,7 @@ def deal_out(
     partition: Partition | Sequence[Sequence[int]],
     num_clients: int,
     generator: torch.Generator,
+    labels: Labels = None,
 ) -> list[Tensor]:
     """Decide which samples each client holds.
 
@@ -84,6 +88,7 @@ def deal_out(
         partition: A rule, or the sample indices of each client.
         num_clients: How many clients there are.
         generator: Randomness of the rule.
+        labels: Where the labels are, if the partition needs any; None looks in the usual places.
 
     Returns:
         One int64 index tensor a client.
@@ -94,8 +99,13 @@ def deal_out(
     """
     num_samples = len(loader.dataset)  # type: ignore[arg-type]
     if isinstance(partition, Partition):
-        labels = labels_of(loader.dataset) if partition.needs_labels else None
-        parts = partition.split(labels, num_samples, num_clients, generator)
+        there = sampling_of(loader)[1]
+        known = labels_of(loader.dataset, labels) if partition.needs_labels else None
+        if there is None:
+            parts = partition.split(known, num_samples, num_clients, generator)
+        else:
+            known = None if known is None else known[there]
+            parts = [there[p] for p in partition.split(known, len(there), num_clients, generator)]
     else:
         parts = [torch.as_tensor(part, dtype=torch.int64) for part in partition]
         if len(parts) != num_clients:
@@ -105,14 +115,14 @@ def deal_out(
             raise ValueError(
                 f"client indices must lie in [0, {num_samples}), got {indices.min()} to {indices.max()}"
             )
-    assert loader.batch_size is not None
-    least = loader.batch_size if loader.drop_last else 1
+    batching = batching_of(loader)
+    least = batching.batch_size if batching.drop_last else 1
     small = [client for client, part in enumerate(parts) if len(part) < least]
     if small:
         shown = ", ".join(map(str, small[:10])) + (", ..." if len(small) > 10 else "")
         raise ValueError(
             f"clients {shown} hold fewer than {least} samples; use fewer clients, a less skewed partition"
-            + (", a smaller batch_size, or drop_last=False" if loader.drop_last else " or more data")
+            + (", a smaller batch_size, or drop_last=False" if batching.drop_last else " or more data")
         )
     return parts
 
@@ -214,9 +224,9 @@ class ClientLoader:
         return self.loader.dataset
 
     @property
-    def batch_size(self) -> int | None:
+    def batch_size(self) -> int:
         """Samples of one client's whole batch."""
-        return self.loader.batch_size
+        return self._work.batch_size
 
     @property
     def num_workers(self) -> int:
@@ -226,7 +236,7 @@ class ClientLoader:
     @property
     def drop_last(self) -> bool:
         """Is the rest of a client's pass left out?"""
-        return self.loader.drop_last
+        return self._work.drop_last
 
     @property
     def collate_fn(self) -> Callable[[list[Any]], Any]:
@@ -240,9 +250,10 @@ class ClientLoader:
             ValueError: If its dataset is of another length, or its batches of another size.
         """
         old, new = len(self.dataset), len(loader.dataset)  # type: ignore[arg-type]
-        if new != old or loader.batch_size != self.batch_size:
+        size = batching_of(loader).batch_size
+        if new != old or size != self.batch_size:
             raise ValueError(
-                f"the reloaded training loader has {new} samples in batches of {loader.batch_size}, and the "
+                f"the reloaded training loader has {new} samples in batches of {size}, and the "
                 f"split over the clients was of {old} in batches of {self.batch_size}; return one of the "
                 "same length and batch size, or leave reload_dataloaders_every_n_epochs at 0"
             )
@@ -297,8 +308,11 @@ class ClientLoader:
         num_passes = -(-total // used)
         if seed is None:
             return held[:total] if num_passes == 1 else held[:used].repeat(num_passes)[:total]
-        generator = torch.Generator().manual_seed(seed)
-        passes = [held[torch.randperm(len(held), generator=generator)[:used]] for _ in range(num_passes)]
+        generator, sampling = torch.Generator().manual_seed(seed), self._work.sampling
+        if sampling is not None:
+            passes = [sampling.draw(held, generator)[:used] for _ in range(num_passes)]
+        else:
+            passes = [held[torch.randperm(len(held), generator=generator)[:used]] for _ in range(num_passes)]
         return torch.cat(passes)[:total]
 
     def fetch(self, indices: Tensor) -> Any:

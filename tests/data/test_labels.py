@@ -39,8 +39,27 @@ def test_refuses_what_is_not_a_label() -> None:
         ValueError, match=r"one integer a sample, got torch.float32 of shape \(4, 2\); use IID"
     ):
         labels_of(TensorDataset(torch.zeros(4, 2)))
-    with pytest.raises(ValueError, match="found no integer labels in list; give it a `targets` attribute"):
+    with pytest.raises(ValueError, match=r"no integer labels in list; .* Federated\(labels='label'\)"):
         labels_of(["a", "b"])  # type: ignore[arg-type]
+
+
+def test_an_id_is_no_label() -> None:
+    ids = TensorDataset(torch.zeros(40, 3), torch.arange(40) % 4, torch.arange(40))
+    message = r"labels of TensorDataset is a class of its own for 40 of 40 samples, .* Federated\(labels=1\)"
+    with pytest.raises(ValueError, match=message):
+        labels_of(ids)
+    assert torch.equal(labels_of(ids, 1), torch.arange(40) % 4)
+    assert torch.equal(labels_of(Subset(ids, [5, 6]), 1), torch.tensor([1, 2]))
+
+
+def test_labels_that_the_user_points_at() -> None:
+    rows: Any = [{"x": torch.zeros(2), "label": index % 3} for index in range(6)]
+    assert labels_of(rows, "label").tolist() == [0, 1, 2, 0, 1, 2]
+    assert labels_of(rows, [5, 4, 3, 2, 1, 0]).tolist() == [5, 4, 3, 2, 1, 0]
+    with pytest.raises(ValueError, match="no integer labels in list; say which item"):
+        labels_of(rows, "labell")
+    with pytest.raises(ValueError, match="got 2 for 6 samples"):
+        labels_of(rows, [0, 1])
 
 
 def test_counts_and_picture() -> None:

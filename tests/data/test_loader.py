@@ -153,7 +153,11 @@ def test_deal_out_refusals() -> None:
         deal_out(plain, [[0], [24]], 2, generator)
     with pytest.raises(ValueError, match="25 clients can't share 24 samples"):
         deal_out(plain, IID(), 25, generator)
-    assert len(deal_out(plain, Dirichlet(5.0), 2, generator)) == 2
+    assert len(deal_out(plain, Dirichlet(5.0), 2, generator, [0, 1] * 12)) == 2
+
+
+class Buckets(BatchSampler):
+    pass
 
 
 class Endless(IterableDataset[Any]):
@@ -167,12 +171,17 @@ class Endless(IterableDataset[Any]):
         ([1, 2], "must return one torch DataLoader to federate, got list"),
         (DataLoader(Endless()), "got the IterableDataset Endless; use a map-style Dataset"),
         (
-            DataLoader(TENSORS, batch_sampler=BatchSampler(SequentialSampler(TENSORS), 3, False)),
-            "its own batch_sampler can't be federated; give it a batch_size",
+            DataLoader(TENSORS, batch_sampler=Buckets(SequentialSampler(TENSORS), 3, False)),
+            r"batch sampler Buckets can't be dealt out .* FederatedDataModule\(clients=\[loader",
+        ),
+        (DataLoader(TENSORS, batch_size=None), "automatic batching off can't be dealt out"),
+        (
+            DataLoader(TENSORS, sampler=[3, 1, 2]),
+            "sampler list orders all samples at once and can't be asked for a client's",
         ),
         (
-            DataLoader(TENSORS, sampler=WeightedRandomSampler([1.0] * 24, 24)),
-            "sampler WeightedRandomSampler can't be carried over to clients",
+            DataLoader(TENSORS, sampler=WeightedRandomSampler([1.0] * 20, 24)),
+            "has 20 weights for 24 samples; give it one a sample",
         ),
     ],
 )

@@ -1,0 +1,143 @@
+"""Samplers within every client, against the same drawn by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    RandomSampler,
+    SubsetRandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
+
+from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.data import Dirichlet
+from lightning_fedq.mechanisms import FedAvg
+from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
+
+NUM, BATCH, CLIENTS = 120, 10, 4
+
+
+def federated(**settings: Any) -> Federated:
+    return Federated(FedAvg(), CLIENTS, **{"seed": 1, "clients_per_step": 1, **settings})
+
+
+def train_set() -> TensorDataset:
+    inputs, labels = digits()
+    return TensorDataset(inputs[:NUM], labels[:NUM])
+
+
+def weights() -> Tensor:
+    return torch.where(digits()[1][:NUM] == 3, 5.0, 1.0).double()
+
+
+def run(fed: Federated, **loader: Any) -> Tensor:
+    module = Classifier()
+    make_trainer(fed).fit(module, DataLoader(train_set(), **loader), Digits().val_dataloader())
+    return weights_of(module)
+
+
+def by_hand(fed: Federated, draw: Any) -> Tensor:
+    """Two rounds of federated averaging on what `draw(held, generator)` gives each client."""
+    inputs, labels = digits()
+    model = Classifier().backbone
+    parameters = list(model.parameters())
+    for round in range(2):
+        plan = fed.planner.plan(round, fed.mechanism)
+        start = [p.detach().clone() for p in parameters]
+        total = [torch.zeros_like(p) for p in start]
+        for client in plan.survivors:
+            for p, q in zip(parameters, start, strict=True):
+                p.data.copy_(q)
+            generator = torch.Generator().manual_seed(plan.stream_seed("data order", client))
+            for part in draw(fed.client_indices[client], generator).split(BATCH):
+                loss = nn.functional.cross_entropy(model(inputs[part]), labels[part])
+                for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                    p.data.sub_(0.5 * g)
+            for t, p, q in zip(total, parameters, start, strict=True):
+                t += p.detach() - q
+        for p, q, t in zip(parameters, start, total, strict=True):
+            p.data.copy_(q + t / CLIENTS)
+    return weights_of(model)
+
+
+def same(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 4])
+def test_weights_hold_inside_each_client(clients_per_step: int) -> None:
+    fed = federated(clients_per_step=clients_per_step)
+    found = run(fed, batch_size=BATCH, sampler=WeightedRandomSampler(weights(), NUM))
+    same(
+        found,
+        by_hand(fed, lambda held, g: held[torch.multinomial(weights()[held], len(held), True, generator=g)]),
+    )
+
+
+def test_a_sampler_that_draws_half_of_the_samples() -> None:
+    fed = federated()
+    found = run(fed, batch_size=BATCH, sampler=RandomSampler(train_set(), num_samples=NUM // 2))
+    same(found, by_hand(fed, lambda held, g: held[torch.randperm(len(held), generator=g)[: len(held) // 2]]))
+    fed = federated()
+    found = run(fed, batch_size=BATCH, sampler=RandomSampler(train_set(), replacement=True))
+    same(found, by_hand(fed, lambda held, g: held[torch.randint(len(held), (len(held),), generator=g)]))
+
+
+def test_only_the_samples_of_a_subset_are_dealt_out() -> None:
+    fed = federated(partition=Dirichlet(1.0))
+    found = run(fed, batch_size=BATCH, sampler=SubsetRandomSampler(range(0, NUM, 2)))
+    assert sorted(torch.cat(fed.client_indices).tolist()) == list(range(0, NUM, 2))
+
+    def shuffled(held: Tensor, generator: torch.Generator) -> Tensor:
+        return held if len(held) <= BATCH else held[torch.randperm(len(held), generator=generator)]
+
+    same(found, by_hand(fed, shuffled))
+
+
+def test_torch_s_own_batch_sampler_is_a_batch_size() -> None:
+    plain = run(federated(), batch_size=7, shuffle=True, drop_last=True)
+    batches = BatchSampler(RandomSampler(train_set()), 7, drop_last=True)
+    assert torch.equal(run(federated(), batch_sampler=batches), plain)
+
+
+def test_clients_that_cannot_draw() -> None:
+    only_first = torch.zeros(NUM)
+    only_first[0] = 1.0
+    message = "hold too few samples with a weight above zero .* use another partition, fewer clients"
+    with pytest.raises(ValueError, match=message):
+        run(federated(), batch_size=BATCH, sampler=WeightedRandomSampler(only_first, NUM))
+
+
+def test_a_rule_that_draws_its_own_batches_refuses_a_sampler() -> None:
+    data = Digits(NUM, shuffle=False, sampler=WeightedRandomSampler(weights(), NUM))
+    private = DPSGD(1.0, 1.0, delta=1e-3, seed=0)
+    with pytest.raises(ValueError, match="WeightedRandomSampler would be replaced, because another rule"):
+        make_trainer(federated(), private).fit(Classifier(), datamodule=data)
+    with pytest.raises(ValueError, match="WeightedRandomSampler would be replaced, because another rule"):
+        make_trainer(private).fit(Classifier(), datamodule=data)
+
+
+def test_labels_that_are_named() -> None:
+    inputs, labels = digits()
+    rows = TensorDataset(inputs[:NUM], labels[:NUM], torch.arange(NUM))
+
+    class Three(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step(batch[:2], batch_idx)
+
+    fed = federated(partition=Dirichlet(0.5), labels=1)
+    loaders = DataLoader(rows, batch_size=BATCH), Digits().val_dataloader()
+    make_trainer(fed, max_epochs=1).fit(Three(), *loaders)
+    plain = federated(partition=Dirichlet(0.5))
+    make_trainer(plain, max_epochs=1).fit(Classifier(), datamodule=Digits(NUM))
+    assert all(torch.equal(a, b) for a, b in zip(fed.client_indices, plain.client_indices, strict=True))
+    assert fed.label_figure().axes[0].get_ylabel() == "label"
+    with pytest.raises(ValueError, match=r"class of its own for 120 of 120 .* Federated\(labels=1\)"):
+        make_trainer(federated(partition=Dirichlet(0.5))).fit(Three(), *loaders)
