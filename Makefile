@@ -3,7 +3,9 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 export FEDQ_DATA ?= $(abspath $(wildcard ../shared/data))
 
-.PHONY: demo test test-slow check setup clean
+OLDEST ?= .venv-oldest
+
+.PHONY: demo test test-slow test-oldest check setup clean
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -20,6 +22,18 @@ test: setup
 test-slow: setup
 	$(BIN)/python -m pytest -m slow
 
+# the lower bounds of pyproject.toml; other packages warn there of what newer ones have cured
+test-oldest: $(OLDEST)/.ready
+	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 --dist loadfile -o filterwarnings=default \
+		tests/callbacks tests/commands tests/data tests/datasets tests/models tests/strategies \
+		tests/test_cli.py tests/test_configs.py tests/test_lightning_binding.py tests/test_train_example.py
+
+$(OLDEST)/.ready: pyproject.toml constraints-oldest.txt
+	@echo "installing the oldest supported packages into $(OLDEST): gigabytes, minutes"
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --constraint constraints-oldest.txt --editable '.[dev]'
+	touch $@
+
 check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -27,4 +41,4 @@ check: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/test_layers.py
 
 clean:
-	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_fedq.privacy.page import format_epsilon
-from lightning_fedq.privacy.report import PrivacyReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from lightning_fedq.privacy.report import PrivacyReport  # imports torch, which `fedq compare` needs not
 
 Row = dict[str, float]
 BITS_PER_MEGABYTE = 8e6

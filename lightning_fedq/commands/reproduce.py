@@ -5,14 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from jsonargparse import auto_cli
-
 from lightning_fedq.commands.suggestions import nearest
-from lightning_fedq.experiments import EXPERIMENTS
-
-
-def _title(name: str) -> str:
-    return (EXPERIMENTS[name].__doc__ or name).splitlines()[0]
+from lightning_fedq.experiments import EXPERIMENTS, load, title
 
 
 def main(argv: Sequence[str]) -> int:
@@ -20,12 +14,14 @@ def main(argv: Sequence[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: fedq reproduce NAME [options]      fedq reproduce NAME --help\n")
         for name in EXPERIMENTS:
-            print(f"  {name:<14} {_title(name)}")
+            print(f"  {name:<14} {title(name)}")
         return 0
     name, *options = argv
     if name not in EXPERIMENTS:
         print(f"error: there is no experiment {name!r}.{nearest(name, EXPERIMENTS)}", file=sys.stderr)
         print("`fedq reproduce` lists them all", file=sys.stderr)
         return 2
-    auto_cli(EXPERIMENTS[name], args=options, as_positional=False, prog=f"fedq reproduce {name}")
+    from jsonargparse import auto_cli  # half a second to import, and only needed here
+
+    auto_cli(load(name), args=options, as_positional=False, prog=f"fedq reproduce {name}")
     return 0

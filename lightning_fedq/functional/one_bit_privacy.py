@@ -21,8 +21,8 @@ from itertools import pairwise
 
 import numba
 import numpy as np
+import scipy  # its parts are imported when used: `stats` takes half a second
 from numpy.typing import NDArray
-from scipy import special, stats
 
 from lightning_fedq.functional.one_bit import pair_law
 
@@ -267,8 +267,8 @@ def randomized_response_delta(epsilon_bit: float, count: int, epsilon: float) ->
     """
     k = math.floor((epsilon / epsilon_bit + count) / 2.0)
     high = 1.0 / (1.0 + math.exp(-epsilon_bit))
-    upper = float(stats.binom.logsf(k, count, high))
-    lower = float(stats.binom.logsf(k, count, 1.0 - high))
+    upper = float(scipy.stats.binom.logsf(k, count, high))
+    lower = float(scipy.stats.binom.logsf(k, count, 1.0 - high))
     if upper == -math.inf:
         return 0.0
     gap = epsilon + lower - upper
@@ -305,8 +305,8 @@ def _log_cosh(x: float) -> float:
 
 def gaussian_delta(mu: float, epsilon: float) -> float:
     """delta of mu-Gaussian DP at epsilon: Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)."""
-    upper = float(special.log_ndtr(mu / 2.0 - epsilon / mu))
-    lower = float(special.log_ndtr(-mu / 2.0 - epsilon / mu)) + epsilon
+    upper = float(scipy.special.log_ndtr(mu / 2.0 - epsilon / mu))
+    lower = float(scipy.special.log_ndtr(-mu / 2.0 - epsilon / mu)) + epsilon
     return math.exp(upper) * -math.expm1(lower - upper) if lower < upper else 0.0
 
 
@@ -350,8 +350,8 @@ def blanket_epsilon(
         delta: For the binomial mechanism.
         failure: For the event that some coordinate has fewer than k fair coins.
     """
-    k = int(stats.binom.ppf(failure / dim, num_coins, 2.0 * low))
-    while k > 0 and stats.binom.cdf(k - 1, num_coins, 2.0 * low) > failure / dim:
+    k = int(scipy.stats.binom.ppf(failure / dim, num_coins, 2.0 * low))
+    while k > 0 and scipy.stats.binom.cdf(k - 1, num_coins, 2.0 * low) > failure / dim:
         k -= 1
     if k / 4.0 < max(23.0 * math.log(10.0 * dim / delta), 2.0):
         return None
@@ -383,7 +383,7 @@ def common_coin_epsilon(epsilon_bit: float, num_coins: int, dim: int, delta: flo
 def lone_survivor_quantile(num_pairs: int, dropout_probability: float, failure: float) -> int:
     """Largest k with P(fewer than k pairs have exactly one survivor) <= failure (Theorem 4, exact)."""
     chance = 2.0 * dropout_probability * (1.0 - dropout_probability)
-    return _lower_quantile(stats.binom.pmf(np.arange(num_pairs + 1), num_pairs, chance), failure)
+    return _lower_quantile(scipy.stats.binom.pmf(np.arange(num_pairs + 1), num_pairs, chance), failure)
 
 
 def coin_count_quantile(group_sizes: tuple[int, ...], dropout_probability: float, failure: float) -> int:
@@ -401,7 +401,7 @@ def coin_count_quantile(group_sizes: tuple[int, ...], dropout_probability: float
     for size in sorted(set(group_sizes)):
         chance = size * (1.0 - dropout_probability) * dropout_probability ** (size - 1)
         count = group_sizes.count(size)
-        pmf = np.convolve(pmf, stats.binom.pmf(np.arange(count + 1), count, chance))
+        pmf = np.convolve(pmf, scipy.stats.binom.pmf(np.arange(count + 1), count, chance))
     return _lower_quantile(pmf, failure)
 
 
@@ -435,7 +435,7 @@ def bounded_update_rdp(low: float, high: float, num_coins: int, order: float, gr
         laws = np.stack([np.convolve(noise, [1.0 - x, x]) for x in points])
         logs = np.log(np.maximum(laws, np.finfo(np.float64).tiny))  # what underflows weighs nothing
         for law, apart, square in zip(logs, differ, squares, strict=True):
-            moments = special.logsumexp(order * law + (1.0 - order) * logs[apart], axis=1)
+            moments = scipy.special.logsumexp(order * law + (1.0 - order) * logs[apart], axis=1)
             worst = max(worst, float((moments / square[apart]).max()) / (order - 1.0))
     return worst
 

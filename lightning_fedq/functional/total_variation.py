@@ -14,9 +14,8 @@ from __future__ import annotations
 
 import math
 
+import scipy  # its parts are imported when used: `stats` takes half a second
 import torch
-from scipy.optimize import brentq
-from scipy.stats import chi2, norm
 from torch import Tensor
 
 
@@ -47,7 +46,7 @@ def isotropic_tv(dim: int, ratio: float) -> float:
     if ratio == 0.0:
         return 0.0
     crossing = dim * math.log1p(ratio) / ratio
-    return float(chi2.cdf(crossing * (1.0 + ratio), dim) - chi2.cdf(crossing, dim))
+    return float(scipy.stats.chi2.cdf(crossing * (1.0 + ratio), dim) - scipy.stats.chi2.cdf(crossing, dim))
 
 
 def ratio_for_tv(dim: int, target: float) -> float:
@@ -67,7 +66,9 @@ def ratio_for_tv(dim: int, target: float) -> float:
     while isotropic_tv(dim, math.exp(high)) < target:
         high += 10.0
     return math.exp(
-        brentq(lambda log: isotropic_tv(dim, math.exp(log)) - target, low, high, xtol=1e-13, rtol=1e-14)
+        scipy.optimize.brentq(
+            lambda log: isotropic_tv(dim, math.exp(log)) - target, low, high, xtol=1e-13, rtol=1e-14
+        )
     )
 
 
@@ -124,4 +125,4 @@ def shift_tv(mahalanobis: float) -> float:
     >>> round(shift_tv(2.0), 4)
     0.6827
     """
-    return float(2.0 * norm.cdf(mahalanobis / 2.0) - 1.0)
+    return float(2.0 * scipy.stats.norm.cdf(mahalanobis / 2.0) - 1.0)

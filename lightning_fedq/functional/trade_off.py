@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from scipy.stats import beta, chi2
+import scipy  # its parts are imported when used: `stats` takes half a second
 
 LARGEST_LEAKAGE = math.sqrt(math.log(2.0))
 """sqrt(JS) of two beliefs that exclude each other."""
@@ -112,8 +112,8 @@ def clopper_pearson(hits: int, attempts: int, confidence: float = 0.95) -> tuple
     if not 0.0 < confidence < 1.0:
         raise ValueError(f"confidence must be in (0, 1), got {confidence}")
     tail = 0.5 * (1.0 - confidence)
-    low = 0.0 if hits == 0 else float(beta.ppf(tail, hits, attempts - hits + 1))
-    high = 1.0 if hits == attempts else float(beta.ppf(1.0 - tail, hits + 1, attempts - hits))
+    low = 0.0 if hits == 0 else float(scipy.stats.beta.ppf(tail, hits, attempts - hits + 1))
+    high = 1.0 if hits == attempts else float(scipy.stats.beta.ppf(1.0 - tail, hits + 1, attempts - hits))
     return low, high
 
 
@@ -228,7 +228,7 @@ def paper_trade_off_bound(
 
 def near_optimal_gap(dim: int, noise_std: float, tv: float) -> float:
     """Delta of Assumption C.1 for pure noise: the TV/2 quantile of the squared noise norm."""
-    return float(noise_std**2 * chi2.ppf(tv / 2.0, dim))
+    return float(noise_std**2 * scipy.stats.chi2.ppf(tv / 2.0, dim))
 
 
 def free_lunch_bounds(

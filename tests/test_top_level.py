@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lightning_fedq as fedq
+from lightning_fedq import callbacks, data, mechanisms
+from lightning_fedq.cli import OTHERS
+
+
+def test_names_are_those_of_their_modules() -> None:
+    assert fedq.Federated is callbacks.Federated
+    assert fedq.FederatedDataModule is data.FederatedDataModule
+    assert {getattr(fedq, name) for name in mechanisms.__all__} == {
+        getattr(mechanisms, name) for name in mechanisms.__all__
+    }
+    assert all(getattr(fedq, name) is not None for name in fedq._HOME)
+    assert set(fedq.__all__) == set(fedq._HOME) <= set(dir(fedq))
+
+
+def test_type_checkers_know_the_same_names() -> None:
+    tree = ast.parse(Path(fedq.__file__).read_text())
+    imported = {
+        alias.name: node.module
+        for node in ast.walk(tree)
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lightning_fedq.")
+        for alias in node.names
+    }
+    assert imported == {name: f"lightning_fedq.{module}" for name, module in fedq._HOME.items()}
+
+
+def test_a_wrong_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match=r"module 'lightning_fedq' has no attribute 'Federate'"):
+        fedq.Federate  # noqa: B018
+    with pytest.raises(ImportError):
+        from lightning_fedq import Federate  # noqa: F401
+
+
+QUICK = [
+    "import lightning_fedq",
+    "from lightning_fedq.cli import main; main(['--help'])",
+    "from lightning_fedq.cli import main; main(['configs'])",
+    "from lightning_fedq.cli import main; main(['reproduce'])",
+    "import lightning_fedq.commands.compare",
+]
+
+
+@pytest.mark.parametrize("program", QUICK)
+def test_names_and_lists_cost_no_torch(program: str) -> None:
+    """Seconds are not asserted; what takes them is."""
+    heavy = {"torch", "numba", "scipy", "pytorch_lightning", "jsonargparse"}
+    check = f"import sys; {program}; found = {heavy} & set(sys.modules); assert not found, found"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["mechanisms", "tradeoff"])
+def test_help_needs_no_lightning(command: str) -> None:
+    assert command in OTHERS
+    check = (
+        "import sys\n"
+        "from lightning_fedq.cli import main\n"
+        f"try: main([{command!r}, '--help'])\n"
+        "except SystemExit: assert 'pytorch_lightning' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
