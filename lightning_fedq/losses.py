@@ -438,6 +438,42 @@ class GaussianLoss(Loss):
 
 
 @dataclass(frozen=True)
+class GaussianSumLoss(GaussianLoss):
+    """A sum to which several clients add Gaussian noise of one size each, the victim among them.
+
+    Args:
+        noise_multiplier: Std of all of it over the sensitivity, > 0: sqrt(num_noises) times one client's.
+        note: Where the noise comes from.
+        num_noises: Clients whose noise the adversary does not know, >= 1.
+    """
+
+    num_noises: int = 1
+    counts_answers: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, noise_multiplier: float, num_noises: int, note: str) -> GaussianLoss:
+        """The loss of clients that add `noise_multiplier` each; the victim's own noise is always there."""
+        if num_noises <= 1:
+            return GaussianLoss(noise_multiplier, note)
+        return cls(noise_multiplier * math.sqrt(num_noises), note, num_noises)
+
+    def _with(self, num_noises: int, why: str) -> GaussianLoss:
+        one = self.noise_multiplier / math.sqrt(self.num_noises)
+        return self.of(one, num_noises, f"{self.note}, {why}")
+
+    def after_dropouts(
+        self, group_sizes: Sequence[int], probability: float, failure: float, num_corrupt: int = 0
+    ) -> GaussianLoss | None:
+        """Less noise: except with probability `failure` a round, so many others answer; None if none may."""
+        others = coin_count_quantile((1,) * (self.num_noises - 1), probability, failure)
+        return self._with(1 + others, "after dropouts") if others else None
+
+    def left_out(self, count: int) -> GaussianLoss:
+        """See `Loss.left_out`."""
+        return self._with(self.num_noises - count, f"without {count} whom the server leaves out")
+
+
+@dataclass(frozen=True)
 class LaplaceLoss(Loss):
     """The Laplace mechanism with `noise_multiplier` = scale / l1 sensitivity, > 0."""
 

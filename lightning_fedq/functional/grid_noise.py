@@ -167,6 +167,12 @@ class GridNoise:
         """
         return _LOG_RATIO[self.law]
 
+    @property
+    def clipped(self) -> float:
+        """Chance that Gaussian noise is cut off by the symbol's width, at most."""
+        room = ((1 << self.bits - 1) - 2) * self.step - 1.0
+        return 1.001 * math.erfc(room / self.scale * math.sqrt(0.5))  # erfc is not exact to the last digits
+
     def add(self, values: Tensor, words64: Words) -> Tensor:
         """Add noise to integers on the fine grid, round the sums to the coarse one and cut them to `bits`.
 

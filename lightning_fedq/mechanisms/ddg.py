@@ -33,7 +33,6 @@ from lightning_fedq.core import (
     Loss,
     Mechanism,
     Message,
-    NonPrivate,
     PrivacyClaim,
     RoundContext,
 )
@@ -150,22 +149,22 @@ class DistributedDiscreteGaussian(Mechanism):
         )
 
     def _loss(self, summands: int, context: RoundContext, note: str) -> Loss:
-        if summands < 1:
-            return NonPrivate("no client is left whose noise could hide the others")
         size, norm = padded_size(context.dim), 2.0 * self.bound(context)
         one_norm = min(math.sqrt(size) * norm, norm**2)
         return ConcentratedLoss(concentration(norm, one_norm, size, summands, self.steps), note)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """See `Mechanism.claims`: the client's own noise alone, or that of all who answered."""
-        hidden = len(context.cohort) - self.max_dropped
+        hidden = max(len(context.cohort) - self.max_dropped, 1)  # the victim's own noise is always there
         alone = self._loss(1, context, "the client's own discrete Gaussian noise")
         summed = self._loss(hidden, context, "discrete Gaussian noise of all clients counted")
-        others = self._loss(hidden - 1, context, "the noise of the other clients")
+        others = self._loss(
+            max(hidden - 1, 1), context, "the noise of the other clients, the victim's at least"
+        )
         corrupt = context.num_corrupt
         behind = summed
         if corrupt:
-            honest = max(hidden - corrupt, 1)  # the victim's own noise is always there
+            honest = max(hidden - corrupt, 1)
             behind = self._loss(honest, context, "the noise of the clients that do not collude")
         losses = {
             Adversary.EAVESDROPPER: alone,
@@ -178,7 +177,7 @@ class DistributedDiscreteGaussian(Mechanism):
         base = (
             "noise is fresh in every round and attempt and comes from keys that the adversary does not hold",
         )
-        answer = f"at least {max(hidden, 1)} of {len(context.cohort)} clients answer"
+        answer = f"at least {hidden} of {len(context.cohort)} clients answer"
         colluding = f"with {corrupt} clients at most" if corrupt else "with no clients"
         shared = (f"{answer}; nothing but the sum is seen", f"the server colludes {colluding}")
         alone_only = (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER)

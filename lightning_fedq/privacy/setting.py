@@ -190,6 +190,11 @@ class Setting:
     def _after_dropouts(self, claim: PrivacyClaim, wider: PrivacyClaim, mechanism: Mechanism) -> PrivacyClaim:
         if isinstance(claim.loss, NonPrivate):
             return claim
+        if mechanism.fixed_cohort:
+            zeros = (
+                "a client that does not answer counts as one that sent zeros, so the noise stays what it was"
+            )
+            return replace(claim, assumptions=(*claim.assumptions, zeros))
         tolerated = mechanism.tolerated_dropouts(self.context)
         if tolerated is not None:
             enforced = f"a round with more than {tolerated} dropouts is aborted"

@@ -5,7 +5,7 @@ import pytest
 import torch
 from dp_accounting import rdp
 
-from lightning_fedq.core import GaussianLoss, LaplaceLoss
+from lightning_fedq.core import Adversary, GaussianLoss, LaplaceLoss
 from lightning_fedq.mechanisms import (
     GaussianNoise,
     LaplaceNoise,
@@ -108,7 +108,10 @@ def test_claims_say_whole_vector_or_coordinate():
     ):
         for claim in mechanism.claims(context_of(mechanism, (0, 1))):
             assert isinstance(claim.loss, loss)
-            assert claim.loss.noise_multiplier == mechanism.multiplier
+            # of two clients, the sum of Gaussian messages has both noises
+            summed = claim.adversary in (Adversary.SECAGG_SERVER, Adversary.OUTSIDER)
+            noises = 2 if summed and loss is GaussianLoss else 1
+            assert claim.loss.noise_multiplier == mechanism.multiplier * math.sqrt(noises)
             assert claim.compositions == compositions
             assert any("total variation" in line for line in claim.assumptions)
     assert PerCoordinateLaplace(2.0).multiplier == 0.5

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lightning_fedq.core import Adversary, ConcentratedLoss, NonPrivate
+from lightning_fedq.core import Adversary, ConcentratedLoss
 from lightning_fedq.functional.discrete_gaussian import concentration
 from lightning_fedq.mechanisms import DistributedDiscreteGaussian
 from lightning_fedq.mechanisms.ddg import ddg_for_budget
@@ -69,10 +69,14 @@ def test_who_sees_what():
     assert spent(claims[Adversary.OUTSIDER].loss, 1e-5).epsilon > 0
 
 
-def test_with_nobody_left_there_is_no_claim():
-    mechanism = DistributedDiscreteGaussian(1.0, 0.5, 0.05, max_dropped=3)
-    claims = {c.adversary: c.loss for c in mechanism.claims(context_of(mechanism, range(3), (8,)))}
-    assert isinstance(claims[Adversary.OUTSIDER], NonPrivate)
+@pytest.mark.parametrize(("clients", "max_dropped"), [(2, 1), (2, 0), (3, 3), (1, 0)])
+def test_whoever_is_in_a_sum_has_its_own_noise_in_it(clients, max_dropped):
+    """With nobody else left, a client is hidden as well as in a message of its own."""
+    mechanism = DistributedDiscreteGaussian(1.0, 0.5, 0.05, max_dropped=max_dropped)
+    claims = {c.adversary: c.loss for c in mechanism.claims(context_of(mechanism, range(clients), (8,)))}
+    own = claims[Adversary.SERVER].rho
+    assert claims[Adversary.CLIENT].rho == own
+    assert (claims[Adversary.OUTSIDER].rho == own) == (clients - max_dropped <= 1)
 
 
 @pytest.mark.parametrize(

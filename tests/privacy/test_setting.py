@@ -10,12 +10,15 @@ import torch
 from lightning_fedq.core import Adversary, CoinSum, ConcentratedLoss, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.functional.one_bit_privacy import gaussian_delta, randomized_response_epsilon
 from lightning_fedq.mechanisms import (
+    CSGM,
     LDPQ,
+    SIGM,
     AggregateGaussian,
     AugCorBin,
     CorBin,
     DistributedDiscreteGaussian,
     GaussianNoise,
+    LayeredGaussian,
     PerCoordinateLaplace,
     StratifiedCorBin,
 )
@@ -218,3 +221,18 @@ def test_what_others_do_is_assumed_in_words():
 def test_a_number_of_liars_is_checked():
     with pytest.raises(ValueError, match="num_liars must be >= 0, got -1"):
         among_liars(LDPQ(0.5), -1)
+
+
+@pytest.mark.parametrize(
+    "mechanism", [AggregateGaussian(1.0, 3.0), LayeredGaussian(1.0, 3.0), SIGM(1.0, 3.0), CSGM(1.0, 3.0)]
+)
+def test_a_client_that_counts_as_zeros_changes_no_law(mechanism):
+    """The cohort's noise is complete whoever drops out, so dropouts cost the exact-error family nothing."""
+    sure, unsure = (
+        Setting(context(mechanism, 20), 5, 1e-5, dropout_probability=p).claims(mechanism) for p in (0.0, 0.01)
+    )
+    for who in (Adversary.OUTSIDER, Adversary.CLIENT):
+        assert unsure[who].loss == sure[who].loss
+    outsider = unsure[Adversary.OUTSIDER]
+    assert not isinstance(outsider.loss, NonPrivate)
+    assert any("counts as one that sent zeros" in text for text in outsider.assumptions)
