@@ -170,8 +170,8 @@ def report_markdown(summary: Mapping[str, Any], pictures: Sequence[str]) -> str:
     lines += ["", "## Pictures", ""] + [f"![{name}]({name})" for name in pictures]
     lines += [
         "",
-        "`mse`, `snr_db`, `cosine` and `clip_rate` compare with the exact mean of the clients' updates, "
-        "which only a simulation knows: they are not private and no real server could print them.",
+        "What begins with `sim_` only a simulation knows: it compares with the exact mean of the clients' "
+        "updates. It is not private and no real server could print it.",
         "",
     ]
     return "\n".join(lines)
@@ -227,8 +227,8 @@ def plot_aggregate(rows: Sequence[Row]) -> Figure:
     figure, (error, angle, span) = _panels(3)
     rounds = [row["round"] for row in rows]
     for axes, columns, label in (
-        (error, ("mse",), "squared error of the mean, per parameter"),
-        (angle, ("cosine", "clip_rate"), "cosine with the exact mean; share clipped"),
+        (error, ("sim_mse",), "squared error of the mean, per parameter"),
+        (angle, ("sim_cosine", "sim_clip_rate"), "cosine with the exact mean; share clipped"),
         (span, ("radius_min", "radius_max"), "radius of the range"),
     ):
         for column in columns:
@@ -236,7 +236,7 @@ def plot_aggregate(rows: Sequence[Row]) -> Figure:
         axes.set(xlabel="round", ylabel=label)
         axes.grid(alpha=0.3)
         axes.legend()
-    for axes, column in ((error, "mse"), (span, "radius_min")):
+    for axes, column in ((error, "sim_mse"), (span, "radius_min")):
         if any(row.get(column, math.nan) > 0 for row in rows):
             axes.set_yscale("log")
     return figure

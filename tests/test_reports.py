@@ -33,7 +33,7 @@ ROWS = [
         "num_received": 2.0,
         "seconds": 2.0,
     }
-    | {"val_acc": 0.5, "mse": 0.1, "radius_min": 0.2},
+    | {"val_acc": 0.5, "sim_mse": 0.1, "radius_min": 0.2},
 ]
 
 

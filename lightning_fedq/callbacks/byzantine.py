@@ -19,6 +19,7 @@ from torch import Tensor
 from lightning_fedq import attacks
 from lightning_fedq._lightning import pl
 from lightning_fedq.aggregation import RobustAggregation
+from lightning_fedq.callbacks.client_metrics import log_figure
 from lightning_fedq.callbacks.lookup import federated_of
 from lightning_fedq.coding import FixedLength
 from lightning_fedq.core import Mechanism, Message, RoundContext
@@ -143,9 +144,9 @@ class ByzantineClients(pl.Callback):
         """Log how many lie, and the lever that the coin gives each of them."""
         if trainer.barebones:
             return
-        pl_module.log("byzantine/liars", float(len(self.liars)))
+        log_figure(pl_module, "byzantine/liars", float(len(self.liars)))
         if self._lever is not None:
-            pl_module.log("byzantine/lever", self._lever)
+            log_figure(pl_module, "byzantine/lever", self._lever)
 
     # ---- rounds.Tampering -----------------------------------------------------------------------------
 

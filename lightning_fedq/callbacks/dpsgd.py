@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_warn
+from lightning_fedq.callbacks.client_metrics import log_figure
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.callbacks.loss_reduction import loss_reduction, samples_to_try
 from lightning_fedq.callbacks.poisson import PoissonBatches, PoissonEpoch
@@ -323,7 +324,7 @@ class DPSGD(pl.Callback):
             self._buffers.check(content=True)
         if not trainer.barebones:
             epsilon = self.epsilon(self.delta)
-            pl_module.log("dp/epsilon", epsilon, prog_bar=True, on_step=False, on_epoch=True, batch_size=1)
+            log_figure(pl_module, "dp/epsilon", epsilon, prog_bar=True)
 
     # ---- checkpoint -------------------------------------------------------------------------------
 

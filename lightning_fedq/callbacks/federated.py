@@ -41,6 +41,13 @@ from lightning_fedq.callbacks.checks import (
     check_setup,
     validate_by_rounds,
 )
+from lightning_fedq.callbacks.client_metrics import (
+    ClientMetrics,
+    ClientMetricsChoice,
+    check_choice,
+    check_exact_monitors,
+    choose,
+)
 from lightning_fedq.callbacks.clock import LocalClock
 from lightning_fedq.callbacks.handed_loader import ask_module_instead, forget_loader, handed_loader
 from lightning_fedq.callbacks.journal import keep_journal, say_what_was_spent
@@ -110,6 +117,10 @@ class Federated(pl.Callback):
             takes keys and plan from the operating system.
         diagnostics: Also compare each aggregate with the exact mean, which only a simulation knows.
         ledger: Of these clients, where they have trained before: `other.ledger`. None is a new one.
+        client_metrics: What `self.log` in training does with what follows from one client's data. "shared"
+            logs it as usual, without noise; "none" drops it; "local" keeps it with the client, which in a
+            simulation means a file of its own in the run folder. None is "shared" where nothing is private
+            anyway (a seed, or no claim against anybody), else "local".
 
     Attributes:
         ledger: Who was charged for how many rounds. It belongs to this object: it outlives fits, failures and
@@ -118,6 +129,7 @@ class Federated(pl.Callback):
         records: One record for every finished round.
         client_indices: The sample indices of each client, from `on_fit_start` on.
         clients_per_step_chosen: How many clients train side by side, from `on_fit_start` on; else 0.
+        client_log: What clients have logged in training and where it went, from `on_fit_start` on.
 
     Raises:
         ValueError: If a setting is out of its range, or two do not go together.
@@ -146,8 +158,10 @@ class Federated(pl.Callback):
         seed: int | None = None,
         diagnostics: bool = True,
         ledger: Ledger | None = None,
+        client_metrics: ClientMetricsChoice | None = None,
     ) -> None:
         check_numbers(local_epochs, local_steps, clients_per_step, weighting)
+        check_choice(client_metrics)
         plan_seed = secrets.randbits(63) if seed is None else seed
         self.mechanism, self.num_clients = mechanism, num_clients
         self.partition, self.labels = partition, labels
@@ -156,7 +170,7 @@ class Federated(pl.Callback):
         self.ranges = ranges or (AdaptiveRange() if target == "updates" else PreviousMinMax())
         self.server_optimizer, self.weighting, self.seed = server_optimizer, weighting, seed
         self.aggregator, self.secure_aggregation = aggregator, secure_aggregation
-        self.diagnostics = diagnostics
+        self.diagnostics, self.client_metrics = diagnostics, client_metrics
         self.planner = RoundPlanner(num_clients, plan_seed, clients_per_round, dropout_probability)
         self.planner.plan(0, mechanism)  # refuse a cohort that the mechanism can't serve at once
         mechanism.protection_groups(num_clients)  # and a population
@@ -170,6 +184,7 @@ class Federated(pl.Callback):
         self.records: list[RoundRecord] = []
         self.client_indices: list[Tensor] = []
         self.clients_per_step_chosen = 0
+        self.client_log: ClientMetrics | None = None
         self._loaded: dict[str, Any] | None = None
         self._undo = Undo()
         self._followers: list[Callable[[], None]] = []
@@ -230,6 +245,11 @@ class Federated(pl.Callback):
             self._change_vector,
         )
         self._undo.later(self._training.detach)
+        if self.seed is None:
+            check_exact_monitors(trainer)
+        choice = choose(self.client_metrics, trainer, self._engine)
+        self.client_log = ClientMetrics(choice, trainer, pl_module, lambda: self.training_clients)
+        self._undo.replace(pl_module, "log", self.client_log)
         self._averages = RoundAverages(trainer, lambda: self.round_is_open)
         self._averages.attach(self._undo)
         hook = pl_module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
@@ -474,7 +494,8 @@ class Federated(pl.Callback):
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Open a round."""
-        assert self._training is not None
+        assert self._training is not None and self.client_log is not None
+        self.client_log.begin_round()
         self._training.open()
 
     def on_train_batch_start(
@@ -543,7 +564,7 @@ class Federated(pl.Callback):
             "clients_per_step": self.clients_per_step_chosen,
             "engine": self._engine_state(),
             "clock": 0 if self._clock is None else self._clock.now,
-            "records": plain_records(self.records),
+            "records": plain_records(self.records, self.seed is None),
         }
 
     def _members(self) -> dict[str, list[str]]:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedq._lightning import pl, rank_zero_warn
+from lightning_fedq.callbacks.client_metrics import log_figure
 from lightning_fedq.callbacks.lookup import engine_of, federated_of
 from lightning_fedq.core import Adversary
 from lightning_fedq.leakage.gradients import sample_gradients
@@ -103,7 +104,7 @@ class LeakageMonitor(pl.Callback):
         self.seconds += spent
         if not trainer.barebones:
             for name, value in {**metrics, "seconds": spent}.items():
-                pl_module.log(f"leak/{name}", float(value), on_step=False, on_epoch=True, batch_size=1)
+                log_figure(pl_module, f"leak/{name}", float(value))
 
     def _measure(
         self, trainer: pl.Trainer, module: pl.LightningModule, round: int, start: float

@@ -29,6 +29,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_warn
+from lightning_fedq.callbacks.client_metrics import log_figure
 from lightning_fedq.callbacks.lookup import federated_of
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.functional.batch_sampling import GradientMoments, solve_probability, update_variance
@@ -277,7 +278,7 @@ class LeakageBudget(pl.Callback):
         """Log what the round was given."""
         if not trainer.barebones:
             for name, value in self._metrics.items():
-                pl_module.log(f"leak/{name}", float(value), on_step=False, on_epoch=True, batch_size=1)
+                log_figure(pl_module, f"leak/{name}", float(value))
 
     def state_dict(self) -> dict[str, Any]:
         """The settings of every client, and for which round they were chosen."""

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from lightning_fedq._lightning import pl, rank_zero_warn
+from lightning_fedq.callbacks.client_metrics import log_figure
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.callbacks.lookup import callbacks_of, liars_of
@@ -219,9 +220,7 @@ class PrivacyBudget(pl.Callback):
         """Log what is spent, and end the training if the next round does not fit."""
         self.epsilon_spent = self._spent_by_now()
         if not self._counts_samples and not trainer.barebones:
-            pl_module.log(
-                self._key, self.epsilon_spent, prog_bar=True, on_step=False, on_epoch=True, batch_size=1
-            )
+            log_figure(pl_module, self._key, self.epsilon_spent, prog_bar=True)
         if why := self._blocked():
             self._end(trainer, why)
 

@@ -76,9 +76,10 @@ def check_federation(own: Mapping[str, str], theirs: Mapping[str, str]) -> None:
         )
 
 
-def plain_records(records: Sequence[RoundRecord]) -> list[dict[str, Any]]:
-    """Records in the types that a checkpoint may hold."""
-    return [{**vars(r), "non_finite_clients": list(r.non_finite_clients)} for r in records]
+def plain_records(records: Sequence[RoundRecord], private: bool) -> list[dict[str, Any]]:
+    """Records in the types that a checkpoint may hold; of a private run, without what a simulation knows."""
+    kept = [record.released() if private else record for record in records]
+    return [{**vars(r), "non_finite_clients": list(r.non_finite_clients)} for r in kept]
 
 
 def records_of(plain: Sequence[dict[str, Any]]) -> list[RoundRecord]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from lightning_fedq.reports import (
     plot_progress,
     print_summary,
     privacy_lines,
+    read_rows,
     report_markdown,
     save_figure,
     totals,
@@ -26,12 +28,15 @@ from lightning_fedq.reports import (
     write_rows,
     write_summary,
 )
-from lightning_fedq.rounds import RoundEngine, RoundRecord
+from lightning_fedq.rounds import RoundEngine, RoundRecord, metric_name
 from lightning_fedq.secagg import SecAgg
 
-MODEL = "model.ckpt"
+MODEL, CLIENTS = "model.ckpt", "clients"
 PICTURES = ("accuracy.png", "aggregate.png")
-RECORDED = {field.name for field in fields(RoundRecord)} | {"num_non_finite", "seconds"}
+RECORDED = {metric_name(field.name) for field in fields(RoundRecord)}
+RECORDED |= {metric_name("num_non_finite"), "seconds"}
+SIMULATION_ONLY = ("sim_", "leak/")
+"""How columns begin that no checkpoint of a private run holds."""
 
 
 class RunFolder(pl.Callback):
@@ -40,7 +45,9 @@ class RunFolder(pl.Callback):
     `metrics.csv` and `model.ckpt` are kept up to date every round. `model.ckpt` is a Lightning checkpoint of
     the weights alone, for `trainer.test(..., ckpt_path=...)` or `fedq test runs/name`; to resume a run takes
     one of Lightning's own. A folder that already holds a run is left alone: the next one is called `name-2`.
-    A resumed run goes on in its own folder.
+    A resumed run goes on in its own folder. What clients log in training and what stays with them
+    (`Federated(client_metrics="local")`) is in `clients/`, a file a client: it is part of the simulation, and
+    nothing that a server would have.
 
     Args:
         name: Name of the run and of its folder.
@@ -70,12 +77,16 @@ class RunFolder(pl.Callback):
         self.config: str | None = None
         """The resolved configuration as YAML; the `fedq` command sets it."""
         self._test_metrics: dict[str, float] = {}
-        self._round_started = 0.0
+        self._round_started, self._private = 0.0, True
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Choose the folder: the one of the run that goes on, or a new one."""
         if self.path is None or len(self.rows) != len(federated_of(trainer, "RunFolder").records):
             self.path, self.rows = fresh_folder(self.root / self.name), []
+        client_log = federated_of(trainer, "RunFolder").client_log
+        assert client_log is not None
+        client_log.keep = trainer.is_global_zero
+        self._private = not isinstance(engine_of(trainer, "RunFolder").keys, SeededKeys)
         if self.config is not None and trainer.is_global_zero:
             write_atomically(self.path / "config.yaml", self.config)
 
@@ -94,7 +105,18 @@ class RunFolder(pl.Callback):
         self.rows.append({**logged, **record.metrics(), "seconds": seconds})
         if trainer.is_global_zero:
             write_rows(self._folder() / "metrics.csv", self.rows)
+            self._write_clients(trainer, int(record.round))
         trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
+
+    def _write_clients(self, trainer: pl.Trainer, round: int) -> None:
+        """Add a line to the file of every client that has logged something which stays with it."""
+        client_log = federated_of(trainer, "RunFolder").client_log
+        assert client_log is not None
+        for client, values in client_log.take().items():
+            path = self._folder() / CLIENTS / f"{client}.jsonl"
+            path.parent.mkdir(exist_ok=True)
+            with path.open("a") as file:
+                file.write(json.dumps({"round": round, **values}) + "\n")
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the final model, pictures, summary and report."""
@@ -186,9 +208,15 @@ class RunFolder(pl.Callback):
         return {"monitor": self.monitor, "value": row[self.monitor], "round": row["round"] + 1}
 
     def state_dict(self) -> dict[str, Any]:
-        """The folder and its rows."""
-        return {"path": str(self._folder()), "rows": self.rows}
+        """The folder and its rows; of a private run, without the columns that only a simulation knows."""
+        rows = [dict(row) for row in self.rows]
+        if self._private:
+            rows = [{key: row[key] for key in row if not key.startswith(SIMULATION_ONLY)} for row in rows]
+        return {"path": str(self._folder()), "rows": rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on in the folder of the checkpoint's run."""
+        """Go on in the folder of the checkpoint's run; what it left out comes from the table there."""
         self.path, self.rows = Path(state_dict["path"]), [dict(row) for row in state_dict["rows"]]
+        if (table := self.path / "metrics.csv").is_file():
+            whole = {row["round"]: row for row in read_rows(table)}
+            self.rows = [{**whole.get(row["round"], {}), **row} for row in self.rows]

@@ -12,7 +12,7 @@ from lightning_fedq.rounds.parts import (
     check_aggregation,
 )
 from lightning_fedq.rounds.plan import RoundPlan, RoundPlanner, round_half_up
-from lightning_fedq.rounds.record import RoundRecord
+from lightning_fedq.rounds.record import RoundRecord, metric_name
 
 __all__ = [
     "Aggregator",
@@ -27,5 +27,6 @@ __all__ = [
     "Traffic",
     "UpdateTransform",
     "check_aggregation",
+    "metric_name",
     "round_half_up",
 ]

@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+
+SIMULATED = ("clip_rate", "mse", "snr_db", "cosine", "num_non_finite")
+"""Numbers of a round that no real server knows; their names in logs and tables begin with `sim_`."""
+
+
+def metric_name(name: str) -> str:
+    """What a number of a record is called in logs and tables."""
+    return f"sim_{name}" if name in SIMULATED else name
 
 
 @dataclass
@@ -11,7 +19,8 @@ class RoundRecord:
     """What happened in one round; numbers only, ready to log.
 
     `mse`, `snr_db`, `cosine` and `clip_rate` compare with the exact mean of the updates as they reach the
-    encoder, lies included: they are diagnostics that only a simulation can know, and they are not private.
+    encoder, lies included: they are diagnostics that only a simulation can know, and they are not private;
+    nor are the clients whose updates were not finite.
     `aborted` is the reason why a round left the model as it was; empty otherwise.
     """
 
@@ -33,10 +42,12 @@ class RoundRecord:
     aborted: str = ""
 
     def metrics(self) -> dict[str, float]:
-        """Every number, by name; `aborted` is 0 or 1."""
+        """Every number, by `metric_name`; `aborted` is 0 or 1."""
         values = {k: v for k, v in vars(self).items() if k != "non_finite_clients"}
-        return {
-            **values,
-            "num_non_finite": len(self.non_finite_clients),
-            "aborted": int(bool(self.aborted)),
-        }
+        values |= {"num_non_finite": len(self.non_finite_clients), "aborted": int(bool(self.aborted))}
+        return {metric_name(name): value for name, value in values.items()}
+
+    def released(self) -> RoundRecord:
+        """The record without what only a simulation knows."""
+        nan = math.nan
+        return replace(self, clip_rate=nan, mse=nan, snr_db=nan, cosine=nan, non_finite_clients=())

@@ -169,6 +169,8 @@ class StackedLogs:
                 value = tensors[value]
             elif not isinstance(value, Metric):
                 value = torch.full((num_clients,), float(value), device=self._module.device)
+            if log is None and isinstance(value, Tensor) and self._stays(entry.arguments["name"], value):
+                continue
             if isinstance(value, Tensor):
                 reduce_fx = arguments.get("reduce_fx", "mean")
                 value, size = _reduced(value, reduce_fx), arguments.get("batch_size")
@@ -178,6 +180,11 @@ class StackedLogs:
                 arguments["batch_size"] = num_clients * (size or 1)
             name = arguments.pop("name")
             (log or self._module.log)(name, value, **arguments)
+
+    def _stays(self, name: str, values: Tensor) -> bool:
+        """Does a value stay with each client? Where `Federated` stands in for `log`, it says so."""
+        add_stack = getattr(self._module.log, "add_stack", None)
+        return add_stack is not None and bool(add_stack(name, values))
 
     def _update_metrics(self, tensors: Sequence[Tensor], num_clients: int) -> list[list[Any]]:
         """What each caught `forward` returns, client after client."""

@@ -70,7 +70,13 @@ def test_records_count_bits():
     assert record.setup_bits == 5 * 256
     assert run_round(engine).setup_bits == 0
     assert engine.total_uplink_bits == 10 * DIM
-    assert set(record.metrics()) >= {"uplink_bits", "mse", "snr_db", "num_non_finite", "radius_max"}
+    assert set(record.metrics()) >= {
+        "uplink_bits",
+        "sim_mse",
+        "sim_snr_db",
+        "sim_num_non_finite",
+        "radius_max",
+    }
     assert all(isinstance(value, int | float) for value in record.metrics().values())
 
 
@@ -128,7 +134,7 @@ def test_a_client_that_is_not_finite_counts_as_zero_and_is_named(mechanism, targ
     )
     assert torch.equal(engine.weights, reference.weights)
     assert record.non_finite_clients == (2,)
-    assert record.metrics()["num_non_finite"] == 1
+    assert record.metrics()["sim_num_non_finite"] == 1
     assert clean.non_finite_clients == ()
     assert record.mse == clean.mse
 

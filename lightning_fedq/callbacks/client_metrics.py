@@ -1,0 +1,201 @@
+"""Where it goes what clients log while they train: to the loggers, to a file of their own, or nowhere.
+
+A metric of a training step follows from one client's data without noise. A claim about messages and models
+says nothing about it, so a run that claims something keeps it with the clients unless it is told otherwise.
+What is logged in validation is the server's and passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, get_args
+
+from torch import Tensor, nn
+
+from lightning_fedq._lightning import pl, rank_zero_info
+from lightning_fedq.core import Mechanism, NonPrivate, RoundContext
+from lightning_fedq.randomness import SeededKeys
+from lightning_fedq.rounds import RoundEngine
+
+ClientMetricsChoice = Literal["local", "shared", "none"]
+_EXACT = "fed/sim_"
+
+
+def check_choice(choice: str | None) -> None:
+    """Refuse what is no choice.
+
+    Raises:
+        ValueError: Naming the choices.
+    """
+    if choice is not None and choice not in get_args(ClientMetricsChoice):
+        raise ValueError(f"client_metrics must be 'local', 'shared', 'none' or None, got {choice!r}")
+
+
+def claims_something(mechanism: Mechanism, context: RoundContext) -> bool:
+    """Does a mechanism protect clients against anybody?"""
+    return any(not isinstance(claim.loss, NonPrivate) for claim in mechanism.claims(context))
+
+
+def log_figure(module: pl.LightningModule, name: str, value: float, prog_bar: bool = False) -> None:
+    """Log a figure of the federation: no metric of clients, so `client_metrics` says nothing about it."""
+    type(module).log(module, name, value, prog_bar, on_step=False, on_epoch=True, batch_size=1)
+
+
+class ClientMetrics:
+    """Stands in for a module's `log` during a fit, and sends on what is not the clients' to keep.
+
+    Args:
+        choice: "shared" logs as usual, "none" drops, "local" keeps for `take` and logs nothing.
+        trainer: Of the fit in progress.
+        module: Whose `log`.
+        clients: Returns who trains.
+
+    Attributes:
+        names: What clients have logged, in order.
+        keep: Whether somebody takes the clients' values; else they are dropped at once.
+    """
+
+    def __init__(
+        self,
+        choice: ClientMetricsChoice,
+        trainer: pl.Trainer,
+        module: pl.LightningModule,
+        clients: Callable[[], tuple[int, ...]],
+    ) -> None:
+        self.choice, self.keep = choice, False
+        self.names: dict[str, None] = {}
+        self._trainer, self._module, self._clients, self._log = trainer, module, clients, module.log
+        self._elsewhere: set[str] = set()
+        self._sums: dict[int, dict[str, tuple[float, int]]] = {}
+        self._metrics: list[Any] = []
+        self._last: tuple[int, ...] = ()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ClientMetrics:
+        """A copy of the module logs through the same."""
+        return self
+
+    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Stand in for `LightningModule.log`; in a stack, of a value that is reduced over its clients."""
+        if not self._trainer.training or self._module._current_fx_name == "on_train_start":
+            self._elsewhere.add(name)
+        elif not self.withholds(name):
+            pass
+        else:
+            clients = self._present()
+            if isinstance(value, nn.Module):  # a metric object
+                if all(value is not metric for metric in self._metrics):
+                    self._metrics.append(value)
+                value = getattr(value, "_forward_cache", None)
+            if len(clients) == 1 and value is not None:
+                self.add(name, clients, [value])
+            return
+        self._log(name, value, *args, **kwargs)
+
+    def _present(self) -> tuple[int, ...]:
+        """Whom a hook is about; after a client's last batch still that client."""
+        if str(self._module._current_fx_name).startswith("on_train_epoch"):
+            return ()
+        self._last = self._clients() or self._last
+        return self._last
+
+    def withholds(self, name: str) -> bool:
+        """Note that clients log a metric in training, and say whether it stays with them.
+
+        Raises:
+            ValueError: If it does, and somebody watches it.
+        """
+        if name not in self.names:
+            self.names[name] = None
+            if self.choice != "shared":
+                self._check_monitors(name)
+        return self.choice != "shared"
+
+    def add(self, name: str, clients: tuple[int, ...], values: Any) -> None:
+        """Keep one value of each of some clients, where they are to be kept."""
+        if not self.keep or self.choice != "local":
+            return
+        for client, value in zip(clients, values, strict=True):
+            own = self._sums.setdefault(client, {})
+            total, count = own.get(name, (0.0, 0))
+            number = float(value.detach() if isinstance(value, Tensor) else value)
+            own[name] = (total + number, count + 1)
+
+    def add_stack(self, name: str, values: Tensor) -> bool:
+        """Take the values of a stack, `(clients, ...)`, before they are reduced; whether that is all."""
+        if not self._trainer.training or not self.withholds(name):
+            return False
+        clients = self._clients()
+        if len(clients) == len(values):
+            self.add(name, clients, values.detach().tolist())
+        return True
+
+    def begin_round(self) -> None:
+        """Forget a round that was stopped on the way."""
+        self._sums, self._last = {}, ()
+        for metric in self._metrics:  # Lightning resets only what it logs
+            metric.reset()
+        self._metrics = []
+
+    def take(self) -> dict[int, dict[str, float]]:
+        """What each client has logged since the round began: the mean of every metric over its batches."""
+        taken = {
+            client: {name: total / count for name, (total, count) in own.items()}
+            for client, own in self._sums.items()
+        }
+        self.begin_round()
+        return taken
+
+    def _check_monitors(self, name: str) -> None:
+        for who, monitor in _monitors(self._trainer):
+            if monitor in (name, f"{name}_step", f"{name}_epoch") and monitor not in self._elsewhere:
+                raise ValueError(
+                    f"{who} watches {monitor!r}, which clients log in training and which stays with them "
+                    f"(client_metrics={self.choice!r}); watch a metric of the validation, or let it out "
+                    "without noise by Federated(client_metrics='shared')"
+                )
+
+
+def _monitors(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
+    """Who decides by which metric."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        monitor = getattr(callback, "monitor", None)
+        if isinstance(monitor, str) and not isinstance(callback, pl.callbacks.ProgressBar):
+            yield type(callback).__name__, monitor
+    for config in trainer.lr_scheduler_configs:
+        if config.monitor is not None:
+            yield type(config.scheduler).__name__, config.monitor
+
+
+def check_exact_monitors(trainer: pl.Trainer) -> None:
+    """Refuse to choose a private run's model by what only a simulation knows; checkpoints keep such scores.
+
+    Raises:
+        ValueError: Naming who watches what.
+    """
+    for who, monitor in _monitors(trainer):
+        if monitor.startswith(_EXACT):
+            raise ValueError(
+                f"{who} watches {monitor!r}, which is made of the clients' exact updates: the model and its "
+                "checkpoint would depend on it without noise; watch something else, or use a seed"
+            )
+
+
+def choose(
+    choice: ClientMetricsChoice | None, trainer: pl.Trainer, engine: RoundEngine
+) -> ClientMetricsChoice:
+    """What to do with clients' metrics; said in the log where nobody has chosen and something is withheld."""
+    from lightning_fedq.callbacks.dpsgd import DPSGD  # it looks up its federation, which chooses here
+
+    if choice is not None:
+        return choice
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    samples = any(isinstance(callback, DPSGD) and callback.seed is None for callback in callbacks)
+    context = engine.context(engine.planner.plan(engine.round, engine.mechanism))
+    clients = not isinstance(engine.keys, SeededKeys) and claims_something(engine.mechanism, context)
+    if not (samples or clients):
+        return "shared"
+    rank_zero_info(
+        "what self.log says in training stays with the clients (client_metrics='local'), because this run "
+        "claims privacy; Federated(client_metrics='shared') logs it without noise"
+    )
+    return "local"

@@ -1,0 +1,268 @@
+"""What clients log in training stays with them where the run claims privacy, whoever looks and wherever."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+from torchmetrics import MeanMetric
+
+from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
+from lightning_fedq.mechanisms import LDPQ, FedAvg
+
+CLIENTS, ROUNDS = 4, 2
+SECRET = 0.8125 + 2**-20
+"""A float32 that nothing else in a run can be: what the clients log, in the first round."""
+
+
+class Logs(pl.LightningModule):
+    """Logs the same secret everywhere a module may log in training."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = torch.nn.Linear(4, 1)
+        self.metric = MeanMetric()
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = (self.net(x) - y).square().mean()
+        secret = SECRET + 0.0 * loss.detach() + self.current_epoch
+        self.log("train_secret", secret, prog_bar=True, on_step=True, on_epoch=True)
+        self.log_dict({"train_other": secret})
+        return loss
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.log("hook_secret", SECRET)
+
+    def on_train_epoch_end(self):
+        self.log("epoch_secret", SECRET)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", (self.net(batch[0]) - batch[1]).square().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+    def train_dataloader(self):
+        x = torch.randn(24, 4, generator=torch.Generator().manual_seed(0))
+        return DataLoader(TensorDataset(x, x.sum(1, keepdim=True)), batch_size=3)
+
+    val_dataloader = train_dataloader
+
+
+class WithMetric(Logs):
+    """Logs a torchmetrics object, the usual idiom."""
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.metric(loss.detach() * 0.0 + SECRET)
+        self.log("train_metric", self.metric)
+        return loss
+
+
+def run(
+    folder: Path, *callbacks, module=None, mechanism=None, rounds=ROUNDS, **settings
+) -> tuple[pl.Trainer, Federated]:
+    settings = {"clients_per_step": 1, **settings}
+    fed = Federated(mechanism or LDPQ(0.1), CLIENTS, **settings)
+    trainer = pl.Trainer(
+        max_epochs=rounds,
+        callbacks=[*callbacks, fed, RunFolder("run", str(folder), monitor="val_loss", show=False)],
+        logger=pl.loggers.CSVLogger(folder / "log"),
+        log_every_n_steps=1,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+        accelerator="cpu",
+    )
+    trainer.fit(module or Logs())
+    trainer.save_checkpoint(folder / "last.ckpt")
+    return trainer, fed
+
+
+def columns(folder: Path) -> set[str]:
+    with next((folder / "log").rglob("metrics.csv")).open() as file:
+        return set(next(csv.reader(file)))
+
+
+def numbers(thing) -> set[float]:
+    """Every number that is reachable in a checkpoint."""
+    if isinstance(thing, torch.Tensor):
+        return set(thing.double().flatten().tolist())
+    if isinstance(thing, dict):
+        return set().union(*(numbers(item) for item in (*thing.keys(), *thing.values())), set())
+    if isinstance(thing, list | tuple):
+        return set().union(*(numbers(item) for item in thing), set())
+    return {float(thing)} if isinstance(thing, int | float) else set()
+
+
+def outside(folder: Path) -> str:
+    """What can be read in all files of a run but those of the clients."""
+    texts = []
+    for path in folder.rglob("*"):
+        if path.suffix == ".ckpt":
+            texts.append(repr(torch.load(path, weights_only=True)))
+        elif path.suffix in (".csv", ".json", ".md", ".yaml"):
+            texts.append(path.read_text())
+    return "\n".join(texts)
+
+
+SECRETS = {"train_secret_step", "train_secret_epoch", "train_other", "hook_secret", "epoch_secret"}
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 4])
+@pytest.mark.parametrize("choice", [None, "local", "none"])
+def test_a_run_that_claims_privacy_keeps_them_from_everybody(tmp_path, choice, clients_per_step, caplog):
+    keep = pl.callbacks.ModelCheckpoint(tmp_path / "kept", save_top_k=-1, every_n_train_steps=1)
+    settings = {"client_metrics": choice, "clients_per_step": clients_per_step}
+    if clients_per_step > 1:  # a hook of its own would make it one client a step
+
+        class Module(Logs):
+            on_train_batch_end = pl.LightningModule.on_train_batch_end
+
+    else:
+        Module = Logs
+    with caplog.at_level("INFO"):
+        trainer, fed = run(tmp_path, keep, module=Module(), **settings)
+    assert fed.clients_per_step_chosen == clients_per_step
+    assert ("stays with the clients" in caplog.text) == (choice is None)
+    shown = trainer.callback_metrics, trainer.logged_metrics, trainer.progress_bar_metrics
+    seen = set().union(*shown, columns(tmp_path))
+    assert not seen & SECRETS and "val_loss" in seen and "fed/round" in seen
+    assert str(SECRET)[:8] not in outside(tmp_path)
+    for path in tmp_path.rglob("*.ckpt"):
+        assert SECRET not in numbers(torch.load(path, weights_only=True)), path
+    files = sorted((tmp_path / "run").glob("clients/*"))
+    assert [file.stem for file in files] == ([] if choice == "none" else list("0123"))
+    for file in files:
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        assert [line["round"] for line in lines] == [0, 1]
+        assert [line["train_secret"] for line in lines] == [SECRET, SECRET + 1]
+        assert [line["train_other"] for line in lines] == [SECRET, SECRET + 1]
+    assert "log" not in vars(trainer.lightning_module)
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 4])
+def test_a_metric_object_is_kept_and_begins_every_round_anew(tmp_path, clients_per_step):
+    class Module(WithMetric):
+        on_train_batch_end = pl.LightningModule.on_train_batch_end
+
+    module = Module()
+    trainer, _ = run(tmp_path, module=module, clients_per_step=clients_per_step)
+    assert not any("metric" in name for name in (*trainer.callback_metrics, *columns(tmp_path)))
+    assert module.metric._update_count == 0
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "settings"),
+    [(FedAvg(), {}), (LDPQ(0.1), {"seed": 0}), (LDPQ(0.1), {"client_metrics": "shared"})],
+)
+def test_where_nothing_is_claimed_or_it_is_asked_for_they_are_logged_as_usual(tmp_path, mechanism, settings):
+    trainer, fed = run(tmp_path, mechanism=mechanism, **settings)
+    assert columns(tmp_path) >= SECRETS and "train_other" in trainer.callback_metrics
+    assert not (tmp_path / "run" / "clients").exists()
+    assert set(fed.client_log.names) == {"train_secret", "train_other", "hook_secret", "epoch_secret"}
+
+
+def test_samples_that_are_protected_inside_the_clients_count_as_a_claim(tmp_path):
+    class Module(Logs):
+        on_train_batch_end = pl.LightningModule.on_train_batch_end
+
+    trainer, fed = run(tmp_path, DPSGD(1.0, 1.0, delta=1e-3), mechanism=FedAvg(), seed=0, module=Module())
+    assert fed.client_log.choice == "local" and not set(trainer.callback_metrics) & SECRETS
+    assert "dp/epsilon" in trainer.callback_metrics
+
+
+def test_an_unknown_choice_is_refused():
+    with pytest.raises(ValueError, match="client_metrics must be 'local', 'shared', 'none' or None"):
+        Federated(LDPQ(0.1), 4, client_metrics="public")
+
+
+# ---- who watches -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [
+        lambda folder: pl.callbacks.EarlyStopping("train_other"),
+        lambda folder: pl.callbacks.ModelCheckpoint(folder, monitor="train_secret_epoch"),
+    ],
+)
+def test_who_watches_what_stays_with_the_clients_is_named(tmp_path, callback):
+    watching = callback(tmp_path / "best")
+    name = type(watching).__name__
+    with pytest.raises(ValueError, match=rf"{name} watches 'train_.*watch a metric of the validation"):
+        run(tmp_path, watching)
+    run(tmp_path / "shared", callback(tmp_path / "shared" / "best"), client_metrics="shared")
+
+
+def test_a_schedule_that_watches_is_named(tmp_path):
+    class Plateau(Logs):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "train_other"}}
+
+    with pytest.raises(ValueError, match="ReduceLROnPlateau watches 'train_other'"):
+        run(tmp_path, module=Plateau())
+
+
+# ---- what only a simulation knows ------------------------------------------------------------------------
+
+EXACT = {"sim_mse", "sim_snr_db", "sim_cosine", "sim_clip_rate", "sim_num_non_finite"}
+
+
+class SendsNothingUseful(Logs):
+    """One label is a NaN, so one client's update is."""
+
+    def train_dataloader(self):
+        loader = super().train_dataloader()
+        loader.dataset.tensors[1][:1] = torch.nan
+        return loader
+
+
+@pytest.mark.parametrize("seed", [None, 0])
+def test_what_only_a_simulation_knows_is_in_no_checkpoint_of_a_private_run(tmp_path, seed):
+    with pytest.warns(UserWarning, match="held a NaN"):
+        _, fed = run(tmp_path, module=SendsNothingUseful(), seed=seed)
+    assert {f"fed/{name}" for name in EXACT} <= columns(tmp_path)
+    assert not {"fed/mse", "fed/cosine", "fed/clip_rate", "fed/num_non_finite"} & columns(tmp_path)
+    assert fed.records[0].non_finite_clients
+    known = {fed.records[0].mse, fed.records[0].cosine}
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    assert (known <= numbers(saved)) == (seed == 0)
+    assert not known & numbers(saved) or seed == 0
+    text = repr(saved)
+    assert ("sim_mse" in text) == (seed == 0)
+    records = next(state for state in saved["callbacks"].values() if "records" in state)["records"]
+    assert [bool(record["non_finite_clients"]) for record in records] == [seed == 0] * ROUNDS
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+def test_a_resumed_private_run_keeps_its_table_whole(tmp_path):
+    run(tmp_path)
+    fed = Federated(LDPQ(0.1), CLIENTS, clients_per_step=1)
+    folder = RunFolder("run", str(tmp_path), monitor="val_loss", show=False)
+    trainer = pl.Trainer(
+        max_epochs=ROUNDS + 1,
+        callbacks=[fed, folder],
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path / "again",
+        accelerator="cpu",
+    )
+    trainer.fit(Logs(), ckpt_path=tmp_path / "last.ckpt")
+    assert len(folder.rows) == ROUNDS + 1 and all("sim_mse" in row for row in folder.rows)
+
+
+def test_nobody_chooses_a_private_model_by_exact_updates(tmp_path):
+    def best(folder):
+        return pl.callbacks.ModelCheckpoint(folder / "best", monitor="fed/sim_mse")
+
+    with pytest.raises(ValueError, match="ModelCheckpoint watches 'fed/sim_mse', which is made of"):
+        run(tmp_path, best(tmp_path))
+    run(tmp_path / "seeded", best(tmp_path / "seeded"), seed=0)
