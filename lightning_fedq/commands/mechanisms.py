@@ -57,6 +57,8 @@ def example(kind: type[Mechanism]) -> Mechanism:
     needed = [field.name for field in options if field.default is MISSING]
     # noise is given by its multiplier, or else by a budget that it is calibrated to
     needed += [field.name for field in options if field.name == "noise_multiplier" and field.default is None]
+    if all(field.name != "noise_multiplier" for field in options):  # a target sets the level
+        needed += [field.name for field in options if field.name == "epsilon" and field.default is None]
     missing = [name for name in needed if name not in EXAMPLE]
     if missing:
         raise ValueError(f"{kind.__name__} needs {missing}; add an example value to EXAMPLE")

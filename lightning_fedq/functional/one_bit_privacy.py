@@ -237,22 +237,16 @@ def _ratios(count: int, num_high: int, low: float, high: float, first: int, stop
     return ratios
 
 
-_ALL_SPLITS = 400
-_STRETCHES = 256
-
-
-def coin_splits(num_coins: int) -> tuple[tuple[int, int], ...]:
+def coin_splits(num_coins: int, most: int = 401) -> tuple[tuple[int, int], ...]:
     """Sums of coins, as (coins, coins at `high`), that together dominate every split of `num_coins` coins.
 
-    Up to 400 coins all splits. Beyond, every stretch of splits j, ..., j + w has at least j coins at `high`
-    and n - j - w at `low`; adding the other w, independent of the victim, is post-processing, so the sum
-    without them shows at least as much as every split of the stretch. That is a proof for all of them, at the
-    price of a 256th of the coins, about 0.2% of epsilon.
+    All splits if there are no more than `most`. Else every stretch of splits j, ..., j + w has at least j
+    coins at `high` and n - j - w at `low`; adding the other w, independent of the victim, is post-processing,
+    so the sum without them shows at least as much as every split of the stretch. That is a proof for all of
+    them, at the price of one in `most` of the coins, or one in twice as many of epsilon.
     """
     n = num_coins
-    if n <= _ALL_SPLITS:
-        return tuple((n, j) for j in range(n + 1))
-    width = -(-(n + 1) // _STRETCHES) - 1  # a stretch holds width + 1 splits
+    width = -(-(n + 1) // most) - 1  # a stretch holds width + 1 splits
     return tuple((n - min(width, n - j), j) for j in range(0, n + 1, width + 1))
 
 
@@ -408,71 +402,3 @@ def coin_count_quantile(group_sizes: tuple[int, ...], dropout_probability: float
 def _lower_quantile(pmf: Array, failure: float) -> int:
     """Largest k with sum of pmf[:k] <= failure."""
     return min(int(np.searchsorted(pmf.cumsum(), failure, side="right")), len(pmf) - 1)
-
-
-def bounded_update_rdp(low: float, high: float, num_coins: int, order: float, grid: int = 17) -> float:
-    """kappa_a: the worst Renyi divergence of one hidden bit per squared change of its probability.
-
-    An update that moves by at most Delta in l2 moves the probabilities by at most Delta t / (2 r) in l2, so
-    T rounds have RDP <= T kappa_a (Delta t / (2 r))^2, whatever the dimension. Evaluated on a grid of
-    `grid` probabilities and the scanned splits of the other coins: a numerical supremum, no certificate.
-
-    Args:
-        low: Smallest probability.
-        high: Largest.
-        num_coins: Independent coins besides the victim's; 0 is the local guarantee.
-        order: a > 1.
-        grid: Probabilities per axis; neighbours are compared too, so the limit q -> q' is covered.
-    """
-    close = 1e-4 * (high - low)
-    points = np.linspace(low, high, grid)
-    points = np.concatenate([points, np.minimum(points[:-1] + close, high)])
-    squares = np.subtract.outer(points, points) ** 2
-    differ = squares > 0.25 * close**2
-    worst = 0.0
-    for coins, num_high in coin_splits(num_coins):
-        noise = coin_sum_pmf(coins, num_high, low, high)
-        laws = np.stack([np.convolve(noise, [1.0 - x, x]) for x in points])
-        logs = np.log(np.maximum(laws, np.finfo(np.float64).tiny))  # what underflows weighs nothing
-        for law, apart, square in zip(logs, differ, squares, strict=True):
-            moments = scipy.special.logsumexp(order * law + (1.0 - order) * logs[apart], axis=1)
-            worst = max(worst, float((moments / square[apart]).max()) / (order - 1.0))
-    return worst
-
-
-_ORDERS = (1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0, 32.0, 64.0)
-
-
-def bounded_update_epsilon(
-    low: float, high: float, num_coins: int, sensitivity: float, radius: float, rounds: int, delta: float
-) -> float:
-    """Epsilon of a change of at most `sensitivity` in l2 behind a sum of coins, whatever the dimension.
-
-    What one training sample can change (if the update is clipped so), or, with twice the norm to which
-    updates are clipped, a whole client. Renyi divergences of `bounded_update_rdp`, and with it a numerical
-    supremum; the victim's own coin must be independent of the others'.
-
-    Args:
-        low: Smallest probability.
-        high: Largest.
-        num_coins: Independent coins besides the victim's; 0 is the local guarantee.
-        sensitivity: Delta, >= 0, in units of the update.
-        radius: r > 0, the same for all coordinates.
-        rounds: Rounds of the run, >= 1.
-        delta: In (0, 1).
-
-    Raises:
-        ValueError: If a value is out of its range.
-    """
-    if not (sensitivity >= 0.0 and radius > 0.0 and rounds >= 1 and 0.0 < delta < 1.0):
-        raise ValueError(
-            "sensitivity >= 0, radius > 0, rounds >= 1 and delta in (0, 1) are needed, "
-            f"got {sensitivity}, {radius}, {rounds} and {delta}"
-        )
-    square = rounds * (sensitivity * (high - low) / (2.0 * radius)) ** 2
-    best = math.inf
-    for order in _ORDERS:
-        divergence = square * bounded_update_rdp(low, high, num_coins, order)
-        slack = math.log1p(-1.0 / order) - math.log(order * delta) / (order - 1.0)
-        best = min(best, divergence + slack)
-    return max(best, 0.0)

@@ -17,6 +17,7 @@ from lightning_fedq.mechanisms.mvu import MVU
 from lightning_fedq.mechanisms.near_optimal_utility import NearOptimalUtility
 from lightning_fedq.mechanisms.paired_coins import PairedCoins
 from lightning_fedq.mechanisms.rotated_axes import RotatedAxes
+from lightning_fedq.mechanisms.rotated_coins import RotatedCoins
 from lightning_fedq.mechanisms.sigm import SIGM
 from lightning_fedq.mechanisms.sign_rr import SignRR
 from lightning_fedq.mechanisms.stratified import StratifiedCorBin
@@ -44,6 +45,7 @@ __all__ = [
     "PerCoordinateGaussian",
     "PerCoordinateLaplace",
     "RotatedAxes",
+    "RotatedCoins",
     "SignRR",
     "StratifiedCorBin",
     "SubtractiveDither",

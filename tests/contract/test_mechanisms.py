@@ -33,6 +33,7 @@ from lightning_fedq.mechanisms import (
     PerCoordinateGaussian,
     PerCoordinateLaplace,
     RotatedAxes,
+    RotatedCoins,
     SignRR,
     StratifiedCorBin,
     SubtractiveDither,
@@ -62,6 +63,9 @@ ROWS: list[Mechanism] = [
     CPA(epsilon=2.0, lattice="E8", stages=2),
     CPA(epsilon=20.0, epsilon_scope="round"),
     CPA(epsilon=2.0, lattice="A2", stages=2, blocks_per_round=9),
+    RotatedCoins(clip_norm=8.0, epsilon=0.5),
+    RotatedCoins(clip_norm=8.0, epsilon=1.0, coins=3, paired=True),
+    RotatedCoins(clip_norm=8.0, epsilon=1.0, share=0.5, max_dropped=1),
     SignRR(epsilon=1.0),
     JoPEQ(epsilon=1.0),
     MVU(epsilon=2.0),
@@ -94,6 +98,7 @@ WHOLE_VECTOR = (
     NearOptimalUtility,
     DistributedDiscreteGaussian,
     RotatedAxes,
+    RotatedCoins,
     *EXACT_ERROR,
 )
 """They clip the norm of the whole vector, not coordinates."""

@@ -1,0 +1,359 @@
+"""Rotated coins: clip in l2, rotate, one biased coin a coordinate; behind a sum as good as Gaussian noise.
+
+A client clips the l2 norm of its update, rotates it by a public random rotation (`functional.rotation`),
+clips every coordinate to a range of `kappa` standard deviations, and sends one coin (or several) a coordinate
+whose bias says where in the range the coordinate lies. The server adds the coins up and rotates back. One
+coin of n - 1 others that nobody can predict hides about as much of an update of bounded l2 norm as Gaussian
+noise of the sum's variance would (`functional.hidden_coin`): whole-client guarantees that do not grow with
+the number of parameters, at one bit a parameter (Poisson-binomial mechanism of Chen, Ozgur, Kairouz, 2022,
+with one coin; the l2 analysis is ours). Sums are taken modulo a power of two, so that masks cost 8 bits a
+coordinate at 1,000 clients, and with `share` only some rotated coordinates are sent.
+
+What the claims rest on: thresholds are integers that are compared with uniform words; the norm is clipped
+after the rotation, on the very floats that become thresholds, in float64 and rounded up, so the rotation may
+err in its last digits; rounding to thresholds counts as a change of 2^-32 in every coordinate's probability.
+Towards the sum's views the claim is a Renyi curve for a whole message; single messages are randomised
+response, coin by coin.
+
+`paired` clients round with complementary words that the two share and respond at random afterwards: rounding
+errors of a pair cancel, and every view but one keeps its claim. Who knows the shared word and the sum (a
+partner, as curious client or colluding with the server) sees which coordinates flipped: a change in l2 then
+counts like one in l1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import special, stats
+from torch import Tensor
+
+from lightning_fedq.coding import FixedLength
+from lightning_fedq.core import (
+    Adversary,
+    AuditCase,
+    Mechanism,
+    Message,
+    NonPrivate,
+    PrivacyClaim,
+    RoundContext,
+    Unit,
+)
+from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.clip import unit_ball_factor
+from lightning_fedq.functional.hadamard import padded_size
+from lightning_fedq.functional.hidden_coin import ORDERS, hidden_coin_moments
+from lightning_fedq.functional.one_bit import (
+    WORD_BITS,
+    CoinThresholds,
+    coin_thresholds,
+    one_bit_quantize_rows,
+)
+from lightning_fedq.functional.rotation import Floats, Words, rotate, rotate_back, sign_words
+from lightning_fedq.losses import Loss, PmfPairs, RenyiLoss
+from lightning_fedq.mechanisms.claims import (
+    ARBITRARY,
+    AUTHENTICATED,
+    FRESH,
+    MODELS_ONLY,
+    NO_COLLUSION,
+    SUM_ONLY,
+)
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+
+_ROTATION, _COINS, _ROUNDING = "rotation signs", "rotated coins", "rounding words"
+_CHUNK = 1 << 14
+_SUBSET_SLACK = 1.1
+"""Norm of a share s of the rotated coordinates that is allowed, in units of clip_norm sqrt(s)."""
+
+_moments = lru_cache(maxsize=256)(hidden_coin_moments)
+
+
+def _scaled(row: Floats) -> tuple[Floats, float]:
+    """The row times a power of two, which rounds nothing, so that sums of squares stay within float32."""
+    top = max(float(row.max()), -float(row.min()))
+    if top == 0.0 or 1e-15 < top < 1e15:
+        return row, 1.0
+    scale = math.ldexp(1.0, -math.frexp(top)[1])
+    return (row.astype(np.float64) * scale).astype(np.float32), scale
+
+
+@dataclass(frozen=True)
+class RotatedCoins(Mechanism):
+    """One coin (or a few) a rotated coordinate of an update of bounded l2 norm, to be summed.
+
+    Args:
+        clip_norm: Largest l2 norm of an update, > 0.
+        epsilon: Level of one coin, > 0, in nats; small if a whole update is to be private. None: a privacy
+            target sets it when the fit starts.
+        kappa: Range of a rotated coordinate in standard deviations, clip_norm / sqrt(D), > 0; 4.5 holds
+            practically all of them.
+        coins: Coins a coordinate, 1 to 255; more of them only where `epsilon` would be above 1.
+        share: Part of the rotated coordinates that is sent in a round, a power of 1/2: the first ones, which
+        a
+            fresh rotation makes a random subspace; the same for all clients.
+        paired: Do pairs of clients share the words that round? See above; worth it above `epsilon` 0.6 or so.
+        max_dropped: Dropouts that the claims about sums allow for; a round with more is given up.
+        wrap_chance: Chance that a coordinate of a sum wraps around, at most, if all updates are alike (the
+            worst case); in [0, 0.01]. 0: sums never wrap.
+
+    Raises:
+        ValueError: If a value is out of its range.
+
+    References:
+        Chen, Ozgur, Kairouz, The Poisson Binomial Mechanism for Secure and Private Federated Learning, 2022.
+    """
+
+    homomorphic = True
+
+    clip_norm: float
+    epsilon: float | None = None
+    kappa: float = 4.5
+    coins: int = 1
+    share: float = 1.0
+    paired: bool = False
+    max_dropped: int = 0
+    wrap_chance: float = 1e-4
+
+    def __post_init__(self) -> None:
+        check_positive(clip_norm=self.clip_norm, kappa=self.kappa)
+        if self.epsilon is not None:
+            coin_thresholds(self.epsilon)
+        if not 1 <= self.coins <= 255:
+            raise ValueError(f"coins must be in [1, 255], got {self.coins}")
+        if not 0.0 < self.share <= 1.0 or math.frexp(self.share)[0] != 0.5:
+            raise ValueError(f"share must be 1, 1/2, 1/4 or another power of 1/2, got {self.share}")
+        if self.max_dropped < 0:
+            raise ValueError(f"max_dropped must be >= 0, got {self.max_dropped}")
+        if not 0.0 <= self.wrap_chance <= 0.01:
+            raise ValueError(f"wrap_chance must be in [0, 0.01], got {self.wrap_chance}")
+
+    @property
+    def coin(self) -> CoinThresholds:
+        """The coin of every coordinate.
+
+        Raises:
+            ValueError: If its level is not set.
+        """
+        if self.epsilon is None:
+            raise ValueError(
+                "the level of RotatedCoins is not set: give epsilon, or train with "
+                "Federated(privacy=PrivacyTarget(...)), which finds it when the fit starts"
+            )
+        return coin_thresholds(self.epsilon)
+
+    @property
+    def _bias(self) -> float:
+        low, high = self.coin.probabilities
+        return high - low
+
+    def group_sizes(self, num_clients: int) -> tuple[int, ...]:
+        """Pairs and an odd client out if `paired`, else everybody alone."""
+        pairs = num_clients // 2 if self.paired else 0
+        return (2,) * pairs + (1,) * (num_clients - 2 * pairs)
+
+    def num_symbols(self, context: RoundContext) -> int:
+        """Rotated coordinates that are sent."""
+        return max(int(padded_size(context.dim) * self.share), 1)
+
+    def _norm(self, context: RoundContext) -> float:
+        """Largest norm of what is sent, in units of clip_norm."""
+        sent = self.num_symbols(context) / padded_size(context.dim)
+        return 1.0 if sent == 1.0 else min(_SUBSET_SLACK * math.sqrt(sent), 1.0)
+
+    def _reach(self, context: RoundContext) -> float:
+        """That norm in units of the range of a coordinate."""
+        return self._norm(context) * math.sqrt(padded_size(context.dim)) / self.kappa
+
+    @staticmethod
+    def _words(context: RoundContext, rand: PublicRandomness) -> Words:
+        return rand.public(_ROTATION).words(sign_words(padded_size(context.dim)))
+
+    # ---- messages ---------------------------------------------------------------------------------------
+
+    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+        """See `Mechanism.encode`; symbols are uint8, how many of a rotated coordinate's coins are one."""
+        rows = update.detach().reshape(len(rand.clients), context.dim).cpu().float().contiguous()
+        count, signs = self.num_symbols(context), self._words(context, rand)
+        symbols = np.zeros((len(rows), count), np.uint8)
+        clipped = 0
+        for row, client in enumerate(rand.clients):
+            scaled, scale = _scaled(rows[row : row + 1].numpy())
+            rotated = rotate(scaled, signs, count)
+            bound = self.clip_norm * scale * self._norm(context)
+            factor, shortened = unit_ball_factor(rotated[0], bound)
+            radius = np.array([[float(count)], [0.0], [1.0 / (factor * self._reach(context))]])
+            outside = self._throw(rotated, radius, symbols[row : row + 1], client, context, rand)
+            clipped += context.dim if shortened else min(outside, context.dim)
+        shape = (*update.shape[:-1], count)
+        code = self.code(context)
+        bits = code.bits_per_symbol * symbols.size
+        return Message(torch.from_numpy(symbols).reshape(shape).to(update.device), bits, clipped)
+
+    def _throw(
+        self,
+        rotated: Floats,
+        ranges: NDArray[np.float64],
+        ones: NDArray[np.uint8],
+        client: int,
+        context: RoundContext,
+        rand: ClientRandomness,
+    ) -> int:
+        """Add one row's coins to `ones`; return how many coordinates were out of range."""
+        group, rank = context.place(client)
+        private, coin, outside = rand.private(client, _COINS), self.coin, 0
+        shared = rand.peer(group, _ROUNDING) if len(group) == 2 else None
+        which, bits = np.zeros(1, np.int64), np.empty_like(ones)
+        for number in range(self.coins):
+            for first in range(0, ones.shape[1], _CHUNK):
+                part = slice(first, min(first + _CHUNK, ones.shape[1]))
+                words = private.words(part.stop - first)[None]
+                if shared is None:
+                    out = one_bit_quantize_rows(
+                        rotated, which, first, words, ranges, coin.low, coin.high, bits
+                    )
+                else:
+                    common = shared.words(part.stop - first)[None]
+                    common = ~common if rank else common
+                    out = one_bit_quantize_rows(
+                        rotated, which, first, common, ranges, 0, 2**WORD_BITS - 1, bits
+                    )
+                    bits[:, part] ^= words < np.uint32(coin.low)
+                outside += out if number == 0 else 0
+                ones[:, part] += bits[:, part]
+        return outside
+
+    def decode(
+        self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
+    ) -> Tensor:
+        """See `Mechanism.decode`; also takes the sum modulo `symbol_modulus`."""
+        total = symbols.cpu().reshape(-1, symbols.shape[-1]).sum(0, dtype=torch.int64).numpy()
+        modulus = self.symbol_modulus(context)[0]
+        thrown = len(clients) * self.coins
+        lowest = (thrown + 1 - modulus) // 2  # the values around half of the coins
+        ones = lowest + (total - lowest) % modulus
+        radius = self.kappa * self.clip_norm / math.sqrt(padded_size(context.dim))
+        share = len(total) / padded_size(context.dim)
+        estimate = (2 * ones - thrown) * (radius / (self._bias * self.coins * share))
+        back = rotate_back(estimate.astype(np.float32), self._words(context, rand), context.dim)
+        return torch.from_numpy(back).to(symbols.device)
+
+    def code(self, context: RoundContext) -> FixedLength:
+        """Bits that hold a count of coins; one for one coin."""
+        return FixedLength(self.coins.bit_length())
+
+    def tolerated_dropouts(self, context: RoundContext) -> int:
+        """`max_dropped`: every further dropout would take a coin away that the claims count on."""
+        return self.max_dropped
+
+    def symbol_modulus(self, context: RoundContext) -> tuple[int, int]:
+        """Smallest power of two for which a sum wraps around with `wrap_chance` at most, and the symbols."""
+        thrown = len(context.cohort) * self.coins
+        bits = thrown.bit_length()
+        if self.wrap_chance:
+            # of the coins, and of a rotated coordinate of updates that are all alike
+            std = math.hypot(0.5 * math.sqrt(thrown), thrown * self._bias / (2.0 * self.kappa))
+            reach = -float(special.ndtri(self.wrap_chance / 2.0)) * std
+            bits = min(bits, max(math.ceil(math.log2(2.0 * reach + 2.0)), 1))
+        return 1 << bits, self.num_symbols(context)
+
+    def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
+        """Coins, at most (kappa / t)^2 / (coins n) of clip_norm^2 / D, over the share; and the share's own.
+
+        Wrapped sums are not in it.
+        """
+        share = self.num_symbols(context) / padded_size(context.dim)
+        one = (self.kappa / self._bias) ** 2 / (self.coins * len(clients)) / share
+        one += 2.0 * (1.0 / share - 1.0)
+        return torch.full_like(context.radius, one * self.clip_norm**2 / padded_size(context.dim))
+
+    # ---- claims -----------------------------------------------------------------------------------------
+
+    def _behind(self, known: int, context: RoundContext) -> Loss:
+        """The sum, for an adversary that knows all about `known` clients of the cohort."""
+        low, high = self.coin.probabilities
+        others = max(len(context.cohort) - 1 - self.max_dropped - known, 0)
+        moments = _moments(low, high, others)
+        count, reach = self.num_symbols(context), self._reach(context)
+        grain = 2.0 ** -(WORD_BITS - 1)  # both thresholds are rounded to whole words
+        if self.paired and known:
+            # the partner knows which flips of the shared rounding an update would make: they count in l1
+            change = min(math.sqrt(count) * (reach + math.sqrt(count) * grain), float(count))
+            square, note = change * (high - low) ** 2, "a pair's word is known, the sum is seen"
+        else:
+            change = min((high - low) * reach + math.sqrt(count) * grain, (high - low) * math.sqrt(count))
+            square, note = change * change, "one coin a rotated coordinate among those of the others"
+        divergences = self.coins * moments * (square * (1.0 + 1e-9)) / (np.array(ORDERS) - 1.0)
+        return RenyiLoss(ORDERS, tuple(divergences.tolist()), note)
+
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """Single messages are randomised response; behind a sum the vertex theorem of `hidden_coin` holds."""
+        if self.epsilon is None or not self.coin.low:
+            missing = (
+                "the level of the coin is not set yet" if self.epsilon is None else "epsilon is infinite"
+            )
+            reason = NonPrivate(f"{missing}: the coin has no noise that an input could not force")
+            return tuple(PrivacyClaim(who, reason, 1) for who in Adversary)
+        low, high = self.coin.probabilities
+        places = np.arange(self.coins + 1)
+        laws = [tuple(stats.binom.pmf(places, self.coins, p).tolist()) for p in (high, low)]
+        if self.coins == 1:
+            laws = [(low, high), (high, low)]
+        alone = PmfPairs(((laws[0], laws[1]),), "randomised response on the coins of one rotated coordinate")
+        corrupt, keys = context.num_corrupt, (AUTHENTICATED,) if self.paired else ()
+        left = len(context.cohort) - self.max_dropped
+        answer = (f"at least {max(left, 1)} of {len(context.cohort)} clients answer",)
+        colluding = f"the server colludes with {corrupt} clients at most" if corrupt else NO_COLLUSION
+        behind = {
+            Adversary.CLIENT: (self._behind(1, context), (MODELS_ONLY, *answer)),
+            Adversary.SECAGG_SERVER: (
+                self._behind(corrupt, context),
+                (SUM_ONLY, colluding, *answer, *keys),
+            ),
+            Adversary.OUTSIDER: (self._behind(0, context), (MODELS_ONLY, *answer, *keys)),
+        }
+        single = PrivacyClaim(
+            Adversary.SERVER,
+            alone,
+            self.num_symbols(context),
+            assumptions=(ARBITRARY, FRESH),
+            unit=Unit.COORDINATE,
+        )
+        return tuple(
+            PrivacyClaim(who, behind[who][0], 1, assumptions=(ARBITRARY, FRESH, *behind[who][1]))
+            if who in behind
+            else replace(single, adversary=who)
+            for who in Adversary
+        )
+
+    # ---- how it is attacked -----------------------------------------------------------------------------
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """With the range at one standard deviation, an update in the worst direction fills every range.
+
+        The clip is wide enough for the audit's other clients, whose coordinates are within +-1.
+        """
+        return (AuditCase(replace(self, kappa=1.0, clip_norm=4.0 * math.sqrt(dim))),)
+
+    def worst_pair(
+        self, client: int, context: RoundContext, public: PublicRandomness
+    ) -> tuple[Tensor, Tensor]:
+        """The two updates that the rotation turns into all ones and all minus ones, far outside the clip."""
+        ones = np.ones(self.num_symbols(context), np.float32)
+        high = torch.from_numpy(rotate_back(ones, self._words(context, public), context.dim)).double()
+        high *= 4.0 * self.clip_norm / max(float(high.norm()), 1e-30)
+        return high, -high
+
+    def lever(self, client: int, context: RoundContext) -> float:
+        """Length of a message of all ones over the longest honest one."""
+        return max(self.kappa / self._bias, 1.0)
+
+    def without_noise(self, context: RoundContext) -> RotatedCoins:
+        """See `Mechanism.without_noise`: the coin rounds, and hides nothing else."""
+        return replace(self, epsilon=math.inf)
