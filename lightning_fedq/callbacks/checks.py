@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_fedq._lightning import is_overridden, pl
 from lightning_fedq.aggregation import Weighting
@@ -177,6 +178,28 @@ def check_limit(work: LocalWork) -> None:
         f"their data may be of {fewest} only; "
         f"use at least {least_fraction(fewest)}, an int >= 1, or fewer clients"
     )
+
+
+def check_own_loaders(
+    own: bool, clients_per_step: int | Literal["auto"], weighting: str, held: Sequence[Tensor]
+) -> None:
+    """Refuse what clients with loaders of their own can't do.
+
+    Raises:
+        ValueError: If they are to train side by side, or a stream is weighted by its samples.
+    """
+    if own and clients_per_step not in ("auto", 1):
+        raise ValueError(
+            "clients whose batches come from several loaders can't train side by side, got "
+            f"clients_per_step={clients_per_step}; use clients_per_step=1 or 'auto'"
+        )
+    streams = [client for client, part in enumerate(held) if not len(part)]
+    if streams and weighting == "samples":
+        shown = ", ".join(map(str, streams[:_NAMED])) + (", ..." if len(streams) > _NAMED else "")
+        raise ValueError(
+            f"the data of clients {shown} are streams, whose samples nobody has counted; use "
+            "weighting='uniform'"
+        )
 
 
 def least_fraction(num_batches: int) -> float:

@@ -38,6 +38,7 @@ from lightning_fedq.callbacks.checks import (
     check_loader_is_ours,
     check_numbers,
     check_optimizers,
+    check_own_loaders,
     check_setup,
     validate_by_rounds,
 )
@@ -59,10 +60,11 @@ from lightning_fedq.callbacks.secure_sum import check_modulus, check_secure_aggr
 from lightning_fedq.callbacks.stack_size import choose_clients_per_step, largest_stack
 from lightning_fedq.callbacks.undo import Undo
 from lightning_fedq.core import Mechanism
-from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
+from lightning_fedq.data.batches import BatchRule, Stack
 from lightning_fedq.data.datamodule import split_of
+from lightning_fedq.data.dealing import LocalPasses, deal
 from lightning_fedq.data.labels import Labels, label_figure, labels_of
-from lightning_fedq.data.loader import ClientLoader, check_loader, check_plain, deal_out
+from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import IID, Partition
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.randomness import AgreedKeys, Keys, SeededKeys
@@ -315,7 +317,7 @@ class Federated(pl.Callback):
             if self._asked_at is None:
                 self._asked_at = now
             elif self._reload_every and now - self._asked_at >= self._reload_every:
-                self._asked_at, self._dealt = now, self._loader.over(check_loader(self._user_loader()))
+                self._asked_at, self._dealt = now, self._loader.over(self._renew(self._user_loader()))
         return self._loader
 
     @property
@@ -325,25 +327,29 @@ class Federated(pl.Callback):
 
     def _deal_out(self, trainer: Any) -> None:
         """Who holds what; at the first question, which `configure_optimizers` may ask."""
-        loader = (check_loader if self._rule is None else check_plain)(self._user_loader())
         if self._loaded is not None and self.seed is None:
             self.planner = replace(self.planner, seed=self._loaded["plan_seed"])
         run = RoundPlan(0, (), frozenset(), self.planner.seed)
-        generator = torch.Generator().manual_seed(run.stream_seed("partition"))
-        split = split_of(self._owner, self.partition)
-        self.client_indices = deal_out(loader, split, self.num_clients, generator, self.labels)
-        passes = (self.local_epochs, self.local_steps, self._limit_batches)
-        work = LocalWork.of(loader, self.client_indices, *passes)
-        if trainer.overfit_batches:
-            work = replace(work, shuffle=False)
+        dealt = deal(
+            self._user_loader(),
+            lambda: split_of(self._owner, self.partition),
+            self.num_clients,
+            torch.Generator().manual_seed(run.stream_seed("partition")),
+            self.labels,
+            LocalPasses(
+                self.local_epochs, self.local_steps, self._limit_batches, not trainer.overfit_batches
+            ),
+            self._rule,
+        )
+        self.client_indices, work, self._renew = dealt.client_indices, dealt.work, dealt.renew
+        self._own_loaders = dealt.own_loaders
+        check_own_loaders(dealt.own_loaders, self.clients_per_step, self.weighting, self.client_indices)
         check_limit(work)
-        if work.sampling is not None:
-            work.sampling.check(work.held)
         if self._rule is not None:
             self._rule.begin(work)
         self._schedule = Schedule(self.planner, self.mechanism, work, self._rule, self._limit)
         validate_by_rounds(trainer, self._schedule.longest, self._undo)
-        self._dealt = ClientLoader(loader, work, self._coming_stacks, self._coming_steps)
+        self._dealt = dealt.loader(self._coming_stacks, self._coming_steps)
 
     def _client_weights(self, segments: Sequence[int]) -> Tensor | None:
         if self.weighting == "samples":
@@ -431,7 +437,7 @@ class Federated(pl.Callback):
             self.clients_per_step_chosen = self._loaded["clients_per_step"]
             return
         self.clients_per_step_chosen = 1  # the rehearsal trains one client at a time, too
-        if self._rule is not None:
+        if self._rule is not None or self._own_loaders:
             return
         self.clients_per_step_chosen = choose_clients_per_step(
             trainer,

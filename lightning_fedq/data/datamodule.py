@@ -7,12 +7,13 @@ the split: a rule of its own, or the sample indices of every client.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_fedq._lightning import is_overridden, pl
+from lightning_fedq.data.client_datasets import ClientSources, Source
 from lightning_fedq.data.partition import IID, Partition
 
 _HOOKS = (
@@ -36,29 +37,32 @@ class FederatedDataModule(pl.LightningDataModule):
     """Data for a federated run; validation, test and prediction data pass through untouched.
 
     Args:
-        data: A LightningDataModule, or the training Dataset.
+        data: A LightningDataModule, or the training Dataset; None where `clients` are data sets or loaders.
         batch_size: Samples per local batch, >= 1; None keeps the data module's own. A Dataset needs it.
         partition: Who holds what, as a rule; None leaves it to the `Federated` callback.
-        clients: Who holds what, as the sample indices of each client; instead of `partition`.
-        val: Validation set, where `data` is a Dataset.
+        clients: Who holds what, instead of `partition`: the sample indices of each client. Without `data` the
+            clients' own data, by name or in order: for each client a Dataset, with a length or iterable, a
+            DataLoader, or a function that returns one of them and is called when the training begins.
+        val: Validation set, where `data` is no data module; a loader is taken as it is.
         test: Test set, where `data` is a Dataset.
         predict: Prediction set, where `data` is a Dataset.
         num_workers: Worker processes of the loaders of datasets, >= 0.
 
     Raises:
         ValueError: If both `partition` and `clients` are given, or a dataset has no batch size.
+        TypeError: If `clients` and `data` do not go together.
     """
 
     def __init__(
         self,
-        data: pl.LightningDataModule | Dataset[Any],
+        data: pl.LightningDataModule | Dataset[Any] | None = None,
         *,
         batch_size: int | None = None,
         partition: Partition | None = None,
-        clients: Sequence[Sequence[int]] | None = None,
-        val: Dataset[Any] | None = None,
-        test: Dataset[Any] | None = None,
-        predict: Dataset[Any] | None = None,
+        clients: Sequence[Sequence[int]] | Mapping[str, Source] | Sequence[Source] | None = None,
+        val: Dataset[Any] | DataLoader[Any] | None = None,
+        test: Dataset[Any] | DataLoader[Any] | None = None,
+        predict: Dataset[Any] | DataLoader[Any] | None = None,
         num_workers: int = 0,
     ) -> None:
         self.data = data
@@ -68,13 +72,19 @@ class FederatedDataModule(pl.LightningDataModule):
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size must be >= 1, got {batch_size}")
         self.batch_size, self.num_workers = batch_size, num_workers
-        self.split: Partition | Sequence[Sequence[int]] | None = partition if clients is None else clients
+        check_clients(data, clients)
+        self.sources = None if data is not None else ClientSources(clients, batch_size, num_workers)  # type: ignore[arg-type]
+        own: Any = partition if clients is None else clients
+        self.split: Partition | Sequence[Sequence[int]] | None = None if self.sources else own
         if isinstance(data, pl.LightningDataModule):
             if not (val is None and test is None and predict is None):
                 raise ValueError(
                     "val, test and predict come from the data module; give them with a Dataset only"
                 )
             self._adopt(data)
+        elif self.sources is not None:
+            self.train_dataloader = self.sources.train_dataloader  # type: ignore[method-assign]
+            self._serve(val_dataloader=val, test_dataloader=test, predict_dataloader=predict)
         else:
             if batch_size is None:
                 raise ValueError("a Dataset needs a batch_size, got None; pass batch_size=32, say")
@@ -124,12 +134,18 @@ class FederatedDataModule(pl.LightningDataModule):
         if self.batch_size is not None:
             self.train_dataloader = self._resized  # type: ignore[method-assign]
 
-    def _serve(self, **datasets: Dataset[Any] | None) -> None:
+    def _serve(self, **datasets: Any) -> None:
         for name, dataset in datasets.items():
             if dataset is not None:
                 setattr(self, name, self._loader_of(dataset, shuffle=name == "train_dataloader"))
 
-    def _loader_of(self, dataset: Dataset[Any], shuffle: bool) -> Callable[[], DataLoader[Any]]:
+    def _loader_of(
+        self, dataset: Dataset[Any] | DataLoader[Any], shuffle: bool
+    ) -> Callable[[], DataLoader[Any]]:
+        if isinstance(dataset, DataLoader):
+            return lambda: dataset
+        if self.batch_size is None:
+            raise ValueError("a Dataset needs a batch_size, got None; pass batch_size=32, or a DataLoader")
         return lambda: DataLoader(
             dataset, batch_size=self.batch_size, shuffle=shuffle, num_workers=self.num_workers
         )
@@ -160,14 +176,45 @@ def split_of(owner: object, partition: Partition) -> Partition | Sequence[Sequen
     Raises:
         ValueError: If both say something.
     """
-    if not isinstance(owner, FederatedDataModule) or owner.split is None:
+    if not isinstance(owner, FederatedDataModule) or (owner.split is None and owner.sources is None):
         return partition
     if partition != IID():
         raise ValueError(
             f"both Federated(partition={partition}) and the FederatedDataModule say who holds what; "
             "give it in one place"
         )
+    if owner.sources is not None:
+        return owner.sources.split
+    assert owner.split is not None
     return owner.split
+
+
+def check_clients(data: object, clients: Any) -> None:
+    """Refuse clients that say who holds what of no data, or bring data beside other data.
+
+    Raises:
+        TypeError: Naming what is missing or too much.
+    """
+    if data is None and clients is None:
+        raise TypeError(
+            "FederatedDataModule needs data, or the data sets of its clients: "
+            "FederatedDataModule(clients=[dataset, ...])"
+        )
+    members = list(clients.values() if isinstance(clients, Mapping) else clients or ())
+    brought = isinstance(clients, Mapping) or any(
+        isinstance(member, Dataset | DataLoader) or callable(member) for member in members
+    )
+    if data is not None and brought:
+        raise TypeError(
+            "clients bring data sets of their own, and there are other data beside them; leave data out, or "
+            "give the sample indices of each client"
+        )
+    first: Any = members[0] if members else None
+    if data is None and isinstance(first, list | tuple | range) and first and isinstance(first[0], int):
+        raise TypeError(
+            "clients are sample indices, and there are no data that they are of; give data, or a data set "
+            "for each client"
+        )
 
 
 class _Loaders(pl.LightningDataModule):

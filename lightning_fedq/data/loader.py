@@ -13,6 +13,7 @@ re-seeding is the package's one use of the global generator.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -45,13 +46,14 @@ def check_loader(loader: object) -> DataLoader[Any]:
     """
     if not isinstance(loader, DataLoader):
         raise TypeError(
-            f"train_dataloader must return one torch DataLoader to federate, got {type(loader).__name__}; "
-            "return a single DataLoader"
+            f"train_dataloader must return torch DataLoaders to federate, got {type(loader).__name__}; "
+            "return one, or a dict or list of them"
         )
     if isinstance(loader.dataset, IterableDataset):
         raise TypeError(
-            f"the training set must have a length and an index to be dealt out to clients, "
-            f"got the IterableDataset {type(loader.dataset).__name__}; use a map-style Dataset"
+            f"one stream can't be dealt out to clients, as nobody knows what comes, got the IterableDataset "
+            f"{type(loader.dataset).__name__}; give every client its own: "
+            "FederatedDataModule(clients=[dataset, ...], batch_size=...), or use a map-style Dataset"
         )
     sampling_of(loader)
     return loader
@@ -257,7 +259,8 @@ class ClientLoader:
                 f"split over the clients was of {old} in batches of {self.batch_size}; return one of the "
                 "same length and batch size, or leave reload_dataloaders_every_n_epochs at 0"
             )
-        return ClientLoader(loader, self._work, self._stacks, self._length)
+        work = replace(self._work, sampling=sampling_of(loader)[0])  # its weights may be new
+        return ClientLoader(loader, work, self._stacks, self._length)
 
     def _start_workers(self) -> DataLoader[Any]:
         loader = self.loader

@@ -109,11 +109,11 @@ def test_a_limit_that_leaves_a_client_without_a_batch() -> None:
 def test_data_that_cannot_be_dealt_out() -> None:
     refused("100 clients can't share 80 samples; use num_clients <= 80", fed=federated(num_clients=100))
 
-    class Several(Digits):
+    class Nothing(Digits):
         def train_dataloader(self) -> Any:
-            return [super().train_dataloader()]
+            return [1, 2]
 
-    refused("must return one torch DataLoader to federate, got list", data=Several(80))
+    refused("must return torch DataLoaders to federate, got int; return one, or a dict", data=Nothing(80))
 
 
 def test_a_loader_that_slips_in_would_train_centrally() -> None:

@@ -168,8 +168,11 @@ class Endless(IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
-        ([1, 2], "must return one torch DataLoader to federate, got list"),
-        (DataLoader(Endless()), "got the IterableDataset Endless; use a map-style Dataset"),
+        ([1, 2], "must return torch DataLoaders to federate, got list"),
+        (
+            DataLoader(Endless()),
+            r"got the IterableDataset Endless; give every client its own: .* or use a map-style",
+        ),
         (
             DataLoader(TENSORS, batch_sampler=Buckets(SequentialSampler(TENSORS), 3, False)),
             r"batch sampler Buckets can't be dealt out .* FederatedDataModule\(clients=\[loader",

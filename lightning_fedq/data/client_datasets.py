@@ -1,0 +1,148 @@
+"""One data set for each client, by name: as many data sets as there are hospitals, writers or sites."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
+
+from lightning_fedq.data.own_loaders import LoadersOfClients
+from lightning_fedq.data.sampling import batching_of, sampling_of
+
+Source = Dataset[Any] | DataLoader[Any] | Callable[[], Any]
+"""A client's data: a data set, a loader, or a function without arguments that returns one of them."""
+
+
+class ClientDatasets(Dataset[Any]):
+    """The data sets of all clients, one behind the other.
+
+    Args:
+        datasets: One for each client, with a length.
+    """
+
+    def __init__(self, datasets: Sequence[Dataset[Any]]) -> None:
+        self.datasets = list(datasets)
+        sizes: list[int] = [len(dataset) for dataset in datasets]  # type: ignore[arg-type]
+        self._starts = [0, *torch.tensor(sizes).cumsum(0).tolist()]
+
+    def __len__(self) -> int:
+        """Samples of all clients."""
+        return int(self._starts[-1])
+
+    def __getitem__(self, index: int) -> Any:
+        """One sample."""
+        client = bisect_right(self._starts, index) - 1
+        return self.datasets[client][index - self._starts[client]]
+
+    @property
+    def clients(self) -> list[range]:
+        """The indices of each client's samples."""
+        return [range(*bounds) for bounds in zip(self._starts, self._starts[1:], strict=False)]
+
+
+class ClientSources:
+    """Where each client's data come from; a function is called once, when the data are asked for.
+
+    Args:
+        clients: One source for each client, by name or in order.
+        batch_size: Of data sets; None where loaders say it themselves.
+        num_workers: Of the loaders of data sets.
+
+    Raises:
+        ValueError: If there is no client.
+    """
+
+    def __init__(
+        self, clients: Mapping[str, Source] | Sequence[Source], batch_size: int | None, num_workers: int
+    ) -> None:
+        named = clients if isinstance(clients, Mapping) else dict(enumerate(clients))
+        if not named:
+            raise ValueError("clients must be one data set or loader for each client, got none")
+        self.names = [str(name) for name in named]
+        self._sources, self._batch_size, self._num_workers = list(named.values()), batch_size, num_workers
+        self._loaded: list[Any] = []
+
+    def load(self) -> list[Any]:
+        """The data sets or loaders, in the order of the clients."""
+        if not self._loaded:
+            self._loaded = [_load(source) for source in self._sources]
+        return self._loaded
+
+    def train_dataloader(self) -> DataLoader[Any] | LoadersOfClients:
+        """One loader over all clients' data where they are alike, else one for each client.
+
+        Raises:
+            TypeError: If a source is neither a data set nor a loader.
+            ValueError: If data sets have no batch size.
+        """
+        found = self.load()
+        for name, one in zip(self.names, found, strict=True):
+            if not isinstance(one, DataLoader) and not hasattr(one, "__getitem__") and not _is_stream(one):
+                raise TypeError(
+                    f"the data of client {name} must be a Dataset, a DataLoader or a function that returns "
+                    f"one of them, got {type(one).__name__}"
+                )
+        if all(isinstance(one, DataLoader) for one in found):
+            return _as_one(found) or LoadersOfClients(self.names, found)
+        if self._batch_size is None:
+            raise ValueError("data sets of clients need a batch_size, got None; pass batch_size=32, say")
+        if not any(isinstance(one, DataLoader) or _is_stream(one) for one in found):
+            return DataLoader(
+                ClientDatasets(found),
+                batch_size=self._batch_size,
+                shuffle=True,
+                num_workers=self._num_workers,
+            )
+        return LoadersOfClients(self.names, [self._loader_of(one) for one in found])
+
+    def _loader_of(self, one: Any) -> DataLoader[Any]:
+        if isinstance(one, DataLoader):
+            return one
+        shuffle = None if _is_stream(one) else True
+        return DataLoader(one, batch_size=self._batch_size, shuffle=shuffle, num_workers=self._num_workers)
+
+    @property
+    def split(self) -> list[range]:
+        """The indices of each client's samples in the one loader over all of them; else nothing to say."""
+        if isinstance(self.train_dataloader(), LoadersOfClients):
+            return []
+        data = [one.dataset if isinstance(one, DataLoader) else one for one in self.load()]
+        return ClientDatasets(data).clients
+
+
+def _load(source: Any) -> Any:
+    plain = isinstance(source, Dataset | DataLoader) or not callable(source)
+    return source if plain else source()
+
+
+def _is_stream(data: object) -> bool:
+    return isinstance(data, IterableDataset)
+
+
+def _as_one(loaders: Sequence[DataLoader[Any]]) -> DataLoader[Any] | None:
+    """One loader over the data of all, if they are alike: clients can then train side by side."""
+    first = loaders[0]
+    try:
+        kinds = {(*batching_of(one)[:2], type(batching_of(one).sampler)) for one in loaders}
+        plain = all(sampling_of(one) == (None, None) for one in loaders if not _is_stream(one.dataset))
+    except ValueError:
+        return None
+    alike = len(kinds) == 1 and len({one.collate_fn for one in loaders}) == 1
+    if not (alike and plain) or any(_is_stream(one.dataset) for one in loaders):
+        return None
+    if len({(one.num_workers, one.worker_init_fn, one.pin_memory) for one in loaders}) > 1:
+        return None
+    size, drop_last, sampler = batching_of(first)
+    return DataLoader(
+        ClientDatasets([one.dataset for one in loaders]),
+        batch_size=size,
+        shuffle=not isinstance(sampler, SequentialSampler),
+        drop_last=drop_last,
+        collate_fn=first.collate_fn,
+        num_workers=first.num_workers,
+        worker_init_fn=first.worker_init_fn,
+        pin_memory=first.pin_memory,
+    )

@@ -1,0 +1,153 @@
+"""From whatever `train_dataloader` returns to every client's share of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.data.batches import LocalWork, Stack
+from lightning_fedq.data.labels import Labels
+from lightning_fedq.data.loader import ClientLoader, check_loader, check_plain, deal_out
+from lightning_fedq.data.own_loaders import LoadersOfClients, OwnClientLoader, Passes, SeveralLoaders, work_of
+from lightning_fedq.data.partition import Partition
+
+Split = Partition | Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class LocalPasses:
+    """How each client passes over its data in a round.
+
+    Args:
+        local_epochs: Passes in a round.
+        local_steps: Batches in a round, instead of `local_epochs`.
+        limit_batches: Of every pass: an int is the most batches, a float the fraction of them.
+        shuffle: May a pass have an order of its own?
+    """
+
+    local_epochs: int
+    local_steps: int | None
+    limit_batches: int | float
+    shuffle: bool
+
+
+@dataclass(frozen=True)
+class Dealt:
+    """Who holds what.
+
+    Args:
+        client_indices: Samples of each client; of streams, which do not say, none.
+        work: How each client passes over them.
+        loader: Makes the clients' loader of what gives a round's stacks and its length.
+        own_loaders: Has every client loaders of its own? Clients then train one at a time.
+        renew: What the clients' loader takes for a new one of the user's.
+    """
+
+    client_indices: list[Tensor]
+    work: LocalWork
+    loader: Callable[[Callable[[], Sequence[Stack]], Callable[[], int]], ClientLoader]
+    own_loaders: bool
+    renew: Callable[[Any], Any]
+
+
+def deal(
+    given: Any,
+    split: Callable[[], Split],
+    num_clients: int,
+    generator: torch.Generator,
+    labels: Labels,
+    passes: LocalPasses,
+    rule: object | None,
+) -> Dealt:
+    """Deal out one loader, several at once, or those that every client has already.
+
+    Args:
+        given: What the user's `train_dataloader` returns.
+        split: Returns who holds what.
+        num_clients: How many clients there are.
+        generator: Randomness of a partition.
+        labels: Where the labels are; None looks in the usual places.
+        passes: Over each client's data.
+        rule: What draws the batches instead, or None.
+
+    Raises:
+        TypeError: If something else than loaders is given, or a data set has no length.
+        ValueError: If the data can't be dealt out like this, naming why and the cure.
+    """
+    if isinstance(given, Mapping | list | tuple):
+        given = pl.utilities.CombinedLoader(given, "max_size_cycle")  # as Lightning does
+    several = isinstance(given, pl.utilities.CombinedLoader)
+    if not several and not isinstance(given, LoadersOfClients):
+        check = check_loader if rule is None else check_plain
+        return _of_one_loader(check(given), split(), num_clients, generator, labels, passes, check)
+    if rule is not None:
+        raise ValueError(
+            f"{type(rule).__name__} draws samples by index from one data set, and there are several loaders; "
+            "give each client one data set with a length: FederatedDataModule(clients=[dataset, ...])"
+        )
+    if not passes.shuffle:
+        raise ValueError(
+            "overfit_batches takes the first batches of one loader, and there are several; "
+            "use limit_train_batches, and loaders that do not shuffle"
+        )
+    if several:
+        shares = SeveralLoaders(given, split(), num_clients, generator)
+        numbers = [together.num_batches() for together in shares.together]
+        return _of_own_loaders(shares.held(), shares.together, shares.renew, numbers, passes)
+    split()  # nothing else may say who holds what
+    return _of_clients_loaders(given, num_clients, passes)
+
+
+def _of_one_loader(
+    loader: DataLoader[Any],
+    split: Split,
+    num_clients: int,
+    generator: torch.Generator,
+    labels: Labels,
+    passes: LocalPasses,
+    check: Callable[[Any], DataLoader[Any]],
+) -> Dealt:
+    held = deal_out(loader, split, num_clients, generator, labels)
+    work = LocalWork.of(loader, held, passes.local_epochs, passes.local_steps, passes.limit_batches)
+    if not passes.shuffle:
+        work = replace(work, shuffle=False)
+    if work.sampling is not None:
+        work.sampling.check(held)
+    return Dealt(held, work, lambda *coming: ClientLoader(loader, work, *coming), False, check)
+
+
+def _of_clients_loaders(given: LoadersOfClients, num_clients: int, passes: LocalPasses) -> Dealt:
+    if len(given.loaders) != num_clients:
+        raise ValueError(f"there are loaders of {len(given.loaders)} clients, num_clients is {num_clients}")
+    limit = passes.limit_batches
+    otherwise = limit if isinstance(limit, int) else passes.local_steps
+
+    def renew(again: LoadersOfClients) -> Passes:
+        if again.num_batches(otherwise) != given.num_batches(otherwise):
+            raise ValueError("the clients' reloaded loaders have other lengths; return ones of the same")
+        return again.loaders
+
+    return _of_own_loaders(given.held(), given.loaders, renew, given.num_batches(otherwise), passes)
+
+
+def _of_own_loaders(
+    held: list[Tensor],
+    own: Passes,
+    renew: Callable[[Any], Passes],
+    numbers: Sequence[int],
+    passes: LocalPasses,
+) -> Dealt:
+    work = work_of(numbers, passes.local_epochs, passes.local_steps, passes.limit_batches)
+
+    def again(given: Any) -> Passes:
+        if isinstance(given, Mapping | list | tuple):
+            given = pl.utilities.CombinedLoader(given, "max_size_cycle")
+        return renew(given)
+
+    return Dealt(held, work, lambda *coming: OwnClientLoader(own, work, *coming), True, again)
