@@ -11,9 +11,10 @@ import io
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any, Literal
 
 from lightning_fedq.privacy.page import format_epsilon
 
@@ -110,15 +111,21 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("clients", f"{summary['num_clients']}, {summary['rounds']} rounds, target {summary['target']}"),
         ("keys", summary["keys"]),
     ]
-    lines += [(name, f"{value:.4g}") for name, value in summary["metrics"].items()]
+    stages: dict[str, list[str]] = {}
+    for name, value in summary["metrics"].items():
+        stage = name.partition("_")[0] if name.startswith(("train_", "val_", "test_")) else name
+        stages.setdefault(stage, []).append(f"{name} {value:.4g}")
+    lines += [(stage, ", ".join(values)) for stage, values in stages.items()]
     best = summary["best"]
     if best:
         lines.append(("best", f"{best['monitor']} = {best['value']:.4g} after round {best['round']:.0f}"))
     lines += [
         ("bits per parameter", f"{summary['bits_per_parameter']:.4g} (one message up, as sent)"),
-        ("megabytes up", f"{summary['uplink_megabytes']:.4g}"),
-        ("megabytes down", f"{summary['downlink_megabytes']:.4g}"),
-        ("megabytes of set-up", f"{summary['setup_megabytes']:.4g}"),
+        (
+            "megabytes",
+            f"{summary['uplink_megabytes']:.4g} up, {summary['downlink_megabytes']:.4g} down, "
+            f"{summary['setup_megabytes']:.4g} of set-up",
+        ),
         ("seconds", f"{summary['seconds']:.1f}"),
     ]
     return lines
@@ -126,19 +133,22 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def print_summary(summary: Mapping[str, Any], folder: Path) -> None:
     """Print result, cost, privacy by adversary, and where the files are."""
+    from rich.box import SIMPLE_HEAD
     from rich.console import Console  # only needed here
     from rich.table import Table
 
     console = Console(soft_wrap=True)
-    table = Table(title=summary["name"], show_header=False, title_justify="left")
+    table = Table(title=summary["name"], show_header=False, title_justify="left", box=SIMPLE_HEAD)
     for name, value in summary_lines(summary):
         table.add_row(name, value)
     console.print(table)
     console.print("privacy, adversary by adversary:", highlight=False)
     for line in summary["privacy"]:
-        console.print(f"  {line}", highlight=False)
-    for file in sorted(folder.iterdir()):
-        console.print(f"  {file}", highlight=False)
+        wrapped = wrap(line, console.width - 4) if console.is_terminal else [line]
+        console.print("  - " + "\n    ".join(wrapped), highlight=False)
+    pages = [folder / name for name in ("report.md", "privacy.md", "model.ckpt")]
+    others = [path.name for path in sorted(folder.iterdir()) if path not in pages]
+    console.print(*pages, f"{folder}/: {', '.join(others)}", sep="\n", highlight=False)
 
 
 def privacy_lines(report: PrivacyReport) -> list[str]:
@@ -187,21 +197,65 @@ def save_figure(figure: Figure, path: Path) -> None:
     write_atomically(path, buffer.getvalue())
 
 
-def _panels(count: int) -> tuple[Figure, list[Axes]]:
+def _panels(count: int, title: str) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure  # half a second to import, and only needed here
 
-    figure = Figure(figsize=(5.2 * count, 3.6), layout="constrained")
+    figure = Figure(figsize=(5.2 * count, 3.8), layout="constrained")
+    figure.suptitle(title, fontsize="medium")
     return figure, list(figure.subplots(1, count, squeeze=False)[0])
 
 
-def plot_progress(runs: Mapping[str, Sequence[Row]], monitor: str) -> Figure:
+def _of_rounds(axes: Axes) -> None:
+    """Whole rounds on the x axis, a faint grid."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_xlabel("round")
+    axes.grid(alpha=0.3)
+
+
+def _plain_log(axes: Axes, which: Literal["x", "y"]) -> None:
+    """A logarithmic axis with plain numbers at 1, 2 and 5 of every decade."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    (axes.set_xscale if which == "x" else axes.set_yscale)("log")
+    axis = axes.xaxis if which == "x" else axes.yaxis
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if high < 1e3 * low else (1.0,)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def first_metric(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """`val_acc` if it was logged, or else the first `val_*` metric there is."""
+    logged = dict.fromkeys(key for row in rows for key in row if key.startswith("val_"))
+    return "val_acc" if "val_acc" in logged else next(iter(logged), None)
+
+
+def mode_of(metric: str) -> Literal["max", "min"]:
+    """Is a larger or a smaller value better? Losses, errors and perplexities are better small."""
+    small = ("loss", "err", "mse", "mae", "nll", "perplexity", "ppl")
+    return "min" if any(word in metric.lower() for word in small) else "max"
+
+
+def plot_progress(
+    runs: Mapping[str, Sequence[Row]],
+    monitor: str,
+    title: str = "",
+    baseline: float | None = None,
+    dashed: Collection[str] = (),
+) -> Figure:
     """Draw one metric of one or several runs against rounds and against megabytes sent by the clients.
 
     Args:
         runs: Rows of each run, by name.
-        monitor: Column to draw, such as `val_acc`.
+        monitor: Column to draw, such as `val_acc`; where no run has it, the picture says so.
+        title: Of the picture.
+        baseline: A value of the metric to draw as a line.
+        dashed: Runs to draw dashed and grey: those to compare with.
     """
-    figure, (by_round, by_size) = _panels(2)
+    figure, (by_round, by_size) = _panels(2, title)
+    longest: list[float] = []
     for name, rows in runs.items():
         sent, points = 0.0, []
         for row in rows:
@@ -209,22 +263,32 @@ def plot_progress(runs: Mapping[str, Sequence[Row]], monitor: str) -> Figure:
             if monitor in row:
                 points.append((row["round"], sent, row[monitor]))
         rounds, megabytes, values = zip(*points, strict=True) if points else ((), (), ())
+        longest.append(sent)
+        style: dict[str, Any] = {"color": "0.4", "linestyle": "--"} if name in dashed else {}
         marker = "." if len(points) < 30 else None
-        by_round.plot(rounds, values, label=name, marker=marker)
-        by_size.plot(megabytes, values, label=name, marker=marker)
-    by_round.set(xlabel="round", ylabel=monitor)
-    by_size.set(xlabel="megabytes up, all clients, set-up included")
-    for axes in (by_round, by_size):
-        axes.grid(alpha=0.3)
-    if len(runs) > 1:
-        by_size.set_xscale("log")
-        by_round.legend()
+        by_round.plot(rounds, values, label=name, marker=marker, **style)
+        by_size.plot(megabytes, values, label=name, marker=marker, **style)
+        if not points:
+            there = ", ".join(sorted({key for row in rows for key in row if "_" in key and key[:3] != "num"}))
+            text = f"{name} never logged {monitor}; it has:\n{there}"
+            by_round.text(0.5, 0.5, text, transform=by_round.transAxes, ha="center", wrap=True, fontsize=7)
+    if baseline is not None:
+        for axes in (by_round, by_size):
+            axes.axhline(baseline, color="0.4", linestyle=":", label=f"baseline {baseline:g}")
+    _of_rounds(by_round)
+    by_round.set_ylabel(monitor)
+    by_size.set_xlabel("megabytes up, all clients, set-up included")
+    by_size.grid(alpha=0.3)
+    if min(longest) > 0 and max(longest) >= 10 * min(longest):
+        _plain_log(by_size, "x")
+    if len(runs) > 1 or baseline is not None:
+        by_round.legend(fontsize="small")
     return figure
 
 
-def plot_aggregate(rows: Sequence[Row]) -> Figure:
+def plot_aggregate(rows: Sequence[Row], title: str = "") -> Figure:
     """Draw how far the decoded mean is from the exact one, and the range, against rounds."""
-    figure, (error, angle, span) = _panels(3)
+    figure, (error, angle, span) = _panels(3, title)
     rounds = [row["round"] for row in rows]
     for axes, columns, label in (
         (error, ("sim_mse",), "squared error of the mean, per parameter"),
@@ -232,11 +296,13 @@ def plot_aggregate(rows: Sequence[Row]) -> Figure:
         (span, ("radius_min", "radius_max"), "radius of the range"),
     ):
         for column in columns:
-            axes.plot(rounds, [row.get(column, math.nan) for row in rows], label=column)
-        axes.set(xlabel="round", ylabel=label)
-        axes.grid(alpha=0.3)
-        axes.legend()
+            values = [row.get(column, math.nan) for row in rows]
+            axes.plot(rounds, values, label=column, marker="." if len(rows) < 30 else None)
+        _of_rounds(axes)
+        axes.set_ylabel(label)
+        if len(columns) > 1:
+            axes.legend(fontsize="small")
     for axes, column in ((error, "sim_mse"), (span, "radius_min")):
         if any(row.get(column, math.nan) > 0 for row in rows):
-            axes.set_yscale("log")
+            _plain_log(axes, "y")
     return figure

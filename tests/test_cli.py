@@ -13,7 +13,7 @@ from lightning_fedq.cli import OTHERS, TRAINING, main
 from lightning_fedq.commands.mechanisms import describe
 from lightning_fedq.commands.privacy import parse_mechanism
 from lightning_fedq.commands.sweep import parse_grid, wandb_sweep
-from lightning_fedq.reports import read_rows
+from lightning_fedq.reports import read_rows, write_rows, write_summary
 
 # Lightning's command line calls what jsonargparse has deprecated
 pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
@@ -112,7 +112,7 @@ def test_fit_ends_with_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[s
     folder = "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder"
     assert main(["fit", "--config", str(path), folder, "--trainer.callbacks.name=mine"]) == 0
     shown = capsys.readouterr().out
-    for what in ("test_acc", "bits per parameter", "megabytes up", "megabytes down", "megabytes of set-up"):
+    for what in ("test_acc", "bits per parameter", "megabytes", " up, ", " down, ", " of set-up"):
         assert what in shown
     assert "the curious server" in shown and "runs/mine/report.md" in shown and "accuracy.png" in shown
     resolved = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
@@ -163,12 +163,38 @@ def test_compare_runs_and_reads(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert [row["run"] for row in table] == ["small", "small-2"]
     assert table[1]["uplink_megabytes"] == pytest.approx(2 * 4 * 650 / 8e6)
     assert Path("both/compare.png").read_bytes()[:4] == b"\x89PNG" and "small" in capsys.readouterr().out
+    assert [row["rounds"] for row in table] == [2, 2]
     with pytest.raises(SystemExit, match="2"):
         main(["compare", "first/small", "--monitor", "loss"])
     assert "never logged 'loss'" in capsys.readouterr().err
     with pytest.raises(SystemExit, match="2"):
         main(["compare", "nowhere"])
     assert "nowhere is not the folder of a run; no configuration nowhere" in capsys.readouterr().err
+
+
+def finished_run(folder: Path, name: str, rounds: int, mechanism: str = "CorBin(epsilon=1.0)") -> Path:
+    """A run folder with invented numbers."""
+    cost = {"uplink_bits": 8e3, "downlink_bits": 8e3, "setup_bits": 0.0, "num_received": 4, "seconds": 1.0}
+    rows = [{"round": number + 1.0, "val_loss": 1.0 / (number + 1), **cost} for number in range(rounds)]
+    write_rows(folder / name / "metrics.csv", rows)
+    write_summary(folder / name / "summary.json", {"mechanism": mechanism, "bits_per_parameter": 1.0})
+    return folder / name
+
+
+def test_compare_warns_of_runs_of_different_length(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    long_name = "digits_distributed_discrete_gaussian"
+    runs = [finished_run(tmp_path, long_name, 3), finished_run(tmp_path, "plain", 2, "FedAvg()")]
+    assert main(["compare", *map(str, runs), "--out", "both"]) == 0
+    shown = capsys.readouterr()
+    assert "warning: the runs differ in their rounds (3, 2)" in shown.err
+    lines = shown.out.splitlines()
+    assert sum(long_name in line for line in lines) == 1  # not cut, not folded
+    table = json.loads(Path("both/table.json").read_text())
+    assert table["monitor"] == "val_loss"  # the only one that there is, and small is better
+    assert [(row["rounds"], row["best"]) for row in table["runs"]] == [(3, pytest.approx(1 / 3)), (2, 0.5)]
 
 
 def test_sweep_trains_every_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

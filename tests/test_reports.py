@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from lightning_fedq.reports import (
+    first_metric,
     fresh_folder,
+    mode_of,
     plot_aggregate,
     plot_progress,
     read_rows,
@@ -91,3 +93,53 @@ def test_pictures_are_drawn_from_what_there_is(tmp_path: Path) -> None:
     save_figure(progress, tmp_path / "progress.png")
     save_figure(plot_aggregate(ROWS), tmp_path / "aggregate.png")
     assert all((tmp_path / name).read_bytes()[:4] == b"\x89PNG" for name in ("progress.png", "aggregate.png"))
+
+
+def drawn(figure, tmp_path: Path) -> None:
+    save_figure(figure, tmp_path / "drawn.png")  # ticks are set when a figure is drawn
+
+
+def test_rounds_are_whole_numbers_from_one(tmp_path: Path) -> None:
+    rows = [{**ROWS[1], "round": float(number)} for number in (1, 2, 3)]
+    for figure in (plot_progress({"a": rows}, "val_acc", "a title"), plot_aggregate(rows, "a title")):
+        drawn(figure, tmp_path)
+        ticks = figure.axes[0].get_xticks()
+        assert all(tick == round(tick) for tick in ticks), ticks
+        assert figure.get_suptitle() == "a title"
+
+
+def test_log_axes_have_plain_numbers(tmp_path: Path) -> None:
+    rows = [
+        {**ROWS[1], "round": float(number), "sim_mse": 10.0**-number, "radius_min": 0.3}
+        for number in (1, 2, 3)
+    ]
+    small = [{**row, "uplink_bits": row["uplink_bits"] / 100, "setup_bits": 0.0} for row in rows]
+    progress, aggregate = plot_progress({"a": rows, "b": small}, "val_acc"), plot_aggregate(rows)
+    for figure, axis in ((progress, progress.axes[1].xaxis), (aggregate, aggregate.axes[0].yaxis)):
+        drawn(figure, tmp_path)
+        labels = [label.get_text() for label in axis.get_ticklabels()]
+        assert axis.get_scale() == "log" and all(float(text) > 0 for text in labels), labels
+        assert not any(label.get_text() for label in axis.get_ticklabels(minor=True))
+
+
+def test_a_legend_only_where_there_is_something_to_tell_apart() -> None:
+    one = plot_progress({"a": ROWS}, "val_acc")
+    assert one.axes[0].get_legend() is None and one.axes[1].get_xscale() == "linear"
+    lined = plot_progress({"a": ROWS}, "val_acc", baseline=0.9)
+    assert [text.get_text() for text in lined.axes[0].get_legend().texts] == ["a", "baseline 0.9"]
+    two = plot_progress({"a": ROWS, "b": ROWS}, "val_acc", dashed={"b"})
+    assert [line.get_linestyle() for line in two.axes[0].lines] == ["-", "--"]
+
+
+def test_a_missing_metric_is_named_in_the_picture() -> None:
+    figure = plot_progress({"a": [{**ROWS[1], "val_loss": 1.0}]}, "accuracy")
+    (text,) = figure.axes[0].texts
+    assert "a never logged accuracy; it has" in text.get_text() and "val_loss" in text.get_text()
+
+
+def test_the_first_metric_and_its_mode() -> None:
+    assert first_metric([{"train_acc": 1.0, "val_loss": 2.0}, {"val_acc": 1.0}]) == "val_acc"
+    assert first_metric([{"train_acc": 1.0, "val_iou": 2.0, "val_loss": 2.0}]) == "val_iou"
+    assert first_metric([{"train_acc": 1.0}]) is None
+    modes = {"val_acc": "max", "val_loss": "min", "val_MSE": "min", "val_error": "min", "val_iou": "max"}
+    assert {metric: mode_of(metric) for metric in modes} == modes

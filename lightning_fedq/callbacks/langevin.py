@@ -108,8 +108,8 @@ class Langevin(pl.Callback):
         record = federated.records[-1]
         if record.aborted or record.clip_rate > 0.0 or record.non_finite_clients:
             raise ValueError(
-                f"round {record.round} was aborted, clipped or held a NaN, so its step is not Langevin's; "
-                "raise clip_norm or lower step_size"
+                f"round {record.round + 1} was aborted, clipped or held a NaN, so its step is not "
+                "Langevin's; raise clip_norm or lower step_size"
             )
         plan = engine.planner.plan(record.round, engine.mechanism)
         context = engine.context(plan)

@@ -245,7 +245,7 @@ class LeakageBudget(pl.Callback):
         c6 = rate**2 * moments.sum_squares / moments.num_samples if self.c6 is None else self.c6
         found = solve_probability(moments, c6 * tv / steps, rate)
         if not found.feasible:
-            message = f"round {round}, client {client}: {found.reason}"
+            message = f"round {round + 1}, client {client}: {found.reason}"
             if self.on_infeasible == "raise":
                 raise ValueError(message)
             if not self._warned:

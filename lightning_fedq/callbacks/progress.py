@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks.lookup import engine_of, federated_of
+from lightning_fedq.reports import first_metric
 
 
 class RoundProgressBar(pl.callbacks.ProgressBar):
@@ -20,12 +21,14 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
     the last round always and others at least `interval` seconds apart.
 
     Args:
-        monitor: A logged metric to show, left out while it is not logged.
+        monitor: A logged metric to show; None is `val_acc`, or else the first `val_*` metric.
         interval: Seconds between lines where there is no terminal, >= 0.
         file: Where to write; None is standard error.
     """
 
-    def __init__(self, monitor: str = "val_acc", interval: float = 10.0, file: TextIO | None = None) -> None:
+    def __init__(
+        self, monitor: str | None = None, interval: float = 10.0, file: TextIO | None = None
+    ) -> None:
         super().__init__()
         if interval < 0:
             raise ValueError(f"interval must be >= 0 seconds, got {interval}")
@@ -112,8 +115,9 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
         if not records:
             return "no round has ended"
         record = records[-1]
-        metric = trainer.callback_metrics.get(self.monitor)
-        parts = [] if metric is None else [f"{self.monitor} {float(metric):.4f}"]
+        logged = trainer.callback_metrics
+        name = self.monitor or first_metric([logged])
+        parts = [f"{name} {float(logged[name]):.4f}"] if name in logged else []
         parts.append(f"{record.num_received}/{record.cohort_size} clients")
         parts.append(f"{record.uplink_bits / 8e6:.3g} MB up")
         if record.non_finite_clients:

@@ -29,11 +29,11 @@ def warn_of(record: RoundRecord) -> None:
     if bad := record.non_finite_clients:
         more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
         rank_zero_warn(
-            f"round {record.round}: the updates of clients {list(bad[:_NAMED])}{more} held a NaN or an "
+            f"round {record.round + 1}: the updates of clients {list(bad[:_NAMED])}{more} held a NaN or an "
             "infinity and count as zero"
         )
     if record.aborted:
-        rank_zero_warn(f"round {record.round} was aborted, the model stays as it was: {record.aborted}")
+        rank_zero_warn(f"round {record.round + 1} was aborted, the model stays as it was: {record.aborted}")
 
 
 def say_change(before: Members, after: Members, module: nn.Module, round: int) -> str:
@@ -46,4 +46,4 @@ def say_change(before: Members, after: Members, module: nn.Module, round: int) -
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             count = sum(sizes.get(name, 0) for name in names)
             said.append(f"{', '.join(names[:_NAMED])}{more} ({count} coordinates) {verb}")
-    return f"round {round}: " + (" and ".join(said) or "the order of the parameters changes")
+    return f"round {round + 1}: " + (" and ".join(said) or "the order of the parameters changes")

@@ -15,7 +15,9 @@ from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.reports import (
     Row,
+    first_metric,
     fresh_folder,
+    mode_of,
     plot_aggregate,
     plot_progress,
     print_summary,
@@ -52,25 +54,28 @@ class RunFolder(pl.Callback):
     Args:
         name: Name of the run and of its folder.
         root: Folder of all runs.
-        monitor: The metric of the pictures and of "best".
-        mode: Is a larger ("max") or a smaller ("min") value better?
+        monitor: The metric of the pictures and of "best"; None is `val_acc`, or else the first `val_*` one.
+        mode: Is a larger ("max") or a smaller ("min") value better? None goes by the metric's name: losses
+            and errors are better small.
         delta: Chance with which the reported privacy guarantee may fail, in (0, 1 / num_clients).
         show: Print the summary when the training ends.
+        baseline: A value of the metric to draw as a line, such as that of a central training.
     """
 
     def __init__(
         self,
         name: str = "run",
         root: str = "runs",
-        monitor: str = "val_acc",
-        mode: Literal["max", "min"] = "max",
+        monitor: str | None = None,
+        mode: Literal["max", "min"] | None = None,
         delta: float = 1e-5,
         show: bool = True,
+        baseline: float | None = None,
     ) -> None:
-        if mode not in ("max", "min"):
+        if mode not in ("max", "min", None):
             raise ValueError(f"mode must be 'max' or 'min', got {mode!r}")
         self.name, self.root, self.monitor, self.mode = name, Path(root), monitor, mode
-        self.delta, self.show = delta, show
+        self.delta, self.show, self.baseline = delta, show, baseline
         self.path: Path | None = None
         self.rows: list[Row] = []
         self.summary: dict[str, Any] = {}
@@ -125,8 +130,10 @@ class RunFolder(pl.Callback):
         # once more: a callback may have chosen another model at the end
         trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
         if trainer.is_global_zero:
-            save_figure(plot_progress({self.name: self.rows}, self.monitor), self._folder() / PICTURES[0])
-            save_figure(plot_aggregate(self.rows), self._folder() / PICTURES[1])
+            title = f"{self.name}: {engine_of(trainer, 'RunFolder').mechanism!r}"
+            progress = plot_progress({self.name: self.rows}, self._metric(), title, self.baseline)
+            save_figure(progress, self._folder() / PICTURES[0])
+            save_figure(plot_aggregate(self.rows, title), self._folder() / PICTURES[1])
         self._write(trainer)
         if self.show and trainer.is_global_zero:
             print_summary(self.summary, self._folder())
@@ -199,13 +206,18 @@ class RunFolder(pl.Callback):
             "privacy": privacy_lines(privacy),
         }
 
+    def _metric(self) -> str:
+        """The metric of the pictures."""
+        return self.monitor or first_metric(self.rows) or "val_acc"
+
     def _best(self) -> dict[str, Any]:
-        rows = [row for row in self.rows if self.monitor in row]
+        monitor = self._metric()
+        rows = [row for row in self.rows if monitor in row]
         if not rows:
             return {}
-        choose = max if self.mode == "max" else min
-        row = choose(rows, key=lambda row: row[self.monitor])
-        return {"monitor": self.monitor, "value": row[self.monitor], "round": row["round"] + 1}
+        choose = max if (self.mode or mode_of(monitor)) == "max" else min
+        row = choose(rows, key=lambda row: row[monitor])
+        return {"monitor": monitor, "value": row[monitor], "round": row["round"]}
 
     def state_dict(self) -> dict[str, Any]:
         """The folder and its rows; of a private run, without the columns that only a simulation knows."""

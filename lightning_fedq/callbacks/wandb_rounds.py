@@ -65,7 +65,7 @@ class WandbRounds(pl.Callback):
             for key, value in trainer.callback_metrics.items()
             if not key.startswith("fed/")
         }
-        self._run(trainer).log({"fed/round": float(record.round), **values})
+        self._run(trainer).log({"fed/round": float(record.round + 1), **values})
         for client in record.non_finite_clients:
             self._non_finite[client] = self._non_finite.get(client, 0) + 1
 

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
 from lightning_fedq.commands.configs import find
+from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.reports import (
     Row,
+    first_metric,
     fresh_folder,
+    mode_of,
     plot_progress,
     read_rows,
     save_figure,
@@ -23,7 +28,20 @@ from lightning_fedq.reports import (
     write_summary,
 )
 
-COLUMNS = ("final", "best", "bits_per_parameter", "uplink_megabytes", "downlink_megabytes", "seconds")
+COLUMNS = (
+    "rounds",
+    "final",
+    "best",
+    "bits_per_parameter",
+    "uplink_megabytes",
+    "downlink_megabytes",
+    "seconds",
+)
+HEADS = {
+    "bits_per_parameter": "bits/param",
+    "uplink_megabytes": "MB up",
+    "downlink_megabytes": "MB down",
+}
 
 
 def read_run(folder: Path) -> tuple[list[Row], dict[str, Any]]:
@@ -38,44 +56,66 @@ def read_run(folder: Path) -> tuple[list[Row], dict[str, Any]]:
     return rows, json.loads(summary.read_text())
 
 
-def compare(runs: Mapping[str, Path], monitor: str, out: Path, mode: str = "max") -> list[dict[str, Any]]:
+def compare(
+    runs: Mapping[str, Path], monitor: str | None, out: Path, mode: str | None = None
+) -> list[dict[str, Any]]:
     """Write `table.csv`, `table.json` and `compare.png` of several run folders, print the table, return it.
+
+    The curve of a run without quantisation and privacy (`FedAvg`) is dashed, as what to compare with.
 
     Args:
         runs: Run folders by name.
-        monitor: The metric to compare.
+        monitor: The metric to compare; None is `val_acc`, or else the first `val_*` metric of the runs.
         out: Where to write.
-        mode: Is a larger ("max") or a smaller ("min") value better?
+        mode: Is a larger ("max") or a smaller ("min") value better? None goes by the metric's name.
 
     Raises:
         ValueError: If a run never logged `monitor`.
     """
-    table, curves = [], {}
-    for name, folder in runs.items():
-        rows, summary = read_run(folder)
+    found = {name: read_run(folder) for name, folder in runs.items()}
+    monitor = monitor or first_metric([row for rows, _ in found.values() for row in rows]) or "val_acc"
+    mode = mode or mode_of(monitor)
+    table, curves, plain = [], {}, set()
+    for name, (rows, summary) in found.items():
         values = [row[monitor] for row in rows if monitor in row]
         if not values:
-            raise ValueError(f"{folder} never logged {monitor!r}; it has {sorted(rows[-1])}")
-        curves[name] = rows
-        cost = {**totals(rows), "bits_per_parameter": summary["bits_per_parameter"]}
+            raise ValueError(f"{runs[name]} never logged {monitor!r}; it has {sorted(rows[-1])}")
+        mechanism = str(summary["mechanism"]).partition("(")[0]
+        label = f"{name} ({mechanism})"
+        curves[label] = rows
+        plain |= {label} if mechanism == "FedAvg" else set()
+        cost = {**totals(rows), "bits_per_parameter": summary["bits_per_parameter"], "rounds": len(rows)}
         result = {"final": values[-1], "best": max(values) if mode == "max" else min(values), **cost}
         table.append({"run": name, **{column: result[column] for column in COLUMNS}})
     write_rows(out / "table.csv", table)
     write_summary(out / "table.json", {"monitor": monitor, "runs": table})
-    save_figure(plot_progress(curves, monitor), out / "compare.png")
+    save_figure(plot_progress(curves, monitor, monitor, dashed=plain), out / "compare.png")
     print_table(table, monitor)
+    if len({row["rounds"] for row in table}) > 1:
+        counts = ", ".join(str(row["rounds"]) for row in table)
+        print(
+            f"warning: the runs differ in their rounds ({counts}), so their final and best values do not "
+            "compare; train them as long as each other (--rounds)",
+            file=sys.stderr,
+        )
     Console(soft_wrap=True).print(f"{out / 'table.csv'}\n{out / 'compare.png'}", highlight=False)
     return table
 
 
 def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
-    """Print rows as a table, numbers with four digits."""
-    shown = Table(title=monitor, title_justify="left")
+    """Print rows as a table, numbers with four digits; names are never cut."""
+    shown = Table(title=monitor, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for column in table[0]:
-        shown.add_column(column.replace("_", " "), overflow="fold")
+        shown.add_column(
+            HEADS.get(column, column), no_wrap=True, justify="left" if column == "run" else "right"
+        )
     for row in table:
         shown.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
-    Console().print(shown)
+    console = Console()
+    console.width = max(
+        console.width, console.measure(shown, options=console.options.update(width=500)).maximum
+    )
+    console.print(shown)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -88,8 +128,13 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "runs", nargs="+", metavar="RUN", help="a configuration (a file or a name) or the folder of a run"
     )
-    parser.add_argument("--monitor", default="val_acc", help="the metric to compare (default: %(default)s)")
-    parser.add_argument("--mode", choices=("max", "min"), default="max", help="is larger or smaller better?")
+    parser.add_argument(
+        "--monitor", help="the metric to compare (default: val_acc, or the first val_* there is)"
+    )
+    parser.add_argument(
+        "--mode", choices=("max", "min"), help="is larger or smaller better? (default: by name)"
+    )
+    parser.add_argument("--rounds", type=int, help="rounds to train a configuration (default: its own)")
     parser.add_argument(
         "--out", default="runs/compare", help="folder of table and picture (default: %(default)s)"
     )
@@ -108,7 +153,10 @@ def main(argv: Sequence[str]) -> int:
             parser.error(f"{run} is not the folder of a run; {error}")
         from lightning_fedq.commands.run import resolve, run_config  # imports Lightning, and only needed here
 
-        folders[name] = run_config(resolve([str(config)]), name, out)
+        settings = resolve([str(config)])
+        if options.rounds is not None:
+            change_setting(settings, "trainer.max_epochs", options.rounds)
+        folders[name] = run_config(settings, name, out)
     try:
         compare(folders, options.monitor, out, options.mode)
     except (ValueError, FileNotFoundError) as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import sys
 import tempfile
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Union, get_args
@@ -42,6 +44,17 @@ def int_before_float(hint: Any) -> Any:
     return Union[(int, float, *(arg for arg in args if arg not in (int, float)))]
 
 
+def quieten() -> None:
+    """Leave out what Lightning says on every run and no user of `fedq` can act on."""
+    # torch to Lightning
+    warnings.filterwarnings("ignore", r".*isinstance\(treespec, LeafSpec\)", FutureWarning)
+    logging.getLogger(f"{pl.__name__}.utilities.rank_zero").addFilter(_is_no_tip)
+
+
+def _is_no_tip(record: logging.LogRecord) -> bool:
+    return "Tip: " not in record.getMessage()
+
+
 _hints = pl.Trainer.__init__.__annotations__
 _hints.update({name: int_before_float(hint) for name, hint in _hints.items()})
 
@@ -67,6 +80,7 @@ class FedqCLI(LightningCLI):
     """Any LightningModule with any LightningDataModule, by class path."""
 
     def __init__(self, args: Sequence[str], run: bool = True) -> None:
+        quieten()
         super().__init__(
             pl.LightningModule,
             pl.LightningDataModule,

@@ -13,7 +13,7 @@ import yaml
 
 from lightning_fedq.commands.compare import compare
 from lightning_fedq.commands.settings import change_setting
-from lightning_fedq.reports import fresh_folder, write_atomically
+from lightning_fedq.reports import fresh_folder, mode_of, write_atomically
 
 
 def parse_grid(arguments: Sequence[str]) -> dict[str, list[Any]]:
@@ -69,12 +69,14 @@ def main(argv: Sequence[str]) -> int:
         "or at a top-level key (trainer.max_epochs)",
     )
     parser.add_argument("--monitor", default="val_acc", help="the metric to compare (default: %(default)s)")
-    parser.add_argument("--mode", choices=("max", "min"), default="max", help="is larger or smaller better?")
+    parser.add_argument(
+        "--mode", choices=("max", "min"), help="is larger or smaller better? (default: by name)"
+    )
     parser.add_argument("--out", default="runs/sweep", help="folder of all runs (default: %(default)s)")
     options = parser.parse_args(argv)
     from lightning_fedq.commands.run import resolve, run_config  # imports Lightning: not for --help
 
-    out = fresh_folder(Path(options.out))
+    out, mode = fresh_folder(Path(options.out)), options.mode or mode_of(options.monitor)
     try:
         base = resolve(options.configs)
         grid = parse_grid(options.grid)
@@ -85,10 +87,10 @@ def main(argv: Sequence[str]) -> int:
                 change_setting(config, name, value)
     except ValueError as error:
         parser.error(str(error))
-    write_atomically(out / "sweep.yaml", wandb_sweep(options.configs, grid, options.monitor, options.mode))
+    write_atomically(out / "sweep.yaml", wandb_sweep(options.configs, grid, options.monitor, mode))
     folders = {}
     for config, point in zip(configs, points, strict=True):
         name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in point.items())
         folders[name] = run_config(config, name, out)
-    compare(folders, options.monitor, out, options.mode)
+    compare(folders, options.monitor, out, mode)
     return 0

@@ -99,11 +99,14 @@ def label_figure(labels: Tensor, clients: Sequence[Tensor]) -> Figure:
         A matplotlib figure that belongs to no window.
     """
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     counts = label_counts(labels, clients)
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     image = axes.imshow(counts.T.numpy(), aspect="auto", interpolation="nearest", cmap="Blues", vmin=0)
     axes.set(xlabel="client", ylabel="label", title="Samples of each label that each client holds")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_locator(MaxNLocator(integer=True))
     figure.colorbar(image, ax=axes, label="samples")
     return figure

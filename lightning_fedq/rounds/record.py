@@ -21,7 +21,8 @@ class RoundRecord:
     `mse`, `snr_db`, `cosine` and `clip_rate` compare with the exact mean of the updates as they reach the
     encoder, lies included: they are diagnostics that only a simulation can know, and they are not private;
     nor are the clients whose updates were not finite.
-    `aborted` is the reason why a round left the model as it was; empty otherwise.
+    `aborted` is the reason why a round left the model as it was; empty otherwise. `round` counts from 0, as
+    the streams do; what people read, `metrics` included, counts from 1.
     """
 
     round: int
@@ -42,8 +43,9 @@ class RoundRecord:
     aborted: str = ""
 
     def metrics(self) -> dict[str, float]:
-        """Every number, by `metric_name`; `aborted` is 0 or 1."""
+        """Every number, by `metric_name`; `round` from 1, `aborted` 0 or 1."""
         values = {k: v for k, v in vars(self).items() if k != "non_finite_clients"}
+        values |= {"round": self.round + 1}
         values |= {"num_non_finite": len(self.non_finite_clients), "aborted": int(bool(self.aborted))}
         return {metric_name(name): value for name, value in values.items()}
 

@@ -150,7 +150,7 @@ def test_a_refused_tuner_leaves_a_trainer_that_trains() -> None:
     with pytest.raises(ValueError, match="BatchSizeFinder would train on the raw data"):
         tuner.scale_batch_size(module, datamodule=data)
     trainer.fit(module, datamodule=data)
-    assert trainer.callback_metrics["fed/round"] == 0
+    assert trainer.callback_metrics["fed/round"] == 1
 
 
 def test_two_federations_in_one_trainer() -> None:

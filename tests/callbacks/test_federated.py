@@ -78,7 +78,7 @@ def test_one_bit_training_learns_and_logs() -> None:
     _, trainer = run(fed, data=Digits(1400), max_epochs=6)
     assert trainer.callback_metrics["val_acc"] > 0.7
     assert trainer.callback_metrics["fed/uplink_bits"] == 20 * 650
-    assert trainer.callback_metrics["fed/round"] == 5
+    assert trainer.callback_metrics["fed/round"] == 6
     assert fed.engine is not None and fed.engine.round == 6
 
 
@@ -89,7 +89,7 @@ def test_a_logger_gets_every_round_once_at_its_last_step(tmp_path: Path) -> None
     with Path(trainer.logger.log_dir, "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["fed/uplink_bits"]]
     steps = 2 * 2  # two stacks of ten clients, two batches each
-    assert [(row["fed/round"], row["epoch"]) for row in rows] == [("0.0", "0"), ("1.0", "1")]
+    assert [(row["fed/round"], row["epoch"]) for row in rows] == [("1.0", "0"), ("2.0", "1")]
     assert [int(row["step"]) for row in rows] == [steps - 1, 2 * steps - 1]
 
 

@@ -69,7 +69,7 @@ def test_too_much_noise_is_refused() -> None:
 
 
 def test_clipping_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"round 0 was aborted, clipped or held a NaN.*raise clip_norm"):
+    with pytest.raises(ValueError, match=r"round 1 was aborted, clipped or held a NaN.*raise clip_norm"):
         sample(layered(0.5, clip_norm=1e-3), 1)
 
 

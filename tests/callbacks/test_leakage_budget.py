@@ -143,7 +143,7 @@ def test_a_tighter_budget_gets_more_noise():
 def test_what_no_probability_can_do_is_said_and_the_training_goes_on():
     budget, fed = LeakageBudget(probe=16, attempts=200, c6=1e6), federation()
     with pytest.warns(
-        UserWarning, match=r"comes closest\. round 0, client \d: the batches' variance would have"
+        UserWarning, match=r"comes closest\. round 1, client \d: the batches' variance would have"
     ):
         _, trainer = fit(fed, budget, max_epochs=2)
     assert len(fed.records) == 2

@@ -20,7 +20,7 @@ def test_everything_is_written(tmp_path: Path) -> None:
     names = {"accuracy.png", "aggregate.png", "config.yaml", "metrics.csv", "model.ckpt", "privacy.json"}
     assert {file.name for file in path.iterdir()} == names | {"privacy.md", "report.md", "summary.json"}
     rows, summary = read_rows(path / "metrics.csv"), json.loads((path / "summary.json").read_text())
-    assert [row["round"] for row in rows] == [0, 1, 2]
+    assert [row["round"] for row in rows] == [1, 2, 3]
     assert rows[-1]["val_acc"] == pytest.approx(float(trainer.callback_metrics["val_acc"]))
     assert summary["rounds"] == 3 and summary["num_parameters"] == DIM
     assert summary["bits_per_parameter"] == 1.0
@@ -45,7 +45,7 @@ def test_a_resumed_run_goes_on_in_its_folder(tmp_path: Path) -> None:
     first.save_checkpoint(tmp_path / "two.ckpt")
     trainer = small_run(RunFolder("other", str(tmp_path)), rounds=3, fit=False)
     trainer.fit(small_model(), datamodule=small_data(), ckpt_path=tmp_path / "two.ckpt")
-    assert [row["round"] for row in read_rows(tmp_path / "mine" / "metrics.csv")] == [0, 1, 2]
+    assert [row["round"] for row in read_rows(tmp_path / "mine" / "metrics.csv")] == [1, 2, 3]
     assert not (tmp_path / "other").exists()
 
 
@@ -96,7 +96,7 @@ def test_a_round_that_was_stopped_adds_no_row(tmp_path: Path) -> None:
     folder = RunFolder("mine", str(tmp_path))
     trainer = small_run(folder, StopInRound(), rounds=3)
     assert trainer.current_epoch < 3
-    assert [row["round"] for row in folder.rows] == [0]
+    assert [row["round"] for row in folder.rows] == [1]
 
 
 def test_secure_keys_show_the_claims_themselves(tmp_path: Path) -> None:
