@@ -108,4 +108,4 @@ class WandbRounds(pl.Callback):
             figure = federated.label_figure()
         except ValueError:
             return  # the data has no integer labels, so there is no such picture
-        run.log({"fed/labels": wandb.Image(figure)})
+        run.log({"fed/round": 0.0, "fed/labels": wandb.Image(figure)})  # before the first round

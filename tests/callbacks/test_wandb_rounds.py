@@ -61,7 +61,7 @@ def test_an_offline_run_holds_everything(tmp_path: Path, monkeypatch: pytest.Mon
         for item in record.history.item:
             name = item.key or "/".join(item.nested_key)
             history.setdefault(name, []).append(item.value_json)
-    assert set(map(json.loads, history["fed/round"])) == {1.0, 2.0}
+    assert set(map(json.loads, history["fed/round"])) == {0.0, 1.0, 2.0}  # 0: the labels
     assert len(history["fed/val_acc"]) == 2 and "fed/sim_mse" in history
     assert history["fed/labels/_type"] == ['"image-file"'] and history["fed/clients/_type"] == [
         '"table-file"'
