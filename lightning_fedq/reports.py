@@ -16,7 +16,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning_fedq.privacy.page import format_epsilon
+from lightning_fedq.privacy.page import epsilon_of, format_epsilon
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -162,9 +162,12 @@ def privacy_lines(report: PrivacyReport) -> list[str]:
         if row.verdict == "no guarantee":
             line = f"{row.view}: no guarantee ({row.reason})"
         else:
-            one, run = format_epsilon(row.epsilon_unit), format_epsilon(row.epsilon_run)
+            one, run = format_epsilon(row.epsilon_unit), epsilon_of(row)
             per = "" if row.unit == "message" and one == "∞" else f", {one} per {row.unit} and round"
-            line = f"{row.view}: {row.verdict}, epsilon {run} over the run at delta {row.delta:g}{per}"
+            line = (
+                f"{row.view}: {row.verdict}, epsilon {run} over the run at delta {row.delta:g}{per} "
+                f"({row.neighbours})"
+            )
         lines.append(f"{line}; {row.remark}" if row.remark else line)
     if report.samples is not None:
         lines.append(report.samples.line)

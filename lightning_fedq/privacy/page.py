@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from lightning_fedq.core import Adversary, Neighbours
+
 if TYPE_CHECKING:
     from lightning_fedq.privacy.report import PrivacyReport, Row
 
@@ -21,24 +23,64 @@ def format_epsilon(value: float | None) -> str:
     return f"{math.ceil(value / unit - 1e-9) * unit:.3g}"
 
 
+_NAMES = {
+    Adversary.EAVESDROPPER: "eavesdropper",
+    Adversary.SERVER: "server, all messages",
+    Adversary.SERVER_AND_PARTNER: "server and partner",
+    Adversary.CLIENT: "curious client",
+    Adversary.SECAGG_SERVER: "server, sum only",
+    Adversary.OUTSIDER: "outsider",
+}
+_COMPARED = {
+    Neighbours.SUBSTITUTION.value: "the client's update, any other",
+    Neighbours.ZERO_OUT.value: "the client's update, zero",
+}
+_LEGEND = (
+    "Compared: the two worlds that the adversary tries to tell apart, all else being equal. Unit: what the "
+    "mechanism protects one by one. Pure: at delta 0, infinite (∞) where no bound holds for every outcome, "
+    "as with Gaussian noise. Infinite mass: the chance, over the run, of an outcome that only one of the two "
+    "worlds can produce, which proves in which one we are; above delta there is no guarantee at "
+    "all. -: nothing is claimed."
+)
+
+
+def name_of(row: Row) -> str:
+    """The adversary of a row, in two or three words."""
+    return _NAMES[Adversary[row.adversary]]
+
+
+def epsilon_of(row: Row) -> str:
+    """Epsilon over the run; one about an update and zero never stands alone."""
+    epsilon = format_epsilon(row.epsilon_run)
+    if row.neighbours != Neighbours.ZERO_OUT.value or not math.isfinite(row.epsilon_run):
+        return epsilon
+    return f"{epsilon} from zero, {format_epsilon(row.epsilon_any_two)} between any two"
+
+
 def _tables(rows: tuple[Row, ...]) -> list[str]:
-    lines = ["| Who | Verdict | epsilon over the run | What it means |", "| --- | --- | --- | --- |"]
-    for row in rows:
-        means = row.words + (f" Better: {row.advice}." if row.advice else "")
-        lines.append(f"| {row.view} | **{row.verdict}** | {format_epsilon(row.epsilon_run)} | {means} |")
-    lines += [
-        "",
-        "| Adversary | unit | one unit in a round (pure) | message of a round | client's run | delta "
-        "| infinite mass | method |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    lines = [
+        "| Who | Verdict | epsilon over the run | compared | What it means |",
+        "| --- | --- | --- | --- | --- |",
     ]
     for row in rows:
-        numbers = (row.epsilon_unit, row.epsilon_round, row.epsilon_run)
+        means = row.words + (f" Better: {row.advice}." if row.advice else "")
         lines.append(
-            f"| {row.adversary} | {row.unit} | {' | '.join(map(format_epsilon, numbers))} | {row.delta:g} "
+            f"| {row.view} | **{row.verdict}** | {epsilon_of(row)} | {_COMPARED[row.neighbours]} | {means} |"
+        )
+    lines += [
+        "",
+        "| Adversary | compared | unit | one unit in a round (pure) | message of a round | client's run | "
+        "delta | infinite mass | method |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        numbers = (row.epsilon_unit, row.epsilon_round)
+        lines.append(
+            f"| {name_of(row)} | {_COMPARED[row.neighbours]} | {row.unit} "
+            f"| {' | '.join(map(format_epsilon, numbers))} | {epsilon_of(row)} | {row.delta:g} "
             f"| {row.infinite_mass:.3g} | {row.method} |"
         )
-    return lines
+    return [*lines, "", _LEGEND]
 
 
 def _figures(report: PrivacyReport) -> list[str]:
@@ -80,14 +122,16 @@ def markdown(report: PrivacyReport) -> str:
         *_tables(report.rows),
         *_figures(report),
         "",
-        "Assumptions:",
+        "## What has to hold",
         "",
         f"- everywhere: {'; '.join(sorted(common)) or 'none'}.",
     ]
     for row in report.rows:
         special = "; ".join(text for text in row.assumptions if text not in common)
-        lines.append(f"- {row.adversary} ({row.neighbours}){': ' if special else ''}{special}.")
-    lines += ["", *(f"- {note}" for note in report.notes), *_charged(report)]
+        if special:
+            lines.append(f"- {name_of(row)}: {special}.")
+    lines += ["", "## How to read the numbers", ""]
+    lines += [*(f"- {note}" for note in report.notes), *_charged(report)]
     if report.with_secure_keys:
         lines += [
             "",

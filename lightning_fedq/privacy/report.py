@@ -16,7 +16,7 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from lightning_fedq.core import Adversary, Mechanism, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.core import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.privacy.accounting import Spending, check_delta
 from lightning_fedq.privacy.charged import ChargedClients, Population
 from lightning_fedq.privacy.page import markdown
@@ -41,6 +41,16 @@ class Anonymous(Protocol):
         """How many, at least."""
 
 
+_OTHER_WORLD = {
+    Neighbours.SUBSTITUTION.value: "with any other one",
+    Neighbours.ZERO_OUT.value: "with an update of zero",
+}
+
+
+def _times(epsilon: float) -> str:
+    return f"{math.exp(epsilon):.3g} times" if epsilon < 300.0 else "any number of times"
+
+
 @dataclass(frozen=True)
 class Row:
     """What one adversary can learn about one client.
@@ -62,6 +72,8 @@ class Row:
         reason: Why, where the verdict is bad.
         advice: What would make it better.
         remark: How secure aggregation bears on this view, whatever the verdict.
+        epsilon_any_two: Of the whole run between any two updates: `epsilon_run`, unless `neighbours` are an
+            update and one of zero.
     """
 
     adversary: str
@@ -79,6 +91,7 @@ class Row:
     reason: str = ""
     advice: str = ""
     remark: str = ""
+    epsilon_any_two: float = math.inf
 
     @property
     def words(self) -> str:
@@ -88,8 +101,12 @@ class Row:
         elif self.verdict == VACUOUS:
             words = f"Vacuous: {self.reason}."
         else:
-            factor = math.exp(self.epsilon_run)
-            words = f"Odds between two possible updates change at most {factor:.3g}-fold over the run."
+            words = (
+                f"Whatever it looks for is at most {_times(self.epsilon_run)} as likely with a client's "
+                f"update as {_OTHER_WORLD[self.neighbours]}, plus {self.delta:g}."
+            )
+            if self.neighbours == Neighbours.ZERO_OUT.value:
+                words += f" Between any two updates: {_times(self.epsilon_any_two)}."
         return f"{words} Secure aggregation: {self.remark}." if self.remark else words
 
 
@@ -241,9 +258,11 @@ def _figures(mechanism: Mechanism) -> tuple[tuple[str, str], ...]:
 
 def _notes(setting: Setting, validation_choices: bool, population: Population) -> tuple[str, ...]:
     notes = [
-        "An epsilon bounds what an adversary learns about one client's update in any round of the run: "
-        "its odds between two possible updates change by at most a factor e^epsilon, "
-        f"except with chance {setting.delta:g}.",
+        "An epsilon bounds what an adversary learns about all updates of one client in the run: whatever set "
+        "of outcomes it looks for, its chance under one of the two worlds that are compared is at most "
+        f"e^epsilon times that under the other, plus delta = {setting.delta:g}. (Delta is no bound on the "
+        "chance of an outcome that changes the odds by more: for Gaussian noise that is 111 delta at epsilon "
+        "0.1, 16 delta at 1 and 6 delta at 4, for delta = 1e-5.)",
         "Ranges, cohorts and groups are public and follow from released models only; they cost nothing.",
         "Statements that rest on a key agreement are computational.",
     ]
@@ -298,6 +317,7 @@ def _refused(row: Row, reason: str, advice: str) -> Row:
         epsilon_unit=None,
         epsilon_round=math.inf,
         epsilon_run=math.inf,
+        epsilon_any_two=math.inf,
         infinite_mass=1.0,
         method="none",
         verdict=NO_GUARANTEE,
@@ -324,7 +344,9 @@ def _row(mechanism: Mechanism, claim: PrivacyClaim, rounds: int, setting: Settin
     if isinstance(claim.loss, NonPrivate):
         return replace(blank, reason=claim.loss.reason)
     run = setting.spent(claim, rounds, setting.participation)
-    verdict, reason = _verdict(run)
+    any_two = setting.between_any_two(claim, rounds, setting.participation)
+    # the verdict is about any two updates, so that rows of different relations can be read side by side
+    verdict, reason = _verdict(run, max(run.epsilon, any_two))
     return replace(
         blank,
         epsilon_unit=_of_a_unit(claim),
@@ -334,6 +356,7 @@ def _row(mechanism: Mechanism, claim: PrivacyClaim, rounds: int, setting: Settin
         method=run.method,
         verdict=verdict,
         reason=reason,
+        epsilon_any_two=any_two,
         advice="" if verdict in ("strong", "good") else _advice(mechanism, claim, setting),
     )
 
@@ -343,7 +366,8 @@ def _of_a_unit(claim: PrivacyClaim) -> float:
     return math.inf if claim.slack.distance else claim.unit_losses * claim.loss.pure_epsilon
 
 
-def _verdict(run: Spending) -> tuple[str, str]:
+def _verdict(run: Spending, epsilon: float) -> tuple[str, str]:
+    """Of the run, by an epsilon between any two updates."""
     if run.infinite_mass > run.delta:
         chance = f"{run.infinite_mass:.3g}"
         return (
@@ -352,15 +376,15 @@ def _verdict(run: Spending) -> tuple[str, str]:
         )
     if math.isinf(run.epsilon):
         return VACUOUS, run.method
-    if run.epsilon > VACUOUS_EPSILON:
+    if math.isinf(epsilon):
+        zero = f"epsilon {run.epsilon:.3g} tells an update from zero"
+        return VACUOUS, f"{zero}; between any two updates nothing is left of delta"
+    if epsilon > VACUOUS_EPSILON:
         return VACUOUS, f"epsilon is above {VACUOUS_EPSILON:g}: the bound excludes nothing"
     for limit, word in ((1.0, "strong"), (4.0, "good"), (8.0, "usable")):
-        if run.epsilon <= limit:
+        if epsilon <= limit:
             return word, ""
-    return (
-        "weak",
-        f"epsilon {run.epsilon:.3g} allows odds to change by a factor of {math.exp(run.epsilon):.2g}",
-    )
+    return "weak", f"outcomes may be {_times(epsilon)} as likely under one update as under another"
 
 
 def _advice(mechanism: Mechanism, claim: PrivacyClaim, setting: Setting) -> str:

@@ -80,7 +80,10 @@ class SampleStatement:
             spent = f"whether batches and noise came from a seed is not known; if they did not: {spent}"
         elif not self.secure:
             spent = f"batches and noise come from a seed; with DPSGD(seed=None) it would be {spent}"
-        return f"one sample (DP-SGD), against everybody who sees messages or models: {self.verdict}, {spent}"
+        return (
+            f"one sample (DP-SGD), against everybody who sees messages or models: {self.verdict}, {spent} "
+            "(one sample is added or removed)"
+        )
 
     def to_markdown(self) -> str:
         """A section of its own."""
@@ -98,9 +101,9 @@ class SampleStatement:
                 "",
                 "The figures are of the account that has spent most. Neighbours: a sample added or removed.",
                 "Assumed: every sample belongs to one client; who takes part and how many samples a client",
-                "holds are known. Not covered: what the module logs from training batches, and losses that",
-                "look at other samples of the batch; and, where Federated has a seed and DPSGD has none, the",
-                "steps of a process that was killed.",
+                "holds are known. Not covered: what the module logs from training batches, and samples that",
+                "are mixed before training_step sees them; and, where Federated has a seed and DPSGD has",
+                "none, the steps of a process that was killed.",
                 *self.remarks,
                 "",
             ]

@@ -9,8 +9,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from lightning_fedq.core import Adversary, Mechanism, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.core import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.losses import GaussianLoss, Loss
 from lightning_fedq.privacy.accounting import Spending, spent
+from lightning_fedq.privacy.grid import SMALLEST_DELTA
 
 _WIDER_VIEW = {
     Adversary.SECAGG_SERVER: Adversary.SERVER,
@@ -105,6 +107,40 @@ class Setting:
             slack=claim.slack,
         )
 
+    def between_any_two(self, claim: PrivacyClaim, rounds: int, participation: float = 1.0) -> float:
+        """Epsilon between any two updates, also where the claim is about an update that is replaced by zero.
+
+        From one update to zero and from zero to the other are two steps: P <= e^a P0 + d and P0 <= e^b Q + d'
+        give P <= e^(a + b) Q + d + e^a d'. Two steps of a Gaussian loss are one of half the noise multiplier.
+        Infinite where what is left of delta is too small to account for.
+
+        References:
+            Dong, Roth, Su, Gaussian Differential Privacy, 2022, theorem 2.14 (groups).
+        """
+        if claim.neighbours is Neighbours.SUBSTITUTION:
+            return self.spent(claim, rounds, participation).epsilon
+        delta = self.available(claim)
+
+        def one(loss: Loss, share: float) -> float:
+            return spent(
+                loss,
+                share,
+                compositions=claim.compositions,
+                rounds=rounds,
+                participation=participation,
+                slack=claim.slack,
+            ).epsilon
+
+        if isinstance(claim.loss, GaussianLoss):
+            return one(replace(claim.loss, noise_multiplier=claim.loss.noise_multiplier / 2.0), delta)
+        best = math.inf
+        for share in (0.5, 0.9, 0.99, 0.999):
+            first = one(claim.loss, share * delta)
+            left = (1.0 - share) * delta * math.exp(-min(first, 700.0))
+            if left >= SMALLEST_DELTA:
+                best = min(best, first + one(claim.loss, left))
+        return best
+
     def claims(self, mechanism: Mechanism, client: int | None = None) -> dict[Adversary, PrivacyClaim]:
         """The claim that fits, for every adversary: about every client, or about one."""
         context = replace(self.context, num_corrupt=self.num_corrupt)
@@ -151,7 +187,8 @@ class Setting:
             return _as_wider(
                 claims[wider],
                 adversary,
-                "the mean is weighted, or no mean, so this is the claim of a view of all messages",
+                "the mean is weighted, or no mean, so this is the claim of a view of all messages; weights "
+                "(sample counts) are public",
             )
         if claim.loss == claims[wider].loss:
             return claim

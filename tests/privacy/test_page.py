@@ -2,18 +2,84 @@
 
 import math
 
+import pytest
+from scipy import stats
+
 from lightning_fedq.core import Adversary
-from lightning_fedq.mechanisms import CPA, LDPQ
+from lightning_fedq.functional.one_bit_privacy import gaussian_mu
+from lightning_fedq.losses import GaussianLoss
+from lightning_fedq.mechanisms import CPA, LDPQ, SIGM
+from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.page import format_epsilon
+from lightning_fedq.reports import privacy_lines
 from tests.privacy.test_report import report
 
 
 def test_markdown_speaks_to_both_readers():
     text = report(LDPQ(0.01)).to_markdown()
     assert text.count("\n| --- |") == 2
-    assert "Odds between two possible updates change at most" in text
+    assert "as likely with a client's update as with any other one, plus 1e-05" in text
     assert "exact binomial composition" in text
-    assert "| SECAGG_SERVER | - | ∞ | ∞ |" in text
+    assert "| server, sum only | the client's update, any other | coordinate | - | ∞ | ∞ |" in text
+    assert "Infinite mass: the chance, over the run, of an outcome that only one of the two worlds" in text
+    assert not any(name in text for name in Adversary.__members__)
+    headings = [line for line in text.splitlines() if line.startswith("#")]
+    assert headings == [
+        "# What was protected, and from whom",
+        "## What has to hold",
+        "## How to read the numbers",
+    ]
+
+
+def test_both_tables_say_which_worlds_are_compared():
+    """A row about an update and zero says what it gives for any two updates, in both tables and in words."""
+    result = report(SIGM(1.0, 8.0), dim=10, clients=20, rounds=1)
+    text, outsider = result.to_markdown(), result.row(Adversary.OUTSIDER)
+    assert text.count("the client's update, zero") == 2 * len(Adversary)
+    assert text.count("any other |") == 0
+    zero, two = map(format_epsilon, (outsider.epsilon_run, outsider.epsilon_any_two))
+    shown = f"{zero} from zero, {two} between any two"
+    assert text.count(shown) == 2
+    assert "as with an update of zero, plus 1e-05. Between any two updates:" in text
+    lines = privacy_lines(result)
+    assert all(
+        row.neighbours in line for row, line in zip(result.rows, lines, strict=True) if row.method != "none"
+    )
+    assert any(shown in line for line in lines)
+
+
+def test_an_update_may_be_two_steps_from_another():
+    """Towards a client two Gaussian steps are one of half the noise; an outsider's are added up."""
+    result = report(SIGM(1.0, 8.0, 0.5), dim=10, clients=20, rounds=3)
+    client, outsider = result.row(Adversary.CLIENT), result.row(Adversary.OUTSIDER)
+    exact = spent(GaussianLoss(8.0 * math.sqrt(0.5) / 2.0), 1e-5, compositions=10, rounds=3).epsilon
+    assert exact <= client.epsilon_any_two <= exact * (1 + 1e-3)
+    assert 2.0 * outsider.epsilon_run < outsider.epsilon_any_two < 3.0 * outsider.epsilon_run
+    other = report(LDPQ(0.1)).row(Adversary.SERVER)
+    assert other.epsilon_any_two == other.epsilon_run
+
+
+def test_the_verdict_is_about_any_two_updates():
+    """Claimed 4 from zero is about 9 between two updates: weak, beside rows that are about any two."""
+    result = report(SIGM(1.0, 3.3), dim=10, clients=20, rounds=1)
+    outsider = result.row(Adversary.OUTSIDER)
+    assert 3.5 < outsider.epsilon_run < 4.5 and 8.0 < outsider.epsilon_any_two < 11.0
+    assert outsider.verdict == "weak"
+
+
+def test_epsilon_and_delta_are_explained_as_they_are():
+    notes = " ".join(report(LDPQ(0.1)).notes)
+    assert "times that under the other, plus delta = 1e-05" in notes
+    assert "except with chance" not in notes
+    for epsilon, times in ((0.1, 111), (1.0, 16), (4.0, 6)):
+        mu = gaussian_mu(epsilon, 1e-5)
+        assert stats.norm.sf(epsilon / mu - mu / 2) / 1e-5 == pytest.approx(times, rel=0.08)
+        assert f"{times} delta" in notes
+
+
+def test_weights_are_said_to_be_public():
+    text = report(LDPQ(0.1), equal_weights=False).to_markdown()
+    assert "weights (sample counts) are public" in text
 
 
 def test_printed_numbers_round_up():
