@@ -181,7 +181,7 @@ class Setting:
         if wider is None:
             return claim
         if adversary is Adversary.SECAGG_SERVER and not self.secure_aggregation:
-            off = f"secure aggregation is off: the server sees every message, see {wider.name}"
+            off = f"secure aggregation is off: see the row of {wider.value}"
             return replace(claim, loss=NonPrivate(off))
         if not self.equal_weights:
             return _as_wider(
