@@ -43,7 +43,7 @@ ALLOWED: dict[str, set[str]] = {
     "reports": {"privacy", "rounds", "matplotlib", "rich"},
     "callbacks": {
         *("extras", "aggregation", "attacks", "coding", "core", "functional", "leakage", "randomness"),
-        *("ranges", "rounds", "privacy"),
+        *("ranges", "rounds", "privacy", "torchmetrics"),
         *("data", "strategies", "reports", "secagg"),
         *("matplotlib", "numpy", "opacus", "rich", "wandb", "yaml"),
         *HOST,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lightning_fedq._lightning import is_overridden, pl
 from lightning_fedq.aggregation import Weighting
@@ -66,7 +66,6 @@ def check_setup(trainer: Any, module: pl.LightningModule) -> None:
     own = is_overridden("train_dataloader", module, pl.LightningModule)
     if trainer.datamodule is None and handed_loader(trainer) is None and not own:
         raise ValueError(_FROM_LOADER)
-    check_normalisation(module)
     check_flags(trainer)
 
 
@@ -100,26 +99,6 @@ def _check_callback(trainer: Any, callback: pl.Callback) -> None:
                 f"{name} would train on the raw data of all clients at once, past every mechanism; "
                 f"run it with a Trainer without Federated, on data that need no protection, and {cure}"
             )
-
-
-def check_normalisation(module: nn.Module) -> None:
-    """Refuse layers that learn outside of their parameters.
-
-    Raises:
-        ValueError: Naming the layers.
-    """
-    layers = [
-        f"{name} ({type(layer).__name__})"
-        for name, layer in module.named_modules()
-        if isinstance(layer, nn.modules.batchnorm._NormBase) and layer.track_running_stats
-    ]
-    if layers:
-        raise ValueError(
-            f"layers {', '.join(layers)} keep running statistics of one client's data, which no "
-            "update carries; "
-            "use GroupNorm instead, e.g. model.backbone = "
-            "opacus.validators.ModuleValidator.fix(model.backbone)"
-        )
 
 
 def check_flags(trainer: Any) -> None:
@@ -206,28 +185,6 @@ def least_fraction(num_batches: int) -> float:
     """A short float, at least 1 / num_batches, so that the fraction of the batches is one or more."""
     scale: int = 10 ** (len(str(num_batches)) + 1)
     return math.ceil(scale / num_batches) / scale
-
-
-class Buffers:
-    """Watches that training leaves the module's buffers alone: only parameters are federated."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._seen = [(name, buffer, buffer._version) for name, buffer in module.named_buffers()]
-
-    def check(self) -> None:
-        """Refuse to go on.
-
-        Raises:
-            ValueError: Naming the buffers that have changed.
-        """
-        changed = [name for name, buffer, version in self._seen if buffer._version != version]
-        if changed:
-            raise ValueError(
-                f"training changed the buffers {', '.join(changed)}, which no update carries: clients "
-                "would mix; "
-                "use layers without running statistics (GroupNorm), or keep the values out of the "
-                "module's buffers"
-            )
 
 
 def check_optimizers(trainer: pl.Trainer) -> torch.optim.Optimizer:

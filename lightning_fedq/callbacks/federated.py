@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import pl, rank_zero_info
+from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.aggregation import RobustAggregation, Weighting, inverse_variance_weights
 from lightning_fedq.callbacks.averaging import RoundAverages, check_averaging
 from lightning_fedq.callbacks.checks import (
@@ -78,8 +78,9 @@ from lightning_fedq.rounds import (
     check_aggregation,
 )
 from lightning_fedq.secagg import SecAgg
-from lightning_fedq.strategies.client_parallel import ClientParallelStrategy
-from lightning_fedq.strategies.local_model import LocalModel, Members
+from lightning_fedq.strategies.changing_buffers import Rehearsed, rehearse_buffers, updated_statistics
+from lightning_fedq.strategies.client_parallel import ClientParallelStrategy, further_arguments
+from lightning_fedq.strategies.local_model import BufferMode, LocalModel, Members, check_buffer_mode, origins
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -115,6 +116,10 @@ class Federated(pl.Callback):
         aggregator: A robust rule in place of the mean, e.g. `RobustAggregation("median")`. The server sees
             every message then; behind secure aggregation there is nothing to filter.
         secure_aggregation: Run every round behind secure aggregation: the server is handed the sum only.
+        buffers: What happens to buffers that training changes, such as BatchNorm's running statistics.
+            "share": they are coordinates of an update like parameters, quantised, averaged and charged;
+            "local": every client keeps its own, and the model that is evaluated has those of the start;
+            "frozen": normalisation layers train in eval mode.
         seed: An integer makes the run reproducible, and NOT private: every coin follows from it. None
             takes keys and plan from the operating system.
         diagnostics: Also compare each aggregate with the exact mean, which only a simulation knows.
@@ -157,6 +162,7 @@ class Federated(pl.Callback):
         weighting: Weighting = "uniform",
         aggregator: RobustAggregation | None = None,
         secure_aggregation: SecAgg | None = None,
+        buffers: BufferMode = "share",
         seed: int | None = None,
         diagnostics: bool = True,
         ledger: Ledger | None = None,
@@ -164,6 +170,7 @@ class Federated(pl.Callback):
     ) -> None:
         check_numbers(local_epochs, local_steps, clients_per_step, weighting)
         check_choice(client_metrics)
+        check_buffer_mode(buffers)
         plan_seed = secrets.randbits(63) if seed is None else seed
         self.mechanism, self.num_clients = mechanism, num_clients
         self.partition, self.labels = partition, labels
@@ -172,7 +179,7 @@ class Federated(pl.Callback):
         self.ranges = ranges or (AdaptiveRange() if target == "updates" else PreviousMinMax())
         self.server_optimizer, self.weighting, self.seed = server_optimizer, weighting, seed
         self.aggregator, self.secure_aggregation = aggregator, secure_aggregation
-        self.diagnostics, self.client_metrics = diagnostics, client_metrics
+        self.diagnostics, self.client_metrics, self.buffers = diagnostics, client_metrics, buffers
         self.planner = RoundPlanner(num_clients, plan_seed, clients_per_round, dropout_probability)
         self.planner.plan(0, mechanism)  # refuse a cohort that the mechanism can't serve at once
         mechanism.protection_groups(num_clients)  # and a population
@@ -222,12 +229,18 @@ class Federated(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Deal out the data, make the server, choose how many clients train side by side."""
         optimizer = check_optimizers(trainer)
-        saved = None if self._loaded is None else self._loaded.get("members")
-        self._local = LocalModel(pl_module, optimizer, None if saved is None else Members.of(saved))
         self._identity = self._federation()
         if self._dealt is None:
             self._deal_out(trainer)
         forget_loader(trainer)
+        saved = None if self._loaded is None else self._loaded.get("members")
+        members = None if saved is None else Members.of(saved)
+        self._local = LocalModel(pl_module, optimizer, self.buffers, self._rehearse_buffers(trainer), members)
+        self._undo.later(self._local.release_statistics)
+        if self._loaded is not None and self.buffers == "local" and self._local.buffer_names:
+            rank_zero_warn(
+                "a checkpoint holds no client's own buffers; every client begins with those of the start"
+            )
         self._make_engine()
         keep_journal(trainer, self._engine.ledger, self.seed is not None)
         self._choose_stack(trainer, optimizer)
@@ -237,9 +250,7 @@ class Federated(pl.Callback):
         self._training = LocalTraining(
             trainer,
             self._local,
-            lambda: ClientParallelStrategy(
-                trainer, self._local.names, self.clients_per_step_chosen, turns=self._loader.turns
-            ),
+            lambda: self._new_parallel(trainer),
             self._engine,
             clock,
             self._coming_stacks,
@@ -394,6 +405,38 @@ class Federated(pl.Callback):
             self.engine.load_state_dict(self._loaded["engine"])
             self.records = records_of(self._loaded["records"])
 
+    def _new_parallel(self, trainer: pl.Trainer) -> ClientParallelStrategy:
+        local, capacity = self._local, self.clients_per_step_chosen
+        turns = self._loader.turns
+        return ClientParallelStrategy(trainer, local.names, capacity, local.buffer_names, turns=turns)
+
+    def _rehearse_buffers(self, trainer: pl.Trainer) -> Rehearsed:
+        """Which buffers does a first step change? Nobody knows better where batches are drawn by a rule."""
+        module = trainer.lightning_module
+        if self.buffers == "frozen":
+            return Rehearsed()
+        if self._rule is not None or not module.automatic_optimization:
+            known = updated_statistics(module)
+            return Rehearsed(known, known)
+
+        def step(double: pl.LightningModule) -> None:
+            stack = self._schedule.stacks(0, 0, 1)[0]
+            batch = trainer.precision_plugin.convert_input(self.fetch(next(self._loader.indices(stack))))
+            batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+            double.trainer = trainer
+            double.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+            double.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
+            with trainer.precision_plugin.train_step_context():
+                double.training_step(batch, *further_arguments(double))
+
+        device = trainer.strategy.root_device
+        return rehearse_buffers(module, step, [device.index or 0] if device.type == "cuda" else [])
+
+    @property
+    def num_buffers(self) -> int:
+        """Coordinates of the flat vector that are buffers, not parameters; from `on_fit_start` on."""
+        return self._local.num_buffers
+
     def replace_weights(self, weights: Tensor) -> None:
         """Let server and module go on with other weights `(dim,)`; between rounds."""
         self._engine.weights = weights.to(self._engine.weights, copy=True)
@@ -411,7 +454,7 @@ class Federated(pl.Callback):
             ValueError: If something rests on the parameters of the start.
             RuntimeError: If a budget can't pay for the new vector.
         """
-        before = self._local.members
+        before, names = self._local.members, self._local.travelling
         change = say_change(before, members, self._local.module, self._engine.round)
         if self._rule is not None:
             raise ValueError(
@@ -419,8 +462,9 @@ class Federated(pl.Callback):
                 "when the fit began; freeze or unfreeze before the fit, or leave it out"
             )
         self._local.take(members)
-        parts, origins = self._local.parts(), members.origins(before)
-        self._engine.rearrange(parts, origins, self._client_weights(self._local.segments))
+        if names != self._local.travelling:
+            parts, old = self._local.parts(), origins(self._local.travelling, names)
+            self._engine.rearrange(parts, old, self._client_weights(self._local.segments))
         self._local.use(self._engine.weights)
         if self.secure_aggregation is not None:
             check_modulus(self.secure_aggregation, self._engine)
@@ -439,6 +483,7 @@ class Federated(pl.Callback):
         self.clients_per_step_chosen = 1  # the rehearsal trains one client at a time, too
         if self._rule is not None or self._own_loaders:
             return
+        self._local.hold_statistics()
         self.clients_per_step_chosen = choose_clients_per_step(
             trainer,
             optimizer,
@@ -447,7 +492,9 @@ class Federated(pl.Callback):
             largest_stack(self._local.parameters[0].device.type, self._engine.weights.numel(), self.planner),
             lambda size: max(self._schedule.stacks(0, 0, size), key=lambda stack: len(stack.clients)),
             lambda stack: self.fetch(next(self._loader.indices(stack))),
+            self._local.buffer_names,
         )
+        self._local.release_statistics()
 
     def _coming_steps(self) -> int:
         """Batches of the round to come; before there is one, of the longest client: a user's own loader."""
@@ -530,6 +577,8 @@ class Federated(pl.Callback):
         """Validation in mid-round means that the run stops there: validate the global model."""
         if not trainer.sanity_checking:
             self._abandon_round()
+            if self._training is not None:
+                self._training.forget_scratch()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A round that was stopped on the way does not count."""
@@ -555,6 +604,7 @@ class Federated(pl.Callback):
             "secure_aggregation": repr(self.secure_aggregation),
             "partition": repr(self.partition),
             "target": self.target,
+            "buffers": self.buffers,
             "seed": str(self.seed),
             "batches": "passes" if self._rule is None else type(self._rule).__name__,
         }

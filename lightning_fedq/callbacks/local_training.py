@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks.checks import Buffers
 from lightning_fedq.callbacks.clock import LocalClock
 from lightning_fedq.callbacks.resume import RoundStart
+from lightning_fedq.callbacks.watch import Watch
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.rounds import RoundEngine, RoundRecord
 from lightning_fedq.strategies.client_parallel import ClientParallelStrategy
@@ -53,7 +53,7 @@ class LocalTraining:
         self._trainer, self._local, self._engine, self.clock = trainer, local, engine, clock
         self._new_parallel, self._attached = parallel, False
         self._stacks, self._skips_empty, self._changed = stacks, skips_empty, changed
-        self._buffers = Buffers(trainer.lightning_module)
+        self._watch = Watch(trainer, lambda: {*local.names, *local.buffer_names})
         self.start: RoundStart | None = None
         self.present: Stack | None = None
         self.steps = range(0)
@@ -103,7 +103,7 @@ class LocalTraining:
             self._begin_stack()
         assert self.present is not None
         if self._skips_empty and not self.present.batch_sizes[-self._steps_left]:
-            self._parallel.open(0, self._weights)  # nobody's step
+            self._parallel.open(0, *self._local.start_of((), self._weights))  # nobody's step
         self.clock.begin_batch()
 
     def _begin_stack(self) -> None:
@@ -113,18 +113,21 @@ class LocalTraining:
         self._steps_left = len(stack.batch_sizes)
         if self._first:
             self._begin_first()
-        self._local.renew_optimizer()
         self.clock.begin_client(self._stacks())
+        self._watch.put_back_scratch()
+        self._local.hold_statistics()
         if len(stack.clients) == 1:
-            self._local.show()
+            self._local.begin_client(stack.clients[0])
         else:
-            self._parallel.open(len(stack.clients), self._weights)
+            self._local.renew_optimizer()
+            self._parallel.open(len(stack.clients), *self._local.start_of(stack.clients, self._weights))
 
     def _begin_first(self) -> None:
         """Every hook that may freeze or unfreeze for the round has run."""
         found = self._local.found()
         if found != self._local.members:
             self._change(found)
+        self._watch.begin(self._local.views)
         self._first = False
 
     def end_batch(self) -> RoundRecord | None:
@@ -138,30 +141,39 @@ class LocalTraining:
             self._parallel.close()  # it may have stood still
         if self._steps_left:
             return None
+        self._watch.end_client()
         if len(clients) == 1:
-            self._engine.receive(clients, (self._local.flat() - self._weights)[None])
+            self._engine.receive(clients, (self._local.end_client(clients[0]) - self._weights)[None])
         elif clients:
-            self._engine.receive(clients, self._parallel.updates())
+            self._local.keep(clients, self._parallel.buffers())
+            self._engine.receive(clients, self._parallel.updates()[:, : len(self._weights)])
         self._parallel.close()
         self._local.forget_client()
         self.clock.end_client(last=not self._pending)
         self.present = None
-        self._buffers.check()
         return None if self._pending else self._finish()
 
     def _finish(self) -> RoundRecord:
+        self._watch.end_clients()
         record = self._engine.finish()
         first = self.clock.now
         self.clock.end_round()
         self.steps = range(first, self.clock.now)
+        self._local.constrain(self._engine.weights)
+        self._local.commit()
         self._local.use(self._engine.weights)
         self._local.show()
         self.start, self._steps_left = None, 0
         return record
 
     def end_round(self) -> None:
-        """After the hooks that may look at gradients: those of the last client go."""
+        """After the hooks that may look at gradients: those of the last client go, and what it left."""
         self._trainer.lightning_module.zero_grad()
+        self.forget_scratch()
+
+    def forget_scratch(self) -> None:
+        """Plain attributes hold what they did when the round began."""
+        self._watch.end_round()
 
     def abandon(self) -> None:
         """Give up the open round, if there is one; the last global model is back in the module."""
@@ -172,4 +184,6 @@ class LocalTraining:
         if self._attached:
             self._parallel.close()
         self._local.forget_client()
+        self._trainer.lightning_module.zero_grad()
+        self._watch.put_back()
         self.present, self._pending, self._steps_left = None, [], 0

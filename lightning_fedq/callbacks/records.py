@@ -37,11 +37,12 @@ def warn_of(record: RoundRecord) -> None:
 
 
 def say_change(before: Members, after: Members, module: nn.Module, round: int) -> str:
-    """Which parameters join and which leave what the clients send, as the beginning of a sentence."""
-    sizes = {name: parameter.numel() for name, parameter in module.named_parameters()}
+    """Which parameters and buffers join and which leave, as the beginning of a sentence."""
+    sizes = {name: tensor.numel() for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
     said = []
     for verb, one, other in (("join", after, before), ("leave", before, after)):
-        names = [name for name in one.parameters if name not in other.parameters]
+        others = {*other.parameters, *other.buffers}
+        names = [name for name in (*one.parameters, *one.buffers) if name not in others]
         if names:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             count = sum(sizes.get(name, 0) for name in names)

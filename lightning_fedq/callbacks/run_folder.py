@@ -155,7 +155,11 @@ class RunFolder(pl.Callback):
         for callback in callbacks_of(trainer):
             if isinstance(callback, DPSGD):
                 privacy = replace(privacy, samples=callback.statement())
-        self.summary = self._summarize(engine, privacy)
+        num_buffers = federated_of(trainer, "RunFolder").num_buffers
+        if num_buffers:
+            shared = f"{num_buffers} of {privacy.dim} coordinates are buffers, charged like parameters"
+            privacy = replace(privacy, notes=(*privacy.notes, shared))
+        self.summary = self._summarize(engine, privacy, num_buffers)
         if not trainer.is_global_zero:
             return
         folder = self._folder()
@@ -183,7 +187,7 @@ class RunFolder(pl.Callback):
             fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
         )
 
-    def _summarize(self, engine: RoundEngine, privacy: PrivacyReport) -> dict[str, Any]:
+    def _summarize(self, engine: RoundEngine, privacy: PrivacyReport, num_buffers: int) -> dict[str, Any]:
         cost = totals(self.rows)
         messages = cost.pop("messages")
         metrics = {key: value for key, value in self.rows[-1].items() if key not in RECORDED}
@@ -195,7 +199,8 @@ class RunFolder(pl.Callback):
             "target": engine.target,
             "num_clients": engine.planner.num_clients,
             "rounds": len(self.rows),
-            "num_parameters": engine.weights.numel(),
+            "num_parameters": engine.weights.numel() - num_buffers,
+            "num_buffers": num_buffers,
             "keys": "from a seed: reproducible, not private" if seeded else "from the operating system",
             "secure_aggregation": privacy.protocol or "off",
             "aborted_rounds": int(sum(row["aborted"] for row in self.rows)),

@@ -108,7 +108,6 @@ def _try(
     buffer_names: Sequence[str],
 ) -> Rehearsal:
     module.trainer = trainer
-    module.train()
     turns = GeneratorTurns()
     turns.begin(int)
     step = StackedStep(module, names, buffer_names, turns)

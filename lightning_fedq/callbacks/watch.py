@@ -1,0 +1,363 @@
+"""What a client's training leaves behind besides its update: looked for, and put back or refused.
+
+Only the flat vector goes through the mechanism. Everything else that training may write to is compared with
+the start of the round, by identity and version after each client and once a round by content, because a
+write through `.data` or numpy leaves no other trace:
+
+* parameters and buffers outside of the vector: refused;
+* tensors, or tuples of them, that are plain attributes of the module: scratch of one client. The next one
+  finds what the round began with, and so does whoever looks between rounds; a warning says so once;
+* lists, dictionaries and other objects in attributes: refused where they have taken in tensors of more than
+  one element. Single numbers are what a module keeps of its losses;
+* other callbacks: refused where they keep tensors in the shape of the trained weights, such as an average.
+
+Before an error is raised everything of which there is a copy is put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+from torchmetrics import Metric
+
+from lightning_fedq._lightning import pl, rank_zero_warn
+
+_COPIED = 1 << 22
+"""Elements up to which a tensor is copied; of larger ones a checksum is kept, and nothing can be put back."""
+
+_CHUNK = 1 << 22
+_CURE_PARAMETERS = (
+    "give them to the optimiser, or update a copy of the model (an average, a target network) once a round, "
+    "in on_train_epoch_end, where the module shows the global model"
+)
+_CURE_BUFFERS = (
+    "make them floating point buffers that change from the first step on, so that buffers='share' carries "
+    "them, use layers without statistics (GroupNorm), or compute them in validation"
+)
+_DEPTH = 6
+_FOREIGN = ("torch.", "pytorch_lightning.", "lightning.", "tqdm.", "rich.", "logging", "lightning_fedq.")
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class Kept(NamedTuple):
+    """A tensor as it was: itself, its version, and its values or their checksum."""
+
+    tensor: Tensor
+    version: int
+    values: Tensor | int | None
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> Kept:
+        """Remember a tensor."""
+        small = tensor.numel() <= _COPIED and tensor.layout is torch.strided
+        return cls(tensor, _version(tensor), tensor.detach().clone() if small else checksum(tensor))
+
+    def same(self, tensor: Tensor | None, content: bool) -> bool:
+        """Is `tensor` still this one, unchanged?"""
+        if tensor is not self.tensor or _version(tensor) != self.version:
+            return False
+        return not content or self.has_values_of(tensor)
+
+    def has_values_of(self, tensor: Tensor) -> bool:
+        """The same values, bit for bit?"""
+        if isinstance(self.values, Tensor):
+            return self.values.shape == tensor.shape and torch.equal(_bits(self.values), _bits(tensor))
+        return self.values is None or self.values == checksum(tensor)
+
+    def put_back(self) -> bool:
+        """Give the tensor its values again; False where there is no copy."""
+        if not isinstance(self.values, Tensor):
+            return False
+        with torch.no_grad():
+            self.tensor.data.copy_(self.values)
+        return True
+
+
+class Watch:
+    """Compares what is outside of the flat vector with the start of a round.
+
+    Args:
+        trainer: Of the fit in progress.
+        inside: Names of the parameters and buffers that are taken care of.
+    """
+
+    def __init__(self, trainer: pl.Trainer, inside: Callable[[], set[str]]) -> None:
+        self._module, self._inside = trainer.lightning_module, inside
+        self._callbacks: list[pl.Callback] = [
+            callback
+            for callback in trainer.callbacks  # type: ignore[attr-defined]
+            if not type(callback).__module__.startswith("lightning_fedq.")
+        ]
+        self._machinery = set(vars(pl.LightningModule()))
+        self._skipped = {id(trainer), id(trainer.datamodule)}  # type: ignore[attr-defined]
+        self._outside: dict[str, Kept] = {}
+        self._attributes: list[tuple[str, nn.Module, dict[str, Any]]] = []
+        self._scratch: dict[int, Kept] = {}
+        self._containers: dict[str, tuple[int, ...]] = {}
+        self._averages: dict[str, Kept] = {}
+        self._told: set[str] = set()
+        self._thorough = True
+
+    def begin(self, parts: Sequence[Tensor]) -> None:
+        """Remember the start of a round.
+
+        Args:
+            parts: The global weights, a tensor a segment of the flat vector; they stay as they are.
+        """
+        self._parts_sent = parts
+        self._shapes = {part.shape for part in parts if part.dim() > 1}
+        self._dim = sum(part.numel() for part in parts)
+        self._outside = {name: Kept.of(tensor) for name, tensor in self._tensors()}
+        self._attributes = [(name, part, self._plain(part)) for name, part in self._parts()]
+        self._scratch = {
+            id(leaf): Kept.of(leaf)
+            for _, _, values in self._attributes
+            for value in values.values()
+            if isinstance(value, Tensor | tuple)
+            for leaf in _tensors_in(value)
+        }
+        self._containers = dict(self._in_containers())
+        self._averages = {path: Kept.of(tensor) for path, tensor in self._of_callbacks()}
+        self._thorough = True
+
+    def end_client(self) -> None:
+        """After a client's last batch; the first of a round is looked at as closely as a whole round.
+
+        Raises:
+            ValueError: If it has left something behind.
+        """
+        self._check(content=False)
+        if self._thorough:
+            self._check_closely()
+        self._thorough = False
+
+    def end_clients(self) -> None:
+        """After the last client of a round, before its sum is used.
+
+        Raises:
+            ValueError: If one of them has left something behind.
+        """
+        self._check(content=True)
+        self._check_closely()
+
+    def end_round(self) -> None:
+        """Put attributes back; what hooks write to them from now on stays."""
+        self.put_back_scratch()
+        self._attributes, self._outside = [], {}
+
+    def put_back(self) -> None:
+        """Put back what a round that is given up has left behind, as far as there are copies."""
+        now = dict(self._tensors())
+        self._put_back([name for name, kept in self._outside.items() if not kept.same(now.get(name), True)])
+        self.end_round()
+
+    # ---- parameters and buffers ------------------------------------------------------------------------
+
+    def _tensors(self) -> Iterator[tuple[str, Tensor]]:
+        inside = self._inside()
+        for name, tensor in [*self._module.named_parameters(), *self._module.named_buffers()]:
+            if name not in inside and not _in_metric(self._module, name):
+                yield name, tensor
+
+    def _check(self, content: bool) -> None:
+        now = dict(self._tensors())
+        names = [*self._outside, *(name for name in now if name not in self._outside)]
+        changed = [
+            n for n in names if n not in self._outside or not self._outside[n].same(now.get(n), content)
+        ]
+        if not changed:
+            return
+        parameters = [name for name, _ in self._module.named_parameters() if name in changed]
+        lost = self._put_back(changed)
+        kind, cure = ("parameters", _CURE_PARAMETERS) if parameters else ("buffers", _CURE_BUFFERS)
+        raise ValueError(
+            f"training changed the {kind} {', '.join(parameters or changed)}, which no update carries: "
+            f"clients would mix, and what they wrote would be in the model without noise; {cure}"
+            + (f". {', '.join(lost)} could not be put back: do not publish this model" if lost else "")
+        )
+
+    def _put_back(self, names: Sequence[str]) -> list[str]:
+        lost = []
+        for name in names:
+            path, _, leaf = name.rpartition(".")
+            owner, kept = self._module.get_submodule(path), self._outside.get(name)
+            if kept is None:
+                owner._parameters.pop(leaf, None)
+                owner._buffers.pop(leaf, None)
+                continue
+            if leaf in owner._buffers:
+                owner._buffers[leaf] = kept.tensor
+            if not kept.put_back():
+                lost.append(name)
+        return lost
+
+    # ---- plain attributes --------------------------------------------------------------------------------
+
+    def _parts(self) -> Iterator[tuple[str, nn.Module]]:
+        for name, part in self._module.named_modules():
+            if not isinstance(part, Metric) and not _in_metric(self._module, name):
+                yield name, part
+
+    def _plain(self, part: nn.Module) -> dict[str, Any]:
+        return {name: value for name, value in vars(part).items() if name not in self._machinery}
+
+    def put_back_scratch(self) -> None:
+        """Give plain attributes back what they held when the round began."""
+        for path, part, before in self._attributes:
+            now = self._plain(part)
+            for name in [n for n, value in now.items() if self._is_scratch(value, before.get(n, self))]:
+                old = before.get(name, self)
+                leaves = list(_tensors_in(old)) if isinstance(old, Tensor | tuple) else []
+                for leaf in leaves:
+                    self._scratch[id(leaf)].put_back()
+                if old is self:
+                    delattr(part, name)
+                else:
+                    vars(part)[name] = old
+                self._tell(f"{path}.{name}".lstrip("."), part, name)
+
+    def _is_scratch(self, value: Any, before: Any) -> bool:
+        if not any(isinstance(one, Tensor | tuple) for one in (value, before)):
+            return False
+        now = list(_tensors_in(value)) if isinstance(value, Tensor | tuple) else []
+        if value is before:
+            return any(not self._scratch[id(leaf)].same(leaf, content=True) for leaf in now)
+        return bool(now) or isinstance(before, Tensor | tuple)
+
+    def _tell(self, path: str, part: nn.Module, name: str) -> None:
+        recomputed = any(
+            name in (getattr(hook, "name", None), getattr(hook, "_tensor_name", None))
+            for hook in part._forward_pre_hooks.values()
+        )
+        if not recomputed and path not in self._told:
+            self._told.add(path)
+            rank_zero_warn(
+                f"training left tensors in the attribute {path}, which no update carries: every client "
+                "starts with what the round began with, and what it leaves is dropped; make it a floating "
+                "point buffer if it is part of the model"
+            )
+
+    # ---- what is inside of other things --------------------------------------------------------------------
+
+    def _in_containers(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Which tensors the lists, dictionaries and other objects in attributes hold, and their versions."""
+        skipped = self._skipped | {id(part) for part in self._module.modules()} | self._own()
+        for path, part in self._parts():
+            for name, value in self._plain(part).items():
+                if isinstance(value, Tensor | tuple | nn.Module) or id(value) in self._skipped:
+                    continue
+                found = [tensor for _, tensor in _walk(value, "", skipped) if tensor.numel() > 1]
+                if found:
+                    marks = (mark for tensor in found for mark in (id(tensor), _version(tensor)))
+                    yield f"{path}.{name}".lstrip("."), tuple(marks)
+
+    def _own(self) -> set[int]:
+        """What the module itself registers; a recurrent layer keeps a list of its weights."""
+        return {id(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())}
+
+    def _of_callbacks(self) -> Iterator[tuple[str, Tensor]]:
+        """Tensors that callbacks keep in the shape of the trained weights."""
+        skipped = self._skipped | {id(part) for part in self._module.modules()} | self._own()
+        for callback in self._callbacks:
+            for path, tensor in _walk(vars(callback), type(callback).__name__, skipped):
+                if tensor.shape in self._shapes or tuple(tensor.shape) == (self._dim,):
+                    yield path, tensor
+
+    def _is_of_clients(self, path: str, tensor: Tensor) -> bool:
+        """Has it changed, and is not what the server has sent?"""
+        if path in self._averages and self._averages[path].same(tensor, content=True):
+            return False
+        sent = [part for part in self._parts_sent if part.shape == tensor.shape]
+        if tensor.dim() == 1:
+            sent = [torch.cat([part.reshape(-1) for part in self._parts_sent])]
+        return not any(torch.equal(tensor.detach().to(part), part) for part in sent)
+
+    def _check_closely(self) -> None:
+        now = dict(self._in_containers())
+        taken = [path for path, marks in now.items() if marks != self._containers.get(path)]
+        if taken:
+            raise ValueError(
+                f"training put tensors of clients into {', '.join(taken)} of the module, where they would "
+                "last; log a metric, keep single numbers, or empty it in on_train_batch_end"
+            )
+        kept = dict(self._of_callbacks())
+        grown = [path for path, tensor in kept.items() if self._is_of_clients(path, tensor)]
+        if grown:
+            for path in grown:
+                if path not in self._averages or not self._averages[path].put_back():
+                    kept[path].data.zero_()
+            raise ValueError(
+                f"{grown[0].partition('.')[0]} keeps weights of clients ({', '.join(grown[:4])}), past the "
+                "mechanism; average once a round, in on_train_epoch_end or on_validation_end, where the "
+                "module shows the global model, or use Lightning's WeightAveraging"
+            )
+
+
+def checksum(tensor: Tensor) -> int | None:
+    """A number that any change of a value changes, up to one in 2^64; None where values can't be read."""
+    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+        return None
+    flat, total = _bits(tensor), torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for chunk in torch.split(flat, _CHUNK):
+        wide = chunk.to(torch.int64)
+        total += (wide * (wide + 0x9E3779B1)).sum()
+    return int(total)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    flat = tensor.detach().reshape(-1)
+    flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
+    return flat.view(_INTEGERS[flat.element_size()])
+
+
+def _version(tensor: Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _in_metric(module: nn.Module, name: str) -> bool:
+    """Is this inside of a metric? Its states are what is logged of clients, and Lightning resets them."""
+    part: Any = module
+    for step in name.split(".")[:-1]:
+        part = getattr(part, step)
+        if isinstance(part, Metric):
+            return True
+    return False
+
+
+def _tensors_in(value: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+
+
+def _walk(value: Any, path: str, skipped: set[int], depth: int = 0) -> Iterator[tuple[str, Tensor]]:
+    """Tensors that can be reached from a value, with the way to them; into no other library's objects."""
+    if id(value) in skipped or depth > _DEPTH:
+        return
+    if isinstance(value, Tensor):
+        yield path, value
+        return
+    if isinstance(
+        value, Metric | torch.optim.Optimizer | torch.utils.data.Dataset | torch.utils.data.DataLoader
+    ):
+        return
+    inner: Any = ()
+    if isinstance(value, dict):
+        inner = value.items()
+    elif isinstance(value, list | tuple | set | frozenset) or type(value).__name__ == "deque":
+        inner = enumerate(value)
+    elif isinstance(value, nn.Module):
+        inner = [*value.named_parameters(), *value.named_buffers()]
+    elif hasattr(value, "__dict__") and not _foreign(value):
+        inner = vars(value).items()
+    skipped = skipped | {id(value)}
+    for name, part in list(inner):
+        yield from _walk(part, f"{path}.{name}", skipped, depth + 1)
+
+
+def _foreign(value: Any) -> bool:
+    kind = type(value) if not isinstance(value, type) else value
+    home = f"{kind.__module__}."
+    return isinstance(value, type) or callable(value) or home.startswith(_FOREIGN)

@@ -1,0 +1,206 @@
+"""Buffers that training changes: shared, local or frozen."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_fedq.callbacks import Federated, RunFolder
+from lightning_fedq.mechanisms import LDPQ, FedAvg
+from tests.callbacks.silent import Silent
+from tests.digits_run import Classifier, Digits, digits, make_trainer
+
+CLIENTS, BATCH = 4, 5
+
+
+def normed(momentum: float | None = 0.1) -> Classifier:
+    torch.manual_seed(0)
+    layers = [nn.Linear(64, 8), nn.BatchNorm1d(8, momentum=momentum), nn.Tanh(), nn.Linear(8, 10)]
+    return Classifier(nn.Sequential(*layers))
+
+
+def federated(buffers: Any = "share", mechanism: Any = None, **settings: Any) -> Federated:
+    return Federated(
+        mechanism or FedAvg(), CLIENTS, seed=1, buffers=buffers, **{"clients_per_step": 1, **settings}
+    )
+
+
+def fit(fed: Federated, module: Any = None, rounds: int = 3, **trainer: Any) -> Classifier:
+    module = module or normed()
+    make_trainer(fed, max_epochs=rounds, **trainer).fit(module, datamodule=Digits(80, BATCH))
+    return module  # type: ignore[no-any-return]
+
+
+def by_hand(fed: Federated, mode: str, rounds: int, momentum: float | None = 0.1) -> OrderedDict[str, Tensor]:
+    """Clients one after the other, without Lightning: a mean of parameters and, shared, of statistics."""
+    model = normed(momentum).backbone
+    inputs, labels = digits()
+    own: dict[int, dict[str, Tensor]] = {}
+    buffers = [name for name, _ in model.named_buffers()]
+    for round in range(rounds):
+        plan = fed.planner.plan(round, fed.mechanism)
+        start = {name: value.clone() for name, value in model.state_dict().items()}
+        ends = []
+        for client in plan.survivors:
+            model.load_state_dict({**start, **own.get(client, {})})
+            model.train()
+            if mode == "frozen":
+                model[1].eval()
+            held = fed.client_indices[client]
+            order = torch.Generator().manual_seed(plan.stream_seed("data order", client))
+            for part in held[torch.randperm(len(held), generator=order)].split(BATCH):
+                loss = nn.functional.cross_entropy(model(inputs[part]), labels[part])
+                parameters = list(model.parameters())
+                for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                    p.data.sub_(0.5 * gradient)
+            ends.append({name: value.clone() for name, value in model.state_dict().items()})
+            if mode == "local":
+                own[client] = {name: ends[-1][name] for name in buffers}
+        mean = {}
+        for name, value in start.items():
+            if not value.is_floating_point():
+                mean[name] = torch.stack([end[name] for end in ends]).amax(0)
+            elif mode == "local" and name in buffers:
+                mean[name] = value
+            else:
+                mean[name] = torch.stack([end[name] for end in ends]).mean(0)
+        model.load_state_dict(mean)
+    return model.state_dict()  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 4])
+@pytest.mark.parametrize("mode", ["share", "local", "frozen"])
+def test_is_the_loop_over_clients(mode: str, clients_per_step: int) -> None:
+    fed = federated(mode, clients_per_step=clients_per_step)
+    module = fit(fed)
+    assert fed.clients_per_step_chosen == clients_per_step
+    for name, value in by_hand(fed, mode, 3).items():
+        torch.testing.assert_close(module.backbone.state_dict()[name], value, atol=2e-6, rtol=1e-5, msg=name)
+    assert fed.engine is not None
+    assert fed.engine.weights.numel() == 64 * 8 + 8 + 16 + 80 + 10 + (16 if mode == "share" else 0)
+    assert fed.num_buffers == (16 if mode == "share" else 0)
+    assert module.backbone[1].training
+
+
+def test_cumulative_statistics_and_counters() -> None:
+    """Without momentum the counter itself enters the statistics, so it has to start where the round does."""
+    fed = federated()
+    module = fit(fed, normed(None))
+    for name, value in by_hand(fed, "share", 3, None).items():
+        torch.testing.assert_close(module.backbone.state_dict()[name], value, atol=2e-6, rtol=1e-5, msg=name)
+    assert int(module.backbone[1].num_batches_tracked) == 3 * 4
+
+
+def test_variances_are_not_below_zero_whatever_is_decoded() -> None:
+    module = fit(federated(mechanism=LDPQ(epsilon=0.1)))
+    assert bool((module.backbone[1].running_var >= 0).all())
+    assert not torch.equal(module.backbone[1].running_mean, torch.zeros(8))
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 4])
+@pytest.mark.parametrize("mode", ["share", "local", "frozen"])
+def test_statistics_go_through_the_mechanism(mode: str, clients_per_step: int) -> None:
+    module = fit(federated(mode, Silent(), clients_per_step=clients_per_step))
+    for name, value in normed().state_dict().items():
+        found = module.state_dict()[name]
+        assert torch.equal(found, value) or name.endswith("num_batches_tracked"), name
+
+
+class Whitens(nn.Module):
+    """Keeps a running mean of its own, assigned anew or in place."""
+
+    def __init__(self, in_place: bool) -> None:
+        super().__init__()
+        self.in_place = in_place
+        self.register_buffer("mean", torch.zeros(64))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self.training:
+            new = 0.9 * self.mean + 0.1 * inputs.detach().mean(0)
+            if self.in_place:
+                self.mean.copy_(new)
+            else:
+                self.mean = new
+        return inputs - self.mean
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_other_layers_with_statistics_are_found_by_a_rehearsal(in_place: bool) -> None:
+    def build() -> Classifier:
+        return Classifier(nn.Sequential(Whitens(in_place), nn.Linear(64, 10)))
+
+    fed = federated()
+    module = fit(fed, build())
+    assert fed.engine is not None and fed.engine.segments == (640, 10, 64)
+    assert module.backbone[0].mean.abs().sum() > 0
+    assert torch.equal(fit(federated(mechanism=Silent()), build()).backbone[0].mean, torch.zeros(64))
+
+
+class Transfer(Classifier):
+    """A frozen backbone that its own forward puts into eval mode, as Lightning's documentation does."""
+
+    def __init__(self, where: str) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Sequential(nn.Linear(64, 8), nn.BatchNorm1d(8)))
+        self.head, self.where = nn.Linear(8, 10), where
+        self.backbone.requires_grad_(False)
+        if where == "before":
+            self.backbone.eval()
+
+    def on_train_epoch_start(self) -> None:
+        if self.where == "epoch":
+            self.backbone.eval()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.where == "step":
+            self.backbone.eval()
+        return nn.functional.cross_entropy(self.head(self.backbone(batch[0])), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.head(self.backbone(batch[0]))
+
+
+@pytest.mark.filterwarnings("ignore:Found .* module.s. in eval mode at the start of training")
+@pytest.mark.parametrize("where", ["before", "epoch", "step"])
+def test_a_frozen_backbone_in_eval_mode_stays_as_it_is(where: str) -> None:
+    fed = federated(mechanism=LDPQ(epsilon=1.0))
+    module = fit(fed, Transfer(where))
+    fresh = Transfer(where)
+    for name, value in module.backbone.state_dict().items():
+        assert torch.equal(value, fresh.backbone.state_dict()[name]), name
+    assert fed.engine is not None and fed.engine.segments == (80, 10)
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
+def test_resumed_with_shared_statistics(tmp_path: Path) -> None:
+    whole = fit(federated())
+    first = federated()
+    trainer = make_trainer(first, max_epochs=2)
+    trainer.fit(normed(), datamodule=Digits(80, BATCH))
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    again = normed()
+    make_trainer(federated(), max_epochs=3).fit(
+        again, datamodule=Digits(80, BATCH), ckpt_path=tmp_path / "two.ckpt"
+    )
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+
+
+def test_an_unknown_way() -> None:
+    with pytest.raises(ValueError, match="buffers must be 'share' or 'local' or 'frozen', got 'keep'"):
+        federated("keep")
+
+
+def test_the_privacy_page_counts_buffers(tmp_path: Path) -> None:
+    folder = RunFolder("run", str(tmp_path), show=False)
+    make_trainer(federated(mechanism=LDPQ(epsilon=1.0)), folder, max_epochs=1).fit(
+        normed(), datamodule=Digits(80, BATCH)
+    )
+    assert folder.summary["num_buffers"] == 16 and folder.summary["num_parameters"] == 626
+    page = (tmp_path / "run" / "privacy.md").read_text()
+    assert "16 of 642 coordinates are buffers, charged like parameters" in page
