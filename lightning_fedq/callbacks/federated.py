@@ -51,7 +51,7 @@ from lightning_fedq.callbacks.client_metrics import (
 )
 from lightning_fedq.callbacks.clock import LocalClock
 from lightning_fedq.callbacks.handed_loader import ask_module_instead, forget_loader, handed_loader
-from lightning_fedq.callbacks.journal import keep_journal, say_what_was_spent
+from lightning_fedq.callbacks.journal import keep_journal, say_at_start
 from lightning_fedq.callbacks.local_training import LocalTraining
 from lightning_fedq.callbacks.records import log_round, say_change, warn_of
 from lightning_fedq.callbacks.resume import check_federation, plain_records, records_of
@@ -379,7 +379,7 @@ class Federated(pl.Callback):
             if old.round and old.ledger is self.ledger and torch.equal(own, weights):
                 old.weights = old.weights.to(weights.device)
                 return
-        say_what_was_spent(self.ledger)
+        say_at_start(self.ledger, self.seed is not None)
         keys: Keys = AgreedKeys(range(self.num_clients)) if self.seed is None else SeededKeys(self.seed)
         segments, secagg = self._local.segments, self.secure_aggregation
         self.engine = RoundEngine(

@@ -41,8 +41,12 @@ def keep_journal(trainer: pl.Trainer, ledger: Ledger, repeatable: bool) -> None:
         ledger.keep(Journal(path, ledger.mechanism, ledger.num_clients, position), repeatable)
 
 
-def say_what_was_spent(ledger: Ledger) -> None:
-    """Say, before a new training of the same clients, that it does not begin with an empty account."""
+def say_at_start(ledger: Ledger, seeded: bool) -> None:
+    """Say where a new server's keys come from, and that clients who trained before have paid before."""
+    if seeded:
+        rank_zero_info("keys from a seed: reproducible, and nothing is private")
+    else:
+        rank_zero_info("keys from the operating system: private, and not reproducible whatever is seeded")
     if ledger.rounds:
         rank_zero_info(
             f"these clients have paid for up to {ledger.most_charged} rounds before this training, which add "

@@ -106,6 +106,10 @@ class LeakageMonitor(pl.Callback):
             for name, value in {**metrics, "seconds": spent}.items():
                 log_figure(pl_module, f"leak/{name}", float(value))
 
+    def lets_out(self, trainer: pl.Trainer) -> str:
+        """See `leaves.LetsOut`."""
+        return "How well an attack on the clients' own data does, which only a simulation knows: `leak/*`."
+
     def _measure(
         self, trainer: pl.Trainer, module: pl.LightningModule, round: int, start: float
     ) -> dict[str, float]:

@@ -280,6 +280,10 @@ class LeakageBudget(pl.Callback):
             for name, value in self._metrics.items():
                 log_figure(pl_module, f"leak/{name}", float(value))
 
+    def lets_out(self, trainer: pl.Trainer) -> str:
+        """See `leaves.LetsOut`."""
+        return "What is measured on the clients' own data to set their noise: `leak/*`, and in checkpoints."
+
     def state_dict(self) -> dict[str, Any]:
         """The settings of every client, and for which round they were chosen."""
         settings = {str(client): list(setting) for client, setting in self.settings.items()}

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks.dpsgd import DPSGD
+from lightning_fedq.callbacks.leaves import what_left
 from lightning_fedq.callbacks.lookup import callbacks_of, engine_of, federated_of, liars_of
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.randomness import SeededKeys
@@ -152,6 +153,8 @@ class RunFolder(pl.Callback):
         engine = engine_of(trainer, "RunFolder")
         secagg = federated_of(trainer, "RunFolder").secure_aggregation
         privacy = self._privacy(engine, secagg, liars_of(trainer))
+        columns = list(dict.fromkeys(k for row in self.rows for k, value in row.items() if value == value))
+        privacy = replace(privacy, leaves=what_left(trainer, columns))
         for callback in callbacks_of(trainer):
             if isinstance(callback, DPSGD):
                 privacy = replace(privacy, samples=callback.statement())

@@ -82,8 +82,17 @@ class WandbRounds(pl.Callback):
         folder = self._folder(trainer)
         if folder is not None and folder.path is not None and folder.path.is_dir():
             artifact = wandb.Artifact(f"run-{run.id}", type="run-folder")
-            artifact.add_dir(str(folder.path))
+            for path in sorted(folder.path.iterdir()):
+                if path.is_file():  # what stays with the clients is in a folder of its own
+                    artifact.add_file(str(path))
             run.log_artifact(artifact)
+
+    def lets_out(self, trainer: pl.Trainer) -> str:
+        """See `LetsOut`."""
+        return (
+            "W&B: how many samples every client holds, in how many rounds its update was not finite, who "
+            "holds which labels (a picture, where there are labels), and the files of this folder."
+        )
 
     @staticmethod
     def _run(trainer: pl.Trainer) -> Any:

@@ -32,6 +32,8 @@ from lightning_fedq.reports import write_atomically
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.secagg import SecAgg
 
+_NOT_KNOWN = "Not known from a checkpoint: `privacy.md` in the folder of its run (`RunFolder`) lists it."
+
 
 def report_of_config(
     config: str,
@@ -122,6 +124,7 @@ def report_of_checkpoint(path: Path, rounds: int | None, delta: float, secagg: b
         charges=None if ledger is None else ledger.charges,
         num_liars=min(len((_state_with("liars", callbacks) or {"liars": ()})["liars"]), planner.cohort_size),
     )
+    report = replace(report, leaves=(_NOT_KNOWN,))
     private_sgd = _state_with("histories", callbacks)
     return report if private_sgd is None else replace(report, samples=_samples(private_sgd, ledger, delta))
 

@@ -108,6 +108,13 @@ def _charged(report: PrivacyReport) -> list[str]:
     return [*lines, "", f"Epsilon of one client over the run, at delta {report.delta:g}."]
 
 
+def _leaves(report: PrivacyReport) -> list[str]:
+    """What no epsilon is about."""
+    if not report.leaves:
+        return []
+    return ["", "## What also leaves, without noise", "", *(f"- {line}" for line in report.leaves)]
+
+
 def markdown(report: PrivacyReport) -> str:
     """Render a report."""
     common = set.intersection(*(set(row.assumptions) for row in report.rows))
@@ -131,7 +138,7 @@ def markdown(report: PrivacyReport) -> str:
         if special:
             lines.append(f"- {name_of(row)}: {special}.")
     lines += ["", "## How to read the numbers", ""]
-    lines += [*(f"- {note}" for note in report.notes), *_charged(report)]
+    lines += [*(f"- {note}" for note in report.notes), *_charged(report), *_leaves(report)]
     if report.with_secure_keys:
         lines += [
             "",

@@ -131,6 +131,7 @@ class PrivacyReport:
         samples: What DP-SGD inside the clients protects; None without it.
         charged: Of a finished run, what its clients have spent (with reproducible keys: would have with
             secure ones), the worst first; empty for a run to come.
+        leaves: What else left, without noise, a sentence each; empty where that is not known.
     """
 
     mechanism: str
@@ -148,6 +149,7 @@ class PrivacyReport:
     figures: tuple[tuple[str, str], ...] = ()
     samples: SampleStatement | None = None
     charged: tuple[ChargedClients, ...] = ()
+    leaves: tuple[str, ...] = ()
 
     def row(self, adversary: Adversary) -> Row:
         """The row of one adversary."""

@@ -1,0 +1,85 @@
+"""What a run wrote beside messages and models, without noise: a list for its privacy page.
+
+A claim is about what clients send and what is released of it. Loggers, tables, the screen and a checkpoint
+hold more than that, so the page of a finished run says what this one wrote and where it went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks.federated import Federated
+from lightning_fedq.callbacks.lookup import callbacks_of, engine_of, federated_of
+from lightning_fedq.coding import FixedLength
+from lightning_fedq.randomness import SeededKeys
+from lightning_fedq.rounds import metric_name
+
+_NAMED = 10
+"""Clients that a line names."""
+
+
+@runtime_checkable
+class LetsOut(Protocol):
+    """A callback that writes something of clients' data, and says what."""
+
+    def lets_out(self, trainer: pl.Trainer) -> str:
+        """What left, and where to, in words; "" for nothing."""
+
+
+def what_left(trainer: pl.Trainer, columns: Sequence[str]) -> tuple[str, ...]:
+    """Everything that a run has let out without noise, as far as this package wrote it.
+
+    Args:
+        trainer: After a fit.
+        columns: Of the run's table of rounds, those that hold a number.
+    """
+    federated = federated_of(trainer, "what_left")
+    return tuple(line for line in _lines(trainer, federated, columns) if line)
+
+
+def _lines(trainer: pl.Trainer, federated: Federated, columns: Sequence[str]) -> Iterator[str]:
+    engine, log = engine_of(trainer, "what_left"), federated.client_log
+    seeded = isinstance(engine.keys, SeededKeys)
+    loggers = ", ".join(type(logger).__name__ for logger in trainer.loggers)
+    places = f"metrics.csv, callback_metrics{f', {loggers}' if loggers else ''}"
+    checkpoints = "and in checkpoints" if seeded else "and in no checkpoint"
+    if log is not None and log.names:
+        names = ", ".join(f"`{name}`" for name in log.names)
+        yield {
+            "shared": f"Metrics that clients log in training: {names}, in {places} and pictures.",
+            "local": f"Not out: {names}, which clients log in training. They are in `clients/` of this "
+            "folder only, because this is a simulation that plays the clients, too; do not hand it on.",
+            "none": f"Not out: {names}, which clients log in training. They were dropped.",
+        }[log.choice]
+    exact = [name for name in columns if name.startswith("sim_")]
+    if exact:
+        names = ", ".join(f"`fed/{name}`" for name in exact)
+        yield (
+            f"Figures made of the clients' exact updates, which only a simulation knows: {names}, "
+            f"in {places}, {checkpoints}."
+        )
+    bad = sorted({client for record in federated.records for client in record.non_finite_clients})
+    if bad:
+        more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+        yield (
+            f"Clients whose update held a NaN or an infinity, by name on the screen {checkpoints}: "
+            f"{bad[:_NAMED]}{more}; how many, in `fed/{metric_name('num_non_finite')}`."
+        )
+    context = engine.context(engine.planner.plan(0, engine.mechanism))
+    if not isinstance(engine.mechanism.code(context), FixedLength) and engine.secure_sums is None:
+        yield (
+            "The length of messages, which depends on the updates because the code has no fixed length: "
+            f"`fed/uplink_bits`, in {places} and in checkpoints."
+        )
+    if federated.weighting == "samples":
+        yield "How many samples every client holds: its weight in the mean, which the server knows."
+    yield "How long every round took, which depends on how much data clients hold: `seconds`, in metrics.csv."
+    for callback in callbacks_of(trainer):
+        if isinstance(callback, LetsOut):
+            yield callback.lets_out(trainer)
+    yield (
+        "Metrics of validation and test, whose data count as public. What a module or another callback hands "
+        "to a logger, a file or the screen by itself (`self.logger.experiment`, `print`) is not seen here."
+    )
