@@ -9,12 +9,14 @@ OLDEST ?= .venv-oldest
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
+	@echo "first time: installing into $(VENV), up to 6 GB, several minutes without a word"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# one thread: with two, a model as small as this one takes 4 times as long
 demo: setup
-	$(BIN)/fedq fit --config configs/digits_corbin.yaml
+	OMP_NUM_THREADS=1 $(BIN)/fedq fit --config configs/digits_corbin.yaml
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile

@@ -107,6 +107,29 @@ def test_a_wrong_key_names_the_nearest(
     assert hint in error and len(error.splitlines()) < 40  # and not two screens of usage
 
 
+@pytest.mark.parametrize(
+    ("flag", "hint"),
+    [
+        ("--trainer.max_epochz=3", "Did you mean 'trainer.max_epochs'"),
+        ("--trainr.max_epochs=3", "Did you mean 'trainer.max_epochs'"),
+        ("--model.lrr=3", "Did you mean 'lr'"),
+    ],
+)
+def test_a_wrong_flag_names_the_nearest(
+    flag: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["fit", str(configuration(tmp_path)), flag])
+    error = capsys.readouterr().err
+    assert hint in error and len(error.splitlines()) < 6, error
+
+
+def test_a_wrong_mechanism_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["audit", "LPDQ"])
+    assert "there is no mechanism LPDQ. Did you mean 'LDPQ'?" in capsys.readouterr().err
+
+
 def test_fit_ends_with_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = configuration(tmp_path)
     folder = "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder"

@@ -122,7 +122,7 @@ class RunFolder(pl.Callback):
             path = self._folder() / CLIENTS / f"{client}.jsonl"
             path.parent.mkdir(exist_ok=True)
             with path.open("a") as file:
-                file.write(json.dumps({"round": round, **values}) + "\n")
+                file.write(json.dumps({"round": round + 1, **values}) + "\n")
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Write the final model, pictures, summary and report."""

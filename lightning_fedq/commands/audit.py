@@ -19,6 +19,7 @@ from lightning_fedq.audit.enumeration import enumerate_coin, enumerate_pair
 from lightning_fedq.audit.enumeration_words import enumerate_words
 from lightning_fedq.audit.views import Finding
 from lightning_fedq.commands.mechanisms import example
+from lightning_fedq.commands.suggestions import nearest
 from lightning_fedq.core import Adversary, AuditCase, Loss, Mechanism, NonPrivate, RoundContext
 from lightning_fedq.privacy.page import format_epsilon
 
@@ -160,7 +161,8 @@ def main(argv: Sequence[str]) -> int:
         return _train()
     unknown = [name for name in options.names if name not in mechanisms.__all__]
     if unknown:
-        parser.error(f"there is no mechanism {', '.join(unknown)}; fedq mechanisms lists them")
+        hint = nearest(unknown[0], mechanisms.__all__)
+        parser.error(f"there is no mechanism {', '.join(unknown)}.{hint} `fedq mechanisms` lists them")
     console, start = Console(), time.process_time()
     console.width = max(console.width, 110)
     alarms = enumeration()

@@ -18,7 +18,7 @@ from lightning_fedq._lightning import is_overridden, pl
 from lightning_fedq.callbacks.lookup import callbacks_of
 from lightning_fedq.callbacks.run_folder import RunFolder
 from lightning_fedq.commands.configs import EVALUATION, find
-from lightning_fedq.commands.suggestions import suggest
+from lightning_fedq.commands.suggestions import concise, suggest
 from lightning_fedq.reports import print_summary
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class SuggestingParser(LightningArgumentParser):
         hint = suggest(message, keys)
         if not self.exit_on_error:
             super().error(message + hint, ex)
-        sys.stderr.write(f"error: {message}\n")
+        sys.stderr.write(f"error: {concise(message) if hint else message}\n")
         if hint:
             sys.stderr.write(f"hint:{hint}\n")
         sys.stderr.write(f"For all options: {parser.prog.replace(' [options]', '')} --help\n")

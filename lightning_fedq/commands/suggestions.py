@@ -23,6 +23,9 @@ def suggest(message: str, keys: Iterable[str]) -> str:
         keys: Dotted keys that the parser knows.
     """
     keys = list(keys)
+    unknown = re.search(r"[uU]nrecognized arguments?: --([^\s=]+)", message)
+    if unknown:
+        return nearest(unknown[1].rstrip("+"), keys) or _nearest_start(unknown[1], keys)
     option = re.search(r"does not accept option '([^']+)'", message)
     if option:
         return nearest(option[1], keys) or _nearest_start(option[1], keys)
@@ -37,6 +40,14 @@ def suggest(message: str, keys: Iterable[str]) -> str:
             parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
             return nearest(refused[1], parameters) or f" It accepts: {', '.join(parameters)}."
     return ""
+
+
+def concise(message: str) -> str:
+    """The first line of a parser's error and the one that names what was refused, without the dump between."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    told = re.compile("is not accepted|does not accept|has no attribute")
+    refused = [line for line in lines[1:] if told.search(line)]
+    return "\n".join(lines if len(lines) < 4 or not refused else [lines[0], *refused[-1:]])
 
 
 def _nearest_start(option: str, keys: list[str]) -> str:

@@ -139,7 +139,7 @@ def test_a_run_that_claims_privacy_keeps_them_from_everybody(tmp_path, choice, c
     assert [file.stem for file in files] == ([] if choice == "none" else list("0123"))
     for file in files:
         lines = [json.loads(line) for line in file.read_text().splitlines()]
-        assert [line["round"] for line in lines] == [0, 1]
+        assert [line["round"] for line in lines] == [1, 2]
         assert [line["train_secret"] for line in lines] == [SECRET, SECRET + 1]
         assert [line["train_other"] for line in lines] == [SECRET, SECRET + 1]
     assert "log" not in vars(trainer.lightning_module)
