@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_fedq.functional.generator_turns import GeneratorTurns, generator_state, same_state
@@ -27,6 +28,38 @@ _FOR_ALL_CLIENTS = {
 
 _FOR_EACH_CLIENT = {"randperm"}
 """Operations that `vmap` makes again for every client."""
+
+
+class DropoutInPlace(TorchFunctionMode):  # type: ignore[no-untyped-call]
+    """While it is on, dropout draws its mask in the layout of what it drops, as it does outside of `vmap`.
+
+    A mask is drawn in the order of memory; `vmap` draws it in the order of dimensions, which is another one
+    after a transposition, as behind attention.
+    """
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Write dropout out; leave everything else alone."""
+        kwargs = kwargs or {}
+        if func is nn.functional.dropout:
+            return self._dropout(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    @staticmethod
+    def _dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:
+        mapped = torch._C._functorch.maybe_get_bdim(_inner(input)) >= 0
+        if not training or not 0.0 < p < 1.0 or not mapped:
+            return nn.functional.dropout(input, p, training, inplace)
+        mask = torch.empty_like(input).bernoulli_(1.0 - p).div_(1.0 - p)
+        return input.mul_(mask) if inplace else input * mask
+
+
+def _inner(tensor: Tensor) -> Tensor:
+    """What `grad` has wrapped."""
+    while torch._C._functorch.is_gradtrackingtensor(tensor):
+        tensor = torch._C._functorch.get_unwrapped(tensor)
+    return tensor
 
 
 class ClientDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -77,14 +110,14 @@ class ClientDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return tuple(torch.cat(column) for column in zip(*parts, strict=True))
 
     def _part(self, arg: Any, index: int) -> Any:
-        """One client's share of an argument: a copy, so that a draw in place finds it as it would alone."""
+        """One client's share of an argument: a copy of its layout, which draws follow."""
         clients = len(self._rows)
         if isinstance(arg, Tensor):
             if not arg.dim() or len(arg) % clients:
                 raise TypeError(f"{tuple(arg.shape)} has no dimension of {clients} clients in front")
             rows = len(arg) // clients
             part = arg[index * rows : (index + 1) * rows]
-            return part.clone(memory_format=torch.contiguous_format)
+            return part.clone()
         if isinstance(arg, list | tuple | torch.Size):  # the shape of what is drawn
             if not arg or arg[0] % clients:
                 raise TypeError(f"{tuple(arg)} has no dimension of {clients} clients in front")

@@ -41,7 +41,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from lightning_fedq._lightning import pl
 from lightning_fedq.functional.batch_stack import UnequalBatches, groups_alike, stack_batches
 from lightning_fedq.functional.generator_turns import GeneratorTurns, generator_state, same_state
-from lightning_fedq.strategies.client_draws import ClientDraws
+from lightning_fedq.strategies.client_draws import ClientDraws, DropoutInPlace
 from lightning_fedq.strategies.stacked_logs import StackedLogs
 
 ELEMENTWISE_OPTIMIZERS = (SGD, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, Rprop, Adagrad, Adadelta, ASGD)
@@ -149,7 +149,7 @@ class StackedStep:
             if same_state(before, generator_state()):
                 return found
             self._draws = True
-        with self._logs.catching(), _quiet(), ClientDraws(self._turns, rows):
+        with self._logs.catching(), _quiet(), ClientDraws(self._turns, rows), DropoutInPlace():
             return step()
 
     def _one_client(

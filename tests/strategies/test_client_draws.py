@@ -19,6 +19,11 @@ def dropout(scores: Tensor) -> Tensor:
     return nn.functional.dropout(scores, 0.5)
 
 
+def transposed(scores: Tensor) -> Tensor:
+    """A mask is drawn in the order of memory."""
+    return nn.functional.dropout(scores.t().contiguous().t(), 0.5)
+
+
 def feature_dropout(scores: Tensor) -> Tensor:
     return nn.functional.dropout2d(scores[:, :, None, None], 0.5).flatten(1)
 
@@ -69,7 +74,7 @@ def fit(clients_per_step: Any, module: Any, data: Any = None) -> tuple[int, Tens
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 @pytest.mark.parametrize(
-    "draw", [dropout, feature_dropout, noise, integers, gumbel, shuffled, coins, attention]
+    "draw", [dropout, transposed, feature_dropout, noise, integers, gumbel, shuffled, coins, attention]
 )
 def test_random_numbers_do_not_depend_on_the_stack(draw: Any) -> None:
     _, alone = fit(1, Random(draw))

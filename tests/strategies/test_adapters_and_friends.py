@@ -1,0 +1,109 @@
+"""LoRA adapters, tied weights, frozen layers, compiled parts: a stack against one client at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.mechanisms import FedAvg
+from tests.digits_run import Classifier, Digits, make_trainer
+
+
+def trained(module: nn.Module) -> Tensor:
+    return torch.cat([p.detach().reshape(-1) for p in module.parameters() if p.requires_grad])
+
+
+def rest(module: nn.Module) -> Tensor:
+    parts = [p.detach().reshape(-1) for p in module.parameters() if not p.requires_grad]
+    return torch.cat(parts) if parts else torch.zeros(0)
+
+
+def adam(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.AdamW([p for p in parameters if p.requires_grad], lr=0.01)
+
+
+class Mixer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.embed, self.head = nn.Linear(8, 16), nn.Linear(16, 10)
+        self.encoder = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(self.embed(x.view(-1, 8, 8))).mean(1))
+
+
+def lora() -> nn.Module:
+    peft = pytest.importorskip("peft")
+    layers = {"target_modules": ["linear1", "linear2"], "modules_to_save": ["head"]}
+    return peft.get_peft_model(Mixer(), peft.LoraConfig(r=2, lora_alpha=4, lora_dropout=0.1, **layers))
+
+
+class Tied(nn.Module):
+    """One weight in two places, as the embedding and the head of a language model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.inward, self.outward = nn.Linear(64, 10), nn.Linear(64, 10)
+        self.outward.weight = self.inward.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outward(self.inward(x) @ self.inward.weight)
+
+
+def frozen() -> nn.Module:
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 10))
+    net[0].requires_grad_(False)
+    return net
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:peft")
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+@pytest.mark.parametrize("build", [lora, Tied, frozen])
+def test_a_stack_is_one_client_after_the_other(build: Any) -> None:
+    found = []
+    for size in (1, 5, "auto"):
+        module = Classifier(build(), adam)
+        start = rest(module)
+        fed = Federated(FedAvg(), 5, seed=0, clients_per_step=size)
+        make_trainer(fed).fit(module, datamodule=Digits(100))
+        assert fed.clients_per_step_chosen == (1 if size == 1 else 5)
+        assert torch.equal(rest(module), start), "what is frozen stays"
+        assert fed.engine is not None
+        assert fed.engine.weights.numel() == trained(module).numel(), "only what is trained travels"
+        found.append(trained(module))
+    # AdamW divides by the square root of squared gradients near zero
+    torch.testing.assert_close(found[1], found[0], atol=2e-5, rtol=1e-3)
+    assert torch.equal(found[1], found[2])
+    assert not torch.equal(found[0], trained(Classifier(build(), adam)))
+
+
+def test_tied_weights_stay_tied() -> None:
+    module = Classifier(Tied(), adam)
+    make_trainer(Federated(FedAvg(), 5, seed=0)).fit(module, datamodule=Digits(100))
+    tied: Any = module.backbone
+    assert tied.inward.weight is tied.outward.weight
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_compiled_part_is_mapped_and_a_compiled_module_is_not() -> None:
+    found = []
+    for compiled in (False, True):
+        torch.manual_seed(1)
+        net: Any = nn.Sequential(nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+        module = Classifier(torch.compile(net, backend="aot_eager") if compiled else net)
+        fed = Federated(FedAvg(), 5, seed=0, clients_per_step=5)
+        make_trainer(fed).fit(module, datamodule=Digits(100))
+        found.append((fed.clients_per_step_chosen, trained(module)))
+    torch.testing.assert_close(found[1][1], found[0][1], atol=1e-5, rtol=1e-4)
+    fed, whole = Federated(FedAvg(), 5, seed=0, clients_per_step=5), Classifier()
+    with pytest.warns(UserWarning, match="compile a part of the module"):
+        make_trainer(fed).fit(torch.compile(whole, backend="aot_eager"), datamodule=Digits(100))
+    assert fed.clients_per_step_chosen == 1
