@@ -354,7 +354,7 @@ class LitUNet(pl.LightningModule):
 
 
 def unet_segmentation(size: int) -> Training:
-    count, generator = (300 if size else 48), torch.Generator().manual_seed(0)
+    count, generator = (300 if size else 40), torch.Generator().manual_seed(0)
     grid = torch.stack(torch.meshgrid(torch.arange(16.0), torch.arange(16.0), indexing="ij"))
     centres = 4 + 8 * torch.rand(count, 2, 1, 1, generator=generator)
     radius = 2 + 3 * torch.rand(count, 1, 1, generator=generator)

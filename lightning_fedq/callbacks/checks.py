@@ -57,12 +57,6 @@ def check_setup(trainer: Any, module: pl.LightningModule) -> None:
             f"Federated simulates all clients on one device, got {type(trainer.strategy).__name__} "
             f"on {trainer.world_size} devices; use Trainer(strategy='auto', devices=1)"
         )
-    if not module.automatic_optimization:
-        raise ValueError(
-            f"Federated needs automatic optimisation, {type(module).__name__} sets "
-            "automatic_optimization = False; "
-            "return the loss from training_step and leave the steps to Lightning"
-        )
     own = is_overridden("train_dataloader", module, pl.LightningModule)
     if trainer.datamodule is None and handed_loader(trainer) is None and not own:
         raise ValueError(_FROM_LOADER)
@@ -187,17 +181,16 @@ def least_fraction(num_batches: int) -> float:
     return math.ceil(scale / num_batches) / scale
 
 
-def check_optimizers(trainer: pl.Trainer) -> torch.optim.Optimizer:
-    """Return the one optimiser of the run.
+def check_optimizers(trainer: pl.Trainer) -> list[torch.optim.Optimizer]:
+    """Return the optimisers of the run: one, or several where the module optimises by hand.
 
     Raises:
-        ValueError: If there is none or more than one, or a schedule that watches one client's batches.
+        ValueError: If there is none, or a schedule that watches one client's batches.
     """
-    if len(trainer.optimizers) != 1:
+    if not trainer.optimizers:
         raise ValueError(
-            "Federated needs exactly one optimiser, configure_optimizers returned "
-            f"{len(trainer.optimizers)}; "
-            "put all parameters into one optimiser, with parameter groups if they differ"
+            "Federated needs an optimiser, configure_optimizers returned none; return one of the parameters "
+            "that are to be trained"
         )
     for config in trainer.lr_scheduler_configs:
         if config.interval == "step" and config.reduce_on_plateau:
@@ -205,7 +198,7 @@ def check_optimizers(trainer: pl.Trainer) -> torch.optim.Optimizer:
                 "ReduceLROnPlateau with interval='step' would follow the batches of one client after the "
                 "other, which have no common plateau; use interval='epoch', one look at the metric a round"
             )
-    return trainer.optimizers[0]
+    return list(trainer.optimizers)
 
 
 def check_loader_is_ours(trainer: pl.Trainer, loader: object) -> None:

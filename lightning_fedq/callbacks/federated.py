@@ -228,14 +228,16 @@ class Federated(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Deal out the data, make the server, choose how many clients train side by side."""
-        optimizer = check_optimizers(trainer)
+        optimizers = check_optimizers(trainer)
         self._identity = self._federation()
         if self._dealt is None:
             self._deal_out(trainer)
         forget_loader(trainer)
         saved = None if self._loaded is None else self._loaded.get("members")
         members = None if saved is None else Members.of(saved)
-        self._local = LocalModel(pl_module, optimizer, self.buffers, self._rehearse_buffers(trainer), members)
+        self._local = LocalModel(
+            pl_module, optimizers, self.buffers, self._rehearse_buffers(trainer), members
+        )
         self._undo.later(self._local.release_statistics)
         if self._loaded is not None and self.buffers == "local" and self._local.buffer_names:
             rank_zero_warn(
@@ -243,8 +245,8 @@ class Federated(pl.Callback):
             )
         self._make_engine()
         keep_journal(trainer, self._engine.ledger, self.seed is not None)
-        self._choose_stack(trainer, optimizer)
-        clock = self._clock = self._start_clock(trainer, optimizer)
+        self._choose_stack(trainer)
+        clock = self._clock = self._start_clock(trainer, optimizers)
         self._loaded = None
         skips_empty = self._rule is not None and self._rule.skips_empty
         self._training = LocalTraining(
@@ -306,7 +308,7 @@ class Federated(pl.Callback):
             )
         self._undo.replace(self, "_rule", rule)
 
-    def _start_clock(self, trainer: Any, optimizer: torch.optim.Optimizer) -> LocalClock:
+    def _start_clock(self, trainer: Any, optimizers: Sequence[torch.optim.Optimizer]) -> LocalClock:
         """Every client's clock; Lightning, which counts the steps of all, is not to stop by its own."""
         now = 0
         if self._loaded is not None:
@@ -314,7 +316,7 @@ class Federated(pl.Callback):
         elif trainer.global_step and self._clock is not None:
             now = self._clock.now
         max_steps = -1 if trainer.fast_dev_run else trainer.max_steps
-        clock = LocalClock(trainer, [optimizer], self._schedule.longest, now, max_steps)
+        clock = LocalClock(trainer, optimizers, self._schedule.longest, now, max_steps)
         if max_steps != -1 and not clock.is_over:
             self._undo.replace(trainer.fit_loop.epoch_loop, "max_steps", -1)
         return clock
@@ -476,7 +478,7 @@ class Federated(pl.Callback):
 
     # ---- how many clients side by side ------------------------------------------------------------
 
-    def _choose_stack(self, trainer: pl.Trainer, optimizer: torch.optim.Optimizer) -> None:
+    def _choose_stack(self, trainer: pl.Trainer) -> None:
         if self._loaded is not None:
             self.clients_per_step_chosen = self._loaded["clients_per_step"]
             return
@@ -486,7 +488,6 @@ class Federated(pl.Callback):
         self._local.hold_statistics()
         self.clients_per_step_chosen = choose_clients_per_step(
             trainer,
-            optimizer,
             self._local.names,
             self.clients_per_step,
             largest_stack(self._local.parameters[0].device.type, self._engine.weights.numel(), self.planner),

@@ -15,7 +15,7 @@ class RoundStart(NamedTuple):
     """What a checkpoint of an unfinished round contains instead of the present state."""
 
     loops: dict[str, Any]
-    optimizer: dict[str, Any]
+    optimizers: list[dict[str, Any]]
     schedulers: list[dict[str, Any]]
     engine: dict[str, Any]
     members: dict[str, list[str]]
@@ -32,15 +32,16 @@ class RoundStart(NamedTuple):
         schedulers = [deepcopy(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs]
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         others = {one.state_key: deepcopy(one.state_dict()) for one in callbacks if _goes_back(one)}
-        optimizer, members = local.optimizer.state_dict(), local.members.plain()
+        optimizers = [optimizer.state_dict() for optimizer in local.optimizers]
+        members = local.members.plain()
         plugin, step = trainer.precision_plugin, trainer.global_step
         precision = {type(plugin).__qualname__: plugin.state_dict()}  # a loss scale
-        return cls(loops, optimizer, schedulers, engine, members, others, step, precision)
+        return cls(loops, optimizers, schedulers, engine, members, others, step, precision)
 
     def write(self, checkpoint: dict[str, Any]) -> None:
         """Put the start of the round in place of the present state."""
         checkpoint["loops"]["fit_loop"] = self.loops
-        checkpoint["optimizer_states"] = [self.optimizer]
+        checkpoint["optimizer_states"] = self.optimizers
         checkpoint["lr_schedulers"] = self.schedulers
         for key, state in self.callbacks.items():
             checkpoint["callbacks"].pop(key, None)

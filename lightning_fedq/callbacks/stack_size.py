@@ -10,8 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-import torch
-
 from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.rounds import RoundPlanner
@@ -34,7 +32,6 @@ def largest_stack(device: str, num_parameters: int, planner: RoundPlanner) -> in
 
 def choose_clients_per_step(
     trainer: Any,
-    optimizer: torch.optim.Optimizer,
     names: Sequence[str],
     wanted: int | Literal["auto"],
     automatic: int,
@@ -46,7 +43,6 @@ def choose_clients_per_step(
 
     Args:
         trainer: The trainer, its strategy ready.
-        optimizer: The user's own.
         names: Of the trained parameters.
         wanted: What the user asked for.
         automatic: The size to try for "auto".
@@ -60,6 +56,14 @@ def choose_clients_per_step(
     size = automatic if wanted == "auto" else wanted
     if size < 2:
         return 1
+    if not trainer.lightning_module.automatic_optimization:
+        say = rank_zero_info if wanted == "auto" else rank_zero_warn
+        say(
+            "Federated trains one client at a time, which is slower and gives the same results, because "
+            f"{type(trainer.lightning_module).__name__} uses manual optimisation"
+        )
+        return 1
+    optimizer = trainer.optimizers[0]
     if not elementwise(optimizer):
         name = type(optimizer).__name__
         if wanted != "auto":

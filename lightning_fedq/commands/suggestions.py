@@ -43,7 +43,7 @@ def suggest(message: str, keys: Iterable[str]) -> str:
 
 
 def concise(message: str) -> str:
-    """The first line of a parser's error and the one that names what was refused, without the dump between."""
+    """The first line of a parser's error and the one that names what was refused, without the dump."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
     told = re.compile("is not accepted|does not accept|has no attribute")
     refused = [line for line in lines[1:] if told.search(line)]

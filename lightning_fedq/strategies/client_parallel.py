@@ -364,6 +364,6 @@ class ClientParallelStrategy:
 
 
 def _owners(parameters: Sequence[Tensor], optimizer: Optimizer) -> list[int]:
-    """For each parameter, the index of its parameter group."""
+    """For each parameter, the index of its parameter group; -1 where another optimiser holds it."""
     owner = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
-    return [owner[id(parameter)] for parameter in parameters]
+    return [owner.get(id(parameter), -1) for parameter in parameters]

@@ -1,4 +1,4 @@
-"""The module and the optimiser of a federation, which every client uses in turn.
+"""The module and the optimisers of a federation, which every client uses in turn.
 
 The module shows the global model between clients and, to whoever asks for its `state_dict()`, also while one
 of them trains. What of it travels may change from round to round: a parameter that is frozen leaves, one that
@@ -63,11 +63,11 @@ class Members(NamedTuple):
 
 
 class LocalModel:
-    """What is trained, as one flat vector, and its optimiser.
+    """What is trained, as one flat vector, and its optimisers.
 
     Args:
         module: The user's own.
-        optimizer: Of the trained parameters.
+        optimizers: Of the trained parameters; several where the module optimises by hand.
         mode: What happens to buffers.
         rehearsed: Buffers that a rehearsal has seen change.
         members: What is trained, as a checkpoint has it; None looks at the module.
@@ -83,12 +83,13 @@ class LocalModel:
     def __init__(
         self,
         module: pl.LightningModule,
-        optimizer: Optimizer,
+        optimizers: Sequence[Optimizer],
         mode: BufferMode,
         rehearsed: Rehearsed,
         members: Members | None,
     ) -> None:
-        self.module, self.optimizer, self.mode, self._rehearsed = module, optimizer, mode, rehearsed
+        self.module, self.mode, self._rehearsed = module, mode, rehearsed
+        self.optimizers = list(optimizers)
         self._own: dict[int, Tensor] = {}  # of every client that has trained: its buffers
         self._new: dict[int, Tensor] = {}  # the same, of the open round
         self._in_eval: list[nn.Module] = []
@@ -99,14 +100,18 @@ class LocalModel:
 
     def _train_only(self, members: Members) -> None:
         """As in the run that a checkpoint is of: what was frozen there is frozen again, the rest trained."""
-        optimised = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        optimised = self._optimised()
         for name, parameter in self.module.named_parameters():
             if name in members.parameters or id(parameter) in optimised:
                 parameter.requires_grad_(name in members.parameters)
 
+    def _optimised(self) -> set[int]:
+        groups = (group for optimizer in self.optimizers for group in optimizer.param_groups)
+        return {id(parameter) for group in groups for parameter in group["params"]}
+
     def found(self) -> Members:
         """What module, optimiser and the modes of the layers would train now."""
-        optimised = {id(p) for group in self.optimizer.param_groups for p in group["params"]}
+        optimised = self._optimised()
         named = self.module.named_parameters()
         parameters = tuple(name for name, p in named if p.requires_grad and id(p) in optimised)
         if self.mode == "frozen":
@@ -308,12 +313,13 @@ class LocalModel:
 
     def renew_optimizer(self) -> None:
         """No momentum; settings and schedules are the clock's."""
-        self.optimizer.state.clear()
+        for optimizer in self.optimizers:
+            optimizer.state.clear()
 
     def forget_client(self) -> None:
-        """Global weights in the module, and nothing of a client in the optimiser."""
+        """Global weights in the module, and nothing of a client in the optimisers."""
         self.show()
-        self.optimizer.state.clear()
+        self.renew_optimizer()
 
 
 def origins(names: Sequence[str], before: Sequence[str]) -> list[int | None]:

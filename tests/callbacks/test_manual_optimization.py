@@ -1,0 +1,145 @@
+"""Manual optimisation and several optimisers: one client at a time, each with fresh optimisers."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.mechanisms import LDPQ, FedAvg
+from tests.digits_run import digits, make_trainer, weights_of
+
+ROUNDS, NUM_CLIENTS, BATCH = 3, 4, 5
+
+
+class Adversaries(pl.LightningModule):
+    """Two networks against each other, each with its own optimiser; a third part is never trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+        torch.manual_seed(0)
+        self.generator, self.critic = nn.Linear(8, 64), nn.Linear(64, 1)
+        self.idle = nn.Linear(2, 2)
+
+    def losses(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        made = self.generator(images[:, :8]).sigmoid()
+        real, fake = self.critic(images), self.critic(made.detach())
+        critic = nn.functional.softplus(-real).mean() + nn.functional.softplus(fake).mean()
+        return nn.functional.softplus(-self.critic(made)).mean(), critic
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        for index, optimizer in enumerate(self.optimizers()):  # type: ignore[arg-type]
+            self.toggle_optimizer(optimizer)
+            loss = self.losses(batch[0])[index]
+            self.manual_backward(loss)
+            self.clip_gradients(optimizer, 0.5, "norm")
+            optimizer.step()
+            optimizer.zero_grad()
+            self.untoggle_optimizer(optimizer)
+            self.log(f"loss_{index}", loss, on_step=False, on_epoch=True)
+
+    def configure_optimizers(self) -> Any:
+        return [
+            torch.optim.Adam(self.generator.parameters(), lr=0.01),
+            torch.optim.SGD(self.critic.parameters(), lr=0.1, momentum=0.9),
+        ]
+
+
+def loader(num_samples: int = 60) -> DataLoader[Any]:
+    inputs, labels = digits()
+    return DataLoader(TensorDataset(inputs[:num_samples], labels[:num_samples]), batch_size=BATCH)
+
+
+def by_hand(module: Adversaries, parts: list[list[int]]) -> tuple[Tensor, list[float]]:
+    """Client after client from the same weights with fresh optimisers, then the mean; losses by round."""
+    inputs, _ = digits()
+    seen: list[float] = []
+    for _ in range(ROUNDS):
+        trained, losses = [], []
+        for part in parts:
+            local = copy.deepcopy(module)
+            optimizers = local.configure_optimizers()
+            for start in range(0, len(part), BATCH):
+                images = inputs[part[start : start + BATCH]]
+                for index, optimizer in enumerate(optimizers):
+                    local.zero_grad()
+                    loss = local.losses(images)[index]
+                    loss.backward()
+                    own = optimizer.param_groups[0]["params"]
+                    torch.nn.utils.clip_grad_norm_(own, 0.5)
+                    optimizer.step()
+                    if index == 0:
+                        losses.append(loss.item())
+            trained.append(weights_of(local))
+        torch.nn.utils.vector_to_parameters(torch.stack(trained).mean(0), module.parameters())
+        seen.append(sum(losses) / len(losses))
+    return weights_of(module), seen
+
+
+def test_a_gan_trains_as_by_hand_client_after_client() -> None:
+    ours, seen = Adversaries(), []
+    expected = copy.deepcopy(ours)
+
+    class Watch(pl.Callback):
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            seen.append(trainer.callback_metrics["loss_0"].item())
+
+    fed = Federated(FedAvg(), NUM_CLIENTS, seed=0)
+    trainer = make_trainer(fed, Watch(), max_epochs=ROUNDS)
+    trainer.fit(ours, loader())
+    parts = [part.tolist() for part in fed.client_indices]
+    weights, losses = by_hand(expected, parts)
+    torch.testing.assert_close(weights_of(ours), weights, atol=1e-5, rtol=1e-4)
+    assert seen == pytest.approx(losses, abs=1e-5)
+    assert fed.clients_per_step_chosen == 1
+    assert fed.records[0].num_received == NUM_CLIENTS
+    dim = sum(p.numel() for part in (ours.generator, ours.critic) for p in part.parameters())
+    assert fed.engine is not None and fed.engine.weights.numel() == dim, (
+        "what no optimiser holds stays at home"
+    )
+
+
+def test_stacks_are_for_automatic_optimisation() -> None:
+    with pytest.warns(UserWarning, match="one client at a time.*manual optimisation"):
+        fed = Federated(FedAvg(), NUM_CLIENTS, seed=0, clients_per_step=4)
+        make_trainer(fed, max_epochs=1).fit(Adversaries(), loader())
+    assert fed.clients_per_step_chosen == 1
+
+
+def test_a_mechanism_stands_before_all_optimisers() -> None:
+    """Of three clients' signs the mean is never zero."""
+    fed = Federated(LDPQ(epsilon=5.0), 3, seed=0)
+    module = Adversaries()
+    before = weights_of(module)
+    make_trainer(fed, max_epochs=1).fit(module, loader())
+    moved = weights_of(module) != before
+    assert moved[: -sum(p.numel() for p in module.idle.parameters())].all()
+    assert fed.records[0].uplink_bits > 0
+
+
+def test_resume_is_bit_for_bit(tmp_path: Any) -> None:
+    """From the end of a round, and from the middle of one."""
+    whole, module = Adversaries(), Adversaries()
+    make_trainer(Federated(FedAvg(), NUM_CLIENTS, seed=0), max_epochs=ROUNDS).fit(whole, loader())
+
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, module: Any, *args: Any) -> None:
+            if trainer.current_epoch == 1 and args[-1] == 4:
+                trainer.save_checkpoint(tmp_path / "middle.ckpt")
+
+    fed = Federated(FedAvg(), NUM_CLIENTS, seed=0)
+    first = make_trainer(fed, Stop(), max_epochs=2)
+    first.fit(module, loader())
+    first.save_checkpoint(tmp_path / "end.ckpt")
+    for name in ("middle.ckpt", "end.ckpt"):
+        again = Adversaries()
+        resumed = make_trainer(Federated(FedAvg(), NUM_CLIENTS, seed=0), max_epochs=ROUNDS)
+        resumed.fit(again, loader(), ckpt_path=tmp_path / name)
+        assert torch.equal(weights_of(again), weights_of(whole)), name
