@@ -80,7 +80,7 @@ def test_data_that_cannot_be_dealt_out() -> None:
         def train_dataloader(self) -> Any:
             return [1, 2]
 
-    refused("must return torch DataLoaders to federate, got int; return one, or a dict", data=Nothing(80))
+    refused("must return torch DataLoaders to federate, got list; return one, or a dict", data=Nothing(80))
 
 
 def test_a_loader_that_slips_in_would_train_centrally() -> None:
