@@ -35,7 +35,7 @@ class OfOneClient(int):
         remainders: `batches % k` for 0, 1, 2, ... batches of the round.
     """
 
-    def __new__(cls, every: int, remainders: Sequence[int]) -> OfOneClient:
+    def __new__(cls, every: int, remainders: Sequence[int] = ()) -> OfOneClient:
         """An immutable number, so made here."""
         number = super().__new__(cls, every)
         number._remainders = remainders

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import csv
 import math
 from collections.abc import Callable
@@ -171,6 +172,28 @@ def test_a_recipe_may_ask_how_many_steps_there_will_be() -> None:
     assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == module.steps
 
 
+def test_a_module_may_ask_its_own_loader_and_leave_the_batch_number_out() -> None:
+    class Own(Falling):
+        def train_dataloader(self) -> Any:
+            return Digits(SAMPLES, BATCH).train_dataloader()
+
+        def val_dataloader(self) -> Any:
+            return Digits().val_dataloader()
+
+        def training_step(self, batch: Any) -> Any:  # type: ignore[override]
+            return super().training_step(batch, 0)
+
+        def configure_optimizers(self) -> Any:
+            self.batches = len(self.train_dataloader())
+            self.steps = self.trainer.estimated_stepping_batches
+            return super().configure_optimizers()
+
+    fed, module = federated(), Own()
+    make_trainer(fed).fit(module)
+    assert (module.batches, module.steps) == (3, 6)
+    same(weights_of(module), by_hand(fed, 2, falling))
+
+
 def test_a_warm_up_that_reads_the_global_step_warms_every_client_up() -> None:
     class WarmUp(Classifier):
         seen: list[int]
@@ -292,6 +315,7 @@ def test_the_number_that_counts_one_client_s_batches() -> None:
     assert [batches % number for batches in range(7)] == [0, 1, 0, 0, 0, 1, 0]
     assert remainders(2, [3, 2], last_counts=False) == [0, 1, 0, 1, 1, 0]
     assert number == 2 and torch.tensor(3.0) / number == 1.5
+    assert [batches % copy.deepcopy(number) for batches in range(4)] == [0, 1, 0, 0]
 
 
 # ---- the end of the run, and what else cuts it ----------------------------------------------------------
