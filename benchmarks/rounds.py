@@ -34,13 +34,14 @@ def run_loop(job: Workload, data: Federation, rounds: int, clock: Clock) -> nn.M
     """Federated averaging as one would write it first: one client after the other."""
     model = job.model()
     parameters = list(model.parameters())
-    current = [p.detach().clone() for p in parameters]
+    state = [*parameters, *(b for b in model.buffers() if b.is_floating_point())]  # averaged, too
+    current = [p.detach().clone() for p in state]
     clock.mark()
     for _ in range(rounds):
         total = [torch.zeros_like(p) for p in current]
         for images, labels in zip(data.images, data.labels, strict=True):
             with torch.no_grad():
-                for p, value in zip(parameters, current, strict=True):
+                for p, value in zip(state, current, strict=True):
                     p.copy_(value)
             optimizer = torch.optim.SGD(parameters, lr=job.lr)
             for x, y in zip(images.split(job.batch_size), labels.split(job.batch_size), strict=True):
@@ -48,22 +49,27 @@ def run_loop(job: Workload, data: Federation, rounds: int, clock: Clock) -> nn.M
                 nn.functional.cross_entropy(model(x), y).backward()
                 optimizer.step()
             with torch.no_grad():
-                for sum_, p, value in zip(total, parameters, current, strict=True):
+                for sum_, p, value in zip(total, state, current, strict=True):
                     sum_ += p - value
         current = [value + sum_ / job.num_clients for value, sum_ in zip(current, total, strict=True)]
         clock.mark()
     with torch.no_grad():
-        for p, value in zip(parameters, current, strict=True):
+        for p, value in zip(state, current, strict=True):
             p.copy_(value)
     return model
 
 
 OURS: dict[str, dict[str, Any]] = {
     "ours-fedavg": {"mechanism": "FedAvg", "seed": 0},
+    "ours-stacked": {"mechanism": "FedAvg", "seed": 0, "clients_per_step": 10},
     "ours-corbin": {"mechanism": "CorBin", "epsilon": 5.0, "seed": 0},
     "ours-corbin-secure": {"mechanism": "CorBin", "epsilon": 5.0, "seed": None},
 }
-"""Settings of `ours`: the mechanism with its arguments, and where the keys come from (None: secure ones)."""
+"""Settings of `ours`: the mechanism with its arguments, where the keys come from (None: secure ones), and how
+many clients train side by side, "auto" unless said."""
+
+PEERS = {"pfl": "pfl", "flower": "flwr"}
+"""Other frameworks, measured on MNIST, and their packages."""
 
 RADIUS = 0.05
 """Fixed range of CorBin, in units of the update; fits both workloads from the first round on."""
@@ -107,8 +113,14 @@ def run_ours(
 
     options = dict(OURS[setting])
     seed, mechanism = options.pop("seed"), getattr(mechanisms, options.pop("mechanism"))
+    size = options.pop("clients_per_step", "auto")
     federated = Federated(
-        mechanism(**options), job.num_clients, local_steps=local_steps, ranges=FixedRange(RADIUS), seed=seed
+        mechanism(**options),
+        job.num_clients,
+        local_steps=local_steps,
+        clients_per_step=size,
+        ranges=FixedRange(RADIUS),
+        seed=seed,
     )
     trainer = pl.Trainer(
         max_epochs=rounds,
@@ -147,7 +159,7 @@ def child(system: str, job: Workload, path: str, rounds: int, threads: int) -> N
 
 def measure(system: str, job: Workload, path: Path, rounds: int, threads: int, peers_python: str) -> Any:
     """Run one system in a process of its own; None, with the reason printed, where it is missing or fails."""
-    peer = {"pfl": "pfl", "flower": "flwr"}.get(system)
+    peer = PEERS.get(system)
     python = peers_python if peer else sys.executable
     if peer and subprocess.run([python, "-c", f"import {peer}"], capture_output=True).returncode:
         print(f"{system}: skipped, {python} has no {peer}; pip install -r benchmarks/peers.txt", flush=True)
@@ -186,6 +198,8 @@ def compare(job: Workload, options: argparse.Namespace) -> str:
         for threads in options.threads or job.threads:
             results: dict[str, tuple[float, float, float]] = {}
             for system in options.systems:
+                if job.images != "MNIST" and system in PEERS:
+                    continue
                 measured = measure(system, job, path, options.warmup + rounds, threads, options.peers_python)
                 if measured is None:
                     continue
@@ -205,7 +219,7 @@ def main() -> None:
     systems = ["loop", *OURS, "pfl", "flower"]
     parser.add_argument("--workloads", nargs="+", choices=WORKLOADS, default=list(WORKLOADS))
     parser.add_argument("--systems", nargs="+", choices=["ours", *systems], default=systems)
-    parser.add_argument("--rounds", type=int, help="timed rounds (default: 3 for W1, 1 for W2)")
+    parser.add_argument("--rounds", type=int, help="timed rounds (default: 3 for W1, 1 for W2 and W3)")
     parser.add_argument("--warmup", type=int, default=1, help="rounds before the timed ones")
     parser.add_argument("--clients", type=int, help="another number of clients, for all chosen workloads")
     parser.add_argument(

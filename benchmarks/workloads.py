@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,28 @@ def cnn() -> nn.Module:
     )
 
 
+class Block(nn.Module):
+    """Two normalised convolutions, and a way around them."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.second = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norms = nn.ModuleList(nn.BatchNorm2d(outputs) for _ in range(2))
+        self.around = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.norms[1](self.second(torch.relu(self.norms[0](self.first(x)))))
+        return torch.relu(inner + self.around(x))
+
+
+def resnet8() -> nn.Module:
+    """For images of 32 x 32, with BatchNorm."""
+    stem = (nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU())
+    blocks = (Block(16, 16, 1), Block(16, 32, 2), Block(32, 64, 2))
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 10))
+
+
 @dataclass(frozen=True)
 class Workload:
     """One federated job; every client trains one local epoch in each round and nobody is left out.
@@ -45,6 +67,7 @@ class Workload:
         lr: Learning rate of the clients' plain SGD.
         rounds: Timed rounds by default.
         threads: Settings of torch's threads by default; 0 is torch's own choice.
+        images: Of MNIST, or random ones shaped as CIFAR-10's.
     """
 
     name: str
@@ -55,6 +78,7 @@ class Workload:
     lr: float
     rounds: int
     threads: tuple[int, ...]
+    images: Literal["MNIST", "CIFAR-shaped"] = "MNIST"
 
     def model(self) -> nn.Module:
         """Return the model with the initial weights that all systems start from."""
@@ -65,14 +89,15 @@ class Workload:
         size = sum(p.numel() for p in self.model().parameters())
         steps = -(-self.samples_per_client // self.batch_size)
         return (
-            f"MNIST, {self.architecture.__name__} ({size:,} parameters), {self.num_clients:,} clients x "
-            f"{self.samples_per_client} samples, batch {self.batch_size}, {steps} local step(s)"
+            f"{self.images}, {self.architecture.__name__} ({size:,} parameters), {self.num_clients:,} "
+            f"clients x {self.samples_per_client} samples, batch {self.batch_size}, {steps} local step(s)"
         )
 
 
 WORKLOADS = {
     "W1": Workload("W1", linear, 1000, 5, batch_size=5, lr=0.1, rounds=3, threads=(0, 1)),
     "W2": Workload("W2", cnn, 50, 960, batch_size=64, lr=0.05, rounds=1, threads=(0,)),
+    "W3": Workload("W3", resnet8, 50, 20, 10, lr=0.05, rounds=1, threads=(1,), images="CIFAR-shaped"),
 }
 
 
@@ -83,7 +108,7 @@ def workload(name: str, num_clients: int | None = None) -> Workload:
 
 
 class Federation(NamedTuple):
-    """Who holds what: `(clients, samples, 1, 28, 28)` and `(clients, samples)`, and the test set."""
+    """Who holds what: `(clients, samples, *image)` and `(clients, samples)`, and the test set."""
 
     images: Tensor
     labels: Tensor
@@ -91,8 +116,23 @@ class Federation(NamedTuple):
     test_labels: Tensor
 
 
+def synthetic(job: Workload) -> Federation:
+    """Ten random pictures and much noise, shaped as CIFAR-10."""
+    generator = torch.Generator().manual_seed(0)
+    means = torch.randn(10, 3, 32, 32, generator=generator)
+    shape = (job.num_clients, job.samples_per_client)
+    parts: list[Tensor] = []
+    for size in (shape, (1000,)):
+        labels = torch.randint(10, size, generator=generator)
+        parts += [0.3 * means[labels] + torch.randn(*size, 3, 32, 32, generator=generator), labels]
+    return Federation(*parts)
+
+
 def prepare(job: Workload, root: Path, path: Path) -> None:
-    """Write a workload's federation to `path`, from the MNIST files under `root` (downloaded if missing)."""
+    """Write a workload's federation to `path`, MNIST's from files under `root` (downloaded if missing)."""
+    if job.images == "CIFAR-shaped":
+        torch.save(tuple(synthetic(job)), path)
+        return
     from torchvision.datasets import MNIST
 
     sets = [MNIST(root, train=train, download=True) for train in (True, False)]
