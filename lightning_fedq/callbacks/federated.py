@@ -188,6 +188,7 @@ class Federated(pl.Callback):
         if secure_aggregation is not None:
             check_secure_aggregation(secure_aggregation, mechanism, size)
         self.ledger = Ledger(num_clients, repr(mechanism)) if ledger is None else ledger
+        self._own_ledger = self.ledger if ledger is None else None
         self.ledger.check(num_clients, repr(mechanism))
         self.engine: RoundEngine | None = None
         self.records: list[RoundRecord] = []
@@ -381,6 +382,10 @@ class Federated(pl.Callback):
             if old.round and old.ledger is self.ledger and torch.equal(own, weights):
                 old.weights = old.weights.to(weights.device)
                 return
+        if (
+            self.ledger is self._own_ledger and not self.ledger.rounds
+        ):  # the mechanism may be another one by now
+            self.ledger = self._own_ledger = Ledger(self.num_clients, repr(self.mechanism))
         say_at_start(self.ledger, self.seed is not None)
         keys: Keys = AgreedKeys(range(self.num_clients)) if self.seed is None else SeededKeys(self.seed)
         segments, secagg = self._local.segments, self.secure_aggregation

@@ -89,6 +89,13 @@ def test_a_mechanism_that_was_changed_on_the_way_needs_a_new_ledger():
     assert fed.ledger.charges.tolist() == [1] * 6
 
 
+def test_a_mechanism_that_was_changed_before_anybody_paid_is_no_other_federation():
+    fed = federated()
+    fed.mechanism = LDPQ(0.2)
+    trainer(fed, epochs=1).fit(Linear())
+    assert fed.ledger.mechanism == "LDPQ(epsilon=0.2)" and fed.ledger.charges.tolist() == [1] * 6
+
+
 def test_an_old_checkpoint_is_no_way_back_to_a_smaller_account(tmp_path):
     fed, fit = federated(), trainer
     first = fit(fed, epochs=2)
