@@ -45,12 +45,16 @@ if TYPE_CHECKING:
         LaplaceNoise,
         LayeredGaussian,
         NearOptimalUtility,
+        PairedCoins,
         PerCoordinateGaussian,
         PerCoordinateLaplace,
+        RotatedAxes,
+        RotatedCoins,
         SignRR,
         StratifiedCorBin,
         SubtractiveDither,
     )
+    from lightning_fedq.privacy.target import PrivacyTarget
     from lightning_fedq.ranges import AdaptiveRange, FixedRange, PreviousMinMax
     from lightning_fedq.rounds import RoundEngine
     from lightning_fedq.secagg import SecAgg
@@ -84,12 +88,16 @@ __all__ = [
     "LeakageBudget",
     "LeakageMonitor",
     "NearOptimalUtility",
+    "PairedCoins",
     "PerCoordinateGaussian",
     "PerCoordinateLaplace",
     "PreviousMinMax",
     "PrivacyBudget",
+    "PrivacyTarget",
     "ReloadBest",
     "RobustAggregation",
+    "RotatedAxes",
+    "RotatedCoins",
     "RoundEngine",
     "RoundProgressBar",
     "RunFolder",
@@ -109,9 +117,11 @@ _NAMES = {
     "mechanisms": (
         *("CPA", "CSGM", "LDPQ", "MVU", "SIGM", "AggregateGaussian", "AugCorBin", "CorBin"),
         *("CorrelatedQuantization", "DistributedDiscreteGaussian", "FedAvg", "GaussianNoise", "IrwinHall"),
-        *("JoPEQ", "LaplaceNoise", "LayeredGaussian", "NearOptimalUtility", "PerCoordinateGaussian"),
-        *("PerCoordinateLaplace", "SignRR", "StratifiedCorBin", "SubtractiveDither"),
+        *("JoPEQ", "LaplaceNoise", "LayeredGaussian", "NearOptimalUtility", "PairedCoins"),
+        *("PerCoordinateGaussian", "PerCoordinateLaplace", "RotatedAxes", "RotatedCoins", "SignRR"),
+        *("StratifiedCorBin", "SubtractiveDither"),
     ),
+    "privacy.target": ("PrivacyTarget",),
     "ranges": ("AdaptiveRange", "FixedRange", "PreviousMinMax"),
     "rounds": ("RoundEngine",),
     "secagg": ("SecAgg",),

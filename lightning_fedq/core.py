@@ -359,6 +359,23 @@ class Mechanism(ABC):
         """
         return (1,) * num_clients
 
+    # ---- a target in place of a knob ------------------------------------------------------------------
+
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> Mechanism:
+        """The mechanism with its free privacy parameter set, so that a privacy target can look for it.
+
+        Args:
+            level: > 0, larger is less private: the epsilon of a unit, or one over a noise multiplier.
+            context: A round of the run: cohort, dimension.
+            max_dropped: Dropouts that noise which is shared out over the cohort has to allow for.
+
+        Raises:
+            ValueError: If there is no such parameter, or it can't be set so.
+        """
+        raise ValueError(
+            f"{type(self).__name__} has no privacy parameter that a target could set; leave the target out"
+        )
+
     # ---- how it is attacked, and what helps -----------------------------------------------------------
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:

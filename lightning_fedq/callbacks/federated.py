@@ -53,6 +53,7 @@ from lightning_fedq.callbacks.clock import LocalClock
 from lightning_fedq.callbacks.handed_loader import ask_module_instead, forget_loader, handed_loader
 from lightning_fedq.callbacks.journal import keep_journal, say_at_start
 from lightning_fedq.callbacks.local_training import LocalTraining
+from lightning_fedq.callbacks.privacy_target import KeptTarget
 from lightning_fedq.callbacks.records import log_round, say_change, warn_of
 from lightning_fedq.callbacks.resume import check_federation, plain_records, records_of
 from lightning_fedq.callbacks.schedule import Schedule
@@ -67,6 +68,7 @@ from lightning_fedq.data.labels import Labels, label_figure, labels_of
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import IID, Partition
 from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.target import Calibration, PrivacyTarget
 from lightning_fedq.randomness import AgreedKeys, Keys, SeededKeys
 from lightning_fedq.ranges import AdaptiveRange, PreviousMinMax, RangeRule
 from lightning_fedq.rounds import (
@@ -128,6 +130,9 @@ class Federated(pl.Callback):
             logs it as usual, without noise; "none" drops it; "local" keeps it with the client, which in a
             simulation means a file of its own in the run folder. None is "shared" where nothing is private
             anyway (a seed, or no claim against anybody), else "local".
+        privacy: A target that sets the mechanism's privacy parameter when the fit starts, from the Trainer's
+            rounds, cohort, dropouts, corrupt clients and dimension, and that the ledger holds to. The
+            parameter's own value does not count then.
 
     Attributes:
         ledger: Who was charged for how many rounds. It belongs to this object: it outlives fits, failures and
@@ -167,6 +172,7 @@ class Federated(pl.Callback):
         diagnostics: bool = True,
         ledger: Ledger | None = None,
         client_metrics: ClientMetricsChoice | None = None,
+        privacy: PrivacyTarget | None = None,
     ) -> None:
         check_numbers(local_epochs, local_steps, clients_per_step, weighting)
         check_choice(client_metrics)
@@ -190,6 +196,7 @@ class Federated(pl.Callback):
         self.ledger = Ledger(num_clients, repr(mechanism)) if ledger is None else ledger
         self._own_ledger = self.ledger if ledger is None else None
         self.ledger.check(num_clients, repr(mechanism))
+        self._target = None if privacy is None else KeptTarget(privacy, mechanism)
         self.engine: RoundEngine | None = None
         self.records: list[RoundRecord] = []
         self.client_indices: list[Tensor] = []
@@ -230,7 +237,6 @@ class Federated(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Deal out the data, make the server, choose how many clients train side by side."""
         optimizers = check_optimizers(trainer)
-        self._identity = self._federation()
         if self._dealt is None:
             self._deal_out(trainer)
         forget_loader(trainer)
@@ -244,7 +250,11 @@ class Federated(pl.Callback):
             rank_zero_warn(
                 "a checkpoint holds no client's own buffers; every client begins with those of the start"
             )
+        self._meet_target(trainer)
+        self._identity = self._federation()
         self._make_engine()
+        if self._target is not None:
+            self._hold_to_target(trainer)
         keep_journal(trainer, self._engine.ledger, self.seed is not None)
         self._choose_stack(trainer)
         clock = self._clock = self._start_clock(trainer, optimizers)
@@ -274,6 +284,48 @@ class Federated(pl.Callback):
         self._undo.later(hook.remove)
         if self._schedule.rounds_differ or clock.max_steps != -1:  # the last one may be shorter
             self._undo.replace(trainer, "reload_dataloaders_every_n_epochs", 1)
+
+    def _meet_target(self, trainer: pl.Trainer) -> None:
+        """Set the mechanism to the privacy target."""
+        if self._target is None:
+            return
+        saved = None if self._loaded is None else self._loaded["calibration"]
+        found = self._target.begin(self, trainer, sum(self._local.segments), saved)
+        self.mechanism = found.mechanism
+        if not self.ledger.rounds:  # nothing is charged for the mechanism as it was given
+            self.ledger.mechanism = repr(self.mechanism)
+
+    def _hold_to_target(self, trainer: pl.Trainer) -> None:
+        """Limits of the ledger, which follow the trained vector."""
+        target = self._target
+        assert target is not None
+        target.limit(self._engine, self, trainer)
+        self.when_vector_changes(lambda: target.limit(self._engine, self, trainer))
+
+    def calibrated(self, dim: int, rounds: int, num_liars: int) -> Mechanism:
+        """The mechanism as a privacy target would set it for so many parameters and rounds, or as it is.
+
+        Raises:
+            ValueError: If the target can't be met; with what could be.
+        """
+        if self._target is None:
+            return self.mechanism
+        return self._target.calibrate(self, dim, rounds, num_liars).mechanism
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """What the privacy target asked of the mechanism, from `on_fit_start` on."""
+        return None if self._target is None else self._target.found
+
+    @property
+    def privacy_statement(self) -> str:
+        """The privacy target and what was found for it, in words; "" without one."""
+        return "" if self._target is None else self._target.statement
+
+    @property
+    def plain_sum(self) -> bool:
+        """Does the model depend on the messages through their plain sum only?"""
+        return self.weighting == "uniform" and self.aggregator is None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse to train on a loader that is not the clients'."""
@@ -591,6 +643,8 @@ class Federated(pl.Callback):
         self._abandon_round()
         assert self._training is not None
         self._training.end_round()
+        if self._target is not None:
+            self._target.end_round(self._engine, trainer)
 
     def _abandon_round(self) -> None:
         if self._training is not None:
@@ -620,6 +674,7 @@ class Federated(pl.Callback):
         if self.engine is None:
             return {}
         return {
+            **({} if self._target is None else {"calibration": self._target.state_dict()}),
             "federation": self._identity,
             "plan_seed": self.planner.seed,
             "members": self._members(),
@@ -648,7 +703,12 @@ class Federated(pl.Callback):
         Raises:
             ValueError: If the checkpoint belongs to another federation.
         """
-        check_federation(self._federation(), state_dict["federation"])
+        own = self._federation()
+        if self._target is not None:
+            self._target.check(state_dict.get("calibration"))
+            # found again, and compared, when the fit starts and the parameters are known
+            own["mechanism"] = state_dict["federation"]["mechanism"]
+        check_federation(own, state_dict["federation"])
         self._loaded, self._dealt = state_dict, None
 
     def on_save_checkpoint(

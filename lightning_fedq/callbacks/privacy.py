@@ -163,7 +163,8 @@ class PrivacyBudget(pl.Callback):
             costs.append((group, cost))
         self.affordable = int(limits.min())
         ledger = engine.ledger
-        ledger.limits = None if self.on_exhausted == "warn" else limits
+        if self.on_exhausted != "warn":  # a privacy target may have set limits, too
+            ledger.limits = limits if ledger.limits is None else torch.minimum(limits, ledger.limits)
         self._spent_by_now: Callable[[], float] = lambda: max(
             cost(int(ledger.charges[group].max())) for group, cost in costs
         )

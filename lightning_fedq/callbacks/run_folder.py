@@ -163,6 +163,8 @@ class RunFolder(pl.Callback):
             shared = f"{num_buffers} of {privacy.dim} coordinates are buffers, charged like parameters"
             privacy = replace(privacy, notes=(*privacy.notes, shared))
         self.summary = self._summarize(engine, privacy, num_buffers)
+        if stated := federated_of(trainer, "RunFolder").privacy_statement:
+            self.summary["privacy_target"] = stated
         if not trainer.is_global_zero:
             return
         folder = self._folder()

@@ -75,10 +75,11 @@ def report_of_config(
     if limit is None or limit < 0:
         raise ValueError(f"{config} has no trainer.max_epochs; say how many --rounds")
     dim = sum(p.numel() for p in cli.model.parameters() if p.requires_grad)
+    dim = dim if params is None else params
     return _report(
-        federated.mechanism,
+        federated.calibrated(dim, limit, liars_of(cli.trainer)),
         federated.planner,
-        dim if params is None else params,
+        dim,
         limit,
         delta,
         secagg,

@@ -22,7 +22,7 @@ An update that moves by Delta in l2 moves the probabilities by Delta t / (2 r) i
 and ln R <= R - 1 coordinate by coordinate, so the Renyi divergence of the whole vector is at most K_a (Delta
 t / (2 r))^2 / (a - 1).
 
-Beyond 1,000 coins splits j are bounded in stretches (`coin_splits`). The same K_a holds if other clients, or
+Beyond 400 coins splits j are bounded in stretches (`coin_splits`). The same K_a holds if other clients, or
 the victim and a partner whose shared word the adversary does not know, round with complementary words and
 respond at random afterwards: a pair's sum is (1 - |tau|) B_1 + tau_+ B_2 + tau_- B_0, a mixture of sums of
 two vertex coins. Others: vertices again. The victim's own pair, at one sign of tau, is a coin beside a vertex
@@ -67,7 +67,7 @@ def hidden_coin_moments(low: float, high: float, num_coins: int, orders: Sequenc
     if not all(order == 2.0 or order >= 3.0 for order in orders):
         raise ValueError(f"orders must be 2 or >= 3, where the theorem holds, got {tuple(orders)}")
     # a split and its mirror image (zeros and ones exchanged) show the same: j <= N / 2 is enough
-    splits = [split for split in coin_splits(num_coins, 1001) if split[1] <= (num_coins + 1) // 2]
+    splits = [split for split in coin_splits(num_coins) if split[1] <= (num_coins + 1) // 2]
     found: Array = np.max([_of_a_split(low, high, *split, np.array(orders)) for split in splits], 0)
     return found
 

@@ -79,6 +79,20 @@ class DistributedDiscreteGaussian(Mechanism):
         if self.max_dropped < 0:
             raise ValueError(f"max_dropped must be >= 0, got {self.max_dropped}")
 
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> DistributedDiscreteGaussian:
+        """See `Mechanism.at_level`: one over a client's noise; the finest grid that the modulus has room for.
+
+        Sums stay within four standard deviations of half the modulus if all updates are alike, after
+        rotation.
+        """
+        sigma, n, size = 1.0 / level, len(context.cohort), padded_size(context.dim)
+        room = 2.0 ** (2 * self.bits) / 64.0 - n / 4.0  # of squares of steps
+        if room <= 0.0:
+            raise ValueError(f"a modulus of 2^{self.bits} has no room for {n} clients; take more bits")
+        grid = math.sqrt((n * n / size + n * sigma**2) / room)
+        dropped = max(self.max_dropped, max_dropped)
+        return replace(self, local_sigma=sigma, granularity=grid, max_dropped=dropped)
+
     @property
     def steps(self) -> float:
         """Parameter of the noise in integer steps."""

@@ -112,6 +112,10 @@ class ExactError(Mechanism):
         """Std of the error of the mean over its l2 sensitivity under substitution."""
         return resolve_multiplier(self.noise_multiplier, self.epsilon, self.delta, self.rounds, "gaussian")
 
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> ExactError:
+        """See `Mechanism.at_level`: the inverse of the noise multiplier."""
+        return replace(self, noise_multiplier=1.0 / level, epsilon=None, delta=None, rounds=None)
+
     def sigma(self, context: RoundContext) -> float:
         """Std of the error of the mean over the cohort, in units of the clipping norm."""
         return 2.0 * self.multiplier / len(context.cohort)

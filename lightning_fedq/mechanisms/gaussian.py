@@ -15,9 +15,9 @@ References:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lightning_fedq.core import AuditCase
+from lightning_fedq.core import AuditCase, RoundContext
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.grid_noise import analytic_gaussian_multiplier
 from lightning_fedq.mechanisms.additive_noise import AdditiveNoise, PerCoordinate, WholeVector
@@ -54,6 +54,10 @@ class GaussianNoise(AdditiveNoise):
         """See `AdditiveNoise.multiplier`."""
         return resolve_multiplier(self.noise_multiplier, self.epsilon, self.delta, self.rounds, self.law)
 
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> GaussianNoise:
+        """See `Mechanism.at_level`: the inverse of the noise multiplier."""
+        return replace(self, noise_multiplier=1.0 / level, epsilon=None, delta=None, rounds=None)
+
     @property
     def clipping(self) -> WholeVector:
         """See `AdditiveNoise.clipping`."""
@@ -89,6 +93,10 @@ class PerCoordinateGaussian(AdditiveNoise):
     def multiplier(self) -> float:
         """See `AdditiveNoise.multiplier`."""
         return analytic_gaussian_multiplier(self.epsilon, self.delta)
+
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> PerCoordinateGaussian:
+        """See `Mechanism.at_level`: the epsilon of a coordinate, at its own delta."""
+        return replace(self, epsilon=level)
 
     @property
     def clipping(self) -> PerCoordinate:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -168,6 +168,10 @@ class JoPEQ(Mechanism):
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """radius^2 2 (2 / epsilon)^2 / n without overload; overload only lowers it (and adds bias)."""
         return context.radius**2 * (8.0 / self.epsilon**2) / len(clients)
+
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> JoPEQ:
+        """See `Mechanism.at_level`: the epsilon of a coordinate."""
+        return replace(self, epsilon=level)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """The Laplace noise of each coordinate, for every dither, against everybody; no more is counted."""

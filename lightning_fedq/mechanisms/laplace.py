@@ -10,9 +10,9 @@ References:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from lightning_fedq.core import AuditCase
+from lightning_fedq.core import AuditCase, RoundContext
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.mechanisms.additive_noise import AdditiveNoise, PerCoordinate, WholeVector
 from lightning_fedq.mechanisms.calibration import resolve_multiplier
@@ -46,6 +46,10 @@ class LaplaceNoise(AdditiveNoise):
         """See `AdditiveNoise.multiplier`."""
         return resolve_multiplier(self.noise_multiplier, self.epsilon, self.delta, self.rounds, self.law)
 
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> LaplaceNoise:
+        """See `Mechanism.at_level`: the inverse of the noise multiplier."""
+        return replace(self, noise_multiplier=1.0 / level, epsilon=None, delta=None, rounds=None)
+
     @property
     def clipping(self) -> WholeVector:
         """See `AdditiveNoise.clipping`."""
@@ -77,6 +81,10 @@ class PerCoordinateLaplace(AdditiveNoise):
     def multiplier(self) -> float:
         """See `AdditiveNoise.multiplier`."""
         return 1.0 / self.epsilon
+
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> PerCoordinateLaplace:
+        """See `Mechanism.at_level`: the epsilon of a coordinate."""
+        return replace(self, epsilon=level)
 
     @property
     def clipping(self) -> PerCoordinate:

@@ -142,6 +142,10 @@ class OneBitMechanism(Mechanism):
         """The coin of every bit."""
         return coin_thresholds(self.epsilon)
 
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> OneBitMechanism:
+        """See `Mechanism.at_level`: the epsilon of a bit."""
+        return replace(self, epsilon=level)
+
     def coupling(self, group: tuple[int, ...], rand: ClientRandomness) -> Coupling | None:
         """Return how the words of a group hang together, or None where each member works alone."""
         return None

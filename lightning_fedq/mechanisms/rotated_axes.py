@@ -71,6 +71,10 @@ class RotatedAxes(Mechanism):
         if not 0.0 < self.clip_norm < math.inf:
             raise ValueError(f"clip_norm must be > 0 and finite, got {self.clip_norm}")
 
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> RotatedAxes:
+        """See `Mechanism.at_level`: the epsilon of a message."""
+        return replace(self, epsilon=level)
+
     def choice(self, dim: int) -> AxisChoice:
         """What a message about `dim` coordinates is drawn by."""
         return best_axis_choice(padded_size(dim), self.epsilon)

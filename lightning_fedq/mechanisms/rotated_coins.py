@@ -153,6 +153,10 @@ class RotatedCoins(Mechanism):
         low, high = self.coin.probabilities
         return high - low
 
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> RotatedCoins:
+        """See `Mechanism.at_level`: the epsilon of a coin."""
+        return replace(self, epsilon=level, max_dropped=max(self.max_dropped, max_dropped))
+
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
         """Pairs and an odd client out if `paired`, else everybody alone."""
         pairs = num_clients // 2 if self.paired else 0

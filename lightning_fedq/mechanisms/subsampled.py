@@ -67,6 +67,10 @@ class SubsampledMechanism(Mechanism):
         if not 2.0**-20 <= self.sampling_probability <= 1.0:
             raise ValueError(f"sampling_probability must be in [2^-20, 1], got {self.sampling_probability}")
 
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> SubsampledMechanism:
+        """See `Mechanism.at_level`: the inverse of the noise multiplier."""
+        return replace(self, noise_multiplier=1.0 / level)
+
     def selected(self, client: int, context: RoundContext, rand: PublicRandomness) -> Mask:
         """Which coordinates a client sends; probability floor(gamma 2^32) / 2^32 each."""
         threshold = math.floor(self.sampling_probability * 2.0**32)

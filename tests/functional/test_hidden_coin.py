@@ -97,7 +97,7 @@ def test_a_pair_that_rounds_with_complementary_words_shows_no_more(others, t):
 
 
 def test_bounds_of_stretches_lose_little():
-    """1,200 coins in stretches of two splits, 1,198 and 1,200 of them one by one."""
+    """1,200 coins in stretches of three splits, against splits one by one."""
     low, high = extremes(0.3)
     found = hidden_coin_moments(low, high, 1200, (2.0, 8.0, 32.0))
     from lightning_fedq.functional import hidden_coin

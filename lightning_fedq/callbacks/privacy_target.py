@@ -1,0 +1,252 @@
+"""From a privacy target to the setting of a federation, when a fit starts, and what is kept of it.
+
+Rounds come from the Trainer, cohort and dropouts from the planner, corrupt clients from secure aggregation
+and `ByzantineClients`, the dimension from the module. A mechanism is calibrated once, in the first fit; later
+fits and resumed ones keep what was found, and are refused if it does not pay for them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
+from lightning_fedq.core import Adversary, Mechanism, RoundContext
+from lightning_fedq.privacy.accounting import check_delta
+from lightning_fedq.privacy.setting import Setting
+from lightning_fedq.privacy.target import (
+    Calibration,
+    PrivacyTarget,
+    affordable,
+    calibrate,
+    epsilon_of,
+    planned_charges,
+)
+from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from lightning_fedq.secagg import SecAgg
+
+if TYPE_CHECKING:
+    from lightning_fedq.callbacks.federated import Federated
+
+
+def target_setting(
+    target: PrivacyTarget,
+    context: RoundContext,
+    rounds: int,
+    planner: RoundPlanner,
+    secagg: SecAgg | None,
+    *,
+    plain_sum: bool,
+    num_liars: int,
+) -> Setting:
+    """What a target's epsilon hangs on, of a federation.
+
+    Raises:
+        ValueError: If delta is missing or not below 1 / clients.
+    """
+    delta = check_delta(target.delta, planner.num_clients, "clients")
+    return Setting(
+        context,
+        rounds,
+        delta,
+        dropout_probability=planner.dropout_probability,
+        secure_aggregation=secagg is not None,
+        equal_weights=plain_sum,
+        max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
+        num_liars=num_liars,
+        fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
+    )
+
+
+def first_context(planner: RoundPlanner, mechanism: Mechanism, dim: int) -> RoundContext:
+    """A round of a federation, as far as it is known before there is a server."""
+    one = torch.ones(1, dtype=torch.float64)
+    return RoundContext(0, planner.plan(0, mechanism).groups, (dim,), 0.0 * one, one)
+
+
+class KeptTarget:
+    """A federation's target through its fits: what was found for it, and how many charges it pays for.
+
+    Args:
+        target: As given by the user.
+        asked: The mechanism as given by the user.
+    """
+
+    def __init__(self, target: PrivacyTarget, asked: Mechanism) -> None:
+        self.target, self.asked = target, asked
+        self.found: Calibration | None = None
+
+    def calibrate(self, federated: Federated, dim: int, rounds: int, num_liars: int) -> Calibration:
+        """Set the mechanism to the target for so many parameters and rounds.
+
+        Raises:
+            ValueError: If it can't be met; with what could be.
+        """
+        planner, over_run = federated.planner, self.target.over == "run"
+        rounds = rounds if over_run else 1
+        setting = target_setting(
+            self.target,
+            first_context(planner, self.asked, dim),
+            rounds,
+            planner,
+            federated.secure_aggregation,
+            plain_sum=federated.plain_sum,
+            num_liars=num_liars,
+        )
+        charges = planned_charges(rounds, planner.cohort_size, planner.num_clients) if over_run else 1
+        return calibrate(self.target, self.asked, setting, charges)
+
+    def begin(
+        self, federated: Federated, trainer: pl.Trainer, dim: int, saved: dict[str, Any] | None
+    ) -> Calibration:
+        """Calibrate in the first fit; in a later or resumed one, keep what was found.
+
+        Raises:
+            ValueError: If the target can't be met, there is no number of rounds, or more than is paid for.
+        """
+        rounds = trainer.max_epochs
+        if self.target.over == "run" and (rounds is None or rounds < 1):
+            raise ValueError(
+                f"a privacy target over the run needs a number of rounds, got Trainer(max_epochs={rounds}); "
+                "give one, or PrivacyTarget(over='round')"
+            )
+        from lightning_fedq.callbacks.lookup import liars_of  # which looks up federations
+
+        wanted = max(rounds or 1, 1)
+        before = self.found
+        if saved is not None:
+            self.found = self._restored(saved, federated, dim)
+        elif before is None:
+            self.found = self.calibrate(federated, dim, wanted, liars_of(trainer))
+            rank_zero_info(f"privacy target: {self.statement}")
+        self._check_rounds(federated, wanted, again=saved is None and before is not None)
+        if federated.seed is not None:
+            rank_zero_warn(
+                "the keys come from a seed, so nothing is private; the privacy target is met by the same run "
+                "with secure keys (seed=None)"
+            )
+        secagg = federated.secure_aggregation
+        if self.target.adversary is Adversary.SECAGG_SERVER and secagg and secagg.run == "accounted":
+            rank_zero_warn(
+                "masking is accounted for only, so whoever runs this sees every message; the privacy target "
+                "is met by SecAgg(run='masked')"
+            )
+        assert self.found is not None
+        return self.found
+
+    @property
+    def statement(self) -> str:
+        """What was found, in words; "" before the first fit."""
+        found = self.found
+        if found is None:
+            return ""
+        per = "round" if self.target.over == "round" else f"{found.charges} rounds of a client"
+        return f"{self.target}: {found.mechanism!r}, which spends {found.epsilon:.4g} over {per}"
+
+    def _check_rounds(self, federated: Federated, wanted: int, again: bool) -> None:
+        assert self.found is not None
+        if self.target.over == "round":
+            return
+        done = federated.ledger.most_charged if again else 0
+        if done + wanted > self.found.rounds:
+            spent = f"{done} are charged and " if done else ""
+            raise ValueError(
+                f"the mechanism was calibrated for {self.found.rounds} rounds, {spent}the Trainer wants "
+                f"{wanted}{' more' if done else ''}; keep max_epochs, or begin a new Federated with a target "
+                "for all of them"
+            )
+
+    def limit(self, engine: RoundEngine, federated: Federated, trainer: pl.Trainer) -> None:
+        """Let the ledger charge nobody beyond the target; again whenever the trained vector changes.
+
+        Raises:
+            ValueError: If a round by itself is beyond it.
+        """
+        from lightning_fedq.callbacks.lookup import liars_of
+
+        assert self.found is not None
+        context = engine.charged_context(engine.planner.plan(engine.round, engine.mechanism))
+        setting = target_setting(
+            self.target,
+            context,
+            self.found.rounds,
+            engine.planner,
+            federated.secure_aggregation,
+            plain_sum=engine.plain_sum,
+            num_liars=liars_of(trainer),
+        )
+        if self.target.over == "round":
+            one = epsilon_of(setting, engine.mechanism, self.target.adversary, 1)
+            if one > self.target.epsilon:
+                raise ValueError(
+                    f"a round now spends {one:.4g} of {self.target}, because more parameters are trained "
+                    "than when the mechanism was calibrated; unfreeze before the fit"
+                )
+            return
+        most = affordable(self.target, engine.mechanism, setting, self.found.charges)
+        if engine.planner.dropout_probability > 0.0:  # dropouts are paid for over these rounds only
+            most = min(most, self.found.rounds)
+        engine.ledger.limits = torch.full((engine.planner.num_clients,), most, dtype=torch.int32)
+
+    def end_round(self, engine: RoundEngine, trainer: pl.Trainer) -> None:
+        """End the training where the next cohort can't be charged."""
+        ledger, last = engine.ledger, trainer.max_epochs
+        if ledger.limits is None or (last is not None and trainer.current_epoch + 1 >= last > 0):
+            return
+        cohort = sorted(engine.planner.plan(engine.round, engine.mechanism).cohort)
+        if bool((ledger.charges[cohort] >= ledger.limits[cohort]).any()):
+            rank_zero_info(f"{self.target} is reached: no further round is paid for, the training ends")
+            trainer.should_stop = True
+
+    # ---- checkpoint -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was found, in plain types."""
+        assert self.found is not None
+        return {
+            "target": repr(self.target),
+            "asked": repr(self.asked),
+            "level": self.found.level,
+            "rounds": self.found.rounds,
+            "charges": self.found.charges,
+            "epsilon": self.found.epsilon,
+            "max_dropped": self._max_dropped(self.found.mechanism),
+            "mechanism": repr(self.found.mechanism),
+        }
+
+    @staticmethod
+    def _max_dropped(mechanism: Mechanism) -> int:
+        one = torch.ones(1, dtype=torch.float64)
+        return mechanism.tolerated_dropouts(RoundContext(0, ((0,),), (1,), 0.0 * one, one)) or 0
+
+    def check(self, saved: dict[str, Any] | None) -> None:
+        """Refuse a checkpoint of another target.
+
+        Raises:
+            ValueError: With the cure.
+        """
+        if saved is None:
+            raise ValueError(
+                "the checkpoint was trained without a privacy target; resume without one, or load its weights"
+            )
+        own = {"target": repr(self.target), "asked": repr(self.asked)}
+        differing = [
+            f"{key} = {saved[key]} (here {value})" for key, value in own.items() if saved[key] != value
+        ]
+        if differing:
+            raise ValueError(
+                f"the checkpoint is of another privacy target: {', '.join(differing)}; "
+                "resume with its settings"
+            )
+
+    def _restored(self, saved: dict[str, Any], federated: Federated, dim: int) -> Calibration:
+        context = first_context(federated.planner, self.asked, dim)
+        mechanism = self.asked.at_level(saved["level"], context, saved["max_dropped"])
+        if repr(mechanism) != saved["mechanism"]:
+            raise ValueError(
+                f"the checkpoint was calibrated to {saved['mechanism']}, which would be {mechanism!r} for "
+                f"the {dim} parameters here; resume with the module of the checkpoint"
+            )
+        numbers = saved["level"], saved["rounds"], saved["charges"], saved["epsilon"]
+        return Calibration(mechanism, *numbers)

@@ -1,0 +1,216 @@
+"""A target in place of a knob: find the setting of a mechanism that spends an epsilon, and no more.
+
+Every mechanism with a free privacy parameter says how it looks at a level (`Mechanism.at_level`); the level
+is found by root finding with the accountant, the claims and the refusals of the report. What a run may cost
+is then a number of charges a client, which the ledger holds to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from scipy import optimize, stats
+
+from lightning_fedq.core import Adversary, Mechanism, NonPrivate
+from lightning_fedq.privacy.accounting import check_delta
+from lightning_fedq.privacy.setting import Setting
+
+_LARGEST_LEVEL, _SMALLEST_LEVEL = 1e4, 1e-6
+_MANY_DROPOUTS = 1e-3
+"""Chance that a round has more dropouts than are allowed for, and is given up."""
+_MANY_CHARGES = 1e-2
+"""Chance that a client is drawn more often than is paid for, and the run stops."""
+_MOST_ROUNDS = 1 << 20
+
+
+def adversary_named(name: Adversary | str) -> Adversary:
+    """A member of `Adversary`, or the one with that name in any case.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if isinstance(name, Adversary):
+        return name
+    if str(name).upper() not in Adversary.__members__:
+        known = ", ".join(member.lower() for member in Adversary.__members__)
+        raise ValueError(f"adversary must be one of {known}, got {name!r}")
+    return Adversary[name.upper()]
+
+
+@dataclass(frozen=True)
+class PrivacyTarget:
+    """How private a run, or each of its rounds, is to be for every client.
+
+    Args:
+        epsilon: > 0, in nats.
+        delta: Chance with which the guarantee may fail, below 1 / clients; there is no default.
+        against: Member of `Adversary` or its name in any case, "secagg_server" say.
+        over: The "run", or one "round".
+
+    Raises:
+        ValueError: If a value is missing or out of its range.
+    """
+
+    epsilon: float
+    delta: float | None = None
+    against: Adversary | str = Adversary.SERVER
+    over: Literal["run", "round"] = "run"
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.epsilon < math.inf:
+            raise ValueError(f"epsilon must be > 0 and finite, got {self.epsilon}")
+        check_delta(self.delta, None, "clients")
+        adversary_named(self.against)
+        if self.over not in ("run", "round"):
+            raise ValueError(f"over must be 'run' or 'round', got {self.over!r}")
+
+    @property
+    def adversary(self) -> Adversary:
+        """Against whom."""
+        return adversary_named(self.against)
+
+    def __str__(self) -> str:
+        """In words."""
+        return f"epsilon {self.epsilon:g} at delta {self.delta:g} against {self.adversary.name}, {self.over}"
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What a target asks of a mechanism.
+
+    Args:
+        mechanism: Set to the target.
+        level: The level that was found.
+        rounds: Rounds of the run that it was found for.
+        charges: Rounds of one client that are paid for.
+        epsilon: What these spend.
+    """
+
+    mechanism: Mechanism
+    level: float
+    rounds: int
+    charges: int
+    epsilon: float
+
+
+def planned_charges(rounds: int, cohort: int, num_clients: int) -> int:
+    """Rounds of a client that are to be paid for: with probability 99% no client is drawn more often."""
+    if cohort == num_clients:
+        return rounds
+    chance = cohort / num_clients
+    most = int(stats.binom.isf(_MANY_CHARGES / num_clients, rounds, chance))
+    return max(min(most, rounds), 1)
+
+
+def allowed_dropouts(setting: Setting) -> int:
+    """Dropouts that noise shared out over a cohort has to allow for in this setting."""
+    size = len(setting.context.cohort)
+    expected = 0
+    if setting.dropout_probability > 0.0:
+        expected = int(stats.binom.isf(_MANY_DROPOUTS, size, setting.dropout_probability))
+    if setting.fewest_survivors is not None:
+        expected = max(expected, size - setting.fewest_survivors)
+    return min(expected, size - 1)
+
+
+def epsilon_of(setting: Setting, mechanism: Mechanism, adversary: Adversary, charges: int) -> float:
+    """What some rounds of one client cost; infinite where there is no guarantee."""
+    claim = setting.claims(mechanism)[adversary]
+    if isinstance(claim.loss, NonPrivate):
+        return math.inf
+    return setting.spent(claim, charges).epsilon
+
+
+def calibrate(target: PrivacyTarget, mechanism: Mechanism, setting: Setting, charges: int) -> Calibration:
+    """Find the least private setting of a mechanism that keeps within a target.
+
+    Args:
+        target: The target.
+        mechanism: Its own value of the free parameter does not count.
+        setting: Of the run, at the target's delta.
+        charges: Rounds of one client to be paid for, >= 1.
+
+    Raises:
+        ValueError: If the mechanism has no free parameter, claims nothing against the adversary in this
+            setting, or can't be made private enough; with what could be.
+    """
+    dropped, context, adversary = allowed_dropouts(setting), setting.context, target.adversary
+
+    def at(level: float) -> Mechanism:
+        return mechanism.at_level(level, context, dropped)
+
+    lowest = _smallest_level(at)
+    _refuse_where_nothing_is_claimed(at(max(lowest, 1e-3)), setting, target)
+
+    def excess(log_level: float) -> float:
+        try:
+            found = epsilon_of(setting, at(math.exp(log_level)), adversary, charges)
+        except ValueError:  # a mechanism may refuse to be so loud
+            found = math.inf
+        return math.log(min(max(found, 1e-9), 1e9) / target.epsilon)
+
+    low, high = math.log(lowest), math.log(_LARGEST_LEVEL)
+    if excess(low) > 0.0:
+        claim = setting.claims(at(lowest))[adversary]
+        run = setting.spent(claim, charges)
+        spends = f"spend {run.epsilon:.3g}" if math.isfinite(run.epsilon) else f"have none: {run.method}"
+        raise ValueError(
+            f"{type(mechanism).__name__} can't meet {target}: with the most noise it has, {charges} rounds "
+            f"of a client still {spends}; take fewer rounds, more clients, or a larger epsilon"
+        )
+    level = math.exp(_root(excess, low, high))
+    while level > lowest and excess(math.log(level)) > 0.0:
+        level *= 1.0 - 5e-4
+    found = at(level)
+    return Calibration(found, level, setting.rounds, charges, epsilon_of(setting, found, adversary, charges))
+
+
+def _root(excess: Callable[[float], float], low: float, high: float) -> float:
+    """Where the excess changes its sign, to 2e-4; the upper end if it never does."""
+    if excess(high) <= 0.0:
+        return high
+    return float(optimize.brentq(excess, low, high, xtol=2e-4))
+
+
+def _smallest_level(at: Callable[[float], Mechanism]) -> float:
+    level = _SMALLEST_LEVEL
+    while True:
+        try:
+            at(level)
+        except ValueError:
+            if level >= 1.0:
+                raise
+            level *= 10.0
+        else:
+            return level
+
+
+def _refuse_where_nothing_is_claimed(mechanism: Mechanism, setting: Setting, target: PrivacyTarget) -> None:
+    claims = setting.claims(mechanism)
+    refused = claims[target.adversary].loss
+    if not isinstance(refused, NonPrivate):
+        return
+    others = [who.name for who, claim in claims.items() if not isinstance(claim.loss, NonPrivate)]
+    instead = f"it could be against {', '.join(others)}" if others else "nor against anybody else"
+    raise ValueError(
+        f"{type(mechanism).__name__} can't be private against {target.adversary.name} here: "
+        f"{refused.reason}; {instead}"
+    )
+
+
+def affordable(target: PrivacyTarget, mechanism: Mechanism, setting: Setting, at_least: int = 0) -> int:
+    """Largest number of charges of a client that stay within the target."""
+
+    def fits(charges: int) -> bool:
+        return epsilon_of(setting, mechanism, target.adversary, charges) <= target.epsilon
+
+    low, high = at_least if at_least and fits(at_least) else 0, max(2 * at_least, 1)
+    while high < _MOST_ROUNDS and fits(high):
+        low, high = high, 2 * high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
