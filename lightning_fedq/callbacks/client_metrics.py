@@ -76,20 +76,22 @@ class ClientMetrics:
 
     def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Stand in for `LightningModule.log`; in a stack, of a value that is reduced over its clients."""
-        if not self._trainer.training or self._module._current_fx_name == "on_train_start":
-            self._elsewhere.add(name)
-        elif not self.withholds(name):
-            pass
-        else:
-            clients = self._present()
-            if isinstance(value, nn.Module):  # a metric object
-                if all(value is not metric for metric in self._metrics):
-                    self._metrics.append(value)
-                value = getattr(value, "_forward_cache", None)
-            if len(clients) == 1 and value is not None:
-                self.add(name, clients, [value])
+        training = self._trainer.training and self._module._current_fx_name != "on_train_start"
+        if training and self.withholds(name):
+            self._hold(name, value)
             return
+        if not training:
+            self._elsewhere.add(name)
         self._log(name, value, *args, **kwargs)
+
+    def _hold(self, name: str, value: Any) -> None:
+        clients = self._present()
+        if isinstance(value, nn.Module):  # a metric object
+            if all(value is not metric for metric in self._metrics):
+                self._metrics.append(value)
+            value = getattr(value, "_forward_cache", None)
+        if len(clients) == 1 and value is not None:
+            self.add(name, clients, [value])
 
     def _present(self) -> tuple[int, ...]:
         """Whom a hook is about; after a client's last batch still that client."""
