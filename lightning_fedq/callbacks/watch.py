@@ -16,6 +16,7 @@ Before an error is raised everything of which there is a copy is put back.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -98,7 +99,9 @@ class Watch:
         self._attributes: list[tuple[str, nn.Module, dict[str, Any]]] = []
         self._scratch: dict[int, Kept] = {}
         self._containers: dict[str, tuple[int, ...]] = {}
+        self._contents: list[tuple[Any, Any]] = []
         self._averages: dict[str, Kept] = {}
+        self._parts_sent: Sequence[Tensor] = ()
         self._told: set[str] = set()
         self._thorough = True
 
@@ -109,7 +112,7 @@ class Watch:
             parts: The global weights, a tensor a segment of the flat vector; they stay as they are.
         """
         self._parts_sent = parts
-        self._shapes = {part.shape for part in parts if part.dim() > 1}
+        self._shapes = {part.shape for part in parts}
         self._dim = sum(part.numel() for part in parts)
         self._outside = {name: Kept.of(tensor) for name, tensor in self._tensors()}
         self._attributes = [(name, part, self._plain(part)) for name, part in self._parts()]
@@ -121,6 +124,12 @@ class Watch:
             for leaf in _tensors_in(value)
         }
         self._containers = dict(self._in_containers())
+        self._contents = [
+            (value, copy.copy(value))
+            for _, _, values in self._attributes
+            for value in values.values()
+            if isinstance(value, list | dict)
+        ]
         self._averages = {path: Kept.of(tensor) for path, tensor in self._of_callbacks()}
         self._thorough = True
 
@@ -147,7 +156,8 @@ class Watch:
     def end_round(self) -> None:
         """Put attributes back; what hooks write to them from now on stays."""
         self.put_back_scratch()
-        self._attributes, self._outside = [], {}
+        self._attributes, self._outside, self._scratch, self._averages = [], {}, {}, {}
+        self._containers, self._contents, self._parts_sent = {}, [], ()
 
     def put_back(self) -> None:
         """Put back what a round that is given up has left behind, as far as there are copies."""
@@ -262,9 +272,11 @@ class Watch:
     def _of_callbacks(self) -> Iterator[tuple[str, Tensor]]:
         """Tensors that callbacks keep in the shape of the trained weights."""
         skipped = self._skipped | {id(part) for part in self._module.modules()} | self._own()
+        shown = {_storage(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())}
         for callback in self._callbacks:
             for path, tensor in _walk(vars(callback), type(callback).__name__, skipped):
-                if tensor.shape in self._shapes or tuple(tensor.shape) == (self._dim,):
+                like_weights = tensor.shape in self._shapes or tuple(tensor.shape) == (self._dim,)
+                if like_weights and _storage(tensor) not in shown:
                     yield path, tensor
 
     def _is_of_clients(self, path: str, tensor: Tensor) -> bool:
@@ -272,7 +284,7 @@ class Watch:
         if path in self._averages and self._averages[path].same(tensor, content=True):
             return False
         sent = [part for part in self._parts_sent if part.shape == tensor.shape]
-        if tensor.dim() == 1:
+        if tuple(tensor.shape) == (self._dim,):
             sent = [torch.cat([part.reshape(-1) for part in self._parts_sent])]
         return not any(torch.equal(tensor.detach().to(part), part) for part in sent)
 
@@ -280,13 +292,16 @@ class Watch:
         now = dict(self._in_containers())
         taken = [path for path, marks in now.items() if marks != self._containers.get(path)]
         if taken:
+            for value, before in self._contents:
+                value.clear()
+                value.update(before) if isinstance(value, dict) else value.extend(before)
             raise ValueError(
                 f"training put tensors of clients into {', '.join(taken)} of the module, where they would "
                 "last; log a metric, keep single numbers, or empty it in on_train_batch_end"
             )
         kept = dict(self._of_callbacks())
         grown = [path for path, tensor in kept.items() if self._is_of_clients(path, tensor)]
-        if grown:
+        if any(kept[path].dim() > 1 or kept[path].numel() == self._dim for path in grown):
             for path in grown:
                 if path not in self._averages or not self._averages[path].put_back():
                     kept[path].data.zero_()
@@ -312,6 +327,10 @@ def _bits(tensor: Tensor) -> Tensor:
     flat = tensor.detach().reshape(-1)
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
     return flat.view(_INTEGERS[flat.element_size()])
+
+
+def _storage(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
 def _version(tensor: Tensor) -> int:
