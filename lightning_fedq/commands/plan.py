@@ -66,6 +66,7 @@ def main(argv: Sequence[str]) -> int:
         std = "unknown" if option.noise_std is None else f"{option.noise_std:.3g}"
         table.add_row(option.name, setting, format_epsilon(option.epsilon), std)
     console = Console()
+    console.width = max(console.width, 96)  # names are not cut; a narrower terminal wraps its lines
     console.print(f"against {Adversary[options.adversary].value}:", highlight=False)
     console.print(table)
     console.print(

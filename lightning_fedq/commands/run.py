@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Union, get_args
 
 import yaml
-from jsonargparse import ActionConfigFile  # type: ignore[attr-defined]
 
 from lightning_fedq._lightning import is_overridden, pl
 from lightning_fedq.callbacks.lookup import callbacks_of
@@ -87,16 +86,11 @@ class FedqCLI(LightningCLI):
             subclass_mode_model=True,
             subclass_mode_data=True,
             save_config_callback=None,
+            parser_class=SuggestingParser,
             parser_kwargs={"prog": "fedq"},
             args=list(args),
             run=run,
         )
-
-    def init_parser(self, **kwargs: Any) -> LightningArgumentParser:
-        """A parser that knows what was meant; Lightning's `parser_class` came with 2.5.1."""
-        parser = SuggestingParser(**kwargs)
-        parser.add_argument("-c", "--config", action=ActionConfigFile, help="a YAML file; the last one wins")
-        return parser
 
     def before_instantiate_classes(self) -> None:
         """Refuse to evaluate weights that nobody has trained."""
