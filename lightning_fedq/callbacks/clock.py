@@ -153,7 +153,9 @@ class LocalClock:
     def _begin_round(self, stacks: Sequence[Stack]) -> None:
         """Remember the start; it is the first batch, so that `on_train_epoch_start` may still set a rate."""
         trainer, lengths = self._trainer, [len(stack.batch_sizes) for stack in stacks]
-        self._per_batch = [c for c in trainer.lr_scheduler_configs if c.interval == "step"]
+        configs, automatic = trainer.lr_scheduler_configs, trainer.lightning_module.automatic_optimization
+        self._per_batch = [c for c in configs if c.interval == "step"] if automatic else []
+        self._put_back = configs if self._per_batch or not automatic else []  # by hand, anything may step
         self._start, self._longest, self._longest_steps, self._most_steps = self._moment(), None, 0, 0
         self._scale = self._loss_scale()
         self._scales.clear()
@@ -189,7 +191,7 @@ class LocalClock:
         assert self._start is not None
         self._scales.append(self._loss_scale())
         self._most_steps = max(self._most_steps, self._steps)
-        if self._per_batch and self._steps > self._longest_steps:
+        if self._put_back and self._steps > self._longest_steps:
             self._longest, self._longest_steps, self._longest_is_last = self._moment(), self._steps, last
         if not last:  # whoever looks before the next batch starts sees the next client's
             self._restore(self._start)
@@ -199,7 +201,7 @@ class LocalClock:
         start, self._start = self._start, None
         assert start is not None
         steps = self._steps_of_longest()
-        if self._per_batch:
+        if self._put_back:
             self._leave_at_longest(start, steps)
         self.now += max(steps, self._most_steps)
         self._load_scale(min(filter(None, self._scales), key=lambda s: s["scale"], default=None))
@@ -213,7 +215,7 @@ class LocalClock:
             for config, every in zip(self._per_batch, self._frequencies, strict=True):
                 if min(step * self._accumulate, self._batches) % every == 0:
                     self._step(config)
-        if again:  # Lightning has stepped these before the last batch was over
+        if again and self._per_batch:  # Lightning has stepped these before the last batch was over
             for config in self._trainer.lr_scheduler_configs:
                 due = (self._trainer.current_epoch + 1) % config.frequency == 0
                 if config.interval == "epoch" and due and not config.reduce_on_plateau:
@@ -250,14 +252,12 @@ class LocalClock:
             {name: _copy(value) for name, value in group.items() if name != "params"}
             for group in self._groups
         ]
-        configs = self._trainer.lr_scheduler_configs if self._per_batch else []
-        return _Moment(groups, [deepcopy(config.scheduler.state_dict()) for config in configs])
+        return _Moment(groups, [deepcopy(config.scheduler.state_dict()) for config in self._put_back])
 
     def _restore(self, moment: _Moment) -> None:
         for group, values in zip(self._groups, moment.groups, strict=True):
             group.update({name: _copy(value) for name, value in values.items()})
-        configs = self._trainer.lr_scheduler_configs if self._per_batch else []
-        for config, state in zip(configs, moment.schedules, strict=True):
+        for config, state in zip(self._put_back, moment.schedules, strict=True):
             config.scheduler.load_state_dict(deepcopy(state))
 
     def _loss_scale(self) -> dict[str, Any] | None:

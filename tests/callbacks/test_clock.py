@@ -248,6 +248,27 @@ def test_a_schedule_by_round_beside_one_by_step_keeps_its_own_time() -> None:
     same(weights, by_hand(fed, 3, lambda step: 0.5 * 0.9**step * 0.5 ** (step // longest)))
 
 
+def test_a_schedule_that_is_stepped_by_hand_is_every_client_s_own() -> None:
+    class Manual(Falling):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(nn.functional.cross_entropy(self.backbone(batch[0]), batch[1]))
+            optimizer.step()
+            self.lr_schedulers().step()
+
+    for partition in ({}, {"partition": Dirichlet(0.5)}):
+        fed = federated(**partition)
+        weights, trainer = run(fed, Manual(), max_epochs=3)
+        same(weights, by_hand(fed, 3, falling))
+        longest = max(math.ceil(len(held) / BATCH) for held in fed.client_indices)
+        assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == 3 * longest
+
+
 def test_a_plateau_of_batches_is_no_plateau() -> None:
     class Plateau(Classifier):
         def configure_optimizers(self) -> Any:
