@@ -16,7 +16,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 
 # one thread: with two, a model as small as this one takes 4 times as long
 demo: setup
-	OMP_NUM_THREADS=1 $(BIN)/fedq fit --config configs/digits_corbin.yaml
+	OMP_NUM_THREADS=1 $(BIN)/fedq fit --config configs/digits_private.yaml
 
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile

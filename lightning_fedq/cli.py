@@ -23,7 +23,8 @@ OTHERS = {
     "attack": "reconstruct samples from what mechanisms send: one table, one picture grid",
     "tradeoff": "measured leakage against accuracy of several configurations, with the paper's bounds",
     "reproduce": "reproduce an experiment of a paper; without a name, list them",
-    "privacy": "say what a configuration or a checkpoint protects, adversary by adversary; privacy plan",
+    "privacy": "say what a configuration or a checkpoint protects, adversary by adversary",
+    "plan": "rank all mechanisms, calibrated to a target epsilon, by error: settings, bits, clients needed",
     "audit": "try to refute what the mechanisms claim, by enumeration and by simulation",
 }
 

@@ -346,6 +346,22 @@ class Mechanism(ABC):
         """
         return None
 
+    def mean_error(self, context: RoundContext, num_clients: int, homogeneity: float) -> float | None:
+        """Expected squared error of the decoded mean, summed over coordinates, for planning a run.
+
+        Args:
+            context: The round.
+            num_clients: How many of the cohort answer, >= 1.
+            homogeneity: |mean update|^2 over the mean |update|^2, in (0, 1].
+
+        Returns:
+            In squared units of the update; from `noise_variance` where no more is known, None without it.
+        """
+        variance = self.noise_variance(context, context.cohort[:num_clients])
+        if variance is None:
+            return None
+        return float(variance @ torch.tensor(context.segments, dtype=torch.float64))
+
     @property
     def gaussian_error(self) -> bool:
         """Is the error of the decoded mean exactly Gaussian (or zero), its variance `noise_variance`?"""

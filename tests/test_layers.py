@@ -31,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "secagg": {"core", "coding", "randomness", "functional", "cryptography", *ARRAYS},
     "privacy": {"core", "extras", "losses", "functional", "randomness", "dp_accounting", "opacus", *ARRAYS},
+    "planning": {"core", "privacy", "randomness", "secagg", "torch"},
     "audit": {"core", "privacy", "randomness", "ranges", "rounds", *ARRAYS, "functional"},
     "leakage": {"core", "mechanisms", "randomness", "functional", "matplotlib", "torchmetrics", *ARRAYS},
     "rounds": {"rounds", "core", "randomness", "ranges", "functional", "privacy", "torch"},

@@ -1,75 +1,246 @@
-"""`fedq privacy plan`: which mechanism, at which setting, can give this epsilon against this adversary?"""
+"""`fedq plan`: mechanisms calibrated to a target epsilon, ranked by error, with their bits."""
 
 from __future__ import annotations
 
 import argparse
+import math
 from collections.abc import Sequence
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
 
+import yaml
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from lightning_fedq.core import Adversary
-from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, PerCoordinateLaplace, StratifiedCorBin
-from lightning_fedq.privacy.page import format_epsilon
-from lightning_fedq.privacy.plan import Family, plan
-from lightning_fedq.secagg import SecAgg
+from lightning_fedq import mechanisms
+from lightning_fedq.core import Adversary, Mechanism
+from lightning_fedq.planning import HOMOGENEITY, Option, Problem, plan
+from lightning_fedq.privacy.target import PrivacyTarget, adversary_named
 
-CANDIDATES: dict[str, Family] = {
-    "LDPQ(epsilon)": LDPQ,
-    "CorBin(epsilon, shared_bits=5)": lambda epsilon: CorBin(epsilon, 5),
-    "AugCorBin(epsilon, 5, 0.2)": lambda epsilon: AugCorBin(epsilon, 5, 0.2),
-    "AugCorBin(epsilon, 5, 0.5)": lambda epsilon: AugCorBin(epsilon, 5, 0.5),
-    "StratifiedCorBin(epsilon, 10)": lambda epsilon: StratifiedCorBin(epsilon, 10),
-    "PerCoordinateLaplace(epsilon)": PerCoordinateLaplace,
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+CANDIDATES: dict[str, Mechanism] = {
+    "RotatedCoins": mechanisms.RotatedCoins(1.0, 1.0),
+    "RotatedCoins, paired": mechanisms.RotatedCoins(1.0, 1.0, paired=True),
+    "RotatedCoins, share 1/8": mechanisms.RotatedCoins(1.0, 1.0, share=0.125),
+    "RotatedAxes": mechanisms.RotatedAxes(1.0, 1.0),
+    "LDPQ": mechanisms.LDPQ(1.0),
+    "PairedCoins": mechanisms.PairedCoins(1.0),
+    "CorBin": mechanisms.CorBin(1.0),
+    "AugCorBin": mechanisms.AugCorBin(1.0),
+    "StratifiedCorBin": mechanisms.StratifiedCorBin(1.0, 10),
+    "GaussianNoise": mechanisms.GaussianNoise(1.0, 1.0),
+    "LaplaceNoise": mechanisms.LaplaceNoise(1.0, 1.0),
+    "AggregateGaussian": mechanisms.AggregateGaussian(1.0, 1.0),
+    "LayeredGaussian": mechanisms.LayeredGaussian(1.0, 1.0),
+    "DistributedDiscreteGaussian": mechanisms.DistributedDiscreteGaussian(1.0, 0.05, 0.01),
+    "CPA": mechanisms.CPA(1.0),
+    "JoPEQ": mechanisms.JoPEQ(1.0),
+    "PerCoordinateLaplace": mechanisms.PerCoordinateLaplace(1.0),
 }
+"""Mechanisms with a noise bound, for updates of norm 1; the free parameter is set by the target."""
+_DRAWN = 5
+"""Mechanisms in the picture."""
 
 
-def main(argv: Sequence[str]) -> int:
-    """Print one line per candidate, smallest error first."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="fedq privacy plan",
-        description="Find, for each mechanism, the setting that spends a target epsilon over the whole run, "
-        "and the error that it costs.",
+        prog="fedq plan",
+        description="Calibrate every mechanism to a target epsilon, and rank them by error.",
     )
-    parser.add_argument("--target-epsilon", type=float, required=True)
-    parser.add_argument("--clients", type=int, required=True, help="clients in every round")
-    parser.add_argument("--params", type=int, required=True, help="parameters of the model")
-    parser.add_argument("--rounds", type=int, required=True)
-    parser.add_argument("--adversary", choices=[who.name for who in Adversary], default="SERVER")
+    parser.add_argument("config", nargs="?", help="a configuration whose clients, model and rounds count")
+    parser.add_argument("--epsilon", type=float, required=True, help="the target")
     parser.add_argument("--delta", type=float, default=1e-5, help="below 1 / clients (default: %(default)s)")
+    parser.add_argument("--clients", type=int, help="clients of the federation")
+    parser.add_argument("--params", type=int, help="parameters of the model")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument(
+        "--against",
+        default="secagg_server",
+        help="adversary: " + ", ".join(who.name.lower() for who in Adversary) + " (default: %(default)s)",
+    )
+    parser.add_argument("--over", choices=["run", "round"], default="run")
     parser.add_argument(
         "--active",
         action="store_true",
         help="the server behind secure aggregation may lie about who dropped out (SecAgg(active=True))",
     )
+    parser.add_argument(
+        "--homogeneity",
+        type=float,
+        default=HOMOGENEITY,
+        help="how alike updates are: |mean|^2 over the mean |update|^2 (default: %(default)s)",
+    )
+    parser.add_argument("--picture", metavar="FILE", help="draw error against epsilon, bits and clients")
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the ranked table; with a configuration, also what to paste into it."""
+    parser = _parser()
     options = parser.parse_args(argv)
     try:
-        found = plan(
-            options.target_epsilon,
-            options.clients,
-            options.params,
-            options.rounds,
-            Adversary[options.adversary],
-            options.delta,
-            CANDIDATES,
-            SecAgg(active=True).fewest_survivors(options.clients) if options.active else None,
-        )
-    except ValueError as error:
+        given = {name: getattr(options, name) for name in ("clients", "params", "rounds")}
+        sizes, clip_norm = {name: value for name, value in given.items() if value is not None}, 1.0
+        if options.config:
+            from_config, clip_norm = _sizes(options.config)
+            sizes = {**from_config, **sizes}
+        if missing := [f"--{name}" for name in given if name not in sizes]:
+            raise ValueError(f"say how many: {', '.join(missing)}; or name a configuration that says it")
+        target = PrivacyTarget(options.epsilon, options.delta, adversary_named(options.against), options.over)
+        problem = Problem(**sizes, target=target, active=options.active, homogeneity=options.homogeneity)
+        found = plan(problem, CANDIDATES)
+    except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
-    table = Table("mechanism", "epsilon of a coordinate", "epsilon of the run", "error, in radii", box=SIMPLE)
+    console = Console()
+    _print(console, problem, found)
+    if options.config and found and found[0].mechanism is not None:
+        console.print("\nThe first one, to paste in place of your mechanism:\n", highlight=False)
+        print(to_yaml(found[0], problem, clip_norm), end="")
+    if options.picture:
+        picture(problem, found).savefig(options.picture, dpi=150)
+        print(options.picture)
+    return 0
+
+
+def _sizes(config: str) -> tuple[dict[str, int], float]:
+    """Clients, parameters and rounds of a configuration, and the norm its mechanism clips to (else 1)."""
+    from lightning_fedq.callbacks.lookup import federated_of
+    from lightning_fedq.commands.configs import find
+    from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here
+
+    cli = FedqCLI(["--config", str(find(config))], run=False)
+    federated = federated_of(cli.trainer, "fedq plan")
+    params = sum(p.numel() for p in cli.model.parameters() if p.requires_grad)
+    values = {field.name: field for field in fields(federated.mechanism)}  # type: ignore[arg-type]
+    clip = vars(federated.mechanism)["clip_norm"] if "clip_norm" in values else 1.0
+    sizes = {"clients": federated.planner.cohort_size, "params": params}
+    if (rounds := cli.trainer.max_epochs) is not None and rounds > 0:
+        sizes["rounds"] = rounds
+    return sizes, float(clip)
+
+
+def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
+    target = problem.target
+    console.print(
+        f"epsilon {target.epsilon:g} at delta {target.delta:g} over the {target.over}, against "
+        f"{target.adversary.value}; {problem.clients:,} clients, {problem.params:,} parameters, "
+        f"{problem.rounds} rounds",
+        highlight=False,
+    )
+    table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
+    for heading in ("mechanism", "setting", "bits", "R", "verdict", "good from"):
+        table.add_column(heading, no_wrap=True)
     for option in found:
         if option.mechanism is None:
-            table.add_row(option.name, "-", "-", f"not possible: {option.reason}")
             continue
-        setting = f"{option.mechanism.epsilon:.3g}"  # type: ignore[attr-defined]
-        std = "unknown" if option.noise_std is None else f"{option.noise_std:.3g}"
-        table.add_row(option.name, setting, format_epsilon(option.epsilon), std)
-    console = Console()
-    console.width = max(console.width, 96)  # names are not cut; a narrower terminal wraps its lines
-    console.print(f"against {Adversary[options.adversary].value}:", highlight=False)
+        name = option.name + (", once each" if option.participation == "once" else "")
+        needed = "" if option.clients_needed is None else _short(option.clients_needed)
+        ratio = "" if option.ratio is None else f"{option.ratio:.2g}"
+        bits = f"{option.bits:.2g}" if option.bits < 0.1 else f"{option.bits:.1f}"
+        table.add_row(name, _setting(option.mechanism), bits, ratio, option.verdict, needed)
     console.print(table)
     console.print(
-        "The error is the std of one coordinate of the mean, at worst; above 1 it drowns the signal."
+        "bits: of one message, per parameter" + (", masked" if problem.behind_masks else "") + ".  "
+        "good from: clients.  R: squared error of the mean over its squared length, of the whole run; up to "
+        "0.1 nothing is lost, above 4 nothing is learned. Updates are clipped to one norm; how alike they "
+        "are is assumed "
+        f"(--homogeneity {problem.homogeneity:g}).",
+        highlight=False,
     )
-    return 0
+    impossible = [option for option in found if option.mechanism is None]
+    for option in impossible:
+        console.print(f"  not possible: {option.name}: {option.reason}", highlight=False, soft_wrap=True)
+
+
+def _short(number: int) -> str:
+    if number < 10_000:
+        return f"{number:,}"
+    return f"{number:.1e}".replace("e+0", "e").replace("e+", "e")
+
+
+_KNOBS = {"epsilon": "ε", "noise_multiplier": "noise", "local_sigma": "sigma"}
+
+
+def _setting(mechanism: Mechanism) -> str:
+    """The free parameter, as it was found."""
+    values = vars(mechanism)
+    return next(
+        f"{short} {values[name]:.3g}" for name, short in _KNOBS.items() if values.get(name) is not None
+    )
+
+
+def to_yaml(option: Option, problem: Problem, clip_norm: float) -> str:
+    """Settings of `Federated` for an option, as a configuration has them.
+
+    Args:
+        option: With a mechanism.
+        problem: What was asked.
+        clip_norm: Norm to which updates are clipped, where the mechanism does.
+    """
+    mechanism = option.mechanism
+    assert mechanism is not None
+    if "clip_norm" in vars(mechanism):
+        mechanism = replace(mechanism, clip_norm=clip_norm)  # type: ignore[type-var]
+    values = {
+        f.name: vars(mechanism)[f.name]
+        for f in fields(mechanism)  # type: ignore[arg-type]
+        if vars(mechanism)[f.name] != f.default and f.name not in ("granularity", "max_dropped")
+    }
+    for name in _KNOBS:
+        if isinstance(values.get(name), float):
+            values[name] = float(f"{values[name]:.4g}")
+    target = problem.target
+    settings: dict[str, Any] = {
+        "mechanism": {
+            "class_path": f"lightning_fedq.mechanisms.{type(mechanism).__name__}",
+            "init_args": values,
+        },
+        "privacy": {
+            "epsilon": target.epsilon,
+            "delta": target.delta,
+            "against": target.adversary.name.lower(),
+            "over": target.over,
+        },
+    }
+    if problem.behind_masks:
+        settings["secure_aggregation"] = {"run": "masked", **({"active": True} if problem.active else {})}
+    if option.participation == "once":
+        settings["clients_per_round"] = max(problem.clients // problem.rounds, 1)
+    return yaml.safe_dump(settings, sort_keys=False)
+
+
+def picture(problem: Problem, found: Sequence[Option]) -> Figure:
+    """R of the best mechanisms against epsilon, bits and clients."""
+    from matplotlib.figure import Figure  # half a second to import, and only needed here
+
+    best = [option for option in found if option.ratio is not None][:_DRAWN]
+    candidates = {option.name: CANDIDATES[option.name] for option in best}
+    figure = Figure(figsize=(13.0, 4.0), layout="constrained")
+    left, middle, right = figure.subplots(1, 3)
+    epsilons = [0.5, 1.0, 2.0, 4.0, 8.0]
+    clients = [max(int(problem.clients * factor), 2) for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
+    by_epsilon = [
+        plan(replace(problem, target=replace(problem.target, epsilon=e)), candidates) for e in epsilons
+    ]
+    by_clients = [plan(replace(problem, clients=n), candidates) for n in clients]
+    for name in candidates:
+        for axes, values, plans in ((left, epsilons, by_epsilon), (right, clients, by_clients)):
+            ratios = [next(o.ratio for o in options if o.name == name) for options in plans]
+            axes.plot(values, [math.nan if r is None else r for r in ratios], "o-", label=name)
+    for option in best:
+        middle.plot([option.bits], [option.ratio], "o", label=option.name)
+    for axes, label in ((left, "epsilon"), (middle, "bits per parameter"), (right, "clients")):
+        axes.set(xscale="log", yscale="log", xlabel=label, ylabel="R: noise over signal of the run")
+        axes.axhspan(axes.get_ylim()[0], 0.1, color="green", alpha=0.08)
+        axes.grid(alpha=0.3)
+    left.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
+    right.set_xticks(clients, [f"{n:,}" for n in clients])
+    left.legend(fontsize="small")
+    figure.suptitle(
+        f"epsilon {problem.target.epsilon:g} against {problem.target.adversary.name.lower()}, "
+        f"{problem.clients:,} clients, {problem.params:,} parameters, {problem.rounds} rounds"
+    )
+    return figure

@@ -20,7 +20,6 @@ from lightning_fedq import mechanisms
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.callbacks.journal import find_journal
-from lightning_fedq.commands import plan
 from lightning_fedq.commands.configs import SUFFIXES, find
 from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.core import Mechanism, RoundContext
@@ -235,9 +234,7 @@ def _parse_changes(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the statement; write it where asked. `plan` as the first word asks the question before a run."""
-    if argv and argv[0] == "plan":
-        return plan.main(argv[1:])
+    """Print the statement; write it where asked."""
     parser = argparse.ArgumentParser(
         prog="fedq privacy",
         description="Say what a configuration would protect, or what the run of a checkpoint has spent: "

@@ -277,6 +277,16 @@ class RotatedCoins(Mechanism):
         one += 2.0 * (1.0 / share - 1.0)
         return torch.full_like(context.radius, one * self.clip_norm**2 / padded_size(context.dim))
 
+    def mean_error(self, context: RoundContext, num_clients: int, homogeneity: float) -> float:
+        """See `Mechanism.mean_error`: the coins', and what lies outside of a shared random subspace.
+
+        That is |mean|^2 (1 / share - 1); in the worst case, `noise_variance`, all updates agree.
+        """
+        size = padded_size(context.dim)
+        share = self.num_symbols(context) / size
+        coins = (self.kappa / self._bias) ** 2 / (self.coins * num_clients) / share * context.dim / size
+        return self.clip_norm**2 * (coins + homogeneity * (1.0 / share - 1.0))
+
     # ---- claims -----------------------------------------------------------------------------------------
 
     def _behind(self, known: int, context: RoundContext) -> Loss:

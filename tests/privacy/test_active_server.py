@@ -16,8 +16,8 @@ from lightning_fedq.mechanisms import (
     GaussianNoise,
     StratifiedCorBin,
 )
+from lightning_fedq.planning import plan
 from lightning_fedq.privacy.accounting import spent
-from lightning_fedq.privacy.plan import plan
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.secagg import SecAgg, Stage

@@ -1,0 +1,110 @@
+"""Planning finds the largest setting that keeps the promise, or says why there is none."""
+
+import math
+
+import pytest
+
+from lightning_fedq.core import Adversary
+from lightning_fedq.functional.one_bit_privacy import gaussian_epsilon, randomized_response_epsilon
+from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, GaussianNoise, RotatedAxes, RotatedCoins
+from lightning_fedq.planning import Problem, plan
+from lightning_fedq.privacy.target import PrivacyTarget
+
+CANDIDATES = {"LDP-FL": LDPQ(1.0), "CorBin": CorBin(1.0, 5), "FedAvg": FedAvg()}
+
+
+def problem(clients, params, rounds, epsilon, who, **more):
+    return Problem(clients, params, rounds, PrivacyTarget(epsilon, 1e-5, who), **more)
+
+
+def test_the_setting_meets_the_target_and_little_more_would_not():
+    options = plan(problem(50, 1000, 10, 4.0, Adversary.EAVESDROPPER), CANDIDATES)
+    assert [option.name for option in options] == ["CorBin", "LDP-FL", "FedAvg"]
+    chosen = options[1].mechanism.epsilon
+    assert options[1].epsilon <= 4.0
+    charges = 1 if options[1].participation == "once" else 10
+    assert randomized_response_epsilon(1.003 * chosen, 1000 * charges, 1e-5) > 4.0
+    # close pairs cancel: never worse than half the error of independent bits
+    assert options[0].error < options[1].error / 1.9
+
+
+def test_shared_bits_and_plain_updates_have_no_setting_against_the_server():
+    options = {o.name: o for o in plan(problem(50, 1000, 10, 4.0, Adversary.SERVER), CANDIDATES)}
+    assert options["LDP-FL"].mechanism is not None
+    assert options["CorBin"].mechanism is None
+    assert "CorBin can't meet" in options["CorBin"].reason
+    assert "FedAvg has no privacy parameter" in options["FedAvg"].reason
+    assert options["FedAvg"].verdict == "not possible"
+
+
+def test_aggregation_buys_a_larger_setting():
+    local, central = (
+        plan(problem(500, 1000, 1, 4.0, adversary), {"LDP-FL": LDPQ(1.0)})[0].mechanism.epsilon
+        for adversary in (Adversary.SERVER, Adversary.SECAGG_SERVER)
+    )
+    assert central > 5 * local
+
+
+def test_the_spec_s_table_of_a_sum():
+    """useful_privacy.md, section 7, and its rule of 12.5 sqrt(d) / mu clients: 670 for 7,850 at epsilon 8."""
+    small = plan(problem(1000, 7850, 30, 8.0, Adversary.SECAGG_SERVER), {"coins": RotatedCoins(1.0, 1.0)})[0]
+    assert small.error == pytest.approx(0.42, rel=0.06)
+    assert small.ratio == pytest.approx(0.05, abs=0.006)
+    assert small.verdict == "no visible loss"
+    assert small.clients_needed == pytest.approx(670, rel=0.02)
+    assert 8.0 <= small.bits <= 8.5  # modulo 2^8, on 8,192 rotated coordinates
+
+
+def test_the_spec_s_table_of_a_server_that_sees_every_message():
+    """Once each with the whole budget: E 31, R 3.5, poor; good from 33 c d clients, c = .133 at epsilon 8."""
+    axes = plan(problem(1000, 7850, 30, 8.0, Adversary.SERVER), {"axes": RotatedAxes(1.0, 1.0)})[0]
+    assert axes.participation == "once"
+    assert axes.epsilon <= 8.0
+    assert axes.error == pytest.approx(31.4, rel=0.02)
+    assert axes.verdict == "poor"
+    assert axes.clients_needed == pytest.approx(33 * 0.133 * 7850, rel=0.03)
+    assert axes.bits == pytest.approx(14 / 7850)
+
+
+def test_gaussian_noise_is_the_textbook_s():
+    option = plan(problem(100, 500, 10, 2.0, Adversary.OUTSIDER), {"noise": GaussianNoise(1.0, 1.0)})[0]
+    # sensitivity 2 / n of the mean, T rounds: mu^2 = 10 (2 / (n sigma))^2, E = d sigma^2
+    sigma = math.sqrt(option.error / 500)
+    assert gaussian_epsilon(math.sqrt(10) * 2 / (100 * sigma), 1e-5) == pytest.approx(2.0, rel=0.01)
+
+
+def test_a_round_s_target_costs_nothing_over_rounds():
+    over = {
+        over: plan(
+            Problem(100, 500, rounds, PrivacyTarget(4.0, 1e-5, Adversary.OUTSIDER, over)),
+            {"coins": RotatedCoins(1.0, 1.0)},
+        )[0].mechanism.epsilon
+        for over, rounds in (("round", 20), ("run", 1))
+    }
+    assert over["round"] == pytest.approx(over["run"], rel=1e-3)
+
+
+def test_what_is_no_sum_is_not_possible_behind_masks():
+    option = plan(problem(100, 500, 10, 8.0, Adversary.SECAGG_SERVER), {"axes": RotatedAxes(1.0, 1.0)})[0]
+    assert option.mechanism is None
+    assert "not homomorphic" in option.reason
+
+
+def test_a_server_that_may_lie_costs_clients():
+    honest, lying = (
+        plan(
+            problem(100, 500, 10, 8.0, Adversary.SECAGG_SERVER, active=active),
+            {"coins": RotatedCoins(1.0, 1.0)},
+        )[0].error
+        for active in (False, True)
+    )
+    assert lying > 1.3 * honest
+
+
+def test_bad_numbers_are_refused():
+    with pytest.raises(ValueError, match="epsilon must be > 0"):
+        problem(5, 5, 5, 0.0, Adversary.SERVER)
+    with pytest.raises(ValueError, match="clients >= 1"):
+        problem(0, 5, 5, 1.0, Adversary.SERVER)
+    with pytest.raises(ValueError, match="delta"):
+        PrivacyTarget(1.0, None, Adversary.SERVER)
