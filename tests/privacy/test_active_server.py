@@ -16,7 +16,6 @@ from lightning_fedq.mechanisms import (
     GaussianNoise,
     StratifiedCorBin,
 )
-from lightning_fedq.planning import plan
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.setting import Setting
@@ -145,14 +144,3 @@ def test_a_server_that_could_force_clients_out_is_mentioned_always():
     assert any("can force clients out voids" in note for note in trusting)
     wary = privacy_report(LDPQ(1.0), one, fewest_survivors=14, **shared).notes
     assert not any("can force clients out voids" in note for note in wary)
-
-
-def test_a_plan_against_an_active_server_is_stricter():
-    families = {"LDPQ": LDPQ}
-    trusting, wary = (
-        plan(2.0, 100, 10, 1, Adversary.SECAGG_SERVER, 1e-5, families, fewest_survivors=q)[
-            0
-        ].mechanism.epsilon
-        for q in (None, SecAgg(active=True).fewest_survivors(100))
-    )
-    assert wary < trusting
