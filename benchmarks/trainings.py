@@ -75,15 +75,14 @@ class LitResnet(pl.LightningModule):
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams.lr, momentum=0.9, weight_decay=5e-4)
         steps = int(self.trainer.estimated_stepping_batches)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=steps)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.02, total_steps=steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
 def resnet18_onecycle(size: int) -> Training:
-    images, labels = digits(240 if size else 40)
+    images, labels = digits(160 if size else 40)
     colour = images.repeat(1, 3, 1, 1)
-    images = F.interpolate(colour, size=16) if size else colour
-    return Training(LitResnet(), loaders(TensorDataset(images, labels)), {"max_epochs": 3 if size else 1})
+    return Training(LitResnet(), loaders(TensorDataset(colour, labels), 8), {"max_epochs": 4 if size else 1})
 
 
 # ---- 2. a transformer with warm-up, clipping and accumulation --------------------------------------------
@@ -445,7 +444,7 @@ class LitLoRA(pl.LightningModule):
         self.log("val_loss", F.cross_entropy(self.model(x), y))
 
     def configure_optimizers(self) -> Any:
-        return torch.optim.AdamW((p for p in self.parameters() if p.requires_grad), lr=1e-2)
+        return torch.optim.AdamW((p for p in self.parameters() if p.requires_grad), lr=3e-3)
 
 
 class Backbone(nn.Module):

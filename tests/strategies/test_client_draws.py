@@ -72,7 +72,6 @@ def fit(clients_per_step: Any, module: Any, data: Any = None) -> tuple[int, Tens
     return fed.clients_per_step_chosen, weights_of(module)
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop:UserWarning")
 @pytest.mark.parametrize(
     "draw", [dropout, transposed, feature_dropout, noise, integers, gumbel, shuffled, coins, attention]
 )
