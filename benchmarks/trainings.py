@@ -428,9 +428,7 @@ class LitLoRA(pl.LightningModule):
         super().__init__()
         from peft import LoraConfig, get_peft_model
 
-        config = LoraConfig(
-            r=4, lora_alpha=8, target_modules=["linear1", "linear2"], modules_to_save=["head"]
-        )
+        config = LoraConfig(r=4, lora_alpha=8, target_modules=["query", "value"], modules_to_save=["head"])
         self.model = get_peft_model(Backbone(), config)
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -447,16 +445,34 @@ class LitLoRA(pl.LightningModule):
         return torch.optim.AdamW((p for p in self.parameters() if p.requires_grad), lr=3e-3)
 
 
+class AttentionBlock(nn.Module):
+    """Self-attention with projections of its own; torch's layer bypasses adapters when it is evaluated."""
+
+    def __init__(self, dim: int, heads: int = 4) -> None:
+        super().__init__()
+        self.heads, self.norms = heads, nn.ModuleList(nn.LayerNorm(dim) for _ in range(2))
+        self.query, self.key, self.value, self.out = (nn.Linear(dim, dim) for _ in range(4))
+        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = self.norms[0](x)
+        q, k, v = (
+            layer(inner).unflatten(2, (self.heads, -1)).transpose(1, 2)
+            for layer in (self.query, self.key, self.value)
+        )
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.mlp(self.norms[1](x))
+
+
 class Backbone(nn.Module):
     def __init__(self, dim: int = 32) -> None:
         super().__init__()
-        self.embed = nn.Linear(8, dim)
-        layer = nn.TransformerEncoderLayer(dim, 4, 2 * dim, dropout=0.0, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2)
-        self.head = nn.Linear(dim, 10)
+        self.embed, self.head = nn.Linear(8, dim), nn.Linear(dim, 10)
+        self.position = nn.Parameter(0.2 * torch.randn(8, dim))
+        self.blocks = nn.Sequential(AttentionBlock(dim), AttentionBlock(dim))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.encoder(self.embed(x.squeeze(1))).mean(1))
+        return self.head(self.blocks(self.embed(x.squeeze(1)) + self.position).mean(1))
 
 
 def lora_transformer(size: int) -> Training:

@@ -33,6 +33,9 @@ class Interrupted(pl.Callback):
             raise self.error
 
 
+Interrupted.__module__ = "lightning_fedq"  # known to leave stacks alone
+
+
 def federation(clients_per_step: int, **settings: Any) -> Federated:
     values: dict[str, Any] = {
         "mechanism": CorBin(epsilon=5.0),
