@@ -1,14 +1,17 @@
-"""The audit's bench: two neighbouring cohorts, encoded and decoded by a mechanism as it is shipped.
+"""Two neighbouring cohorts, played through a real `RoundEngine` by a mechanism as it is shipped.
 
-The victim is client 0. Each of its coordinates holds one of two inputs, "high" (label 0) or "low" (label 1):
-far above and far below the range where a claim is about substitution, far above and zero where it is about
-zeroing out. Two worlds with keys of their own see opposite labels, and labels change with every round and
-between the two layers, so that a stream that is used twice shows in what two rounds, or two layers, say
-together.
+The victim takes every place in turn, two rounds each. Each of its coordinates holds one of two inputs, "high"
+(label 0) or "low" (label 1): the mechanism's `worst_pair`. Two worlds with keys of their own see opposite
+labels, and labels change with every round and between the two layers, so that a stream that is used twice
+shows in what two rounds, or two layers, say together. Coordinates in which the pair is alike have label -1
+and are not counted.
+
+What an adversary holds is put into the keys (`HeldKeys`): those stay in every trial, all others are fresh.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,17 +22,114 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.audit.views import Array
-from lightning_fedq.core import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim, RoundContext
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
+from lightning_fedq.core import Adversary, Mechanism, Message, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.randomness import ClientRandomness, Keys, PublicRandomness, SeededKeys
+from lightning_fedq.ranges import FixedRange
+from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundPlanner
 
 Integers = NDArray[np.int64]
 
 CALIBRATION = 1 << 40
 """Rounds from here on choose the edges of bins and are not counted."""
-_FAR = 4.0
 _BINS = 32
 _FEWEST_CALIBRATED = 4000
 MOST_CALIBRATIONS = 512
+_SERVERS = (Adversary.SERVER, Adversary.SERVER_AND_PARTNER, Adversary.SECAGG_SERVER)
+
+
+class HeldKeys(Keys):
+    """Keys of which an adversary holds some; the others are of somebody else's making.
+
+    Args:
+        adversary: Everybody knows the public key, members that of the members, a server the keys that it
+            shares with clients.
+        held: Where the keys come from that the adversary holds.
+        fresh: Where all others come from.
+        insiders: Clients that tell the adversary all their keys.
+    """
+
+    mode = "reproducible"
+
+    def __init__(
+        self, adversary: Adversary, held: Keys, fresh: Keys, insiders: frozenset[int] = frozenset()
+    ) -> None:
+        self._held, self._fresh, self._insiders = held, fresh, insiders
+        self._server = adversary in _SERVERS
+        self._member = self._server or adversary is Adversary.CLIENT
+        self.setup_bits_per_client = held.setup_bits_per_client
+
+    def _of(self, known: bool) -> Keys:
+        return self._held if known else self._fresh
+
+    def public(self) -> bytes:
+        """See `Keys.public`."""
+        return self._held.public()
+
+    def members(self) -> bytes:
+        """See `Keys.members`."""
+        return self._of(self._member).members()
+
+    def client(self, client: int) -> bytes:
+        """See `Keys.client`."""
+        return self._of(self._server or client in self._insiders).client(client)
+
+    def peer(self, group: tuple[int, ...]) -> bytes:
+        """See `Keys.peer`."""
+        return self._of(not self._insiders.isdisjoint(group)).peer(group)
+
+    def private(self, client: int) -> bytes:
+        """See `Keys.private`."""
+        return self._of(client in self._insiders).private(client)
+
+
+@dataclass(frozen=True)
+class FixedPlanner(RoundPlanner):
+    """Everybody takes part in every round, in groups of neighbours; the last ones never answer.
+
+    Args:
+        num_dropped: How many of the cohort do not answer.
+    """
+
+    num_dropped: int = 0
+
+    def plan(self, round: int, mechanism: Mechanism) -> RoundPlan:
+        """See `RoundPlanner.plan`."""
+        groups, start = [], 0
+        for size in mechanism.group_sizes(self.num_clients):
+            groups.append(tuple(range(start, start + size)))
+            start += size
+        silent = frozenset(range(self.num_clients - self.num_dropped, self.num_clients))
+        return RoundPlan(round, tuple(groups), silent, self.seed)
+
+
+class _Wire:
+    """Stands between encoder and wire (`rounds.Tampering`), changes nothing and keeps the messages."""
+
+    def __init__(self) -> None:
+        self.symbols = torch.empty(0)
+
+    def begin(self, plan: RoundPlan, context: RoundContext) -> None:
+        """See `rounds.Tampering.begin`."""
+
+    def hold(self, clients: Sequence[int], updates: Tensor) -> tuple[Sequence[int], Tensor]:
+        """See `rounds.Tampering.hold`."""
+        return clients, updates
+
+    def release(self) -> tuple[Sequence[int], Tensor]:
+        """See `rounds.Tampering.release`."""
+        return [], torch.empty(0)
+
+    def send(
+        self,
+        clients: Sequence[int],
+        values: Tensor,
+        message: Message,
+        context: RoundContext,
+        rand: ClientRandomness,
+    ) -> Message:
+        """See `rounds.Tampering.send`."""
+        self.symbols = message.symbols.clone()
+        return message
 
 
 @dataclass(frozen=True)
@@ -39,53 +139,82 @@ class Played:
     Args:
         mechanism: Who encoded it.
         context: The round.
-        symbols: `(clients, m)` messages of the cohort, in order.
-        labels: `(dim,)` which of the two inputs each coordinate of the victim held.
+        clients: Who answered.
+        victim: Whose update differs between the worlds; one of `clients`.
+        symbols: `(len(clients), m)` messages, in their order.
+        labels: `(dim,)` which of the two inputs each coordinate of the victim held, or -1.
         public: What the server knows.
+        decoded_sum: `(dim,)` the sum as the engine released it.
     """
 
     mechanism: Mechanism
     context: RoundContext
+    clients: tuple[int, ...]
+    victim: int
     symbols: Tensor
     labels: Integers
     public: PublicRandomness
+    decoded_sum: Array
 
     def labels_of(self, positions: int) -> Integers:
         """Labels of the positions of a view; where symbols are no coordinates, all hold the same."""
         if positions == len(self.labels):
             return self.labels
-        return np.full(positions, self.labels[0])
+        return np.full(positions, max(self.labels[0], self.labels.max()))
+
+    @property
+    def curious(self) -> int:
+        """A client that is curious: the one after the victim, its partner or not."""
+        return self.clients[(self.clients.index(self.victim) + 1) % len(self.clients)]
+
+    def row(self, client: int) -> Tensor:
+        """The message of a client."""
+        return self.symbols[self.clients.index(client)]
 
     def message(self) -> Array:
         """The victim's message."""
-        return np.asarray(self.symbols[0].numpy(), np.float64)
+        return np.asarray(self.row(self.victim).numpy(), np.float64)
 
     def decoded_message(self) -> Array:
         """The victim's message, as the server decodes it."""
-        return self.decoded([0])
+        return self.decoded([self.victim])
 
     def total(self) -> Array:
-        """The sum of all messages."""
-        return np.asarray(self.symbols.sum(0, dtype=torch.int64).numpy(), np.float64)
+        """The sum of all messages, modulo what the mechanism takes it modulo."""
+        total = self.symbols.sum(0, dtype=torch.int64)
+        if (modular := self.mechanism.symbol_modulus(self.context)) is not None:
+            total = total % modular[0]
+        return np.asarray(total.numpy(), np.float64)
 
     def released(self) -> Array:
-        """The decoded sum of all updates."""
-        return self.decoded(list(self.context.cohort))
+        """The sum of all updates, as it is released."""
+        return self.decoded_sum
 
     def others(self) -> Array:
-        """The decoded sum less what the last client sent, who is curious and knows its own part."""
-        return self.decoded(list(self.context.cohort)[:-1])
+        """The decoded sum less what a curious client sent and knows."""
+        silent = [client for client in self.context.cohort if client not in self.clients]
+        known = [client for client in self.clients if client != self.curious]
+        decoded = self.decoded(known)
+        if silent and self.mechanism.fixed_cohort:
+            zero = torch.zeros(len(silent), self.symbols.shape[1], dtype=torch.int32)
+            decoded = decoded + self._decode(zero, silent)
+        return decoded
 
     def group(self) -> Array:
-        """The victim's message and the sum of those of its group, as one number."""
-        members = list(self.context.place(0)[0])
-        rest = self.symbols[[c for c in members if c != 0]].sum(0, dtype=torch.int64)
-        joint = self.symbols[0].to(torch.int64) * len(members) + rest
+        """The victim's message and the sum of those of its group, as one number; lone victims apart."""
+        members = [c for c in self.context.place(self.victim)[0] if c in self.clients]
+        widest = max(len(group) for group in self.context.groups)
+        own = self.row(self.victim).to(torch.int64)
+        rest = sum((self.row(c).to(torch.int64) for c in members if c != self.victim), torch.zeros_like(own))
+        joint = own * widest + rest + 4 * widest * (widest - len(members))
         return np.asarray(joint.numpy(), np.float64)
 
     def decoded(self, clients: list[int]) -> Array:
-        """The decoded sum of the updates of some clients."""
-        decoded = self.mechanism.decode(self.symbols[clients], clients, self.context, self.public)
+        """The decoded sum of the updates of some clients, not on any grid."""
+        return self._decode(torch.stack([self.row(client) for client in clients]), clients)
+
+    def _decode(self, symbols: Tensor, clients: list[int]) -> Array:
+        decoded = self.mechanism.decode(symbols, clients, self.context, self.public)
         return np.asarray(decoded.numpy(), np.float64)
 
 
@@ -131,7 +260,7 @@ class Bins:
 
 
 class Bench:
-    """Encodes two neighbours again and again.
+    """Plays two neighbours again and again.
 
     Args:
         mechanism: As it is shipped.
@@ -139,6 +268,8 @@ class Bench:
         segments: Length of each layer, two of them.
         concentrated: Put the whole difference into the first coordinate; else all coordinates differ.
         num_clients: Size of the cohort.
+        num_dropped: How many of them do not answer.
+        level: What the pair may depend on: the streams that this adversary holds.
     """
 
     def __init__(
@@ -149,26 +280,27 @@ class Bench:
         *,
         concentrated: bool = False,
         num_clients: int = 4,
+        num_dropped: int = 0,
+        level: Adversary = Adversary.OUTSIDER,
     ) -> None:
         self.mechanism, self.segments, self.concentrated = mechanism, segments, concentrated
-        self.keys = [SeededKeys(2 * seed), SeededKeys(2 * seed + 1)]
+        self.keys: list[Keys] = [SeededKeys(3 * seed + world) for world in range(3)]
+        self._decoy, self._level = SeededKeys(3 * seed + (1 << 50)), level
         self.dim = sum(segments)
-        groups, start = [], 0
-        for size in mechanism.group_sizes(num_clients):
-            groups.append(tuple(range(start, start + size)))
-            start += size
-        self.groups = tuple(groups)
+        self._planner = FixedPlanner(num_clients, 0, num_dropped=num_dropped)
+        self.groups = self._planner.plan(0, mechanism).groups
+        self.clients = self._planner.plan(0, mechanism).survivors
         self._range = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
         self.claims = {claim.adversary: claim for claim in mechanism.claims(self.context(0))}
         # the others: all high, all low, opposite, zero; the pattern changes from coordinate to coordinate
-        high = torch.tensor([1.0, -1.0, 1.0, 0.0]).repeat(self.dim)[: self.dim]
-        opposite = torch.tensor([1.0, -1.0, -1.0, 0.0]).repeat(self.dim)[: self.dim]
-        self.others = torch.stack([opposite if c % 2 else high for c in range(num_clients)])
+        high = torch.tensor([1.0, -1.0, 1.0, 0.0], dtype=torch.float64).repeat(self.dim)[: self.dim]
+        opposite = torch.tensor([1.0, -1.0, -1.0, 0.0], dtype=torch.float64).repeat(self.dim)[: self.dim]
+        self.others = torch.stack([opposite if c % 2 else high for c in self.clients])
+        self._engines: dict[int, RoundEngine] = {}
         self.num_symbols = self._probe()
         self.aligned = self.num_symbols == self.dim
         """Is there one symbol for every coordinate? Only then do the layers hold opposite inputs."""
-        self._labels = [self._labels_of(turned) for turned in (0, 1)]
-        self._inputs = [self._updates(labels) for labels in self._labels]
+        self._pairs: dict[int, tuple[Tensor, Tensor]] = {}
 
     def context(self, round: int) -> RoundContext:
         """The public part of a round."""
@@ -180,44 +312,86 @@ class Bench:
         return None if isinstance(claim.loss, NonPrivate) else claim
 
     @cached_property
-    def neighbours(self) -> Neighbours:
-        """What differs; the same in all claims of a mechanism."""
-        (kind,) = {claim.neighbours for claim in self.claims.values()}
-        return kind
+    def follows_streams(self) -> bool:
+        """Does the worst pair depend on streams?"""
+        return type(self.mechanism).worst_pair is not Mechanism.worst_pair
 
     def _probe(self) -> int:
         context = self.context(CALIBRATION)
-        rand = ClientRandomness(self.keys[0], context.cohort, CALIBRATION)
+        rand = ClientRandomness(self.keys[2], self.clients, CALIBRATION)
         return int(self.mechanism.encode(self.others.clone(), context, rand).symbols.shape[1])
 
-    def _labels_of(self, turned: int) -> Integers:
+    def pair(self, victim: int, round: int, keys: Keys) -> tuple[Tensor, Tensor]:
+        """The worst neighbours of a round; streams that the adversary does not hold are decoys."""
+        if victim in self._pairs:
+            return self._pairs[victim]
+        known = HeldKeys(self._level, keys, self._decoy)
+        public = PublicRandomness(known, round)
+        high, low = self.mechanism.worst_pair(victim, self.context(round), public)
+        if self.concentrated and not self.follows_streams:
+            low = torch.cat([low[:1], torch.zeros(self.dim - 1, dtype=torch.float64)])
+            high = torch.cat([high[:1], torch.zeros(self.dim - 1, dtype=torch.float64)])
+        if not self.follows_streams:
+            self._pairs[victim] = high, low
+        return high, low
+
+    def _labels(self, turned: int, high: Tensor, low: Tensor) -> Integers:
         labels = np.full(self.dim, turned, np.int64)
+        if self.concentrated:
+            return labels
         if self.aligned:
             labels[self.segments[0] :] = 1 - turned
+        labels[(high == low).numpy()] = -1
         return labels
 
-    def _updates(self, labels: Integers) -> Tensor:
-        updates = self.others.clone()
-        low = -_FAR if self.neighbours is Neighbours.SUBSTITUTION else 0.0
-        updates[0] = torch.where(torch.from_numpy(labels) == 0, _FAR, low)
-        if self.concentrated:
-            updates[0, 1:] = 0.0
-        return updates
-
     def play(self, round: int, world: int) -> Played:
-        """Encode one round of one world, clipping included: all inputs of the victim lie far outside."""
-        context, turned = self.context(round), (round + world) % 2
-        rand = ClientRandomness(self.keys[world], context.cohort, round)
-        symbols = self.mechanism.encode(self._inputs[turned].clone(), context, rand).symbols
-        public = PublicRandomness(self.keys[world], round)
-        return Played(self.mechanism, context, symbols, self._labels[turned], public)
+        """Play one round of one world, in the course of a run; the victim changes with every other round."""
+        victim = self.clients[(round // 2) % len(self.clients)]
+        if world not in self._engines:
+            self._engines[world] = self._engine(self.keys[world])
+        return self._play(self._engines[world], self.keys[world], victim, round, (round + world) % 2)
+
+    def play_alone(self, keys: Keys, victim: int, turned: int, round: int = 0) -> Played:
+        """Play one round with keys of its own; `turned` says which of the inputs the first layer holds."""
+        return self._play(self._engine(keys), keys, victim, round, turned)
+
+    def _engine(self, keys: Keys) -> RoundEngine:
+        start = torch.zeros(self.dim, dtype=torch.float64)
+        engine = RoundEngine(
+            self.mechanism, self._planner, keys, start, self.segments, FixedRange(1.0), diagnostics=False
+        )
+        engine.tampering = _Wire()
+        return engine
+
+    def _play(self, engine: RoundEngine, keys: Keys, victim: int, round: int, turned: int) -> Played:
+        high, low = self.pair(victim, round, keys)
+        labels = self._labels(turned, high, low)
+        updates = self.others.clone()
+        updates[self.clients.index(victim)] = torch.where(torch.from_numpy(labels) == 1, low, high)
+        engine.round, engine.attempt = round, 0
+        engine.weights = torch.zeros(self.dim, dtype=torch.float64)
+        plan = engine.start()
+        context = engine.context(plan)
+        engine.receive(plan.survivors, updates)
+        record = engine.finish()
+        if record.aborted:
+            raise ValueError(f"a round of the audit was given up: {record.aborted}")
+        wire = engine.tampering
+        assert isinstance(wire, _Wire)
+        released = np.asarray((engine.weights * len(self.clients)).numpy(), np.float64)
+        public = PublicRandomness(keys, round)
+        return Played(self.mechanism, context, self.clients, victim, wire.symbols, labels, public, released)
 
     def calibration(self, at_most: int) -> list[Played]:
         """Some rounds that are not counted; `at_most` so many."""
         rounds = 2 * (1 + _FEWEST_CALIBRATED // (2 * (1 if self.concentrated else self.dim)))
-        return [self.play(CALIBRATION + 1 + round, 0) for round in range(min(rounds, at_most))]
+        first, victims = CALIBRATION + 1, self.clients
+        return [
+            self.play_alone(self.keys[2], victims[(i // 2) % len(victims)], i % 2, first + i)
+            for i in range(min(rounds, at_most))
+        ]
 
     @staticmethod
     def packed(played: Played) -> bytes:
         """The victim's message as it goes on the wire."""
-        return played.mechanism.code(played.context).pack(played.symbols[0])
+        return played.mechanism.code(played.context).pack(played.row(played.victim))

@@ -1,17 +1,19 @@
 """Audit, layer B: does what is shipped keep what it claims? Simulation with certain error bounds.
 
-The worst neighbours are encoded and decoded by a mechanism as it is shipped, real words, streams and packing,
-and every view for which something is claimed is counted: one message and its bits on the wire, all messages
-of a group, the sum behind secure aggregation, the released sum, and what is left of it for a curious client;
-of the first of them also two rounds and two layers together. See `bench` for the neighbours,
-`views` for the test; an alarm in a clean mechanism has probability `alpha` at most, 0.1% by default.
+The worst neighbours are played through a `RoundEngine` by a mechanism as it is shipped, real words,
+streams, packing and rounding, and every view for which something is claimed is counted: one message and its
+bits on the wire, all messages of a group, the sum behind secure aggregation, the released sum, and what is
+left of it for a curious client; of the first of them also two rounds and two layers together. See `bench`
+for the neighbours, `views` for the test; an alarm in a clean mechanism has probability `alpha` at most, 0.1%
+by default. What is released has to lie on the mechanism's grid, and a group's errors to cancel as stated.
 
 A claim about a whole vector (clipped in l1 or l2) has two worst cases. The difference *spread* over all
 coordinates gives one draw a coordinate, each held to its share of the claim (`Loss.spread`): the sharper
 test, at a noise that leaves one coordinate about as private as the claims of other mechanisms. The whole
 difference *concentrated* in one coordinate gives one draw an encoding, and sees wrong clipping.
 
-Not simulated: the server that holds a pair's shared words, whose law is enumerated (`enumeration`).
+Where the worst pair follows streams (a public rotation, a selection that members know), each adversary is
+attacked with the pair that follows the streams it holds. What else it holds is fixed in `knowledge`.
 """
 
 from __future__ import annotations
@@ -24,12 +26,18 @@ import numpy as np
 
 from lightning_fedq.audit.bench import CALIBRATION, MOST_CALIBRATIONS, Bench, Bins, Integers, Played
 from lightning_fedq.audit.views import Array, Finding, View
-from lightning_fedq.core import Adversary, Loss, Mechanism, PrivacyClaim
+from lightning_fedq.core import Adversary, AuditCase, Loss, Mechanism, PrivacyClaim
 
-_SEGMENTS = (512, 509)  # an odd tail: a last coordinate, and bits that pad it to bytes
-_FEW_SEGMENTS = (2, 1)
+SEGMENTS = (512, 509)  # an odd tail: a last coordinate, and bits that pad it to bytes
+FEW_SEGMENTS = (2, 1)
 _WIRE_ROUNDS = 400
 _GROUP_PATTERNS = 4
+_LEVELS = (
+    (Adversary.OUTSIDER, (Adversary.EAVESDROPPER, Adversary.OUTSIDER)),
+    (Adversary.CLIENT, (Adversary.CLIENT,)),
+    (Adversary.SERVER, (Adversary.SERVER, Adversary.SECAGG_SERVER)),
+)
+"""Where the worst pair follows streams: whose streams, and who is attacked with it."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +49,14 @@ class _Look:
     view: View
 
 
+def cohort_size(mechanism: Mechanism) -> int:
+    """Three clients where noise is shared out, else four, or more until there are two groups."""
+    size = 3 if mechanism.fixed_cohort else 4
+    return size if max(mechanism.group_sizes(size)) < size else 2 * size
+
+
 def audit(
-    mechanism: Mechanism,
+    attacked: Mechanism | AuditCase,
     draws: int = 1_000_000,
     *,
     alpha: float = 1e-3,
@@ -52,79 +66,114 @@ def audit(
     """Try to refute a mechanism's claims by simulation.
 
     Args:
-        mechanism: As it is shipped.
+        attacked: The mechanism, as it is shipped, or a case of it; see `Mechanism.audit_cases`.
         draws: Draws of one coordinate per neighbour; 10^6 in tests, 10^7 takes up to two minutes.
         alpha: Chance of an alarm if all claims hold.
         seed: Of the audit's own keys.
         concentrated: Put the whole difference into one coordinate, for claims about a whole vector; one
-            encoding is one draw then.
+            encoding is one draw then. A case says so itself.
 
     Returns:
         One finding per view. Empty for a mechanism that claims nothing against anybody.
 
     Raises:
-        ValueError: If there are too few draws for two halves.
+        ValueError: If there are too few draws for two halves, or a round of the case is given up.
     """
-    segments = _FEW_SEGMENTS if concentrated else _SEGMENTS
-    fewest = 64 if concentrated else 8 * sum(segments)
+    case = attacked if isinstance(attacked, AuditCase) else AuditCase(attacked, concentrated)
+    segments = FEW_SEGMENTS if case.concentrated else SEGMENTS
+    fewest = 64 if case.concentrated else 8 * sum(segments)
     if draws < fewest:
         raise ValueError(f"draws must be >= {fewest}, got {draws}")
-    bench = Bench(
-        mechanism,
-        seed,
-        segments,
-        concentrated=concentrated,
-        num_clients=3 if mechanism.fixed_cohort else 4,
-    )
-    rounds = draws // (1 if concentrated else bench.dim) // 2 * 2
-    looks = _looks(bench, rounds)
-    if not looks:
-        return ()
-    joint = _Joint(bench, looks[0])
-    wire = None if concentrated else _Wire.of(bench)
-    error = _MeanError(bench)
-    for round in range(rounds):
-        half = int(2 * (round // 2 * 2) >= rounds)
-        for world in (0, 1):
-            played = bench.play(round, world)
-            for number, look in enumerate(looks):
-                classes = look.bins.fine(look.extract(played))
-                labels = played.labels_of(len(classes))
-                look.view.add(half, labels, classes)
-                if number == 0:
-                    joint.add(half, round, world, labels, classes)
-            if round < _WIRE_ROUNDS:
-                if wire:
-                    wire.add(int(2 * round >= min(rounds, _WIRE_ROUNDS)), played)
-                if world == 0:
-                    error.add(played)
-    views = [*(look.view for look in looks), *joint.views, *([wire.view] if wire else [])]
-    each = alpha / (len(views) + 1)
-    return (*(view.judge(each) for view in views), *error.judge())
+
+    def bench(level: Adversary) -> Bench:
+        size = case.num_clients or cohort_size(case.mechanism)
+        return Bench(
+            case.mechanism,
+            seed,
+            segments,
+            concentrated=case.concentrated,
+            num_clients=size,
+            num_dropped=case.num_dropped,
+            level=level,
+        )
+
+    first = bench(Adversary.OUTSIDER)
+    if not first.follows_streams:
+        runs = [_Run(first, tuple(Adversary), draws)]
+    else:
+        levels = [(level, who) for level, who in _LEVELS if any(first.private_claim(a) for a in who)]
+        runs = [_Run(bench(level), who, max(draws // len(levels), fewest)) for level, who in levels]
+    runs = [run for run in runs if run.looks]
+    count = sum(len(run.views) + 1 for run in runs)
+    return tuple(finding for run in runs for finding in run.judge(alpha / count))
 
 
-def _looks(bench: Bench, rounds: int) -> list[_Look]:
+class _Run:
+    """Rounds of two worlds, with everything that is looked at."""
+
+    def __init__(self, bench: Bench, adversaries: tuple[Adversary, ...], draws: int) -> None:
+        self._bench = bench
+        rounds = draws // (1 if bench.concentrated else bench.dim) // 2 * 2
+        self.looks = _looks(bench, adversaries, rounds)
+        self.views: list[View] = []
+        if self.looks:
+            self._play(rounds)
+
+    def _play(self, rounds: int) -> None:
+        bench, joint = self._bench, _Joint(self._bench, self.looks[0])
+        wire = None if bench.concentrated else _WireBits.of(bench)
+        self._error, self._grid = _MeanError(bench), _OnGrid(bench)
+        for round in range(rounds):
+            half = int(2 * (round // 2 * 2) >= rounds)
+            for world in (0, 1):
+                played = bench.play(round, world)
+                self._grid.add(played)
+                for number, look in enumerate(self.looks):
+                    classes = look.bins.fine(look.extract(played))
+                    labels = played.labels_of(len(classes))
+                    look.view.add(half, labels, classes)
+                    if number == 0:
+                        joint.add(half, round, world, labels, classes)
+                if round < _WIRE_ROUNDS:
+                    if wire:
+                        wire.add(int(2 * round >= min(rounds, _WIRE_ROUNDS)), played)
+                    if world == 0:
+                        self._error.add(played)
+        self.views = [*(look.view for look in self.looks), *joint.views, *([wire.view] if wire else [])]
+
+    def judge(self, each: float) -> tuple[Finding, ...]:
+        """Compare every view with its claim."""
+        return (
+            *(view.judge(each) for view in self.views),
+            *self._error.judge(),
+            *self._grid.judge(),
+        )
+
+
+def _looks(bench: Bench, adversaries: tuple[Adversary, ...], rounds: int) -> list[_Look]:
     """What every adversary with a claim sees; the first one is also looked at twice in a row.
 
     Who sees a function of what was looked at before, and is promised the same, is left out: the released sum
     where the sum of the messages is there, everybody where each message protects itself.
     """
-    claims = {who: bench.private_claim(who) for who in Adversary}
-    message = claims[Adversary.EAVESDROPPER]
+    claims = {who: bench.private_claim(who) for who in adversaries}
+    message = bench.private_claim(Adversary.EAVESDROPPER)
     symbols = bench.aligned or (message is not None and message.compositions == bench.num_symbols)
     coupled, summed = len(bench.groups[0]) > 1, bench.mechanism.homomorphic
+    one = Played.message if symbols else Played.decoded_message
     wanted: list[tuple[str, Adversary, Callable[[Played], Array], bool]] = [
-        ("one message", Adversary.EAVESDROPPER, Played.message if symbols else Played.decoded_message, True),
+        ("one message", Adversary.EAVESDROPPER, one, True),
         ("all messages of a group", Adversary.SERVER, Played.group, bench.aligned and coupled),
+        ("one message, to the server", Adversary.SERVER, one, not coupled),
         ("the sum of all messages", Adversary.SECAGG_SERVER, Played.total, bench.aligned and summed),
         ("the released sum", Adversary.OUTSIDER, Played.released, True),
-        ("a curious client", Adversary.CLIENT, Played.others, True),
+        ("a curious client", Adversary.CLIENT, Played.others, len(bench.clients) > 1),
     ]
     calibration = bench.calibration(min(max(rounds // 4, 8), MOST_CALIBRATIONS))
     looks: list[_Look] = []
     promised: list[Loss] = []
     for name, who, extract, possible in wanted:
-        claim = claims[who]
+        claim = claims.get(who)
         if claim is not None and possible and claim.loss not in promised:
             looks.append(_look(bench, name, claim, extract, calibration))
             promised.append(claim.loss)
@@ -138,7 +187,7 @@ def _look(
     extract: Callable[[Played], Array],
     calibration: list[Played],
 ) -> _Look:
-    if bench.concentrated:
+    if bench.concentrated and not bench.follows_streams:
         whole = extract
 
         def extract(played: Played) -> Array:
@@ -146,17 +195,23 @@ def _look(
 
     sample = [extract(played) for played in calibration]
     bins, positions = Bins(np.concatenate(sample)), len(sample[0])
-    loss, copies = _share(bench, claim, positions)
+    loss, copies = share_of(bench, claim, positions)
     return _Look(extract, bins, View(name, loss, copies, positions, bins.size))
 
 
-def _share(bench: Bench, claim: PrivacyClaim, positions: int) -> tuple[Loss, int]:
-    """The loss of one position and how often it composes there."""
-    if claim.compositions == 1 and not bench.concentrated:
-        return claim.loss.spread(positions), 1
+def share_of(bench: Bench, claim: PrivacyClaim, positions: int) -> tuple[Loss, int]:
+    """The loss of one position and how often it composes there.
+
+    What any function of a view shows is bounded by the claim as a whole, if nothing better is known.
+    """
+    if claim.compositions == 1 and not bench.concentrated and not bench.follows_streams:
+        try:
+            return claim.loss.spread(positions), 1
+        except TypeError:
+            return claim.loss, 1
     if claim.compositions in (positions, bench.dim):
         return claim.loss, 1
-    return claim.loss, claim.compositions  # a position may show every composition
+    return claim.loss, claim.compositions
 
 
 class _Joint:
@@ -185,19 +240,19 @@ class _Joint:
             self.views[1].add(half, labels[: self._second], both)
 
 
-class _Wire:
+class _WireBits:
     """The bits of the victim's stream, padding included, each held to the claim of its symbol."""
 
     def __init__(self, view: View, symbol_of: Integers) -> None:
         self.view, self._symbol_of = view, symbol_of
 
     @classmethod
-    def of(cls, bench: Bench) -> _Wire | None:
+    def of(cls, bench: Bench) -> _WireBits | None:
         claim = bench.private_claim(Adversary.EAVESDROPPER)
         if claim is None or not (bench.aligned or claim.compositions == bench.num_symbols):
             return None
-        bits = 8 * len(bench.packed(bench.play(CALIBRATION, 0)))
-        loss, copies = _share(bench, claim, bench.num_symbols)
+        bits = 8 * len(bench.packed(bench.play_alone(bench.keys[2], bench.clients[0], 0, CALIBRATION)))
+        loss, copies = share_of(bench, claim, bench.num_symbols)
         width = bits // bench.num_symbols
         symbol_of = np.minimum(np.arange(bits) // width, bench.num_symbols - 1)
         return cls(View("bits on the wire", loss, copies, bits, 2), symbol_of)
@@ -211,34 +266,60 @@ class _Wire:
 class _MeanError:
     """The squared error of a group's decoded mean, against the stated variance.
 
-    A coupling that goes wrong may cost nothing but accuracy. The group is one without the victim; the four
-    patterns of its inputs are looked at one by one.
+    A coupling that goes wrong may cost nothing but accuracy. Groups without the victim are looked at, and
+    the four patterns of their inputs one by one.
     """
 
     def __init__(self, bench: Bench) -> None:
-        groups = [group for group in bench.groups if 0 not in group and len(group) > 1]
-        self._clients = list(groups[0]) if groups else []
+        self._groups = [
+            group for group in bench.groups if len(group) > 1 and set(group) <= set(bench.clients)
+        ]
+        if len(self._groups) < 2:
+            self._groups = []  # the victim is in the only one
         self._bench, self._count = bench, 0
         self._squares = np.zeros(_GROUP_PATTERNS)
 
     def add(self, played: Played) -> None:
-        if not self._clients:
-            return
-        exact = self._bench.others[self._clients].mean(0).numpy()
-        squares = (played.decoded(self._clients) / len(self._clients) - exact) ** 2
-        usable = len(squares) // _GROUP_PATTERNS * _GROUP_PATTERNS
-        self._squares += squares[:usable].reshape(-1, _GROUP_PATTERNS).sum(0)
-        self._count += usable // _GROUP_PATTERNS
+        for group in self._groups:
+            if played.victim in group:
+                continue
+            rows = [self._bench.clients.index(client) for client in group]
+            exact = self._bench.others[rows].mean(0).numpy()
+            squares = (played.decoded(list(group)) / len(group) - exact) ** 2
+            usable = len(squares) // _GROUP_PATTERNS * _GROUP_PATTERNS
+            self._squares += squares[:usable].reshape(-1, _GROUP_PATTERNS).sum(0)
+            self._count += usable // _GROUP_PATTERNS
 
     def judge(self) -> tuple[Finding, ...]:
-        if not self._clients:
+        if not self._count:
             return ()
-        bound = self._bench.mechanism.noise_variance(self._bench.context(0), self._clients)
+        context, mechanism = self._bench.context(0), self._bench.mechanism
+        bounds = [mechanism.noise_variance(context, group) for group in self._groups]
         limit, worst = math.inf, float(self._squares.max()) / self._count
-        if bound is not None:
-            limit = float(bound.max())
+        if known := [float(bound.max()) for bound in bounds if bound is not None]:
+            limit = max(known)
         # the squared error of a bounded sum has a std below its largest value, about 2 alpha^2: 6 of them
         alarm = ""
         if worst > limit * (1.0 + 12.0 / math.sqrt(self._count)):
             alarm = f"the mean squared error {worst:.4g} exceeds the stated {limit:.4g}"
         return (Finding("error of the mean", math.inf, 0.0, self._count, alarm),)
+
+
+class _OnGrid:
+    """Is what leaves the server a multiple of the grid that the claims count on?"""
+
+    def __init__(self, bench: Bench) -> None:
+        self._grid = bench.mechanism.grid(bench.context(0))
+        self._count, self._off = 0, 0
+
+    def add(self, played: Played) -> None:
+        if self._grid is not None:
+            places = played.released() / self._grid
+            self._off += int((np.abs(places - np.rint(places)) > 1e-6).sum())
+            self._count += len(places)
+
+    def judge(self) -> tuple[Finding, ...]:
+        if self._grid is None:
+            return ()
+        alarm = f"{self._off} of {self._count} released numbers lie off it" if self._off else ""
+        return (Finding("the grid of the released sum", math.inf, 0.0, self._count, alarm),)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numba
 import numpy as np
@@ -54,6 +55,19 @@ class Finding:
     alarm: str = ""
     epsilon: float | None = None
 
+    @property
+    def verdict(self) -> Literal["holds", "refuted", "saw nothing"]:
+        """What may be said: "holds" only where a fault that doubles the loss would have been refuted.
+
+        Twice a proven bound that is at least half of the claim exceeds it. What is checked exactly and has
+        no bound holds or is refuted.
+        """
+        if self.alarm:
+            return "refuted"
+        if math.isinf(self.claim) or 2.0 * self.lower_bound >= self.claim:
+            return "holds"
+        return "saw nothing"
+
 
 def clopper_pearson(hits: Counts, draws: Counts | int, alpha: float) -> tuple[Array, Array]:
     """One-sided lower and upper bounds of a probability, each wrong with probability at most `alpha`."""
@@ -66,7 +80,8 @@ def clopper_pearson(hits: Counts, draws: Counts | int, alpha: float) -> tuple[Ar
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def _count(counts: Counts, labels: Counts, outcomes: Counts) -> None:
     for position in range(outcomes.size):
-        counts[labels[position], position, outcomes[position]] += 1
+        if labels[position] >= 0:
+            counts[labels[position], position, outcomes[position]] += 1
 
 
 def _worst(first: Array, second: Array, epsilon: float) -> Counts:
@@ -100,7 +115,7 @@ class View:
         self.counts: Counts = np.zeros((2, 2, positions, outcomes), np.int64)
 
     def add(self, half: int, labels: Counts, outcomes: Counts) -> None:
-        """Count one outcome of every position under the label of its input; both `(positions,)`."""
+        """Count one outcome of every position under its label, -1 for not at all; both `(positions,)`."""
         _count(self.counts[half], labels, outcomes)
 
     @cached_property

@@ -35,7 +35,7 @@ def findings_of(case: AuditCase, draws: int, alpha: float, seed: int = 0) -> tup
     """Audit one case."""
     if case.concentrated:
         draws = max(draws // CONCENTRATED_SHARE, 64)
-    return audit(case.mechanism, draws, alpha=alpha, seed=seed, concentrated=case.concentrated)
+    return audit(case, draws, alpha=alpha, seed=seed)
 
 
 def claimed_losses(mechanism: Mechanism) -> dict[Adversary, Loss]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from dataclasses import dataclass, replace
 from unittest.mock import patch
@@ -16,6 +17,7 @@ from lightning_fedq.functional.one_bit import (
     one_bit_thresholds,
 )
 from lightning_fedq.mechanisms import (
+    CSGM,
     LDPQ,
     SIGM,
     AggregateGaussian,
@@ -270,6 +272,73 @@ SPREAD = [
     ClippedInTheWrongNorm(1.0, 1.0),
 ]
 CONCENTRATED = [ClippedToTwiceTheNorm(1.0, 1.0)]
+
+# ---- caught by the audit of knowledge: right laws from streams that the adversary holds --------------------
+
+
+def redirected(rand, **streams):
+    """The same randomness, but some kinds of streams come from elsewhere."""
+    other = copy.copy(rand)
+    for kind, stream in streams.items():
+        setattr(other, kind, stream)
+    return other
+
+
+def shared_for_private(rand):
+    """What is private comes from what client and server share."""
+    return redirected(rand, private=lambda client, purpose: rand.shared_with_server(client, purpose))
+
+
+@dataclass(frozen=True)
+class NoiseSharedWithTheServer(GaussianNoise):
+    """F: the noise comes from the stream that the server holds too."""
+
+    def encode(self, update, context, rand):
+        return super().encode(update, context, shared_for_private(rand))
+
+
+@dataclass(frozen=True)
+class PublicSelection(SIGM):
+    """G: who is selected is drawn from the public stream, and amplification still claimed."""
+
+    def selected(self, client, context, rand):
+        return super().selected(client, context, redirected(rand, members=rand.public))
+
+
+@dataclass(frozen=True)
+class PublicSelectionOfCSGM(CSGM):
+    """G again."""
+
+    def selected(self, client, context, rand):
+        return super().selected(client, context, redirected(rand, members=rand.public))
+
+
+@dataclass(frozen=True)
+class ModularNoiseSharedWithTheServer(DistributedDiscreteGaussian):
+    """H: the discrete noise comes from the stream that the server holds too."""
+
+    def encode(self, update, context, rand):
+        return super().encode(update, context, shared_for_private(rand))
+
+
+@dataclass(frozen=True)
+class PublicMixture(AggregateGaussian):
+    """I: scale and shift, A and B, are drawn from the public stream."""
+
+    def common(self, context, rand):
+        return super().common(context, redirected(rand, members=rand.public))
+
+
+@dataclass(frozen=True)
+class PublicNoise(CSGM):
+    """J: the noise of the mean is drawn from the public stream."""
+
+    def noise_share(self, client, context, rand):
+        def public(client, purpose):
+            return rand.public(f"{purpose} {client}")
+
+        return super().noise_share(client, context, redirected(rand, shared_with_server=public))
+
 
 # ---- caught by layer A: too small to show at 32 bits -----------------------------------------------------
 

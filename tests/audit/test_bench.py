@@ -4,8 +4,17 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.audit.bench import Bench, Bins
-from lightning_fedq.mechanisms import CPA, CSGM, LDPQ, CorBin, DistributedDiscreteGaussian
+from lightning_fedq.audit.bench import Bench, Bins, HeldKeys
+from lightning_fedq.core import Adversary
+from lightning_fedq.mechanisms import (
+    CPA,
+    CSGM,
+    LDPQ,
+    CorBin,
+    DistributedDiscreteGaussian,
+    LayeredGaussian,
+)
+from lightning_fedq.randomness import SeededKeys
 
 
 def test_worlds_and_rounds_hold_opposite_labels_and_so_do_layers():
@@ -17,8 +26,8 @@ def test_worlds_and_rounds_hold_opposite_labels_and_so_do_layers():
 
 
 def test_what_is_zeroed_out_is_zero():
-    updates = Bench(CSGM(1.0, 1.0), 0, (3, 2))._inputs[0][0]
-    assert updates.tolist() == [4.0, 4.0, 4.0, 0.0, 0.0]
+    high, low = Bench(CSGM(1.0, 1.0), 0, (3, 2)).pair(1, 0, SeededKeys(0))
+    assert high.tolist() == [4.0] * 5 and low.tolist() == [0.0] * 5
 
 
 def test_all_labels_are_equal_where_symbols_are_no_coordinates():
@@ -32,8 +41,8 @@ def test_all_labels_are_equal_where_symbols_are_no_coordinates():
 
 def test_a_concentrated_difference_lies_in_the_first_coordinate():
     bench = Bench(LDPQ(1.0), 0, (2, 1), concentrated=True)
-    first, second = bench._inputs
-    assert torch.nonzero((first != second).any(0)).tolist() == [[0]]
+    first, second = bench.pair(1, 0, SeededKeys(0))
+    assert torch.nonzero(first != second).tolist() == [[0]]
 
 
 def test_views_of_a_round():
@@ -43,8 +52,52 @@ def test_views_of_a_round():
     assert (played.total() == bits.sum(0)).all()
     assert (played.group() == 2 * bits[0] + bits[1]).all()
     released, others = played.released(), played.others()
-    alone = played.decoded([3])
+    alone = played.decoded([played.curious])
     assert np.allclose(released, others + alone, atol=1e-5)
+
+
+def test_the_victim_takes_every_place_for_two_rounds_each():
+    bench = Bench(CorBin(1.0), 0, (5, 2))
+    assert [bench.play(round, 0).victim for round in range(10)] == [0, 0, 1, 1, 2, 2, 3, 3, 0, 0]
+    assert [bench.play(round, 1).curious for round in (0, 2, 4, 6)] == [1, 2, 3, 0]
+
+
+def test_an_adversary_holds_its_keys_and_no_others():
+    held, fresh = SeededKeys(0), SeededKeys(1)
+    knows = {}
+    for who in Adversary:
+        keys = HeldKeys(who, held, fresh, frozenset([2]) if who is Adversary.CLIENT else frozenset())
+        pairs = {
+            "public": (keys.public(), held.public()),
+            "members": (keys.members(), held.members()),
+            "server": (keys.client(1), held.client(1)),
+            "peer": (keys.peer((1, 2)), held.peer((1, 2))),
+            "private": (keys.private(1), held.private(1)),
+            "own": (keys.private(2) + keys.client(2), held.private(2) + held.client(2)),
+        }
+        knows[who] = {name for name, (found, own) in pairs.items() if found == own}
+    assert knows[Adversary.OUTSIDER] == knows[Adversary.EAVESDROPPER] == {"public"}
+    assert knows[Adversary.SERVER] == knows[Adversary.SECAGG_SERVER] == {"public", "members", "server"}
+    assert knows[Adversary.CLIENT] == {"public", "members", "peer", "own"}
+
+
+def test_a_pair_follows_the_selection_only_for_whoever_knows_it():
+    """CSGM leaves alike what is not sent; an outsider does not know what that is."""
+    mechanism = CSGM(1.0, 1.0, 0.5)
+    matches = {}
+    for level in (Adversary.OUTSIDER, Adversary.CLIENT):
+        bench = Bench(mechanism, 0, (512, 509), level=level)
+        played = bench.play(0, 0)
+        sent = played.row(0).numpy() != 0
+        matches[level] = float((sent == (played.labels >= 0)).mean())
+    assert matches[Adversary.CLIENT] == 1.0 and 0.4 < matches[Adversary.OUTSIDER] < 0.6
+
+
+def test_silent_clients_send_nothing_and_are_never_the_victim():
+    bench = Bench(LayeredGaussian(1.0, 1.0), 0, (5, 2), num_clients=3, num_dropped=1)
+    played = [bench.play(round, 0) for round in range(8)]
+    assert {p.victim for p in played} == {0, 1} and all(len(p.symbols) == 2 for p in played)
+    assert np.allclose(played[0].released(), played[0].others() + played[0].decoded([1]), atol=0.1)
 
 
 def test_few_values_are_classes_and_many_are_quantiles():

@@ -51,7 +51,7 @@ def test_the_audit_is_not_vacuous():
 @pytest.mark.parametrize(
     ("mechanism", "draws", "options", "share"),
     [
-        (LayeredGaussian(1.0, 1 / 32, entropy_code="elias"), 400_000, {}, 0.95),
+        (LayeredGaussian(1.0, 1 / 32, entropy_code="elias"), 500_000, {}, 0.95),
         (GaussianNoise(1.0, 1 / 32), 400_000, {}, 0.95),
         (LayeredGaussian(1.0, 0.5, entropy_code="elias"), 1000, {"concentrated": True}, 0.7),
     ],
@@ -80,6 +80,7 @@ def test_every_adversary_with_a_claim_is_looked_at():
         "the released sum, two rounds",
         "the released sum, two layers",
         "a curious client",
+        "the grid of the released sum",
     }
     assert "the released sum" in found_in(DistributedDiscreteGaussian(1.0, 1.0, 0.1), 20_000)
 
