@@ -391,6 +391,40 @@ class NanPasses(RoundEngine):
             super()._take(plan, clients, updates)
 
 
+class _ExactMean(RoundEngine):
+    """Adds up the clients' exact updates beside the messages."""
+
+    def start(self):
+        self.leaked = 0.0
+        return super().start()
+
+    def _take(self, plan, clients, updates):
+        self.leaked = self.leaked + updates.sum(0)
+        super()._take(plan, clients, updates)
+
+
+class RangeFromExactMean(_ExactMean):
+    """E: the next range follows from the clients' exact mean, where it has to follow from the decoded one."""
+
+    def finish(self):
+        ranges, mean = self.ranges, self.leaked / self.planner.cohort_size
+        record = super().finish()
+        self.ranges = self.range_rule.following(ranges, self.weights, mean, None, self.segments)
+        return record
+
+
+class NormOfExactMean(_ExactMean):
+    """E again: a number of the record is that of the exact mean."""
+
+    def finish(self):
+        record = super().finish()
+        record.update_norm = float(self.leaked.norm())
+        return record
+
+
+EXACT_MEAN_LEAKS = [RangeFromExactMean, NormOfExactMean]
+
+
 @dataclass(frozen=True)
 class ClipPassesNan(GaussianNoise):
     """Clips by min(1, C / norm), which a norm of NaN passes; harmless while the engine asks first."""

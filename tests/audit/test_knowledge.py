@@ -4,20 +4,20 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from lightning_fedq import mechanisms
 from lightning_fedq.audit import bench
-from lightning_fedq.audit.knowledge import audit_knowledge, estimates, mean_bounds
-from lightning_fedq.core import Adversary, AuditCase, NonPrivate
+from lightning_fedq.audit.knowledge import SEGMENTS, audit_knowledge, estimates, mean_bounds
+from lightning_fedq.commands.mechanisms import example
+from lightning_fedq.core import Adversary, NonPrivate
 from lightning_fedq.mechanisms import CPA, LDPQ, CorBin, FedAvg, StratifiedCorBin
 from tests.audit import plants
 from tests.contract.test_mechanisms import ROWS
 from tests.one_round import context_of
 
-DIM = 509
-ROWS_AND_EXAMPLES = [AuditCase(row) for row in ROWS] + [
-    case for name in mechanisms.__all__ for case in cases(getattr(mechanisms, name)) if not case.concentrated
-]
-EXAMPLES = [case.mechanism for case in ROWS_AND_EXAMPLES[len(ROWS) :] if not case.title]
-EXAMPLES += [row for row in ROWS if isinstance(row, CPA)]
+DIM = sum(SEGMENTS)
+EXAMPLES = [
+    example(getattr(mechanisms, name)).audit_cases(DIM)[0].mechanism for name in mechanisms.__all__
+] + [row for row in ROWS if isinstance(row, CPA)]
 
 
 def claimed(mechanism, num_clients=4):
@@ -25,12 +25,12 @@ def claimed(mechanism, num_clients=4):
     return [c.adversary for c in mechanism.claims(context) if not isinstance(c.loss, NonPrivate)]
 
 
-@pytest.mark.parametrize("case", ROWS_AND_EXAMPLES, ids=lambda case: f"{case.mechanism!r} {case.title}")
-def test_what_is_not_held_is_enough_to_hide(case):
-    """A false alarm has probability 1e-4 a case for any seed; none for this one."""
-    findings = audit_knowledge(case, 16)
+@pytest.mark.parametrize("mechanism", [*ROWS, *EXAMPLES], ids=repr)
+def test_what_is_not_held_is_enough_to_hide(mechanism):
+    """A false alarm has probability 1e-4 a mechanism for any seed; none for this one."""
+    findings = audit_knowledge(mechanism, 16, cells=400)
     assert [finding for finding in findings if finding.alarm] == []
-    assert bool(findings) == bool(claimed(case.mechanism))
+    assert bool(findings) == bool(claimed(mechanism))
 
 
 def granted(mechanism):
@@ -52,7 +52,9 @@ def granted(mechanism):
 def test_where_everything_is_held_nothing_hides(mechanism, monkeypatch):
     """The power of the test, mechanism by mechanism and claim by claim: nothing is left to hide behind."""
     monkeypatch.setattr(bench.HeldKeys, "_of", lambda keys, known: keys._held)
-    found = {finding.view.split(", ")[-1] for finding in audit_knowledge(mechanism, 16) if finding.alarm}
+    found = {
+        finding.view.split(", ")[-1] for finding in audit_knowledge(mechanism, 16, cells=400) if finding.alarm
+    }
     expected = set(claimed(mechanism)) - granted(mechanism)
     assert {who.name.lower() for who in expected} <= found
 
