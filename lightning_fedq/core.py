@@ -247,6 +247,7 @@ class AuditCase:
     title: str = ""
     num_clients: int | None = None
     num_dropped: int = 0
+    enumerable: bool = False
 
 
 class Mechanism(ABC):

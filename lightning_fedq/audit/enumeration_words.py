@@ -2,7 +2,8 @@
 
 A symbol that grows or falls with its word takes each value on an interval of words, and bisection over the
 encoder itself, fed with chosen words, finds every end of every interval: the law of the symbol in whole
-words, for the real 32 or 52 bits, without counting 2^52 of them. (The second word that the far tails of noise
+words, for the real 32 or 52 bits, without counting 2^52 of them. Two clients and two layers are given the
+same words and have to give the same symbols. (The second word that the far tails of noise
 read moves a symbol inside one first word only.) The laws of two worst inputs are compared with the claim at
 several epsilons, and where the specification names the counts, with the counts.
 """
@@ -21,13 +22,18 @@ from lightning_fedq.audit.views import View
 from lightning_fedq.core import Adversary, Mechanism, NonPrivate, RoundContext
 from lightning_fedq.randomness import ClientRandomness, SeededKeys, Stream
 
-_DIM = 2048
+_DIM = 1024
+_CLIENTS = (0, 1)
 _FAR = 4.0
 _UNIFORM_BITS = 52
 _TOTAL_VARIATION = 2.0**-40
 """What a sampler may be off by, where its claim states a distance: its words are longer than 52 bits."""
 _ODDS = 1 + Fraction(1, 1 << 40)
 """Relative slack, for the floats of the claim; all other laws are exact, however large epsilon is."""
+
+
+class UnlikeError(ValueError):
+    """One word gives different symbols where the law has to be the same."""
 
 
 class _ChosenWords(Stream):
@@ -41,14 +47,14 @@ class _ChosenWords(Stream):
         bits = 8 * out.itemsize
         self._seen[0] = min(bits, _UNIFORM_BITS)
         shift = np.uint64(bits - self._seen[0])
-        out[:] = (self._chosen[: len(out)] << shift).astype(out.dtype)
+        out[:] = (np.resize(self._chosen, len(out)) << shift).astype(out.dtype)
 
 
 class _ChosenRandomness(ClientRandomness):
-    """One client whose private words are chosen, and whose dithers are all the same."""
+    """Clients whose private words are chosen, the same in both layers, and whose dithers are all the same."""
 
     def __init__(self, chosen: NDArray[np.uint64], dither: int, seen: list[int]) -> None:
-        super().__init__(SeededKeys(0), (0,), 0)
+        super().__init__(SeededKeys(0), _CLIENTS, 0)
         self._chosen, self._dither, self._seen = chosen, dither, seen
 
     def private(self, client: int, purpose: str) -> Stream:
@@ -57,12 +63,12 @@ class _ChosenRandomness(ClientRandomness):
 
     def shared_with_server(self, client: int, purpose: str) -> Stream:
         """See `PublicRandomness.shared_with_server`."""
-        return _ChosenWords(np.full(_DIM, self._dither, np.uint64), [0])
+        return _ChosenWords(np.full(1, self._dither, np.uint64), [0])
 
 
 def _context() -> RoundContext:
-    one = torch.ones(1, dtype=torch.float64)
-    return RoundContext(0, ((0,),), (_DIM,), 0 * one, one)
+    ones = torch.ones(2, dtype=torch.float64)
+    return RoundContext(0, tuple((client,) for client in _CLIENTS), (_DIM, _DIM), 0 * ones, ones)
 
 
 def exact_law(mechanism: Mechanism, value: float, dither: int = 0) -> dict[int, Fraction]:
@@ -75,14 +81,18 @@ def exact_law(mechanism: Mechanism, value: float, dither: int = 0) -> dict[int, 
 
     Raises:
         ValueError: If some words show that the symbol is not monotone.
+        UnlikeError: If one word gives different symbols in two layers, or for two clients.
     """
-    update, context, seen = torch.full((1, _DIM), value), _context(), [0]
+    update, context, seen = torch.full((len(_CLIENTS), 2 * _DIM), value), _context(), [0]
 
     def symbols(words: NDArray[np.uint64]) -> NDArray[np.int64]:
         chosen = np.zeros(_DIM, np.uint64)
         chosen[: len(words)] = words
         out = mechanism.encode(update, context, _ChosenRandomness(chosen, dither, seen)).symbols
-        return np.asarray(out[0].numpy()[: len(words)], np.int64)
+        parts = out.reshape(2 * len(_CLIENTS), _DIM)[:, : len(words)]
+        if not torch.equal(parts, parts[:1].expand_as(parts)):
+            raise UnlikeError(f"{type(mechanism).__name__}: clients or layers differ in what a word gives")
+        return np.asarray(parts[0].numpy(), np.int64)
 
     symbols(np.zeros(1, np.uint64))
     top = (1 << seen[0]) - 1
@@ -130,10 +140,14 @@ def enumerate_words(mechanism: Mechanism, dithers: tuple[int, ...] = (0,)) -> li
     claim = next(c for c in mechanism.claims(_context()) if c.adversary is Adversary.EAVESDROPPER)
     if isinstance(claim.loss, NonPrivate):
         return []
-    loss = claim.loss.spread(_DIM) if claim.compositions == 1 else claim.loss
+    loss = claim.loss.spread(2 * _DIM) if claim.compositions == 1 else claim.loss
     view, differs = View("one symbol", loss, 1, 1, 2), []
     for dither in dithers:
-        laws = [exact_law(mechanism, value, dither) for value in (_FAR, -_FAR)]
+        try:
+            laws = [exact_law(mechanism, value, dither) for value in (_FAR, -_FAR)]
+        except UnlikeError as unlike:
+            differs.append(str(unlike))
+            continue
         for first, second in (laws, laws[::-1]):
             for epsilon in view.epsilons:
                 odds = Fraction(np.exp(epsilon)) * _ODDS

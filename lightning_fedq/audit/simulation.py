@@ -50,9 +50,11 @@ class _Look:
 
 
 def cohort_size(mechanism: Mechanism) -> int:
-    """Three clients where noise is shared out, else four, or more until there are two groups."""
+    """Three clients where noise is shared out, else four, or more until there are two groups or none."""
     size = 3 if mechanism.fixed_cohort else 4
-    return size if max(mechanism.group_sizes(size)) < size else 2 * size
+    while sum(members > 1 for members in mechanism.group_sizes(size)) == 1:
+        size += 2
+    return size
 
 
 def audit(

@@ -28,6 +28,7 @@ from torch import Tensor
 from lightning_fedq.coding import FixedLength
 from lightning_fedq.core import (
     Adversary,
+    AuditCase,
     Mechanism,
     Message,
     PrivacyClaim,
@@ -164,6 +165,10 @@ class AdditiveNoise(Mechanism):
     def code(self, context: RoundContext) -> FixedLength:
         """Signed integers wide enough for any noise."""
         return FixedLength(self.noise.bits, signed=True)
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`: one word decides a symbol."""
+        return (AuditCase(self, enumerable=True),)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """The noise's variance over the number of clients."""

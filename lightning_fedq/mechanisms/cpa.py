@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.coding import FixedLength
-from lightning_fedq.core import Mechanism, Message, PrivacyClaim, RoundContext
+from lightning_fedq.core import AuditCase, Mechanism, Message, PrivacyClaim, RoundContext
 from lightning_fedq.functional.bit_budget import best_block_count, bit_epsilon
 from lightning_fedq.functional.block_code import Floats, Keys, choose_blocks
 from lightning_fedq.functional.block_design import BlockDesign, block_design
@@ -386,6 +386,12 @@ class CPA(Mechanism):
             else:
                 total += count * rarity * worst_second_moment(self._design, self.dither, keep)
         return self.ranges(context)[1] ** 2 * total / len(clients) ** 2
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`: one word decides a symbol; and with an epsilon for every client."""
+        each = tuple(epsilon for epsilon in self._epsilons[:1] * 2 for epsilon in (epsilon, epsilon / 2.0))
+        several = replace(self, epsilon=each, epsilon_scope="bit", rounds=None)
+        return AuditCase(self, enumerable=True), AuditCase(several, title="an epsilon for each client")
 
     def without_noise(self, context: RoundContext) -> CPA:
         """See `Mechanism.without_noise`; a message holds as many blocks as before."""

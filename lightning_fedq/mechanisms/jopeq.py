@@ -27,6 +27,7 @@ from torch import Tensor
 from lightning_fedq.coding import FixedLength
 from lightning_fedq.core import (
     Adversary,
+    AuditCase,
     LaplaceLoss,
     Loss,
     Mechanism,
@@ -164,6 +165,10 @@ class JoPEQ(Mechanism):
     def lever(self, client: int, context: RoundContext) -> float:
         """Outermost level over the largest honest value, one radius."""
         return self.step * (self.levels - 1) / 2
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`: one word decides a symbol."""
+        return (AuditCase(self, enumerable=True),)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """radius^2 2 (2 / epsilon)^2 / n without overload; overload only lowers it (and adds bias)."""

@@ -58,7 +58,7 @@ class LaplaceNoise(AdditiveNoise):
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
         """See `Mechanism.audit_cases`: the claim is about a whole vector."""
         little = LaplaceNoise(self.clip_norm, self.multiplier / dim)
-        return AuditCase(little), AuditCase(self, concentrated=True, title="one coordinate")
+        return AuditCase(little, enumerable=True), AuditCase(self, concentrated=True, title="one coordinate")
 
 
 @dataclass(frozen=True)

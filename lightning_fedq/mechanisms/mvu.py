@@ -24,7 +24,16 @@ from scipy.optimize import linprog, minimize
 from torch import Tensor
 
 from lightning_fedq.coding import FixedLength
-from lightning_fedq.core import Adversary, Mechanism, Message, PmfPairs, PrivacyClaim, RoundContext, Unit
+from lightning_fedq.core import (
+    Adversary,
+    AuditCase,
+    Mechanism,
+    Message,
+    PmfPairs,
+    PrivacyClaim,
+    RoundContext,
+    Unit,
+)
 from lightning_fedq.mechanisms.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.received import check_received
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
@@ -242,6 +251,10 @@ class MVU(Mechanism):
     def lever(self, client: int, context: RoundContext) -> float:
         """Largest output over the largest honest mean, one radius."""
         return float(np.abs(2.0 * self.design.outputs - 1.0).max())
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`: one word decides a symbol."""
+        return (AuditCase(self, enumerable=True),)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """(2 radius)^2 times the worst variance on [0, 1], over n."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.coding import FixedLength
-from lightning_fedq.core import Mechanism, Message, RoundContext
+from lightning_fedq.core import AuditCase, Mechanism, Message, RoundContext
 from lightning_fedq.functional.one_bit import (
     WORD_BITS,
     CoinThresholds,
@@ -218,6 +218,10 @@ class OneBitMechanism(Mechanism):
     def lever(self, client: int, context: RoundContext) -> float:
         """The decoded value of one bit over the radius, which is as far as an honest mean can go."""
         return self.coin.scale
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`: one word decides a symbol."""
+        return (AuditCase(self, enumerable=True),)
 
     def without_noise(self, context: RoundContext) -> OneBitMechanism:
         """See `Mechanism.without_noise`: the bit says on which side of the centre the value lies."""

@@ -17,11 +17,11 @@ References:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from lightning_fedq.core import PrivacyClaim, RoundContext
+from lightning_fedq.core import AuditCase, PrivacyClaim, RoundContext
 from lightning_fedq.functional.one_bit import worst_group_variance
 from lightning_fedq.mechanisms.claims import grouped_claims
 from lightning_fedq.mechanisms.one_bit import COINS, OneBitMechanism, RotatedStrata
@@ -71,3 +71,9 @@ class StratifiedCorBin(OneBitMechanism):
     def advice(self, claim: PrivacyClaim) -> str:
         """See `Mechanism.advice`: what a group shares counts as shown."""
         return "clients that share nothing (LDPQ)"
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`; in pairs the stated variance is exact: a wrong stratum shows."""
+        small = replace(self, group_size=min(self.group_size, 4))
+        pairs = replace(self, group_size=2)
+        return AuditCase(small, enumerable=True), AuditCase(pairs, title="pairs")

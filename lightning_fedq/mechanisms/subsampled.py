@@ -126,8 +126,13 @@ class SubsampledMechanism(Mechanism):
         return (1.0 - self.sampling_probability) / self.sampling_probability
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`: where a hidden selection counts."""
-        return (AuditCase(replace(self, sampling_probability=0.5)),)
+        """See `Mechanism.audit_cases`: where a hidden selection counts, where all is selected, a dropout."""
+        half, whole = (replace(self, sampling_probability=gamma) for gamma in (0.5, 1.0))
+        return (
+            AuditCase(half),
+            AuditCase(whole, title="gamma 1"),
+            AuditCase(half, title="one dropout", num_dropped=1),
+        )
 
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness

@@ -25,6 +25,7 @@ from lightning_fedq.mechanisms import (
     DistributedDiscreteGaussian,
     GaussianNoise,
     LayeredGaussian,
+    StratifiedCorBin,
 )
 from lightning_fedq.mechanisms.additive_noise import WholeVector
 from lightning_fedq.mechanisms.claims import independent_claims
@@ -262,6 +263,58 @@ class ClippedToTwiceTheNorm(GaussianNoise):
 
     def claims(self, context):
         return GaussianNoise(self.clip_norm, self.noise_multiplier).claims(context)
+
+
+@dataclass(frozen=True)
+class OddClientsReuseTheirBits(LDPQ):
+    """A: the private stream's address lacks the round, for odd clients only."""
+
+    def encode(self, update, context, rand):
+        again = copy.copy(rand)
+        again._address, again._prefixes = b"the same in every round", {}
+
+        def private(client, purpose):
+            streams = again if client % 2 else rand
+            return ClientRandomness.private(streams, client, purpose)
+
+        return super().encode(update, context, redirected(rand, private=private))
+
+
+@dataclass(frozen=True)
+class LastSharesTheFirstStratum(StratifiedCorBin):
+    """B: the last member of a group takes the stratum of the first; each alone is as random as before."""
+
+    def coupling(self, group, rand):
+        right = super().coupling(group, rand)
+
+        class First:
+            def draw(self, count):
+                return right.draw(count)
+
+            def apply(self, words, shared, rank):
+                right.apply(words, shared, 0 if rank == len(group) - 1 else rank)
+
+        return First() if right else None
+
+
+@dataclass(frozen=True)
+class SecondLayerOff(LDPQ):
+    """C: in every layer but the first, the threshold is 2^-16 too high."""
+
+    def encode(self, update, context, rand):
+        message = super().encode(update, context, rand)
+        rows = update.detach().reshape(len(rand.clients), context.dim).float()
+        center, radius = context.expand(context.center), context.expand(context.radius)
+        later = torch.arange(context.dim) >= context.segments[0]
+        thresholds = one_bit_thresholds(rows, center, radius, self.coin) + later * 2 ** (WORD_BITS - 16)
+        drawn = [rand.private(client, COINS).words(context.dim).astype(np.int64) for client in rand.clients]
+        bits = (torch.from_numpy(np.stack(drawn)) < thresholds).to(torch.uint8)
+        return replace(message, symbols=bits.reshape(update.shape))
+
+
+def skip_the_grid(total, grid):
+    """D: stands for `round_to_grid` and rounds nothing."""
+    return total
 
 
 SPREAD = [
