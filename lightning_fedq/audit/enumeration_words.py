@@ -40,14 +40,17 @@ class _ChosenWords(Stream):
     """Every read gives the same chosen words, one a coordinate; counts in units of the word that is read."""
 
     def __init__(self, chosen: NDArray[np.uint64], seen: list[int]) -> None:
-        self._chosen, self._seen = chosen, seen
+        self._chosen, self._seen, self._middle = chosen, seen, np.uint64(1 << 31)
 
     def fill(self, out: NDArray[Any]) -> None:
         """See `Stream.fill`."""
         bits = 8 * out.itemsize
         self._seen[0] = min(bits, _UNIFORM_BITS)
         shift = np.uint64(bits - self._seen[0])
-        out[:] = (np.resize(self._chosen, len(out)) << shift).astype(out.dtype)
+        # the second words of far tails, fewer than coordinates: all alike
+        whole = len(out) % len(self._chosen) == 0
+        words = np.resize(self._chosen, len(out)) if whole else np.full(len(out), self._middle)
+        out[:] = (words << shift).astype(out.dtype)
 
 
 class _ChosenRandomness(ClientRandomness):
