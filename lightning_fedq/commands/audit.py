@@ -133,7 +133,7 @@ def _train() -> int:
     for run in TRAININGS:
         start = time.process_time()
         finding = run(ALPHA / len(TRAININGS))
-        numbers = f"ε {finding.claim:.3f}", f"{finding.lower_bound:.3f}", str(finding.draws)
+        numbers = _cells(finding)[1:]
         seconds = f"{time.process_time() - start:.1f}"
         table.add_row(finding.view, *numbers, seconds, _verdict(finding))
         alarms += bool(finding.alarm)

@@ -6,7 +6,8 @@ Three kinds of canaries, by what the claim is about:
   client's whole update, the score is how far the released models moved along it, or its own messages;
 * a coordinate for each, of one client whose update has the coins' signs: claims about a coordinate, the
   score is what an eavesdropper on the uplink sees;
-* a sample for each, present or absent: `DPSGD`, the score is how far the model moved the sample's way.
+* a sample for each, present or absent: `DPSGD`, the score is how far the model moved the sample's way;
+* all samples, each with a weight of its own, counted like the draws of a simulation (`ManySamples`).
 
 All other clients and samples train as they always do. Few canaries bound epsilon loosely: a lower bound far
 below the claim says nothing, one above it refutes the claim.
@@ -26,10 +27,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.audit.one_run import canary_coins, judge_guesses, surest_guesses
-from lightning_fedq.audit.views import Finding
+from lightning_fedq.audit.views import Finding, View
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.callbacks.lookup import engine_of
-from lightning_fedq.core import Adversary, Mechanism, Message, RoundContext
+from lightning_fedq.core import Adversary, Mechanism, Message, RoundContext, SampledGaussianLoss
 from lightning_fedq.datasets import DigitsDataModule
 from lightning_fedq.experiments.runs import seeded
 from lightning_fedq.mechanisms import (
@@ -224,6 +225,73 @@ class _WithCanaries(pl.LightningDataModule):
         return DataLoader(self._data, batch_size=180)
 
 
+@dataclass(frozen=True)
+class ManySamples:
+    """A training with `DPSGD` in which every sample is a canary, present or absent, with a weight of its own.
+
+    The gradient of a sample is its own weight, far above the clip, so a weight moves by how often its sample
+    took part, plus noise. With correct sampling and noise the weights are independent, so they are counted
+    like the draws of a simulation, against the claim of the accountant over all steps. This shows noise that
+    is too small, and samples whose taking part is not drawn afresh.
+
+    Args:
+        noise_multiplier: Of `DPSGD`.
+        canaries: How many.
+        epochs: Passes over the data, on average, of ten steps each.
+        seed: Of everything.
+        sgd: The callback; tests plant others.
+    """
+
+    noise_multiplier: float = 1.5
+    canaries: int = 6000
+    epochs: int = 20
+    seed: int = 0
+    sgd: Callable[..., DPSGD] = DPSGD
+
+    def __call__(self, alpha: float) -> Finding:
+        """Train, count and judge."""
+        coins = canary_coins(self.canaries, self.seed)
+        private = self.sgd(
+            noise_multiplier=self.noise_multiplier, max_grad_norm=1.0, delta=DELTA, seed=self.seed
+        )
+        model = _OwnWeights(coins)
+        _trainer(self.epochs, private).fit(model)
+        scores = model.layer.weight.detach().flatten().double().numpy()
+        ((noise, rate, steps),) = private.accountant.history
+        learning = np.arange(self.canaries) % 2 == 0
+        edges = np.unique(np.quantile(scores[learning], np.arange(1, 32) / 32))
+        name = f"DPSGD, {self.canaries} samples, a weight each"
+        view = View(name, SampledGaussianLoss(noise, rate), steps, 1, len(edges) + 1)
+        for half, label, place in zip(learning, coins, np.searchsorted(edges, scores), strict=True):
+            view.add(int(not half), np.array([int(label < 0)]), np.array([place]))
+        return view.judge(alpha)
+
+
+class _OwnWeights(pl.LightningModule):
+    """A weight for every sample, and a loss that is linear in it."""
+
+    def __init__(self, coins: NDArray[np.int64]) -> None:
+        super().__init__()
+        self._coins = coins
+        self.layer = torch.nn.Linear(len(coins), 1, bias=False)
+        torch.nn.init.ones_(self.layer.weight)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        """Minus the mean output: the gradient of a sample is minus itself."""
+        return -self.layer(batch[0]).mean()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Plain SGD; the learning rate scales all scores alike."""
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """The samples that are present, a tenth of them a batch."""
+        at = torch.from_numpy(np.flatnonzero(self._coins > 0))
+        inputs = torch.zeros(len(at), len(self._coins))
+        inputs[torch.arange(len(at)), at] = _FAR
+        return DataLoader(TensorDataset(inputs), batch_size=len(at) // 10, shuffle=True)
+
+
 def _weights(model: torch.nn.Module) -> Tensor:
     return torch.cat([parameter.detach().reshape(-1).clone() for parameter in model.parameters()])
 
@@ -243,7 +311,7 @@ def _trainer(epochs: int, *callbacks: pl.Callback) -> pl.Trainer:
 
 _CLIENT_RUN = CanaryRun(AggregateGaussian(1.0, 2.0, entropy_code="elias"), Adversary.OUTSIDER, clients=True)
 _COORDINATE_RUN = CanaryRun(LDPQ(1.0), Adversary.EAVESDROPPER, clients=False)
-TRAININGS: tuple[CanaryRun | SampleCanaries, ...] = (
+TRAININGS: tuple[CanaryRun | SampleCanaries | ManySamples, ...] = (
     _CLIENT_RUN,
     replace(_CLIENT_RUN, mechanism=LayeredGaussian(1.0, 2.0, entropy_code="elias")),
     replace(_CLIENT_RUN, mechanism=DistributedDiscreteGaussian(1.0, 0.16, 0.02)),
@@ -251,5 +319,6 @@ TRAININGS: tuple[CanaryRun | SampleCanaries, ...] = (
     _COORDINATE_RUN,
     replace(_COORDINATE_RUN, mechanism=CorBin(1.0)),
     SampleCanaries(),
+    ManySamples(),
 )
 """What `fedq audit --training` runs."""
