@@ -278,7 +278,8 @@ class _OwnWeights(pl.LightningModule):
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
         """Minus the mean output: the gradient of a sample is minus itself."""
-        return -self.layer(batch[0]).mean()
+        loss: Tensor = -self.layer(batch[0]).mean()
+        return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         """Plain SGD; the learning rate scales all scores alike."""
