@@ -152,8 +152,8 @@ def main(argv: Sequence[str]) -> int:
         description="Try to refute the privacy claims of mechanisms: every word of coins is counted,\n"
         "and the shipped encoders and decoders are run on worst neighbours. If all claims are true,\n"
         "the whole table raises an alarm with probability 0.1% at most.",
-        epilog="fast:   fedq audit               2 10^6 draws; minutes for all\n"
-        "long:   fedq audit --draws 1e8   fifty times that, by hand\n"
+        epilog="fast:   fedq audit               10^6 draws; minutes for all\n"
+        "long:   fedq audit --draws 1e8   a hundred times that, by hand\n"
         "quick:  fedq audit LDPQ --draws 1e5\n"
         "canaries in real trainings:  fedq audit --training\n\n"
         "A claim is a pure epsilon, or a delta at some epsilon where the claim is a curve. The lower\n"
@@ -164,7 +164,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("names", nargs="*", metavar="MECHANISM", help="which (default: all)")
     parser.add_argument(
-        "--draws", type=float, default=2e6, help="draws per neighbour: 2e6 (default) is fast, 1e8 long"
+        "--draws", type=float, default=1e6, help="draws per neighbour: 1e6 (default) is fast, 1e8 long"
     )
     parser.add_argument(
         "--training",
