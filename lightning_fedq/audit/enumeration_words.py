@@ -92,7 +92,8 @@ def exact_law(mechanism: Mechanism, value: float, dither: int = 0) -> dict[int, 
         chosen = np.zeros(_DIM, np.uint64)
         chosen[: len(words)] = words
         out = mechanism.encode(update, context, _ChosenRandomness(chosen, dither, seen)).symbols
-        parts = out.reshape(2 * len(_CLIENTS), _DIM)[:, : len(words)]
+        layers = out.reshape(2 * len(_CLIENTS), _DIM) if out.shape[1] == 2 * _DIM else out  # blocks have none
+        parts = layers[:, : len(words)]
         if not torch.equal(parts, parts[:1].expand_as(parts)):
             raise UnlikeError(f"{type(mechanism).__name__}: clients or layers differ in what a word gives")
         return np.asarray(parts[0].numpy(), np.int64)

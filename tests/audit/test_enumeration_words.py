@@ -101,7 +101,7 @@ class Parity(LDPQ):
 
     def encode(self, update, context, rand):
         words = rand.private(0, COINS).words(context.dim)
-        bits = torch.from_numpy(((words >> 30) % 3 == 0).astype(np.uint8))[None]
+        bits = torch.from_numpy(((words >> 30) % 3 == 0).astype(np.uint8)).expand(len(rand.clients), -1)
         return replace(super().encode(update, context, rand), symbols=bits)
 
 
