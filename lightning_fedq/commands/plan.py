@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_fedq import mechanisms
+from lightning_fedq.commands.privacy import parse_call
 from lightning_fedq.core import Adversary, Mechanism
 from lightning_fedq.planning import HOMOGENEITY, Option, Problem, plan
 from lightning_fedq.privacy.target import PrivacyTarget, adversary_named
@@ -114,8 +115,7 @@ def _sizes(config: str) -> tuple[dict[str, int], float]:
     cli = FedqCLI(["--config", str(find(config))], run=False)
     federated = federated_of(cli.trainer, "fedq plan")
     params = sum(p.numel() for p in cli.model.parameters() if p.requires_grad)
-    values = {field.name: field for field in fields(federated.mechanism)}  # type: ignore[arg-type]
-    clip = vars(federated.mechanism)["clip_norm"] if "clip_norm" in values else 1.0
+    clip = parse_call(repr(federated.mechanism))[1].get("clip_norm", 1.0)
     sizes = {"clients": federated.planner.cohort_size, "params": params}
     if (rounds := cli.trainer.max_epochs) is not None and rounds > 0:
         sizes["rounds"] = rounds
@@ -166,7 +166,7 @@ _KNOBS = {"epsilon": "ε", "noise_multiplier": "noise", "local_sigma": "sigma"}
 
 def _setting(mechanism: Mechanism) -> str:
     """The free parameter, as it was found."""
-    values = vars(mechanism)
+    values = parse_call(repr(mechanism))[1]
     return next(
         f"{short} {values[name]:.3g}" for name, short in _KNOBS.items() if values.get(name) is not None
     )
@@ -180,22 +180,18 @@ def to_yaml(option: Option, problem: Problem, clip_norm: float) -> str:
         problem: What was asked.
         clip_norm: Norm to which updates are clipped, where the mechanism does.
     """
-    mechanism = option.mechanism
-    assert mechanism is not None
-    if "clip_norm" in vars(mechanism):
-        mechanism = replace(mechanism, clip_norm=clip_norm)  # type: ignore[type-var]
-    values = {
-        f.name: vars(mechanism)[f.name]
-        for f in fields(mechanism)  # type: ignore[arg-type]
-        if vars(mechanism)[f.name] != f.default and f.name not in ("granularity", "max_dropped")
-    }
-    for name in _KNOBS:
-        if isinstance(values.get(name), float):
-            values[name] = float(f"{values[name]:.4g}")
+    assert option.mechanism is not None
+    name, values = parse_call(repr(option.mechanism))
+    values = {key: value for key, value in values.items() if value is not None}
+    if "clip_norm" in values:
+        values["clip_norm"] = clip_norm
+    for knob in _KNOBS:
+        if knob in values:
+            values[knob] = float(f"{values[knob]:.4g}")
     target = problem.target
     settings: dict[str, Any] = {
         "mechanism": {
-            "class_path": f"lightning_fedq.mechanisms.{type(mechanism).__name__}",
+            "class_path": f"lightning_fedq.mechanisms.{name}",
             "init_args": values,
         },
         "privacy": {

@@ -118,7 +118,7 @@ def report_of_checkpoint(path: Path, rounds: int | None, delta: float, secagg: b
         rounds,
         delta,
         secagg,
-        None if protocol == "None" else SecAgg(**_parse_call(protocol)[1]),
+        None if protocol == "None" else SecAgg(**parse_call(protocol)[1]),
         secure_keys=federation["seed"] == "None",
         equal_weights=federation["weighting"] == "uniform" and federation["aggregator"] == "None",
         charges=None if ledger is None else ledger.charges,
@@ -169,14 +169,14 @@ def parse_mechanism(text: str) -> Mechanism:
     Raises:
         ValueError: If it is not a mechanism of this package with plain numbers as parameters.
     """
-    name, parameters = _parse_call(text)
+    name, parameters = parse_call(text)
     if name not in mechanisms.__all__:
         raise ValueError(_unreadable(text))
     built: Mechanism = getattr(mechanisms, name)(**parameters)
     return built
 
 
-def _parse_call(text: str) -> tuple[str, dict[str, Any]]:
+def parse_call(text: str) -> tuple[str, dict[str, Any]]:
     """Name and keyword arguments of the `repr` of a dataclass of plain values."""
     try:
         call = ast.parse(text, mode="eval").body
