@@ -72,7 +72,7 @@ MANY = {"trials": 16, "cells": 3000}
         (plants.PublicSelectionOfCSGM(1.0, 1.0, 0.5), Adversary.OUTSIDER, MANY),
         (plants.ModularNoiseSharedWithTheServer(1.0, 1 / 14, 0.01), Adversary.SERVER, {}),
         (plants.PublicMixture(1.0, 1 / 14, entropy_code="elias"), Adversary.OUTSIDER, ALONE),
-        (plants.PublicNoise(1.0, 1.0, 0.5), Adversary.OUTSIDER, {}),
+        (plants.PublicNoise(1.0, 1.0, 0.5), Adversary.OUTSIDER, MANY),
     ],
     ids=["F", "G", "G, CSGM", "H", "I", "J"],
 )
