@@ -125,7 +125,7 @@ def main(argv: Sequence[str]) -> int:
     for row in rows:
         table.add_row(*row.values())
     console = Console()
-    console.width = max(console.width, 96)  # the table as a whole; a narrower terminal wraps its lines
+    console.width = max(console.width, 112)  # no name is cut; a narrower terminal wraps its lines
     console.print(table)
     console.print(
         "bits: of one message, per parameter. sum: may the server be given the sum of the messages only? "

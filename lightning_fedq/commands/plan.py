@@ -100,6 +100,12 @@ def main(argv: Sequence[str]) -> int:
     if options.config and found and found[0].mechanism is not None:
         console.print("\nThe first one, to paste in place of your mechanism:\n", highlight=False)
         print(to_yaml(found[0], problem, clip_norm), end="")
+        if found[0].participation == "once":
+            console.print(
+                "\nCohorts are drawn afresh in every round, so some clients take part more than once, and the "
+                "target pays for that: expect more noise than in the table, which lets each take part once.",
+                highlight=False,
+            )
     if options.picture:
         picture(problem, found).savefig(options.picture, dpi=150)
         print(options.picture)
