@@ -40,6 +40,10 @@ _LEVELS = (
 """Where the worst pair follows streams: whose streams, and who is attacked with it."""
 
 
+_MOST_TRIED = 32
+"""Sizes of a cohort that are looked at for two groups."""
+
+
 @dataclass(frozen=True)
 class _Look:
     """One number per position that somebody sees, its classes, and where it is counted."""
@@ -50,11 +54,13 @@ class _Look:
 
 
 def cohort_size(mechanism: Mechanism) -> int:
-    """Three clients where noise is shared out, else four, or more until there are two groups or none."""
-    size = 3 if mechanism.fixed_cohort else 4
-    while sum(members > 1 for members in mechanism.group_sizes(size)) == 1:
-        size += 2
-    return size
+    """Three clients where noise is shared out, else four, or more until there are two groups or none.
+
+    Where the whole cohort is one group, whatever its size, that is the three or four.
+    """
+    fewest = 3 if mechanism.fixed_cohort else 4
+    sizes = range(fewest, fewest + 2 * _MOST_TRIED, 2)
+    return next((n for n in sizes if sum(members > 1 for members in mechanism.group_sizes(n)) != 1), fewest)
 
 
 def audit(

@@ -102,8 +102,8 @@ def main(argv: Sequence[str]) -> int:
         print(to_yaml(found[0], problem, clip_norm), end="")
         if found[0].participation == "once":
             console.print(
-                "\nCohorts are drawn afresh in every round, so some clients take part more than once, and the "
-                "target pays for that: expect more noise than in the table, which lets each take part once.",
+                "\nCohorts are drawn afresh in every round, so some clients take part more than once, "
+                "and the target pays for that: expect more noise than in the table (each there once).",
                 highlight=False,
             )
     if options.picture:
