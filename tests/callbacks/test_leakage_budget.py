@@ -95,6 +95,7 @@ def test_batches_are_poisson_samples_with_the_clients_own_probability():
         assert abs(counts[client].sum().item() - p * coins) < 6 * math.sqrt(p * (1 - p) * coins)
 
 
+@pytest.mark.filterwarnings("ignore:training left tensors in the attribute before:UserWarning")  # of Snapshot
 @pytest.mark.filterwarnings("ignore:LeakageBudget takes the sampling probability:UserWarning")
 def test_an_empty_batch_is_no_step_and_a_client_without_any_still_answers():
     budget, fed = LeakageBudget(probe=8, attempts=200, c6=1e9), federation(local_steps=1)
