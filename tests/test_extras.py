@@ -31,5 +31,5 @@ def test_the_optional_parts_name_their_extras(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(ModuleNotFoundError, match=r"MNIST or CIFAR-10 needs torchvision.*\[vision\]"):
         MNISTDataModule().load()
     with pytest.raises(ModuleNotFoundError, match=r"calibrated to an epsilon needs opacus.*\[opacus\]"):
-        gaussian_noise_multiplier(1.0, 1e-5, 1)
+        gaussian_noise_multiplier(1.2345, 1.7e-6, 3)  # nobody else's numbers, which would be remembered
     GaussianNoise(clip_norm=1.0, noise_multiplier=1.0)  # noise that is given needs none of them
