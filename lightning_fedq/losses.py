@@ -634,7 +634,7 @@ class RenyiLoss(_OfDivergences):
     Example:
         >>> orders = (2.0, 4.0, 8.0, 16.0, 32.0)
         >>> RenyiLoss(orders, tuple(0.01 * a for a in orders)).epsilon(delta=1e-5, count=10)
-        3.03...
+        2.01...
     """
 
     orders: tuple[float, ...]
