@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, replace
+from typing import ClassVar
 from unittest.mock import patch
 
 import numpy as np
@@ -173,16 +174,21 @@ class PaddingInTheClear(LDPQ):
         return _LeakyPadding(1)
 
     def encode(self, update, context, rand):
-        _LeakyPadding.leak = bool(update.reshape(len(rand.clients), -1)[0, -1] > 0)
-        return super().encode(update, context, rand)
+        message = super().encode(update, context, rand)
+        last = update.reshape(len(rand.clients), -1)[:, -1] > 0
+        _LeakyPadding.leaks = {
+            row.numpy().tobytes(): bool(leak) for row, leak in zip(message.symbols, last, strict=True)
+        }
+        return message
 
 
 class _LeakyPadding(FixedLength):
-    leak = False
+    leaks: ClassVar[dict[bytes, bool]] = {}
+    """Each client's own, by its message."""
 
     def pack(self, symbols):
         stream = super().pack(symbols)
-        return stream[:-1] + bytes([stream[-1] | int(self.leak)])
+        return stream[:-1] + bytes([stream[-1] | int(self.leaks.get(symbols.numpy().tobytes(), False))])
 
 
 MECHANISMS = [

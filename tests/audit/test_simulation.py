@@ -7,6 +7,7 @@ import pytest
 
 from lightning_fedq import mechanisms
 from lightning_fedq.audit import audit
+from lightning_fedq.audit.simulation import cohort_size
 from lightning_fedq.mechanisms import (
     CPA,
     LDPQ,
@@ -89,6 +90,22 @@ def test_blocks_of_several_coordinates_have_a_claim_a_symbol():
     found = found_in(CPA(epsilon=1.0, lattice="D4"), 20_000)
     assert found["one message"].claim == pytest.approx(1.0)
     assert not any(finding.alarm for finding in found.values())
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "size"),
+    [
+        (LDPQ(1.0), 4),
+        (CorBin(1.0), 4),
+        (LayeredGaussian(1.0, 1.0), 3),
+        (mechanisms.StratifiedCorBin(1.0, 3), 6),
+        (mechanisms.StratifiedCorBin(1.0, 10), 12),
+        (mechanisms.CorrelatedQuantization(), 4),  # one group, however many there are
+    ],
+    ids=repr,
+)
+def test_cohorts_have_no_group_or_two(mechanism, size):
+    assert cohort_size(mechanism) == size
 
 
 @pytest.mark.parametrize("mechanism", [FedAvg(), IrwinHall(1.0, 1.0)])
