@@ -16,8 +16,6 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning_fedq.privacy.page import epsilon_of, format_epsilon
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -153,6 +151,8 @@ def print_summary(summary: Mapping[str, Any], folder: Path) -> None:
 
 def privacy_lines(report: PrivacyReport) -> list[str]:
     """One line per adversary; with keys from a seed, a line that says so first; one on samples, if any."""
+    from lightning_fedq.privacy.page import epsilon_of, format_epsilon  # imports torch, and only needed here
+
     lines = []
     if not report.secure_keys:
         lines.append(
