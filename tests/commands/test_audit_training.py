@@ -54,6 +54,7 @@ class WithoutNoise(DPSGD):
         optimizer = self._optimizer
 
         def add_nothing():
+            optimizer._words()  # drawn, and left out
             for p in optimizer.params:
                 p.grad = (p.summed_grad.double() * optimizer.grid).to(p.dtype)
 
