@@ -148,12 +148,27 @@ class Stream:
         return (self.words64(count) >> np.uint64(12)).astype(np.float64) * 2.0**-52 + 2.0**-53
 
     def permutation(self, count: int) -> list[int]:
-        """Return a random permutation of {0, ..., count - 1}: the order of 64-bit words.
+        """Return a uniformly random permutation of {0, ..., count - 1}; see `choice`."""
+        return self.choice(count, count)
 
-        Uniform up to ties, whose probability is below count^2 / 2^65.
+    def choice(self, bound: int, count: int) -> list[int]:
+        """Draw `count` of {0, ..., bound - 1} without replacement, every sequence equally likely.
+
+        They are the first in the order of one 64-bit word each. Where words tie, all are extended by a
+        further one until none do, so the law is exact.
+
+        Raises:
+            ValueError: If count is not in [0, bound].
         """
-        order: list[int] = np.argsort(self.words64(count), kind="stable").tolist()
-        return order
+        if not 0 <= count <= bound:
+            raise ValueError(f"count must be in [0, bound = {bound}], got {count}")
+        words = [self.words64(bound)]
+        order = np.argsort(words[0], kind="stable")
+        while np.logical_and.reduce([word[order[1:]] == word[order[:-1]] for word in words]).any():
+            words.append(self.words64(bound))
+            order = np.lexsort(words[::-1])
+        drawn: list[int] = order[:count].tolist()
+        return drawn
 
 
 class Keys(ABC):

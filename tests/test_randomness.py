@@ -1,4 +1,5 @@
-from itertools import combinations, product
+from collections import Counter
+from itertools import combinations, permutations, product
 
 import numpy as np
 import pytest
@@ -7,6 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X
 from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy import stats
 
 from lightning_fedq.randomness import (
     AgreedKeys,
@@ -222,6 +224,34 @@ def test_permutations_are_uniform():
         counts[order] = counts.get(order, 0) + 1
     assert len(counts) == 24
     assert sum((count - 1000) ** 2 / 1000 for count in counts.values()) < 80
+
+
+class FewWords(Stream):
+    """Words of two bits, so that many tie."""
+
+    def words64(self, count):
+        return super().words64(count) >> np.uint64(62)
+
+
+@pytest.mark.parametrize(("bound", "count"), [(4, 4), (4, 2), (5, 1)])
+def test_a_choice_is_uniform_even_where_words_tie(bound, count):
+    """Chi-square over all sequences: a fresh key alarms with probability 1e-3, this one does not."""
+    stream, draws = FewWords(bytes(32)), 12_000
+    counts = Counter(tuple(stream.choice(bound, count)) for _ in range(draws))
+    assert set(counts) == set(permutations(range(bound), count))
+    assert stats.chisquare(list(counts.values())).pvalue > 1e-3
+
+
+def test_a_choice_is_the_head_of_a_permutation():
+    """Recorded cohorts stay what they were."""
+    assert Stream(bytes(32)).choice(50, 7) == Stream(bytes(32)).permutation(50)[:7]
+    assert Stream(bytes(32)).choice(3, 0) == []
+
+
+@pytest.mark.parametrize(("bound", "count"), [(3, 4), (3, -1), (-1, 0)])
+def test_no_choice_of_more_than_there_are(bound, count):
+    with pytest.raises(ValueError, match=rf"count must be in \[0, bound = {bound}\], got {count}"):
+        Stream(bytes(32)).choice(bound, count)
 
 
 def test_words_of_different_streams_are_uncorrelated():

@@ -84,8 +84,9 @@ class ByzantineClients(pl.Callback):
         if engine is None:
             raise ValueError("ByzantineClients must come after Federated in the Trainer's callbacks")
         number = self.num_liars(federated.num_clients)
-        order = PublicRandomness(SeededKeys(self.seed), 0).public("liars").permutation(federated.num_clients)
-        self.liars, self._mechanism = frozenset(order[:number]), federated.mechanism
+        stream = PublicRandomness(SeededKeys(self.seed), 0).public("liars")
+        self.liars = frozenset(stream.choice(federated.num_clients, number))
+        self._mechanism = federated.mechanism
         context = engine.context(engine.planner.plan(engine.round, engine.mechanism))
         self._check_mechanism(context)
         self._lever = lever_of(self._mechanism, context)

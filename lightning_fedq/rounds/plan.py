@@ -88,7 +88,7 @@ class RoundPlanner:
             ValueError: If the mechanism can't serve a cohort of this size.
         """
         rand = PublicRandomness(SeededKeys(self.seed), round)
-        order = rand.public("cohort").permutation(self.num_clients)[: self.cohort_size]
+        order = rand.public("cohort").choice(self.num_clients, self.cohort_size)
         start, groups = 0, []
         for size in mechanism.group_sizes(len(order)):
             groups.append(tuple(order[start : start + size]))
