@@ -11,8 +11,9 @@ PRIVATE = sorted(
     for part in ("mechanisms", "functional", "secagg", "randomness.py", "privacy", "audit", "rounds")
     for path in ([PACKAGE / part] if part.endswith(".py") else (PACKAGE / part).rglob("*.py"))
 )
-# `audit/one_run.py` draws the coins of its canaries, which protect nobody.
-GENERATORS = {"default_rng": {"one_run.py"}}
+# `audit/one_run.py` draws the coins of its canaries, which protect nobody; `generator_turns.py` seeds what
+# the user's own module draws in training.
+GENERATORS = {"default_rng": {"one_run.py"}, "manual_seed": {"generator_turns.py"}}
 FORBIDDEN = {
     "rand",
     "randn",
