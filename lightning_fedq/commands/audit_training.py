@@ -32,7 +32,6 @@ from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.callbacks.lookup import engine_of
 from lightning_fedq.core import Adversary, Mechanism, Message, RoundContext, SampledGaussianLoss
 from lightning_fedq.datasets import DigitsDataModule
-from lightning_fedq.experiments.runs import seeded
 from lightning_fedq.mechanisms import (
     LDPQ,
     AggregateGaussian,
@@ -42,6 +41,7 @@ from lightning_fedq.mechanisms import (
     LayeredGaussian,
 )
 from lightning_fedq.models import Classifier, Linear
+from lightning_fedq.models.initial import seeded
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.randomness import ClientRandomness
 from lightning_fedq.ranges import FixedRange

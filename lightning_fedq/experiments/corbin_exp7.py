@@ -25,9 +25,10 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.commands.compare import print_table
 from lightning_fedq.core import Mechanism
 from lightning_fedq.datasets import MNISTDataModule
-from lightning_fedq.experiments.runs import ImageData, Outcome, seeded, train
+from lightning_fedq.experiments.runs import ImageData, Outcome, train
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg
 from lightning_fedq.models import VGG2, Classifier
+from lightning_fedq.models.initial import seeded
 from lightning_fedq.ranges import FixedRange, PreviousMinMax, RangeRule
 from lightning_fedq.reports import Row, fresh_folder, read_rows, save_figure, write_rows, write_summary
 

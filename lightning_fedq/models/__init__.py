@@ -2,5 +2,6 @@
 
 from lightning_fedq.models.backbones import CNN2, CNN3, MLP, VGG2, Linear, ResNet18
 from lightning_fedq.models.classifier import Classifier
+from lightning_fedq.models.initial import seeded
 
-__all__ = ["CNN2", "CNN3", "MLP", "VGG2", "Classifier", "Linear", "ResNet18"]
+__all__ = ["CNN2", "CNN3", "MLP", "VGG2", "Classifier", "Linear", "ResNet18", "seeded"]

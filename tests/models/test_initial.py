@@ -1,8 +1,8 @@
 import torch
 
-from lightning_fedq.experiments.runs import seeded
 from lightning_fedq.functional.flatten import flatten
 from lightning_fedq.models import VGG2
+from lightning_fedq.models.initial import seeded
 
 
 def test_the_same_seed_gives_the_same_model_and_touches_no_global_generator() -> None:
