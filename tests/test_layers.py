@@ -12,7 +12,7 @@ ARRAYS = {"torch", "numpy", "numba", "scipy"}
 HOST = {"_lightning", "torch"}
 
 # What each module or folder may import: parts of this package, and packages from outside. Not listed
-# are `cli`, `commands` and `experiments`, which stand on top and may use everything.
+# are `cli` and `commands`, which stand on top and may use everything.
 ALLOWED: dict[str, set[str]] = {
     "extras": set(),
     "functional": ARRAYS,
@@ -50,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
         *HOST,
     },
 }
-TOP = {"cli", "commands", "experiments", "flower"}
+TOP = {"cli", "commands", "flower"}
 LIGHTNING = {"pytorch_lightning", "lightning"}
 
 

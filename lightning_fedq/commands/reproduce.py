@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from lightning_fedq.commands.suggestions import nearest
-from lightning_fedq.experiments import EXPERIMENTS, load, title
+from reproductions import EXPERIMENTS, load, title
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,0 +1,1 @@
+"""Figures and claims of the paper on compression with exact error distribution."""

@@ -1,0 +1,95 @@
+"""The Kolmogorov-Smirnov table: what it measures, and that it would notice."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from lightning_fedq.mechanisms import AggregateGaussian, LayeredGaussian
+from reproductions.exact.law import (
+    BLOCK,
+    CASES,
+    EDGE,
+    Block,
+    Case,
+    block_errors,
+    dependence,
+    distance,
+    exact_law,
+)
+from tests.one_round import context_of, decode, encode
+
+EXACT = {
+    "LayeredGaussian, direct": LayeredGaussian,
+    "LayeredGaussian, shifted": lambda *args: LayeredGaussian(*args, layering="shifted"),
+    "AggregateGaussian": AggregateGaussian,
+}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_a_block_errs_as_the_mechanism_itself(name):
+    """Encode and decode of the same clients, streams and inputs."""
+    n = 3
+    mechanism = EXACT[name](1.0, (n / BLOCK) ** 0.5 / (2 * EDGE))
+    context = context_of(mechanism, range(n), (BLOCK,), round=4)
+    updates = torch.full((n, BLOCK), (1.0 - 1e-9) / BLOCK**0.5, dtype=torch.float64)
+    message = encode(mechanism, updates, context)
+    error = decode(mechanism, message.symbols, context.cohort, context).double() - updates.sum(0)
+    spread = n * mechanism.sigma(context)
+    found, _ = block_errors(CASES[name], n, 4, 0)
+    assert np.abs(found[1] - error.numpy() / spread).max() < 1e-8  # the inputs
+
+
+def test_distance_is_the_statistic():
+    sample = np.random.default_rng(0).normal(size=3000)
+    expected = stats.kstest(sample, "norm").statistic
+    assert distance(sample.copy(), stats.norm.cdf) == pytest.approx(expected, abs=1e-15)
+
+
+def test_dependence_is_noticed():
+    # independent: p below 1e-3 is a false alarm of 1e-3; each kind of dependence is far beyond that
+    rng = np.random.default_rng(1)
+    inputs, errors = rng.uniform(-1, 1, 20_000), rng.normal(size=20_000)
+    assert dependence(errors, inputs, 0.3) > 1e-3
+    assert dependence(errors + 0.1 * inputs, inputs, 0.3) < 1e-6
+    assert dependence(errors * (1.0 + 0.1 * inputs), inputs, 0.3) < 1e-6
+    assert dependence(errors * (1.0 + 0.3 * ((inputs / 0.3) % 1.0)), inputs, 0.3) < 1e-6
+
+
+def test_a_wrong_law_is_not_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Noise that is 5% too small at 100,000 samples."""
+    right = CASES["AggregateGaussian"]
+
+    def weak(n, context, rand):
+        block = right.make(n, context, rand)
+        return Block(block.shares, block.spread * 1.05, block.common)
+
+    monkeypatch.setitem(CASES, "AggregateGaussian", Case(weak, right.cdf))
+    result = exact_law(100_000, (2,), ("AggregateGaussian",), out=str(tmp_path / "law"))
+    assert [claim["held"] for claim in result["claims"]] == [False, True]
+
+
+def test_every_mechanism_quickly(tmp_path: Path):
+    # false alarm 1e-3 for the whole table, whatever its size
+    result = exact_law(20_000, (1, 3), out=str(tmp_path / "law"))
+    assert [claim["held"] for claim in result["claims"][:2]] == [True, True]
+    assert len(result["rows"]) == 3 * (2 * 6 + 2)
+    table = (tmp_path / "law" / "table.md").read_text()
+    assert all(name in table for name in CASES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_ten_million_errors(name: str, tmp_path: Path):
+    # false alarm 1e-3 a mechanism
+    result = exact_law(10_000_000, (1, 2, 3, 10, 50), (name,), out=str(tmp_path / "law"))
+    assert all(claim["held"] for claim in result["claims"])
+
+
+def test_refused(tmp_path: Path):
+    with pytest.raises(ValueError, match="samples must be a multiple of 10,000, got 15000"):
+        exact_law(15_000, out=str(tmp_path / "law"))
+    with pytest.raises(ValueError, match="there is no mechanism 'LDPQ'; known: LayeredGaussian, direct"):
+        exact_law(10_000, mechanisms=("LDPQ",), out=str(tmp_path / "law"))

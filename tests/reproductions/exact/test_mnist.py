@@ -1,0 +1,68 @@
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_fedq.core import RoundContext
+from lightning_fedq.randomness import ClientRandomness, SeededKeys
+from reproductions.bench import ImageData
+from reproductions.exact.mnist import ClippedFloats, _claims, exact_mnist
+
+DATA = os.environ.get("FEDQ_DATA", "")
+
+
+def test_clipped_floats_keep_short_updates_and_shorten_long_ones() -> None:
+    one = torch.ones(1, dtype=torch.float64)
+    context = RoundContext(0, ((0,), (1,)), (2,), 0 * one, one)
+    rand = ClientRandomness(SeededKeys(0), [0, 1], 0)
+    mechanism = ClippedFloats(5.0)
+    update = torch.tensor([[3.0, -1.0], [30.0, 40.0]])
+    symbols = mechanism.encode(update, context, rand).symbols
+    rows = [mechanism.decode(row, [client], context, rand) for client, row in enumerate(symbols)]
+    torch.testing.assert_close(torch.stack(rows), torch.tensor([[3.0, -1.0], [3.0, 4.0]]))
+
+
+def row(kind: float, seed: int, accuracy: float, bits: float) -> dict[str, float]:
+    return {
+        "kind": kind,
+        "seed": seed,
+        "accuracy": accuracy,
+        "bits_per_parameter": bits,
+        "update_bits": bits,
+        "epsilon": 7.5,
+    }
+
+
+def test_verdicts_can_fail() -> None:
+    rows = [row(k, s, 0.9 + 0.001 * s, 32.0) for k in (0.0, 1.0) for s in (0, 1)]
+    good = rows + [row(2.0, s, 0.9 + 0.001 * s, 12.0) for s in (0, 1)]
+    bad = rows + [row(2.0, s, 0.8 + 0.001 * s, 40.0) for s in (0, 1)]
+    assert [claim.held for claim in _claims(good, 8.0)] == [True, True, True]
+    assert [claim.held for claim in _claims(bad, 7.0)] == [False, False, False]
+
+
+@pytest.mark.filterwarnings("ignore:The 'train_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:The 'val_dataloader' does not have many workers")
+@pytest.mark.filterwarnings("ignore:The 'test_dataloader' does not have many workers")
+@pytest.mark.skipif(not Path(DATA, "MNIST").is_dir(), reason="set FEDQ_DATA to a folder with MNIST/raw")
+def test_quickly_with_real_masks(tmp_path: Path) -> None:
+    result = exact_mnist(
+        ImageData(DATA),
+        num_clients=25,
+        rounds=1,
+        samples=200,
+        secagg="masked",
+        seeds=(0, 1),
+        out=str(tmp_path / "mnist"),
+    )
+    bits = {row["kind"]: row["bits_per_parameter"] for row in result["rows"]}
+    # floats cost exactly 32; masked sums carry the protocol's own messages too
+    assert bits[0.0] == bits[1.0] == 32.0
+    assert 8.0 < bits[2.0] < 32.0
+    assert result["settings"]["secagg"] == "masked"
+
+
+def test_one_seed_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"seeds needs two or more values .* got \[0\]"):
+        exact_mnist(seeds=(0,))
