@@ -1,13 +1,5 @@
 """The papers' experiments, one function each; `fedq reproduce` runs them by name."""
 
-from __future__ import annotations
-
-import ast
-from collections.abc import Callable
-from importlib import import_module
-from pathlib import Path
-from typing import Any
-
 EXPERIMENTS = {
     "corbin-exp7": "corbin.exp7",
     "corbin-exp8": "corbin.exp8",
@@ -31,21 +23,4 @@ EXPERIMENTS = {
     "cpa-table5": "cpa.table5",
     "cpa-table6": "cpa.table6",
 }
-"""Module of each experiment; its function is called as the experiment, with underscores."""
-
-
-def load(name: str) -> Callable[..., Any]:
-    """Import the function of an experiment."""
-    function: Callable[..., Any] = getattr(
-        import_module(f"reproductions.{EXPERIMENTS[name]}"), name.replace("-", "_")
-    )
-    return function
-
-
-def title(name: str) -> str:
-    """First line of an experiment's docstring, read without importing it, which takes seconds."""
-    source = Path(__file__).parent.joinpath(*f"{EXPERIMENTS[name]}.py".split(".", 1)).read_text()
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.FunctionDef) and node.name == name.replace("-", "_"):
-            return (ast.get_docstring(node) or name).splitlines()[0]
-    raise LookupError(f"{EXPERIMENTS[name]}.py has no function for {name!r}")
+"""Module of each experiment in this folder; its function is called as the experiment, with underscores."""

@@ -80,6 +80,8 @@ def _imports(path: Path) -> Iterator[tuple[str, int]]:
 
 
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if path != PACKAGE / "__init__.py")
+EXPERIMENTS = sorted(PACKAGE.with_name("reproductions").rglob("*.py"))
+"""Outside of the package: they may use everything, and nothing uses them."""
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -111,6 +113,12 @@ def test_one_module_binds_to_lightning():
     assert found <= {"_lightning.py"}
 
 
+def test_the_package_knows_no_experiment():
+    """The wheel holds none: `fedq reproduce` finds them by path."""
+    assert EXPERIMENTS
+    assert not [str(path) for path in MODULES if "reproductions" in {name for name, _ in _imports(path)}]
+
+
 def test_partition_is_pure():
     assert {name for name, _ in _imports(PACKAGE / "data" / "partition.py")} <= {"torch"}
 
@@ -129,7 +137,7 @@ SEEDS_OF_THE_USERS_MODULE = ("data/loader.py", "torch.manual_seed")
 def test_no_global_random_numbers():
     """Streams are arguments: no torch.manual_seed, no torch.rand* without a generator, no unseeded numpy."""
     wrong = set()
-    for path in MODULES:
+    for path in [*MODULES, *EXPERIMENTS]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 name = ast.unparse(node.func)
@@ -137,5 +145,5 @@ def test_no_global_random_numbers():
                 seeded = "default_rng(" in ast.unparse(node) and "default_rng()" not in ast.unparse(node)
                 module = name.startswith(("np.random", "numpy.random", "random.")) and not seeded
                 if free or module or name == "torch.manual_seed":
-                    wrong.add((str(path.relative_to(PACKAGE)), name))
+                    wrong.add((path.as_posix().removeprefix(f"{PACKAGE.as_posix()}/"), name))
     assert wrong <= {SEEDS_OF_THE_USERS_MODULE}

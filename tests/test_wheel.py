@@ -101,7 +101,7 @@ def test_the_sdist_builds_the_same_wheel(distributions: Path, tmp_path: Path) ->
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path, filter="data")
     (source,) = tmp_path.iterdir()
-    assert all((source / name).exists() for name in ("LICENSE", "tests", "docs", "examples", "Makefile"))
+    assert all((source / name).exists() for name in ("LICENSE", "tests", "docs", "examples", "reproductions"))
     build(source, "-t", "wheel", "-d", str(tmp_path / "dist"))
     with zipfile.ZipFile(wheel_of(tmp_path / "dist")) as one, zipfile.ZipFile(wheel_of(distributions)) as two:
         assert set(one.namelist()) == set(two.namelist())
@@ -119,6 +119,8 @@ def test_the_wheel_trains_from_any_folder(distributions: Path, tmp_path: Path) -
     assert int(shell(folder, scripts / "python", "-c", IMPORT_ALL)) > 150
     shell(folder, scripts / "fedq", "fit", "digits_corbin", "--trainer.max_epochs=2")
     assert (folder / "runs" / "digits_corbin" / "report.md").is_file()
+    assert "clone it" in shell(folder, scripts / "fedq", "reproduce")
+    assert "corbin-exp8" in shell(folder, scripts / "fedq", "reproduce", "--path", ROOT)
     (folder / "mine.yaml").write_text(yaml.safe_dump(PLAIN))
     shell(folder, scripts / "fedq", "fit", "--config", "mine.yaml", "--with", "corbin")
     assert len((folder / "runs" / "corbin" / "metrics.csv").read_text().splitlines()) == 3
