@@ -25,10 +25,10 @@ from pathlib import Path
 import torch
 
 from lightning_fedq import mechanisms as m
-from lightning_fedq.coding import Code, FixedLength
 from lightning_fedq.core import Mechanism, RoundContext
-from lightning_fedq.entropy_coding import Elias
 from lightning_fedq.randomness import ClientRandomness, SeededKeys
+from lightning_fedq.wire.coding import Code, FixedLength
+from lightning_fedq.wire.entropy_coding import Elias
 
 MECHANISMS: list[Mechanism] = [
     m.FedAvg(),

@@ -30,8 +30,8 @@ from lightning_fedq.losses import RenyiLoss as RenyiLoss
 from lightning_fedq.losses import SampledGaussianLoss as SampledGaussianLoss
 
 if TYPE_CHECKING:
-    from lightning_fedq.coding import Code
     from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+    from lightning_fedq.wire.coding import Code
 
 
 SMALLEST_RADIUS = 1e-300

@@ -32,7 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
-from lightning_fedq.functional.one_bit_privacy import (
+from lightning_fedq.functional.one_bit.privacy import (
     coin_count_quantile,
     coin_splits,
     coin_sum_pmf,

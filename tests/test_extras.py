@@ -7,7 +7,7 @@ import pytest
 from lightning_fedq.datasets import MNISTDataModule
 from lightning_fedq.extras import extra
 from lightning_fedq.mechanisms import GaussianNoise
-from lightning_fedq.mechanisms.calibration import gaussian_noise_multiplier
+from lightning_fedq.mechanisms.bases.calibration import gaussian_noise_multiplier
 from lightning_fedq.models import ResNet18
 
 

@@ -16,7 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.functional.one_bit import CoinThresholds, coin_thresholds, one_bit_quantize, splice_words
+from lightning_fedq.functional.one_bit.threshold_coin import (
+    CoinThresholds,
+    coin_thresholds,
+    one_bit_quantize,
+    splice_words,
+)
 
 Quantize = Callable[[Tensor, Tensor, Tensor, Tensor, CoinThresholds], Tensor]
 Splice = Callable[[NDArray[np.uint32], NDArray[np.uint32], int, int, int], None]

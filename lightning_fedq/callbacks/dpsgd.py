@@ -26,21 +26,21 @@ from torch.utils.data import DataLoader
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_warn
 from lightning_fedq.callbacks.client_metrics import log_figure
 from lightning_fedq.callbacks.federated import Federated
-from lightning_fedq.callbacks.loss_reduction import loss_reduction, samples_to_try
-from lightning_fedq.callbacks.poisson import PoissonBatches, PoissonEpoch
-from lightning_fedq.callbacks.sample_accounts import SampleAccounts
-from lightning_fedq.callbacks.sample_checks import (
+from lightning_fedq.data.batches import LocalWork
+from lightning_fedq.data.loader import ClientBatches, check_plain
+from lightning_fedq.extras import extra
+from lightning_fedq.federation.undo import Undo
+from lightning_fedq.privacy.samples import SampleStatement
+from lightning_fedq.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
+from lightning_fedq.sample_level.accounts import SampleAccounts
+from lightning_fedq.sample_level.checks import (
     UnchangedBuffers,
     check_accumulation,
     check_layers,
     check_settings,
 )
-from lightning_fedq.callbacks.undo import Undo
-from lightning_fedq.data.batches import LocalWork
-from lightning_fedq.data.loader import ClientBatches, check_plain
-from lightning_fedq.extras import extra
-from lightning_fedq.privacy.samples import SampleStatement
-from lightning_fedq.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
+from lightning_fedq.sample_level.loss_reduction import loss_reduction, samples_to_try
+from lightning_fedq.sample_level.poisson import PoissonBatches, PoissonEpoch
 
 if TYPE_CHECKING:
     from lightning_fedq.privacy.sgd import Account, GridDPOptimizer, NoiseWords, SampledGaussianAccountant

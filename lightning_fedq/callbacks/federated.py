@@ -10,10 +10,10 @@ While a client trains, the module holds its weights. Its `state_dict()` gives th
 same, and a checkpoint written in mid-round says that the round has not begun: a
 resumed run starts it anew, with the same streams, and ends with the same weights. Without a seed the
 repetition has new keys and is charged again. Beside the checkpoints lies the ledger's journal
-(`callbacks.journal`), so that a process that is killed outright forgets nothing that it may have sent.
+(`federation.journal`), so that a process that is killed outright forgets nothing that it may have sent.
 
 The state here is large for one class because Lightning calls one object, which is built of many settings;
-the parts that need neither are beside it: `local_training` (a client's turn on the module), `checks` (what is
+the parts that need neither are in `federation`: `local_training` (a client's turn on the module), `checks` (what is
 refused), `averaging` (of global models only), `schedule` (who trains when), `stack_size` (how many side by
 side), `resume` (checkpoints), `secure_sum`, `data.batches` and `data.loader`, `strategies` (stacks), `rounds`
 (the server).
@@ -32,8 +32,24 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.aggregation import RobustAggregation, Weighting, inverse_variance_weights
-from lightning_fedq.callbacks.averaging import RoundAverages, check_averaging
-from lightning_fedq.callbacks.checks import (
+from lightning_fedq.callbacks.client_metrics import (
+    ClientMetrics,
+    ClientMetricsChoice,
+    check_choice,
+    check_exact_monitors,
+    choose,
+)
+from lightning_fedq.callbacks.privacy_target import KeptTarget
+from lightning_fedq.core import Mechanism
+from lightning_fedq.data.batches import BatchRule, Stack
+from lightning_fedq.data.datamodule import split_of
+from lightning_fedq.data.dealing import LocalPasses, deal
+from lightning_fedq.data.labels import Labels, label_figure, labels_of
+from lightning_fedq.data.loader import ClientLoader
+from lightning_fedq.data.partition import IID, Partition
+from lightning_fedq.federation.averaging import RoundAverages, check_averaging
+from lightning_fedq.federation.changing_buffers import Rehearsed, rehearse_buffers, updated_statistics
+from lightning_fedq.federation.checks import (
     check_limit,
     check_loader_is_ours,
     check_numbers,
@@ -42,31 +58,18 @@ from lightning_fedq.callbacks.checks import (
     check_setup,
     validate_by_rounds,
 )
-from lightning_fedq.callbacks.client_metrics import (
-    ClientMetrics,
-    ClientMetricsChoice,
-    check_choice,
-    check_exact_monitors,
-    choose,
-)
-from lightning_fedq.callbacks.clock import LocalClock
-from lightning_fedq.callbacks.handed_loader import ask_module_instead, forget_loader, handed_loader
-from lightning_fedq.callbacks.journal import keep_journal, say_at_start
-from lightning_fedq.callbacks.local_training import LocalTraining
-from lightning_fedq.callbacks.privacy_target import KeptTarget
-from lightning_fedq.callbacks.records import log_round, say_change, warn_of
-from lightning_fedq.callbacks.resume import check_federation, plain_records, records_of
-from lightning_fedq.callbacks.schedule import Schedule
-from lightning_fedq.callbacks.secure_sum import check_modulus, check_secure_aggregation, secure_sum
-from lightning_fedq.callbacks.stack_size import choose_clients_per_step, largest_stack
-from lightning_fedq.callbacks.undo import Undo
-from lightning_fedq.core import Mechanism
-from lightning_fedq.data.batches import BatchRule, Stack
-from lightning_fedq.data.datamodule import split_of
-from lightning_fedq.data.dealing import LocalPasses, deal
-from lightning_fedq.data.labels import Labels, label_figure, labels_of
-from lightning_fedq.data.loader import ClientLoader
-from lightning_fedq.data.partition import IID, Partition
+from lightning_fedq.federation.client_parallel import ClientParallelStrategy, further_arguments
+from lightning_fedq.federation.clock import LocalClock
+from lightning_fedq.federation.handed_loader import ask_module_instead, forget_loader, handed_loader
+from lightning_fedq.federation.journal import keep_journal, say_at_start
+from lightning_fedq.federation.local_model import BufferMode, LocalModel, Members, check_buffer_mode, origins
+from lightning_fedq.federation.local_training import LocalTraining
+from lightning_fedq.federation.records import log_round, say_change, warn_of
+from lightning_fedq.federation.resume import check_federation, plain_records, records_of
+from lightning_fedq.federation.schedule import Schedule
+from lightning_fedq.federation.secure_sum import check_modulus, check_secure_aggregation, secure_sum
+from lightning_fedq.federation.stack_size import choose_clients_per_step, largest_stack
+from lightning_fedq.federation.undo import Undo
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import Calibration, PrivacyTarget
 from lightning_fedq.randomness import AgreedKeys, Keys, SeededKeys
@@ -80,9 +83,6 @@ from lightning_fedq.rounds import (
     check_aggregation,
 )
 from lightning_fedq.secagg import SecAgg
-from lightning_fedq.strategies.changing_buffers import Rehearsed, rehearse_buffers, updated_statistics
-from lightning_fedq.strategies.client_parallel import ClientParallelStrategy, further_arguments
-from lightning_fedq.strategies.local_model import BufferMode, LocalModel, Members, check_buffer_mode, origins
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -103,7 +103,7 @@ class Federated(pl.Callback):
             `limit_train_batches` shortens every pass of every client, as it would one loader's.
         local_steps: Batches of each client in a round, >= 1, instead of `local_epochs`.
         clients_per_step: How many clients train side by side in one step. "auto" decides by the size of the
-            model and of a step, never by the clock (`callbacks.stack_size`). Any number gives the same
+            model and of a step, never by the clock (`federation.stack_size`). Any number gives the same
             weights up to rounding, dropout masks and other random numbers of the training included;
             only random transforms in worker processes are the workers' own.
         target: What is quantised: "updates" (local - global) or, as in the CorBin paper, "weights".

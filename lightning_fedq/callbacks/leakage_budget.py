@@ -2,8 +2,8 @@
 
 Before a round it takes the gradients of a few samples of a client, finds the noise that keeps the measured
 leakage of one step within the mechanism's budget (`leakage.control`), and solves for the probability with
-which each sample joins a batch (`functional.batch_sampling`). Both are applied: the round's mechanism has the
-noise, and every local batch is a Poisson sample of its client's data (an empty one is no step).
+which each sample joins a batch (`functional.leakage.batch_sampling`). Both are applied: the round's mechanism
+has the noise, and every local batch is a Poisson sample of its client's data (an empty one is no step).
 
 Where it departs from the paper's Algorithm 1 and why:
 
@@ -32,9 +32,14 @@ from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks.client_metrics import log_figure
 from lightning_fedq.callbacks.lookup import federated_of
 from lightning_fedq.data.batches import LocalWork
-from lightning_fedq.functional.batch_sampling import GradientMoments, solve_probability, update_variance
-from lightning_fedq.functional.generator_turns import seed_everywhere
-from lightning_fedq.functional.total_variation import isotropic_tv
+from lightning_fedq.data.generator_turns import seed_everywhere
+from lightning_fedq.federation.client_parallel import StackedStep, further_arguments
+from lightning_fedq.functional.leakage.batch_sampling import (
+    GradientMoments,
+    solve_probability,
+    update_variance,
+)
+from lightning_fedq.functional.leakage.total_variation import isotropic_tv
 from lightning_fedq.leakage.control import (
     NoiseLevel,
     allowed_hits,
@@ -43,7 +48,6 @@ from lightning_fedq.leakage.control import (
     with_noise,
 )
 from lightning_fedq.rounds import RoundPlan
-from lightning_fedq.strategies.client_parallel import StackedStep, further_arguments
 
 _LEAST_SAMPLES = 4
 

@@ -12,9 +12,9 @@ from typing import Protocol, runtime_checkable
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.callbacks.lookup import callbacks_of, engine_of, federated_of
-from lightning_fedq.coding import FixedLength
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.rounds import metric_name
+from lightning_fedq.wire.coding import FixedLength
 
 _NAMED = 10
 """Clients that a line names."""

@@ -19,10 +19,10 @@ from rich.markdown import Markdown
 from lightning_fedq import mechanisms
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.callbacks.federated import Federated
-from lightning_fedq.callbacks.journal import find_journal
 from lightning_fedq.commands.configs import SUFFIXES, find
 from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.core import Mechanism, RoundContext
+from lightning_fedq.federation.journal import find_journal
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.report import ASSUMED, PrivacyReport, privacy_report

@@ -5,7 +5,7 @@ dimension. A client on its own gets its batches
 as the user's own loader would have made them. Nothing here depends on the order of the clients: the
 data order of a client follows from its own seed, and torch's generators are re-seeded for every client
 right before its first batch is fetched, so that dropout masks and random transforms do not depend on who
-trained before; in a stack the clients take turns (`functional.generator_turns`), so that they do not depend
+trained before; in a stack the clients take turns (`data.generator_turns`), so that they do not depend
 on who trains beside it either. Only worker processes, whose generators are torch's own, know no turns. That
 re-seeding is the package's one use of the global generator.
 """
@@ -30,11 +30,11 @@ from torch.utils.data import (
 )
 
 from lightning_fedq.data.batches import LocalWork, Stack
+from lightning_fedq.data.generator_turns import GeneratorTurns, seed_everywhere
 from lightning_fedq.data.labels import Labels, labels_of
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.data.sampling import batching_of, sampling_of
 from lightning_fedq.functional.batch_stack import stacked
-from lightning_fedq.functional.generator_turns import GeneratorTurns, seed_everywhere
 
 
 def check_loader(loader: object) -> DataLoader[Any]:

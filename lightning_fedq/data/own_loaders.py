@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset, WeightedRandomSampler
 
 from lightning_fedq.data.batches import LocalWork, Stack
+from lightning_fedq.data.generator_turns import GeneratorTurns, seed_everywhere
 from lightning_fedq.data.loader import ClientLoader, check_loader, deal_out
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.data.sampling import batching_of, sampling_of
-from lightning_fedq.functional.generator_turns import GeneratorTurns, seed_everywhere
 
 Passes = Sequence[Iterable[Any]]
 """For each client an iterable of batches; iterating it is one pass."""

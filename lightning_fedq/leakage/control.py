@@ -24,7 +24,7 @@ from scipy.stats import beta
 from torch import Tensor
 
 from lightning_fedq.core import Mechanism
-from lightning_fedq.functional.trade_off import recovery_leakage
+from lightning_fedq.functional.leakage.trade_off import recovery_leakage
 from lightning_fedq.mechanisms.near_optimal_utility import NearOptimalUtility
 
 LEAST_NOISE = 1e-5

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.func import functional_call
 
 from lightning_fedq.core import Adversary, Mechanism
-from lightning_fedq.functional.total_variation import isotropic_tv
-from lightning_fedq.functional.trade_off import (
+from lightning_fedq.functional.leakage.total_variation import isotropic_tv
+from lightning_fedq.functional.leakage.trade_off import (
     Bound,
     free_lunch_bounds,
     leakage_bounds,

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedq.core import Adversary, Mechanism, RoundContext
-from lightning_fedq.functional.batch_sampling import GradientMoments
+from lightning_fedq.functional.leakage.batch_sampling import GradientMoments
 from lightning_fedq.leakage.estimate import LeakageEstimate
 from lightning_fedq.leakage.gradients import LocalSteps, Loss, batch_gradient, sample_gradients, trainable
 from lightning_fedq.leakage.inversion import Attack, OutOfTimeError, Problem

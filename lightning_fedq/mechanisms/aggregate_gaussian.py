@@ -6,9 +6,9 @@ clients, turn the Irwin-Hall error of common-step dithering into the target law:
 
 Departures: dithers are shared by one client with the server, and (A, B) by the members of the federation,
 where the paper has one generator for everybody (with which anybody could undo all noise). (A, B) come from
-tables with a bounded error (`functional.decompose`), and A is capped from below so that sums fit 64 bits: at
-2^-50 where that is enough, at up to 2^-40 where the cohort is large and the noise small; beyond that the
-cohort is refused. What both do to the law is in `law_error`.
+tables with a bounded error (`functional.exact_error.decompose`), and A is capped from below so that sums fit
+64 bits: at 2^-50 where that is enough, at up to 2^-40 where the cohort is large and the noise small; beyond
+that the cohort is refused. What both do to the law is in `law_error`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import numpy as np
 import torch
 
 from lightning_fedq.core import Adversary, NonPrivate, PrivacyClaim, RoundContext
-from lightning_fedq.functional.decompose import LEAST_SCALE_BITS, decomposition, draw_mixture
-from lightning_fedq.functional.float_error import LawError, aggregate_law_error
-from lightning_fedq.mechanisms.exact_error import Array
+from lightning_fedq.functional.exact_error.decompose import LEAST_SCALE_BITS, decomposition, draw_mixture
+from lightning_fedq.functional.exact_error.float_error import LawError, aggregate_law_error
+from lightning_fedq.mechanisms.bases.exact_error import Array
 from lightning_fedq.mechanisms.irwin_hall import CommonSteps
 from lightning_fedq.randomness import PublicRandomness
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lightning_fedq.core import Adversary, PrivacyClaim, RoundContext
-from lightning_fedq.functional.one_bit import WORD_BITS, worst_pair_mse
-from lightning_fedq.mechanisms.claims import paired_claims
-from lightning_fedq.mechanisms.one_bit import COINS, ComplementaryBits, OneBitMechanism
+from lightning_fedq.functional.one_bit.threshold_coin import WORD_BITS, worst_pair_mse
+from lightning_fedq.mechanisms.bases.claims import paired_claims
+from lightning_fedq.mechanisms.bases.one_bit import COINS, ComplementaryBits, OneBitMechanism
 from lightning_fedq.randomness import ClientRandomness
 
 

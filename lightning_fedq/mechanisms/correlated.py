@@ -16,17 +16,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq.coding import FixedLength
 from lightning_fedq.core import Adversary, Mechanism, Message, NonPrivate, PrivacyClaim, RoundContext
-from lightning_fedq.functional.multi_level import (
+from lightning_fedq.functional.one_bit.multi_level import (
     level_step,
     multi_level_dequantize_sum,
     multi_level_quantize,
     multi_level_shifts,
 )
-from lightning_fedq.functional.one_bit import worst_group_variance
-from lightning_fedq.mechanisms.one_bit import RotatedStrata
+from lightning_fedq.functional.one_bit.threshold_coin import worst_group_variance
+from lightning_fedq.mechanisms.bases.one_bit import RotatedStrata
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.wire.coding import FixedLength
 
 _CHUNK = 1 << 16
 

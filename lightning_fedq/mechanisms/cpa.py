@@ -6,14 +6,14 @@ known to the server, has at that point, after randomised response. Nested CPA se
 
 Departures, each for a reason: the decoder is unbiased (the paper's is off by N / (N - 1), the authors' code
 also leaves out 1 / tanh(epsilon / 2)); the dither that the paper's theorem needs is there and is
-subtracted; nesting splits the fine point; the range is what can't be overloaded (`functional.block_design`),
+subtracted; nesting splits the fine point; the range is what can't be overloaded (`functional.blocks.design`),
 and a block beyond it is shrunk to it and counted; one message composes all of its bits (the paper counts a
 round as one); coins are integers from private streams. `decoder="paper"`, `decoder="authors_code"` and
 `dither="none"` are there to reproduce published numbers.
 
 Ours: a budget for a whole message. Thousands of bits that share it are noise, so that a message then holds
 some blocks only, drawn for every client from public randomness and scaled by their rarity; how many is chosen
-for the least noise (`functional.bit_budget`).
+for the least noise (`functional.blocks.bit_budget`).
 
 At equal range more points make CPA noisier: N = 2 on Z is the best one-bit choice, whatever the number of
 clients.
@@ -33,26 +33,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.coding import FixedLength
 from lightning_fedq.core import AuditCase, Mechanism, Message, PrivacyClaim, RoundContext
-from lightning_fedq.functional.bit_budget import best_block_count, bit_epsilon
-from lightning_fedq.functional.block_code import Floats, Keys, choose_blocks
-from lightning_fedq.functional.block_design import BlockDesign, block_design
-from lightning_fedq.functional.block_error import (
-    Decoder,
-    Dither,
-    longest_pull,
-    worst_second_moment,
-    worst_variance,
-)
-from lightning_fedq.functional.block_lattice import gather_blocks
-from lightning_fedq.functional.block_messages import (
-    decode_messages,
-    encode_blocks,
-    encode_updates,
-    sum_messages,
-)
-from lightning_fedq.functional.codeword import (
+from lightning_fedq.functional.blocks.bit_budget import best_block_count, bit_epsilon
+from lightning_fedq.functional.blocks.codeword import (
     BLOCKS_TAG,
     CODEWORD_TAG,
     DITHER_TAG,
@@ -60,10 +43,27 @@ from lightning_fedq.functional.codeword import (
     prf_bases,
     smallest_half,
 )
-from lightning_fedq.functional.lattice import LatticeName, lattice
-from lightning_fedq.functional.one_bit import CoinThresholds, coin_thresholds
-from lightning_fedq.mechanisms.cpa_claims import bit_claims
+from lightning_fedq.functional.blocks.design import BlockDesign, block_design
+from lightning_fedq.functional.blocks.error import (
+    Decoder,
+    Dither,
+    longest_pull,
+    worst_second_moment,
+    worst_variance,
+)
+from lightning_fedq.functional.blocks.lattice import LatticeName, lattice
+from lightning_fedq.functional.blocks.lattice_loops import gather_blocks
+from lightning_fedq.functional.blocks.messages import (
+    decode_messages,
+    encode_blocks,
+    encode_updates,
+    sum_messages,
+)
+from lightning_fedq.functional.blocks.scalar_loops import Floats, Keys, choose_blocks
+from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds, coin_thresholds
+from lightning_fedq.mechanisms.bases.cpa_claims import bit_claims
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.wire.coding import FixedLength
 
 EpsilonScope = Literal["bit", "round", "total"]
 
@@ -85,7 +85,7 @@ class CPA(Mechanism):
             lattices only; if None 1 for A2 (7 points), 2 for D4 (49) and E8 (2401).
         stages: Bits per block, >= 1.
         nesting: Every further stage splits a cell into nesting^L; 2 if None. Only with stages > 1.
-        words: Family of random words; see `functional.codeword.sign_words`.
+        words: Family of random words; see `functional.blocks.codeword.sign_words`.
         dither: "subtractive" (error independent of the input), "plain" (unbiased, more noise) or "none"
             (biased, as in the authors' code).
         decoder: "unbiased"; "paper", without the correction for balanced words; "authors_code", also

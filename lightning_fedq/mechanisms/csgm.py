@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq.coding import Code, FixedLength
 from lightning_fedq.core import (
     GaussianLoss,
     Loss,
@@ -35,9 +34,10 @@ from lightning_fedq.core import (
     PrivacyClaim,
     RoundContext,
 )
-from lightning_fedq.entropy_coding import Subset
-from lightning_fedq.mechanisms.subsampled import SubsampledMechanism
+from lightning_fedq.mechanisms.bases.subsampled import SubsampledMechanism
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.wire.coding import Code, FixedLength
+from lightning_fedq.wire.entropy_coding import Subset
 
 
 @dataclass(frozen=True)

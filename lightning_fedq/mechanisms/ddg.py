@@ -25,7 +25,6 @@ import torch
 from scipy import optimize
 from torch import Tensor
 
-from lightning_fedq.coding import FixedLength
 from lightning_fedq.core import (
     Adversary,
     AuditCase,
@@ -38,7 +37,8 @@ from lightning_fedq.core import (
 )
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import unit_ball_factors
-from lightning_fedq.functional.discrete_gaussian import (
+from lightning_fedq.functional.hadamard import padded_size, rotate, rotate_back
+from lightning_fedq.functional.noise.discrete_gaussian import (
     concentration,
     conditional_rounding,
     discrete_gaussian,
@@ -46,8 +46,8 @@ from lightning_fedq.functional.discrete_gaussian import (
     renyi_divergence,
     rounded_norm_bound,
 )
-from lightning_fedq.functional.hadamard import padded_size, rotate, rotate_back
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.wire.coding import FixedLength
 
 _BETA = math.exp(-0.5)
 

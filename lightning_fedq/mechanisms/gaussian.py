@@ -5,7 +5,7 @@ that of all rounds together, calibrated through Opacus. `PerCoordinateGaussian` 
 CorBin-FL paper compares with: each coordinate is private on its own, in one round, at the smallest noise
 (Balle and Wang 2018). The paper leaves delta open; here it has to be chosen.
 
-Both send integers on a grid (`functional.grid_noise`), not floats: 8 or 9 bits a coordinate where the
+Both send integers on a grid (`functional.noise.grid_noise`), not floats: 8 or 9 bits a coordinate where the
 noise is not far below the bound.
 
 References:
@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 
 from lightning_fedq.core import AuditCase, RoundContext
 from lightning_fedq.functional.checks import check_positive
-from lightning_fedq.functional.grid_noise import analytic_gaussian_multiplier
-from lightning_fedq.mechanisms.additive_noise import AdditiveNoise, PerCoordinate, WholeVector
-from lightning_fedq.mechanisms.calibration import resolve_multiplier
+from lightning_fedq.functional.noise.grid_noise import analytic_gaussian_multiplier
+from lightning_fedq.mechanisms.bases.additive_noise import AdditiveNoise, PerCoordinate, WholeVector
+from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
 
 
 @dataclass(frozen=True)

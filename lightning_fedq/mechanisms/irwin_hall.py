@@ -19,8 +19,8 @@ from torch import Tensor
 
 from lightning_fedq.core import Adversary, Loss, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.functional.chunks import in_chunks
-from lightning_fedq.functional.dither import add_centred_dither, add_dequantized_row
-from lightning_fedq.mechanisms.exact_error import Array, ExactError, Quantizer
+from lightning_fedq.functional.exact_error.dither import add_centred_dither, add_dequantized_row
+from lightning_fedq.mechanisms.bases.exact_error import Array, ExactError, Quantizer
 from lightning_fedq.randomness import PublicRandomness
 
 BOUNDED = (

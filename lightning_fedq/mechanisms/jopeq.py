@@ -24,7 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq.coding import FixedLength
 from lightning_fedq.core import (
     Adversary,
     AuditCase,
@@ -37,9 +36,10 @@ from lightning_fedq.core import (
     RoundContext,
     Unit,
 )
-from lightning_fedq.mechanisms.claims import ARBITRARY, FRESH
-from lightning_fedq.mechanisms.received import check_received
+from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
+from lightning_fedq.mechanisms.bases.received import check_received
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
+from lightning_fedq.wire.coding import FixedLength
 
 _MOST_SLACK = 1e-2
 """Nats that floats may add to a coordinate's epsilon; beyond, the levels are not resolved."""

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 
 from lightning_fedq.core import AuditCase, RoundContext
 from lightning_fedq.functional.checks import check_positive
-from lightning_fedq.mechanisms.additive_noise import AdditiveNoise, PerCoordinate, WholeVector
-from lightning_fedq.mechanisms.calibration import resolve_multiplier
+from lightning_fedq.mechanisms.bases.additive_noise import AdditiveNoise, PerCoordinate, WholeVector
+from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
 
 
 @dataclass(frozen=True)

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from lightning_fedq.core import Adversary, GaussianLoss, Loss, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.functional.chunks import in_chunks
-from lightning_fedq.functional.float_error import LawError, layered_law_error
-from lightning_fedq.functional.layered import WORDS_PER_COORDINATE, Layering, layer_row
-from lightning_fedq.functional.layered_cost import known_dither_delta
-from lightning_fedq.mechanisms.exact_error import ExactError, Quantizer
+from lightning_fedq.functional.exact_error.float_error import LawError, layered_law_error
+from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE, Layering, layer_row
+from lightning_fedq.functional.exact_error.layered_cost import known_dither_delta
+from lightning_fedq.mechanisms.bases.exact_error import ExactError, Quantizer
 from lightning_fedq.randomness import PublicRandomness, Stream
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from lightning_fedq.core import PrivacyClaim, RoundContext
-from lightning_fedq.mechanisms.claims import independent_claims
-from lightning_fedq.mechanisms.one_bit import OneBitMechanism
+from lightning_fedq.mechanisms.bases.claims import independent_claims
+from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
 
 
 @dataclass(frozen=True)

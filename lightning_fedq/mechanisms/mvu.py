@@ -23,7 +23,6 @@ from numpy.typing import NDArray
 from scipy.optimize import linprog, minimize
 from torch import Tensor
 
-from lightning_fedq.coding import FixedLength
 from lightning_fedq.core import (
     Adversary,
     AuditCase,
@@ -34,9 +33,10 @@ from lightning_fedq.core import (
     RoundContext,
     Unit,
 )
-from lightning_fedq.mechanisms.claims import ARBITRARY, FRESH
-from lightning_fedq.mechanisms.received import check_received
+from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
+from lightning_fedq.mechanisms.bases.received import check_received
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.wire.coding import FixedLength
 
 _WORD = 1 << 32
 _SMALLEST = 1e-6  # an output that every input avoids to this degree is dropped, and P solved again

@@ -2,9 +2,9 @@
 
 CorBin's pair shares the words of its coins; a server that sees both bits then meets outcomes that exclude an
 input, and its epsilon is infinite. That is not the price of correlation but of a coupling without noise of
-its own. Here a pair shares what quantises and keeps private what hides (`functional.coupled_coins`): one
-secret bit a coordinate, from the pair's key agreement, so that no shared bit is sent. Bits, wire and decoder
-are LDP-FL's. The error of a pair is 2 / (1 + e^epsilon) of LDP-FL's where updates are small.
+its own. Here a pair shares what quantises and keeps private what hides (`functional.one_bit.coupled_coins`):
+one secret bit a coordinate, from the pair's key agreement, so that no shared bit is sent. Bits, wire and
+decoder are LDP-FL's. The error of a pair is 2 / (1 + e^epsilon) of LDP-FL's where updates are small.
 
 What the views get, for a bit of level epsilon with t = tanh(epsilon / 2):
 
@@ -29,11 +29,11 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.core import Adversary, Message, PrivacyClaim, RoundContext, Unit
-from lightning_fedq.functional.coupled_coins import coupled_thresholds, flip_threshold, inner_coin
-from lightning_fedq.functional.one_bit import CoinThresholds, coin_thresholds, one_bit_quantize
-from lightning_fedq.functional.one_bit_privacy import randomized_response_pair
+from lightning_fedq.functional.one_bit.coupled_coins import coupled_thresholds, flip_threshold, inner_coin
+from lightning_fedq.functional.one_bit.privacy import randomized_response_pair
+from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds, coin_thresholds, one_bit_quantize
 from lightning_fedq.losses import CoinSum, HiddenPair, Loss, PmfPairs
-from lightning_fedq.mechanisms.claims import (
+from lightning_fedq.mechanisms.bases.claims import (
     ARBITRARY,
     AUTHENTICATED,
     FRESH,
@@ -42,8 +42,8 @@ from lightning_fedq.mechanisms.claims import (
     SUM_ONLY,
     independent_claims,
 )
+from lightning_fedq.mechanisms.bases.one_bit import COINS, OneBitMechanism, stack_by_group
 from lightning_fedq.mechanisms.ldpq import LDPQ
-from lightning_fedq.mechanisms.one_bit import COINS, OneBitMechanism, stack_by_group
 from lightning_fedq.randomness import ClientRandomness
 
 _CHUNK = 1 << 20

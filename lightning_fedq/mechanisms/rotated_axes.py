@@ -34,13 +34,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.coding import FixedLength
 from lightning_fedq.core import Adversary, AuditCase, Mechanism, Message, PrivacyClaim, RoundContext
 from lightning_fedq.functional.axis_choice import AxisChoice, best_axis_choice
 from lightning_fedq.functional.hadamard import padded_size, rotate, rotate_back
 from lightning_fedq.losses import PmfPairs
-from lightning_fedq.mechanisms.claims import ARBITRARY, FRESH
+from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
+from lightning_fedq.wire.coding import FixedLength
 
 _ROTATION = "rotation"
 _AXIS = "axis"

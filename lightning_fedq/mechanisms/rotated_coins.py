@@ -4,10 +4,10 @@ A client clips the l2 norm of its update, rotates it by a public random rotation
 clips every coordinate to a range of `kappa` standard deviations, and sends one coin (or several) a coordinate
 whose bias says where in the range the coordinate lies. The server adds the coins up and rotates back. One
 coin of n - 1 others that nobody can predict hides about as much of an update of bounded l2 norm as Gaussian
-noise of the sum's variance would (`functional.hidden_coin`): whole-client guarantees that do not grow with
-the number of parameters, at one bit a parameter (Poisson-binomial mechanism of Chen, Ozgur, Kairouz, 2022,
-with one coin; the l2 analysis is ours). Sums are taken modulo a power of two, so that masks cost 8 bits a
-coordinate at 1,000 clients, and with `share` only some rotated coordinates are sent.
+noise of the sum's variance would (`functional.one_bit.hidden_coin`): whole-client guarantees that do not grow
+with the number of parameters, at one bit a parameter (Poisson-binomial mechanism of Chen, Ozgur, Kairouz,
+2022, with one coin; the l2 analysis is ours). Sums are taken modulo a power of two, so that masks cost 8 bits
+a coordinate at 1,000 clients, and with `share` only some rotated coordinates are sent.
 
 What the claims rest on: thresholds are integers that are compared with uniform words; the norm is clipped
 after the rotation, on the very floats that become thresholds, in float64 and rounded up, so the rotation may
@@ -34,7 +34,6 @@ from numpy.typing import NDArray
 from scipy import special, stats
 from torch import Tensor
 
-from lightning_fedq.coding import FixedLength
 from lightning_fedq.core import (
     Adversary,
     AuditCase,
@@ -48,8 +47,8 @@ from lightning_fedq.core import (
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import unit_ball_factor
 from lightning_fedq.functional.hadamard import padded_size
-from lightning_fedq.functional.hidden_coin import ORDERS, hidden_coin_moments
-from lightning_fedq.functional.one_bit import (
+from lightning_fedq.functional.one_bit.hidden_coin import ORDERS, hidden_coin_moments
+from lightning_fedq.functional.one_bit.threshold_coin import (
     WORD_BITS,
     CoinThresholds,
     coin_thresholds,
@@ -57,7 +56,7 @@ from lightning_fedq.functional.one_bit import (
 )
 from lightning_fedq.functional.rotation import Floats, Words, rotate, rotate_back, sign_words
 from lightning_fedq.losses import Loss, PmfPairs, RenyiLoss
-from lightning_fedq.mechanisms.claims import (
+from lightning_fedq.mechanisms.bases.claims import (
     ARBITRARY,
     AUTHENTICATED,
     FRESH,
@@ -66,6 +65,7 @@ from lightning_fedq.mechanisms.claims import (
     SUM_ONLY,
 )
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.wire.coding import FixedLength
 
 _ROTATION, _COINS, _ROUNDING = "rotation signs", "rotated coins", "rounding words"
 _CHUNK = 1 << 14

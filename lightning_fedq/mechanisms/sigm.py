@@ -15,20 +15,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq.coding import Code
 from lightning_fedq.core import (
     GaussianLoss,
     Message,
     PrivacyClaim,
     RoundContext,
 )
-from lightning_fedq.entropy_coding import Elias, Subset
-from lightning_fedq.functional.dither import dither_quantize_row
-from lightning_fedq.mechanisms.exact_error import Quantizer
+from lightning_fedq.functional.exact_error.dither import dither_quantize_row
+from lightning_fedq.mechanisms.bases.exact_error import Quantizer
+from lightning_fedq.mechanisms.bases.subsampled import Mask, SubsampledMechanism
 from lightning_fedq.mechanisms.layered import layered_quantizer
-from lightning_fedq.mechanisms.subsampled import Mask, SubsampledMechanism
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.range_coding import ConditionalRange
+from lightning_fedq.wire.coding import Code
+from lightning_fedq.wire.entropy_coding import Elias, Subset
+from lightning_fedq.wire.range_coding import ConditionalRange
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.core import Message, PrivacyClaim, RoundContext
-from lightning_fedq.mechanisms.claims import independent_claims
-from lightning_fedq.mechanisms.one_bit import OneBitMechanism
-from lightning_fedq.mechanisms.received import check_received
+from lightning_fedq.mechanisms.bases.claims import independent_claims
+from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
+from lightning_fedq.mechanisms.bases.received import check_received
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 
 Aggregation = Literal["mean", "plain_mean", "majority"]

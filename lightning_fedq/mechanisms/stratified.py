@@ -5,10 +5,10 @@ coordinate's uniform variable falls into g strata of length 1/g; client i draws 
 pi_i = (rank_i + offset) mod g, offset uniform and shared by the group, and jitters inside the stratum with
 private coins. Every word alone is exactly uniform, so every message alone is the LDP-FL coin.
 
-The exact variance (`functional.one_bit.group_variance`) is that of a random permutation of the strata.
-An offset alone rotates the group's order instead, which has the same law of every pair of strata
-once the order itself is random: the round's plan draws it afresh every round, so the formula holds on
-average over orders, not for one given order. Two clients are `CorBin(shared_bits=1)` in law.
+The exact variance (`functional.one_bit.threshold_coin.group_variance`) is that of a random permutation of the
+strata. An offset alone rotates the group's order instead, which has the same law of every pair of strata once
+the order itself is random: the round's plan draws it afresh every round, so the formula holds on average over
+orders, not for one given order. Two clients are `CorBin(shared_bits=1)` in law.
 
 References:
     an extension of CorBin-FL by stratified sampling; not in the paper
@@ -22,9 +22,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from lightning_fedq.core import AuditCase, PrivacyClaim, RoundContext
-from lightning_fedq.functional.one_bit import worst_group_variance
-from lightning_fedq.mechanisms.claims import grouped_claims
-from lightning_fedq.mechanisms.one_bit import COINS, OneBitMechanism, RotatedStrata
+from lightning_fedq.functional.one_bit.threshold_coin import worst_group_variance
+from lightning_fedq.mechanisms.bases.claims import grouped_claims
+from lightning_fedq.mechanisms.bases.one_bit import COINS, OneBitMechanism, RotatedStrata
 from lightning_fedq.randomness import ClientRandomness
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fedq.coding import FixedLength
 from lightning_fedq.core import Adversary, Mechanism, Message, NonPrivate, PrivacyClaim, RoundContext
-from lightning_fedq.functional.dither import centred_dither, dither_quantize
+from lightning_fedq.functional.exact_error.dither import centred_dither, dither_quantize
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.wire.coding import FixedLength
 
 
 @dataclass(frozen=True)

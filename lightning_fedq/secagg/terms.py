@@ -13,7 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.coding import FixedLength
 from lightning_fedq.core import Mechanism, RoundContext
 from lightning_fedq.randomness import PublicRandomness, pack_fields
 from lightning_fedq.secagg.graph import (
@@ -26,6 +25,7 @@ from lightning_fedq.secagg.graph import (
     smallest_degree,
 )
 from lightning_fedq.secagg.layout import Layout, modular_layout, sum_layout
+from lightning_fedq.wire.coding import FixedLength
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_fedq.functional.layered import (
+from lightning_fedq.functional.exact_error.layered import (
     WORDS_PER_COORDINATE,
     Law,
     Layering,
@@ -21,7 +21,7 @@ from lightning_fedq.functional.layered import (
     layer_row,
     minimal_step,
 )
-from lightning_fedq.functional.layered_cost import conditional_entropy, lower_bound
+from lightning_fedq.functional.exact_error.layered_cost import conditional_entropy, lower_bound
 from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.reports import Row, fresh_folder
 from reproductions.exact.claims import Array, Claim, coded_bits, finish

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from scipy import integrate
 
-from lightning_fedq.functional.decompose import decomposition, draw_mixture
-from lightning_fedq.functional.dither import centred_dither
-from lightning_fedq.functional.irwin_hall import half_support, irwin_hall_pdf
-from lightning_fedq.functional.layered import WORDS_PER_COORDINATE, layer_row
-from lightning_fedq.functional.layered_cost import cell_entropy, conditional_entropy, upper_bound
+from lightning_fedq.functional.exact_error.decompose import decomposition, draw_mixture
+from lightning_fedq.functional.exact_error.dither import centred_dither
+from lightning_fedq.functional.exact_error.irwin_hall import half_support, irwin_hall_pdf
+from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE, layer_row
+from lightning_fedq.functional.exact_error.layered_cost import cell_entropy, conditional_entropy, upper_bound
 from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.reports import Row, fresh_folder
 from reproductions.exact.claims import Array, Claim, coded_bits, finish

@@ -25,10 +25,10 @@ from scipy import optimize
 from torch import Tensor
 
 from lightning_fedq.core import RoundContext
-from lightning_fedq.entropy_coding import Elias
 from lightning_fedq.mechanisms import CSGM, SIGM
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.reports import Row, fresh_folder
+from lightning_fedq.wire.entropy_coding import Elias
 from reproductions.exact.claims import Claim, finish
 
 ORDERS = (*range(2, 129), 256)

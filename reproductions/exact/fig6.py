@@ -19,17 +19,17 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.core import Mechanism, RoundContext
-from lightning_fedq.entropy_coding import Elias
-from lightning_fedq.functional.decompose import decomposition, draw_mixture
-from lightning_fedq.functional.dither import centred_dither
-from lightning_fedq.functional.grid_noise import analytic_gaussian_multiplier
-from lightning_fedq.functional.irwin_hall import half_support
-from lightning_fedq.functional.layered import minimal_step
+from lightning_fedq.functional.exact_error.decompose import decomposition, draw_mixture
+from lightning_fedq.functional.exact_error.dither import centred_dither
+from lightning_fedq.functional.exact_error.irwin_hall import half_support
+from lightning_fedq.functional.exact_error.layered import minimal_step
+from lightning_fedq.functional.noise.grid_noise import analytic_gaussian_multiplier
 from lightning_fedq.mechanisms import AggregateGaussian, LayeredGaussian
 from lightning_fedq.mechanisms.ddg import ddg_for_budget
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.reports import Row, fresh_folder
 from lightning_fedq.secagg import SecAgg
+from lightning_fedq.wire.entropy_coding import Elias
 from reproductions.exact.claims import Claim, finish
 
 RADIUS, DIM, DELTA = 10.0, 75, 1e-5

@@ -27,7 +27,7 @@ from lightning_fedq.core import Adversary, GaussianLoss, RoundContext
 from lightning_fedq.datasets import MNISTDataModule
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.mechanisms import AggregateGaussian, FedAvg
-from lightning_fedq.mechanisms.calibration import gaussian_noise_multiplier
+from lightning_fedq.mechanisms.bases.calibration import gaussian_noise_multiplier
 from lightning_fedq.models import Classifier, Linear
 from lightning_fedq.models.initial import seeded
 from lightning_fedq.privacy.accounting import spent

@@ -11,8 +11,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from lightning_fedq.coding import FixedLength
-from lightning_fedq.functional.one_bit import (
+from lightning_fedq.functional.one_bit.threshold_coin import (
     WORD_BITS,
     one_bit_quantize,
     one_bit_thresholds,
@@ -28,11 +27,12 @@ from lightning_fedq.mechanisms import (
     LayeredGaussian,
     StratifiedCorBin,
 )
-from lightning_fedq.mechanisms.additive_noise import WholeVector
-from lightning_fedq.mechanisms.claims import independent_claims
-from lightning_fedq.mechanisms.one_bit import COINS
+from lightning_fedq.mechanisms.bases.additive_noise import WholeVector
+from lightning_fedq.mechanisms.bases.claims import independent_claims
+from lightning_fedq.mechanisms.bases.one_bit import COINS
 from lightning_fedq.randomness import ClientRandomness
 from lightning_fedq.rounds import RoundEngine
+from lightning_fedq.wire.coding import FixedLength
 
 # ---- caught by layer B: mechanisms that claim more than they keep -------------------------------------
 

@@ -9,7 +9,7 @@ import torch
 from scipy import special
 
 from lightning_fedq.audit.enumeration_words import enumerate_words, exact_law
-from lightning_fedq.functional.one_bit import coin_thresholds
+from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
 from lightning_fedq.mechanisms import (
     CPA,
     LDPQ,
@@ -25,7 +25,7 @@ from lightning_fedq.mechanisms import (
     SignRR,
     StratifiedCorBin,
 )
-from lightning_fedq.mechanisms.one_bit import COINS
+from lightning_fedq.mechanisms.bases.one_bit import COINS
 from tests.audit import plants
 
 DITHERS = (0, 1 << 51, 12_345_678_901_234, (1 << 52) - 1)

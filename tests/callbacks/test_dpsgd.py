@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_fedq.callbacks import DPSGD, PrivacyBudget
 from lightning_fedq.core import Adversary
 from lightning_fedq.data.loader import ClientBatches
-from tests.callbacks.test_poisson import batches_of
 from tests.callbacks.test_privacy import trainer
+from tests.sample_level.test_poisson import batches_of
 
 
 def samples(size: int = 200) -> TensorDataset:

@@ -10,7 +10,7 @@ from jsonargparse import ArgumentParser
 
 from lightning_fedq import mechanisms
 from lightning_fedq.core import Adversary, Mechanism, NonPrivate
-from lightning_fedq.functional.dither import round_to_grid
+from lightning_fedq.functional.exact_error.dither import round_to_grid
 from lightning_fedq.mechanisms import (
     CPA,
     CSGM,

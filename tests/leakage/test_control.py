@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_fedq.core import Adversary
-from lightning_fedq.functional.trade_off import clopper_pearson, recovery_leakage
+from lightning_fedq.functional.leakage.trade_off import clopper_pearson, recovery_leakage
 from lightning_fedq.leakage import Matching
 from lightning_fedq.leakage.control import (
     LEAST_NOISE,

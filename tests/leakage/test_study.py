@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from lightning_fedq.core import Adversary
-from lightning_fedq.functional.total_variation import isotropic_tv, paper_ratio
-from lightning_fedq.functional.trade_off import leakage_bounds, paper_sufficient
+from lightning_fedq.functional.leakage.total_variation import isotropic_tv, paper_ratio
+from lightning_fedq.functional.leakage.trade_off import leakage_bounds, paper_sufficient
 from lightning_fedq.leakage import DLG, InvertingGradients, Matching, calibrate, iDLG, observe
 from lightning_fedq.leakage import study as study_module
 from lightning_fedq.leakage.gradients import LocalSteps

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from lightning_fedq.core import Adversary, NonPrivate, PmfPairs, RoundContext, Unit
-from lightning_fedq.functional import block_messages
-from lightning_fedq.functional.codeword import anonymity_set_size
-from lightning_fedq.functional.lattice import lattice, nearest_point
-from lightning_fedq.functional.lattice_codebook import finite_codebook
+from lightning_fedq.functional.blocks import messages as block_messages
+from lightning_fedq.functional.blocks.codeword import anonymity_set_size
+from lightning_fedq.functional.blocks.lattice import lattice, nearest_point
+from lightning_fedq.functional.blocks.lattice_codebook import finite_codebook
 from lightning_fedq.mechanisms import cpa
 from lightning_fedq.mechanisms.cpa import CPA
 from lightning_fedq.privacy.report import privacy_report
@@ -161,7 +161,9 @@ def test_end_to_end_vector_of_the_specification(monkeypatch):
     torch.testing.assert_close(private, torch.tensor([-2.041494, 0, 1.020747, 0]), atol=1e-6, rtol=0)
     # The histogram without a threshold is the same decoder.
     with monkeypatch.context() as patch:
-        patch.setattr("lightning_fedq.functional.block_messages.threshold_frequencies", lambda values: values)
+        patch.setattr(
+            "lightning_fedq.functional.blocks.messages.threshold_frequencies", lambda values: values
+        )
         histogram = CPA(epsilon=math.inf, levels=4, dither="none", threshold=True)
         torch.testing.assert_close(histogram.decode(message.symbols, clients, ctx, public) / 3, mean)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_fedq.core import Adversary, ConcentratedLoss
-from lightning_fedq.functional.discrete_gaussian import concentration
+from lightning_fedq.functional.noise.discrete_gaussian import concentration
 from lightning_fedq.mechanisms import DistributedDiscreteGaussian
 from lightning_fedq.mechanisms.ddg import ddg_for_budget
 from lightning_fedq.privacy.accounting import spent

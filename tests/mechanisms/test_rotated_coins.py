@@ -9,8 +9,8 @@ import torch
 
 from lightning_fedq.core import Adversary, NonPrivate, Unit
 from lightning_fedq.functional.hadamard import padded_size
-from lightning_fedq.functional.hidden_coin import hidden_coin_moments
-from lightning_fedq.functional.one_bit import coin_thresholds
+from lightning_fedq.functional.one_bit.hidden_coin import hidden_coin_moments
+from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
 from lightning_fedq.losses import PmfPairs, RenyiLoss
 from lightning_fedq.mechanisms import RotatedCoins
 from lightning_fedq.privacy.accounting import spent

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from lightning_fedq.core import Adversary, GaussianLoss, Neighbours, NonPrivate, SampledGaussianLoss
-from lightning_fedq.functional.float_error import Inputs, layered_law_error
+from lightning_fedq.functional.exact_error.float_error import Inputs, layered_law_error
 from lightning_fedq.mechanisms import CSGM, SIGM
 from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.ranges import FixedRange

@@ -2,7 +2,7 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_fedq.functional.irwin_hall import irwin_hall_cdf
+from lightning_fedq.functional.exact_error.irwin_hall import irwin_hall_cdf
 from lightning_fedq.mechanisms import SubtractiveDither
 from tests.one_round import context_of, decode, encode
 

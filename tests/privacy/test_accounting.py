@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_fedq.core import CoinSum, GaussianLoss, HiddenPair, LaplaceLoss, NonPrivate, PmfPairs, Slack
-from lightning_fedq.functional.one_bit_privacy import (
+from lightning_fedq.functional.one_bit.privacy import (
     blanket_epsilon,
     gaussian_delta,
     gaussian_epsilon,

@@ -7,7 +7,7 @@ import pytest
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from lightning_fedq.functional.one_bit_privacy import (
+from lightning_fedq.functional.one_bit.privacy import (
     gaussian_epsilon,
     hockey_stick,
     randomized_response_epsilon,

@@ -1,0 +1,211 @@
+"""What a federated run refuses, each with its cure, before the first step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_fedq._lightning import is_overridden, pl
+from lightning_fedq.aggregation import Weighting
+from lightning_fedq.data.batches import LocalWork, pass_sizes
+from lightning_fedq.federation.handed_loader import handed_loader
+from lightning_fedq.federation.undo import Undo
+
+_NAMED = 10
+"""Clients that an error names."""
+
+_FROM_LOADER = (
+    "the training loader is not the clients' own, and would train centrally; "
+    "use trainer.fit(model, datamodule=FederatedDataModule.from_loader(loader, val_loader))"
+)
+
+
+def check_numbers(
+    local_epochs: int, local_steps: int | None, clients_per_step: int | Literal["auto"], weighting: str
+) -> None:
+    """Refuse settings out of their range.
+
+    Raises:
+        ValueError: Naming the setting.
+    """
+    if local_epochs < 1:
+        raise ValueError(f"local_epochs must be >= 1, got {local_epochs}")
+    if local_steps is not None and local_steps < 1:
+        raise ValueError(f"local_steps must be >= 1 or None, got {local_steps}")
+    if clients_per_step != "auto" and clients_per_step < 1:
+        raise ValueError(f"clients_per_step must be >= 1 or 'auto', got {clients_per_step}")
+    if weighting not in get_args(Weighting):
+        known = " or ".join(map(repr, get_args(Weighting)))
+        raise ValueError(f"weighting must be {known}, got {weighting!r}")
+
+
+def check_setup(trainer: Any, module: pl.LightningModule) -> None:
+    """Refuse what can be known before optimisers exist.
+
+    Raises:
+        ValueError: Naming what can't work and its cure.
+    """
+    _check_package(trainer)
+    for callback in trainer.callbacks:
+        _check_callback(trainer, callback)
+    if not isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy) or trainer.world_size > 1:
+        raise ValueError(
+            f"Federated simulates all clients on one device, got {type(trainer.strategy).__name__} "
+            f"on {trainer.world_size} devices; use Trainer(strategy='auto', devices=1)"
+        )
+    own = is_overridden("train_dataloader", module, pl.LightningModule)
+    if trainer.datamodule is None and handed_loader(trainer) is None and not own:
+        raise ValueError(_FROM_LOADER)
+    check_flags(trainer)
+
+
+def _check_package(trainer: object) -> None:
+    if not isinstance(trainer, pl.Trainer):
+        theirs = type(trainer).__module__.partition(".trainer")[0]
+        raise ValueError(
+            f"the Trainer is from {theirs}, and lightning_fedq is bound to {pl.__name__}, which was imported "
+            f"first; import {theirs} before lightning_fedq, and only one of the two"
+        )
+
+
+_FINDERS = {
+    "LearningRateFinder": "set the rate found there",
+    "BatchSizeFinder": "give the loader the batch size found there",
+}
+"""Lightning's searches before the training, and what to do with what they find."""
+
+
+def _check_callback(trainer: Any, callback: pl.Callback) -> None:
+    """Refuse a search that would train on everybody's data at once.
+
+    Raises:
+        ValueError: Naming it.
+    """
+    for name, cure in _FINDERS.items():
+        if isinstance(callback, getattr(pl.callbacks, name)):
+            if getattr(callback, "_early_exit", False):  # put there by a Tuner, for this one search
+                trainer.callbacks = [other for other in trainer.callbacks if other is not callback]
+            raise ValueError(
+                f"{name} would train on the raw data of all clients at once, past every mechanism; "
+                f"run it with a Trainer without Federated, on data that need no protection, and {cure}"
+            )
+
+
+def check_flags(trainer: Any) -> None:
+    """Refuse Trainer flags that cut or regroup steps across clients.
+
+    Raises:
+        ValueError: Naming the flag.
+    """
+    if getattr(trainer, "_val_check_time_interval", None) is not None:
+        raise ValueError(
+            "val_check_interval as a time would validate in the middle of a round, where there is no new "
+            "global model; use check_val_every_n_epoch to validate every n rounds"
+        )
+
+
+def validate_by_rounds(trainer: Any, batches: int, undo: Undo) -> None:
+    """Take a `val_check_interval` that means whole rounds at its word, and refuse another.
+
+    An int counts one client's batches, as it does in an ordinary training.
+
+    Args:
+        trainer: The trainer.
+        batches: Of the longest client in a round.
+        undo: Gives the trainer its own flags back.
+
+    Raises:
+        ValueError: If it is no number of whole rounds, naming the nearest one that is.
+    """
+    interval, every = trainer.val_check_interval, trainer.check_val_every_n_epoch
+    if interval == 1.0 and isinstance(interval, float):
+        return
+    if isinstance(interval, float) or interval % batches or (every is not None and interval != batches):
+        rounds = max(1, round(interval / batches)) if isinstance(interval, int) else every
+        raise ValueError(
+            f"val_check_interval = {interval} would validate in the middle of a round of {batches} batches a "
+            f"client, where there is no new global model; use check_val_every_n_epoch={rounds} to validate "
+            f"every {rounds} rounds"
+        )
+    undo.replace(trainer, "val_check_interval", 1.0)
+    undo.replace(trainer, "check_val_every_n_epoch", interval // batches if every is None else every)
+
+
+def check_limit(work: LocalWork) -> None:
+    """Refuse a `limit_train_batches` that leaves somebody without a batch, as Lightning does for a loader.
+
+    Raises:
+        ValueError: Naming the clients.
+    """
+    idle = [client for client, one_pass in enumerate(work.passes) if not one_pass]
+    if not idle:
+        return
+    fewest = min(len(pass_sizes(work.pass_length(c), work.batch_size, work.drop_last)) for c in idle)
+    shown = ", ".join(map(str, idle[:_NAMED])) + (", ..." if len(idle) > _NAMED else "")
+    raise ValueError(
+        f"limit_train_batches = {work.limit_batches} leaves clients {shown} without a batch, as a pass over "
+        f"their data may be of {fewest} only; "
+        f"use at least {least_fraction(fewest)}, an int >= 1, or fewer clients"
+    )
+
+
+def check_own_loaders(
+    own: bool, clients_per_step: int | Literal["auto"], weighting: str, held: Sequence[Tensor]
+) -> None:
+    """Refuse what clients with loaders of their own can't do.
+
+    Raises:
+        ValueError: If they are to train side by side, or a stream is weighted by its samples.
+    """
+    if own and clients_per_step not in ("auto", 1):
+        raise ValueError(
+            "clients whose batches come from several loaders can't train side by side, got "
+            f"clients_per_step={clients_per_step}; use clients_per_step=1 or 'auto'"
+        )
+    streams = [client for client, part in enumerate(held) if not len(part)]
+    if streams and weighting == "samples":
+        shown = ", ".join(map(str, streams[:_NAMED])) + (", ..." if len(streams) > _NAMED else "")
+        raise ValueError(
+            f"the data of clients {shown} are streams, whose samples nobody has counted; use "
+            "weighting='uniform'"
+        )
+
+
+def least_fraction(num_batches: int) -> float:
+    """A short float, at least 1 / num_batches, so that the fraction of the batches is one or more."""
+    scale: int = 10 ** (len(str(num_batches)) + 1)
+    return math.ceil(scale / num_batches) / scale
+
+
+def check_optimizers(trainer: pl.Trainer) -> list[torch.optim.Optimizer]:
+    """Return the optimisers of the run: one, or several where the module optimises by hand.
+
+    Raises:
+        ValueError: If there is none, or a schedule that watches one client's batches.
+    """
+    if not trainer.optimizers:
+        raise ValueError(
+            "Federated needs an optimiser, configure_optimizers returned none; return one of the parameters "
+            "that are to be trained"
+        )
+    for config in trainer.lr_scheduler_configs:
+        if config.interval == "step" and config.reduce_on_plateau:
+            raise ValueError(
+                "ReduceLROnPlateau with interval='step' would follow the batches of one client after the "
+                "other, which have no common plateau; use interval='epoch', one look at the metric a round"
+            )
+    return list(trainer.optimizers)
+
+
+def check_loader_is_ours(trainer: pl.Trainer, loader: object) -> None:
+    """Refuse to train on a loader that Lightning took from somewhere else.
+
+    Raises:
+        ValueError: If the running loader is not `loader`.
+    """
+    if trainer.train_dataloader is not loader:
+        raise ValueError(_FROM_LOADER)

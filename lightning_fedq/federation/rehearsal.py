@@ -1,0 +1,166 @@
+"""Can a stack of clients train side by side here, and what does a step cost? Tried on a copy beforehand.
+
+The copy is a deep copy of the module, torch's generators are restored afterwards, and nothing is
+logged, so the run itself does not notice.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import FlopCounterMode
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.data.generator_turns import GeneratorTurns
+from lightning_fedq.federation.client_parallel import ELEMENTWISE_OPTIMIZERS, StackedStep, further_arguments
+from lightning_fedq.federation.one_client_hooks import one_client_hook
+from lightning_fedq.functional.batch_stack import UnequalBatches, groups_alike, stack_batches
+
+
+class Rehearsal(NamedTuple):
+    """What the rehearsal found.
+
+    Args:
+        obstacle: Why clients can't train side by side, or None.
+        flops: Floating-point operations of one client's step, matrix products and convolutions.
+    """
+
+    obstacle: str | None
+    flops: int = 0
+
+
+def elementwise(optimizer: torch.optim.Optimizer) -> bool:
+    """Does this optimiser treat every coordinate on its own?"""
+    return type(optimizer) in ELEMENTWISE_OPTIMIZERS
+
+
+def rehearse(
+    trainer: pl.Trainer, names: Sequence[str], batch: Any, buffer_names: Sequence[str] = ()
+) -> Rehearsal:
+    """Try one step of a stack on a copy of the module.
+
+    Args:
+        trainer: Trainer of a fit that has not begun to train.
+        names: Names of the trained parameters.
+        batch: First batch of a stack, on the device; its tensors lead with a client dimension of 2 or more.
+        buffer_names: Names of the buffers that training changes.
+    """
+    if hook := one_client_hook(trainer):
+        return Rehearsal(hook)
+    module = trainer.lightning_module
+    if obstacle := _known_obstacle(module):
+        return Rehearsal(obstacle)
+    if isinstance(batch, UnequalBatches):
+        groups = groups_alike(batch)
+        if 2 * len(groups) > len(batch):
+            return Rehearsal(
+                f"the batches of {len(batch)} clients are of {len(groups)} kinds: tensors of other shapes, "
+                "or strings and objects that differ"
+            )
+        batch = stack_batches([batch[index] for index in max(groups, key=len)])
+    devices = [trainer.strategy.root_device.index or 0] if trainer.strategy.root_device.type == "cuda" else []
+    with torch.random.fork_rng(devices):
+        try:
+            return _try(trainer, copy.deepcopy(module), names, batch, buffer_names)
+        except Exception as error:  # whatever the user's code or vmap raises is the answer
+            return Rehearsal(_in_words(error))
+
+
+_WORDS = {
+    "inplace randomness": "training_step draws in place on a tensor that is the same for all clients, as "
+    "torch.distributions does; torch.randn_like maps",
+    "data-dependent control flow": "training_step branches on tensors (data-dependent control flow)",
+    ".item()": "training_step takes the value of a tensor out, with .item() or float()",
+}
+"""What of functorch's and torch's errors stands for what in a training step."""
+
+
+def _known_obstacle(module: pl.LightningModule) -> str | None:
+    for name, part in module.named_modules():
+        if isinstance(part, nn.RNNBase):
+            return f"{name} ({type(part).__name__}) keeps a list of its weights, which can't be one a client"
+    if getattr(module, "_compiler_ctx", None) is not None:
+        return (
+            "torch.compile(module) has compiled training_step for one client; compile a part of the module, "
+            "as in module.net = torch.compile(module.net), to have stacks"
+        )
+    return None
+
+
+def _in_words(error: Exception) -> str:
+    first = str(error).strip().splitlines()[0] if str(error) else ""
+    for part, words in _WORDS.items():
+        if part in first:
+            return words
+    return f"{type(error).__name__}: {first.partition(' Please file')[0]}"
+
+
+def _try(
+    trainer: pl.Trainer,
+    module: pl.LightningModule,
+    names: Sequence[str],
+    batch: Any,
+    buffer_names: Sequence[str],
+) -> Rehearsal:
+    module.trainer = trainer
+    turns = GeneratorTurns()
+    turns.begin(int)
+    step = StackedStep(module, names, buffer_names, turns)
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    if len({parameters[name].dtype for name in names}) > 1:
+        return Rehearsal("the parameters are of several dtypes")
+    num_clients = _num_clients(batch)
+    own = [parameters[name].detach() for name in names]
+    stack = [weight.expand(num_clients, *weight.shape).contiguous() for weight in own]
+    changing = [buffers[n].expand(num_clients, *buffers[n].shape).contiguous() for n in buffer_names]
+    first = tree_map_only(Tensor, lambda t: t[0], batch)
+
+    args = further_arguments(module)
+
+    def stacked() -> None:
+        with trainer.precision_plugin.train_step_context():
+            step(stack, batch, *args, buffers=changing)
+
+    def single() -> None:
+        module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
+        with trainer.precision_plugin.train_step_context():
+            output = module.training_step(first, *args)
+        loss: Any = output["loss"] if isinstance(output, dict) else output
+        module.zero_grad()
+        loss.backward()
+
+    stacked()
+    step.replay(num_clients, batch, log=lambda *args, **kwargs: None)
+    if leak := _leak(module):
+        return Rehearsal(f"training_step keeps tensors in {leak}")
+    with FlopCounterMode(display=False) as counter:
+        single()
+    unused = [name for name in names if parameters[name].grad is None]
+    if unused:
+        return Rehearsal(f"parameters {unused} get no gradient, which a stack can't tell from a zero one")
+    return Rehearsal(None, counter.get_total_flops())
+
+
+def _num_clients(batch: Any) -> int:
+    sizes = [len(leaf) for leaf in tree_leaves(batch) if isinstance(leaf, Tensor)]
+    if not sizes or len(set(sizes)) != 1:
+        raise TypeError("the batch holds no tensors with one leading client dimension")
+    return sizes[0]
+
+
+def _leak(module: torch.nn.Module) -> str | None:
+    """Name an attribute that holds a tensor of a vmap that is over: state that `training_step` keeps."""
+    for prefix, part in module.named_modules():
+        for name, value in vars(part).items():
+            if any(_is_dead(leaf) for leaf in tree_leaves(value)):
+                return f"{prefix}.{name}".lstrip(".")
+    return None
+
+
+def _is_dead(value: Any) -> bool:
+    return isinstance(value, Tensor) and torch._C._functorch.is_functorch_wrapped_tensor(value)

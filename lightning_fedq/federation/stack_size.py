@@ -1,0 +1,109 @@
+"""How many clients train side by side in one step: as asked for, or by a rule of size.
+
+The rule looks at no clock, so that one seed is one run: a stack saves what a step costs beside its
+arithmetic and loses where the arithmetic dominates, since convolutions and products of many sets of weights
+are slower than of one. `benchmarks/rounds.py` times both ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
+from lightning_fedq.data.batches import Stack
+from lightning_fedq.federation.rehearsal import elementwise, rehearse
+from lightning_fedq.rounds import RoundPlanner
+
+_STACK_VALUES = {"cpu": 1 << 21, "cuda": 1 << 26}
+"""Parameters of all clients of an automatically sized stack: 8 MiB of float32 on a CPU."""
+_STEP_FLOPS = {"cpu": 2e8, "cuda": 2e10}
+"""Operations of one client's step up to which a stack pays. Of a CPU's core: a CNN or a transformer of 5e7 is
+1.2 to 1.8 times as fast in a stack of 16, one of 2e8 as fast, one of 5e8 slower. Of a GPU: not measured."""
+_FEWEST = 4
+"""Clients below which a stack does not pay."""
+
+
+def largest_stack(device: str, num_parameters: int, planner: RoundPlanner) -> int:
+    """Clients of an automatically sized stack, by memory and cohort; 0 where not even one fits."""
+    budget = _STACK_VALUES.get(device, _STACK_VALUES["cuda"])
+    return min(budget // num_parameters, planner.cohort_size)
+
+
+def choose_clients_per_step(
+    trainer: Any,
+    names: Sequence[str],
+    wanted: int | Literal["auto"],
+    automatic: int,
+    largest_of: Callable[[int], Stack],
+    first_batch: Callable[[Stack], Any],
+    buffer_names: Sequence[str] = (),
+) -> int:
+    """Return how many clients train side by side, 1 where a stack can't run or does not pay.
+
+    Args:
+        trainer: The trainer, its strategy ready.
+        names: Of the trained parameters.
+        wanted: What the user asked for.
+        automatic: The size to try for "auto".
+        largest_of: The largest stack of the first round, for a size.
+        first_batch: A stack's first batch.
+        buffer_names: Of the buffers that training changes.
+
+    Raises:
+        ValueError: If a stack was asked for and the optimiser is not elementwise.
+    """
+    size = automatic if wanted == "auto" else wanted
+    if size < 2:
+        return 1
+    if not trainer.lightning_module.automatic_optimization:
+        say = rank_zero_info if wanted == "auto" else rank_zero_warn
+        say(
+            "Federated trains one client at a time, which is slower and gives the same results, because "
+            f"{type(trainer.lightning_module).__name__} uses manual optimisation"
+        )
+        return 1
+    optimizer = trainer.optimizers[0]
+    if not elementwise(optimizer):
+        name = type(optimizer).__name__
+        if wanted != "auto":
+            raise ValueError(
+                f"{name} is not elementwise, so clients can't train side by side with it; "
+                "use clients_per_step=1, or SGD, Adam(W), RMSprop, Adagrad or another "
+                "elementwise optimiser"
+            )
+        rank_zero_warn(
+            "Federated trains one client at a time, which is slower and gives the same results, because "
+            f"{name} is not elementwise"
+        )
+        return 1
+    if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        rank_zero_warn(
+            "Federated trains one client at a time, which is slower and gives the same results, because "
+            "16-mixed precision scales one client's loss; precision='bf16-mixed' has no such scale"
+        )
+        return 1
+    largest = largest_of(size)
+    if len(largest.clients) < 2:
+        return 1
+    batch = trainer.precision_plugin.convert_input(first_batch(largest))
+    batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+    found = rehearse(trainer, list(names), batch, buffer_names)
+    if found.obstacle is not None:
+        rank_zero_warn(
+            "Federated trains one client at a time, which is slower and gives the same results, because a "
+            f"stack of clients can't run: {found.obstacle}"
+        )
+        return 1
+    if wanted != "auto":
+        return wanted
+    limit = _STEP_FLOPS.get(trainer.strategy.root_device.type, _STEP_FLOPS["cuda"])
+    pays = found.flops <= limit and len(largest.clients) >= _FEWEST
+    chosen = size if pays else 1
+    why = (
+        f"a client's step takes {found.flops:.0e} operations, stacks pay up to {limit:.0e}"
+        if len(largest.clients) >= _FEWEST
+        else f"stacks of fewer than {_FEWEST} do not pay"
+    )
+    rank_zero_info(f"Federated: clients_per_step = {chosen} ({why})")
+    return chosen

@@ -1,0 +1,77 @@
+"""How far a decoded block is off, at worst: closed forms for every code, in units of the radius.
+
+A bit b of a word with weights W decodes to offset + scale b W. The second moment of its random part does not
+depend on the point; its variance is that less the square of the point, seen from the offset.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from lightning_fedq.functional.blocks.codeword import WordTable
+from lightning_fedq.functional.blocks.design import BlockDesign
+from lightning_fedq.functional.blocks.lattice import lattice
+from lightning_fedq.functional.blocks.scalar_loops import Floats
+
+Dither = Literal["subtractive", "plain", "none"]
+Decoder = Literal["unbiased", "paper", "authors_code"]
+
+
+def lift(table: WordTable, keep: Floats, decoder: Decoder) -> tuple[Floats, Floats]:
+    """Scales of b W, one for each `keep` = tanh(epsilon / 2), and the constant that goes with it.
+
+    "paper" leaves the correction for correlated words out, "authors_code" the one for the coin, too.
+    """
+    if decoder == "unbiased":
+        return table.gain / keep, table.offset
+    return (1.0 / keep if decoder == "paper" else np.ones_like(keep)), np.zeros_like(table.offset)
+
+
+def _moments(table: WordTable, keep: float, decoder: Decoder) -> tuple[Floats, Floats]:
+    """Second moment of the random part in every coordinate, and the offset."""
+    scales, offset = lift(table, np.array([keep]), decoder)
+    moments: Floats = scales[0] ** 2 * np.square(table.weights).mean(0)
+    return moments, offset
+
+
+def worst_variance(design: BlockDesign, dither: Dither, decoder: Decoder, keep: float) -> float:
+    """Upper bound on the variance of one decoded coordinate over all inputs in range."""
+    cell = lattice(design.name)
+    total = {
+        "subtractive": cell.second_moment / cell.dim,
+        "plain": 0.25 if design.name == "Z" else (2.0 * cell.covering_radius) ** 2,
+        "none": 0.0,
+    }[dither] * design.step**2
+    for table in design.tables:
+        moments, offset = _moments(table, keep, decoder)
+        if decoder == "unbiased":
+            moments = moments - np.square(table.points - offset).min(0)
+        total += float(moments.max())
+    return float(total)
+
+
+def worst_second_moment(design: BlockDesign, dither: Dither, keep: float) -> float:
+    """Upper bound on the second moment of one unbiased decoded coordinate over all inputs in range.
+
+    With point q = sum of the stages' q_s it is sum_s (moment_s - (q_s - offset_s)^2) + q^2, and one cell
+    more where a dither is subtracted. For one stage q^2 cancels and nothing is lost.
+    """
+    cell = lattice(design.name)
+    total = cell.second_moment / cell.dim * design.step**2 * (dither == "subtractive")
+    reach = [np.abs(table.points).max(0) for table in design.tables]
+    bound = np.square(np.sum(reach, 0)) - np.sum(np.square(reach), 0)
+    for table in design.tables:
+        moments, offset = _moments(table, keep, "unbiased")
+        bound = bound + moments + (2.0 * offset * table.points - offset**2).max(0)
+    return float(total + bound.max())
+
+
+def longest_pull(design: BlockDesign, decoder: Decoder, keep: float) -> float:
+    """Largest norm of what the bits of one block can add to the decoded sum, however they are chosen."""
+    pull = 0.0
+    for table in design.tables:
+        scales, _ = lift(table, np.array([keep]), decoder)
+        pull += float(scales[0] * np.linalg.norm(table.weights, axis=1).max())
+    return pull

@@ -1,0 +1,200 @@
+"""Finite lattice codebooks: which points, in which order, how to look one up, and how far they reach.
+
+Source: Lang et al., CPA, definitions 2.3 to 2.6. Points are at unit scale and in a fixed order, so that
+indices are the same everywhere: all in a ball (`finite_codebook`), or all in a cell of a coarser lattice
+(`voronoi_codebook`).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_fedq.functional.blocks.lattice import LatticeName, lattice, nested_split
+
+MAX_CODEBOOK = 1 << 16
+
+
+@dataclass(frozen=True, eq=False)
+class Codebook:
+    """Finitely many lattice points in a reproducible order.
+
+    Args:
+        name: The lattice.
+        points: `(N, L)` float64.
+        keys: `(N,)` sorted int64, one per point (`point_keys`).
+        order: `(N,)` int64, index of the point with that key.
+        slots: `(>= 4 N, 2)` int64, an open hash table of (key, index), index -1 where empty.
+    """
+
+    name: LatticeName
+    points: NDArray[np.float64]
+    keys: NDArray[np.int64] = field(repr=False)
+    order: NDArray[np.int64] = field(repr=False)
+    slots: NDArray[np.int64] = field(repr=False)
+
+    def __len__(self) -> int:
+        return len(self.points)
+
+    def index(self, points: Tensor) -> Tensor:
+        """Index of every lattice point `(..., L)`, int64; -1 where it is not in the codebook."""
+        keys = point_keys(points, self.name)
+        known, order = (torch.from_numpy(a).to(points.device) for a in (self.keys, self.order))
+        at = torch.searchsorted(known, keys).clamp(max=len(self) - 1)
+        return torch.where(known[at] == keys, order[at], -1)
+
+
+def point_keys(points: Tensor, name: str) -> Tensor:
+    """One int64 per lattice point: its integer coordinates (in `units`), 62 // L bits each."""
+    units = points.new_tensor(lattice(name).units)
+    bits = 62 // len(units)
+    places = torch.arange(len(units), device=points.device) * bits
+    return ((torch.round(points / units).to(torch.int64) + (1 << bits - 1)) << places).sum(-1)
+
+
+def _make_codebook(name: LatticeName, points: NDArray[np.float64]) -> Codebook:
+    rounded = np.round(points, 9) + 0.0
+    columns = [*rounded.T[::-1], np.round(np.square(points).sum(1), 9)]
+    points = points[np.lexsort(columns)]
+    keys = point_keys(torch.from_numpy(points), name).numpy()
+    order = np.argsort(keys).astype(np.int64)
+    return Codebook(name, points, keys[order], order, _hash_table(keys))
+
+
+def _hash_table(keys: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Insert key i with index i at the top bits of key * golden ratio, or the next free slot."""
+    size = 1 << (4 * len(keys) - 1).bit_length()
+    slots = np.full((size, 2), -1, np.int64)
+    starts = (keys.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)) >> np.uint64(40)
+    for index, (key, start) in enumerate(zip(keys.tolist(), starts.tolist(), strict=True)):
+        at = start & (size - 1)
+        while slots[at, 1] >= 0:
+            at = (at + 1) & (size - 1)
+        slots[at] = key, index
+    return slots
+
+
+def _points_within(name: LatticeName, radius: float) -> NDArray[np.float64]:
+    units, bound = lattice(name).units, radius**2 * (1 + 1e-12) + 1e-12
+    found = []
+    for parity in (0, 1):
+        counts = np.zeros((1, 0), np.int64)
+        stride = 2 if name == "E8" else 1
+        for unit in units:
+            reach = int(math.sqrt(bound) / unit)
+            values = np.arange(-reach, reach + 1)
+            if stride == 2:
+                values = values[values % 2 == parity]
+            counts = np.concatenate(
+                [counts.repeat(len(values), 0), np.tile(values, len(counts))[:, None]], axis=1
+            )
+            norms = np.square(counts * np.array(units[: counts.shape[1]])).sum(1)
+            counts = counts[norms <= bound]
+        sums = counts.sum(1)
+        member = {"Z": sums == sums, "A2": sums % 2 == 0, "D4": sums % 2 == 0, "E8": sums % 4 == 0}[name]
+        found.append(counts[member] * np.array(units))
+        if stride == 1:
+            break
+    return np.concatenate(found)
+
+
+@lru_cache(maxsize=64)
+def finite_codebook(name: LatticeName, radius: float) -> Codebook:
+    """All lattice points of norm <= radius, sorted by norm, then by coordinates.
+
+    Raises:
+        ValueError: If the lattice is not known, or the ball holds no point but zero, or more than 65,536.
+    """
+    cell = lattice(name)
+    if not radius >= cell.shortest * (1 - 1e-9):
+        raise ValueError(
+            f"a codebook of {name} needs a radius >= its shortest vector {cell.shortest:.6g}, got {radius}"
+        )
+    half = cell.dim / 2
+    size = math.pi**half / math.gamma(half + 1) * radius**cell.dim / cell.volume
+    if not size <= MAX_CODEBOOK:
+        raise ValueError(
+            f"radius {radius} gives about {size:.3g} points of {name}; "
+            f"choose a smaller radius, at most {MAX_CODEBOOK} points"
+        )
+    return _make_codebook(name, _points_within(name, radius))
+
+
+@lru_cache(maxsize=64)
+def voronoi_codebook(name: LatticeName, ratio: int) -> Codebook:
+    """The ratio^L points of the lattice in the (half-open) Voronoi cell of `ratio` times the lattice.
+
+    Raises:
+        ValueError: If ratio < 2, or there would be more than 65,536 points.
+    """
+    cell = lattice(name)
+    if ratio < 2:
+        raise ValueError(f"the nesting ratio must be >= 2, got {ratio}")
+    if ratio**cell.dim > MAX_CODEBOOK:
+        raise ValueError(f"ratio {ratio} gives {ratio}^{cell.dim} points; choose a smaller ratio")
+    digits = np.stack(np.unravel_index(np.arange(ratio**cell.dim), (ratio,) * cell.dim), axis=1)
+    cosets = torch.from_numpy(digits.astype(np.float64) @ np.array(cell.generator))
+    return _make_codebook(name, nested_split(cosets, name, ratio)[1].numpy())
+
+
+# ---- how far the range without overload goes --------------------------------------------------------------
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _squared_distance_to_cell(
+    point: NDArray[np.float64], normals: NDArray[np.float64], bounds: NDArray[np.float64], sweeps: int
+) -> float:
+    """Squared distance from a point to {x: normals x <= bounds} by Hildreth's dual ascent, from below."""
+    weights, rest = np.zeros(len(bounds)), point.copy()
+    for _ in range(sweeps):
+        for i in range(len(bounds)):
+            normal = normals[i]
+            step = max((normal @ rest - bounds[i]) / (normal @ normal), -weights[i])
+            weights[i] += step
+            rest -= step * normal
+    moved = point - rest
+    return float(2.0 * (weights @ (normals @ point - bounds)) - moved @ moved)
+
+
+@lru_cache(maxsize=64)
+def safe_radius(name: LatticeName, radius: float, cells: float) -> float:
+    """Largest norm at which a block can't be overloaded.
+
+    A quantiser whose output differs from its input by a vector in `cells` times the Voronoi cell V
+    (1 without dither, 2 with a dither that is not seen, more when nested) reaches a point p only from
+    p - cells V. So the safe ball is as large as the distance from the nearest point outside the
+    codebook to cells V. The distance comes from a dual bound: it can only be too small.
+
+    Args:
+        name: Lattice.
+        radius: Radius of `finite_codebook`.
+        cells: Size of the uncertainty, in Voronoi cells.
+
+    Returns:
+        The radius, >= 0; zero if even the zero block can be overloaded.
+    """
+    cell = lattice(name)
+    reach = cells * cell.covering_radius
+    normals = np.ascontiguousarray(finite_codebook(name, cell.shortest).points[1:])
+    bounds = cells * np.square(normals).sum(1) / 2
+    best, outer = math.inf, radius
+    while outer < best + reach:
+        inner, outer = outer, math.sqrt(outer**2 + 2.0)
+        points = _points_within(name, outer)
+        points = points[np.sqrt(np.square(points).sum(1)) > inner * (1 + 1e-9)]
+        if cell.dim > 2:  # permutations and pairs of sign flips are symmetries of D4 and E8
+            sign = np.where((points < 0).sum(1) % 2, -1.0, 1.0)
+            points = np.sort(np.abs(points), axis=1)
+            points[:, 0] *= sign
+            points = np.unique(points, axis=0)
+        for point in points:
+            squared = _squared_distance_to_cell(point, normals, bounds, 400)
+            best = min(best, math.sqrt(max(squared, 0.0)))
+    return best if best > 1e-6 else 0.0

@@ -1,0 +1,326 @@
+"""The compiled loops of block coding on A2, D4 and E8: nearest points, dither over the cell, look-ups.
+
+They equal the tensor code in `lattice` and `lattice_codebook`, to which the tests hold them, and take a stack
+of messages at once. Nothing larger than one stretch of blocks is ever made.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_fedq.functional.blocks.codeword import GOLD
+from lightning_fedq.functional.blocks.lattice import TIE_SHIFT, lattice
+from lightning_fedq.functional.blocks.lattice_codebook import Codebook
+from lightning_fedq.functional.blocks.scalar_loops import (
+    Floats,
+    Indices,
+    Keys,
+    subtract_own_scalar_dithers,
+    subtract_scalar_dithers,
+    uniform_at,
+)
+
+_ROOT3 = np.sqrt(3.0)
+
+# `sides` is a tuple, so that its length is a constant for the compiler, which then unrolls the loops.
+
+
+@numba.njit(cache=True, nogil=True, fastmath={"reassoc"})  # type: ignore[untyped-decorator]
+def _nearest_d4(x: Floats, out: Floats, spare: Floats, sides: tuple[float, ...]) -> None:
+    """Round; if the sum is odd, re-round the coordinate with the largest error."""
+    parity, worst, largest = np.int64(0), 0, -1.0
+    for j in range(len(sides)):
+        rounded = np.floor(x[j] + 0.5)
+        spare[j] = x[j] - rounded
+        size = abs(spare[j])
+        worst = j if size > largest else worst
+        largest = size if size > largest else largest
+        parity ^= np.int64(rounded)
+        out[j] = rounded
+    if parity & 1:
+        out[worst] += 1.0 if spare[worst] >= 0.0 else -1.0
+
+
+@numba.njit(cache=True, nogil=True, fastmath={"reassoc"})  # type: ignore[untyped-decorator]
+def _nearest_e8(x: Floats, out: Floats, spare: Floats, sides: tuple[float, ...]) -> None:
+    """Both cosets of D8 in one pass: with errors e to the integers, those to the half-integers are 1/2 - |e|.
+
+    So the coordinate that an odd sum re-rounds has the largest |e| in D8 and the smallest in D8 + 1/2.
+    """
+    parity, half_parity, worst, best = np.int64(0), np.int64(0), np.int64(-1), np.int64(1) << np.int64(60)
+    squared, half_squared = 0.0, 0.0
+    for j in range(len(sides)):
+        whole = np.floor(x[j])
+        fraction = x[j] - whole
+        up = np.int64(fraction >= 0.5)
+        size = 0.5 - abs(fraction - 0.5)
+        spare[j] = fraction
+        out[j] = whole
+        squared += size * size
+        half_squared += (0.5 - size) * (0.5 - size)
+        # size and coordinate in one integer, so that the largest and the smallest are plain reductions
+        ranked = (np.int64(size * 2.0**50) << np.int64(3)) | np.int64(j)
+        worst = max(worst, ranked)
+        best = min(best, ranked)
+        half_parity ^= np.int64(whole)
+        parity ^= np.int64(whole) + up
+    worst, best = worst & 7, best & 7
+    largest, smallest = 0.5 - abs(spare[worst] - 0.5), 0.5 - abs(spare[best] - 0.5)
+    odd, half_odd = parity & 1, half_parity & 1
+    squared += float(odd) * (1.0 - 2.0 * largest)
+    half_squared += float(half_odd) * (2.0 * smallest)
+    if squared > half_squared:
+        for j in range(len(sides)):
+            out[j] += 0.5
+        if half_odd:
+            out[best] += 1.0 if spare[best] >= 0.5 else -1.0
+    else:
+        for j in range(len(sides)):
+            out[j] += 1.0 if spare[j] >= 0.5 else 0.0
+        if odd:
+            out[worst] += -1.0 if spare[worst] >= 0.5 else 1.0
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _nearest(x: Floats, out: Floats, spare: Floats, sides: tuple[float, ...]) -> None:
+    """Nearest lattice point of one block; the number of sides says which lattice."""
+    if len(sides) == 8:
+        _nearest_e8(x, out, spare, sides)
+    elif len(sides) == 4:
+        _nearest_d4(x, out, spare, sides)
+    else:
+        a, b = np.floor(x[0] + 0.5), np.floor(x[1] / _ROOT3 + 0.5) * _ROOT3
+        c, d = np.floor(x[0]) + 0.5, np.floor(x[1] / _ROOT3) * _ROOT3 + _ROOT3 / 2
+        one = (x[0] - a) * (x[0] - a) + (x[1] - b) * (x[1] - b)
+        two = (x[0] - c) * (x[0] - c) + (x[1] - d) * (x[1] - d)
+        out[0] = c if one > two else a
+        out[1] = d if one > two else b
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _dither(
+    base: np.uint64, block: int, out: Floats, box: Floats, spare: Floats, sides: tuple[float, ...]
+) -> None:
+    """Point uniform on the Voronoi cell: uniform on a box that tiles space, less its nearest point."""
+    for j in range(len(sides)):
+        box[j] = uniform_at(base, block * len(sides) + j) * sides[j]
+    _nearest(box, out, spare, sides)
+    for j in range(len(sides)):
+        out[j] = box[j] - out[j]
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _find(point: Floats, inverse_units: tuple[float, ...], slots: NDArray[np.int64]) -> int:
+    """Index of a lattice point: a look-up of its key in an open hash table of (key, index) rows."""
+    bits, key = 62 // len(inverse_units), np.int64(0)
+    for j in range(len(inverse_units)):
+        whole = np.int64(np.floor(point[j] * inverse_units[j] + 0.5)) + (np.int64(1) << np.int64(bits - 1))
+        key += whole << np.int64(j * bits)
+    mask = slots.shape[0] - 1
+    at = np.int64((np.uint64(key) * np.uint64(GOLD)) >> np.uint64(40)) & mask
+    while slots[at, 0] != key and slots[at, 1] >= 0:
+        at = (at + 1) & mask
+    return int(slots[at, 1])
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _normalize(values: NDArray[Any], ranges: Floats, start: int, out: Floats) -> None:
+    """out = (values[start:] - centre) / radius, segment by segment; zero beyond the last coordinate."""
+    end, done = start + out.size, start
+    for segment in range(ranges.shape[1]):
+        stop = min(int(ranges[0, segment]), end)
+        for j in range(done, stop):
+            out[j - start] = (np.float64(values[j]) - ranges[1, segment]) * ranges[2, segment]
+        done = stop if stop > done else done
+    for j in range(done, end):
+        out[j - start] = 0.0
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def gather_blocks(
+    values: NDArray[Any], ranges: Floats, limit: float, chosen: NDArray[np.int64], out: Floats
+) -> int:
+    """Copy some blocks of every row, in units of the radius.
+
+    Args:
+        values: `(rows, dim)` float32 or float64, C-contiguous.
+        ranges: `(3, segments)`: where each segment ends, its centre, one over its radius.
+        limit: Largest norm of a block in range.
+        chosen: `(rows, n)` numbers of blocks.
+        out: `(rows, n, L)`, overwritten.
+
+    Returns:
+        How many of all blocks were out of range.
+    """
+    size, outside, bound = out.shape[2], 0, limit * limit * (1.0 + 1e-12)
+    blocks = -(-values.shape[1] // size)
+    x = np.empty(blocks * size)
+    for row in range(out.shape[0]):
+        _normalize(values[row], ranges, 0, x)
+        if size == 1:
+            for i in range(blocks):
+                outside += (x[i] > 1.0) | (x[i] < -1.0)
+        else:
+            for i in range(blocks):
+                squared = 0.0
+                for j in range(size):
+                    squared += x[i * size + j] * x[i * size + j]
+                outside += squared > bound
+        for i in range(out.shape[1]):
+            for j in range(size):
+                out[row, i, j] = x[chosen[row, i] * size + j]
+    return outside
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _quantize_lattice(
+    values: NDArray[Any],
+    ranges: Floats,
+    sides: tuple[float, ...],
+    inverse_units: tuple[float, ...],
+    shift: Floats,
+    limit: float,
+    scale: float,
+    ratio: float,
+    top: NDArray[np.int64],
+    inner: NDArray[np.int64],
+    dithered: bool,
+    keys: Keys,
+    first: int,
+    out: Indices,
+) -> int:
+    size, clipped, bound = len(sides), 0, limit * limit * (1.0 + 1e-12)
+    spare, box, point, fine, u = np.zeros((5, size))
+    x = np.empty(out.shape[2] * size)
+    for row in range(out.shape[1]):
+        _normalize(values[row], ranges, first * size, x)
+        for i in range(out.shape[2]):
+            squared, factor = 0.0, scale
+            for j in range(size):
+                squared += x[i * size + j] * x[i * size + j]
+            if squared > bound:
+                clipped += 1
+                factor = scale * limit / np.sqrt(squared)
+            if dithered:
+                _dither(keys[row], first + i, u, box, spare, sides)
+                for j in range(size):
+                    point[j] = x[i * size + j] * factor + u[j]
+            else:
+                for j in range(size):
+                    point[j] = x[i * size + j] * factor
+            _nearest(point, fine, spare, sides)
+            for stage in range(out.shape[0] - 1, 0, -1):
+                for j in range(size):
+                    point[j] = (fine[j] + shift[j]) / ratio
+                _nearest(point, u, spare, sides)
+                for j in range(size):
+                    point[j] = fine[j] - ratio * u[j]
+                    fine[j] = u[j]
+                out[stage, row, i] = _find(point, inverse_units, inner)
+            out[0, row, i] = _find(fine, inverse_units, top)
+    return clipped
+
+
+def quantize_lattice(
+    values: NDArray[Any],
+    ranges: Floats,
+    books: tuple[Codebook, Codebook],
+    ratio: int,
+    limit: float,
+    scale: float,
+    dithered: bool,
+    keys: Keys,
+    first: int,
+    out: Indices,
+) -> int:
+    """Indices of every block's nested lattice points, coarsest stage first.
+
+    A block whose norm exceeds `limit` is shrunk to it along its ray; the last one is padded with zeros.
+
+    Args:
+        values: `(rows, dim)` float32 or float64, C-contiguous.
+        ranges: `(3, segments)`: where each segment ends, its centre, one over its radius.
+        books: Codebook of the coarsest stage, at unit scale, and that of the finer ones (the same, if there
+            are none).
+        ratio: Nesting ratio between neighbouring stages.
+        limit: Largest norm of a block that can't be overloaded, in units of the radius.
+        scale: What takes units of the radius to units of the finest lattice.
+        dithered: Whether a dither is added.
+        keys: `(rows,)` keys of the dither words.
+        first: Number of the first block in the message.
+        out: `(stages, rows, n)` int32, overwritten; -1 for a block outside the codebook, which `limit`
+            excludes.
+
+    Returns:
+        How many blocks were shrunk.
+    """
+    top, inner = books
+    cell = lattice(top.name)
+    clipped: int = _quantize_lattice(
+        values,
+        ranges,
+        cell.sides,
+        tuple(1.0 / unit for unit in cell.units),
+        TIE_SHIFT[: cell.dim],
+        limit,
+        scale,
+        float(ratio),
+        top.slots,
+        inner.slots,
+        dithered,
+        keys,
+        first,
+        out,
+    )
+    return clipped
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _subtract_lattice_dithers(keys: Keys, step: float, total: Floats, sides: tuple[float, ...]) -> None:
+    size = len(sides)
+    spare, box, u = np.zeros((3, size))
+    for key in keys:
+        for i in range(total.size // size):
+            _dither(key, i, u, box, spare, sides)
+            for j in range(size):
+                total[i * size + j] -= step * u[j]
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _subtract_own_lattice_dithers(keys: Keys, step: float, totals: Floats, sides: tuple[float, ...]) -> None:
+    for k in range(totals.shape[0]):
+        _subtract_lattice_dithers(keys[k : k + 1], step, totals[k], sides)
+
+
+def subtract_own_dithers(name: str, keys: Keys, step: float, totals: Floats) -> None:
+    """totals[k, block] -= step u_block under key k: as `subtract_dithers`, but every message its own.
+
+    Args:
+        name: Lattice.
+        keys: `(messages,)`.
+        step: Scale of the finest lattice.
+        totals: `(messages, n L)`, changed in place.
+    """
+    if name == "Z":
+        subtract_own_scalar_dithers(keys, step, totals)
+    else:
+        _subtract_own_lattice_dithers(keys, step, totals, lattice(name).sides)
+
+
+def subtract_dithers(name: str, keys: Keys, step: float, total: Floats) -> None:
+    """total[block] -= step u_block, the dither of block 0, 1, ... under every key.
+
+    Args:
+        name: Lattice.
+        keys: `(messages,)` keys of the dither words.
+        step: Scale of the finest lattice, in units of `total`.
+        total: `(n L,)`, changed in place.
+    """
+    if name == "Z":
+        subtract_scalar_dithers(keys, step, total)
+    else:
+        _subtract_lattice_dithers(keys, step, total, lattice(name).sides)

@@ -1,0 +1,1 @@
+"""Quantisers whose error has an exact law: subtractive dithering, layered quantisers, Irwin-Hall."""

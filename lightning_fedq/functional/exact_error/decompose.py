@@ -1,0 +1,275 @@
+"""Decompose a target law into scaled and shifted Irwin-Hall laws: random (A, B) with A Z + B ~ Q.
+
+Z is the standardised Irwin-Hall law f of n uniforms (the error that dithers leave in a mean), Q the
+target, with density g. Both are mixtures of uniforms on (-r, r): the target with the density -2 r g'(r) of r,
+lambda times Irwin-Hall with -2 r lambda f'(r), which is nowhere larger where lambda = inf g' / f'. So r is
+drawn as for the target's direct layered quantiser, and a coin with probability lambda f'(r) / g'(r) gives
+the coordinate to the core, (A, B) = (1, 0). What is left stays a uniform on (-r, r) ("special"), and is cut
+into scaled copies of f: the largest copy that fits under it, and recursively what sticks out left and right.
+
+This is the paper's algorithms 2 and 3 in a batch: the same law of (A, B), with tables for the coin and for
+where a uniform is cut instead of bisection.
+Departures: the printed `f(x/L)/L` of algorithm 2 is L f(L x) (the printed form gives an error variance of
+0.80 instead of 1); and A, whose lower tail is so heavy that symbols would leave int64, is kept at or above
+2^-k, k = 50 unless the caller needs a higher cap, which moves an output by less than 2^-k L standard
+deviations, `Decomposition.cap_shift`. What tables and floats do to the law is bounded in
+`functional.exact_error.float_error`.
+
+References:
+    Hegazy et al., Compression with Exact Error Distribution for Federated Learning,
+    AISTATS 2024, section 4.3.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Literal
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+from scipy import optimize, special
+
+from lightning_fedq.functional.chunks import in_chunks
+from lightning_fedq.functional.exact_error.irwin_hall import (
+    Array,
+    half_support,
+    irwin_hall_pdf,
+    irwin_hall_slope,
+)
+from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE, draw_depth
+from lightning_fedq.functional.exact_error.tables import (
+    NOWHERE,
+    InverseTable,
+    PolynomialTable,
+    evaluate,
+    inverse_table,
+    polynomial_table,
+)
+
+Target = Literal["gaussian", "laplace"]
+
+LEAST_SCALE_BITS = 50
+"""A is never below 2^-50, unless the caller needs it higher."""
+_MOST_CUTS = 64
+_CUT_CELLS = 1 << 15
+_COIN_CELLS = 1 << 10
+_REACH = 10.0
+"""Radii beyond this many stds, 2^-69 of a Gaussian, are all special."""
+
+
+def target_pdf(x: Array, target: Target) -> Array:
+    """Density of the target law with mean 0 and variance 1."""
+    if target == "gaussian":
+        return np.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
+    return math.sqrt(0.5) * np.exp(-math.sqrt(2.0) * np.abs(x))
+
+
+def target_slope(x: Array, target: Target) -> Array:
+    """Derivative of `target_pdf` for x > 0."""
+    return (-x if target == "gaussian" else -math.sqrt(2.0)) * target_pdf(x, target)
+
+
+def target_cdf(x: Array, target: Target) -> Array:
+    """Distribution function of the target law, for x >= 0."""
+    if target == "gaussian":
+        return np.asarray(special.ndtr(x), np.float64)
+    return 1.0 - 0.5 * np.exp(-math.sqrt(2.0) * x)
+
+
+def core_probability(n: int, target: Target = "gaussian") -> float:
+    """lambda = inf over 0 < x < sqrt(3 n) of g'(x) / f'(x), rounded down by 1e-12; 0 for n <= 2.
+
+    Args:
+        n: Number of uniforms, >= 1.
+        target: Target law.
+
+    Raises:
+        ValueError: If n < 1.
+    """
+    end = half_support(n)
+    if n <= 2:
+        return 0.0
+
+    def ratio(x: Array | float) -> Array:
+        points = np.asarray(x, np.float64)
+        below = -irwin_hall_slope(points, n)
+        return -target_slope(points, target) / np.maximum(below, 1e-300)
+
+    points = np.linspace(0.0, min(end, 6.0), 4001)[1:-1]
+    values = ratio(points)
+    best = int(values.argmin())
+    low, high = points[max(best - 1, 0)], points[min(best + 1, len(points) - 1)]
+    found = optimize.minimize_scalar(ratio, bounds=(low, high), method="bounded", options={"xatol": 1e-10})
+    return max(min(float(found.fun), float(values[best]), 1.0) - 1e-12, 0.0)
+
+
+def _cells(n: int, end: float, count: int) -> tuple[float, int]:
+    """Width and number of about `count` cells up to `end`; for n <= 40 the spline's knots are their ends."""
+    if n > 40:
+        return end / count, count
+    knot = 0.5 / math.sqrt(n / 12.0)
+    per_knot = max(math.ceil(knot * count / end), 1)
+    return knot / per_knot, math.ceil(end * per_knot / knot - 1e-9)
+
+
+@dataclass(frozen=True)
+class Decomposition:
+    """Everything that drawing (A, B) for one n and target needs; data-independent, built once.
+
+    Args:
+        n: Number of uniforms.
+        target: Target law, variance 1.
+        core: lambda.
+        coin: lambda f' / g' at r: the chance that a uniform on (-r, r) belongs to the core.
+        cut: Law of y = L c, where a uniform is cut; None for n = 1, which needs no cuts.
+        rounds: m = L f(0), mean number of rounds.
+        cut_thresholds: Decreasing; the number of cuts is how many of them exceed a 64-bit word.
+    """
+
+    n: int
+    target: Target
+    core: float
+    coin: PolynomialTable
+    cut: InverseTable | None
+    rounds: float
+    cut_thresholds: NDArray[np.uint64]
+
+    @property
+    def uniform_error(self) -> float:
+        """Largest distance of the distribution functions of what the pieces of a uniform on (-1, 1) add up
+        to and of that uniform: a cut's own error and its chance's, m rounds of them."""
+        return self.rounds * (self.cut.error + 2.0**-50) if self.cut else 0.0
+
+    @cached_property
+    def coin_variation(self) -> float:
+        """Bound on the total variation of the coin's probability in r, from and to 0 at both ends."""
+        return float(np.abs(np.diff(self.coin.coefficients[:, 0], prepend=0.0, append=0.0)).sum())
+
+    @cached_property
+    def special_tail(self) -> float:
+        """sup over z <= 7 of P(special, r > z) / density of the Gaussian target at z."""
+        z = np.linspace(0.0, 12.0, 12_001)
+        middle = 0.5 * (z[1:] + z[:-1])
+        mass = (1.0 - np.clip(self.coin(middle), 0.0, 1.0)) * 2.0 * middle**2 * target_pdf(middle, "gaussian")
+        beyond = np.cumsum((mass * np.diff(z))[::-1])[::-1]
+        return float((beyond / target_pdf(z[1:], "gaussian"))[middle < 7.1].max())
+
+    def cap_shift(self, least_bits: int = LEAST_SCALE_BITS) -> float:
+        """Bound on the distance that the cap moves an output of a capped coordinate, in stds."""
+        return 2.0**-least_bits * (1.0 + half_support(self.n))
+
+
+@lru_cache(maxsize=64)
+def decomposition(n: int, target: Target = "gaussian") -> Decomposition:
+    """Build, once, the tables for n uniforms and a target law.
+
+    Args:
+        n: Number of uniforms, >= 1.
+        target: "gaussian" or "laplace", variance 1.
+
+    Raises:
+        ValueError: If n < 1 or the target is unknown.
+    """
+    if target not in ("gaussian", "laplace"):
+        raise ValueError(f"target must be 'gaussian' or 'laplace', got {target!r}")
+    core, end = core_probability(n, target), half_support(n)
+
+    def coin_probability(r: Array) -> Array:
+        return np.clip(core * irwin_hall_slope(r, n) / target_slope(r, target), 0.0, 1.0)
+
+    rounds = 2.0 * end * float(irwin_hall_pdf(np.zeros(1), n)[0])
+    cut = None
+    if n > 1:
+        # For n = 2 the slope jumps at both ends; 1e-12 inside is inside.
+        width, count = _cells(n, min(end, 9.5), _CUT_CELLS)
+        last = min(width * count, end)
+
+        def cut_density(y: Array) -> Array:
+            inside = np.clip(y, 1e-12, last - 1e-12)
+            return (
+                (1.0 - y / end) * np.maximum(-irwin_hall_slope(inside, n), 0.0) * 2.0 * end / (rounds - 1.0)
+            )
+
+        cut = inverse_table(cut_density, width, count)
+    stay = 1.0 - 1.0 / rounds
+    thresholds = [
+        math.floor(stay**k * 2.0**64) if rounds > 1.0 + 1e-9 else 0 for k in range(1, _MOST_CUTS + 1)
+    ]
+    cells = _cells(n, min(end, _REACH), _COIN_CELLS)
+    coin = polynomial_table(coin_probability, *cells) if core else NOWHERE
+    return Decomposition(
+        n, target, core, coin, cut, rounds, np.array([min(t, 2**64 - 1) for t in thresholds], np.uint64)
+    )
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _special_radii(
+    words: NDArray[np.uint64], gaussian: bool, coefficients: Array, width: float, radius: Array
+) -> None:
+    """Radius of the target's layer where the coin says special, else 0, `(n,)`, from `(4 n,)` words."""
+    for j in range(radius.size):
+        coin = words[4 * j]
+        depth = draw_depth(coin, words[4 * j + 1], words[4 * j + 2], words[4 * j + 3], gaussian)
+        layer = np.sqrt(2.0 * depth) if gaussian else depth * 0.7071067811865476
+        core = np.float64(coin >> np.uint64(11)) * 2.0**-53 < evaluate(coefficients, width, layer)
+        radius[j] = 0.0 if core else layer
+
+
+def draw_mixture(
+    plan: Decomposition,
+    count: int,
+    words: Callable[[int], NDArray[np.uint64]],
+    least_bits: int = LEAST_SCALE_BITS,
+) -> tuple[Array, Array]:
+    """Draw (A, B) for `count` coordinates: A Z + B has the target law for Z of the Irwin-Hall law.
+
+    Everybody who calls it with the same words gets the same pairs. (The coin and the cap on A compare
+    floats: two machines whose logarithms differ in the last digit would have to meet a probability within
+    1e-16, at odds of about 2^-52 a coordinate, to differ.)
+
+    Args:
+        plan: Tables of n and the target.
+        count: Number of coordinates.
+        words: Source of uniform 64-bit words, as `Stream.words64`.
+        least_bits: k of the cap on A.
+
+    Returns:
+        A in [2^-k, ...) and B, float64 `(count,)`, for a target of variance 1.
+    """
+    scale, shift, radii = np.ones(count), np.zeros(count), np.empty(count)
+
+    def find(part: slice, drawn: NDArray[np.uint64]) -> None:
+        gaussian = plan.target == "gaussian"
+        _special_radii(drawn, gaussian, plan.coin.coefficients, plan.coin.width, radii[part])
+
+    in_chunks(count, lambda size: words(WORDS_PER_COORDINATE * size), find)
+    special_at = np.flatnonzero(radii)
+    radius = radii[special_at]
+    unit = radius / half_support(plan.n)
+    a, b = np.ones(len(special_at)), np.zeros(len(special_at))
+    if plan.cut is not None:
+        ascending = plan.cut_thresholds[::-1]
+        below = np.searchsorted(ascending, words(len(special_at)), side="right")
+        cuts = len(ascending) - below
+        active = np.flatnonzero(cuts > 0)
+        for level in range(1, _MOST_CUTS + 1):
+            if not len(active):
+                break
+            drawn = words(len(active))
+            place = np.minimum(plan.cut.sample(_uniforms(drawn)) / (2.0 * half_support(plan.n)), 0.5)
+            sign = 1.0 - 2.0 * (drawn & np.uint64(1)).astype(np.float64)
+            b[active] += a[active] * sign * (place + 0.5) / 2.0
+            a[active] *= 0.5 - place
+            wide = a[active] * unit[active] >= 2.0**-least_bits
+            active = active[wide & (cuts[active] > level)]
+    scale[special_at] = np.maximum(a * unit, 2.0**-least_bits)
+    shift[special_at] = 2.0 * b * radius
+    return scale, shift
+
+
+def _uniforms(words: NDArray[np.uint64]) -> Array:
+    return (words >> np.uint64(11)).astype(np.float64) * 2.0**-53 + 2.0**-54

@@ -1,0 +1,103 @@
+"""How far float64, finitely many random bits and tables move the exact laws: a bound to charge to a budget.
+
+Two numbers a coordinate, as in `core.Slack`: a log-ratio r and a distance t, so that for every set S of
+points of the release grid P'(S) <= e^r P(S) + t and P(S) <= e^r P'(S) + t, with P the exact law and P' that
+of what the code returns, for every input. The steps, each worked out in docs/float_error.md:
+
+1. *A dither moves, it does not break.* Float64 and 53-bit dithers leave an error that can be coupled to a
+   uniform one on (-w/2, w/2] at a distance of a few 2^-53 (|x| + w), whatever x is. A displacement d of a
+   value that is then rounded to a grid g costs a log-ratio of 2.5 d / g within 7 standard deviations.
+2. *Layers.* The depth is drawn from 75- and 74-bit tails, so that P(l' > x) is within e^(+-2^-43.9) of the
+   exact tail for all x up to 25 (7 standard deviations), within e^(+-2^-42) beyond, up to 2^-74 absolutely;
+   a layer spreads what is left over its whole width.
+3. *Tables* (aggregate mechanism): the coin between core and special, by the distance of its probability; the
+   pieces of a uniform, by the distance of their distribution function, `Decomposition.uniform_error`.
+
+Beyond 7 standard deviations, which have a probability below 2^-38, a log-ratio is charged as a distance.
+Client and server may differ in the last digit of a logarithm.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from lightning_fedq.functional.exact_error.decompose import Decomposition
+from lightning_fedq.functional.exact_error.irwin_hall import SLOPE_ERROR, half_support
+
+_LAYER_DISTANCE = 2.0**-69
+_LAYER_LOG_RATIO = 2.0**-41
+_ABSOLUTE_LOG_RATIO = 2.0**-47
+_EDGES = 2.5
+"""Log-ratio of a displacement d against a grid g, over d / g: 2 e^(7 / 32), rounded up."""
+
+
+class LawError(NamedTuple):
+    """Of one coordinate: a distance and, once it is set aside, a log-ratio."""
+
+    distance: float
+    log_ratio: float
+
+
+class Inputs(NamedTuple):
+    """How large the sum of the clients' |inputs| is in one coordinate, in stds of the sum's error.
+
+    Args:
+        largest: At most.
+        mean: At most, on average over the coordinates.
+    """
+
+    largest: float
+    mean: float
+
+
+def _displaced(error: LawError, per_input: float, inputs: Inputs, rest: float, grid: float) -> LawError:
+    """Add what a displacement of 2^-53 (per_input |x| + rest) costs; one that may not be far below the grid
+    leaves nothing that can be said."""
+    if not 2.0**-53 * (per_input * inputs.largest + rest) <= grid / 1024.0:
+        return LawError(1.0, 0.0)
+    displacement = 2.0**-53 * (per_input * inputs.mean + rest)
+    return LawError(error.distance, error.log_ratio + _EDGES * displacement / grid)
+
+
+def layered_law_error(n: int, grid: float, inputs: Inputs) -> LawError:
+    """Bound for the decoded sum of n messages of layered Gaussian quantisers, of std 1, on its release grid.
+
+    Args:
+        n: Clients, all with errors of the same std.
+        grid: Step of the grid, in (0, 2^-5], in stds of the sum's error.
+        inputs: How large they may be.
+    """
+    own = grid * math.sqrt(n)  # the grid in stds of one client's error
+    layers = n * max(_LAYER_LOG_RATIO, _ABSOLUTE_LOG_RATIO / own)
+    overflow = inputs.largest**3 / math.sqrt(n) * 2.0**-94  # of int32, by a layer that is very narrow
+    widths = 4.1 * math.sqrt(n) + 14.2
+    error = LawError(n * _LAYER_DISTANCE + overflow, layers)
+    return _displaced(error, 14.0 + 2.0 * n, inputs, 14.0 * widths + 10.0 * (2.0 * n + 6.0), grid)
+
+
+def aggregate_law_error(plan: Decomposition, grid: float, inputs: Inputs, least_bits: int) -> LawError:
+    """Bound for the decoded sum of the aggregate Gaussian, of std 1, on its release grid.
+
+    Args:
+        plan: What (A, B) are drawn from.
+        grid: Step of the grid, in (0, 2^-5], in stds of the sum's error.
+        inputs: How large they may be.
+        least_bits: k of the cap A >= 2^-k.
+
+    Raises:
+        ValueError: If the target is not Gaussian, for which nothing of this is worked out.
+    """
+    if plan.target != "gaussian":
+        raise ValueError(f"the bound is for a Gaussian target, got {plan.target!r}")
+    layers = 2.0 + plan.coin_variation
+    coin = (plan.coin.error + 2.0**-53 + 6.0 * SLOPE_ERROR) * (1.0 + 1.0 / plan.core) if plan.core else 0.0
+    pieces = _EDGES * plan.special_tail * plan.uniform_error / grid
+    error = LawError(
+        layers * _LAYER_DISTANCE + 2.0**-66 + plan.n * 2.0**-76,
+        layers * max(_LAYER_LOG_RATIO, _ABSOLUTE_LOG_RATIO / grid) + coin + pieces,
+    )
+    widths = max(29.0, 2.0 * half_support(plan.n))
+    capped = 2.0**53 * plan.cap_shift(least_bits)
+    rounded = 1000.0 + (4.6 + 5.2 * math.sqrt(plan.n)) * widths
+    return _displaced(error, 14.0, inputs, rounded + capped, grid)

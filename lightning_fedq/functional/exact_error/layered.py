@@ -1,0 +1,238 @@
+"""Layered quantisers: dithering with a random step, so that the error has any unimodal law exactly.
+
+A unimodal density is a mixture of uniform densities on intervals, one for every height under its graph.
+Draw a height, dither with that interval's length, and the error has the density. *Direct* takes the
+level set {f >= v} whole; its steps can be arbitrarily short. *Shifted* pairs the right end at height v
+with the left end at height Z* - v (Z* the peak); its steps are never shorter than `minimal_step`, so
+that bounded inputs need a fixed number of bits.
+
+A height enters through its depth l = -ln(v / Z*), which is chi-square with 3 degrees of freedom over 2
+for the Gaussian and Gamma(2, 1) for the Laplace law. One coordinate takes four 64-bit words, always: the
+top 53 bits of word 0 are the dither, those of word 3 the angle; words 1 and 2 are tails, which the low bits
+of words 0 and 3 refine to 75 and 74 bits; bit 0 of word 3 is the side. What floats and finitely many bits do
+to the law is bounded in `functional.exact_error.float_error`.
+
+References:
+    Hegazy et al., Compression with Exact Error Distribution for Federated Learning, AISTATS 2024,
+    definitions 4 and 5 (the direct and the shifted layered quantiser). The dither is centred here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_fedq.functional.checks import check_positive
+
+Law = Literal["gaussian", "laplace"]
+Layering = Literal["direct", "shifted"]
+
+WORDS_PER_COORDINATE = 4
+LEAST_DEPTH = 2.0**-60
+"""Depths are clamped here; less than 1e-26 of the mass lies below."""
+
+
+def check_law(law: str, layering: str, sigma: float) -> None:
+    """Refuse what no layered quantiser can do.
+
+    Raises:
+        ValueError: If the law or the layering is unknown, or sigma is not > 0 and finite.
+    """
+    if law not in ("gaussian", "laplace"):
+        raise ValueError(f"law must be 'gaussian' or 'laplace', got {law!r}; for others use UnimodalDensity")
+    if layering not in ("direct", "shifted"):
+        raise ValueError(f"layering must be 'direct' or 'shifted', got {layering!r}")
+    check_positive(sigma=sigma)
+
+
+def half_width(depth: Tensor, law: Law, sigma: float) -> Tensor:
+    """Half-width of the level set at depth l: s sqrt(2 l) (Gaussian) or s l / sqrt 2 (Laplace), std s."""
+    return sigma * (2.0 * depth).sqrt() if law == "gaussian" else sigma / math.sqrt(2.0) * depth
+
+
+def complementary_depth(depth: Tensor) -> Tensor:
+    """-ln(1 - e^-l), without ever forming e^-l near 0 or 1."""
+    near = -torch.log(-torch.expm1(-depth))
+    far = -torch.log1p(-torch.exp(-depth))
+    return torch.where(depth < math.log(2.0), near, far)
+
+
+def layer(depth: Tensor, side: Tensor, law: Law, layering: Layering, sigma: float) -> tuple[Tensor, Tensor]:
+    """Return the step and the offset of the layer at a depth.
+
+    Args:
+        depth: float64, > 0.
+        side: +1 or -1, independent of the depth; read by the shifted layering only.
+        law: The error's law, mean 0.
+        layering: Direct or shifted.
+        sigma: Its standard deviation, > 0.
+
+    Returns:
+        `(step, offset)` of `depth`'s shape, in units of sigma's.
+
+    Raises:
+        ValueError: As `check_law`.
+    """
+    check_law(law, layering, sigma)
+    half = half_width(depth.clamp(min=LEAST_DEPTH), law, sigma)
+    if layering == "direct":
+        return 2.0 * half, torch.zeros_like(half)
+    other = half_width(complementary_depth(depth.clamp(min=LEAST_DEPTH)), law, sigma)
+    return half + other, 0.5 * side * (half - other)
+
+
+def minimal_step(law: Law, sigma: float) -> float:
+    """Shortest step of the shifted layering, at half the peak: 2 s sqrt(ln 4) or sqrt 2 ln 2 s."""
+    check_law(law, "shifted", sigma)
+    return sigma * (2.0 * math.sqrt(math.log(4.0)) if law == "gaussian" else math.sqrt(2.0) * math.log(2.0))
+
+
+def fixed_length_bits(interval: float, law: Law, sigma: float) -> int:
+    """Bits of the shifted code for inputs in an interval, symbols counted from the smallest possible one.
+
+    Args:
+        interval: Length t of the inputs' interval, > 0.
+        law: The error's law.
+        sigma: Its standard deviation.
+    """
+    return max(math.ceil(math.log2(math.ceil(interval / minimal_step(law, sigma)) + 1)), 1)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _exponential(word: np.uint64, fraction: float) -> float:
+    """-ln((word + fraction) / 2^64), with a relative error below 2^-50 at both ends."""
+    low = word < np.uint64(1 << 63)
+    tail = (np.float64(word) + fraction if low else np.float64(~word) + (1.0 - fraction)) * 2.0**-64
+    uniform = tail if low else 1.0 - tail
+    missed = 0.0 if low else (1.0 - uniform) - tail  # what the rounding of 1 - tail has lost
+    return float(-(np.log(uniform) + missed / uniform))
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def draw_depth(w0: np.uint64, w1: np.uint64, w2: np.uint64, w3: np.uint64, gaussian: bool) -> float:
+    """Turn the four words of one coordinate into its depth l; the top 53 bits of `w0` are not used.
+
+    Args:
+        w0: To `w3`, uniform 64-bit words.
+        gaussian: Gaussian law if true, else Laplace.
+    """
+    low_bits = np.uint64(2047)
+    first = _exponential(w1, (np.float64(w0 & low_bits) + 0.5) * 2.0**-11)
+    second = _exponential(w2, (np.float64((w3 & low_bits) >> np.uint64(1)) + 0.5) * 2.0**-10)
+    if gaussian:
+        cosine = np.cos((0.5 * np.pi) * ((np.float64(w3 >> np.uint64(11)) + 0.5) * 2.0**-53))
+        second *= cosine * cosine
+    return float(max(first + second, LEAST_DEPTH))
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def layer_row(
+    words: NDArray[np.uint64],
+    sigma: float,
+    gaussian: bool,
+    shifted: bool,
+    dither: NDArray[np.float64],
+    step: NDArray[np.float64],
+    offset: NDArray[np.float64],
+) -> None:
+    """Turn four words a coordinate into its dither, step and offset, in one pass on the CPU.
+
+    Args:
+        words: `(4 n,)` uniform 64-bit words.
+        sigma: Standard deviation of the error.
+        gaussian: Gaussian law if true, else Laplace.
+        shifted: Shifted layering if true, else direct.
+        dither: `(n,)`, overwritten.
+        step: `(n,)`, overwritten.
+        offset: `(n,)`, overwritten.
+    """
+    shift, half_cells = np.uint64(11), np.int64(1 << 52)
+    for j in range(dither.size):
+        dither[j] = (np.float64(np.int64(words[4 * j] >> shift) - half_cells) + 0.5) * 2.0**-53
+        depth = draw_depth(words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3], gaussian)
+        half = sigma * np.sqrt(2.0 * depth) if gaussian else sigma * depth * 0.7071067811865476
+        if not shifted:
+            step[j], offset[j] = 2.0 * half, 0.0
+            continue
+        near = depth < 0.6931471805599453
+        rest = -np.log(-np.expm1(-depth)) if near else -np.log1p(-np.exp(-depth))
+        other = sigma * np.sqrt(2.0 * rest) if gaussian else sigma * rest * 0.7071067811865476
+        step[j] = half + other
+        offset[j] = 0.5 * (half - other)
+        if words[4 * j + 3] & np.uint64(1):
+            offset[j] = -offset[j]
+
+
+@dataclass(frozen=True)
+class UnimodalDensity:
+    """Any unimodal density, by its level sets.
+
+    Args:
+        pdf: The density f.
+        quantile: Inverse distribution function, from (0, 1).
+        left: b-(v), left end of {f >= v}, for v in (0, peak).
+        right: b+(v), its right end.
+        peak: Largest value of f, finite.
+        mode: Where f is largest.
+
+    Raises:
+        ValueError: If the level sets are not nested intervals around the mode that bound the density's
+            graph and fill it to 2%, on a grid of 4,095 heights.
+    """
+
+    pdf: Callable[[Tensor], Tensor]
+    quantile: Callable[[Tensor], Tensor]
+    left: Callable[[Tensor], Tensor]
+    right: Callable[[Tensor], Tensor]
+    peak: float
+    mode: float
+
+    def __post_init__(self) -> None:
+        if not (self.peak > 0 and math.isfinite(self.peak)):
+            raise ValueError(
+                f"peak must be > 0 and finite, got {self.peak}; an unbounded density has no layers"
+            )
+        heights = torch.linspace(0.0, 1.0, 4097, dtype=torch.float64)[1:-1] * self.peak
+        left, right = self.left(heights), self.right(heights)
+        slack = 1e-9 / self.peak
+        nested = bool((left.diff() >= -slack).all() and (right.diff() <= slack).all())
+        around = bool((left <= self.mode + slack).all() and (right >= self.mode - slack).all())
+        points = torch.cat([left + slack, right - slack])
+        inside = bool((self.pdf(points) >= heights.repeat(2) - 1e-6 * self.peak).all())
+        whole = abs(float((right - left).mean()) * self.peak - 1.0) < 0.02
+        if not (nested and around and inside and whole):
+            raise ValueError(
+                "the density is not unimodal, or left and right are not the ends of {f >= v}: "
+                "they must be nested intervals around the mode; mix two unimodal densities instead"
+            )
+
+
+def density_layer(density: UnimodalDensity, words: Tensor, layering: Layering) -> tuple[Tensor, Tensor]:
+    """Draw steps and offsets of any unimodal density.
+
+    Args:
+        density: The error's law.
+        words: `(2, ...)` float64 uniforms on (0, 1), for z and for the height below f(z).
+        layering: Direct or shifted.
+
+    Returns:
+        `(step, offset)`, float64.
+    """
+    check_law("gaussian", layering, 1.0)
+    z = density.quantile(words[0])
+    tiny = density.peak * 1e-15
+    height = (words[1] * density.pdf(z)).clamp(tiny, density.peak - tiny)
+    if layering == "direct":
+        low, high = density.left(height), density.right(height)
+        return high - low, 0.5 * (high + low)
+    height = torch.where(z >= density.mode, height, density.peak - height)
+    low, high = density.left(density.peak - height), density.right(height)
+    return high - low, 0.5 * (high + low)

@@ -1,0 +1,128 @@
+"""Total variation between Gaussians: the exact value, and the bounds of the paper beside it.
+
+The near-optimal-utility paper (Zhang, Chen, Yang, 2022/23) bounds the distance between N(m, s^2 I) and
+N(m, (s^2 + e^2) I) within a factor of 150 (Lemma 6.7). Radial symmetry gives it exactly, with two chi-square
+distribution functions, and then the noise for a wanted distance by a root search without the paper's
+restriction to distances below 0.01.
+
+A distance says how far apart two laws of an update are. A large one does NOT certify that an attacker learns
+little (`functional.leakage.trade_off`), and with a finite data set the law of the unprotected update is
+discrete, so that any continuous noise is at distance 1: all values here are those of the Gaussian model.
+"""
+
+from __future__ import annotations
+
+import math
+
+import scipy  # its parts are imported when used: `stats` takes half a second
+import torch
+from torch import Tensor
+
+
+def _check(dim: int, ratio: float) -> None:
+    if dim < 1:
+        raise ValueError(f"dim must be >= 1, got {dim}")
+    if not (ratio >= 0.0 and math.isfinite(ratio)):
+        raise ValueError(f"ratio must be >= 0 and finite, got {ratio}")
+
+
+def isotropic_tv(dim: int, ratio: float) -> float:
+    """Distance of N(m, s^2 I) and N(m, (1 + ratio) s^2 I), exactly.
+
+    The densities cross on one sphere; with x its squared radius over either variance, the distance is
+    F(x_small) - F(x_large), F the chi-square distribution function with `dim` degrees of freedom.
+
+    Args:
+        dim: Number of coordinates, >= 1.
+        ratio: Variance of the added noise over that of the update, >= 0.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+
+    >>> round(isotropic_tv(7850, 0.005), 9)
+    0.124149015
+    """
+    _check(dim, ratio)
+    if ratio == 0.0:
+        return 0.0
+    crossing = dim * math.log1p(ratio) / ratio
+    return float(scipy.stats.chi2.cdf(crossing * (1.0 + ratio), dim) - scipy.stats.chi2.cdf(crossing, dim))
+
+
+def ratio_for_tv(dim: int, target: float) -> float:
+    """Variance ratio at which `isotropic_tv` is `target`: its inverse.
+
+    Args:
+        dim: Number of coordinates, >= 1.
+        target: In (0, 0.999999].
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+    _check(dim, 0.0)
+    if not 0.0 < target <= 0.999999:
+        raise ValueError(f"target must be in (0, 0.999999], got {target}; 1 is reached by no noise")
+    low, high = -40.0, 10.0
+    while isotropic_tv(dim, math.exp(high)) < target:
+        high += 10.0
+    return math.exp(
+        scipy.optimize.brentq(
+            lambda log: isotropic_tv(dim, math.exp(log)) - target, low, high, xtol=1e-13, rtol=1e-14
+        )
+    )
+
+
+def paper_tv_bounds(dim: int, ratio: float) -> tuple[float, float]:
+    """Lemma 6.7's lower and upper bound: 1/100 and 3/2 of min(1, ratio sqrt(dim)); true and loose.
+
+    The lower one is at least 16 times too small; the upper one can exceed 1.
+    """
+    _check(dim, ratio)
+    size = min(1.0, ratio * math.sqrt(dim))
+    return size / 100.0, 1.5 * size
+
+
+def paper_ratio(dim: int, gap: float) -> float:
+    """Lemma 6.8's variance ratio for a leakage that is to fall by `gap`; UNSOUND as a calibration.
+
+    It makes the distance at least `gap`, which the paper takes for enough (Lemma 6.6, false): with
+    this noise an attack on a linear model still recovers every image.
+
+    Args:
+        dim: Number of coordinates, >= 1.
+        gap: C1 - tau, in (0, 0.01), the only range for which the lemma says anything.
+
+    Raises:
+        ValueError: If an argument is out of its range.
+    """
+    _check(dim, 0.0)
+    if not 0.0 < gap < 0.01:
+        raise ValueError(f"Lemma 6.8 says nothing for a gap outside (0, 0.01), got {gap}; use ratio_for_tv")
+    return 100.0 * gap / math.sqrt(dim)
+
+
+def diagonal_tv(ratios: Tensor, normals: Tensor) -> tuple[float, float]:
+    """Distance of N(m, diag s^2) and N(m, diag (1 + ratio) s^2) by sampling.
+
+    It is the mean of max(0, 1 - likelihood ratio) under the first law.
+
+    Args:
+        ratios: `(dim,)` variance ratios, >= 0.
+        normals: `(draws, dim)` standard normals.
+
+    Returns:
+        The estimate and its standard error.
+    """
+    ratios, squares = ratios.double(), normals.double().square()
+    log_ratio = -0.5 * torch.log1p(ratios).sum() + 0.5 * squares @ (ratios / (1.0 + ratios))
+    parts = (-torch.expm1(log_ratio)).clamp(min=0.0)
+    return parts.mean().item(), (parts.std() / math.sqrt(len(parts))).item()
+
+
+def shift_tv(mahalanobis: float) -> float:
+    """Distance of two Gaussians with one covariance whose means are `mahalanobis` standard deviations apart.
+
+    >>> round(shift_tv(2.0), 4)
+    0.6827
+    """
+    return float(2.0 * scipy.stats.norm.cdf(mahalanobis / 2.0) - 1.0)

@@ -1,0 +1,1 @@
+"""Exact samplers of integer and grid noise."""

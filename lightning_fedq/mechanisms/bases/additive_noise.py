@@ -1,0 +1,218 @@
+"""What the Gaussian and Laplace baselines share: clip, put on a grid, add integer noise, send the integer.
+
+Values are truncated to a grid toward zero, which lengthens no vector, so the sensitivity is that of the
+clipping bound with nothing to add for rounding. What floats do is bounded in `functional.noise.grid_noise`
+and stated in every claim. Each client adds its own noise before anything leaves it, so that claim holds
+against every adversary.
+
+Behind a sum of n Gaussian messages the noise is sqrt(n) times larger, and that is claimed. A message is the
+cell of width h that x + N(0, s^2) falls into, so a symbol's chance is h times the density of x + N(0, s^2) +
+U(-h, 0) at the cell's end. Sampled on the grid and convolved, such densities differ from their convolution by
+a relative 3 e^(-2 pi^2 (s / h)^2 / 2) a client (Poisson summation; below e^-600, as h <= s / 8), so a symbol
+of the sum has the chance that the exact N(0, n s^2) + n - 1 such uniforms falls into its cell:
+post-processing of the Gaussian mechanism with n times the variance. A message whose noise was cut off is no
+such cell, which is counted, as is every client's sampler. Sums of Laplace noise have no such form, and count
+one client's noise.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_fedq.core import (
+    Adversary,
+    AuditCase,
+    Mechanism,
+    Message,
+    PrivacyClaim,
+    RoundContext,
+    Slack,
+    Unit,
+)
+from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.clip import truncate_to_grid, unit_ball_factors
+from lightning_fedq.functional.noise.grid_noise import FINE_BITS, GridNoise
+from lightning_fedq.losses import GaussianLoss, GaussianSumLoss, LaplaceLoss, Loss
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
+from lightning_fedq.wire.coding import FixedLength
+
+_CHUNK = 1 << 16
+
+
+class Clipping(Protocol):
+    """What is bounded before noise is added; two clipped updates are at most two bounds apart.
+
+    Attributes:
+        unit: What one bound is about.
+    """
+
+    unit: ClassVar[Unit]
+
+    def units(self, context: RoundContext) -> Tensor:
+        """The bound of each segment, `(len(segments),)` float64, in units of the update."""
+
+    def factors(self, rows: Tensor, context: RoundContext) -> tuple[Tensor, int]:
+        """Return what turns `(n, dim)` rows into bounds, same shape, and how many coordinates it clips."""
+
+    def compositions(self, context: RoundContext) -> int:
+        """How often the noise's loss composes in one round."""
+
+
+@dataclass(frozen=True)
+class WholeVector(Clipping):
+    """One bound for the whole update, in the l1 or l2 norm (`order`)."""
+
+    unit: ClassVar[Unit] = Unit.MESSAGE
+
+    clip_norm: float
+    order: int
+
+    def __post_init__(self) -> None:
+        check_positive(clip_norm=self.clip_norm)
+
+    def units(self, context: RoundContext) -> Tensor:
+        """The clipping norm, in every segment."""
+        return torch.full_like(context.radius, self.clip_norm)
+
+    def factors(self, rows: Tensor, context: RoundContext) -> tuple[Tensor, int]:
+        """One factor a row; a row that is too long shrinks in every coordinate."""
+        factors, clipped = unit_ball_factors(rows, self.clip_norm, self.order)
+        return factors[:, None].expand_as(rows), int(clipped.sum()) * rows.shape[1]
+
+    def compositions(self, context: RoundContext) -> int:
+        """Once."""
+        return 1
+
+
+class PerCoordinate(Clipping):
+    """Every coordinate on its own, clipped to the round's range."""
+
+    unit: ClassVar[Unit] = Unit.COORDINATE
+
+    def units(self, context: RoundContext) -> Tensor:
+        """The radius of each segment."""
+        return context.radius
+
+    def factors(self, rows: Tensor, context: RoundContext) -> tuple[Tensor, int]:
+        """The inverse radius of every coordinate; the range itself is enforced on the grid."""
+        factors = (1.0 / context.expand(context.radius).to(rows.device)).expand_as(rows)
+        return factors, int(((rows * factors).abs() > 1.0).sum())
+
+    def compositions(self, context: RoundContext) -> int:
+        """Once a coordinate."""
+        return context.dim
+
+
+@dataclass(frozen=True)
+class AdditiveNoise(Mechanism):
+    """Base of the noise baselines; children say what is clipped and how much noise is added."""
+
+    homomorphic = True
+    law: ClassVar[Literal["gaussian", "laplace"]]
+
+    def __post_init__(self) -> None:
+        _ = self.noise, self.clipping  # both refuse what makes no sense
+
+    @property
+    @abstractmethod
+    def multiplier(self) -> float:
+        """Noise scale (std or mean absolute value) over sensitivity under substitution."""
+
+    @property
+    @abstractmethod
+    def clipping(self) -> Clipping:
+        """What is clipped."""
+
+    @property
+    def noise(self) -> GridNoise:
+        """The noise, in units of the clipping bound."""
+        return GridNoise(self.law, 2.0 * self.multiplier)
+
+    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+        """See `Mechanism.encode`; symbols are int16 or int32."""
+        rows = update.detach().reshape(len(rand.clients), context.dim)
+        rows = rows.double() - context.expand(context.center).to(rows.device)
+        factors, clipped = self.clipping.factors(rows, context)
+        noise = self.noise
+        dtype = torch.int16 if noise.bits <= 16 else torch.int32
+        symbols = torch.empty(rows.shape, dtype=dtype, device=rows.device)
+        for row, client in enumerate(rand.clients):
+            self._encode_row(rows[row], factors[row], noise, rand.private(client, "noise"), symbols[row])
+        return Message(symbols.reshape(update.shape), noise.bits * symbols.numel(), clipped)
+
+    @staticmethod
+    def _encode_row(row: Tensor, factor: Tensor, noise: GridNoise, stream: Stream, out: Tensor) -> None:
+        for first in range(0, len(row), _CHUNK):
+            part = slice(first, first + _CHUNK)
+            fine = truncate_to_grid((row[part] * factor[part]).clamp(-1.0, 1.0), FINE_BITS)
+            out[part] = noise.add(fine, stream.words64)
+
+    def decode(
+        self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
+    ) -> Tensor:
+        """See `Mechanism.decode`."""
+        total = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols
+        steps = context.expand(self.clipping.units(context) * self.noise.step).to(total.device)
+        center = context.expand(context.center).to(total.device)
+        return (len(clients) * center + steps * total.double()).float()
+
+    def code(self, context: RoundContext) -> FixedLength:
+        """Signed integers wide enough for any noise."""
+        return FixedLength(self.noise.bits, signed=True)
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`: one word decides a symbol."""
+        return (AuditCase(self, enumerable=True),)
+
+    def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
+        """The noise's variance over the number of clients."""
+        return self.clipping.units(context) ** 2 * (self.noise.variance / len(clients))
+
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """The client's own noise against everybody, and Gaussian noise of all that hide it in a sum."""
+        size = len(context.cohort)
+        noises = dict.fromkeys(Adversary, 1)
+        if self.law == "gaussian":
+            noises |= {
+                Adversary.CLIENT: size - 1,
+                Adversary.SECAGG_SERVER: size - context.num_corrupt,
+                Adversary.OUTSIDER: size,
+            }
+        return tuple(self._claim(who, max(count, 1), context) for who, count in noises.items())
+
+    def _claim(self, adversary: Adversary, num_noises: int, context: RoundContext) -> PrivacyClaim:
+        noise, size = self.noise, num_noises * context.dim
+        slack = Slack(size * noise.total_variation, size * noise.log_ratio)
+        fresh = (
+            "noise is fresh in every round and attempt and comes from keys that the adversary does not hold"
+        )
+        extra: tuple[str, ...] = ()
+        own = "noise added by the client itself; the others' noise is not counted"
+        loss: Loss = LaplaceLoss(self.multiplier, own)
+        if self.law == "gaussian":
+            loss = GaussianLoss(self.multiplier, own)
+        if num_noises > 1:
+            slack = Slack(slack.distance + size * noise.clipped, slack.log_ratio)
+            note = f"noise of {num_noises} clients, which add the same each"
+            loss = GaussianSumLoss.of(self.multiplier, num_noises, note)
+            extra = ("nothing but the plain sum of all messages is seen",)
+            if adversary is Adversary.SECAGG_SERVER:
+                extra += (f"the server colludes with {context.num_corrupt or 'no'} clients at most",)
+        sampled = (
+            f"the sampler's law is within {slack.distance:.1e} in total variation and {slack.log_ratio:.1e} "
+            "in log-ratio of the exact one a round, paid for in delta and epsilon"
+        )
+        return PrivacyClaim(
+            adversary,
+            loss,
+            self.clipping.compositions(context),
+            assumptions=(fresh, sampled, *extra),
+            slack=slack,
+            unit=self.clipping.unit,
+        )

@@ -1,0 +1,228 @@
+"""What every one-bit mechanism shares: compare a word with a threshold, send the bit, sum the bits.
+
+The mechanisms differ in one thing only, the words: who draws them and how the words of two clients
+hang together. Each word alone is exactly uniform, so each bit alone is exactly the same
+epsilon-LDP coin, whatever the coupling.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_fedq.core import AuditCase, Mechanism, Message, RoundContext
+from lightning_fedq.functional.one_bit.threshold_coin import (
+    WORD_BITS,
+    CoinThresholds,
+    coin_thresholds,
+    one_bit_dequantize_sum,
+    one_bit_quantize,
+    one_bit_quantize_rows,
+    splice_words,
+    stratify_words,
+)
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
+from lightning_fedq.wire.coding import FixedLength
+
+COINS = "one-bit coins"
+"""Purpose of the streams of words, private and shared."""
+_CHUNK = 1 << 14
+"""Coordinates of a message that are worked on at once."""
+_BLOCK = 1 << 15
+"""Words of several clients that wait for the quantiser: 256 KiB, so that they are still in the cache."""
+
+
+class Coupling(Protocol):
+    """How the words of a group hang together: shared words, drawn once, meet every member's private ones."""
+
+    def draw(self, count: int) -> NDArray[Any]:
+        """Return what the group shares for its next `count` coordinates."""
+
+    def apply(self, words: NDArray[np.uint32], shared: NDArray[Any], rank: int) -> None:
+        """Turn one member's private words into its coupled ones, in place; each stays exactly uniform."""
+
+
+class ComplementaryBits(Coupling):
+    """High bits shared by a pair, complemented for the second member; low bits private.
+
+    A coordinate takes the fewest whole bytes of the shared stream that hold its bits.
+
+    Args:
+        stream: The pair's stream.
+        shared_bits: 1 to 32.
+    """
+
+    def __init__(self, stream: Stream, shared_bits: int) -> None:
+        self._stream, self._mask = stream, (1 << WORD_BITS) - (1 << (WORD_BITS - shared_bits))
+        num_bytes = 1 if shared_bits <= 8 else 2 if shared_bits <= 16 else 4
+        self._type, self._shift = f"u{num_bytes}", WORD_BITS - 8 * num_bytes
+
+    def draw(self, count: int) -> NDArray[Any]:
+        """See `Coupling.draw`."""
+        shared = np.empty(count, self._type)
+        self._stream.fill(shared)
+        return shared
+
+    def apply(self, words: NDArray[np.uint32], shared: NDArray[Any], rank: int) -> None:
+        """See `Coupling.apply`."""
+        splice_words(words, shared, self._shift, self._mask, self._mask if rank else 0)
+
+
+class RotatedStrata(Coupling):
+    """Every member in a stratum of its own: its rank, rotated by an offset that the group shares.
+
+    Args:
+        stream: The group's stream.
+        size: Number of members and strata.
+    """
+
+    def __init__(self, stream: Stream, size: int) -> None:
+        self._stream, self._size = stream, size
+
+    def draw(self, count: int) -> NDArray[np.uint32]:
+        """See `Coupling.draw`."""
+        return self._stream.uniform_below(self._size, count)
+
+    def apply(self, words: NDArray[np.uint32], shared: NDArray[np.uint32], rank: int) -> None:
+        """See `Coupling.apply`."""
+        stratify_words(words, shared, rank, self._size)
+
+
+def stack_by_group(
+    context: RoundContext, clients: Sequence[int]
+) -> dict[tuple[int, ...], list[tuple[int, int]]]:
+    """Return, for each group with clients in a stack, their (row of the stack, rank in the group)."""
+    groups: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+    for row, client in enumerate(clients):
+        group, rank = context.place(client)
+        groups.setdefault(group, []).append((row, rank))
+    return groups
+
+
+def _batches(
+    groups: dict[tuple[int, ...], list[tuple[int, int]]], num_rows: int
+) -> Iterator[list[tuple[tuple[int, ...], list[tuple[int, int]]]]]:
+    """Cut the groups of a stack into batches of about `num_rows` rows, whole groups each."""
+    batch: list[tuple[tuple[int, ...], list[tuple[int, int]]]] = []
+    held = 0
+    for group, members in groups.items():
+        if batch and held + len(members) > num_rows:
+            yield batch
+            batch, held = [], 0
+        batch.append((group, members))
+        held += len(members)
+    if batch:
+        yield batch
+
+
+@dataclass(frozen=True)
+class OneBitMechanism(Mechanism):
+    """Base of the one-bit family; as it stands, every client's words are its own.
+
+    Args:
+        epsilon: Local budget of one bit, i.e. of one coordinate of one client in one round, > 0, in nats.
+    """
+
+    homomorphic = True
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        coin_thresholds(self.epsilon)
+
+    @property
+    def coin(self) -> CoinThresholds:
+        """The coin of every bit."""
+        return coin_thresholds(self.epsilon)
+
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> OneBitMechanism:
+        """See `Mechanism.at_level`: the epsilon of a bit."""
+        return replace(self, epsilon=level)
+
+    def coupling(self, group: tuple[int, ...], rand: ClientRandomness) -> Coupling | None:
+        """Return how the words of a group hang together, or None where each member works alone."""
+        return None
+
+    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+        """See `Mechanism.encode`; symbols are uint8 bits."""
+        rows = update.detach().reshape(len(rand.clients), context.dim).float()
+        encode = self._encode_on_cpu if rows.device.type == "cpu" else self._encode_on_device
+        bits, clipped = encode(rows, context, rand)
+        return Message(bits.reshape(update.shape), bits.numel(), clipped)
+
+    def _encode_on_cpu(
+        self, rows: Tensor, context: RoundContext, rand: ClientRandomness
+    ) -> tuple[Tensor, int]:
+        values, coin, clipped = rows.contiguous().numpy(), self.coin, 0
+        bits, scratch = np.empty(values.shape, np.uint8), np.empty(_BLOCK, np.uint32)
+        ranges = np.stack([np.cumsum(context.segments), context.center.numpy(), context.radius.numpy()])
+        num_slots = _BLOCK // min(_CHUNK, context.dim) or 1
+        for groups in _batches(stack_by_group(context, rand.clients), num_slots):
+            couplings = [self.coupling(group, rand) for group, _ in groups]
+            streams = [[rand.private(group[rank], COINS) for _, rank in members] for group, members in groups]
+            order = np.array([row for _, members in groups for row, _ in members])
+            for first in range(0, context.dim, _CHUNK):
+                size = min(_CHUNK, context.dim - first)
+                block = scratch[: num_slots * size].reshape(num_slots, size)
+                slots, done, waiting = list(block), 0, 0
+                for coupling, own, (_, members) in zip(couplings, streams, groups, strict=True):
+                    shared = coupling.draw(size) if coupling else None
+                    for stream, (_, rank) in zip(own, members, strict=True):
+                        stream.fill(words := slots[waiting])
+                        if coupling and shared is not None:
+                            coupling.apply(words, shared, rank)
+                        waiting += 1
+                        if waiting == num_slots or done + waiting == len(order):
+                            which = order[done : done + waiting]
+                            clipped += one_bit_quantize_rows(
+                                values, which, first, block[:waiting], ranges, coin.low, coin.high, bits
+                            )
+                            done, waiting = done + waiting, 0
+        return torch.from_numpy(bits), clipped
+
+    def _encode_on_device(
+        self, rows: Tensor, context: RoundContext, rand: ClientRandomness
+    ) -> tuple[Tensor, int]:
+        words = np.empty(rows.shape, np.uint32)
+        for group, members in stack_by_group(context, rand.clients).items():
+            coupling = self.coupling(group, rand)
+            shared = coupling.draw(context.dim) if coupling else None
+            for row, rank in members:
+                rand.private(group[rank], COINS).fill(words[row])
+                if coupling and shared is not None:
+                    coupling.apply(words[row], shared, rank)
+        center, radius = (context.expand(t.to(rows.device)) for t in (context.center, context.radius))
+        drawn = torch.from_numpy(words.astype(np.int64)).to(rows.device)
+        clipped = ((rows.double() - center) * (1.0 / radius)).abs() > 1.0
+        return one_bit_quantize(rows, drawn, center, radius, self.coin), int(clipped.sum())
+
+    def decode(
+        self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
+    ) -> Tensor:
+        """See `Mechanism.decode`."""
+        ones = symbols.sum(0, dtype=torch.int32) if symbols.dim() == 2 else symbols
+        center, radius = (context.expand(t.to(symbols.device)) for t in (context.center, context.radius))
+        return one_bit_dequantize_sum(ones, len(clients), center, radius, self.coin)
+
+    def code(self, context: RoundContext) -> FixedLength:
+        """One bit a coordinate."""
+        return FixedLength(1)
+
+    def lever(self, client: int, context: RoundContext) -> float:
+        """The decoded value of one bit over the radius, which is as far as an honest mean can go."""
+        return self.coin.scale
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`: one word decides a symbol."""
+        return (AuditCase(self, enumerable=True),)
+
+    def without_noise(self, context: RoundContext) -> OneBitMechanism:
+        """See `Mechanism.without_noise`: the bit says on which side of the centre the value lies."""
+        return replace(self, epsilon=math.inf)

@@ -1,0 +1,159 @@
+"""What SIGM and CSGM share: clients send some coordinates only, and the mean has Gaussian noise all the same.
+
+Coordinate j of client i is selected with probability gamma, by a stream that the members of the federation
+know; n_j clients send it. Inputs are bounded in every coordinate. Where nobody was selected there is Gaussian
+noise too, so that the released law does not depend on the selection.
+
+The noise that no dither makes (CSGM's, and that on empty coordinates) is the trusted server's, drawn in equal
+shares from what each client shares with it, so that it is complete whoever drops out; a share is what a
+direct layered quantiser makes of 0, so that one bound of the float errors serves all. Everybody but the
+outsider can know who was selected, so amplification by subsampling is the outsider's alone. The whole sum is
+rounded to a public grid, once: rounding part by part would tell how many parts there are.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_fedq.core import (
+    Adversary,
+    AuditCase,
+    Loss,
+    Mechanism,
+    Neighbours,
+    NonPrivate,
+    PrivacyClaim,
+    RoundContext,
+    SampledGaussianLoss,
+)
+from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.exact_error.dither import release_grid
+from lightning_fedq.functional.exact_error.float_error import Inputs, LawError, layered_law_error
+from lightning_fedq.mechanisms.bases.exact_error import GRID_BITS, Array, exact_claims
+from lightning_fedq.mechanisms.layered import layered_quantizer
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.wire.coding import Code
+
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class SubsampledMechanism(Mechanism):
+    """Base of SIGM and CSGM: selection, noise on the mean, claims.
+
+    Args:
+        clip_value: Largest absolute value of a coordinate, > 0.
+        noise_multiplier: z > 0; the std of the mean's noise is z clip_value / (gamma n).
+        sampling_probability: gamma in (0, 1].
+    """
+
+    homomorphic = False
+    fixed_cohort = True
+
+    clip_value: float
+    noise_multiplier: float
+    sampling_probability: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_positive(clip_value=self.clip_value, noise_multiplier=self.noise_multiplier)
+        if not 2.0**-20 <= self.sampling_probability <= 1.0:
+            raise ValueError(f"sampling_probability must be in [2^-20, 1], got {self.sampling_probability}")
+
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> SubsampledMechanism:
+        """See `Mechanism.at_level`: the inverse of the noise multiplier."""
+        return replace(self, noise_multiplier=1.0 / level)
+
+    def selected(self, client: int, context: RoundContext, rand: PublicRandomness) -> Mask:
+        """Which coordinates a client sends; probability floor(gamma 2^32) / 2^32 each."""
+        threshold = math.floor(self.sampling_probability * 2.0**32)
+        if threshold == 2**32:
+            return np.ones(context.dim, np.bool_)
+        mask: Mask = rand.members(f"selection {client}").words(context.dim) < np.uint32(threshold)
+        return mask
+
+    def counts(self, context: RoundContext, rand: PublicRandomness) -> NDArray[np.int32]:
+        """How many clients of the cohort send each coordinate; every party computes this, O(n dim) words."""
+        total = np.zeros(context.dim, np.int32)
+        for client in context.cohort:
+            total += self.selected(client, context, rand)
+        return total
+
+    def noise_share(self, client: int, context: RoundContext, rand: PublicRandomness) -> Array:
+        """One client's share of N(0, (z / gamma)^2), in units of clip_value."""
+        std = self.noise_multiplier / self.sampling_probability / math.sqrt(len(context.cohort))
+        stream = rand.shared_with_server(client, "noise share")
+        dither, step, _ = layered_quantizer(stream, context.dim, std, "direct")
+        return -dither * step
+
+    def grid(self, context: RoundContext) -> float:
+        """See `Mechanism.grid`: 2^-6 to 2^-5 of the std of the sum's noise."""
+        return release_grid(self.clip_value * self.noise_multiplier / self.sampling_probability, GRID_BITS)
+
+    def law_error(self, context: RoundContext) -> LawError:
+        """How far the released sum's law is from the exact one, a coordinate, whoever was selected.
+
+        At most n clients send it; each may be as large in every coordinate.
+        """
+        size = len(context.cohort)
+        std = self.clip_value * self.noise_multiplier / self.sampling_probability
+        largest = size / self.noise_multiplier
+        return layered_law_error(size, self.grid(context) / std, Inputs(largest, largest))
+
+    def _clipped(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> tuple[Tensor, int]:
+        rows = update.detach().reshape(len(rand.clients), context.dim).cpu().double() / self.clip_value
+        return rows.clamp(-1.0, 1.0), int((rows.abs() > 1.0).sum())
+
+    @abstractmethod
+    def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:
+        """See `Mechanism.message_code`: only what was selected is sent."""
+
+    def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
+        """Noise, and the subsampling of coordinates as large as they may be."""
+        gamma, size = self.sampling_probability, len(clients)
+        noise = (self.noise_multiplier / gamma / size) ** 2 * (1.0 + 2.0 ** (-2 * GRID_BITS) / 12.0)
+        return torch.full_like(context.radius, self.clip_value**2 * (noise + self._input_variance() / size))
+
+    def _input_variance(self) -> float:
+        """Largest variance of one client's decoded coordinate, its noise apart, in units of clip_value^2."""
+        return (1.0 - self.sampling_probability) / self.sampling_probability
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`: where a hidden selection counts, where all is selected, a dropout."""
+        half, whole = (replace(self, sampling_probability=gamma) for gamma in (0.5, 1.0))
+        return (
+            AuditCase(half),
+            AuditCase(whole, title="gamma 1"),
+            AuditCase(half, title="one dropout", num_dropped=1),
+        )
+
+    def worst_pair(
+        self, client: int, context: RoundContext, public: PublicRandomness
+    ) -> tuple[Tensor, Tensor]:
+        """See `Mechanism.worst_pair`: alike where the adversary knows that nothing is sent."""
+        far = torch.full((context.dim,), 4.0 * self.clip_value, dtype=torch.float64)
+        selected = torch.from_numpy(self.selected(client, context, public))
+        return torch.where(selected, far, 0.0), torch.zeros_like(far)
+
+    def _subsampled_claims(
+        self, client: Loss, context: RoundContext, outsider: Loss | None = None
+    ) -> tuple[PrivacyClaim, ...]:
+        """Claims where an update of zero is one that is not sent, unless `outsider` says otherwise."""
+        trusted = NonPrivate(
+            "the server is trusted: it knows selection, dithers and noise, and sees each message"
+        )
+        if outsider is None:
+            note = "noise of the released mean, selection hidden"
+            outsider = SampledGaussianLoss(self.noise_multiplier, self.sampling_probability, note)
+        losses: dict[Adversary, Loss] = {who: trusted for who in Adversary}
+        losses |= {Adversary.CLIENT: client, Adversary.OUTSIDER: outsider}
+        hidden = "who was selected is known to the members of the federation only"
+        error = self.law_error(context)
+        return exact_claims(losses, context.dim, error, context, Neighbours.ZERO_OUT, (hidden,))

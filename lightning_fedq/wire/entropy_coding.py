@@ -1,0 +1,283 @@
+"""Codes whose length follows the symbols: Elias codes, Huffman on the conditional law, and partial messages.
+
+References:
+    Elias, Universal codeword sets and representations of the integers, 1975. Huffman, 1952.
+"""
+
+from __future__ import annotations
+
+import heapq
+from dataclasses import dataclass
+from functools import cached_property
+
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_fedq.wire.coding import Code
+
+_LARGEST = 2**62 - 1
+
+
+def to_positive(symbols: NDArray[np.integer]) -> NDArray[np.int64]:
+    """The signed map 0, 1, -1, 2, -2, ... -> 1, 2, 3, 4, 5, ..., for symbols of 62 bits."""
+    values = symbols.astype(np.int64)
+    mapped: NDArray[np.int64] = np.where(values > 0, 2 * values, 1 - 2 * values)
+    return mapped
+
+
+def from_positive(mapped: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Inverse of `to_positive`."""
+    symbols: NDArray[np.int64] = np.where(mapped % 2 == 0, mapped // 2, (1 - mapped) // 2)
+    return symbols
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _bit_length(value: int) -> int:
+    length = 0
+    while value:
+        value >>= 1
+        length += 1
+    return length
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _elias_length(symbols: NDArray[np.integer], delta: bool) -> int:
+    """Bits of all symbols, or -1 if one is too large for `to_positive`."""
+    total = 0
+    for j in range(symbols.size):
+        symbol = np.int64(symbols[j])
+        if not -_LARGEST <= symbol <= _LARGEST:
+            return -1
+        length = _bit_length(2 * symbol if symbol > 0 else 1 - 2 * symbol)
+        total += length + (2 * _bit_length(length) - 2 if delta else length - 1)
+    return total
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _put(bits: NDArray[np.uint8], place: int, value: int, width: int) -> int:
+    for b in range(width - 1, -1, -1):
+        bits[place] = (value >> b) & 1
+        place += 1
+    return place
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _elias_write(mapped: NDArray[np.int64], delta: bool, bits: NDArray[np.uint8]) -> int:
+    place = 0
+    for value in mapped:
+        length = _bit_length(value)
+        if delta:
+            size = _bit_length(length)
+            place = _put(bits, place + size - 1, length, size)
+            place = _put(bits, place, value & ~(1 << (length - 1)), length - 1)
+        else:
+            place = _put(bits, place + length - 1, value, length)
+    return place
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _elias_read(bits: NDArray[np.uint8], delta: bool, mapped: NDArray[np.int64]) -> int:
+    place = 0
+    for i in range(mapped.size):
+        zeros = 0
+        while place < bits.size and bits[place] == 0:
+            zeros += 1
+            place += 1
+        if zeros > 62 or place + zeros + 1 > bits.size:
+            return -1
+        value = 0
+        for _ in range(zeros + 1):
+            value = 2 * value + bits[place]
+            place += 1
+        if delta:
+            if value > 63 or place + value - 1 > bits.size:
+                return -1
+            length, value = value, 1
+            for _ in range(length - 1):
+                value = 2 * value + bits[place]
+                place += 1
+        mapped[i] = value
+    return place
+
+
+def as_array(symbols: Tensor) -> NDArray[np.integer]:
+    """The symbols as a NumPy array, without a copy where they are on the CPU."""
+    array: NDArray[np.integer] = symbols.detach().cpu().numpy()
+    return array
+
+
+@dataclass(frozen=True)
+class Elias(Code):
+    """Elias gamma or delta code of signed integers; needs no model and no bound.
+
+    Gamma spends 1 bit on 0, 3 on +-1, 5 on +-2 and +3; delta is shorter from |m| = 16 on.
+
+    Args:
+        delta: The delta code instead of gamma.
+    """
+
+    delta: bool = False
+
+    def pack(self, symbols: Tensor) -> bytes:
+        """See `Code.pack`."""
+        bits = np.zeros(self.num_bits(symbols), np.uint8)
+        _elias_write(to_positive(as_array(symbols)), self.delta, bits)
+        return np.packbits(bits).tobytes()
+
+    def unpack(self, stream: bytes, count: int) -> Tensor:
+        """See `Code.unpack`."""
+        bits, mapped = np.unpackbits(np.frombuffer(stream, np.uint8)), np.empty(count, np.int64)
+        used = _elias_read(bits, self.delta, mapped)
+        if used < 0 or (used + 7) // 8 != len(stream) or bits[used:].any():
+            raise ValueError(
+                f"{len(stream)} bytes do not hold exactly {count} Elias codes; "
+                "the message is truncated or corrupted"
+            )
+        return torch.from_numpy(from_positive(mapped))
+
+    def num_bits(self, symbols: Tensor) -> int:
+        """See `Code.num_bits`.
+
+        Raises:
+            ValueError: If a symbol does not fit 62 bits.
+        """
+        length = int(_elias_length(as_array(symbols).reshape(-1), self.delta))
+        if length < 0:
+            raise ValueError(f"symbols must lie within +-(2^62 - 1), got [{symbols.min()}, {symbols.max()}]")
+        return length
+
+
+def huffman_lengths(probabilities: list[float]) -> list[int]:
+    """Code word lengths of a Huffman code; a single symbol still takes one bit.
+
+    Raises:
+        ValueError: If there is no symbol, or a probability is not > 0.
+    """
+    if not probabilities or min(probabilities) <= 0:
+        raise ValueError("huffman_lengths needs probabilities > 0; leave impossible symbols out")
+    if len(probabilities) == 1:
+        return [1]
+    lengths = [0] * len(probabilities)
+    heap = [(p, i, [i]) for i, p in enumerate(probabilities)]
+    heapq.heapify(heap)
+    while len(heap) > 1:
+        (p, _, first), (q, tie, second) = heapq.heappop(heap), heapq.heappop(heap)
+        for leaf in first + second:
+            lengths[leaf] += 1
+        heapq.heappush(heap, (p + q, tie, first + second))
+    return lengths
+
+
+def canonical_words(lengths: list[int]) -> list[str]:
+    """Canonical code words, as strings of 0 and 1, of a complete set of lengths."""
+    words, value, last = [""] * len(lengths), 0, 0
+    for length, symbol in sorted((length, i) for i, length in enumerate(lengths)):
+        value <<= length - last
+        words[symbol], last = format(value, f"0{length}b"), length
+        value += 1
+    return words
+
+
+@dataclass(frozen=True)
+class ConditionalHuffman(Code):
+    """One Huffman tree per coordinate, on its own conditional law: for validation, not for speed.
+
+    Args:
+        smallest: `(m,)` smallest possible symbol of each coordinate.
+        laws: One list of probabilities > 0 per coordinate, for smallest, smallest + 1, ...
+    """
+
+    smallest: tuple[int, ...]
+    laws: tuple[tuple[float, ...], ...]
+
+    @cached_property
+    def _words(self) -> list[list[str]]:
+        return [canonical_words(huffman_lengths(list(law))) for law in self.laws]
+
+    def _strings(self, symbols: Tensor) -> list[str]:
+        picked = []
+        for symbol, low, words in zip(symbols.tolist(), self.smallest, self._words, strict=True):
+            if not 0 <= symbol - low < len(words):
+                raise ValueError(
+                    f"symbol {symbol} is impossible in its law on [{low}, {low + len(words) - 1}]"
+                )
+            picked.append(words[symbol - low])
+        return picked
+
+    def pack(self, symbols: Tensor) -> bytes:
+        """See `Code.pack`.
+
+        Raises:
+            ValueError: If a symbol has no code word.
+        """
+        bits = "".join(self._strings(symbols))
+        return np.packbits(np.frombuffer(bits.encode(), np.uint8) - ord("0")).tobytes()
+
+    def unpack(self, stream: bytes, count: int) -> Tensor:
+        """See `Code.unpack`."""
+        bits = "".join(format(byte, "08b") for byte in stream)
+        place, symbols = 0, []
+        for low, words in zip(self.smallest[:count], self._words, strict=False):
+            end, table = place + 1, {word: i for i, word in enumerate(words)}
+            while bits[place:end] not in table and end < len(bits):
+                end += 1
+            if bits[place:end] not in table:
+                raise ValueError(
+                    f"{len(stream)} bytes do not hold {count} Huffman codes; the message is truncated"
+                )
+            symbols.append(low + table[bits[place:end]])
+            place = end
+        if (place + 7) // 8 != len(stream):
+            raise ValueError(
+                f"{count} symbols end after {place} bits, got {8 * len(stream)}; wrong count or model"
+            )
+        return torch.tensor(symbols)
+
+    def num_bits(self, symbols: Tensor) -> int:
+        """See `Code.num_bits`."""
+        rows = symbols.reshape(-1, len(self.smallest))
+        return sum(len(word) for row in rows for word in self._strings(row))
+
+
+@dataclass(frozen=True)
+class Subset(Code):
+    """Only some coordinates travel, and both ends know which; all others are 0. None at all take no bits.
+
+    Args:
+        selected: `(m,)` bool, true where a symbol is sent.
+        inner: Code of what is sent.
+        smallest: Subtracted from the symbols that are sent.
+    """
+
+    selected: NDArray[np.bool_]
+    inner: Code
+    smallest: int = 0
+
+    def _sent(self, symbols: Tensor) -> Tensor:
+        return symbols[torch.from_numpy(self.selected).to(symbols.device)].long() - self.smallest
+
+    def pack(self, symbols: Tensor) -> bytes:
+        """See `Code.pack`."""
+        return self.inner.pack(self._sent(symbols)) if self.selected.any() else b""
+
+    def unpack(self, stream: bytes, count: int) -> Tensor:
+        """See `Code.unpack`."""
+        if count != len(self.selected):
+            raise ValueError(f"this code is for messages of {len(self.selected)} symbols, asked for {count}")
+        symbols = torch.zeros(count, dtype=torch.int64)
+        if not self.selected.any():
+            if stream:
+                raise ValueError(f"nothing was selected, so a message must be empty, got {len(stream)} bytes")
+            return symbols
+        sent = self.inner.unpack(stream, int(self.selected.sum())).long()
+        symbols[torch.from_numpy(self.selected)] = sent + self.smallest
+        return symbols
+
+    def num_bits(self, symbols: Tensor) -> int:
+        """See `Code.num_bits`."""
+        if not self.selected.any():
+            return 0
+        return sum(self.inner.num_bits(self._sent(row)) for row in symbols.reshape(-1, len(self.selected)))

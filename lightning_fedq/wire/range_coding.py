@@ -1,0 +1,250 @@
+"""Range coding on the conditional law of a dithered symbol.
+
+The dither and the step of a dithered symbol are known to the decoder, so its law given them is much narrower
+than its law alone. With x ~ N(0, s^2), x / w + U is Gaussian with mean U and std s / w, so the exact
+conditional law of the symbol is a rounded Gaussian; `ConditionalRange` codes with it, through
+`constriction`'s range coder, and sends s, on a grid of 2^(1/16), once per segment. A wrong model costs bits,
+never correctness; a *different* model at the two ends garbles the stream, which is why every parameter of the
+model is first rounded to a coarse grid, with integers and tables, so that two machines agree.
+
+Messages are worked on a chunk at a time; beside the message, its dithers and its steps, memory is that of a
+chunk.
+
+References:
+    Bamler, Understanding entropy coding with asymmetric numeral systems (constriction), 2022.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import constriction
+import numba
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_fedq.wire.coding import Code
+from lightning_fedq.wire.entropy_coding import Elias, as_array
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
+
+_GRID = 16
+"""Steps per octave of the scales and the steps that the model sees."""
+_HIGH = 1 << 15
+_PRECISE = 8
+"""Symbols spread over more than 2^8 values send their low bits as they are."""
+_CHUNK = 1 << 14
+_MANTISSA = 52
+_CHECKSUM_BYTES = 4
+
+
+def _rounding_tables() -> tuple[Integers, Integers]:
+    """Tables that round log2 of a mantissa in [1, 2) to sixteenths by five leading bits and one comparison.
+
+    The mantissas at which the rounded value changes are more than 1/32 apart.
+    """
+    changes = np.exp2((np.arange(1, _GRID + 1) - 0.5) / _GRID).view(np.int64) & ((1 << _MANTISSA) - 1)
+    below = np.searchsorted(changes, np.arange(32) << (_MANTISSA - 5), side="right")
+    return below, np.append(changes, 1 << _MANTISSA)[below]
+
+
+_BELOW, _CHANGE = _rounding_tables()
+_WIDEST = 40 * _GRID
+_STDS = np.maximum(np.exp2(np.arange(-_WIDEST, _WIDEST + 1) / _GRID), 2.0**-10)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _log_step(bits: int) -> int:
+    """floor(16 log2(w) + 1/2) of a float64 w > 0, given as its bits."""
+    mantissa = bits & ((1 << _MANTISSA) - 1)
+    cell = mantissa >> (_MANTISSA - 5)
+    rounded: int = _BELOW[cell] + (1 if mantissa >= _CHANGE[cell] else 0)
+    return ((bits >> _MANTISSA) - 1023) * _GRID + rounded
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _moments(symbols: NDArray[np.integer], dither: Floats, step: Floats) -> tuple[float, float, float]:
+    """Sums of (decoded^2 - step^2 / 12) and of step^2, and the shortest step."""
+    energy, squares, shortest = 0.0, 0.0, np.inf
+    for j in range(symbols.size):
+        decoded, square = (symbols[j] - dither[j]) * step[j], step[j] * step[j]
+        energy += decoded * decoded - square / 12.0
+        squares += square
+        shortest = min(shortest, step[j])
+    return energy, squares, shortest
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _model(dither: Floats, bits: Integers, scale: int, mean: Floats, std: Floats, raw: Integers) -> int:
+    """Fill in means, stds and numbers of raw low bits of the symbols' high parts; sum of the last."""
+    total = 0
+    for j in range(dither.size):
+        ratio = scale - _log_step(bits[j])
+        low = max(ratio // _GRID - _PRECISE, 0)
+        centre = np.floor(dither[j] * 65536.0 + 0.5) / 65536.0
+        mean[j] = centre if low == 0 else math.ldexp(centre + 0.5, -low) - 0.5
+        std[j] = _STDS[min(max(ratio - _GRID * low, -_WIDEST), _WIDEST) + _WIDEST]
+        raw[j] = low
+        total += low
+    return total
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _count_raw(bits: Integers, scale: int) -> int:
+    total = 0
+    for j in range(bits.size):
+        total += max((scale - _log_step(bits[j])) // _GRID - _PRECISE, 0)
+    return total
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _high_parts(symbols: NDArray[np.integer], raw: Integers, high: NDArray[np.int32]) -> bool:
+    """Fill in the symbols without their low bits; false if one is too large for the model."""
+    for j in range(symbols.size):
+        part = np.int64(symbols[j]) >> raw[j]
+        if not -_HIGH < part < _HIGH:
+            return False
+        high[j] = part
+    return True
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _copy_raw(values: NDArray[np.integer], raw: Integers, bits: NDArray[np.uint8], read: bool) -> None:
+    """Copy the low bits of values, most significant first, to or from one byte a bit."""
+    place = 0
+    for j in range(values.size):
+        for b in range(raw[j] - 1, -1, -1):
+            if read:
+                values[j] = 2 * values[j] + bits[place]
+            else:
+                bits[place] = (values[j] >> b) & 1
+            place += 1
+
+
+def _gaussian() -> constriction.stream.model.QuantizedGaussian:
+    return constriction.stream.model.QuantizedGaussian(-_HIGH, _HIGH - 1)
+
+
+@dataclass(frozen=True)
+class ConditionalRange(Code):
+    """Range coding of dithered symbols on their law given dither and step, for inputs N(0, s^2) by segment.
+
+    Layout: one byte of mode, a 16-bit scale per segment (log2 s on a grid of 1/16), raw low bits of
+    very wide symbols, then the range coder's 32-bit words, and a CRC-32 of all that: one flipped bit garbles
+    the rest of a stream, and a missing word would not show. Where a symbol is too far from the model to be
+    expressed, the whole message is Elias delta instead, and the mode byte says so.
+
+    Args:
+        dither: `(m,)` float64, U of every coordinate.
+        step: `(m,)` float64, w of every coordinate, > 0, in units of the input.
+        segments: Lengths of the segments, which sum to m, each with a scale of its own.
+    """
+
+    dither: Floats
+    step: Floats
+    segments: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.dither.shape == self.step.shape == (sum(self.segments),):
+            raise ValueError(
+                f"dither and step need one value per coordinate, {sum(self.segments)}, "
+                f"got {self.dither.shape} and {self.step.shape}"
+            )
+
+    def _chunks(self) -> Iterator[tuple[int, slice]]:
+        """Number of the segment and place of every chunk; chunks end where segments do."""
+        start = 0
+        for segment, size in enumerate(self.segments):
+            for first in range(start, start + size, _CHUNK):
+                yield segment, slice(first, min(first + _CHUNK, start + size))
+            start += size
+
+    def _scales(self, symbols: NDArray[np.integer]) -> list[int]:
+        """Root mean square of the decoded input, less what the dither adds to it, per segment."""
+        found: list[list[tuple[float, float, float]]] = [[] for _ in self.segments]
+        for segment, part in self._chunks():
+            found[segment].append(_moments(symbols[part], self.dither[part], self.step[part]))
+        scales = []
+        for size, moments in zip(self.segments, found, strict=True):
+            energy, squares, shortest = zip(*moments, strict=True)
+            floor = 2.0**-12 * min(shortest)
+            noise = math.fsum(squares) / size / math.sqrt(size)
+            square = max(math.fsum(energy) / size, 0.02 * noise, floor * floor)
+            scales.append(max(min(math.floor(math.log2(square) / 2.0 * _GRID + 0.5), 32767), -32767))
+        return scales
+
+    def _models(self, scales: list[int]) -> Iterator[tuple[slice, Floats, Floats, Integers, int]]:
+        """Place, means, stds, numbers of raw bits and their sum, by chunk; the arrays are used again."""
+        bits = self.step.view(np.int64)
+        mean, std, raw = np.empty(_CHUNK), np.empty(_CHUNK), np.empty(_CHUNK, np.int64)
+        for segment, part in self._chunks():
+            size = part.stop - part.start
+            model = mean[:size], std[:size], raw[:size]
+            total = _model(self.dither[part], bits[part], scales[segment], *model)
+            yield part, *model, total
+
+    def pack(self, symbols: Tensor) -> bytes:
+        """See `Code.pack`."""
+        body = self._body(symbols)
+        return body + zlib.crc32(body).to_bytes(_CHECKSUM_BYTES, "little")
+
+    def _body(self, symbols: Tensor) -> bytes:
+        values = as_array(symbols)
+        scales, low_bits = self._scales(values), [np.zeros(0, np.uint8)]
+        coder, model = constriction.stream.queue.RangeEncoder(), _gaussian()
+        high = np.empty(_CHUNK, np.int32)
+        for part, mean, std, raw, total in self._models(scales):
+            if not _high_parts(values[part], raw, high):
+                return b"\x01" + Elias(delta=True).pack(symbols)
+            if total:
+                low_bits.append(np.empty(total, np.uint8))
+                _copy_raw(values[part], raw, low_bits[-1], False)
+            coder.encode(high[: len(mean)], model, mean, std)
+        words = coder.get_compressed().astype("<u4").tobytes()
+        header = b"\x00" + struct.pack(f"<{len(scales)}h", *scales)
+        return header + np.packbits(np.concatenate(low_bits)).tobytes() + bytes(words)
+
+    def unpack(self, stream: bytes, count: int) -> Tensor:
+        """See `Code.unpack`."""
+        if count != len(self.step):
+            raise ValueError(f"this code is for messages of {len(self.step)} symbols, asked for {count}")
+        stream, checksum = stream[:-_CHECKSUM_BYTES], stream[-_CHECKSUM_BYTES:]
+        if zlib.crc32(stream).to_bytes(_CHECKSUM_BYTES, "little") != checksum:
+            raise ValueError("the checksum of the message is wrong; it is truncated or corrupted")
+        if stream[:1] == b"\x01":
+            return Elias(delta=True).unpack(stream[1:], count)
+        place = 1 + 2 * len(self.segments)
+        if stream[:1] != b"\x00" or len(stream) < place:
+            raise ValueError(
+                f"a message starts with mode 0 or 1 and {place - 1} bytes of scales; it is of another code"
+            )
+        scales: list[int] = np.frombuffer(stream[1:place], "<i2").tolist()
+        bits = self.step.view(np.int64)
+        raw_bits = sum(_count_raw(bits[part], scales[segment]) for segment, part in self._chunks())
+        end = place + (raw_bits + 7) // 8
+        if len(stream) < end or (len(stream) - end) % 4:
+            raise ValueError(f"{len(stream)} bytes do not hold {count} symbols of these steps; wrong dither")
+        low_bits, used = np.unpackbits(np.frombuffer(stream[place:end], np.uint8)), 0
+        decoder = constriction.stream.queue.RangeDecoder(np.frombuffer(stream[end:], "<u4").astype(np.uint32))
+        model, symbols = _gaussian(), np.empty(count, np.int64)
+        for part, mean, std, raw, total in self._models(scales):
+            symbols[part] = decoder.decode(model, mean, std)
+            if total:
+                _copy_raw(symbols[part], raw, low_bits[used : used + total], True)
+                used += total
+        if not decoder.maybe_exhausted():
+            raise ValueError(
+                f"{len(stream)} bytes hold more than {count} symbols of these steps; wrong dither"
+            )
+        return torch.from_numpy(symbols)
+
+    def num_bits(self, symbols: Tensor) -> int:
+        """See `Code.num_bits`; the stream is made, not estimated."""
+        return sum(8 * len(self.pack(row)) for row in symbols.reshape(-1, len(self.step)))

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.data.batches import LocalWork, pass_sizes
+from lightning_fedq.federation.checks import check_limit, check_optimizers, check_setup, least_fraction
+from lightning_fedq.mechanisms import FedAvg
+from tests.digits_run import Classifier, Digits, make_trainer
+
+
+def federated(**settings: Any) -> Federated:
+    return Federated(
+        **{"mechanism": FedAvg(), "num_clients": 4, "seed": 1, "clients_per_step": 1, **settings}
+    )
+
+
+def refused(message: str, module: Any = None, data: Any = None, fed: Any = None, **trainer: Any) -> None:
+    module, data = module or Classifier(), data or Digits(80)
+    runner = make_trainer(fed or federated(), **trainer)
+    with pytest.raises((ValueError, TypeError), match=message):
+        runner.fit(module, datamodule=data)
+    assert "train_dataloader" not in vars(data)
+    assert not {"training_step", "backward"} & set(vars(runner.strategy))
+
+
+class Two(Classifier):
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD([p], lr=0.1) for p in self.parameters()]
+
+
+def test_several_devices() -> None:
+    trainer = make_trainer(strategy="ddp", devices=2)
+    with pytest.raises(
+        ValueError, match="all clients on one device, got DDPStrategy on 2 devices; use Trainer"
+    ):
+        check_setup(trainer, Classifier())
+
+
+def test_several_optimisers_need_manual_optimisation() -> None:
+    """Lightning's own rule, in Lightning's own words."""
+    with pytest.raises(RuntimeError, match="multiple optimizers is only supported with manual optimization"):
+        make_trainer(federated()).fit(Two(), datamodule=Digits(80))
+
+
+def test_no_optimiser() -> None:
+    trainer = make_trainer()
+    trainer.strategy.optimizers = []
+    with pytest.raises(ValueError, match="needs an optimiser, configure_optimizers returned none"):
+        check_optimizers(trainer)
+
+
+def test_a_limit_that_leaves_a_client_without_a_batch() -> None:
+    """Lightning's own rule for a loader, for every client, and the cure that is named is one."""
+    held = [torch.arange(size) for size in (30, 9, 4, 31)]
+    work = LocalWork(held, 10, False, True, 1, None, 0.4)
+    message = (
+        "limit_train_batches = 0.4 leaves clients 1, 2 without a batch, as a pass over their data may be "
+        "of 1 only; use at least 1.0, an int >= 1, or fewer clients"
+    )
+    with pytest.raises(ValueError, match=message):
+        check_limit(work)
+    with pytest.raises(ValueError, match=r"= 0 leaves clients 0, 1, 2, .*, 9, \.\.\. without a batch"):
+        check_limit(LocalWork([torch.arange(40)] * 11, 10, False, True, 1, None, 0))
+    check_limit(LocalWork(held, 10, False, True, 1, None, 1))
+    check_limit(LocalWork(held, 10, False, True, 1, None, 1.0))
+    for batches in range(1, 1001):
+        assert len(pass_sizes(batches, 1, False, least_fraction(batches))) >= 1, batches
+        assert least_fraction(batches) <= 1.0
+
+
+def test_data_that_cannot_be_dealt_out() -> None:
+    refused("100 clients can't share 80 samples; use num_clients <= 80", fed=federated(num_clients=100))
+
+    class Nothing(Digits):
+        def train_dataloader(self) -> Any:
+            return [1, 2]
+
+    refused("must return torch DataLoaders to federate, got list; return one, or a dict", data=Nothing(80))
+
+
+def test_a_loader_that_slips_in_would_train_centrally() -> None:
+    class Swaps(pl.Callback):
+        def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.datamodule.train_dataloader = Digits(80).train_dataloader
+
+    message = r"not the clients' own, .*datamodule=FederatedDataModule.from_loader\(loader, val_loader\)"
+    with pytest.raises(ValueError, match=message):
+        make_trainer(federated(), Swaps()).fit(Classifier(), datamodule=Digits(80))
+
+
+@pytest.mark.parametrize(
+    ("finder", "cure"),
+    [
+        (pl.callbacks.LearningRateFinder, "set the rate found there"),
+        (pl.callbacks.BatchSizeFinder, "give the loader the batch size found there"),
+    ],
+)
+def test_searches_that_would_train_on_everybody_s_data(finder: Any, cure: str) -> None:
+    data = Digits(80)
+    data.batch_size = 10
+    trainer = make_trainer(federated(), finder())
+    with pytest.raises(ValueError, match=f"{finder.__name__} would train on the raw data of all .* {cure}"):
+        trainer.fit(Classifier(), datamodule=data)
+
+
+def test_a_refused_tuner_leaves_a_trainer_that_trains() -> None:
+    trainer, data, module = make_trainer(federated(), max_epochs=1), Digits(80), Classifier()
+    module.lr = module.batch_size = 10
+    tuner = pl.tuner.Tuner(trainer)
+    with pytest.raises(ValueError, match="LearningRateFinder would train on the raw data"):
+        tuner.lr_find(module, datamodule=data)
+    with pytest.raises(ValueError, match="BatchSizeFinder would train on the raw data"):
+        tuner.scale_batch_size(module, datamodule=data)
+    trainer.fit(module, datamodule=data)
+    assert trainer.callback_metrics["fed/round"] == 1
+
+
+def test_two_federations_in_one_trainer() -> None:
+    class Other(Federated):
+        state_key = "other"
+
+    with pytest.raises(ValueError, match="two Federated callbacks; leave one of them out"):
+        make_trainer(federated(), Other(FedAvg(), 4)).fit(Classifier(), datamodule=Digits(80))
+
+
+def test_a_stack_needs_an_elementwise_optimiser() -> None:
+    def lbfgs(params: Any) -> Any:
+        return torch.optim.LBFGS(params, lr=0.1)
+
+    refused(
+        "LBFGS is not elementwise, so clients can't train side by side with it; use clients_per_step=1",
+        Classifier(optimizer=lbfgs),
+        fed=federated(clients_per_step=2),
+    )
+    fed = federated(clients_per_step="auto")
+    with pytest.warns(UserWarning, match="one client at a time, .* because LBFGS is not elementwise"):
+        make_trainer(fed, max_epochs=1).fit(Classifier(optimizer=lbfgs), datamodule=Digits(80))
+    assert fed.clients_per_step_chosen == 1

@@ -1,0 +1,499 @@
+"""What depends on time, against the same thing written out for one client after the other."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
+from torch.utils.data import TensorDataset
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.data import Dirichlet, FederatedDataModule
+from lightning_fedq.federation.clock import OfOneClient, remainders
+from lightning_fedq.mechanisms import FedAvg
+from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
+
+SAMPLES, BATCH = 120, 10
+
+
+def federated(num_clients: int = 5, **settings: Any) -> Federated:
+    return Federated(
+        **{
+            "mechanism": FedAvg(),
+            "num_clients": num_clients,
+            "seed": 1,
+            "clients_per_step": 1,
+            **settings,
+        }
+    )
+
+
+def run(fed: Federated, module: Any, *callbacks: Any, **trainer: Any) -> tuple[Tensor, pl.Trainer]:
+    runner = make_trainer(fed, *callbacks, **trainer)
+    runner.fit(module, datamodule=Digits(SAMPLES, BATCH))
+    return weights_of(module), runner
+
+
+def by_hand(
+    fed: Federated,
+    rounds: int,
+    rate: Callable[[int], float],
+    k: int = 1,
+    longest: int | None = None,
+    max_steps: int | None = None,
+    shuffle: bool = True,
+    most_batches: int | None = None,
+) -> Tensor:
+    """Federated averaging with the rate of one client's step, of k batches each, without Lightning."""
+    inputs, labels = digits()
+    model = Classifier().backbone
+    parameters = list(model.parameters())
+    batches = max(-(-len(held) // BATCH) for held in fed.client_indices)
+    longest = longest or -(-min(batches, most_batches or batches) // k)
+    for round in range(rounds):
+        plan = fed.planner.plan(round, fed.mechanism)
+        start = [p.detach().clone() for p in parameters]
+        total = [torch.zeros_like(p) for p in start]
+        for client in plan.survivors:
+            for p, q in zip(parameters, start, strict=True):
+                p.data.copy_(q)
+            held = fed.client_indices[client]
+            if shuffle and len(held) > BATCH:
+                order = torch.Generator().manual_seed(plan.stream_seed("data order", client))
+                held = held[torch.randperm(len(held), generator=order)]
+            parts = held.split(BATCH)[:most_batches]
+            groups = [parts[i : i + k] for i in range(0, len(parts), k)]
+            for step, group in enumerate(groups):
+                if max_steps is not None and round * longest + step >= max_steps:
+                    break
+                loss = sum(
+                    nn.functional.cross_entropy(model(inputs[part]), labels[part]) / k for part in group
+                )
+                gradients = torch.autograd.grad(loss, parameters)  # type: ignore[arg-type]
+                for p, gradient in zip(parameters, gradients, strict=True):
+                    p.data.sub_(rate(round * longest + step) * gradient)
+            for t, p, q in zip(total, parameters, start, strict=True):
+                t += p.detach() - q
+        for p, q, t in zip(parameters, start, total, strict=True):
+            p.data.copy_(q + t / max(len(plan.survivors), 1))
+    return weights_of(model)
+
+
+def falling(step: int) -> float:
+    return 0.5 / (1 + step)
+
+
+class Falling(Classifier):
+    """A rate that falls with every step."""
+
+    def __init__(self, frequency: int = 1) -> None:
+        super().__init__()
+        self.frequency, self.seen = frequency, []
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.seen.append(self.optimizers().param_groups[0]["lr"])
+        return super().training_step(batch, batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+        schedule = LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        config = {"scheduler": schedule, "interval": "step", "frequency": self.frequency}
+        return {"optimizer": optimizer, "lr_scheduler": config}
+
+
+def same(found: Tensor, wanted: Tensor) -> None:
+    torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
+
+
+# ---- schedules that step with every batch -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 3])
+@pytest.mark.parametrize("partition", [{}, {"partition": Dirichlet(0.5), "clients_per_round": 3}])
+def test_a_schedule_by_step_is_every_client_s_own(clients_per_step: int, partition: Any) -> None:
+    fed = federated(clients_per_step=clients_per_step, **partition)
+    weights, _ = run(fed, Falling(), max_epochs=4)
+    same(weights, by_hand(fed, 4, falling))
+
+
+def test_a_frequency_counts_one_client_s_batches() -> None:
+    fed, module = federated(4), Falling(frequency=2)  # 4 clients of 3 batches
+    weights, _ = run(fed, module, max_epochs=3)
+    same(weights, by_hand(fed, 3, lambda step: 0.5 / (1 + step // 3 + (step % 3 == 2))))
+    assert module.seen[:6] == [0.5, 0.5, 0.25] * 2
+
+
+def test_the_rates_that_a_monitor_logs_are_one_client_s(tmp_path: Path) -> None:
+    for order in (0, 1):
+        monitor = pl.callbacks.LearningRateMonitor(logging_interval="step")
+        fed, module = federated(), Falling()
+        callbacks = [monitor, fed] if order else [fed, monitor]
+        logger = pl.loggers.CSVLogger(tmp_path / str(order))
+        trainer = make_trainer(*callbacks, logger=logger, log_every_n_steps=1)
+        trainer.fit(module, datamodule=Digits(SAMPLES, BATCH))
+        with Path(logger.log_dir, "metrics.csv").open() as file:
+            rates = [float(row["lr-SGD"]) for row in csv.DictReader(file) if row["lr-SGD"]]
+        client = [[falling(3 * r + s) for s in range(3)] for r in range(2)]
+        assert rates == pytest.approx(client[0] * 5 + client[1] * 5)
+        assert module.seen == pytest.approx(rates)
+
+
+def test_a_recipe_may_ask_how_many_steps_there_will_be() -> None:
+    class OneCycle(Classifier):
+        def configure_optimizers(self) -> Any:
+            self.steps = self.trainer.estimated_stepping_batches
+            self.batches = len(self.trainer.datamodule.train_dataloader())
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+            schedule = OneCycleLR(optimizer, 0.5, total_steps=self.steps, cycle_momentum=False)
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    fed, module = federated(clients_per_round=3, partition=Dirichlet(0.5)), OneCycle()
+    weights, trainer = run(fed, module, max_epochs=4, accumulate_grad_batches=2)
+    assert module.batches == max(-(-len(held) // BATCH) for held in fed.client_indices)
+    steps = -(-module.batches // 2)
+    assert module.steps == 4 * steps
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.5)
+    schedule = OneCycleLR(optimizer, 0.5, total_steps=module.steps, cycle_momentum=False)
+    rates = []
+    for _ in range(module.steps):
+        rates.append(schedule.get_last_lr()[0])
+        optimizer.step()
+        schedule.step()
+    same(weights, by_hand(fed, 4, rates.__getitem__, 2))
+    assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == module.steps
+
+
+def test_a_module_may_ask_its_own_loader_and_leave_the_batch_number_out() -> None:
+    class Own(Falling):
+        def train_dataloader(self) -> Any:
+            return Digits(SAMPLES, BATCH).train_dataloader()
+
+        def val_dataloader(self) -> Any:
+            return Digits().val_dataloader()
+
+        def training_step(self, batch: Any) -> Any:  # type: ignore[override]
+            return super().training_step(batch, 0)
+
+        def configure_optimizers(self) -> Any:
+            self.batches = len(self.train_dataloader())
+            self.steps = self.trainer.estimated_stepping_batches
+            return super().configure_optimizers()
+
+    fed, module = federated(), Own()
+    make_trainer(fed).fit(module)
+    assert (module.batches, module.steps) == (3, 6)
+    same(weights_of(module), by_hand(fed, 2, falling))
+
+
+def test_a_warm_up_that_reads_the_global_step_warms_every_client_up() -> None:
+    class WarmUp(Classifier):
+        seen: list[int]
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.seen.append(self.global_step)
+            return super().training_step(batch, batch_idx)
+
+        def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any = None) -> None:
+            optimizer.param_groups[0]["lr"] = falling(self.trainer.global_step)
+            optimizer.step(closure=closure)
+
+    fed, module = federated(), WarmUp()
+    module.seen = []
+    weights, trainer = run(fed, module)
+    same(weights, by_hand(fed, 2, falling))
+    assert module.seen == [0, 1, 2] * 5 + [3, 4, 5] * 5
+    assert trainer.global_step == 2 * 5 * 3
+
+
+def test_a_rate_that_is_set_at_the_start_of_an_epoch_holds_for_all_of_its_clients() -> None:
+    class Hand(Classifier):
+        def on_train_epoch_start(self) -> None:
+            self.optimizers().param_groups[0]["lr"] = falling(self.current_epoch)
+
+    class Callback(pl.Callback):
+        def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+            trainer.optimizers[0].param_groups[0]["lr"] = falling(trainer.current_epoch)
+
+    for clients_per_step in (1, 5):
+        for module, callbacks in ((Hand(), []), (Classifier(), [Callback()])):
+            fed = federated(clients_per_step=clients_per_step)
+            weights, _ = run(fed, module, *callbacks, max_epochs=3)
+            same(weights, by_hand(fed, 3, lambda step: falling(step // 3)))
+
+
+def test_a_schedule_by_round_beside_one_by_step_keeps_its_own_time() -> None:
+    class Both(Classifier):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+            by_round = torch.optim.lr_scheduler.MultiplicativeLR(optimizer, lambda epoch: 0.5)
+            by_step = torch.optim.lr_scheduler.MultiplicativeLR(optimizer, lambda step: 0.9)
+            return [optimizer], [
+                {"scheduler": by_step, "interval": "step"},
+                {"scheduler": by_round, "interval": "epoch"},
+            ]
+
+    fed = federated(partition=Dirichlet(0.5))
+    weights, _ = run(fed, Both(), max_epochs=3)
+    longest = max(-(-len(held) // BATCH) for held in fed.client_indices)
+    assert len(fed.client_indices[-1]) < max(map(len, fed.client_indices)), "choose another seed"
+    same(weights, by_hand(fed, 3, lambda step: 0.5 * 0.9**step * 0.5 ** (step // longest)))
+
+
+def test_a_schedule_that_is_stepped_by_hand_is_every_client_s_own() -> None:
+    class Manual(Falling):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(nn.functional.cross_entropy(self.backbone(batch[0]), batch[1]))
+            optimizer.step()
+            self.lr_schedulers().step()
+
+    for partition in ({}, {"partition": Dirichlet(0.5)}):
+        fed = federated(**partition)
+        weights, trainer = run(fed, Manual(), max_epochs=3)
+        same(weights, by_hand(fed, 3, falling))
+        longest = max(math.ceil(len(held) / BATCH) for held in fed.client_indices)
+        assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == 3 * longest
+
+
+def test_a_plateau_of_batches_is_no_plateau() -> None:
+    class Plateau(Classifier):
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+            schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+            config = {"scheduler": schedule, "interval": "step", "monitor": "train_loss"}
+            return {"optimizer": optimizer, "lr_scheduler": config}
+
+    with pytest.raises(ValueError, match="no common plateau; use interval='epoch', one look at the metric"):
+        run(federated(), Plateau())
+
+
+# ---- accumulation -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 5])
+@pytest.mark.parametrize("k", [2, 3, 7])
+def test_accumulates_the_batches_of_one_client(clients_per_step: int, k: int) -> None:
+    fed = federated(3 if k == 3 else 5, clients_per_step=clients_per_step)  # 4, or 3, batches a client
+    module = Falling()
+    weights, trainer = run(fed, module, accumulate_grad_batches=k)
+    same(weights, by_hand(fed, 2, falling, k))
+    assert type(trainer.accumulate_grad_batches) is int and trainer.accumulate_grad_batches == k
+    if clients_per_step == 1:
+        batches = [math.ceil(len(held) / BATCH) for held in fed.client_indices]
+        assert trainer.global_step == 2 * sum(math.ceil(number / k) for number in batches)
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 3])
+def test_accumulation_with_clients_of_one_batch_and_of_several(clients_per_step: int) -> None:
+    fed = federated(6, partition=Dirichlet(0.6), clients_per_step=clients_per_step, seed=2)
+    weights, _ = run(fed, Falling(), accumulate_grad_batches=2, gradient_clip_val=100.0)
+    assert {1, 3} <= {-(-len(held) // BATCH) for held in fed.client_indices}, "choose another seed"
+    same(weights, by_hand(fed, 2, falling, 2))
+
+
+def test_the_first_client_has_one_batch_and_the_second_waits() -> None:
+    """Lightning alone would never clear the gradient at the second batch of a round."""
+    inputs, labels = digits()
+    train = TensorDataset(inputs[:50], labels[:50])
+    clients = [list(range(10)), list(range(10, 40)), list(range(40, 50))]
+    fed = federated(3)
+    module = Classifier()
+    make_trainer(fed, accumulate_grad_batches=2).fit(
+        module, datamodule=FederatedDataModule(train, batch_size=BATCH, clients=clients, val=train)
+    )
+    same(weights_of(module), by_hand(fed, 2, lambda step: 0.5, 2))
+
+
+def test_accumulation_that_starts_later() -> None:
+    for order in (0, 1):
+        schedule = pl.callbacks.GradientAccumulationScheduler({0: 1, 1: 2})
+        fed, module = federated(), Classifier()
+        trainer = make_trainer(*([fed, schedule] if order else [schedule, fed]))
+        trainer.fit(module, datamodule=Digits(SAMPLES, BATCH))
+        assert trainer.global_step == 5 * 3 + 5 * 2
+        first, after = federated(), Classifier()
+        make_trainer(first, max_epochs=1).fit(after, datamodule=Digits(SAMPLES, BATCH))
+        same(weights_of(after), by_hand(fed, 1, lambda step: 0.5))
+        assert not torch.allclose(weights_of(module), by_hand(fed, 2, lambda step: 0.5), atol=1e-3)
+
+
+def test_the_number_that_counts_one_client_s_batches() -> None:
+    number = OfOneClient(2, remainders(2, [3, 1, 2], last_counts=True))
+    assert [batches % number for batches in range(7)] == [0, 1, 0, 0, 0, 1, 0]
+    assert remainders(2, [3, 2], last_counts=False) == [0, 1, 0, 1, 1, 0]
+    assert number == 2 and torch.tensor(3.0) / number == 1.5
+    assert [batches % copy.deepcopy(number) for batches in range(4)] == [0, 1, 0, 0]
+
+
+# ---- the end of the run, and what else cuts it ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(("max_steps", "rounds"), [(6, 2), (7, 3), (1, 1)])
+@pytest.mark.parametrize("clients_per_step", [1, 5])
+def test_max_steps_are_one_client_s(max_steps: int, rounds: int, clients_per_step: int) -> None:
+    fed = federated(clients_per_step=clients_per_step)
+    weights, trainer = run(fed, Falling(), max_steps=max_steps, max_epochs=-1)
+    assert len(fed.records) == rounds
+    same(weights, by_hand(fed, rounds, falling, max_steps=max_steps))
+    assert trainer.max_steps == max_steps
+    assert "val_acc" in trainer.callback_metrics
+
+
+def test_max_steps_with_accumulation_and_a_schedule_over_them() -> None:
+    fed, module = federated(3), Falling()  # 4 batches, 2 steps a round
+    weights, _ = run(fed, module, max_steps=5, max_epochs=-1, accumulate_grad_batches=2)
+    assert len(fed.records) == 3
+    same(weights, by_hand(fed, 3, falling, 2, max_steps=5))
+
+
+def test_overfits_each_client_s_first_batches() -> None:
+    fed = federated()
+    weights, _ = run(fed, Classifier(), overfit_batches=2)
+    same(weights, by_hand(fed, 2, lambda step: 0.5, shuffle=False, most_batches=2))
+
+
+def test_validates_after_whole_rounds() -> None:
+    class Count(pl.Callback):
+        epochs: list[int]
+
+        def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+            self.epochs.append(trainer.current_epoch)
+
+    flags: list[Any] = [
+        ({"val_check_interval": 6, "check_val_every_n_epoch": None}, [1, 3]),
+        ({"val_check_interval": 3}, [0, 1, 2, 3]),
+        ({"val_check_interval": 3, "check_val_every_n_epoch": 2}, [1, 3]),
+    ]
+    for settings, wanted in flags:
+        count = Count()
+        count.epochs = []
+        trainer = run(federated(), Classifier(), count, max_epochs=4, num_sanity_val_steps=0, **settings)[1]
+        assert count.epochs == wanted
+        assert trainer.val_check_interval == settings["val_check_interval"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "cure"),
+    [
+        ({"val_check_interval": 0.5}, "use check_val_every_n_epoch=1 to"),
+        ({"val_check_interval": 2}, "use check_val_every_n_epoch=1 to"),
+        ({"val_check_interval": 8, "check_val_every_n_epoch": None}, "use check_val_every_n_epoch=3 to"),
+    ],
+)
+def test_validation_in_mid_round_is_told_the_equivalent(flags: Any, cure: str) -> None:
+    with pytest.raises(ValueError, match=f"in the middle of a round of 3 batches a client, .*{cure}"):
+        run(federated(), Classifier(), **flags)
+
+
+def test_reloads_the_loader_on_the_same_split() -> None:
+    class Reloaded(Digits):
+        asked: list[int]
+
+        def train_dataloader(self) -> Any:
+            self.asked.append(self.trainer.current_epoch)
+            return super().train_dataloader()
+
+    data, fed, module = Reloaded(SAMPLES, BATCH), federated(), Classifier()
+    data.asked = []
+    make_trainer(fed, max_epochs=5, reload_dataloaders_every_n_epochs=2).fit(module, datamodule=data)
+    assert data.asked == [0, 2, 4]
+    same(weights_of(module), by_hand(fed, 5, lambda step: 0.5))
+
+    class Growing(Reloaded):
+        def train_set(self) -> Any:
+            self.num_train += 10
+            return super().train_set()
+
+    data = Growing(SAMPLES, BATCH)
+    data.asked = []
+    with pytest.raises(ValueError, match=r"has 140 samples .* split over the clients was of 130"):
+        make_trainer(federated(), reload_dataloaders_every_n_epochs=1).fit(Classifier(), datamodule=data)
+
+
+# ---- resume ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed:UserWarning")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
+@pytest.mark.parametrize("clients_per_step", [1, 5])
+@pytest.mark.parametrize("stop", [{"max_epochs": 3}, {"max_epochs": -1, "max_steps": 5}])
+def test_resumes_bit_for_bit(tmp_path: Path, clients_per_step: int, stop: Any) -> None:
+    def fit(folder: str, resume: Any = None) -> tuple[Tensor, Federated]:
+        keep = pl.callbacks.ModelCheckpoint(
+            tmp_path / folder, filename="{step}", save_top_k=-1, every_n_train_steps=1
+        )
+        fed, module = federated(clients_per_step=clients_per_step), Falling()
+        trainer = make_trainer(fed, keep, enable_checkpointing=True, accumulate_grad_batches=2, **stop)
+        trainer.fit(module, datamodule=Digits(SAMPLES, BATCH), ckpt_path=resume)
+        return weights_of(module), fed
+
+    whole, _ = fit("whole")
+    paths = sorted((tmp_path / "whole").glob("*.ckpt"), key=lambda p: int(p.stem.split("=")[1]))
+    for path in paths[:: 1 if clients_per_step == 5 else 4] + paths[-1:]:
+        again, fed = fit(f"again-{path.stem}", path)
+        assert torch.equal(again, whole), path.stem
+        assert [r.round for r in fed.records] == [0, 1, 2]
+
+
+# ---- a loss scale -----------------------------------------------------------------------------------------
+
+
+def test_every_client_starts_with_the_round_s_loss_scale_and_the_smallest_is_left() -> None:
+    """On a CPU with the plugin and a GradScaler of its own; Lightning's flag would make it bf16-mixed."""
+
+    class Watch(pl.Callback):
+        def __init__(self) -> None:
+            self.scales: list[float] = []
+
+        def on_train_batch_start(self, trainer: Any, *args: Any) -> None:
+            self.scales.append(trainer.precision_plugin.scaler.get_scale())
+
+    class Overflows(Classifier):
+        """The batch with a given sample has an infinite gradient, once."""
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            loss = super().training_step(batch, batch_idx)
+            return loss * torch.inf if self.current_epoch == 0 and batch_idx == 4 else loss
+
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+    plugin = pl.plugins.MixedPrecision("16-mixed", "cpu", scaler)
+    watch, fed = Watch(), federated(clients_per_step=2)
+    trainer = make_trainer(fed, watch, plugins=[plugin])
+    with pytest.warns(
+        UserWarning, match="16-mixed precision scales one client's loss; precision='bf16-mixed'"
+    ):
+        trainer.fit(Overflows(), datamodule=Digits(SAMPLES, BATCH))
+    ordinary = [1024.0, 1024.0, 2048.0]
+    diverged = [1024.0, 1024.0, 512.0]  # the second client's second batch; its scale ends at 512
+    first, second = watch.scales[:15], watch.scales[15:]
+    assert first == ordinary + diverged + ordinary * 3
+    assert second[0] == 512.0 and second[::3] == [512.0] * 5
+    assert "val_acc" in trainer.callback_metrics
+    assert fed.records[0].non_finite_clients == ()
+
+
+def test_a_checkpoint_in_mid_round_holds_the_round_s_loss_scale(tmp_path: Path) -> None:
+    keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=1)
+    plugin = pl.plugins.MixedPrecision("16-mixed", "cpu", scaler)
+    trainer = make_trainer(federated(), keep, plugins=[plugin], max_epochs=1, enable_checkpointing=True)
+    trainer.fit(Classifier(), datamodule=Digits(SAMPLES, BATCH))
+    scales = [
+        torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)["MixedPrecision"]["scale"]
+        for step in (1, 2, 3, 14, 15)
+    ]
+    assert scales == [1024.0] * 4 + [8 * 1024.0]

@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.federation import stack_size
+from lightning_fedq.federation.rehearsal import elementwise
+from lightning_fedq.mechanisms import FedAvg
+from tests.digits_run import Classifier, Digits, make_trainer, weights_of
+
+
+def test_the_run_does_not_notice_the_rehearsal() -> None:
+    """The chosen stack by rehearsal and the same by number: bit for bit the same run."""
+    calls: list[int] = []
+
+    class Counting(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps = 0
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            self.steps += 1
+            calls.append(self.steps)
+            return super().training_step(batch, batch_idx)
+
+    runs = []
+    for clients_per_step in ("auto", 6):
+        fed, module = Federated(FedAvg(), 6, seed=0, clients_per_step=clients_per_step), Counting()
+        make_trainer(fed, max_epochs=2).fit(module, datamodule=Digits(60))
+        runs.append((fed.clients_per_step_chosen, module.steps, weights_of(module)))
+    assert runs[0][0] == runs[1][0] == 6
+    assert runs[0][1] == runs[1][1] == 2
+    assert torch.equal(runs[0][2], runs[1][2])
+    assert len(calls) > 4
+
+
+@pytest.mark.parametrize(
+    ("width", "num_clients", "chosen"), [(8, 6, 6), (8, 3, 1), (4000, 6, 1)], ids=["small", "few", "large"]
+)
+def test_the_automatic_choice_follows_from_sizes(
+    width: int, num_clients: int, chosen: int, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    monkeypatch.setitem(stack_size._STEP_FLOPS, "cpu", 1e6)
+    fed = Federated(FedAvg(), num_clients, seed=0)
+    module = Classifier(nn.Sequential(nn.Linear(64, width), nn.Tanh(), nn.Linear(width, 10)))
+    with caplog.at_level("INFO"):
+        make_trainer(fed, max_epochs=1).fit(module, datamodule=Digits(120))
+    assert fed.clients_per_step_chosen == chosen
+    assert f"clients_per_step = {chosen}" in caplog.text
+
+
+def test_a_training_step_without_a_batch_index_is_mapped() -> None:
+    class Bare(Classifier):
+        def training_step(self, batch: Any) -> Any:  # type: ignore[override]
+            return nn.functional.cross_entropy(self.backbone(batch[0]), batch[1])
+
+    class Renamed(Classifier):
+        def training_step(self, batch: Any, number: int) -> Any:  # type: ignore[override]
+            return nn.functional.cross_entropy(self.backbone(batch[0]), batch[1])
+
+    for kind in (Bare, Renamed):
+        results = []
+        for size in (1, 6):
+            fed, module = Federated(FedAvg(), 6, seed=0, clients_per_step=size), kind()
+            make_trainer(fed).fit(module, datamodule=Digits(60))
+            assert fed.clients_per_step_chosen == size
+            results.append(weights_of(module))
+        torch.testing.assert_close(results[0], results[1], atol=1e-6, rtol=1e-5)
+
+
+def test_large_models_are_not_stacked_on_a_cpu() -> None:
+    fed = Federated(FedAvg(), 4, seed=0)
+    wide = Classifier(nn.Sequential(nn.Linear(64, 20_000), nn.Linear(20_000, 10)))
+    make_trainer(fed, max_epochs=1).fit(wide, datamodule=Digits(8))
+    assert fed.clients_per_step_chosen == 1
+
+
+def test_elementwise() -> None:
+    params = [nn.Parameter(torch.zeros(3))]
+    assert elementwise(torch.optim.Adam(params))
+    assert not elementwise(torch.optim.LBFGS(params))
+
+    class Own(torch.optim.SGD):
+        pass
+
+    assert not elementwise(Own(params, lr=0.1)), "a subclass may do anything"

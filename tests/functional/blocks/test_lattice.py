@@ -1,0 +1,142 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_fedq.functional.blocks.lattice import (
+    lattice,
+    nearest_point,
+    nested_split,
+    scalar_digits,
+    scalar_index,
+    scalar_levels,
+    voronoi_dither,
+)
+from lightning_fedq.functional.blocks.lattice_codebook import finite_codebook, voronoi_codebook
+
+NAMES = ("Z", "A2", "D4", "E8")
+
+
+def points(rows):
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("name", "blocks", "expected"),
+    [
+        (
+            "A2",
+            [[0.6, 0.3], [0.5, 0.4], [1.3, 0.8], [-0.7, 2.1]],
+            [[1, 0], [0.5, 0.866025], [1.5, 0.866025], [-1, 1.732051]],
+        ),
+        (
+            "D4",
+            [[0.6, 0.3, 0.2, 0.1], [0.9, 0.8, 0.7, 0.4], [1.6, -0.4, 0.3, 2.2]],
+            [[0, 0, 0, 0], [1, 1, 1, 1], [2, 0, 0, 2]],
+        ),
+        (
+            "E8",
+            [[0.4] * 8, [1.1, 0.2, 0, 0, 0, 0, 0, 0.9], [0.6, -0.4, 0.5, 0.5, -0.6, 0.4, 0.3, 0.45]],
+            [[0.5] * 8, [1, 0, 0, 0, 0, 0, 0, 1], [0.5, -0.5, 0.5, 0.5, -0.5, 0.5, 0.5, 0.5]],
+        ),
+    ],
+)
+def test_nearest_points_of_the_specification(name, blocks, expected):
+    torch.testing.assert_close(nearest_point(points(blocks), name), points(expected), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize(("name", "radius"), [("Z", 4.0), ("A2", 4.0), ("D4", 3.5), ("E8", 2.0)])
+def test_nearest_point_is_the_nearest_of_all(name, radius):
+    """Against brute force over every lattice point of a ball that must hold the nearest one."""
+    cell, generator = lattice(name), torch.Generator().manual_seed(0)
+    x = torch.randn(300, cell.dim, dtype=torch.float64, generator=generator)
+    x *= (
+        (radius - cell.covering_radius)
+        * torch.rand(300, 1, generator=generator).double()
+        / x.norm(dim=1)[:, None]
+    )
+    book = torch.from_numpy(finite_codebook(name, radius).points)
+    torch.testing.assert_close((nearest_point(x, name) - x).norm(dim=1), torch.cdist(x, book).min(1).values)
+
+
+@pytest.mark.parametrize(
+    ("name", "nsm", "energy"),
+    [
+        ("Z", 0.0833333, 1 / 12),
+        ("A2", 0.0801875, 0.138889),
+        ("D4", 0.0766032, 0.433333),
+        ("E8", 0.0716821, 0.573457),
+    ],
+)
+def test_dither_is_uniform_on_the_cell(name, nsm, energy):
+    cell, generator = lattice(name), torch.Generator().manual_seed(1)
+    assert cell.normalized_second_moment == pytest.approx(nsm, abs=5e-8)
+    assert cell.second_moment == pytest.approx(energy, abs=5e-7)
+    assert abs(np.linalg.det(np.array(cell.generator))) == pytest.approx(cell.volume)
+    u = voronoi_dither(torch.rand(40_000, cell.dim, dtype=torch.float64, generator=generator), name)
+    squared = u.square().sum(1)
+    assert squared.max() <= cell.covering_radius**2 + 1e-12
+    # 4.4 standard errors: false alarm 1e-5 per lattice.
+    assert abs(squared.mean() - energy) < 4.4 * squared.std() / 200
+    # Each coordinate holds 1/L of the energy and none of the mean; E8: 8 coordinates, 4.9 sigma.
+    assert (u.mean(0).abs() < 4.9 * u.std(0) / 200).all()
+    squares = u.square()
+    assert ((squares.mean(0) - energy / cell.dim).abs() < 4.9 * squares.std(0) / 200).all()
+
+
+def test_voronoi_cell_is_not_the_parallelogram():
+    """Rounding G^-1 x has NSM .096225 in two dimensions (JoPEQ's code), worse than Z."""
+    basis = points([[1.0, 0.0], [0.5, math.sqrt(3) / 2]])
+    z = torch.rand(200_000, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(2)) - 0.5
+    squared = (z @ basis).square().sum(1)
+    got = squared.mean() / (2 * math.sqrt(3) / 2)
+    assert got == pytest.approx(0.0962250, abs=4.4 * squared.std().item() / 447 / math.sqrt(3))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("ratio", [2, 3, 4])
+def test_nesting_is_exact_and_complete(name, ratio):
+    """The printed identity Q_f = Q_c + Q_n(x - Q_c) fails for 10 to 54 % of inputs; this one for none."""
+    dim = lattice(name).dim
+    if ratio**dim > 10_000:
+        dim, name = 4, "D4"
+    book = voronoi_codebook(name, ratio)
+    assert len(book) == ratio**dim == len(set(book.keys.tolist()))
+    fine = nearest_point(
+        5 * torch.randn(2000, dim, dtype=torch.float64, generator=torch.Generator().manual_seed(3)), name
+    )
+    coarse, rest = nested_split(fine, name, ratio)
+    torch.testing.assert_close(coarse + rest, fine, atol=1e-12, rtol=0)
+    torch.testing.assert_close(nearest_point(coarse / ratio, name), coarse / ratio, atol=1e-9, rtol=0)
+    assert (book.index(rest) >= 0).all()
+    # The rest depends on the coset alone: moving by a coarse vector changes nothing.
+    step = ratio * torch.tensor(lattice(name).generator, dtype=torch.float64)[-1]
+    torch.testing.assert_close(nested_split(fine + step, name, ratio)[1], rest, atol=1e-9, rtol=0)
+
+
+def test_scalar_vectors_of_the_specification():
+    x = points([-2, -0.51, -0.5, -0.2, 0, 0.49, 0.5, 3])
+    assert scalar_index(x, 4, 1.0).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert scalar_levels(4, 1.0).tolist() == [-0.75, -0.25, 0.25, 0.75]
+    assert scalar_levels(3, 0.75).tolist() == [-0.5, 0.0, 0.5]
+
+
+def test_scalar_digits_add_up_to_the_level():
+    counts, index = (2, 3, 4), torch.arange(24)
+    digits = scalar_digits(index, counts)
+    step = 2.0 / 24
+    widths = (12 * step, 4 * step, step)
+    total = sum(scalar_levels(n, w * n / 2)[d] for n, w, d in zip(counts, widths, digits, strict=True))
+    torch.testing.assert_close(total, scalar_levels(24, 1.0))
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match="lattice must be one of Z, A2, D4, E8, got 'E7'"):
+        lattice("E7")
+    with pytest.raises(ValueError, match="blocks of D4 have length 4"):
+        nearest_point(torch.zeros(3), "D4")
+    with pytest.raises(ValueError, match="at least 2 levels"):
+        scalar_levels(1, 1.0)
+    with pytest.raises(ValueError, match="gamma must be > 0"):
+        scalar_levels(2, 0.0)

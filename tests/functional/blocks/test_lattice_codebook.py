@@ -1,0 +1,72 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from lightning_fedq.functional.blocks.lattice import lattice, nearest_point, voronoi_dither
+from lightning_fedq.functional.blocks.lattice_codebook import finite_codebook, safe_radius, voronoi_codebook
+
+
+@pytest.mark.parametrize(
+    ("name", "radius", "size"),
+    [
+        *(("A2", 1, 7), ("A2", 3**0.5, 13), ("A2", 2, 19), ("A2", 7**0.5, 31), ("D4", 2**0.5, 25)),
+        *(("D4", 2, 49), ("D4", 6**0.5, 145), ("E8", 2**0.5, 241), ("E8", 2, 2401)),
+    ],
+)
+def test_codebook_sizes_order_and_index(name, radius, size):
+    book = finite_codebook(name, radius)
+    assert len(book) == size
+    norms = np.square(book.points).sum(1).round(9)
+    assert (np.diff(norms) >= 0).all() and norms[0] == 0 and norms[-1] <= radius**2 + 1e-9
+    rows = [(n, *p) for n, p in zip(norms.tolist(), (book.points.round(9) + 0.0).tolist(), strict=True)]
+    assert rows == sorted(rows)
+    assert torch.equal(book.index(torch.from_numpy(book.points)), torch.arange(size))
+    assert book.index(torch.from_numpy(10 * book.points[1:2])).item() == -1
+
+
+@pytest.mark.parametrize("cells", [1.0, 1.5, 2.0])
+@pytest.mark.parametrize(("name", "radius"), [("A2", 1.0), ("A2", 2.0), ("D4", 2.0), ("E8", 2.0)])
+def test_nothing_in_the_safe_ball_is_overloaded_and_the_ball_is_the_largest(name, radius, cells):
+    safe = safe_radius(name, radius, cells)
+    cell, generator = lattice(name), torch.Generator().manual_seed(6)
+    x = torch.randn(4000, cell.dim, dtype=torch.float64, generator=generator)
+    x *= safe * (1 - 1e-9) / x.norm(dim=1, keepdim=True)
+    u = voronoi_dither(torch.rand(4000, cell.dim, dtype=torch.float64, generator=generator), name)
+    book = finite_codebook(name, radius)
+    assert (book.index(nearest_point(x + (cells - 1) * u, name)) >= 0).all()
+    # Outside reference: the distance from the outer points to `cells` V by scipy's SLSQP.
+    outer = finite_codebook(name, math.sqrt(radius**2 + 3)).points
+    outer = outer[np.square(outer).sum(1) > radius**2 + 1e-6]
+    normals = finite_codebook(name, cell.shortest).points[1:]
+    bounds = cells * np.square(normals).sum(1) / 2
+    shapes = (
+        {tuple(np.sort(np.abs(p).round(6))): p for p in outer} if cell.dim > 2 else dict(enumerate(outer))
+    )
+    distances = []
+    for p in shapes.values():
+        limits = {"type": "ineq", "fun": lambda y: bounds - normals @ y, "jac": lambda y: -normals}
+        fit = minimize(
+            lambda y, p=p: ((y - p) ** 2).sum(), 0 * p, jac=lambda y, p=p: 2 * (y - p), constraints=limits
+        )
+        distances.append(math.sqrt(fit.fun))
+    assert safe == pytest.approx(min(distances), abs=1e-4)
+
+
+def test_a_codebook_whose_zero_block_can_be_overloaded_has_no_safe_ball():
+    assert safe_radius("D4", 2**0.5, 2.0) == 0.0
+
+
+def test_arguments_are_checked():
+    with pytest.raises(ValueError, match="needs a radius >="):
+        finite_codebook("A2", 0.5)
+    with pytest.raises(ValueError, match="needs a radius >="):
+        finite_codebook("A2", math.nan)
+    with pytest.raises(ValueError, match="choose a smaller radius"):
+        finite_codebook("E8", 6.0)
+    with pytest.raises(ValueError, match="ratio must be >= 2"):
+        voronoi_codebook("A2", 1)
+    with pytest.raises(ValueError, match="choose a smaller ratio"):
+        voronoi_codebook("E8", 5)

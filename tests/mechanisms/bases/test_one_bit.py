@@ -1,0 +1,206 @@
+"""LDP-FL, CorBin, AugCorBin and groups on the shipped path: laws, errors, couplings, frozen symbols."""
+
+import math
+
+import pytest
+import torch
+
+from lightning_fedq.functional.one_bit import threshold_coin as ob
+from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, StratifiedCorBin
+from lightning_fedq.randomness import AgreedKeys, ClientRandomness, SeededKeys
+from tests.one_round import context_of, decode, encode
+
+DRAWS = 200_000
+ALL = [
+    LDPQ(1.0),
+    *[CorBin(1.0, bits) for bits in (0, 1, 2, 5, 8, 9, 16, 17, 31, 32, None)],
+    StratifiedCorBin(1.0, 2),
+    StratifiedCorBin(1.0, 5),
+]
+
+
+def bits_of(mechanism, values, clients=None, seed=0, radius=1.0):
+    """`(clients, DRAWS)` bits, each client holding one value in every coordinate."""
+    clients = tuple(range(len(values))) if clients is None else clients
+    context = context_of(mechanism, clients, (DRAWS,), radius=radius)
+    updates = torch.tensor(values)[:, None].expand(-1, DRAWS)
+    return encode(mechanism, updates, context, clients, seed).symbols, context
+
+
+@pytest.mark.parametrize("mechanism", ALL, ids=repr)
+def test_every_marginal_is_the_coin(mechanism):
+    """Binomial test at 5 standard errors: 14 mechanisms, 5 clients, false alarm 4e-5."""
+    values = [0.9, -1.0, 0.0, 0.31, 2.0]
+    bits, _ = bits_of(mechanism, values)
+    for row, value in zip(bits, values, strict=True):
+        q = ob.one_probability(value, 0.0, 1.0, 1.0)
+        assert abs(row.double().mean().item() - q) < 5 * math.sqrt(q * (1 - q) / DRAWS)
+
+
+@pytest.mark.parametrize("shared_bits", [0, 1, 2, 5, 32, None])
+@pytest.mark.parametrize("values", [(0.3, -0.2), (0.6, 0.5), (-0.1, 0.12)])
+def test_pairs_have_the_closed_law_and_error(shared_bits, values):
+    """Four outcomes and the error within 4.5 standard errors, 18 cases: false alarm 6e-4 for a fresh seed."""
+    mechanism = CorBin(1.0, shared_bits)
+    bits, context = bits_of(mechanism, values)
+    law = ob.pair_law(*(ob.one_probability(v, 0.0, 1.0, 1.0) for v in values), shared_bits)
+    for (one, other), p in zip([(1, 1), (1, 0), (0, 1), (0, 0)], law, strict=True):
+        found = ((bits[0] == one) & (bits[1] == other)).double().mean().item()
+        assert abs(found - p) <= 4.5 * math.sqrt(max(p * (1 - p), 0.0) / DRAWS) + 1e-9
+    squared = (decode(mechanism, bits, (0, 1), context).double() - sum(values)).square()
+    expected = ob.pair_mse(*values, 0.0, 1.0, 1.0, shared_bits)
+    assert abs(squared.mean().item() - expected) <= 4.5 * squared.std().item() / math.sqrt(DRAWS) + 1e-6
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [LDPQ(1.0), CorBin(1.0, 0), CorBin(1.0, 1), CorBin(1.0, 3), CorBin(1.0, 5), CorBin(1.0, None)],
+)
+def test_the_mean_of_six_has_the_closed_error(mechanism):
+    """The specification's six clients, and with a seventh alone; 4.5 standard errors, 12 cases."""
+    values = [0.2, -0.1, 0.05, 0.3, -0.25, 0.15, 0.4]
+    shared = mechanism.shared_bits if isinstance(mechanism, CorBin) else 0
+    for count in (6, 7):
+        bits, context = bits_of(mechanism, values[:count], radius=0.4)
+        mean = decode(mechanism, bits, range(count), context).double() / count
+        squared = (mean - sum(values[:count]) / count).square()
+        groups = ((0, 1), (2, 3), (4, 5), (6,))[: 3 + count - 6]
+        expected = ob.mean_mse(values, groups, 0.0, 0.4, 1.0, shared) * (7 / count) ** 2
+        assert abs(squared.mean().item() - expected) < 4.5 * squared.std().item() / math.sqrt(DRAWS) + 1e-7
+
+
+@pytest.mark.parametrize("group_size", [2, 3, 4, 5])
+def test_groups_have_the_closed_variance_on_average_over_orders(group_size):
+    """60 random orders of one group of 5 (or what the size makes of 5); 5 standard errors, 4 cases."""
+    values, mechanism = [0.9, 0.5, 0.0, -0.2, -1.0], StratifiedCorBin(1.0, group_size)
+    generator, found, formula = torch.Generator().manual_seed(group_size), [], []
+    for seed in range(60):
+        order = tuple(torch.randperm(5, generator=generator).tolist())
+        context = context_of(mechanism, order, (5000,))
+        updates = torch.tensor(values)[:, None].expand(-1, 5000)
+        ones = encode(mechanism, updates, context, seed=seed).symbols.double().sum(0)
+        found.append(ones.var().item())
+        probabilities = [ob.one_probability(v, 0.0, 1.0, 1.0) for v in values]
+        formula.append(sum(ob.group_variance([probabilities[i] for i in group]) for group in context.groups))
+    gap = torch.tensor(found) - torch.tensor(formula)
+    if group_size < 5:  # with the groups themselves random the formula varies with the order too
+        assert abs(gap.mean().item()) < 5 * gap.std().item() / math.sqrt(60)
+    else:
+        assert len(set(formula)) == 1 or max(formula) - min(formula) < 1e-12
+        assert abs(gap.mean().item()) < 5 * gap.std().item() / math.sqrt(60)
+
+
+def test_groups_of_two_are_one_shared_bit_in_law():
+    """Both outcomes of both mechanisms against one closed law; 5 standard errors."""
+    values = (0.25, -0.6)
+    law = ob.pair_law(*(ob.one_probability(v, 0.0, 1.0, 1.0) for v in values), 1)
+    for mechanism in (CorBin(1.0, 1), StratifiedCorBin(1.0, 2)):
+        bits, _ = bits_of(mechanism, values)
+        both = (bits[0] & bits[1]).double().mean().item()
+        assert abs(both - law[0]) < 5 * math.sqrt(law[0] * (1 - law[0]) / DRAWS)
+
+
+def test_no_shared_bit_no_pair_and_no_privacy_of_ones_own_are_ldp_fl_bit_for_bit():
+    values = [0.3, -0.2, 0.8, 0.1]
+    reference, _ = bits_of(LDPQ(1.0), values)
+    for mechanism in (CorBin(1.0, 0), AugCorBin(1.0, 5, unpaired_fraction=1.0)):
+        assert torch.equal(bits_of(mechanism, values)[0], reference)
+    for mechanism in (CorBin(1.0, 5), StratifiedCorBin(1.0, 3)):
+        alone, _ = bits_of(mechanism, values[:1])
+        assert torch.equal(alone, reference[:1])
+
+
+def test_swapping_the_roles_of_a_pair_changes_bits_but_not_the_law():
+    values, mechanism = (0.3, -0.2), CorBin(1.0, 3)
+    first, _ = bits_of(mechanism, values, (0, 1))
+    context = context_of(mechanism, (1, 0), (DRAWS,))
+    second = encode(mechanism, torch.tensor(values)[:, None].expand(-1, DRAWS), context).symbols
+    assert not torch.equal(first, second)
+    law = ob.pair_law(*(ob.one_probability(v, 0.0, 1.0, 1.0) for v in values), 3)
+    for bits in (first, second):
+        both = (bits[0] & bits[1]).double().mean().item()
+        assert abs(both - law[0]) < 5 * math.sqrt(law[0] * (1 - law[0]) / DRAWS)
+
+
+@pytest.mark.parametrize("mechanism", ALL, ids=repr)
+def test_the_device_path_gives_the_same_bits_as_the_kernel(mechanism):
+    """Segments and dim not multiples of anything; dim beyond two chunks."""
+    segments = (16_385, 1, 20_001)
+    context = context_of(
+        mechanism, (4, 2, 7, 1, 9), segments, radius=(0.5, 1.0, 2.0), center=(0.1, 0.0, -0.1)
+    )
+    updates = torch.randn(5, sum(segments), generator=torch.Generator().manual_seed(1))
+    rand = ClientRandomness(SeededKeys(0), context.cohort, 0)
+    kernel, clipped = mechanism._encode_on_cpu(updates, context, rand)
+    tensor, clipped_too = mechanism._encode_on_device(updates, context, rand)
+    assert torch.equal(kernel, tensor)
+    assert clipped == clipped_too > 0
+
+
+def test_secure_keys_couple_pairs_too():
+    """A pair of equal extreme inputs at d = unlimited: outputs agree only as often as 2q - 1 says."""
+    mechanism, keys = CorBin(1.0, None), AgreedKeys((0, 1))
+    context = context_of(mechanism, (0, 1), (DRAWS,))
+    bits = mechanism.encode(torch.zeros(2, DRAWS), context, ClientRandomness(keys, (0, 1), 0)).symbols
+    assert int((bits[0] == bits[1]).sum()) == 0
+
+
+def test_group_sizes():
+    assert LDPQ(1.0).group_sizes(3) == (1, 1, 1)
+    assert CorBin(1.0).group_sizes(5) == (2, 2, 1)
+    assert AugCorBin(1.0, 5, 0.2).group_sizes(50) == (2,) * 20 + (1,) * 10
+    assert AugCorBin(1.0, 5, 0.0).group_sizes(5) == (2, 2, 1)
+    assert StratifiedCorBin(1.0, 4).group_sizes(10) == (4, 4, 2)
+
+
+@pytest.mark.parametrize(
+    "make, words",
+    [
+        (lambda: LDPQ(0.0), "epsilon must be > 0, got 0.0"),
+        (lambda: LDPQ(math.nan), "epsilon must be > 0, got nan"),
+        (lambda: CorBin(1.0, 33), "shared_bits must be in \\[0, 32\\] or None, got 33"),
+        (lambda: AugCorBin(1.0, 5, 1.5), "unpaired_fraction must be in \\[0, 1\\], got 1.5"),
+        (lambda: StratifiedCorBin(1.0, 1), "group_size must be >= 2, got 1"),
+    ],
+)
+def test_senseless_parameters_are_refused(make, words):
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+GOLDEN = {
+    "LDPQ": ["b198acc3", "34a109ff", "4242f3e8"],
+    "CorBin": ["08d6efdf", "34a109ff", "83299468"],
+    "StratifiedCorBin": ["0a80a6db", "159c4f3e", "e06371e5"],
+}
+
+
+@pytest.mark.parametrize("mechanism", [LDPQ(1.0), CorBin(1.0, 5), StratifiedCorBin(1.0, 3)], ids=repr)
+def test_frozen_symbols(mechanism):
+    """Changing these changes every recorded run: a breaking change with a CHANGELOG line."""
+    context = context_of(mechanism, (5, 1, 3), (32,), round=7)
+    updates = torch.linspace(-1, 1, 32).expand(3, -1)
+    packed = [
+        mechanism.code(context).pack(row).hex()
+        for row in encode(mechanism, updates, context, seed=42).symbols
+    ]
+    assert packed == GOLDEN[type(mechanism).__name__]
+
+
+@pytest.mark.parametrize("radius", [1e-310, 5e-324, 9.9e-301])
+def test_a_radius_without_an_inverse_is_refused(radius):
+    """0 / radius would be 0 * inf: a bit that is never one, where its chance must be at least lo."""
+    with pytest.raises(ValueError, match="radius must be > 0 in every segment, 1e-300 at least"):
+        context_of(LDPQ(1.0), (0,), (4,), radius=radius)
+
+
+def test_both_paths_agree_at_the_smallest_radius():
+    """Frequencies of the compiled path within 5 standard errors of the tensor path's thresholds."""
+    mechanism, values = LDPQ(1.0), [0.0, 1.0, -1.0, 1e-30]
+    coin, one = mechanism.coin, torch.ones(1, dtype=torch.float64)
+    thresholds = ob.one_bit_thresholds(torch.tensor(values), 0.0 * one, 1e-300 * one, coin)
+    assert thresholds.tolist() == [1 << coin.word_bits - 1, coin.high, coin.low, coin.high]
+    bits, _ = bits_of(mechanism, values, radius=1e-300)
+    chances = (thresholds.double() / 2**coin.word_bits).tolist()
+    for row, chance in zip(bits, chances, strict=True):
+        assert abs(row.double().mean().item() - chance) < 5 * math.sqrt(chance * (1 - chance) / DRAWS)
