@@ -13,10 +13,10 @@ repetition has new keys and is charged again. Beside the checkpoints lies the le
 (`federation.journal`), so that a process that is killed outright forgets nothing that it may have sent.
 
 The state here is large for one class because Lightning calls one object, which is built of many settings;
-the parts that need neither are in `federation`: `local_training` (a client's turn on the module), `checks` (what is
-refused), `averaging` (of global models only), `schedule` (who trains when), `stack_size` (how many side by
-side), `resume` (checkpoints), `secure_sum`, `data.batches` and `data.loader`, `strategies` (stacks), `rounds`
-(the server).
+the parts that need neither are in `federation`: `local_training` (a client's turn on the module), `checks`
+(what is refused), `averaging` (of global models only), `schedule` (who trains when), `stack_size` (how many
+side by side), `client_parallel` (stacks), `resume` (checkpoints), `secure_sum`; in `data`, `batches` and
+`loader`; and in `rounds` the server.
 """
 
 from __future__ import annotations
