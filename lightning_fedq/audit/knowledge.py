@@ -26,7 +26,7 @@ shared word); a worst pair that follows the streams makes it hold for each (`Mec
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,7 +41,6 @@ from lightning_fedq.randomness import SeededKeys
 SEGMENTS = (104, 101)
 _CLASSES = 8
 _DISTANCES = 16
-_REPETITIONS = 60
 _MOST = 700.0  # e^epsilon stays a float
 _HELD_ALIKE = (
     (Adversary.EAVESDROPPER, Adversary.OUTSIDER),
@@ -72,6 +71,8 @@ def audit_knowledge(
     seed: int = 0,
     num_clients: int | None = None,
     cells: int = 800,
+    repetitions: int = 60,
+    against: Collection[Adversary] = tuple(Adversary),
 ) -> tuple[Finding, ...]:
     """Fix all that each adversary holds, and try to refute what is claimed against it.
 
@@ -81,7 +82,9 @@ def audit_knowledge(
         alpha: Chance of an alarm if all claims hold.
         seed: Of the audit's own keys.
         num_clients: Size of the cohort; None is the case's own, or the usual one.
-        cells: How many cells at least, where it takes no more than 60 repetitions.
+        cells: How many cells at least, where it takes no more than `repetitions`.
+        repetitions: Choices of the held streams at most; each gives a cell for every position of a view.
+        against: Whose claims are attacked.
 
     Returns:
         One finding for each adversary with a claim, the proven delta beside the claimed one. Empty where
@@ -105,9 +108,9 @@ def audit_knowledge(
             num_dropped=case.num_dropped,
             level=together[0],
         )
-        seen = [sight for adversary in together if (sight := _sight(bench, adversary))]
+        seen = [sight for who in together if who in against and (sight := _sight(bench, who))]
         if seen:
-            findings += _judge(bench, seen, trials, alpha / len(Adversary), seed, cells)
+            findings += _judge(bench, seen, trials, alpha / len(Adversary), seed, cells, repetitions)
     return tuple(findings)
 
 
@@ -152,11 +155,17 @@ def _trials(bench: Bench, sight: _Sight, victim: int, held: int, trials: int) ->
 
 
 def _judge(
-    bench: Bench, sights: list[_Sight], trials: int, alpha: float, seed: int, cells: int
+    bench: Bench,
+    sights: list[_Sight],
+    trials: int,
+    alpha: float,
+    seed: int,
+    cells: int,
+    repetitions: int,
 ) -> list[Finding]:
     values: list[list[Array]] = [[] for _ in sights]
     labels: list[list[NDArray[np.int64]]] = [[] for _ in sights]
-    for repeat in range(_REPETITIONS):
+    for repeat in range(repetitions):
         victim = bench.clients[repeat % len(bench.clients)]
         held = (1 << 20) * (seed + 1) + repeat
         played = list(_trials(bench, sights[0], victim, held, trials))

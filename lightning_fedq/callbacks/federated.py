@@ -253,9 +253,9 @@ class Federated(pl.Callback):
         self._meet_target(trainer)
         self._identity = self._federation()
         self._make_engine()
+        keep_journal(trainer, self._engine.ledger, self.seed is not None)
         if self._target is not None:
             self._hold_to_target(trainer)
-        keep_journal(trainer, self._engine.ledger, self.seed is not None)
         self._choose_stack(trainer)
         clock = self._clock = self._start_clock(trainer, optimizers)
         self._loaded = None

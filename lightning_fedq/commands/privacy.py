@@ -114,7 +114,7 @@ def report_of_checkpoint(path: Path, rounds: int | None, delta: float, secagg: b
     report = _report(
         parse_mechanism(federation["mechanism"]),
         planner,
-        max(engine["weights"].numel(), engine["ledger"].get("dim", 0)),
+        max(engine["weights"].numel(), engine["ledger"].get("dim", 0), ledger.dim if ledger else 0),
         rounds,
         delta,
         secagg,

@@ -20,12 +20,17 @@ _VERSION = 1
 
 
 class Entry(NamedTuple):
-    """One charge: the clients (None is everybody) of one attempt at one round, begun in a `state`."""
+    """One charge: the clients (None is everybody) of one attempt at one round, begun in a `state`.
+
+    `dim` is the length of the vector that is charged for. No clients at all: the vector of the open round has
+    become so long.
+    """
 
     round: int
     attempt: int
     state: str
     clients: tuple[int, ...] | None
+    dim: int
 
 
 class Journal:
@@ -67,7 +72,7 @@ class Journal:
         """Return the entries beyond `position` and move it behind them; a torn last line is cut off.
 
         Raises:
-            ValueError: If a complete line is no entry.
+            ValueError: If a complete line is no entry, or of a version that did not write lengths.
         """
         with self.path.open("rb") as file:
             file.seek(self.position)
@@ -86,14 +91,21 @@ class Journal:
             found = json.loads(line)
             clients = found["clients"]
             who = None if clients is None else tuple(int(client) for client in clients)
-            return Entry(int(found["round"]), int(found["attempt"]), str(found["state"]), who)
-        except (ValueError, KeyError, TypeError) as error:
+            entry = int(found["round"]), int(found["attempt"]), str(found["state"]), who
+            dim = found.get("dim")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{self.path} is damaged at byte {self.position}, so what was spent is not known; "
                 "put the file back, or load only the weights and begin a new federation"
             ) from error
+        if not isinstance(dim, int):
+            raise ValueError(
+                f"{self.path} is of an older version, which does not say how many parameters round {entry[0]} "
+                "had, so what was spent is not known; load only the weights and begin a new federation"
+            )
+        return Entry(*entry, dim)
 
-    def append(self, round: int, attempt: int, state: str, clients: Sequence[int] | None) -> None:
+    def append(self, round: int, attempt: int, state: str, clients: Sequence[int] | None, dim: int) -> None:
         """Write one entry behind `position` and return when it is on the disk; first read what is `unread`.
 
         Args:
@@ -101,13 +113,15 @@ class Journal:
             attempt: Attempt at this round.
             state: Names what the round began with.
             clients: Who is charged; None is everybody.
+            dim: Coordinates of the vector that is charged for.
 
         Raises:
             RuntimeError: If somebody else wrote meanwhile; the entry stands.
             OSError: If it can't be written.
         """
         entry = {"round": round, "attempt": attempt, "state": state}
-        line = json.dumps({**entry, "clients": None if clients is None else list(clients)}) + "\n"
+        who = None if clients is None else list(clients)
+        line = json.dumps({**entry, "clients": who, "dim": dim}) + "\n"
         end = self._write(line.encode())
         if end != self.position + len(line):
             raise RuntimeError(

@@ -103,6 +103,9 @@ class Ledger:
     def _take_in(self, journal: Journal) -> None:
         """Remember what others wrote: a process that was killed, or another run from the same checkpoint."""
         for entry in journal.unread():
+            self.dim = max(self.dim, entry.dim)
+            if entry.clients == ():
+                continue
             if self._repeatable is not None:
                 self._repeatable[entry.round, entry.attempt] = entry.state
                 continue
@@ -128,7 +131,9 @@ class Ledger:
             attempt += 1
         return attempt
 
-    def charge(self, clients: Sequence[int], round: int, attempt: int = 0, state: str = "") -> None:
+    def charge(
+        self, clients: Sequence[int], round: int, attempt: int = 0, state: str = "", dim: int = 0
+    ) -> None:
         """Charge some clients for one stream each; call it before they encode anything.
 
         Args:
@@ -136,6 +141,7 @@ class Ledger:
             round: Round number, >= 0.
             attempt: Attempt at this round, >= 0, from `free_attempt`.
             state: From `state`.
+            dim: Coordinates of the vector that they are charged for, see `lengthen`.
 
         Raises:
             ValueError: If a client is unknown or named twice.
@@ -159,15 +165,27 @@ class Ledger:
         self._check_limits(rows, round)
         if self.journal is not None and (round, attempt) not in (self._repeatable or {}):
             everybody = len(rows) == self.num_clients
-            self.journal.append(round, attempt, state, None if everybody else rows.tolist())
+            self.journal.append(round, attempt, state, None if everybody else rows.tolist(), dim)
             if self._repeatable is not None:
                 self._repeatable[round, attempt] = state
         self._streams[rows] = torch.tensor([round, attempt])
         self.charges[rows] += 1
         self.rounds += 1
+        self.dim = max(self.dim, dim)
 
-    def lengthen(self, dim: int) -> None:
-        """Let all charges, past and to come, count as those of a vector of at least `dim` coordinates."""
+    def lengthen(self, dim: int, round: int, attempt: int) -> None:
+        """Let all charges, past and to come, count as those of a vector of at least `dim` coordinates.
+
+        Args:
+            dim: What the vector of an open round has grown to; call it before anybody encodes it.
+            round: That round.
+            attempt: At that round.
+
+        Raises:
+            OSError: If the journal can't be written; then nothing may be sent.
+        """
+        if dim > self.dim and self.journal is not None:
+            self.journal.append(round, attempt, "", (), dim)
         self.dim = max(self.dim, dim)
 
     def check_spent(self) -> None:
@@ -232,7 +250,7 @@ class Ledger:
                 f"the ledger is of {len(state['charges'])} clients of {state['mechanism']}, this federation "
                 f"has {self.num_clients} with {self.mechanism}; resume with the checkpoint's own federation"
             )
-        self.lengthen(state.get("dim", 0))
+        self.dim = max(self.dim, state.get("dim", 0))
         own = state.get("id") == self._id
         self._streams = state["streams"].clone() if repeatable else _later(self._streams, state["streams"])
         if own and not repeatable and bool((state["charges"] <= self.charges).all()):

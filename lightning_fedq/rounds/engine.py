@@ -190,7 +190,6 @@ class RoundEngine:
                 for name, value in state.items()
             }
         if self.plan is not None:
-            self.ledger.lengthen(self.weights.numel())
             self._open(self.plan)
 
     def start(self) -> RoundPlan:
@@ -202,8 +201,7 @@ class RoundEngine:
         plan = self.planner.plan(self.round, self.mechanism)
         state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
         self.attempt = self.ledger.free_attempt(plan.round, self.attempt, state)
-        self.ledger.charge(plan.cohort, plan.round, self.attempt, state)
-        self.ledger.lengthen(self.weights.numel())
+        self.ledger.charge(plan.cohort, plan.round, self.attempt, state, self.weights.numel())
         self.plan = plan
         self._open(plan)
         return plan
@@ -251,6 +249,7 @@ class RoundEngine:
         self._expected -= set(clients)
         if self._aborted:
             return
+        self.ledger.lengthen(self.weights.numel(), plan.round, self.attempt)  # joined since the charge
         if self.transform is not None:
             updates = self.transform(clients, updates)
             self._check_shape("transformed updates", clients, updates)

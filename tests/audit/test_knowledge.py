@@ -27,8 +27,11 @@ def claimed(mechanism, num_clients=4):
 
 @pytest.mark.parametrize("mechanism", ROWS, ids=repr)
 def test_what_is_not_held_is_enough_to_hide(mechanism):
-    """A false alarm has probability 1e-4 a mechanism for any seed; none for this one."""
-    findings = audit_knowledge(mechanism, 16, cells=400)
+    """A false alarm has probability 1e-4 a mechanism for any seed; none for this one.
+
+    So few repetitions do for a stream that is held by mistake; `test_where_everything_is_held_nothing_hides`.
+    """
+    findings = audit_knowledge(mechanism, 16, cells=200, repetitions=20)
     assert [finding for finding in findings if finding.alarm] == []
     assert bool(findings) == bool(claimed(mechanism))
 
@@ -81,10 +84,11 @@ MANY = {"trials": 16, "cells": 3000}
 )
 def test_streams_that_the_adversary_holds_are_caught(plant, adversary, options):
     """And the clean twin is silent under the same options."""
-    found = {finding.view.split(", ")[-1]: finding.alarm for finding in audit_knowledge(plant, **options)}
-    assert "with all that the adversary holds fixed" in found[adversary.name.lower()]
+    (found,) = audit_knowledge(plant, against=[adversary], **options)
+    assert "with all that the adversary holds fixed" in found.alarm
     clean = type(plant).__mro__[1](**vars(plant))
-    assert [finding for finding in audit_knowledge(clean, **options) if finding.alarm] == []
+    (found,) = audit_knowledge(clean, against=[adversary], **options)
+    assert not found.alarm
 
 
 def test_nothing_claimed_is_nothing_audited():

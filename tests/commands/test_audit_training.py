@@ -15,15 +15,26 @@ from lightning_fedq.privacy.sgd import STEPS_PER_SIGMA
 from lightning_fedq.sample_level.poisson import PoissonBatches
 
 
-@pytest.mark.parametrize("run", TRAININGS, ids=lambda run: repr(run)[:60])
+@pytest.mark.parametrize(
+    "run", [run for run in TRAININGS if not isinstance(run, ManySamples)], ids=lambda run: repr(run)[:60]
+)
 def test_canaries_of_a_training_stay_within_the_claim(run):
     """False alarms: at most 0.1% for any seed; none for this one. The proof is not empty."""
     finding = run(1e-3)
     assert finding.alarm == ""
-    if isinstance(run, ManySamples):
-        assert finding.verdict == "holds" and finding.lower_bound <= finding.claim
-    else:
-        assert 0.3 < finding.lower_bound <= finding.claim
+    assert 0.3 < finding.lower_bound <= finding.claim
+
+
+def test_samples_with_a_weight_each_stay_within_the_claim():
+    finding = ManySamples(canaries=2000)(1e-3)
+    assert finding.alarm == "" and 0.15 < finding.lower_bound <= finding.claim
+
+
+@pytest.mark.slow
+def test_enough_samples_with_a_weight_each_say_that_the_claim_holds():
+    (run,) = (run for run in TRAININGS if isinstance(run, ManySamples))
+    finding = run(1e-3)
+    assert finding.verdict == "holds" and finding.lower_bound <= finding.claim
 
 
 @dataclass(frozen=True)
@@ -100,9 +111,10 @@ TAKE = PoissonBatches.take
 
 
 def test_a_third_of_the_noise_is_caught():
-    assert "delta is above" in ManySamples(sgd=ThirdOfTheNoise)(1e-3).alarm
+    assert "delta is above" in ManySamples(canaries=2000, sgd=ThirdOfTheNoise)(1e-3).alarm
 
 
+@pytest.mark.slow  # fewer samples than 6,000 show too little at the larger epsilons; test_poisson sees it, too
 def test_two_batches_for_ever_are_caught(monkeypatch):
     monkeypatch.setattr(PoissonBatches, "take", two_batches_for_ever)
     assert "delta is above" in ManySamples()(1e-3).alarm

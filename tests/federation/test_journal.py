@@ -7,12 +7,17 @@ from typing import Any
 
 import pytest
 
+from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.callbacks.privacy import PrivacyBudget
+from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.core import Adversary
+from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.privacy.journal import Journal
+from lightning_fedq.privacy.target import PrivacyTarget
 from tests.callbacks.test_federated_resume import ROUNDS, federation, fit, latest, module, pytestmark  # noqa: F401
 from tests.callbacks.test_federated_resume_killed import journal_lines
+from tests.callbacks.test_unfreezing import TwoLayers
 from tests.digits_run import Digits, make_trainer
 
 
@@ -78,3 +83,43 @@ def test_a_journal_of_another_federation_beside_the_checkpoint_is_refused(tmp_pa
     Journal(path, "FedAvg()", 6)
     with pytest.raises(ValueError, match="is the journal of another federation"):
         fit(tmp_path, 4, resume=checkpoint, seed=None)
+
+
+class KilledInTheSecondRound(pl.Callback):
+    """The process is killed when parameters have joined and the first client has answered for them."""
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.current_epoch == 1 and batch_idx == 1:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("target", [None, PrivacyTarget(3e4, 1e-5, "server")])
+def test_a_killed_round_of_an_unfrozen_vector_is_charged_at_its_length(
+    tmp_path: Path, target: PrivacyTarget | None
+) -> None:
+    """The checkpoint knows 90 coordinates, the round that was lost had 610: all charges count 610."""
+
+    def federated() -> Federated:
+        return Federated(LDPQ(1.0), 4, clients_per_step=1, privacy=target)
+
+    keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1, save_on_exception=False)
+    first = federated()
+    trainer = make_trainer(first, keep, KilledInTheSecondRound(), max_epochs=3, enable_checkpointing=True)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        trainer.fit(TwoLayers(), datamodule=Digits(80))
+    assert first.ledger.dim == 610
+    checkpoint = tmp_path / "epoch=0.ckpt"
+    server = report_of_checkpoint(checkpoint, None, 1e-5, secagg=False)
+    assert server.rounds == 2 and server.dim == 610
+
+
+    again = federated()
+    trainer = make_trainer(again, max_epochs=3)
+    if target is None:
+        trainer.fit(TwoLayers(change_at=9), datamodule=Digits(80), ckpt_path=checkpoint)
+        assert again.ledger.dim == 610 and again.ledger.most_charged == 4
+    else:  # four rounds of 90 coordinates would be within the target
+        with pytest.raises(RuntimeError, match="the privacy budget allows"):
+            trainer.fit(TwoLayers(change_at=9), datamodule=Digits(80), ckpt_path=checkpoint)

@@ -12,32 +12,32 @@ def path(tmp_path):
 
 def test_entries_come_back_in_order(path):
     journal = Journal(path, "m", 3)
-    journal.append(0, 0, "a", None)
-    journal.append(1, 2, "", (0, 2))
+    journal.append(0, 0, "a", None, 8)
+    journal.append(1, 2, "", (0, 2), 9)
     assert journal.unread() == []
     again = Journal(path, "m", 3)
-    assert again.unread() == [Entry(0, 0, "a", None), Entry(1, 2, "", (0, 2))]
+    assert again.unread() == [Entry(0, 0, "a", None, 8), Entry(1, 2, "", (0, 2), 9)]
     assert again.position == journal.position == path.stat().st_size
 
 
 def test_only_what_lies_beyond_the_position_is_unread(path):
     journal = Journal(path, "m", 3)
-    journal.append(0, 0, "", None)
+    journal.append(0, 0, "", None, 8)
     position = journal.position
-    journal.append(1, 0, "", None)
+    journal.append(1, 0, "", None, 8)
     assert [entry.round for entry in Journal(path, "m", 3, position).unread()] == [1]
 
 
 @pytest.mark.parametrize("kept", [1, 20])
 def test_a_torn_last_line_paid_for_nothing_and_is_cut_off(path, kept):
     journal = Journal(path, "m", 3)
-    journal.append(0, 0, "", None)
+    journal.append(0, 0, "", None, 8)
     whole = path.read_bytes()
-    journal.append(1, 0, "", None)
+    journal.append(1, 0, "", None, 8)
     path.write_bytes(path.read_bytes()[: len(whole) + kept])
     again = Journal(path, "m", 3)
     assert [entry.round for entry in again.unread()] == [0]
-    again.append(7, 0, "", None)
+    again.append(7, 0, "", None, 8)
     assert [entry.round for entry in Journal(path, "m", 3).unread()] == [0, 7]
 
 
@@ -60,7 +60,7 @@ def test_another_federation_is_refused(path, mechanism, clients):
 def test_a_file_that_lost_charges_is_refused(path):
     journal = Journal(path, "m", 3)
     position = journal.position
-    journal.append(0, 0, "", None)
+    journal.append(0, 0, "", None, 8)
     path.write_bytes(path.read_bytes()[:position])
     with pytest.raises(ValueError, match="charges are lost; put the whole file back"):
         Journal(path, "m", 3, journal.position)
@@ -68,6 +68,20 @@ def test_a_file_that_lost_charges_is_refused(path):
 
 def test_two_writers_at_once_are_refused(path):
     one, other = Journal(path, "m", 3), Journal(path, "m", 3)
-    one.append(0, 0, "", None)
+    one.append(0, 0, "", None, 8)
     with pytest.raises(RuntimeError, match="let one run at a time go on from a checkpoint"):
-        other.append(0, 0, "", None)
+        other.append(0, 0, "", None, 8)
+
+
+def test_lines_of_an_older_version_do_not_say_how_long_a_vector_was(path):
+    path.parent.mkdir()
+    path.write_text(
+        '{"fedq ledger": 1, "mechanism": "m", "clients": 3}\n'
+        '{"round": 0, "attempt": 0, "state": "", "clients": null}\n'
+    )
+    end = path.stat().st_size
+    journal = Journal(path, "m", 3, end)  # nothing in it that the checkpoint does not know
+    journal.append(1, 0, "", None, 8)
+    assert [entry.dim for entry in Journal(path, "m", 3, end).unread()] == [8]
+    with pytest.raises(ValueError, match="does not say how many parameters .* load only the weights"):
+        Journal(path, "m", 3).unread()

@@ -243,3 +243,39 @@ def test_the_limit_counts_what_was_lost(tmp_path):
     play(second, 1)
     with pytest.raises(RuntimeError, match="the privacy budget allows 4 rounds of client"):
         second.start()
+
+
+@pytest.mark.parametrize("repeatable", [False, True])
+@pytest.mark.parametrize("joins", ["before the round", "in the open round"])
+def test_the_journal_knows_how_long_a_lost_round_was(tmp_path, joins, repeatable):
+    """Parameters unfreeze after the checkpoint and the process is killed: every charge counts as a long one."""
+    path = tmp_path / "ledger.jsonl"
+    first = engine()
+    first.ledger.keep(journal(path), repeatable)
+    play(first, 2)
+    state = first.state_dict()
+    parts = [torch.zeros(8), torch.zeros(5)]
+    if joins == "before the round":
+        first.rearrange(parts, [0, None], None)
+    first.start()
+    if joins == "in the open round":
+        first.rearrange(parts, [0, None], None)
+        assert first.ledger.dim == 8  # nobody has answered
+    first.receive([0], torch.zeros(1, 13))
+    again = resumed(state, path, repeatable)
+    assert again.ledger.dim == 13
+    assert again.ledger.rounds == (2 if repeatable else 3)
+    assert again.charged_context(again.planner.plan(2, again.mechanism)).dim == 13
+
+
+def test_a_longer_vector_is_on_the_disk_before_anybody_answers_for_it(tmp_path):
+    server, path = engine(), tmp_path / "ledger.jsonl"
+    server.ledger.keep(journal(path), repeatable=False)
+    server.start()
+    server.rearrange([torch.zeros(8), torch.zeros(5)], [0, None], None)
+    sent = []
+    server.mechanism = type("Watched", (), {"encode": lambda *_: sent.append(1)})()
+    server.ledger.journal._write = lambda data: (_ for _ in ()).throw(OSError("disk full"))
+    with pytest.raises(OSError, match="disk full"):
+        server.receive([0], torch.zeros(1, 13))
+    assert not sent
