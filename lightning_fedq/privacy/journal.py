@@ -100,7 +100,7 @@ class Journal:
             ) from error
         if not isinstance(dim, int):
             raise ValueError(
-                f"{self.path} is of an older version, which does not say how many parameters round {entry[0]} "
+                f"{self.path} is of an older version and does not say how many parameters round {entry[0]} "
                 "had, so what was spent is not known; load only the weights and begin a new federation"
             )
         return Entry(*entry, dim)

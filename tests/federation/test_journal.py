@@ -114,7 +114,6 @@ def test_a_killed_round_of_an_unfrozen_vector_is_charged_at_its_length(
     server = report_of_checkpoint(checkpoint, None, 1e-5, secagg=False)
     assert server.rounds == 2 and server.dim == 610
 
-
     again = federated()
     trainer = make_trainer(again, max_epochs=3)
     if target is None:

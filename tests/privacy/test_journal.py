@@ -83,5 +83,5 @@ def test_lines_of_an_older_version_do_not_say_how_long_a_vector_was(path):
     journal = Journal(path, "m", 3, end)  # nothing in it that the checkpoint does not know
     journal.append(1, 0, "", None, 8)
     assert [entry.dim for entry in Journal(path, "m", 3, end).unread()] == [8]
-    with pytest.raises(ValueError, match="does not say how many parameters .* load only the weights"):
+    with pytest.raises(ValueError, match=r"does not say how many parameters .* load only the weights"):
         Journal(path, "m", 3).unread()

@@ -248,7 +248,7 @@ def test_the_limit_counts_what_was_lost(tmp_path):
 @pytest.mark.parametrize("repeatable", [False, True])
 @pytest.mark.parametrize("joins", ["before the round", "in the open round"])
 def test_the_journal_knows_how_long_a_lost_round_was(tmp_path, joins, repeatable):
-    """Parameters unfreeze after the checkpoint and the process is killed: every charge counts as a long one."""
+    """Parameters unfreeze after the checkpoint and the process is killed: all charges count as long."""
     path = tmp_path / "ledger.jsonl"
     first = engine()
     first.ledger.keep(journal(path), repeatable)
