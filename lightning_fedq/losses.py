@@ -32,15 +32,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
-from lightning_fedq.functional.one_bit.privacy import (
-    coin_count_quantile,
-    coin_splits,
-    coin_sum_pmf,
+from lightning_fedq.functional.divergences import (
     gaussian_epsilon,
     gaussian_mu,
     hockey_stick,
     randomized_response_epsilon,
 )
+from lightning_fedq.functional.one_bit.privacy import coin_count_quantile, coin_splits, coin_sum_pmf
 
 Array = NDArray[np.float64]
 Law = tuple[Array, Array, float]

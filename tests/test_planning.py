@@ -5,7 +5,7 @@ import math
 import pytest
 
 from lightning_fedq.core import Adversary
-from lightning_fedq.functional.one_bit.privacy import gaussian_epsilon, randomized_response_epsilon
+from lightning_fedq.functional.divergences import gaussian_epsilon, randomized_response_epsilon
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, GaussianNoise, RotatedAxes, RotatedCoins
 from lightning_fedq.planning import Problem, plan
 from lightning_fedq.privacy.target import PrivacyTarget

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.core import Adversary, Message, PrivacyClaim, RoundContext, Unit
+from lightning_fedq.functional.divergences import randomized_response_pair
 from lightning_fedq.functional.one_bit.coupled_coins import coupled_thresholds, flip_threshold, inner_coin
-from lightning_fedq.functional.one_bit.privacy import randomized_response_pair
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds, coin_thresholds, one_bit_quantize
 from lightning_fedq.losses import CoinSum, HiddenPair, Loss, PmfPairs
 from lightning_fedq.mechanisms.bases.claims import (

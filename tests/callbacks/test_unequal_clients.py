@@ -13,7 +13,7 @@ from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.callbacks.privacy import PrivacyBudget
 from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.core import Adversary
-from lightning_fedq.functional.one_bit.privacy import randomized_response_epsilon
+from lightning_fedq.functional.divergences import randomized_response_epsilon
 from lightning_fedq.mechanisms import CPA, LDPQ
 from lightning_fedq.rounds import RoundPlanner
 from tests.callbacks.test_privacy import trainer

@@ -9,20 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lightning_fedq.core import CoinSum, GaussianLoss, HiddenPair, LaplaceLoss, NonPrivate, PmfPairs, Slack
-from lightning_fedq.functional.one_bit.privacy import (
-    blanket_epsilon,
+from lightning_fedq.functional.divergences import (
     gaussian_delta,
     gaussian_epsilon,
     randomized_response_epsilon,
 )
-from lightning_fedq.privacy.accounting import (
-    ClaimAccountant,
-    check_delta,
-    composed_mass,
-    epsilon_by_rdp,
-    spent,
-    with_slack,
-)
+from lightning_fedq.privacy.accounting import ClaimAccountant, check_delta, composed_mass, spent, with_slack
+from tests.functional.one_bit.closed_forms import blanket_epsilon
+from tests.privacy.renyi import epsilon_by_rdp
 
 
 def coin(epsilon: float) -> tuple[float, float]:

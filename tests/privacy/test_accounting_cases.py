@@ -29,7 +29,7 @@ from lightning_fedq.core import (
     PmfPairs,
     SampledGaussianLoss,
 )
-from lightning_fedq.functional.one_bit.privacy import gaussian_epsilon
+from lightning_fedq.functional.divergences import gaussian_epsilon
 from lightning_fedq.losses import concentrated_epsilon
 from lightning_fedq.privacy.accounting import spent
 

@@ -7,11 +7,7 @@ import pytest
 from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
-from lightning_fedq.functional.one_bit.privacy import (
-    gaussian_epsilon,
-    hockey_stick,
-    randomized_response_epsilon,
-)
+from lightning_fedq.functional.divergences import gaussian_epsilon, hockey_stick, randomized_response_epsilon
 from lightning_fedq.losses import GaussianLoss
 from lightning_fedq.privacy.grid import LossGrid, grid_from_curve, loss_grid
 

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from lightning_fedq.core import Adversary
-from lightning_fedq.functional.one_bit.privacy import gaussian_mu
+from lightning_fedq.functional.divergences import gaussian_mu
 from lightning_fedq.losses import GaussianLoss
 from lightning_fedq.mechanisms import CPA, LDPQ, SIGM
 from lightning_fedq.privacy.accounting import spent

@@ -9,7 +9,7 @@ from dp_accounting.pld import PLDAccountant
 from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy import integrate, stats
 
-from lightning_fedq.functional.one_bit.privacy import gaussian_delta, gaussian_epsilon
+from lightning_fedq.functional.divergences import gaussian_delta, gaussian_epsilon
 from lightning_fedq.losses import (
     ConcentratedLoss,
     GaussianLoss,

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lightning_fedq.core import Adversary, CoinSum, ConcentratedLoss, NonPrivate, PrivacyClaim, RoundContext
-from lightning_fedq.functional.one_bit.privacy import gaussian_delta, randomized_response_epsilon
+from lightning_fedq.functional.divergences import gaussian_delta, randomized_response_epsilon
 from lightning_fedq.mechanisms import (
     CSGM,
     LDPQ,

@@ -10,14 +10,12 @@ from lightning_fedq.functional.exact_error.layered_cost import conditional_entro
 from lightning_fedq.mechanisms import SIGM
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.wire.entropy_coding import (
-    ConditionalHuffman,
     Elias,
     Subset,
-    canonical_words,
     from_positive,
-    huffman_lengths,
     to_positive,
 )
+from tests.wire.conditional_huffman import ConditionalHuffman, canonical_words, huffman_lengths
 
 
 def layers(count, kind, sigma=1.0):

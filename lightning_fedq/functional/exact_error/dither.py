@@ -56,31 +56,6 @@ def dither_dequantize(symbols: Tensor, dither: Tensor, step: Tensor | float) -> 
     return (symbols.double() - dither) * step
 
 
-def integer_dither_quantize(points: Tensor, dither: Tensor, width: int) -> Tensor:
-    """Integer form: M = floor((X + V) / width) for a grid point X and V uniform on {0, ..., width - 1}.
-
-    Args:
-        points: int64 grid points, |X| < 2^62.
-        dither: int64, uniform on {0, ..., width - 1}.
-        width: Cells per step, >= 1.
-
-    Raises:
-        ValueError: If width < 1.
-    """
-    if width < 1:
-        raise ValueError(f"width must be >= 1 grid points, got {width}; use a finer grid")
-    return torch.div(points + dither, width, rounding_mode="floor")
-
-
-def integer_dither_dequantize(symbols: Tensor, dither: Tensor, width: int) -> Tensor:
-    """Return twice the decoded point, 2 (M width - V) + width - 1, so that it stays an integer.
-
-    The error of the point is exactly uniform on the `width` values (1 - width) / 2, ..., (width - 1) / 2,
-    whatever the input was.
-    """
-    return 2 * (symbols * width - dither) + (width - 1)
-
-
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def add_centred_dither(words: NDArray[np.uint64], total: NDArray[np.float64]) -> None:
     """Add `centred_dither(words)` to a running sum, in one pass on the CPU."""

@@ -213,26 +213,3 @@ class UnimodalDensity:
                 "the density is not unimodal, or left and right are not the ends of {f >= v}: "
                 "they must be nested intervals around the mode; mix two unimodal densities instead"
             )
-
-
-def density_layer(density: UnimodalDensity, words: Tensor, layering: Layering) -> tuple[Tensor, Tensor]:
-    """Draw steps and offsets of any unimodal density.
-
-    Args:
-        density: The error's law.
-        words: `(2, ...)` float64 uniforms on (0, 1), for z and for the height below f(z).
-        layering: Direct or shifted.
-
-    Returns:
-        `(step, offset)`, float64.
-    """
-    check_law("gaussian", layering, 1.0)
-    z = density.quantile(words[0])
-    tiny = density.peak * 1e-15
-    height = (words[1] * density.pdf(z)).clamp(tiny, density.peak - tiny)
-    if layering == "direct":
-        low, high = density.left(height), density.right(height)
-        return high - low, 0.5 * (high + low)
-    height = torch.where(z >= density.mode, height, density.peak - height)
-    low, high = density.left(density.peak - height), density.right(height)
-    return high - low, 0.5 * (high + low)

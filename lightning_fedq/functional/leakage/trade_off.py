@@ -117,19 +117,6 @@ def clopper_pearson(hits: int, attempts: int, confidence: float = 0.95) -> tuple
     return low, high
 
 
-def attempts_needed(num_candidates: int, rate: float, relative_error: float, level: float) -> int:
-    """Lemma Q.1: attempts after which every hit rate is known to a relative error, with chance 1 - level."""
-    return math.ceil(3.0 * math.log(2.0 * num_candidates / level) / (relative_error**2 * rate))
-
-
-def divergence_error(relative_error: float) -> float:
-    """Lemma Q.2, repaired: how far the JS divergence can be off if every hit rate is off by this much."""
-    e = relative_error
-    if not 0.0 < e < 1.0:
-        raise ValueError(f"relative_error must be in (0, 1), got {e}")
-    return 0.5 * ((1.0 + e) * math.log((1.0 + e) / (1.0 - e)) + e - math.log1p(-e))
-
-
 def leakage_factor(xi: float) -> float:
     """C2 = (exp(2 xi) - 1) / 2, infinite where it leaves the floats."""
     return 0.5 * math.expm1(2.0 * xi) if xi < 350.0 else math.inf
@@ -180,11 +167,6 @@ def paper_sufficient(c1: float, budget: float, tv: float) -> Bound:
         raise ValueError(f"Lemma 6.6 says nothing for TV = {tv:.4g} < C1 - tau = {c1 - budget:.4g}")
     note = "no total variation is sufficient: at TV = 1 the leakage may still be C1"
     return Bound("leakage <= tau (Lemma 6.6)", "upper", budget, False, False, note)
-
-
-def necessary_tv(c1: float, budget: float, c2: float) -> float:
-    """Distance below which the leakage can't have fallen from C1 to the budget; necessary, not sufficient."""
-    return min(1.0, max(0.0, c1 - budget) / c2)
 
 
 def utility_bounds(c6: float, paper_c6: float, tv: float, conditional_variance: float) -> tuple[Bound, ...]:

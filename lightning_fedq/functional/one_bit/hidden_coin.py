@@ -36,7 +36,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from lightning_fedq.functional.one_bit.privacy import Array, coin_splits, coin_sum_pmf
+from lightning_fedq.functional.divergences import Array
+from lightning_fedq.functional.one_bit.privacy import coin_splits, coin_sum_pmf
 
 ORDERS = (
     *(2.0, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 6.5, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 14.0, 16.0, 18.0, 20.0),

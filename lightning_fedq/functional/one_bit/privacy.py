@@ -1,9 +1,9 @@
-"""What one bit gives away: the worst pairs of laws of a threshold coin, in every view, and closed forms.
+"""What one bit gives away: the worst pairs of laws of a threshold coin, in every view.
 
 A coin has P(1) = q in [low, high], low + high = 1, t = high - low. Two coins of a pair compare words whose
 first d bits are complements of each other (CorBin). Every view's law is, in each client's q, piecewise
 affine with knots at multiples of 2^-d; hockey-stick divergences are jointly convex, so the worst inputs
-are vertices. The functions here return those vertices and evaluate divergences; they hold no state.
+are vertices. The functions here return those vertices; `divergences` evaluates them.
 
 The vertex sets are smaller than a scan of all knots, because the law has a kink in q1 only at the ends of
 the cell of 1 - q2, and along lattice points it is affine: what remains is q in {low, high} and the outermost
@@ -11,7 +11,6 @@ knots between them, for any d. The tests compare with the full scan.
 
 References:
     Salehi et al., CorBin-FL; the closed forms of its theorems are replaced by exact ones or corrected.
-    Agarwal et al., cpSGD, NeurIPS 2018, Theorem 1 (`blanket_epsilon`).
 """
 
 from __future__ import annotations
@@ -22,27 +21,9 @@ from itertools import pairwise
 import numba
 import numpy as np
 import scipy  # its parts are imported when used: `stats` takes half a second
-from numpy.typing import NDArray
 
+from lightning_fedq.functional.divergences import Array, Pmf, PmfPair, erasure_pair
 from lightning_fedq.functional.one_bit.threshold_coin import pair_law
-
-Array = NDArray[np.float64]
-Pmf = tuple[float, ...]
-PmfPair = tuple[Pmf, Pmf]
-
-
-def randomized_response_pair(low: float, high: float) -> PmfPair:
-    """Laws of one bit at the two extreme inputs; the reverse order is its mirror image."""
-    return (high, low), (low, high)
-
-
-def erasure_pair(mass: float) -> PmfPair:
-    """The pair that shows everything with probability `mass` and nothing otherwise.
-
-    It dominates every view of a threshold coin with t <= mass: the words do not depend on the input, and
-    the bit changes only where the word falls between two thresholds (monotone coupling).
-    """
-    return (1.0 - mass, mass, 0.0), (1.0 - mass, 0.0, mass)
 
 
 def _corner_probabilities(low: float, high: float, shared_bits: int) -> tuple[float, ...]:
@@ -130,48 +111,7 @@ def pair_sum_pairs(low: float, high: float, shared_bits: int | None) -> tuple[Pm
     return tuple(pairs)
 
 
-# ---- divergences --------------------------------------------------------------------------------------
-
-
-def hockey_stick(p: Array, q: Array, epsilons: Array) -> Array:
-    """H_eps(P || Q) = sum (P - e^eps Q)_+ at every epsilon, exact for the pmfs given.
-
-    Summed as P (1 - e^(eps - loss)) from the largest loss down, without a difference of large sums, so that
-    the error is relative to the divergence: a billion copies of a loss of 1e-4 need that.
-
-    Args:
-        p: `(k,)` pmf.
-        q: `(k,)` pmf on the same outcomes; where it is 0 and p is not, the loss is infinite.
-        epsilons: `(m,)` finite real numbers in ascending order, in nats.
-
-    Returns:
-        `(m,)` float64 in [0, 1].
-    """
-    shown = p > 0
-    p, q = p[shown], q[shown]
-    certain = q <= 0
-    infinite = float(p[certain].sum())
-    p, q = p[~certain], q[~certain]
-    losses = np.log(p / q)
-    order = losses.argsort()
-    curve: Array = np.empty(len(epsilons))
-    _descend(p[order], losses[order], np.asarray(epsilons, np.float64), curve)
-    return curve + infinite
-
-
-@numba.njit(cache=True)  # type: ignore[untyped-decorator]
-def _descend(masses: Array, losses: Array, epsilons: Array, curve: Array) -> None:
-    """curve[k] = sum over losses > epsilons[k] of masses (1 - e^(epsilon - loss)); all ascending."""
-    mass, value, place = 0.0, 0.0, len(losses) - 1
-    for k in range(len(epsilons) - 1, -1, -1):
-        if k + 1 < len(epsilons):
-            shrink = -np.expm1(epsilons[k] - epsilons[k + 1])
-            value += shrink * (mass - value)
-        while place >= 0 and losses[place] > epsilons[k]:
-            value -= masses[place] * np.expm1(epsilons[k] - losses[place])
-            mass += masses[place]
-            place -= 1
-        curve[k] = value
+# ---- sums of coins ------------------------------------------------------------------------------------
 
 
 def binomial_window(count: int, probability: float) -> tuple[int, Array]:
@@ -250,134 +190,7 @@ def coin_splits(num_coins: int, most: int = 401) -> tuple[tuple[int, int], ...]:
     return tuple((n - min(width, n - j), j) for j in range(0, n + 1, width + 1))
 
 
-# ---- closed forms -------------------------------------------------------------------------------------
-
-
-def randomized_response_delta(epsilon_bit: float, count: int, epsilon: float) -> float:
-    """Exact delta of `count` randomised responses of level `epsilon_bit` each, at `epsilon`.
-
-    The total loss is (2 X - count) epsilon_bit, X ~ Binomial(count, high); the worst outcomes are those
-    with X >= k0 = floor((epsilon / epsilon_bit + count) / 2) + 1.
-    """
-    k = math.floor((epsilon / epsilon_bit + count) / 2.0)
-    high = 1.0 / (1.0 + math.exp(-epsilon_bit))
-    upper = float(scipy.stats.binom.logsf(k, count, high))
-    lower = float(scipy.stats.binom.logsf(k, count, 1.0 - high))
-    if upper == -math.inf:
-        return 0.0
-    gap = epsilon + lower - upper
-    return max(-math.exp(upper) * math.expm1(gap), 0.0) if gap < 0.0 else 0.0
-
-
-def randomized_response_epsilon(epsilon_bit: float, count: int, delta: float) -> float:
-    """Smallest epsilon >= 0 at which `count` randomised responses are (epsilon, delta)-DP, rounded up.
-
-    Exact composition by bisection, to 1e-12 relative.
-    """
-    low, high = 0.0, count * epsilon_bit
-    if randomized_response_delta(epsilon_bit, count, 0.0) <= delta:
-        return 0.0
-    while high - low > 1e-12 * high:
-        middle = 0.5 * (low + high)
-        if randomized_response_delta(epsilon_bit, count, middle) > delta:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def randomized_response_rdp(epsilon_bit: float, order: float) -> float:
-    """Renyi divergence of the given order > 1 of one randomised response."""
-    half = 0.5 * epsilon_bit
-    # ln(hi^a lo^(1-a) + lo^a hi^(1-a)) with hi / lo = e^eps is ln(cosh((a - 1/2) eps) / cosh(eps / 2))
-    return (_log_cosh((2.0 * order - 1.0) * half) - _log_cosh(half)) / (order - 1.0)
-
-
-def _log_cosh(x: float) -> float:
-    return abs(x) + math.log1p(math.exp(-2.0 * abs(x))) - math.log(2.0)
-
-
-def gaussian_delta(mu: float, epsilon: float) -> float:
-    """delta of mu-Gaussian DP at epsilon: Phi(mu/2 - eps/mu) - e^eps Phi(-mu/2 - eps/mu)."""
-    upper = float(scipy.special.log_ndtr(mu / 2.0 - epsilon / mu))
-    lower = float(scipy.special.log_ndtr(-mu / 2.0 - epsilon / mu)) + epsilon
-    return math.exp(upper) * -math.expm1(lower - upper) if lower < upper else 0.0
-
-
-def gaussian_epsilon(mu: float, delta: float) -> float:
-    """Smallest epsilon >= 0 at which mu-Gaussian DP is (epsilon, delta)-DP, by bisection, rounded up."""
-    if gaussian_delta(mu, 0.0) <= delta:
-        return 0.0
-    low, high = 0.0, mu * mu / 2.0 + mu * (math.sqrt(-2.0 * math.log(delta)) + 1.0)
-    while high - low > 1e-12 * high:
-        middle = 0.5 * (low + high)
-        if gaussian_delta(mu, middle) > delta:
-            low = middle
-        else:
-            high = middle
-    return high
-
-
-def gaussian_mu(epsilon: float, delta: float) -> float:
-    """Largest mu whose Gaussian DP reaches `epsilon` at `delta`, rounded down."""
-    low, high = 1e-9, 50.0
-    for _ in range(60):
-        middle = 0.5 * (low + high)
-        low, high = (middle, high) if gaussian_epsilon(middle, delta) <= epsilon else (low, middle)
-    return low
-
-
-def blanket_epsilon(
-    low: float, num_coins: int, dim: int, delta: float, failure: float
-) -> tuple[float, int] | None:
-    """Certificate in closed form for one round behind a sum: (epsilon, fair coins k), or None out of range.
-
-    A coin with q in [low, high] is a fair coin with probability 2 low whatever its input (the blanket), so in
-    every coordinate at least k of `num_coins` coins are fair, except with probability `failure`; k fair coins
-    are the binomial mechanism of cpSGD with p = 1/2. Total delta is `delta + failure`. Covers any change of
-    the bits of one client; loose, and linear in dim.
-
-    Args:
-        low: Smallest probability of a one.
-        num_coins: Independent coins besides the victim's.
-        dim: Coordinates of one round.
-        delta: For the binomial mechanism.
-        failure: For the event that some coordinate has fewer than k fair coins.
-    """
-    k = int(scipy.stats.binom.ppf(failure / dim, num_coins, 2.0 * low))
-    while k > 0 and scipy.stats.binom.cdf(k - 1, num_coins, 2.0 * low) > failure / dim:
-        k -= 1
-    if k / 4.0 < max(23.0 * math.log(10.0 * dim / delta), 2.0):
-        return None
-    log_ten = math.log(10.0 / delta)
-    epsilon = math.sqrt(8.0 * dim * math.log(1.25 / delta) / k)
-    epsilon += 4.0 * (1.75 * math.sqrt(2.0 * dim * log_ten) + dim / 3.0) / (k * (1.0 - delta / 10.0))
-    epsilon += 8.0 * (math.log(1.25 / delta) + math.log(20.0 * dim / delta) * log_ten) / (3.0 * k)
-    return epsilon, k
-
-
-def common_coin_epsilon(epsilon_bit: float, num_coins: int, dim: int, delta: float) -> float | None:
-    """Theorem 3 of CorBin-FL with its constants corrected, or None outside its condition.
-
-    Valid only if all other coins share one probability, so it is not a guarantee of the mechanism; kept as
-    the corrected quote of the paper's formula. Use `blanket_epsilon` for a certificate.
-    """
-    a = math.tanh(epsilon_bit / 2.0)
-    kappa, kappa_plus = 1.0 - a * a, 1.0 + a * a
-    if num_coins * kappa / 4.0 < max(23.0 * math.log(10.0 * dim / delta), 2.0):
-        return None
-    log_ten, n = math.log(10.0 / delta), num_coins * kappa
-    epsilon = math.sqrt(8.0 * dim * math.log(1.25 / delta) / n)
-    linear = math.sqrt(2.0 * dim * log_ten) * (1.75 + 3.25 * a * a) + dim * (kappa_plus / 3.0 + a)
-    epsilon += 4.0 * linear / (n * (1.0 - delta / 10.0))
-    logs = math.log(1.25 / delta) + kappa_plus * math.log(20.0 * dim / delta) * log_ten
-    return epsilon + 8.0 * logs / (3.0 * n)
-
-
-def lone_survivor_quantile(num_pairs: int, dropout_probability: float, failure: float) -> int:
-    """Largest k with P(fewer than k pairs have exactly one survivor) <= failure (Theorem 4, exact)."""
-    chance = 2.0 * dropout_probability * (1.0 - dropout_probability)
-    return _lower_quantile(scipy.stats.binom.pmf(np.arange(num_pairs + 1), num_pairs, chance), failure)
+# ---- coins that are sure to be there ------------------------------------------------------------------
 
 
 def coin_count_quantile(group_sizes: tuple[int, ...], dropout_probability: float, failure: float) -> int:

@@ -269,42 +269,6 @@ def pair_mse(
     return 2.0 * scaled * abs(s) - s * s + 8.0 * scaled**2 * pair_excess(q1, q2, shared_bits)
 
 
-def mean_mse(
-    values: list[float],
-    groups: tuple[tuple[int, ...], ...],
-    center: float,
-    radius: float,
-    epsilon: float,
-    shared_bits: int | None,
-) -> float:
-    """Exact mean squared error of the decoded mean for given pairs and singles.
-
-    Args:
-        values: One value per client.
-        groups: Pairs and singles of indices into `values`.
-        center: Centre of the range.
-        radius: Half-width of the range.
-        epsilon: Budget per bit.
-        shared_bits: d, or None for unlimited.
-    """
-    total = 0.0
-    for group in groups:
-        if len(group) == 2:
-            first, second = (values[i] for i in group)
-            total += pair_mse(first, second, center, radius, epsilon, shared_bits)
-        else:
-            total += sum(single_mse(values[i], center, radius, epsilon) for i in group)
-    return total / len(values) ** 2
-
-
-def random_pairing_mse(
-    values: list[float], center: float, radius: float, epsilon: float, shared_bits: int | None
-) -> float:
-    """The same for an even number of clients, averaged over uniformly random pairings."""
-    pairs = (pair_mse(a, b, center, radius, epsilon, shared_bits) for a, b in combinations(values, 2))
-    return sum(pairs) / (len(values) - 1) / len(values) ** 2
-
-
 def worst_pair_mse(scale: float, shared_bits: int | None) -> float:
     """Largest mean squared error of a pair's decoded sum over all inputs, in units of radius^2.
 

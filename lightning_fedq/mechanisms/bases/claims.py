@@ -26,13 +26,8 @@ from lightning_fedq.core import (
     RoundContext,
     Unit,
 )
-from lightning_fedq.functional.one_bit.privacy import (
-    erasure_pair,
-    joint_pairs,
-    known_word_pairs,
-    pair_sum_pairs,
-    randomized_response_pair,
-)
+from lightning_fedq.functional.divergences import erasure_pair, randomized_response_pair
+from lightning_fedq.functional.one_bit.privacy import joint_pairs, known_word_pairs, pair_sum_pairs
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds
 
 ARBITRARY = "the other clients' updates are arbitrary and known to the adversary"

@@ -9,12 +9,11 @@ from lightning_fedq.functional.exact_error.dither import (
     dither_dequantize,
     dither_quantize,
     dither_quantize_row,
-    integer_dither_dequantize,
-    integer_dither_quantize,
     release_grid,
     round_to_grid,
 )
 from lightning_fedq.randomness import PublicRandomness, SeededKeys
+from tests.functional.exact_error.reference import integer_dither_dequantize, integer_dither_quantize
 
 
 def stream(purpose: str = "test"):

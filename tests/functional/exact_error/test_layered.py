@@ -9,7 +9,6 @@ from lightning_fedq.functional.exact_error.dither import centred_dither, dither_
 from lightning_fedq.functional.exact_error.layered import (
     UnimodalDensity,
     check_law,
-    density_layer,
     fixed_length_bits,
     layer,
     layer_row,
@@ -24,6 +23,7 @@ from lightning_fedq.functional.exact_error.layered_cost import (
     upper_bound,
 )
 from lightning_fedq.randomness import PublicRandomness, SeededKeys
+from tests.functional.exact_error.reference import density_layer
 
 CASES = [(law, kind) for law in ("gaussian", "laplace") for kind in ("direct", "shifted")]
 

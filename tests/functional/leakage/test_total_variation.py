@@ -5,14 +5,8 @@ import math
 import pytest
 import torch
 
-from lightning_fedq.functional.leakage.total_variation import (
-    diagonal_tv,
-    isotropic_tv,
-    paper_ratio,
-    paper_tv_bounds,
-    ratio_for_tv,
-    shift_tv,
-)
+from lightning_fedq.functional.leakage.total_variation import isotropic_tv, ratio_for_tv, shift_tv
+from tests.functional.leakage.printed import diagonal_tv, paper_ratio, paper_tv_bounds
 
 
 @pytest.mark.parametrize(

@@ -5,19 +5,16 @@ import math
 import pytest
 import torch
 
-from lightning_fedq.functional.leakage.total_variation import isotropic_tv, paper_ratio
+from lightning_fedq.functional.leakage.total_variation import isotropic_tv
 from lightning_fedq.functional.leakage.trade_off import (
     LARGEST_LEAKAGE,
-    attempts_needed,
     clopper_pearson,
-    divergence_error,
     free_lunch_bounds,
     jensen_shannon,
     leakage_bounds,
     leakage_factor,
     log_ratio,
     near_optimal_gap,
-    necessary_tv,
     optimality_holds,
     paper_sufficient,
     paper_trade_off_bound,
@@ -26,6 +23,7 @@ from lightning_fedq.functional.leakage.trade_off import (
     utility_bounds,
     utility_factor,
 )
+from tests.functional.leakage.printed import attempts_needed, divergence_error, necessary_tv, paper_ratio
 
 
 @pytest.mark.parametrize(

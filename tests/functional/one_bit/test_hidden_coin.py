@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from lightning_fedq.functional.divergences import gaussian_epsilon, hockey_stick
 from lightning_fedq.functional.one_bit.hidden_coin import ORDERS, hidden_coin_moments
-from lightning_fedq.functional.one_bit.privacy import gaussian_epsilon, hockey_stick
 from lightning_fedq.losses import RenyiLoss
 
 

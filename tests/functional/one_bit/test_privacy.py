@@ -7,8 +7,17 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from lightning_fedq.functional.divergences import (
+    hockey_stick,
+)
 from lightning_fedq.functional.one_bit import privacy as obp
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds, pair_law
+from tests.functional.one_bit.closed_forms import (
+    blanket_epsilon,
+    common_coin_epsilon,
+    lone_survivor_quantile,
+    randomized_response_rdp,
+)
 
 GRID = np.linspace(-3.0, 6.0, 61)
 
@@ -18,7 +27,7 @@ def extremes(epsilon: float) -> tuple[float, float]:
 
 
 def envelope(pairs) -> np.ndarray:
-    curves = [obp.hockey_stick(np.array(p), np.array(q), GRID) for p, q in pairs]
+    curves = [hockey_stick(np.array(p), np.array(q), GRID) for p, q in pairs]
     return np.max(curves, axis=0)
 
 
@@ -28,21 +37,13 @@ def knots(low: float, high: float, shared_bits: int) -> list[float]:
     return [low, *inner, high]
 
 
-def test_hockey_stick_is_the_sum_of_the_positive_parts():
-    rng = np.random.default_rng(0)
-    p, q = rng.dirichlet(np.ones(12)), rng.dirichlet(np.ones(12))
-    q[3] = 0.0
-    expected = [np.maximum(p - math.exp(e) * q, 0.0).sum() for e in GRID]
-    np.testing.assert_allclose(obp.hockey_stick(p, q, GRID), expected, rtol=1e-12, atol=1e-15)
-
-
 def test_hockey_stick_keeps_its_precision_for_tiny_losses():
     noise = obp.coin_sum_pmf(2_000_000, 1_000_000, *extremes(0.1))
     p, q = np.convolve(noise, extremes(0.1)), np.convolve(noise, extremes(0.1)[::-1])
     losses, masses = np.log(p / q), p
     point = 4.0 * math.sqrt(masses @ losses**2)
     exact = math.fsum((-np.expm1(point - losses) * masses)[losses > point])
-    assert obp.hockey_stick(p, q, np.array([-point, point]))[1] == pytest.approx(exact, rel=1e-9)
+    assert hockey_stick(p, q, np.array([-point, point]))[1] == pytest.approx(exact, rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -67,7 +68,7 @@ def test_interior_inputs_are_never_worse_than_the_vertices(epsilon, shared_bits)
     rng = np.random.default_rng(1)
     for a, b, partner in rng.uniform(low, high, (400, 3)):
         pair = [np.maximum(pair_law(q, partner, shared_bits), 0.0) for q in (a, b)]
-        assert (obp.hockey_stick(*pair, GRID) <= bound + 1e-12).all()
+        assert (hockey_stick(*pair, GRID) <= bound + 1e-12).all()
 
 
 @pytest.mark.parametrize(
@@ -86,7 +87,7 @@ def test_infinite_mass_of_the_joint_view(epsilon, shared_bits, mass):
 )
 def test_known_word_view_of_the_specification(epsilon, shared_bits, delta):
     pairs = obp.known_word_pairs(*extremes(epsilon), shared_bits)
-    worst = max(obp.hockey_stick(np.array(p), np.array(q), np.array([epsilon]))[0] for p, q in pairs)
+    worst = max(hockey_stick(np.array(p), np.array(q), np.array([epsilon]))[0] for p, q in pairs)
     assert worst == pytest.approx(delta, abs=1e-11)
 
 
@@ -126,7 +127,7 @@ def test_no_input_of_a_pair_beats_the_sum_vertices(epsilon, shared_bits, num_coi
     for a, b, partner in points:
         for noise in noises:
             p, q = np.convolve(noise, sums(a, partner)), np.convolve(noise, sums(b, partner))
-            assert (obp.hockey_stick(p, q, GRID[GRID >= 0]) <= bound[GRID >= 0] + 1e-12).all()
+            assert (hockey_stick(p, q, GRID[GRID >= 0]) <= bound[GRID >= 0] + 1e-12).all()
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def test_worst_curves_behind_a_sum(epsilon, coins, alone, first_order, paired, m
 
     def delta(p, q, num_high):
         noise = obp.coin_sum_pmf(coins, num_high, low, high)
-        return obp.hockey_stick(np.convolve(noise, p), np.convolve(noise, q), at)[0]
+        return hockey_stick(np.convolve(noise, p), np.convolve(noise, q), at)[0]
 
     bit = ((low, high), (high, low))
     shift = ((1.0 - (high - low), high - low), (1.0, 0.0))
@@ -196,7 +197,7 @@ def test_stretches_of_splits_dominate_every_split():
     def worst(splits, at):
         noises = [obp.coin_sum_pmf(*split, low, high) for split in splits]
         return np.max(
-            [obp.hockey_stick(np.convolve(n, [high, low]), np.convolve(n, [low, high]), at) for n in noises],
+            [hockey_stick(np.convolve(n, [high, low]), np.convolve(n, [low, high]), at) for n in noises],
             0,
         )
 
@@ -208,54 +209,33 @@ def test_stretches_of_splits_dominate_every_split():
 # ---- closed forms --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("epsilon_bit", "count", "expected"),
-    [(0.1, 100, 4.30679137252), (0.1, 1000, 17.7871284497), (0.01, 10_000, 4.37638450926)],
-)
-def test_randomised_response_composes_exactly(epsilon_bit, count, expected):
-    assert obp.randomized_response_epsilon(epsilon_bit, count, 1e-5) == pytest.approx(expected, rel=1e-10)
-
-
-def test_randomised_response_delta():
-    assert obp.randomized_response_delta(0.1, 100, 3.0) == pytest.approx(0.00136139869483, rel=1e-10)
-    assert obp.randomized_response_delta(1.0, 3, 3.5) == 0.0
-    assert obp.randomized_response_epsilon(0.1, 1, 0.9) == 0.0
-
-
 def test_randomised_response_rdp_is_the_sum():
     low, high = extremes(0.7)
     for order in (1.5, 2.0, 40.0):
         expected = math.log(high**order * low ** (1 - order) + low**order * high ** (1 - order)) / (order - 1)
-        assert obp.randomized_response_rdp(0.7, order) == pytest.approx(expected, rel=1e-12)
-
-
-@pytest.mark.parametrize(("epsilon", "sigma"), [(1.0, 3.73063163482), (5.0, 0.891868264952)])
-def test_gaussian_epsilon_inverts_the_analytic_calibration(epsilon, sigma):
-    assert obp.gaussian_epsilon(1.0 / sigma, 1e-5) == pytest.approx(epsilon, rel=1e-9)
-    assert obp.gaussian_epsilon(1e-9, 1e-5) == 0.0
-    assert obp.gaussian_delta(1e-9, 5.0) == 0.0
+        assert randomized_response_rdp(0.7, order) == pytest.approx(expected, rel=1e-12)
 
 
 def test_blanket_certificate():
     low, _ = extremes(1.0)
-    epsilon, coins = obp.blanket_epsilon(low, 10_000, 1, 5e-6, 5e-6)
+    epsilon, coins = blanket_epsilon(low, 10_000, 1, 5e-6, 5e-6)
     assert (epsilon, coins) == (pytest.approx(0.266866083846, rel=1e-10), 5158)
-    epsilon, coins = obp.blanket_epsilon(low, 10_000, 10, 5e-6, 5e-6)
+    epsilon, coins = blanket_epsilon(low, 10_000, 10, 5e-6, 5e-6)
     assert (epsilon, coins) == (pytest.approx(0.604204194729, rel=1e-10), 5135)
-    assert obp.blanket_epsilon(low, 9, 10, 5e-6, 5e-6) is None
+    assert blanket_epsilon(low, 9, 10, 5e-6, 5e-6) is None
 
 
 def test_corrected_third_theorem():
-    assert obp.common_coin_epsilon(1.0, 1_000_000, 100, 1e-5) == pytest.approx(0.111483177692, rel=1e-10)
-    assert obp.common_coin_epsilon(5.0, 9, 11_200_000, 1e-5) is None
+    assert common_coin_epsilon(1.0, 1_000_000, 100, 1e-5) == pytest.approx(0.111483177692, rel=1e-10)
+    assert common_coin_epsilon(5.0, 9, 11_200_000, 1e-5) is None
 
 
 def test_lone_survivors():
-    assert [obp.lone_survivor_quantile(n // 2, 0.5, 5e-6) for n in (50, 500, 5000)] == [2, 90, 1140]
+    assert [lone_survivor_quantile(n // 2, 0.5, 5e-6) for n in (50, 500, 5000)] == [2, 90, 1140]
 
 
 def test_coin_count_quantile_agrees_with_the_binomial_and_with_simulation():
-    assert obp.coin_count_quantile((2,) * 250, 0.5, 5e-6) == obp.lone_survivor_quantile(250, 0.5, 5e-6)
+    assert obp.coin_count_quantile((2,) * 250, 0.5, 5e-6) == lone_survivor_quantile(250, 0.5, 5e-6)
     assert obp.coin_count_quantile((1,) * 7, 0.0, 1e-9) == 7
     assert obp.coin_count_quantile((), 0.3, 1e-9) == 0
     groups = (1, 1, 1, 2, 2, 3)

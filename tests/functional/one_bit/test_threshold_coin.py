@@ -11,6 +11,7 @@ import torch
 
 from lightning_fedq.functional.one_bit import threshold_coin as ob
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
+from tests.functional.one_bit.closed_forms import mean_mse, random_pairing_mse
 
 INF = None  # unlimited shared bits
 
@@ -97,11 +98,11 @@ SIX_MSE[INF] = 0.0224899861679
 
 @pytest.mark.parametrize("bits, mse", SIX_MSE.items())
 def test_mean_of_six(bits, mse):
-    close(ob.mean_mse(SIX, ((0, 1), (2, 3), (4, 5)), 0.0, 0.4, 1.0, bits), mse)
+    close(mean_mse(SIX, ((0, 1), (2, 3), (4, 5)), 0.0, 0.4, 1.0, bits), mse)
 
 
 def test_mean_of_six_over_random_pairings():
-    close(ob.random_pairing_mse(SIX, 0.0, 0.4, 1.0, 5), 0.0255209937540)
+    close(random_pairing_mse(SIX, 0.0, 0.4, 1.0, 5), 0.0255209937540)
 
 
 def test_group_variance_with_jitter():

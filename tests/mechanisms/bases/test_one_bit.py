@@ -8,6 +8,7 @@ import torch
 from lightning_fedq.functional.one_bit import threshold_coin as ob
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, StratifiedCorBin
 from lightning_fedq.randomness import AgreedKeys, ClientRandomness, SeededKeys
+from tests.functional.one_bit.closed_forms import mean_mse
 from tests.one_round import context_of, decode, encode
 
 DRAWS = 200_000
@@ -65,7 +66,7 @@ def test_the_mean_of_six_has_the_closed_error(mechanism):
         mean = decode(mechanism, bits, range(count), context).double() / count
         squared = (mean - sum(values[:count]) / count).square()
         groups = ((0, 1), (2, 3), (4, 5), (6,))[: 3 + count - 6]
-        expected = ob.mean_mse(values, groups, 0.0, 0.4, 1.0, shared) * (7 / count) ** 2
+        expected = mean_mse(values, groups, 0.0, 0.4, 1.0, shared) * (7 / count) ** 2
         assert abs(squared.mean().item() - expected) < 4.5 * squared.std().item() / math.sqrt(DRAWS) + 1e-7
 
 
