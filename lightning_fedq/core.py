@@ -101,6 +101,11 @@ class RoundContext:
         return tuple(sorted(client for group in self.groups for client in group))
 
     @cached_property
+    def members(self) -> frozenset[int]:
+        """The cohort as a set."""
+        return frozenset(self.cohort)
+
+    @cached_property
     def _places(self) -> dict[int, tuple[tuple[int, ...], int]]:
         return {client: (group, rank) for group in self.groups for rank, client in enumerate(group)}
 
@@ -304,6 +309,12 @@ class Mechanism(ABC):
     @abstractmethod
     def code(self, context: RoundContext) -> Code:
         """Return the code that turns one client's symbols into the bits on the wire."""
+
+    def num_symbols(self, context: RoundContext) -> int:
+        """Length of a message, in symbols, which a server must know to read one: one a coordinate unless
+        padded, cut into blocks, or otherwise arranged."""
+        modular = self.symbol_modulus(context)
+        return context.dim if modular is None else modular[1]
 
     def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:
         """Return the code of one client's message, which may condition on what it shares with the server.

@@ -21,7 +21,7 @@ import hmac
 import os
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, NoReturn
 
@@ -171,8 +171,8 @@ class Stream:
         return drawn
 
 
-class Keys(ABC):
-    """Root keys of one federation, each 32 bytes and known to somebody else."""
+class ServerKeys(ABC):
+    """Root keys that a server may hold, 32 bytes each: everybody's, the members', one with each client."""
 
     mode: ClassVar[Literal["secure", "reproducible"]]
     setup_bits_per_client: int
@@ -189,6 +189,10 @@ class Keys(ABC):
     @abstractmethod
     def client(self, client: int) -> bytes:
         """Key that one client shares with the server."""
+
+
+class Keys(ServerKeys):
+    """Root keys of one federation, each 32 bytes and known to somebody else."""
 
     @abstractmethod
     def peer(self, group: tuple[int, ...]) -> bytes:
@@ -260,6 +264,34 @@ def agree(own: X25519PrivateKey, other: X25519PublicKey, salt: bytes, info: byte
     return hkdf_expand(hkdf_extract(salt, secret), info)
 
 
+def roster_digest(roster: Mapping[int, bytes]) -> bytes:
+    """Salt of every key of a federation: the hash of its clients' numbers and public keys."""
+    digest = hashlib.sha256()
+    for client, key in sorted(roster.items()):
+        digest.update(pack_fields(client, key))
+    return hashlib.sha256(_PROTOCOL + digest.digest()).digest()
+
+
+def server_info(federation: bytes, client: int) -> bytes:
+    """What the key between a client and the server is bound to, beside the salt."""
+    return pack_fields("client", federation, client)
+
+
+def group_info(federation: bytes, members: Sequence[int]) -> bytes:
+    """What the key of a group is bound to, its members in ascending order."""
+    return pack_fields("peer", federation, *members)
+
+
+def group_key(shares: Sequence[bytes], salt: bytes, info: bytes) -> bytes:
+    """Key of a group of three or more, from one secret contribution of each member, in ascending order."""
+    return hkdf_expand(hkdf_extract(salt, b"".join(shares)), info)
+
+
+def private_key(seed: bytes, federation: bytes) -> bytes:
+    """Key that nobody but a client knows, from its own seed."""
+    return hkdf_expand(seed, pack_fields("private", federation))
+
+
 class AgreedKeys(Keys):
     """Keys of all parties of one secure federation, held by one process that simulates them.
 
@@ -280,10 +312,7 @@ class AgreedKeys(Keys):
         self._server = X25519PrivateKey.generate()
         self._seeds = {client: os.urandom(32) for client in clients}
         self.setup_bits_per_client = 8 * PUBLIC_KEY_BYTES
-        roster = hashlib.sha256()
-        for client, own in sorted(self._own.items()):
-            roster.update(pack_fields(client, own.public_key().public_bytes_raw()))
-        self._salt = hashlib.sha256(_PROTOCOL + roster.digest()).digest()
+        self._salt = roster_digest({c: own.public_key().public_bytes_raw() for c, own in self._own.items()})
         self._public = os.urandom(32)
         self._members = os.urandom(32)  # the server's; it goes to each client under their pairwise key
         self._client = lru_cache(maxsize=_KEPT_KEYS)(self._agree_with_server)
@@ -323,7 +352,7 @@ class AgreedKeys(Keys):
         self.__copy__()
 
     def _agree_with_server(self, client: int) -> bytes:
-        info = pack_fields("client", self._public, client)
+        info = server_info(self._public, client)
         return agree(self._own[client], self._server.public_key(), self._salt, info)
 
     def peer(self, group: tuple[int, ...]) -> bytes:
@@ -331,18 +360,16 @@ class AgreedKeys(Keys):
         return self._peer(tuple(sorted(group)))
 
     def _agree_all(self, members: tuple[int, ...]) -> bytes:
-        info = pack_fields("peer", self._public, *members)
+        info = group_info(self._public, members)
         if len(members) == 2:
             first, second = members
             return agree(self._own[first], self._own[second].public_key(), self._salt, info)
-        shares = b"".join(hkdf_expand(self._seeds[member], info) for member in members)
-        return hkdf_expand(hkdf_extract(self._salt, shares), info)
+        return group_key([hkdf_expand(self._seeds[member], info) for member in members], self._salt, info)
 
     def private(self, client: int) -> bytes:
         """See `Keys.private`."""
         if (key := self._private.get(client)) is None:
-            info = pack_fields("private", self._public)
-            key = self._private[client] = hkdf_expand(self._seeds[client], info)
+            key = self._private[client] = private_key(self._seeds[client], self._public)
         return key
 
 
@@ -350,14 +377,18 @@ class PublicRandomness:
     """The streams of one round that the server may know: everybody's, and each client's with it.
 
     Args:
-        keys: The federation's keys; only the public and the client-server ones are used.
+        keys: What a server may hold.
         round: Round number.
         attempt: Number of earlier attempts at this round.
+
+    Attributes:
+        federation: 16 bytes that name it.
     """
 
-    def __init__(self, keys: Keys, round: int, attempt: int = 0) -> None:
+    def __init__(self, keys: ServerKeys, round: int, attempt: int = 0) -> None:
         self._public_key, self._members_key, self._client_key = keys.public(), keys.members(), keys.client
-        self._address = pack_fields(_PROTOCOL, self._public_key[:16], round, attempt)
+        self.federation = self._public_key[:16]
+        self._address = pack_fields(_PROTOCOL, self.federation, round, attempt)
         self._prefixes: dict[str, bytes] = {}
 
     def _stream(self, key: bytes, purpose: str, who: bytes) -> Stream:

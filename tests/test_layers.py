@@ -32,7 +32,7 @@ ALLOWED: dict[str, set[str]] = {
     "planning": {"core", "privacy", "randomness", "secagg", "torch"},
     "audit": {"core", "privacy", "randomness", "ranges", "rounds", *ARRAYS, "functional"},
     "leakage": {"core", "mechanisms", "randomness", "functional", "matplotlib", "torchmetrics", *ARRAYS},
-    "rounds": {"rounds", "core", "randomness", "ranges", "functional", "privacy", "torch"},
+    "rounds": {"rounds", "core", "randomness", "ranges", "functional", "privacy", "numpy", "torch"},
     "aggregation": {"core", "functional", "rounds", "torch"},
     "_lightning": {"pytorch_lightning", "lightning"},
     "data": {"data", "functional", "matplotlib", *HOST},

@@ -364,6 +364,10 @@ class CPA(Mechanism):
         center, radius = (context.expand(t.to(bits.device)) for t in self.ranges(context))
         return (len(clients) * center + radius * total.reshape(-1)[: context.dim]).float()
 
+    def num_symbols(self, context: RoundContext) -> int:
+        """One bit for every stage of every block that is sent."""
+        return self.stages * self.blocks_sent(context)
+
     def code(self, context: RoundContext) -> FixedLength:
         """One bit a symbol."""
         return FixedLength(1)

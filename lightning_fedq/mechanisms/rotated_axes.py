@@ -79,6 +79,10 @@ class RotatedAxes(Mechanism):
         """What a message about `dim` coordinates is drawn by."""
         return best_axis_choice(padded_size(dim), self.epsilon)
 
+    def num_symbols(self, context: RoundContext) -> int:
+        """One axis."""
+        return 1
+
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         """See `Mechanism.encode`; one symbol: axis j, or D + j for its opposite.
 

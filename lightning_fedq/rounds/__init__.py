@@ -1,6 +1,17 @@
-"""One federated round without Lightning: plan, encode, aggregate, server step, record."""
+"""One federated round in two halves: clients encode and pack, the server decodes, steps and records."""
 
+from lightning_fedq.rounds.client import RoundClient, StreamLog, UsedStreamError, encode_updates
 from lightning_fedq.rounds.engine import RoundEngine
+from lightning_fedq.rounds.messages import (
+    ForeignMessageError,
+    ForgedMessageError,
+    LateMessageError,
+    MalformedMessageError,
+    RefusedMessageError,
+    RepeatedMessageError,
+    RoundTask,
+    UnexpectedMessageError,
+)
 from lightning_fedq.rounds.parts import (
     Aggregator,
     OptimizerFactory,
@@ -13,20 +24,34 @@ from lightning_fedq.rounds.parts import (
 )
 from lightning_fedq.rounds.plan import RoundPlan, RoundPlanner, round_half_up
 from lightning_fedq.rounds.record import RoundRecord, metric_name
+from lightning_fedq.rounds.server import RoundServer
 
 __all__ = [
     "Aggregator",
+    "ForeignMessageError",
+    "ForgedMessageError",
+    "LateMessageError",
+    "MalformedMessageError",
     "OptimizerFactory",
+    "RefusedMessageError",
+    "RepeatedMessageError",
+    "RoundClient",
     "RoundEngine",
     "RoundPlan",
     "RoundPlanner",
     "RoundRecord",
+    "RoundServer",
+    "RoundTask",
     "SecureSum",
     "SecureSums",
+    "StreamLog",
     "Tampering",
     "Traffic",
+    "UnexpectedMessageError",
     "UpdateTransform",
+    "UsedStreamError",
     "check_aggregation",
+    "encode_updates",
     "metric_name",
     "round_half_up",
 ]

@@ -53,6 +53,7 @@ class RunningSum:
         self._like = like
         self._decoded: Tensor | float = 0.0
         self._message_size = 0
+        self._untrusted = False
 
     @property
     def traffic(self) -> Traffic | None:
@@ -70,12 +71,19 @@ class RunningSum:
         received = set(self.received)
         return [client for client in self._context.cohort if client not in received]
 
-    def add(self, symbols: Tensor, clients: Sequence[int]) -> None:
+    def add(self, symbols: Tensor, clients: Sequence[int], *, untrusted: bool = False) -> None:
         """Take the messages `(len(clients), m)` of some clients.
+
+        Args:
+            symbols: One row a client.
+            clients: Whose they are.
+            untrusted: They came over a wire, so that a row may decode to a NaN or an infinity.
 
         Raises:
             AbortedRoundError: If secure aggregation gives the round up.
+            ValueError: If a message does not decode, or an untrusted one not to numbers; nothing is added.
         """
+        self._untrusted = untrusted
         self._keep(symbols, clients)
         self._message_size = symbols.shape[1]
         self.received += clients
@@ -101,7 +109,10 @@ class RunningSum:
             self._decoded = self._decoded + self._decode(symbols, clients)
 
     def _decode(self, symbols: Tensor, clients: Sequence[int]) -> Tensor:
-        return self._mechanism.decode(symbols, clients, self._context, self._public)
+        decoded = self._mechanism.decode(symbols, clients, self._context, self._public)
+        if self._untrusted and not bool(torch.isfinite(decoded).all()):
+            raise ValueError("the message decodes to a NaN or an infinity")
+        return decoded
 
     def _decode_each(self, symbols: Tensor, clients: Sequence[int]) -> Iterator[Tensor]:
         return (self._decode(symbols[i : i + 1], [client]) for i, client in enumerate(clients))
@@ -113,6 +124,7 @@ class RunningSum:
             AbortedRoundError: If too few have answered.
         """
         self._check_answers()
+        self._untrusted = False
         if not self.received and self._secure is None:
             return None
         if self._aggregator is not None:

@@ -1,0 +1,179 @@
+"""The clients' half of a round: use a stream once, encode, pack. No transport, no Lightning.
+
+`RoundClient` is one real client, with its own keys and its own memory of what it has sent.
+`encode_updates` is what it does to an update, and what a simulation does to a stack of them at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from lightning_fedq.core import Mechanism, Message, RoundContext
+from lightning_fedq.privacy.journal import Journal
+from lightning_fedq.randomness import ClientRandomness, Keys, PublicRandomness
+from lightning_fedq.rounds.messages import RoundTask, frame
+
+Target = Literal["updates", "weights"]
+
+
+class Encoded(NamedTuple):
+    """What becomes of the updates of some clients.
+
+    Args:
+        message: One row a client.
+        updates: `(clients, dim)`, those that are not finite replaced by zeros.
+        values: `(clients, dim)`, what was encoded: updates, or weights.
+        non_finite: Clients whose update held a NaN or an infinity.
+        rand: The streams that were used.
+    """
+
+    message: Message
+    updates: Tensor
+    values: Tensor
+    non_finite: tuple[int, ...]
+    rand: ClientRandomness
+
+
+def encode_updates(
+    mechanism: Mechanism,
+    target: Target,
+    keys: Keys,
+    clients: Sequence[int],
+    updates: Tensor,
+    weights: Tensor,
+    context: RoundContext,
+) -> Encoded:
+    """Encode the updates of one client or of a stack; one with a NaN or an infinity counts as zero.
+
+    Args:
+        mechanism: Encodes.
+        target: What is encoded: "updates" (local - global), or local weights.
+        keys: Of these clients.
+        clients: Whose updates they are.
+        updates: `(len(clients), dim)`.
+        weights: `(dim,)` the global model.
+        context: The round.
+    """
+    finite, non_finite = torch.isfinite(updates.sum(1)), tuple[int, ...]()
+    if not bool(finite.all()):
+        finite = torch.isfinite(updates).all(1)
+        updates = torch.where(finite[:, None], updates, 0.0)
+        non_finite = tuple(c for c, good in zip(clients, finite.tolist(), strict=True) if not good)
+    values = updates if target == "updates" else updates + weights
+    rand = ClientRandomness(keys, clients, context.round, context.attempt)
+    return Encoded(mechanism.encode(values, context, rand), updates, values, non_finite, rand)
+
+
+class UsedStreamError(RuntimeError):
+    """A server asks for a round, or an attempt, that this client has answered before, or one that is over."""
+
+
+class StreamLog:
+    """A client's own memory of the streams that have carried a payload, written before the payload exists.
+
+    One keystream must never carry two payloads, and a client can't rely on the server to see to that: whoever
+    holds both learns how they differ. Attempts come in order, so a log of the last one says it all.
+
+    Args:
+        path: A file on the client's own disk; None forgets with the process, so that a client which comes
+            back must not use its old keys again.
+        owner: Names the client and its federation; a file of somebody else is refused.
+
+    Attributes:
+        charges: Streams that were used, which is what the client has paid for.
+
+    Raises:
+        ValueError: If the file is damaged, or another client's or federation's.
+        OSError: If it can't be read or written.
+    """
+
+    def __init__(self, path: Path | None, owner: str) -> None:
+        self._last, self.charges = (-1, -1), 0
+        self._journal = None if path is None else Journal(path, owner, 1)
+        self._read()
+
+    def _read(self) -> None:
+        for entry in [] if self._journal is None else self._journal.unread():
+            self._last = max(self._last, (entry.round, entry.attempt))
+            self.charges += 1
+
+    def use(self, round: int, attempt: int) -> None:
+        """Use up one stream; when it returns, the disk knows.
+
+        Raises:
+            UsedStreamError: If it, or a later one, was used before.
+            OSError: If it can't be written; then nothing may be sent.
+        """
+        self._read()
+        if (round, attempt) <= self._last:
+            raise UsedStreamError(
+                f"the server asks for round {round}, attempt {attempt}, and this client has answered round "
+                f"{self._last[0]}, attempt {self._last[1]}: a stream serves one payload. A server that was "
+                "restarted goes on with a new attempt; one that has lost its state needs a new federation"
+            )
+        if self._journal is not None:
+            self._journal.append(round, attempt, "", None)
+        self._last = (round, attempt)
+        self.charges += 1
+
+
+class RoundClient:
+    """One real client: uses a stream once, encodes its update, packs it to bytes.
+
+    Args:
+        client: Its number in the federation.
+        mechanism: As the client's own code has it, never as the server says.
+        keys: What this client knows.
+        log: Of the streams that it has used.
+        target: "updates" or "weights", see `RoundEngine`.
+    """
+
+    def __init__(
+        self, client: int, mechanism: Mechanism, keys: Keys, log: StreamLog, target: Target = "updates"
+    ) -> None:
+        self.client, self.mechanism, self.keys, self.log, self.target = client, mechanism, keys, log, target
+
+    def encode(self, task: RoundTask, weights: Tensor, update: Tensor) -> Message:
+        """Encode this client's update; its stream is used up, whatever happens to the message.
+
+        Args:
+            task: From the server.
+            weights: `(dim,)` the global model of the round.
+            update: `(dim,)` local - global; a NaN or an infinity makes it a zero update.
+
+        Raises:
+            ValueError: If the client is not in the cohort, or the model has another shape than the task.
+            UsedStreamError: If the stream was used before.
+        """
+        context = self._context(task)
+        if not update.shape == weights.shape == (context.dim,):
+            raise ValueError(
+                f"the server's round is about {context.dim} coordinates, this client's model has "
+                f"{update.numel()} and the server sent {weights.numel()}; both sides need the same module"
+            )
+        self.log.use(task.round, task.attempt)
+        return encode_updates(
+            self.mechanism, self.target, self.keys, [self.client], update[None], weights, context
+        ).message
+
+    def pack(self, task: RoundTask, message: Message) -> bytes:
+        """The bytes that this client sends: the packed bits in their frame."""
+        context = self._context(task)
+        rand = PublicRandomness(self.keys, task.round, task.attempt)
+        packed = self.mechanism.message_code(self.client, context, rand).pack(message.symbols[0])
+        return frame(self.client, packed, context, rand)
+
+    def answer(self, task: RoundTask, weights: Tensor, update: Tensor) -> bytes:
+        """Encode and pack, see `encode`."""
+        return self.pack(task, self.encode(task, weights, update))
+
+    def _context(self, task: RoundTask) -> RoundContext:
+        context = task.context()
+        if self.client not in context.members:
+            raise ValueError(f"client {self.client} is not in the cohort of round {task.round}")
+        return context

@@ -1,0 +1,385 @@
+"""The server's half of a round: it is given messages, never an update; it decodes, steps and records.
+
+It holds the running sum of one round and the server's state; its memory grows with the model, never with the
+number of clients. It names no mechanism, and no transport.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from copy import deepcopy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fedq.core import AbortedRoundError, Mechanism, RoundContext
+from lightning_fedq.functional.flatten import rearrange
+from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.randomness import PublicRandomness, ServerKeys
+from lightning_fedq.ranges import RangeRule, Ranges
+from lightning_fedq.rounds.client import Target
+from lightning_fedq.rounds.messages import MalformedMessageError, RefusedMessageError, RoundTask, open_frame
+from lightning_fedq.rounds.parts import Aggregator, OptimizerFactory, SecureSums, check_aggregation
+from lightning_fedq.rounds.plan import RoundPlan, RoundPlanner
+from lightning_fedq.rounds.record import RoundRecord
+from lightning_fedq.rounds.running_sum import RunningSum
+
+
+class RoundServer:
+    """The server of a federation: global weights, ranges, running sum, ledger.
+
+    Use it as `server.start()`, send `server.task()` and the weights to the clients of the plan, give `take`
+    what they answer, in any order, then `record = server.finish()`.
+
+    Args:
+        mechanism: Turns updates into messages and messages into a sum.
+        planner: Draws the rounds.
+        keys: What the server knows.
+        weights: `(dim,)` initial global model; copied.
+        segments: Length of each segment (layer); they sum to `dim`.
+        ranges: Rule for centre and radius.
+        target: What is quantised: "updates" (local - global) or, as in the CorBin paper, "weights".
+        smoothing: lambda in (0, 1]; the model moves to (1 - lambda) w + lambda w_new.
+        server_optimizer: Takes the parameters, returns a torch optimiser that is given minus the mean
+            update as gradient; None applies the mean update itself.
+        client_weights: `(num_clients,)` weights > 0 of a weighted mean; None is uniform. With weights
+            every message is decoded on its own.
+        aggregator: A robust rule in place of the mean. Every message is then decoded on its own and all
+            rows are kept to the end of the round: memory O(clients x dim).
+        secure_sums: Secure aggregation: opens the sum of each round. Messages go nowhere else, and the
+            record counts the bits of the protocol in place of theirs.
+        ledger: Of these clients, with what they have paid for before; None is a new one.
+    """
+
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        planner: RoundPlanner,
+        keys: ServerKeys,
+        weights: Tensor,
+        segments: Sequence[int],
+        ranges: RangeRule,
+        *,
+        target: Target = "updates",
+        smoothing: float = 1.0,
+        server_optimizer: OptimizerFactory | None = None,
+        client_weights: Tensor | None = None,
+        aggregator: Aggregator | None = None,
+        secure_sums: SecureSums | None = None,
+        ledger: Ledger | None = None,
+    ) -> None:
+        if target not in ("updates", "weights"):
+            raise ValueError(f"target must be 'updates' or 'weights', got {target!r}")
+        if not 0.0 < smoothing <= 1.0:
+            raise ValueError(f"smoothing must be in (0, 1], got {smoothing}")
+        if sum(segments) != weights.numel():
+            raise ValueError(f"segments sum to {sum(segments)}, the model has {weights.numel()} parameters")
+        if client_weights is not None:
+            if client_weights.shape != (planner.num_clients,):
+                raise ValueError(
+                    f"client_weights needs one weight per client, shape {(planner.num_clients,)}, "
+                    f"got {tuple(client_weights.shape)}"
+                )
+            if not bool((client_weights > 0).all() and torch.isfinite(client_weights).all()):
+                raise ValueError("client_weights must be > 0 and finite")
+        weighted, secure = client_weights is not None, secure_sums is not None
+        check_aggregation(mechanism, planner.cohort_size, weighted, aggregator, secure)
+        self.mechanism, self.planner, self.keys = mechanism, planner, keys
+        self.aggregator, self.secure_sums = aggregator, secure_sums
+        self.segments, self.range_rule, self.target = tuple(segments), ranges, target
+        self.smoothing, self.client_weights = smoothing, client_weights
+        self.weights = weights.detach().clone()
+        self.ranges = ranges.first(self.weights, self.segments)
+        self.round, self.attempt = 0, 0
+        self.total_uplink_bits = self.total_downlink_bits = 0
+        self._parameter = torch.nn.Parameter(self.weights.clone())
+        self._optimizer = server_optimizer([self._parameter]) if server_optimizer else None
+        self.plan: RoundPlan | None = None
+        self._aborted = ""
+        self._sum: RunningSum
+        self.ledger = Ledger(planner.num_clients, repr(mechanism)) if ledger is None else ledger
+        self.ledger.check(planner.num_clients, repr(mechanism))
+        self._seeded = keys.mode == "reproducible"
+        self.ledger.begin(None if self._seeded else keys.public())
+
+    @property
+    def plain_sum(self) -> bool:
+        """Does the model depend on the messages through their unweighted sum only?"""
+        return self.client_weights is None and self.aggregator is None
+
+    # ---- one round --------------------------------------------------------------------------------
+
+    def context(self, plan: RoundPlan) -> RoundContext:
+        """What everybody knows about the round of `plan`."""
+        return RoundContext(
+            plan.round, plan.groups, self.segments, self.ranges.center, self.ranges.radius, self.attempt
+        )
+
+    def charged_context(self, plan: RoundPlan) -> RoundContext:
+        """The round of `plan` as accounts see it: as long as the longest vector that was ever charged for.
+
+        Parameters may join and leave in mid-run, and a charge has no length; so all of them have the longest.
+        """
+        context, more = self.context(plan), self.ledger.dim - sum(self.segments)
+        if more <= 0:
+            return context
+        one = torch.ones(1, dtype=torch.float64)
+        center, radius = torch.cat([context.center, 0.0 * one]), torch.cat([context.radius, one])
+        return replace(context, segments=(*self.segments, more), center=center, radius=radius)
+
+    def rearrange(
+        self, parts: Sequence[Tensor], origins: Sequence[int | None], client_weights: Tensor | None
+    ) -> None:
+        """Change what the flat vector is made of; between rounds, or in one that nobody has answered yet.
+
+        What stays keeps its weights, range and server state. The ledger goes on: see `charged_context`.
+
+        Args:
+            parts: A vector for each new segment; its values count where there is no old one.
+            origins: For each new segment the old one's index, or None where it joins.
+            client_weights: `(num_clients,)`, of the new vector; None is uniform.
+
+        Raises:
+            RuntimeError: If somebody has answered in the open round.
+        """
+        if self.plan is not None and self._expected != set(self.plan.survivors):
+            raise RuntimeError("the flat vector can't change in a round that somebody has answered")
+        old, segments = self.segments, tuple(part.numel() for part in parts)
+        self.weights = rearrange(self.weights, old, origins, parts)
+        self.segments, self.client_weights = segments, client_weights
+        first = self.range_rule.first(self.weights, segments)
+        ones, single = [1] * len(old), [first.center[i : i + 1] for i in range(len(segments))]
+        center = rearrange(self.ranges.center, ones, origins, single)
+        single = [first.radius[i : i + 1] for i in range(len(segments))]
+        self.ranges = Ranges(center, rearrange(self.ranges.radius, ones, origins, single))
+        parameter, self._parameter = self._parameter, torch.nn.Parameter(self.weights.clone())
+        if self._optimizer is not None:
+            zeros = [torch.zeros_like(part) for part in parts]
+            state = self._optimizer.state.pop(parameter, {})
+            self._optimizer.param_groups[0]["params"] = [self._parameter]
+            self._optimizer.state[self._parameter] = {
+                name: rearrange(value, old, origins, zeros) if _is_vector(value, parameter) else value
+                for name, value in state.items()
+            }
+        if self.plan is not None:
+            self._open(self.plan)
+
+    def start(self) -> RoundPlan:
+        """Plan the next round, charge its cohort and clear the running sum.
+
+        Raises:
+            RuntimeError: If the round was started before and not abandoned.
+        """
+        plan = self.planner.plan(self.round, self.mechanism)
+        state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
+        self.attempt = self.ledger.free_attempt(plan.round, self.attempt, state)
+        self.ledger.charge(plan.cohort, plan.round, self.attempt, state, self.weights.numel())
+        self.plan = plan
+        self._open(plan)
+        return plan
+
+    def _open(self, plan: RoundPlan) -> None:
+        self._context = self.context(plan)
+        self._expected = set(plan.survivors)
+        self._uplink_bits = 0
+        self._aborted = ""
+        self._sum = self._open_sum(plan)
+
+    def _open_sum(self, plan: RoundPlan) -> RunningSum:
+        public, secure = PublicRandomness(self.keys, plan.round, self.attempt), None
+        if self.secure_sums is not None:
+            session, weights = self.keys.public(), self.weights
+            secure = self.secure_sums(self.mechanism, self._context, public, session=session, weights=weights)
+        return RunningSum(
+            self.mechanism, self._context, public, self.weights, self.client_weights, self.aggregator, secure
+        )
+
+    def task(self) -> RoundTask:
+        """What the clients of the open round are told.
+
+        Raises:
+            RuntimeError: If no round is open.
+        """
+        self._open_plan()
+        return RoundTask.of(self._context)
+
+    def take(self, message: bytes) -> int:
+        """Take one client's answer, and return whose it is; one that is refused changes nothing.
+
+        Raises:
+            RefusedMessageError: If it is malformed, forged, late, repeated, or a stranger's; see its kinds.
+        """
+        if self.plan is None:
+            raise RefusedMessageError("no round is open; the message is late")
+        context = self._context
+        public = PublicRandomness(self.keys, context.round, context.attempt)
+        client, packed = open_frame(message, context, public, self._expected)
+        if self._aborted:
+            self._expected.discard(client)
+            return client
+        symbols, num_bits = self._unpack(client, packed, public)
+        try:
+            self._sum.add(symbols[None], [client], untrusted=True)
+        except ValueError as error:
+            raise MalformedMessageError(str(error), client) from error
+        self._expected.discard(client)
+        self._uplink_bits += num_bits
+        return client
+
+    def _unpack(self, client: int, packed: bytes, public: PublicRandomness) -> tuple[Tensor, int]:
+        """The symbols `(m,)` of a message, and the bits that it takes."""
+        context, mechanism = self._context, self.mechanism
+        code, count = mechanism.message_code(client, context, public), mechanism.num_symbols(context)
+        try:
+            symbols = code.unpack(packed, count)
+            num_bits = code.num_bits(symbols)
+        except ValueError as error:
+            raise MalformedMessageError(str(error), client) from error
+        if symbols.shape != (count,) or len(packed) != (num_bits + 7) // 8:
+            raise MalformedMessageError(f"{len(packed)} bytes for {num_bits} bits of {count} symbols", client)
+        if (bounds := mechanism.symbol_range(context, public)) is not None:
+            low, high = (torch.as_tensor(bound) for bound in bounds)
+            if bool(((symbols < low) | (symbols > high)).any()):
+                raise MalformedMessageError("holds symbols that the mechanism can't send", client)
+        return symbols.to(self.weights.device), num_bits
+
+    def finish(self) -> RoundRecord:
+        """Decode the sum, step the server, choose the next range, and return the record.
+
+        With no answer at all, or where the round is aborted, the model stays as it is and the round is
+        recorded all the same; it stays charged.
+
+        Raises:
+            RuntimeError: If no round is open.
+        """
+        plan = self._open_plan()
+        mean = self._mean_or_abort()
+        record = self._record(plan)
+        if mean is not None:
+            step = mean if self.target == "updates" else mean - self.weights
+            record.update_norm = step.norm().item()
+            self._diagnose(record, step)
+            self._apply(step)
+            variance = self._noise_variance()
+            self.ranges = self.range_rule.following(self.ranges, self.weights, mean, variance, self.segments)
+        self.total_uplink_bits += record.uplink_bits
+        self.total_downlink_bits += record.downlink_bits
+        self.round, self.attempt, self.plan = self.round + 1, 0, None
+        return record
+
+    def abandon(self) -> None:
+        """Give up an open round: its streams are never used again, the next start is a new attempt."""
+        if self.plan is not None:
+            self.attempt, self.plan = self.attempt + 1, None
+
+    def _open_plan(self) -> RoundPlan:
+        if self.plan is None:
+            raise RuntimeError("no round is open; call start() first")
+        return self.plan
+
+    def _mean_or_abort(self) -> Tensor | None:
+        if self._aborted:
+            return None
+        try:
+            return self._sum.mean(self._open_plan())
+        except AbortedRoundError as error:
+            self._aborted = str(error)
+            return None
+
+    def _noise_variance(self) -> Tensor | None:
+        """Bound on the variance of the mean; coupled errors never add up, so weights enter squared."""
+        received = self._sum.received
+        if self.aggregator is not None:  # a robust rule may pick one row: its own noise is the bound
+            return self.mechanism.noise_variance(self._context, received[:1])
+        if self.client_weights is None:
+            return self.mechanism.noise_variance(self._context, received)
+        shares = self.client_weights[received].double() / self._sum.total_weight()
+        total = torch.zeros(len(self.segments), dtype=torch.float64)
+        for client, share in zip(received, shares.tolist(), strict=True):
+            one = self.mechanism.noise_variance(self._context, [client])
+            if one is None:
+                return None
+            total += share**2 * one
+        return total
+
+    def _apply(self, step: Tensor) -> None:
+        if self._optimizer is None:
+            self.weights = self.weights + self.smoothing * step
+            return
+        with torch.no_grad():
+            self._parameter.copy_(self.weights)
+        self._parameter.grad = -step
+        self._optimizer.step()
+        self.weights = torch.lerp(self.weights, self._parameter.detach(), self.smoothing)
+
+    def _record(self, plan: RoundPlan) -> RoundRecord:
+        size, dim, answers = len(plan.cohort), self.weights.numel(), len(self._sum.received)
+        uplink_bits, downlink_bits = self._uplink_bits, size * (32 * dim + 64 * len(self.segments))
+        if (traffic := self._sum.traffic) is not None:
+            uplink_bits, downlink_bits = traffic.uplink_bits, downlink_bits + traffic.downlink_bits
+        return RoundRecord(
+            round=plan.round,
+            cohort_size=size,
+            num_received=answers,
+            num_dropped=len(plan.dropped),
+            uplink_bits=uplink_bits,
+            downlink_bits=downlink_bits,
+            setup_bits=self.keys.setup_bits_per_client * self.planner.num_clients if plan.round == 0 else 0,
+            clip_rate=math.nan,
+            radius_min=self.ranges.radius.min().item(),
+            radius_max=self.ranges.radius.max().item(),
+            update_norm=0.0,
+            aborted=self._aborted,
+        )
+
+    def _diagnose(self, record: RoundRecord, step: Tensor) -> None:
+        """Add to the record what only a simulation knows."""
+
+    # ---- checkpoint -------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that the next round depends on, in tensors and plain numbers; keys excluded."""
+        return {
+            "weights": self.weights,
+            "center": self.ranges.center,
+            "radius": self.ranges.radius,
+            "round": self.round,
+            "attempt": self.attempt + (self.plan is not None),
+            "total_uplink_bits": self.total_uplink_bits,
+            "total_downlink_bits": self.total_downlink_bits,
+            "ledger": self.ledger.state_dict(),
+            "optimizer": deepcopy(self._optimizer.state_dict()) if self._optimizer else {},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from `state_dict`.
+
+        Raises:
+            ValueError: If the state is of another model, or only one of the two has a server optimiser.
+        """
+        if state["weights"].shape != self.weights.shape or len(state["radius"]) != len(self.segments):
+            raise ValueError(
+                f"the state holds {state['weights'].numel()} weights in {len(state['radius'])} segments, the "
+                f"model {self.weights.numel()} in {len(self.segments)}; use the checkpoint's own model"
+            )
+        if bool(state["optimizer"]) != (self._optimizer is not None):
+            raise ValueError(
+                "the state and this federation must both have a server_optimizer, or neither; "
+                "use the checkpoint's own setting"
+            )
+        self.ledger.load_state_dict(state["ledger"], repeatable=self._seeded)
+        self.weights = state["weights"].to(self.weights).clone()
+        self.ranges = Ranges(state["center"].clone(), state["radius"].clone())
+        self.round, self.attempt, self.plan = state["round"], state["attempt"], None
+        self.total_uplink_bits = state["total_uplink_bits"]
+        self.total_downlink_bits = state["total_downlink_bits"]
+        if self._optimizer is not None:
+            self._optimizer.load_state_dict(deepcopy(state["optimizer"]))
+
+
+def _is_vector(value: Any, parameter: Tensor) -> bool:
+    """Is this part of the optimiser's state one value a coordinate?"""
+    return isinstance(value, Tensor) and value.shape == parameter.shape
