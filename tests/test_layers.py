@@ -17,6 +17,7 @@ ALLOWED: dict[str, set[str]] = {
     "extras": set(),
     "functional": ARRAYS,
     "randomness": {"numpy", "cryptography"},
+    "party_keys": {"randomness", "cryptography"},
     "wire": {"constriction", *ARRAYS},
     "losses": {"functional", *ARRAYS},
     "core": {"wire", "losses", "randomness", "torch"},

@@ -32,7 +32,8 @@ class FedAvg(Mechanism):
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         """See `Mechanism.decode`."""
-        return symbols.reshape(len(clients), context.dim).view(torch.float32).sum(0)
+        patterns = symbols.to(torch.int32).reshape(len(clients), context.dim)  # 64-bit integers off a wire
+        return patterns.view(torch.float32).sum(0)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """No noise."""

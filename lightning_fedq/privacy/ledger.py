@@ -61,6 +61,7 @@ class Ledger:
         self._keys: bytes | None = None
         self._streams = torch.full((num_clients, 2), -1, dtype=torch.int64)
         self._repeatable: dict[tuple[int, int], str] | None = None
+        self._taken: set[tuple[int, int]] = set()
 
     @property
     def most_charged(self) -> int:
@@ -109,6 +110,9 @@ class Ledger:
             if self._repeatable is not None:
                 self._repeatable[entry.round, entry.attempt] = entry.state
                 continue
+            self._taken.add(
+                (entry.round, entry.attempt)
+            )  # where keys outlive the process, its streams are used
             rows = slice(None) if entry.clients is None else list(entry.clients)
             self.charges[rows] += 1
             self.rounds += 1
@@ -123,11 +127,11 @@ class Ledger:
         return digest.hexdigest()[:16]
 
     def free_attempt(self, round: int, attempt: int, state: str) -> int:
-        """The first attempt from `attempt` on that no other state of this round has used."""
+        """The first attempt from `attempt` on that nobody else, or no other state of this round, has used."""
         if self.journal is not None:
             self._take_in(self.journal)
         used = self._repeatable or {}
-        while used.get((round, attempt), state) != state:
+        while (round, attempt) in self._taken or used.get((round, attempt), state) != state:
             attempt += 1
         return attempt
 

@@ -1,0 +1,271 @@
+"""Keys of one party of a secure federation: a server with none of its clients', a client with its own.
+
+`randomness.AgreedKeys` holds everybody's keys in one process, to simulate; here the same keys are derived by
+those who are meant to have them. A client sends its public key once, 32 bytes, and the server relays it to
+those who share a group with it. Asking a party for a key that it must not know raises `NotHeldError`.
+
+The server relays public keys, so it could put itself between two clients, and would then know what they
+share. With a directory of identities (Ed25519) from elsewhere, a client accepts a peer's key with that peer's
+signature only.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidSignature, InvalidTag
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from lightning_fedq.randomness import (
+    PUBLIC_KEY_BYTES,
+    Keys,
+    ServerKeys,
+    agree,
+    group_info,
+    hkdf_expand,
+    pack_fields,
+    private_key,
+    roster_digest,
+    server_info,
+)
+
+_NONCE = bytes(12)
+"""The key that seals the members' key serves this one message, so the nonce may be constant."""
+
+
+class NotHeldError(PermissionError):
+    """Somebody asks a party for a key that it does not hold, and must not."""
+
+
+class KeyVerificationError(ValueError):
+    """A public key, or what was sealed for its owner, that does not verify: another's, or tampered with."""
+
+
+@dataclass(frozen=True)
+class ServerSecrets:
+    """What a server draws once for a federation, and keeps to itself.
+
+    Args:
+        secret: Its X25519 private key, 32 bytes.
+        federation: Key that everybody knows, 32 bytes; it names the federation.
+        members: Key that goes to each client, 32 bytes.
+    """
+
+    secret: bytes
+    federation: bytes
+    members: bytes
+
+    @classmethod
+    def draw(cls) -> ServerSecrets:
+        """From the operating system."""
+        return cls(os.urandom(32), os.urandom(32), os.urandom(32))
+
+    @property
+    def public_key(self) -> bytes:
+        """Its X25519 public key."""
+        return X25519PrivateKey.from_private_bytes(self.secret).public_key().public_bytes_raw()
+
+
+class HeldServerKeys(ServerKeys):
+    """What the server of a secure federation holds: its own key pair and everybody's public keys.
+
+    Args:
+        secrets: Its own.
+        roster: Public key of each client.
+
+    Raises:
+        ValueError: If two clients have one key, or a key is not 32 bytes.
+    """
+
+    mode = "secure"
+    setup_bits_per_client = 8 * PUBLIC_KEY_BYTES
+
+    def __init__(self, secrets: ServerSecrets, roster: Mapping[int, bytes]) -> None:
+        if len(set(roster.values())) != len(roster) or any(len(key) != 32 for key in roster.values()):
+            raise ValueError("every client needs a public key of its own, 32 bytes")
+        self._secrets, self.roster = secrets, dict(roster)
+        self._secret = X25519PrivateKey.from_private_bytes(secrets.secret)
+        self.salt = roster_digest(self.roster)
+        self._client: dict[int, bytes] = {}
+
+    def public(self) -> bytes:
+        """See `ServerKeys.public`."""
+        return self._secrets.federation
+
+    def members(self) -> bytes:
+        """See `ServerKeys.members`."""
+        return self._secrets.members
+
+    def client(self, client: int) -> bytes:
+        """See `ServerKeys.client`.
+
+        Raises:
+            ValueError: If the client's public key has low order.
+        """
+        if client not in self._client:
+            other = X25519PublicKey.from_public_bytes(self.roster[client])
+            info = server_info(self.public(), client)
+            self._client[client] = agree(self._secret, other, self.salt, info)
+        return self._client[client]
+
+    def sealed_members(self, client: int) -> bytes:
+        """The members' key for one client's eyes, 48 bytes."""
+        return AESGCM(_seal_key(self.client(client))).encrypt(_NONCE, self.members(), b"")
+
+
+@dataclass(frozen=True)
+class ClientSecrets:
+    """What a client draws once for a federation, and never sends.
+
+    Args:
+        secret: Its X25519 private key, 32 bytes.
+        seed: Of what nobody else knows, 32 bytes.
+    """
+
+    secret: bytes
+    seed: bytes
+
+    @classmethod
+    def draw(cls) -> ClientSecrets:
+        """From the operating system."""
+        return cls(os.urandom(32), os.urandom(32))
+
+    @property
+    def public_key(self) -> bytes:
+        """Its X25519 public key, which is all that it uploads before the first round."""
+        return X25519PrivateKey.from_private_bytes(self.secret).public_key().public_bytes_raw()
+
+
+def sign_key(identity: Ed25519PrivateKey, federation: bytes, public_key: bytes) -> bytes:
+    """Signature of a client's identity under its key for one federation."""
+    return identity.sign(_statement(federation, public_key))
+
+
+def verify_key(
+    directory: Mapping[int, Ed25519PublicKey],
+    client: int,
+    federation: bytes,
+    public_key: bytes,
+    signature: bytes,
+) -> None:
+    """Check that a public key is the one that a client has signed.
+
+    Raises:
+        KeyVerificationError: If the directory has no such client, or its signature does not verify.
+    """
+    if client not in directory:
+        raise KeyVerificationError(f"the directory holds no identity of client {client}")
+    try:
+        directory[client].verify(signature, _statement(federation, public_key))
+    except InvalidSignature as error:
+        raise KeyVerificationError(
+            f"the public key of client {client} is not signed by its identity: the server relays another "
+            "one, or the directory is out of date"
+        ) from error
+
+
+def _statement(federation: bytes, public_key: bytes) -> bytes:
+    return pack_fields("fedq client key", federation, public_key)
+
+
+def _seal_key(client_key: bytes) -> bytes:
+    return hkdf_expand(client_key, pack_fields("seal members"))
+
+
+class HeldClientKeys(Keys):
+    """What one client of a secure federation holds: its own secrets, and public keys of those it meets.
+
+    Args:
+        client: Its number.
+        secrets: Its own.
+        federation: See `ServerSecrets`.
+        server_key: The server's public key.
+        salt: `HeldServerKeys.salt`; with another one it has no key in common with anybody.
+        sealed_members: From the server, see `HeldServerKeys.sealed_members`.
+        peers: Public keys of the clients that share a group with it, their signatures verified (`verify_key`)
+            where the server is not trusted to relay them.
+
+    Raises:
+        KeyVerificationError: If the sealed key does not open: another server, roster, or number.
+    """
+
+    mode = "secure"
+    setup_bits_per_client = 8 * PUBLIC_KEY_BYTES
+
+    def __init__(
+        self,
+        client: int,
+        secrets: ClientSecrets,
+        federation: bytes,
+        server_key: bytes,
+        salt: bytes,
+        sealed_members: bytes,
+        peers: Mapping[int, bytes],
+    ) -> None:
+        self.number, self._secrets, self._federation = client, secrets, federation
+        self._secret = X25519PrivateKey.from_private_bytes(secrets.secret)
+        self._salt, self._peers = salt, dict(peers)
+        server = X25519PublicKey.from_public_bytes(server_key)
+        self._own = agree(self._secret, server, salt, server_info(federation, client))
+        try:
+            self._members = AESGCM(_seal_key(self._own)).decrypt(_NONCE, sealed_members, b"")
+        except InvalidTag as error:
+            raise KeyVerificationError(
+                f"what the server sealed for client {client} does not open with its key: it has another "
+                "public key of this client, or is another server"
+            ) from error
+
+    def public(self) -> bytes:
+        """See `ServerKeys.public`."""
+        return self._federation
+
+    def members(self) -> bytes:
+        """See `ServerKeys.members`."""
+        return self._members
+
+    def client(self, client: int) -> bytes:
+        """See `ServerKeys.client`.
+
+        Raises:
+            NotHeldError: If it is another client's.
+        """
+        self._check_own(client)
+        return self._own
+
+    def peer(self, group: tuple[int, ...]) -> bytes:
+        """See `Keys.peer`.
+
+        Raises:
+            NotHeldError: If the client is not in the group, or has not been told the other's public key.
+            NotImplementedError: If the group has three members or more.
+        """
+        members = tuple(sorted(group))
+        if self.number not in members:
+            raise NotHeldError(f"client {self.number} is not in the group {members}")
+        if len(members) != 2:
+            raise NotImplementedError(
+                f"the key of a group of {len(members)} needs one more exchange between its members, which "
+                "real clients do not have; use a mechanism with pairs (CorBin) or without groups"
+            )
+        (other,) = (member for member in members if member != self.number)
+        if other not in self._peers:
+            raise NotHeldError(f"client {self.number} has no public key of client {other}")
+        key = X25519PublicKey.from_public_bytes(self._peers[other])
+        return agree(self._secret, key, self._salt, group_info(self._federation, members))
+
+    def private(self, client: int) -> bytes:
+        """See `Keys.private`.
+
+        Raises:
+            NotHeldError: If it is another client's.
+        """
+        self._check_own(client)
+        return private_key(self._secrets.seed, self._federation)
+
+    def _check_own(self, client: int) -> None:
+        if client != self.number:
+            raise NotHeldError(f"client {self.number} does not hold the key of client {client}")

@@ -1,0 +1,414 @@
+"""The server's half and real clients: bytes in between, and the same model as a simulation."""
+
+import copy
+import inspect
+import json
+import math
+
+import pytest
+import torch
+
+from lightning_fedq.mechanisms import (
+    CPA,
+    LDPQ,
+    AggregateGaussian,
+    CorBin,
+    FedAvg,
+    LayeredGaussian,
+    RotatedAxes,
+)
+from lightning_fedq.party_keys import ClientSecrets, HeldClientKeys, HeldServerKeys, ServerSecrets
+from lightning_fedq.privacy.journal import Journal
+from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.ranges import AdaptiveRange, FixedRange, PreviousMinMax
+from lightning_fedq.rounds import (
+    ForeignMessageError,
+    ForgedMessageError,
+    LateMessageError,
+    MalformedMessageError,
+    RefusedMessageError,
+    RepeatedMessageError,
+    RoundClient,
+    RoundEngine,
+    RoundPlanner,
+    RoundServer,
+    RoundTask,
+    StreamLog,
+    UnexpectedMessageError,
+    UsedStreamError,
+)
+from lightning_fedq.rounds.messages import FRAME_BYTES, frame
+from tests.contract.test_mechanisms import every_mechanism, updates_for
+from tests.one_round import context_of, encode
+from tests.test_party_keys import agreed
+
+DIM, SEGMENTS, CLIENTS = 12, (8, 4), 5
+
+
+def update_of(client, round=0):
+    return 0.4 * torch.randn(DIM, generator=torch.Generator().manual_seed(100 * round + client))
+
+
+def half(kind, mechanism, keys, planner=None, ranges=None, **options):
+    weights = torch.linspace(-0.5, 0.5, DIM)
+    return kind(
+        mechanism,
+        planner or RoundPlanner(CLIENTS, 3),
+        keys,
+        weights,
+        SEGMENTS,
+        ranges or AdaptiveRange(),
+        **options,
+    )
+
+
+def client_of(mechanism, number, keys, path=None, **options):
+    return RoundClient(number, mechanism, keys, StreamLog(path, f"client {number}"), **options)
+
+
+def deployed(mechanism, keys=None, **options):
+    keys = keys or SeededKeys(3)
+    server = half(RoundServer, mechanism, keys, **options)
+    return server, [client_of(mechanism, c, keys, target=server.target) for c in range(CLIENTS)]
+
+
+def answers(server, clients, plan):
+    task = RoundTask.from_bytes(server.task().to_bytes())
+    return {c: clients[c].answer(task, server.weights, update_of(c, plan.round)) for c in plan.survivors}
+
+
+def simulated(mechanism, rounds, keys=None, **options):
+    engine = half(RoundEngine, mechanism, keys or SeededKeys(3), **options)
+    records = []
+    for _ in range(rounds):
+        plan = engine.start()
+        for client in plan.survivors:
+            engine.receive([client], update_of(client, plan.round)[None])
+        records.append(engine.finish())
+    return engine, records
+
+
+# ---- one path -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [FedAvg(), CorBin(2.0, 5), LDPQ(1.0), AggregateGaussian(8.0, 0.1), CPA(2.0), LayeredGaussian(8.0, 0.1)],
+)
+@pytest.mark.parametrize("options", [{}, {"target": "weights", "ranges": PreviousMinMax()}])
+def test_bytes_between_the_halves_give_the_simulations_model(mechanism, options):
+    if mechanism.fixed_cohort and options:
+        pytest.skip("its noise is for updates")
+    engine, expected = simulated(mechanism, 3, **options)
+    server, clients = deployed(mechanism, **options)
+    for record in expected:
+        plan = server.start()
+        for message in answers(server, clients, plan).values():
+            server.take(message)
+        found = server.finish()
+        assert found.uplink_bits == record.uplink_bits and found.num_received == record.num_received
+        assert math.isnan(found.clip_rate) and math.isnan(found.mse)  # what no real server knows
+    assert torch.equal(server.weights, engine.weights)
+    assert torch.equal(server.ranges.radius, engine.ranges.radius)
+    assert server.ledger.charges.tolist() == engine.ledger.charges.tolist()
+
+
+def test_parties_with_their_own_keys_give_the_model_of_one_process_with_all_of_them():
+    secrets, own = ServerSecrets.draw(), [ClientSecrets.draw() for _ in range(CLIENTS)]
+    roster = {c: one.public_key for c, one in enumerate(own)}
+    held, mechanism = HeldServerKeys(secrets, roster), CorBin(2.0, 5)
+    server = half(RoundServer, mechanism, held)
+    engine, _ = simulated(mechanism, 2, agreed(secrets, own))
+    for _ in range(2):
+        plan = server.start()
+        for group in plan.groups:
+            for client in group:
+                peers = {other: roster[other] for other in group if other != client}
+                sealed = held.sealed_members(client)
+                keys = HeldClientKeys(
+                    client, own[client], secrets.federation, secrets.public_key, held.salt, sealed, peers
+                )
+                one = client_of(mechanism, client, keys)
+                server.take(one.answer(server.task(), server.weights, update_of(client, plan.round)))
+        server.finish()
+    assert torch.equal(server.weights, engine.weights)
+
+
+def test_a_server_is_never_given_an_update():
+    assert not hasattr(RoundServer, "receive")
+    for name, method in inspect.getmembers(RoundServer, inspect.isfunction):
+        assert not {"update", "updates"} & set(inspect.signature(method).parameters), name
+
+
+@every_mechanism
+def test_what_is_unpacked_decodes_like_what_was_packed(mechanism):
+    """Symbols come off the wire as 64-bit integers, whatever type `encode` gave them."""
+    context = context_of(mechanism, (4, 9, 2), (40, 24))
+    message, rand = encode(mechanism, updates_for(3), context), PublicRandomness(SeededKeys(0), 0)
+    codes = [mechanism.message_code(client, context, rand) for client in context.cohort]
+    rows = [code.unpack(code.pack(row), len(row)) for code, row in zip(codes, message.symbols, strict=True)]
+    decoded = mechanism.decode(torch.stack(rows), context.cohort, context, rand)
+    assert torch.equal(decoded, mechanism.decode(message.symbols, context.cohort, context, rand))
+
+
+@every_mechanism
+def test_the_server_knows_the_length_of_a_message(mechanism):
+    for clients, segments in (((4, 9, 2, 7), (40, 24)), ((1, 0, 3), (37,))):
+        context = context_of(mechanism, clients, segments)
+        message = encode(mechanism, torch.zeros(len(clients), context.dim), context)
+        assert message.symbols.shape == (len(clients), mechanism.num_symbols(context))
+
+
+# ---- what is refused ----------------------------------------------------------------------------------
+
+
+def state_of(server):
+    inner = server._sum
+    kept = (inner._symbols, inner._decoded, inner._rows)
+    return copy.deepcopy((kept, list(inner.received), server._expected, server._uplink_bits, server.weights))
+
+
+def assert_same(one, other):
+    def plain(value):
+        if isinstance(value, torch.Tensor):
+            return value.tolist()
+        return [plain(part) for part in value] if isinstance(value, list | tuple) else value
+
+    assert plain(one) == plain(other)
+
+
+def refused(server, message, kind, words):
+    before = state_of(server)
+    with pytest.raises(kind, match=words):
+        server.take(message)
+    assert_same(state_of(server), before)
+
+
+@pytest.mark.parametrize("mechanism", [CorBin(2.0, 5), LayeredGaussian(8.0, 0.1), CPA(2.0)], ids=repr)
+def test_messages_that_are_refused_change_nothing(mechanism):
+    planner = RoundPlanner(CLIENTS, 3, clients_per_round=3)
+    server, clients = deployed(mechanism, planner=planner)
+    early = answers(server, clients, server.start())
+    refused(server, b"", MalformedMessageError, "no answer of this protocol")
+    refused(server, b"GET / HTTP/1.1" * 10, MalformedMessageError, "no answer of this protocol")
+    first, message = next(iter(early.items()))
+    refused(server, message[:-1], ForgedMessageError, f"client {first}: the tag does not verify")
+    refused(server, message + b"\0", ForgedMessageError, "the tag does not verify")
+    for place in (45, len(message) - 1):
+        flipped = bytearray(message)
+        flipped[place] ^= 1
+        refused(server, bytes(flipped), ForgedMessageError, "the tag does not verify")
+    absent = next(c for c in range(CLIENTS) if c not in early)
+    context, public = server._context, PublicRandomness(server.keys, 0)
+    refused(
+        server,
+        frame(absent, b"", context, public),
+        UnexpectedMessageError,
+        f"client {absent}: not in the cohort",
+    )
+    foreign = PublicRandomness(SeededKeys(4), 0)
+    refused(server, frame(first, b"", context, foreign), ForeignMessageError, "of another federation")
+    for packed in (b"", b"\xff", bytes(1000)):
+        refused(server, frame(first, packed, context, public), MalformedMessageError, f"client {first}: ")
+    assert server.take(message) == first
+    refused(server, message, RepeatedMessageError, f"client {first}: has answered already")
+    server.finish()
+    with pytest.raises(RefusedMessageError, match="no round is open"):
+        server.take(message)
+    server.start()
+    for late in early.values():
+        with pytest.raises(LateMessageError, match="of round 0, attempt 0; open is round 1, attempt 0"):
+            server.take(late)
+    server.abandon()
+    again = server.start()
+    assert server.attempt == 1
+    for late in answers_of_attempt(server, clients, again, attempt=0).values():
+        with pytest.raises(LateMessageError, match="round 1, attempt 0; open is round 1, attempt 1"):
+            server.take(late)
+
+
+def answers_of_attempt(server, clients, plan, attempt):
+    fields = {**vars(server.task()), "attempt": attempt}
+    fresh = [client_of(c.mechanism, c.client, c.keys) for c in clients]
+    return {c: fresh[c].answer(RoundTask(**fields), server.weights, update_of(c)) for c in plan.survivors}
+
+
+@every_mechanism
+def test_random_bytes_from_a_liar_are_refused_or_count_as_some_message(mechanism):
+    """A client that holds its key can send what it likes: it is a message, or a `MalformedMessageError`."""
+    planner, generator = RoundPlanner(4, 3), torch.Generator().manual_seed(1)
+    engine = RoundServer(mechanism, planner, SeededKeys(3), torch.zeros(64), (40, 24), FixedRange(1.0))
+    engine.start()
+    context, public = engine._context, PublicRandomness(engine.keys, 0)
+    honest = engine.mechanism.message_code(0, context, public)
+    row = encode(mechanism, torch.zeros(4, 64), context, seed=3).symbols[context.cohort.index(0)]
+    size = len(honest.pack(row))
+    taken = 0
+    for length in (0, 1, size // 2, size, size, size, size + 1, 4 * size):
+        for fill in (None, 0, 255):
+            noise = torch.randint(256, (length,), generator=generator).tolist()
+            junk = noise if fill is None else [fill] * length
+            before = state_of(engine)
+            try:
+                engine.take(frame(0, bytes(junk), context, public))
+            except MalformedMessageError:
+                assert_same(state_of(engine), before)
+            except RepeatedMessageError:
+                assert taken
+            else:
+                taken += 1
+    for client in context.cohort:
+        if client in engine._expected:
+            place = context.cohort.index(client)
+            one = encode(mechanism, torch.zeros(4, 64), context, seed=3).symbols[place]
+            packed = mechanism.message_code(client, context, public).pack(one)
+            engine.take(frame(client, packed, context, public))
+    engine.finish()
+    assert bool(torch.isfinite(engine.weights).all())
+
+
+def test_a_symbol_that_the_mechanism_cannot_send_is_refused():
+    server, _ = deployed(RotatedAxes(epsilon=2.0, clip_norm=1.0))
+    server.start()
+    context, public = server._context, PublicRandomness(server.keys, 0)
+    code = server.mechanism.code(context)
+    largest = 2**code.bits_per_symbol - 1
+    if largest >= 2 * server.mechanism.choice(DIM).size:
+        refused(
+            server,
+            frame(0, code.pack(torch.tensor([largest])), context, public),
+            MalformedMessageError,
+            "one integer",
+        )
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_liar_cannot_send_a_nan(bad):
+    server, clients = deployed(FedAvg())
+    plan = server.start()
+    good = answers(server, clients, plan)
+    row = torch.zeros(DIM)
+    row[3] = bad
+    packed = FedAvg().code(server._context).pack(row.view(torch.int32))
+    public = PublicRandomness(server.keys, 0)
+    refused(server, frame(2, packed, server._context, public), MalformedMessageError, "a NaN or an infinity")
+    server.take(good[2])
+
+
+def test_the_frame_is_small():
+    server, clients = deployed(LDPQ(1.0))
+    message = next(iter(answers(server, clients, server.start()).values()))
+    assert len(message) == FRAME_BYTES + 2 and FRAME_BYTES == 56
+
+
+# ---- the client's own log -----------------------------------------------------------------------------
+
+
+def test_a_stream_carries_one_payload(tmp_path):
+    path, keys = tmp_path / "streams.jsonl", SeededKeys(3)
+    server, _ = deployed(LDPQ(1.0))
+    server.start()
+    one, task = client_of(LDPQ(1.0), 0, keys, path), server.task()
+    one.answer(task, server.weights, update_of(0))
+    with pytest.raises(
+        UsedStreamError, match="asks for round 0, attempt 0, and this client has answered round 0"
+    ):
+        one.answer(task, server.weights, update_of(1))
+    back = client_of(LDPQ(1.0), 0, keys, path)  # a client that was killed and comes back
+    assert back.log.charges == 1
+    with pytest.raises(UsedStreamError, match="a stream serves one payload"):
+        back.answer(task, server.weights, update_of(1))
+    fields = {**vars(task), "attempt": 1}
+    back.answer(RoundTask(**fields), server.weights, update_of(1))
+    with pytest.raises(UsedStreamError):  # a server that was set back
+        back.answer(task, server.weights, update_of(1))
+    with pytest.raises(UsedStreamError):  # another process of the same client has used it
+        one.answer(RoundTask(**fields), server.weights, update_of(1))
+    assert [json.loads(line)["attempt"] for line in path.read_text().splitlines()[1:]] == [0, 1]
+
+
+def test_the_log_is_on_disk_before_the_message_exists(tmp_path, monkeypatch):
+    path = tmp_path / "streams.jsonl"
+    server, _ = deployed(LDPQ(1.0))
+    server.start()
+    one = client_of(LDPQ(1.0), 0, SeededKeys(3), path)
+
+    def killed(*args):
+        assert len(path.read_text().splitlines()) == 2
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(LDPQ, "encode", killed)
+    with pytest.raises(KeyboardInterrupt):
+        one.answer(server.task(), server.weights, update_of(0))
+    monkeypatch.undo()
+    back = client_of(LDPQ(1.0), 0, SeededKeys(3), path)
+    with pytest.raises(UsedStreamError):
+        back.answer(server.task(), server.weights, update_of(0))
+
+
+def test_a_torn_line_has_sent_nothing(tmp_path):
+    path = tmp_path / "streams.jsonl"
+    server, _ = deployed(LDPQ(1.0))
+    server.start()
+    StreamLog(path, "client 0")
+    with path.open("ab") as file:
+        file.write(b'{"round": 0, "att')
+    client_of(LDPQ(1.0), 0, SeededKeys(3), path).answer(server.task(), server.weights, update_of(0))
+
+
+def test_the_log_of_another_client_is_refused(tmp_path):
+    StreamLog(tmp_path / "streams.jsonl", "client 0")
+    with pytest.raises(ValueError, match="the journal of another federation"):
+        StreamLog(tmp_path / "streams.jsonl", "client 1")
+
+
+def test_a_client_refuses_a_round_without_it_or_of_another_model():
+    server, clients = deployed(LDPQ(1.0), planner=RoundPlanner(CLIENTS, 3, clients_per_round=3))
+    plan = server.start()
+    absent = next(c for c in range(CLIENTS) if c not in plan.cohort)
+    with pytest.raises(ValueError, match=f"client {absent} is not in the cohort of round 0"):
+        clients[absent].answer(server.task(), server.weights, update_of(0))
+    with pytest.raises(
+        ValueError, match="about 12 coordinates, this client's model has 11 and the server sent 12"
+    ):
+        clients[plan.cohort[0]].answer(server.task(), server.weights, torch.zeros(11))
+    assert clients[plan.cohort[0]].log.charges == 0
+
+
+# ---- the task, and a server that comes back -----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "spoil", [lambda d: d[:-1], lambda d: d + b"\0", lambda d: b"FQXX" + d[4:], lambda d: b""]
+)
+def test_a_spoiled_task_is_refused(spoil):
+    server, _ = deployed(CorBin(1.0))
+    server.start()
+    data = server.task().to_bytes()
+    again = RoundTask.from_bytes(data)
+    assert again.groups == server._context.groups and again.segments == SEGMENTS
+    assert torch.equal(again.center, server._context.center) and torch.equal(
+        again.radius, server._context.radius
+    )
+    with pytest.raises(ValueError, match="no task of a round"):
+        RoundTask.from_bytes(spoil(data))
+
+
+def test_a_server_whose_keys_outlive_it_uses_no_stream_of_its_journal_again(tmp_path):
+    """Killed after the charge and restarted from a checkpoint of before: the round is a new attempt."""
+    secrets, own = ServerSecrets.draw(), [ClientSecrets.draw() for _ in range(CLIENTS)]
+    keys = HeldServerKeys(secrets, {c: one.public_key for c, one in enumerate(own)})
+    path, name = tmp_path / "ledger.jsonl", repr(LDPQ(1.0))
+
+    def server(position):
+        ledger = Ledger(CLIENTS, name)
+        one = half(RoundServer, LDPQ(1.0), keys, ledger=ledger)
+        ledger.keep(Journal(path, name, CLIENTS, position), False)
+        return one
+
+    server(0).start()
+    back = server(0)
+    back.start()
+    assert (back.round, back.attempt) == (0, 1)
+    assert back.ledger.charges.tolist() == [2] * CLIENTS  # what may have been sent is paid for
