@@ -110,9 +110,7 @@ class Ledger:
             if self._repeatable is not None:
                 self._repeatable[entry.round, entry.attempt] = entry.state
                 continue
-            self._taken.add(
-                (entry.round, entry.attempt)
-            )  # where keys outlive the process, its streams are used
+            self._taken.add((entry.round, entry.attempt))  # used, where keys outlive the process
             rows = slice(None) if entry.clients is None else list(entry.clients)
             self.charges[rows] += 1
             self.rounds += 1

@@ -102,8 +102,8 @@ class StreamLog:
             self._last = max(self._last, (entry.round, entry.attempt))
             self.charges += 1
 
-    def use(self, round: int, attempt: int) -> None:
-        """Use up one stream; when it returns, the disk knows.
+    def use(self, round: int, attempt: int, dim: int) -> None:
+        """Use up one stream for a vector of `dim` coordinates; when it returns, the disk knows.
 
         Raises:
             UsedStreamError: If it, or a later one, was used before.
@@ -117,7 +117,7 @@ class StreamLog:
                 "restarted goes on with a new attempt; one that has lost its state needs a new federation"
             )
         if self._journal is not None:
-            self._journal.append(round, attempt, "", None)
+            self._journal.append(round, attempt, "", None, dim)
         self._last = (round, attempt)
         self.charges += 1
 
@@ -156,7 +156,7 @@ class RoundClient:
                 f"the server's round is about {context.dim} coordinates, this client's model has "
                 f"{update.numel()} and the server sent {weights.numel()}; both sides need the same module"
             )
-        self.log.use(task.round, task.attempt)
+        self.log.use(task.round, task.attempt, context.dim)
         return encode_updates(
             self.mechanism, self.target, self.keys, [self.client], update[None], weights, context
         ).message
