@@ -98,8 +98,6 @@ def simulated(mechanism, rounds, keys=None, **options):
 )
 @pytest.mark.parametrize("options", [{}, {"target": "weights", "ranges": PreviousMinMax()}])
 def test_bytes_between_the_halves_give_the_simulations_model(mechanism, options):
-    if mechanism.fixed_cohort and options:
-        pytest.skip("its noise is for updates")
     engine, expected = simulated(mechanism, 3, **options)
     server, clients = deployed(mechanism, **options)
     for record in expected:
