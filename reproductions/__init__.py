@@ -1,6 +1,12 @@
 """The papers' experiments, one function each; `fedq reproduce` runs them by name."""
 
 EXPERIMENTS = {
+    "corbin-exp1": "corbin.cifar",
+    "corbin-exp2": "corbin.cifar",
+    "corbin-exp3": "corbin.cifar",
+    "corbin-exp4": "corbin.cifar",
+    "corbin-exp5": "corbin.cifar",
+    "corbin-exp6": "corbin.cifar",
     "corbin-exp7": "corbin.exp7",
     "corbin-exp8": "corbin.exp8",
     "exact-fig2": "exact.fig2",

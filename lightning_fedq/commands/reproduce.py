@@ -50,7 +50,11 @@ def main(argv: Sequence[str]) -> int:
         return 2
     from jsonargparse import auto_cli  # half a second to import, and only needed here
 
-    auto_cli(experiment, args=options, as_positional=False, prog=f"fedq reproduce {point.name}")
+    try:
+        auto_cli(experiment, args=options, as_positional=False, prog=f"fedq reproduce {point.name}")
+    except FileNotFoundError as error:  # no data: the message says where they should be
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     return 0
 
 

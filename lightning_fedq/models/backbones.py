@@ -1,14 +1,15 @@
-"""Backbones: images in, class scores out. None has stateful buffers, so all can be federated as they are.
+"""Backbones: images in, class scores out. None has stateful buffers unless BatchNorm is asked for.
 
 The papers name "two-layer VGG" (MNIST) and "ResNet18" (CIFAR-10) and leave every width open; the
 widths here are our choice, small enough for two CPU cores, and each class says how many parameters
-it has. ResNet18 has GroupNorm where the original has BatchNorm: an average of quantised running
+it has. ResNet18 has GroupNorm by default where the original has BatchNorm: an average of quantised running
 variances can be negative, and per-client batch statistics would be a release of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 
@@ -148,19 +149,27 @@ class VGG2(nn.Sequential):
 
 
 class ResNet18(nn.Module):
-    """torchvision's ResNet18, GroupNorm for BatchNorm (by Opacus's validator) and a stem for 32 x 32 images.
+    """torchvision's ResNet18 with a stem for 32 x 32 images, and GroupNorm unless BatchNorm is asked for.
 
     The stem is a 3x3 convolution of stride 1 without the 3x3 maximum, as usual for CIFAR-10; in all
-    11,173,962 parameters.
+    11,173,962 parameters. GroupNorm comes by Opacus's validator.
 
     Args:
         in_channels: 1 for grey, 3 for colour.
         num_classes: Number of classes.
+        norm: "group", or "batch" as published, whose running statistics are 9,600 more coordinates.
+
+    Raises:
+        ValueError: If a number is not >= 1, or `norm` is neither.
     """
 
-    def __init__(self, in_channels: int = 3, num_classes: int = 10) -> None:
+    def __init__(
+        self, in_channels: int = 3, num_classes: int = 10, norm: Literal["batch", "group"] = "group"
+    ) -> None:
         super().__init__()
         _check_positive(in_channels=in_channels, num_classes=num_classes)
+        if norm not in ("batch", "group"):
+            raise ValueError(f"norm must be 'batch' or 'group', got {norm!r}")
         with extra("vision", "ResNet18"):  # slow to import, and only needed here
             import torchvision
             from opacus.validators import ModuleValidator
@@ -168,7 +177,7 @@ class ResNet18(nn.Module):
         net = torchvision.models.resnet18(num_classes=num_classes)
         net.conv1 = nn.Conv2d(in_channels, 64, 3, padding=1, bias=False)
         net.maxpool = nn.Identity()
-        self.net = ModuleValidator.fix(net)
+        self.net = ModuleValidator.fix(net) if norm == "group" else net
 
     def forward(self, images: Tensor) -> Tensor:
         """Return class scores `(batch, num_classes)` of images `(batch, channels, side, side)`."""

@@ -99,7 +99,7 @@ def corbin_exp7(
             )
             model = Classifier(network, learning_rate, MOMENTUM)
             outcome = train(model, images, federated, rounds, PATIENCE, folder / label)
-            table.append(_row(name, target, value, rule, outcome))
+            table.append(_row(name, target, value, rule, outcome, label))
             write_rows(folder / "table.csv", table)
             print(f"{label}: validation {outcome.best_val:.4f}, test {outcome.test:.4f}", flush=True)
     summary = _summary(table, targets)
@@ -125,7 +125,9 @@ def corbin_exp7(
     return summary
 
 
-def _row(name: str, target: Target, smoothing: float, rule: RangeRule, outcome: Outcome) -> dict[str, Any]:
+def _row(
+    name: str, target: Target, smoothing: float, rule: RangeRule, outcome: Outcome, label: str
+) -> dict[str, Any]:
     return {
         "method": name,
         "target": target if name != "vanilla" else "any",
@@ -133,7 +135,7 @@ def _row(name: str, target: Target, smoothing: float, rule: RangeRule, outcome: 
         "range": repr(rule) if name != "vanilla" else "none",
         "best_val": outcome.best_val,
         "test": outcome.test,
-        "folder": outcome.folder.name,
+        "folder": label,
     }
 
 

@@ -33,6 +33,16 @@ def test_resnet_has_groupnorm_where_the_original_has_batchnorm() -> None:
     assert kinds.count(nn.GroupNorm) == 20 and nn.BatchNorm2d not in kinds
 
 
+def test_resnet_as_published_keeps_batchnorm_and_its_statistics() -> None:
+    model = ResNet18(norm="batch")
+    kinds = [type(m) for m in model.modules()]
+    assert kinds.count(nn.BatchNorm2d) == 20 and nn.GroupNorm not in kinds
+    assert sum(p.numel() for p in model.parameters()) == 11173962
+    assert sum(b.numel() for b in model.buffers() if b.is_floating_point()) == 9600
+    with pytest.raises(ValueError, match="norm must be 'batch' or 'group', got 'layer'"):
+        ResNet18(norm="layer")  # type: ignore[arg-type]
+
+
 def test_too_small_images_are_refused() -> None:
     with pytest.raises(ValueError, match=r"image_size >= 8"):
         CNN3(image_size=4)

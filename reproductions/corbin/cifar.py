@@ -1,0 +1,196 @@
+"""CorBin-FL, experiments 1 to 6 (figures 1 to 3b): CIFAR-10; `cifar_runs` says what is stated and what not.
+
+The paper shows curves and prints no table, so what is judged is the order of the methods: "held" where a
+difference over the seeds is more than two standard errors, "NOT held" where it is that much the other way,
+"not told apart" between. The seed is shared, so differences are taken seed by seed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from lightning_fedq.mechanisms import (
+    LDPQ,
+    AugCorBin,
+    CorBin,
+    CorrelatedQuantization,
+    FedAvg,
+    PerCoordinateGaussian,
+    PerCoordinateLaplace,
+)
+from lightning_fedq.reports import save_figure
+from reproductions.corbin.cifar_runs import Case, Setting, Table, compare
+from reproductions.rows import Row, curve_values
+
+SHARED_BITS, UNPAIRED, DELTA, TEST_IMAGES = 5, 0.2, 1e-5, 12_000
+
+
+def corbin_exp1(out: str = "runs/corbin-exp1", **options: Any) -> dict[str, Any]:
+    """CorBin-FL figure 1: CIFAR-10, 50 clients, epsilon 5: seven mechanisms.
+
+    Args:
+        out: Folder of table and picture.
+        options: See `Setting`.
+    """
+    cases = [
+        Case("vanilla", FedAvg()),
+        Case("correlated quantisation", CorrelatedQuantization()),
+        *_private(5.0),
+        Case("Laplace", PerCoordinateLaplace(5.0)),
+        Case("Gaussian", PerCoordinateGaussian(5.0, DELTA)),
+    ]
+    pairs = [("CorBin-FL", name) for name in ("LDP-FL", "Laplace", "Gaussian")] + [("AugCorBin-FL", "LDP-FL")]
+    return _finish(compare("corbin-exp1", Setting(**options), cases, out), pairs)
+
+
+def corbin_exp2(out: str = "runs/corbin-exp2", **options: Any) -> dict[str, Any]:
+    """CorBin-FL figure 2a: CIFAR-10, 50 clients, epsilon 1: 3, 5 and 7 shared bits.
+
+    Args:
+        out: Folder of table and picture.
+        options: See `Setting`.
+    """
+    names = {bits: f"{bits} shared bits" for bits in (3, 5, 7)}
+    cases = [Case(name, CorBin(1.0, bits)) for bits, name in names.items()]
+    return _finish(
+        compare("corbin-exp2", Setting(**options), cases, out), [(names[5], names[3]), (names[7], names[5])]
+    )
+
+
+def corbin_exp3(out: str = "runs/corbin-exp3", **options: Any) -> dict[str, Any]:
+    """CorBin-FL figure 2b: CIFAR-10, 50 clients, epsilon 1: each drops out with probability 0 to 0.5.
+
+    Args:
+        out: Folder of table and picture.
+        options: See `Setting`.
+    """
+    names = {p: f"dropout {p:g}" for p in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)}
+    cases = [Case(name, CorBin(1.0, SHARED_BITS), dropout=p) for p, name in names.items()]
+    pairs = [(names[0.0], name) for p, name in names.items() if p]
+    return _finish(compare("corbin-exp3", Setting(**options), cases, out), pairs)
+
+
+def corbin_exp4(out: str = "runs/corbin-exp4", **options: Any) -> dict[str, Any]:
+    """CorBin-FL figure 2c: CIFAR-10, epsilon 5, batches of 32: 50 to 500 clients.
+
+    Args:
+        out: Folder of table and picture.
+        options: See `Setting`.
+    """
+    setting = Setting(**options)
+    mechanisms = {"vanilla": FedAvg(), "CorBin-FL": CorBin(5.0, SHARED_BITS), "LDP-FL": LDPQ(5.0)}
+    cases = [
+        Case(f"{name}, {clients} clients", mechanism, clients)
+        for clients in setting.client_grid
+        for name, mechanism in mechanisms.items()
+    ]
+    pairs = [
+        (f"CorBin-FL, {clients} clients", f"LDP-FL, {clients} clients") for clients in setting.client_grid
+    ]
+    return _finish(compare("corbin-exp4", setting, cases, out, batch_size=32), pairs)
+
+
+def corbin_exp5(out: str = "runs/corbin-exp5", **options: Any) -> dict[str, Any]:
+    """CorBin-FL figure 3a: CIFAR-10, lambda 1: CorBin-FL at epsilon 10, LDP-FL at 10 and 50, no privacy.
+
+    Args:
+        out: Folder of table and picture.
+        options: See `Setting`.
+    """
+    ours, theirs = "CorBin-FL, epsilon 10", "LDP-FL, epsilon {}"
+    cases = [
+        Case("correlated quantisation", CorrelatedQuantization()),
+        Case(ours, CorBin(10.0, SHARED_BITS)),
+        *(Case(theirs.format(epsilon), LDPQ(float(epsilon))) for epsilon in (10, 50)),
+    ]
+    pairs = [(ours, theirs.format(10)), (ours, theirs.format(50)), ("correlated quantisation", ours)]
+    return _finish(compare("corbin-exp5", Setting(**options), cases, out, smoothing=(1.0,)), pairs)
+
+
+def corbin_exp6(out: str = "runs/corbin-exp6", **options: Any) -> dict[str, Any]:
+    """CorBin-FL figure 3b: CIFAR-10, 50 clients, epsilon 1, 3 and 5: CorBin-FL, AugCorBin-FL, LDP-FL.
+
+    Args:
+        out: Folder of table and picture.
+        options: See `Setting`.
+    """
+    budgets = (1.0, 3.0, 5.0)
+    cases = [
+        case._replace(method=f"{case.method}, epsilon {epsilon:g}")
+        for epsilon in budgets
+        for case in _private(epsilon)
+    ]
+    pairs = [
+        (f"{better}, epsilon {epsilon:g}", f"LDP-FL, epsilon {epsilon:g}")
+        for epsilon in budgets
+        for better in ("CorBin-FL", "AugCorBin-FL")
+    ]
+    return _finish(compare("corbin-exp6", Setting(**options), cases, out), pairs)
+
+
+def _private(epsilon: float) -> list[Case]:
+    return [
+        Case("CorBin-FL", CorBin(epsilon, SHARED_BITS)),
+        Case("AugCorBin-FL", AugCorBin(epsilon, SHARED_BITS, UNPAIRED)),
+        Case("LDP-FL", LDPQ(epsilon)),
+    ]
+
+
+def _finish(table: Table, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Verdicts on "the first is above the second", the picture, the summary."""
+    lines = []
+    for norm in dict.fromkeys(norm for norm, _ in table.chosen):
+        chosen = {method: rows for (kind, method), rows in table.chosen.items() if kind == norm}
+        order = sorted(chosen, key=lambda method: -_mean(chosen[method]))
+        words = ", ".join(f"{name} {_spread(chosen[name])}" for name in order)
+        lines.append(f"{norm} norm, test accuracy over {len(chosen[order[0]])} seed(s): {words}")
+        lines += [f"{norm} norm: {_verdict(a, chosen[a], b, chosen[b])}" for a, b in pairs]
+    _draw(table.chosen, table.rows.folder / "accuracy.png")
+    return table.rows.finish(lines, "test accuracy, %, of the round with the best validation accuracy")
+
+
+def _mean(rows: Sequence[Row]) -> float:
+    return float(np.mean([row["test"] for row in rows]))
+
+
+def _spread(rows: Sequence[Row]) -> str:
+    """Mean, standard deviation over seeds, and the chosen lambda."""
+    scatter = f" +- {np.std([row['test'] for row in rows], ddof=1):.2f}" if len(rows) > 1 else ""
+    return f"{_mean(rows):.2f}{scatter} (lambda {rows[0]['smoothing']:g})"
+
+
+def _verdict(better: str, ours: Sequence[Row], worse: str, theirs: Sequence[Row]) -> str:
+    """Is the first above the second, by differences of runs with the same seed?"""
+    gaps = np.array([a["test"] - b["test"] for a, b in zip(ours, theirs, strict=True)])
+    rate = _mean(ours) / 100
+    variance = 2e4 * rate * (1 - rate) / TEST_IMAGES  # of one gap, from the test images alone
+    if len(gaps) > 1:  # a few seeds may agree by chance
+        variance = max(variance, float(gaps.var(ddof=1)))
+    gap, error = float(gaps.mean()), math.sqrt(variance / len(gaps))
+    word = "held" if gap > 2 * error else "NOT held" if gap < -2 * error else "not told apart"
+    return f"{better} above {worse}: {gap:+.2f} points, standard error {error:.2f}: {word}"
+
+
+def _draw(chosen: dict[tuple[str, str], list[Row]], path: Path) -> None:
+    from matplotlib.figure import Figure  # half a second to import, and only needed here
+
+    figure = Figure(figsize=(12, 4.6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    names = [f"{method}, {norm}" for norm, method in chosen]
+    for place, (name, rows) in enumerate(zip(names, chosen.values(), strict=True)):
+        values = curve_values(rows[0]["val_by_round"])
+        left.plot(range(1, len(values) + 1), values, label=f"{name}, lambda {rows[0]['smoothing']:g}")
+        right.plot([row["test"] for row in rows], [place] * len(rows), "o")
+    right.set_yticks(range(len(names)), names, fontsize=7)
+    right.invert_yaxis()
+    left.set(xlabel="round", ylabel="validation accuracy, %", title="best lambda of each, first seed")
+    right.set(xlabel="test accuracy, %", title="best lambda of each, every seed")
+    left.legend(fontsize=6)
+    for axes in (left, right):
+        axes.grid(alpha=0.3)
+    save_figure(figure, path)

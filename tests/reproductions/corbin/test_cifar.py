@@ -1,0 +1,137 @@
+"""Experiments 1 to 6: what they compare, how lambda is chosen, what is judged; one real run of little."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_fedq.commands.reproduce import main
+from lightning_fedq.datasets import CIFAR10DataModule
+from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin
+from reproductions.bench import load_cifar10
+from reproductions.corbin import cifar, cifar_runs
+from reproductions.corbin.cifar_runs import PRESETS, Case, Setting, compare
+
+
+@pytest.fixture
+def images(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """4,000 images of noise, in place of CIFAR-10."""
+
+    def load(self: CIFAR10DataModule) -> tuple[Tensor, Tensor, int]:
+        generator = torch.Generator().manual_seed(0)
+        labels = torch.arange(4000) % 10
+        return torch.randn(4000, 3, 32, 32, generator=generator) + labels.view(-1, 1, 1, 1), labels, 500
+
+    monkeypatch.setattr(CIFAR10DataModule, "load", load)
+    load_cifar10.cache_clear()
+    yield
+    load_cifar10.cache_clear()
+
+
+@pytest.fixture
+def trained(images: None, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Case, str, float, int, int]]:
+    """Trainings are listed and not done: CorBin is two points better, lambda 0.5 the best of every grid."""
+    done: list[tuple[Case, str, float, int, int]] = []
+
+    def train(
+        setting: Setting, case: Case, norm: str, smoothing: float, seed: int, rounds: int, batch_size: int
+    ) -> dict[str, Any]:
+        done.append((case, norm, smoothing, seed, batch_size))
+        better = isinstance(case.mechanism, CorBin) and not case.dropout
+        value = 50.0 + 2.0 * better - abs(smoothing - 0.5)
+        return {"best_val": value, "test": value + seed, "val_by_round": "10 20"}
+
+    monkeypatch.setattr(cifar_runs, "_train", train)
+    return done
+
+
+def methods(trained: list[tuple[Case, str, float, int, int]]) -> list[str]:
+    return list(dict.fromkeys(case.method for case, *_ in trained))
+
+
+def test_lambda_is_chosen_on_the_first_seed_and_kept_for_the_others(
+    tmp_path: Path, trained: list[tuple[Case, str, float, int, int]]
+) -> None:
+    setting = Setting(seeds=(5, 6, 7), smoothing=(1.0, 0.5, 0.1))
+    table = compare("one", setting, [Case("LDP-FL", LDPQ(1.0))], str(tmp_path / "out"))
+    assert [(value, seed) for _, _, value, seed, _ in trained] == [
+        *((1.0, 5), (0.5, 5), (0.1, 5)),
+        *((0.5, 6), (0.5, 7)),
+    ]
+    assert [row["seed"] for row in table.chosen["group", "LDP-FL"]] == [5, 6, 7]
+    assert len((tmp_path / "out" / "table.csv").read_text().splitlines()) == 1 + 5
+
+
+def test_experiment_1_has_the_mechanisms_of_the_paper_and_judges(
+    tmp_path: Path, trained: list[tuple[Case, str, float, int, int]]
+) -> None:
+    found = cifar.corbin_exp1(str(tmp_path / "1"))
+    assert methods(trained) == [
+        *("vanilla", "correlated quantisation", "CorBin-FL", "AugCorBin-FL", "LDP-FL", "Laplace", "Gaussian")
+    ]
+    assert all(case.num_clients == 50 and size == 64 for case, _, _, _, size in trained)
+    by_name = {case.method: case.mechanism for case, *_ in trained}
+    assert by_name["CorBin-FL"] == CorBin(5.0, 5) and by_name["AugCorBin-FL"] == AugCorBin(5.0, 5, 0.2)
+    # a gap of exactly two points; test images alone scatter by 0.37 over three seeds
+    assert found["verdicts"][1] == (
+        "group norm: CorBin-FL above LDP-FL: +2.00 points, standard error 0.37: held"
+    )
+    assert (tmp_path / "1" / "accuracy.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_the_other_experiments_vary_what_the_paper_varies(
+    tmp_path: Path, trained: list[tuple[Case, str, float, int, int]]
+) -> None:
+    cifar.corbin_exp2(str(tmp_path / "2"), seeds=[0])
+    assert {case.mechanism for case, *_ in trained} == {CorBin(1.0, d) for d in (3, 5, 7)}
+    trained.clear()
+    found = cifar.corbin_exp3(str(tmp_path / "3"), seeds=[0])
+    assert sorted({case.dropout for case, *_ in trained}) == [0.0, 0.1, 0.2, 0.3, 0.4, 0.5]
+    assert "dropout 0 above dropout 0.5: +2.00 points" in found["verdicts"][-1]
+    trained.clear()
+    cifar.corbin_exp4(str(tmp_path / "4"), seeds=[0], clients=[50, 500])
+    assert {(case.num_clients, size) for case, _, _, _, size in trained} == {(50, 32), (500, 32)}
+    trained.clear()
+    cifar.corbin_exp5(str(tmp_path / "5"), seeds=[0], smoothing=[0.1])
+    assert {value for _, _, value, *_ in trained} == {1.0}
+    assert {LDPQ(10.0), LDPQ(50.0), CorBin(10.0, 5)} < {case.mechanism for case, *_ in trained}
+    trained.clear()
+    cifar.corbin_exp6(str(tmp_path / "6"), seeds=[0])
+    assert len(methods(trained)) == 9 and LDPQ(3.0) in {case.mechanism for case, *_ in trained}
+
+
+def test_no_gap_is_not_called_one(tmp_path: Path, trained: list[tuple[Case, str, float, int, int]]) -> None:
+    found = cifar.corbin_exp2(str(tmp_path / "2"))
+    assert [line.rsplit(": ", 1)[1] for line in found["verdicts"][1:]] == ["not told apart"] * 2
+
+
+def test_small_trains_with_either_norm(tmp_path: Path, images: None) -> None:
+    options = {"rounds": 2, "seeds": [0], "smoothing": [1.0], "norms": ["group", "batch"]}
+    table = cifar.corbin_exp2(str(tmp_path / "2"), **options)["table"]
+    assert len(table) == 6
+    assert all(0 <= row["test"] <= 100 and len(row["val_by_round"].split()) == 2 for row in table)
+    again = cifar.corbin_exp2(str(tmp_path / "2"), **options, resume=True)["table"]
+    assert [row["cpu_seconds"] for row in again] == [row["cpu_seconds"] for row in table]  # nothing was run
+
+
+def test_the_papers_preset_is_the_papers() -> None:
+    preset = PRESETS["paper"]
+    assert preset.smoothing == (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+    assert preset.norms == ("batch", "group") and (preset.num_train, preset.num_val) == (None, None)
+    for norm in preset.norms:
+        assert preset.network(norm=norm)(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
+
+
+def test_without_data_it_says_so_before_anything_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["corbin-exp1", "--data.root", str(tmp_path), "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert "no cifar-10-batches-py in" in error and "download" in error and "train/<class>" in error
+    assert not out.exists()
