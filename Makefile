@@ -5,7 +5,7 @@ export FEDQ_DATA ?= $(abspath $(wildcard ../shared/data))
 
 OLDEST ?= .venv-oldest
 
-.PHONY: demo test test-slow test-oldest check setup clean
+.PHONY: demo test test-slow test-oldest check docs tables setup clean
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -41,6 +41,15 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/test_layers.py
+
+# warnings are errors; nothing is fetched; the tutorials run
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --site-dir build/site
+	@echo "build/site/index.html"
+
+# the tables of README and docs that repeat code
+tables: setup
+	OMP_NUM_THREADS=1 $(BIN)/python docs/generate.py
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

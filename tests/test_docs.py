@@ -1,0 +1,104 @@
+"""The site builds without a warning, tutorials run, tables are what the code says, public names import."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+import lightning_fedq
+from lightning_fedq import mechanisms
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+READ_IN_THE_REPOSITORY = ("README.md", "SECURITY.md", "CHANGELOG.md", "benchmarks/README.md")
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(
+        [sys.executable, *map(str, command)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The built site; warnings are errors, and every tutorial has run."""
+    folder = tmp_path_factory.mktemp("site")
+    done = run("-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", folder)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-5000:]
+    return folder
+
+
+def test_every_page_is_built(site: Path) -> None:
+    pages = {path.relative_to(DOCS).with_suffix(".html") for path in DOCS.rglob("*.md")}
+    pages |= {Path(f"tutorials/{path.stem}.html") for path in (DOCS / "tutorials").glob("*.py")}
+    assert pages <= {path.relative_to(site) for path in site.rglob("*.html")}
+
+
+def test_tutorials_show_what_they_printed_and_drew(site: Path) -> None:
+    scripts = sorted((DOCS / "tutorials").glob("*.py"))
+    assert len(scripts) >= 3
+    for script in scripts:
+        page = (site / "tutorials" / f"{script.stem}.html").read_text()
+        pictures = re.findall(r'<img alt="[\w ]+" src="(\w+\.png)"', page)
+        assert "printed" in page and pictures, script.name
+        assert all((site / "tutorials" / name).stat().st_size > 5_000 for name in pictures)
+
+
+def test_the_site_asks_nobody_else(site: Path) -> None:
+    """Nothing that a browser loads by itself comes from another server."""
+    for page in site.rglob("*.html"):
+        loads = re.findall(r'<(?:script|img|link)[^>]*?(?:src|href)="?(https?://[^"\s>]+)', page.read_text())
+        assert not loads, (page.name, loads)
+
+
+def test_the_reference_has_every_public_class(site: Path) -> None:
+    text = "".join(path.read_text() for path in (site / "reference").glob("*.html"))
+    missing = [name for name in lightning_fedq.__all__ if not re.search(rf'id="[\w.]+\.{name}"', text)]
+    assert not missing
+
+
+def test_tables_that_repeat_code_are_what_it_says() -> None:
+    done = run("docs/generate.py", "--check")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_public_names_import() -> None:
+    rows = re.findall(r"^\| `(lightning_fedq[\w.]*)` \| (.*) \|$", (DOCS / "public_api.md").read_text(), re.M)
+    assert len(rows) > 10
+    for module, names in rows:
+        for name in re.findall(r"`(\w+)`", names):
+            assert hasattr(import_module(module), name), f"{module}.{name}"
+
+
+def test_the_audits_table_has_every_mechanism() -> None:
+    rows = re.findall(r"^\| (\w+)", (DOCS / "audit.md").read_text(), re.M)
+    assert set(mechanisms.__all__) <= set(rows)
+
+
+def anchors(page: Path) -> set[str]:
+    """Anchors of a page's headings, as sites make them."""
+    heads = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w -]", "", head.lower()).strip().replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("source", READ_IN_THE_REPOSITORY)
+def test_links_that_the_site_does_not_check(source: str) -> None:
+    """Files that are read in the repository; the site checks its own pages."""
+    text = (ROOT / source).read_text()
+    for target in re.findall(r"\]\((?!https?:)([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        page = (ROOT / source).parent / path if path else ROOT / source
+        assert page.exists(), target
+        assert not anchor or anchor in anchors(page), target
