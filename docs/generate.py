@@ -42,6 +42,7 @@ HOOKS = {
     "tolerated_dropouts": ("None", "claims about the sum are void with fewer answers"),
     "message_code": ("`code`", "a message's code conditions on what client and server share"),
     "grid": ("None", "the decoded sum comes from floats, whose low bits must not leave"),
+    "num_symbols": ("the dimension", "a message is longer or shorter than the update"),
     "symbol_range": ("None", "symbols have tighter bounds than a fixed-length code says"),
     "symbol_modulus": ("None", "symbols are residues, and sums are modular"),
     "noise_variance": ("None", "there is a bound; adaptive ranges and plans use it"),
