@@ -151,7 +151,8 @@ def print_summary(summary: Mapping[str, Any], folder: Path) -> None:
 
 def privacy_lines(report: PrivacyReport) -> list[str]:
     """One line per adversary; with keys from a seed, a line that says so first; one on samples, if any."""
-    from lightning_fedq.privacy.page import epsilon_of, format_epsilon  # imports torch, and only needed here
+    from lightning_fedq.privacy.page import epsilon_of  # imports torch, and only needed here
+    from lightning_fedq.privacy.verdict import format_epsilon
 
     lines = []
     if not report.secure_keys:

@@ -12,6 +12,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.leaves import what_left
 from lightning_fedq.callbacks.lookup import callbacks_of, engine_of, federated_of, liars_of
+from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.reports import (
@@ -170,7 +171,7 @@ class RunFolder(pl.Callback):
         folder = self._folder()
         write_summary(folder / "summary.json", self.summary)
         write_atomically(folder / "privacy.json", privacy.to_json())
-        write_atomically(folder / "privacy.md", privacy.to_markdown())
+        write_atomically(folder / "privacy.md", markdown(privacy))
         write_atomically(folder / "report.md", report_markdown(self.summary, PICTURES))
 
     def _privacy(self, engine: RoundEngine, secagg: SecAgg | None, num_liars: int) -> PrivacyReport:

@@ -24,7 +24,7 @@ from lightning_fedq.commands.mechanisms import example
 from lightning_fedq.commands.suggestions import nearest
 from lightning_fedq.core import Adversary, AuditCase, Loss, Mechanism, NonPrivate, RoundContext
 from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
-from lightning_fedq.privacy.page import format_epsilon
+from lightning_fedq.privacy.verdict import format_epsilon
 
 ALPHA = 1e-3
 KNOWLEDGE_SHARE = 0.1

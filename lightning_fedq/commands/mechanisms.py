@@ -17,8 +17,8 @@ from rich.table import Table
 
 from lightning_fedq import mechanisms
 from lightning_fedq.core import Adversary, Mechanism, RoundContext, Unit
-from lightning_fedq.privacy.page import format_epsilon
-from lightning_fedq.privacy.report import NO_GUARANTEE, privacy_report
+from lightning_fedq.privacy.report import privacy_report
+from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
 from lightning_fedq.randomness import ClientRandomness, SeededKeys
 
 EXAMPLE: dict[str, Any] = {

@@ -25,6 +25,7 @@ from lightning_fedq.core import Mechanism, RoundContext
 from lightning_fedq.federation.journal import find_journal
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import ASSUMED, PrivacyReport, privacy_report
 from lightning_fedq.privacy.samples import SampleStatement
 from lightning_fedq.reports import write_atomically
@@ -280,8 +281,8 @@ def main(argv: Sequence[str]) -> int:
             report = report_of_checkpoint(path, options.rounds, options.delta, options.secagg)
     except ValueError as error:
         parser.error(str(error))
-    Console().print(Markdown(report.to_markdown()))
+    Console().print(Markdown(markdown(report)))
     if options.out is not None:
-        write_atomically(options.out / "privacy.md", report.to_markdown())
+        write_atomically(options.out / "privacy.md", markdown(report))
         write_atomically(options.out / "privacy.json", report.to_json())
     return 0

@@ -19,8 +19,7 @@ from lightning_fedq.core import Adversary
 from lightning_fedq.leakage.inversion import Matching
 from lightning_fedq.leakage.report import TradeOff, plot_trade_off, to_markdown, trade_off
 from lightning_fedq.leakage.study import Study
-from lightning_fedq.privacy.page import format_epsilon
-from lightning_fedq.privacy.report import NO_GUARANTEE
+from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
 from lightning_fedq.reports import fresh_folder, save_figure, write_atomically, write_rows, write_summary
 
 

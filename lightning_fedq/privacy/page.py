@@ -1,27 +1,10 @@
 """The page of a privacy report: one table for a reader, one to check, assumptions and notes."""
 
-from __future__ import annotations
-
 import math
-from typing import TYPE_CHECKING
 
 from lightning_fedq.core import Adversary, Neighbours
-
-if TYPE_CHECKING:
-    from lightning_fedq.privacy.report import PrivacyReport, Row
-
-
-def format_epsilon(value: float | None) -> str:
-    """Three digits, rounded up so that a claim never shrinks in print; an infinite one is "∞"."""
-    if value is None:
-        return "-"
-    if not math.isfinite(value):
-        return "∞"
-    if value == 0.0:
-        return "0"
-    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
-    return f"{math.ceil(value / unit - 1e-9) * unit:.3g}"
-
+from lightning_fedq.privacy.report import PrivacyReport, Row
+from lightning_fedq.privacy.verdict import format_epsilon
 
 _NAMES = {
     Adversary.EAVESDROPPER: "eavesdropper",
@@ -116,7 +99,7 @@ def _leaves(report: PrivacyReport) -> list[str]:
 
 
 def markdown(report: PrivacyReport) -> str:
-    """Render a report."""
+    """Two tables, one to read and one to check; then what has to hold, and samples where DP-SGD ran."""
     common = set.intersection(*(set(row.assumptions) for row in report.rows))
     lines = [
         "# What was protected, and from whom",
@@ -146,4 +129,4 @@ def markdown(report: PrivacyReport) -> str:
             "",
             *_tables(report.with_secure_keys),
         ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + ("" if report.samples is None else report.samples.to_markdown())

@@ -19,13 +19,10 @@ from torch import Tensor
 from lightning_fedq.core import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.privacy.accounting import Spending, check_delta
 from lightning_fedq.privacy.charged import ChargedClients, Population
-from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.samples import SampleStatement
 from lightning_fedq.privacy.setting import Setting
+from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, verdict
 
-VACUOUS_EPSILON = 20.0
-NO_GUARANTEE = "no guarantee"
-VACUOUS = "vacuous"
 ASSUMED = "assumed here, no protocol was run, for a server that follows the protocol"
 _SECURE_ONLY = (
     "keys are reproducible: whoever knows the seed can compute every coin; run with secure keys (seed=None)"
@@ -158,10 +155,6 @@ class PrivacyReport:
     def to_json(self) -> str:
         """JSON with infinite numbers as the string "inf"."""
         return json.dumps(_plain(asdict(self)), indent=2)
-
-    def to_markdown(self) -> str:
-        """Two tables, one to read and one to check."""
-        return markdown(self) + ("" if self.samples is None else self.samples.to_markdown())
 
 
 def privacy_report(
@@ -348,7 +341,7 @@ def _row(mechanism: Mechanism, claim: PrivacyClaim, rounds: int, setting: Settin
     run = setting.spent(claim, rounds, setting.participation)
     any_two = setting.between_any_two(claim, rounds, setting.participation)
     # the verdict is about any two updates, so that rows of different relations can be read side by side
-    verdict, reason = _verdict(run, max(run.epsilon, any_two))
+    word, reason = _verdict(run, max(run.epsilon, any_two))
     return replace(
         blank,
         epsilon_unit=_of_a_unit(claim),
@@ -356,10 +349,10 @@ def _row(mechanism: Mechanism, claim: PrivacyClaim, rounds: int, setting: Settin
         epsilon_run=run.epsilon,
         infinite_mass=run.infinite_mass,
         method=run.method,
-        verdict=verdict,
+        verdict=word,
         reason=reason,
         epsilon_any_two=any_two,
-        advice="" if verdict in ("strong", "good") else _advice(mechanism, claim, setting),
+        advice="" if word in ("strong", "good") else _advice(mechanism, claim, setting),
     )
 
 
@@ -383,10 +376,10 @@ def _verdict(run: Spending, epsilon: float) -> tuple[str, str]:
         return VACUOUS, f"{zero}; between any two updates nothing is left of delta"
     if epsilon > VACUOUS_EPSILON:
         return VACUOUS, f"epsilon is above {VACUOUS_EPSILON:g}: the bound excludes nothing"
-    for limit, word in ((1.0, "strong"), (4.0, "good"), (8.0, "usable")):
-        if epsilon <= limit:
-            return word, ""
-    return "weak", f"outcomes may be {_times(epsilon)} as likely under one update as under another"
+    word = verdict(epsilon)
+    if word != "weak":
+        return word, ""
+    return word, f"outcomes may be {_times(epsilon)} as likely under one update as under another"
 
 
 def _advice(mechanism: Mechanism, claim: PrivacyClaim, setting: Setting) -> str:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from lightning_fedq.privacy.page import format_epsilon
-
-_VACUOUS = 20.0
+from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon, verdict
 
 
 @dataclass(frozen=True)
@@ -69,8 +67,8 @@ class SampleStatement:
     def verdict(self) -> str:
         """One or two words."""
         if not self.secure:
-            return "no guarantee"
-        return "vacuous" if self.epsilon > _VACUOUS else "usable"
+            return NO_GUARANTEE
+        return verdict(self.epsilon)
 
     @property
     def line(self) -> str:

@@ -11,6 +11,7 @@ from lightning_fedq.callbacks import Federated, LeakageMonitor, RunFolder, Wandb
 from lightning_fedq.callbacks.leaves import LetsOut
 from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.mechanisms import LDPQ, FedAvg, LayeredGaussian
+from lightning_fedq.privacy.page import markdown
 from tests.callbacks.test_client_metrics import Logs, SendsNothingUseful, run
 
 TITLE = "## What also leaves, without noise"
@@ -78,7 +79,7 @@ def test_callbacks_say_what_they_let_out(tmp_path):
 def test_a_checkpoint_refers_to_the_folder_of_its_run(tmp_path):
     run(tmp_path)
     report = report_of_checkpoint(tmp_path / "last.ckpt", None, 1e-5, secagg=False)
-    assert "privacy.md" in report.leaves[0] and TITLE in report.to_markdown()
+    assert "privacy.md" in report.leaves[0] and TITLE in markdown(report)
 
 
 @pytest.mark.parametrize(

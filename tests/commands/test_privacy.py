@@ -13,6 +13,7 @@ from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
 from lightning_fedq.commands.privacy import main, report_of_checkpoint, report_of_config
 from lightning_fedq.core import Adversary
 from lightning_fedq.mechanisms import LDPQ, FedAvg
+from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import ASSUMED
 from lightning_fedq.secagg import SecAgg
 from tests.digits_run import Classifier, Digits, make_trainer
@@ -123,7 +124,7 @@ def test_clients_that_may_collude_weaken_the_row_behind_secure_aggregation(tmp_p
 
 
 def test_a_figure_of_the_paper_is_printed_and_guarantees_nothing() -> None:
-    page = report_of_config(str(CONFIGS / "digits_cpa.yaml"), 1, 1e-5, secagg=False).to_markdown()
+    page = markdown(report_of_config(str(CONFIGS / "digits_cpa.yaml"), 1, 1e-5, secagg=False))
     assert "| Figure, and no guarantee | value |" in page
     assert "| anonymity set of one message" in page
 
@@ -165,13 +166,13 @@ def test_the_figures_on_samples_say_which_rounds_they_leave_out(tmp_path: Path) 
     keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}", save_top_k=-1)
     fit_private(tmp_path, None, keep)
     first, last = tmp_path / "epoch=0.ckpt", tmp_path / "epoch=1.ckpt"
-    pages = [report_of_checkpoint(path, None, 1e-5, secagg=False).to_markdown() for path in (first, last)]
+    pages = [markdown(report_of_checkpoint(path, None, 1e-5, secagg=False)) for path in (first, last)]
     assert ["they are too small" in page for page in pages] == [True, False]
     asked = report_of_checkpoint(last, 9, 1e-5, secagg=False)
     assert asked.rounds == 9 and asked.samples is not None and asked.samples.steps == 4
-    assert "those of the checkpoint, not of the rounds asked for" in asked.to_markdown()
+    assert "those of the checkpoint, not of the rounds asked for" in markdown(asked)
 
 
 def test_without_dp_sgd_there_is_nothing_on_samples(tmp_path: Path) -> None:
     report = report_of_checkpoint(fit(tmp_path, None), None, 1e-5, secagg=False)
-    assert report.samples is None and "One sample" not in report.to_markdown()
+    assert report.samples is None and "One sample" not in markdown(report)

@@ -10,13 +10,14 @@ from lightning_fedq.functional.divergences import gaussian_mu
 from lightning_fedq.losses import GaussianLoss
 from lightning_fedq.mechanisms import CPA, LDPQ, SIGM
 from lightning_fedq.privacy.accounting import spent
-from lightning_fedq.privacy.page import format_epsilon
+from lightning_fedq.privacy.page import markdown
+from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports import privacy_lines
 from tests.privacy.test_report import report
 
 
 def test_markdown_speaks_to_both_readers():
-    text = report(LDPQ(0.01)).to_markdown()
+    text = markdown(report(LDPQ(0.01)))
     assert text.count("\n| --- |") == 2
     assert "as likely with a client's update as with any other one, plus 1e-05" in text
     assert "exact binomial composition" in text
@@ -34,7 +35,7 @@ def test_markdown_speaks_to_both_readers():
 def test_both_tables_say_which_worlds_are_compared():
     """A row about an update and zero says what it gives for any two updates, in both tables and in words."""
     result = report(SIGM(1.0, 8.0), dim=10, clients=20, rounds=1)
-    text, outsider = result.to_markdown(), result.row(Adversary.OUTSIDER)
+    text, outsider = markdown(result), result.row(Adversary.OUTSIDER)
     assert text.count("the client's update, zero") == 2 * len(Adversary)
     assert text.count("any other |") == 0
     zero, two = map(format_epsilon, (outsider.epsilon_run, outsider.epsilon_any_two))
@@ -78,7 +79,7 @@ def test_epsilon_and_delta_are_explained_as_they_are():
 
 
 def test_weights_are_said_to_be_public():
-    text = report(LDPQ(0.1), equal_weights=False).to_markdown()
+    text = markdown(report(LDPQ(0.1), equal_weights=False))
     assert "weights (sample counts) are public" in text
 
 
@@ -94,7 +95,7 @@ def test_figures_stand_apart_from_guarantees():
     result = report(CPA(1.0))
     name, value = result.figures[0]
     assert name.startswith("anonymity set of one message") and int(value) == CPA(1.0).anonymity_set_size
-    table = result.to_markdown().split("| Figure, and no guarantee | value |")[1]
+    table = markdown(result).split("| Figure, and no guarantee | value |")[1]
     assert f"| {name} | {value} |" in table
     assert "anonymity" not in result.row(Adversary.SERVER).verdict
-    assert report(LDPQ(1.0)).figures == () and "Figure" not in report(LDPQ(1.0)).to_markdown()
+    assert report(LDPQ(1.0)).figures == () and "Figure" not in markdown(report(LDPQ(1.0)))

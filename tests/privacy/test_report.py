@@ -9,7 +9,9 @@ import torch
 
 from lightning_fedq.core import Adversary, GaussianLoss, Mechanism, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, DistributedDiscreteGaussian, FedAvg
-from lightning_fedq.privacy.report import ASSUMED, NO_GUARANTEE, VACUOUS, privacy_report
+from lightning_fedq.privacy.page import markdown
+from lightning_fedq.privacy.report import ASSUMED, privacy_report
+from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS
 
 
 def context(mechanism: Mechanism, clients: int, dim: int = 10) -> RoundContext:
@@ -66,7 +68,7 @@ def test_reproducible_keys_protect_nothing():
     result = report(LDPQ(0.1), secure_keys=False)
     assert all(row.verdict == NO_GUARANTEE and row.epsilon_run == math.inf for row in result.rows)
     assert result.with_secure_keys[0].epsilon_run < 10
-    assert "would give with secure keys" in result.to_markdown()
+    assert "would give with secure keys" in markdown(result)
 
 
 def test_fedavg_has_no_guarantee_and_says_why():
@@ -152,7 +154,7 @@ def test_behind_secure_aggregation_the_server_row_says_so_and_how():
     assert server.remark.startswith("the server is handed the sum only") and protocol in server.remark
     assert behind.remark == protocol and protocol in behind.assumptions
     assert behind.epsilon_run < server.epsilon_run == report(LDPQ(0.1)).row(Adversary.SERVER).epsilon_run
-    page = result.to_markdown()
+    page = markdown(result)
     assert f"secure aggregation on: {protocol}." in page
     assert f"Secure aggregation: {server.remark}." in page
     assert json.loads(result.to_json())["protocol"] == protocol

@@ -1,0 +1,25 @@
+"""Epsilon in words and in print: one scale for clients and for samples."""
+
+import math
+
+VACUOUS_EPSILON = 20.0
+NO_GUARANTEE = "no guarantee"
+VACUOUS = "vacuous"
+_SCALE = ((1.0, "strong"), (4.0, "good"), (8.0, "usable"), (VACUOUS_EPSILON, "weak"))
+
+
+def verdict(epsilon: float) -> str:
+    """One word for an epsilon, in nats."""
+    return next((word for limit, word in _SCALE if epsilon <= limit), VACUOUS)
+
+
+def format_epsilon(value: float | None) -> str:
+    """Three digits, rounded up so that a claim never shrinks in print; an infinite one is "∞"."""
+    if value is None:
+        return "-"
+    if not math.isfinite(value):
+        return "∞"
+    if value == 0.0:
+        return "0"
+    unit = 10.0 ** (math.floor(math.log10(value)) - 2)
+    return f"{math.ceil(value / unit - 1e-9) * unit:.3g}"
