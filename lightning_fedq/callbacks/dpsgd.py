@@ -24,11 +24,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_warn
-from lightning_fedq.callbacks.client_metrics import log_figure
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.loader import ClientBatches, check_plain
 from lightning_fedq.extras import extra
+from lightning_fedq.federation.client_metrics import log_figure
 from lightning_fedq.federation.undo import Undo
 from lightning_fedq.privacy.samples import SampleStatement
 from lightning_fedq.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
@@ -93,6 +93,11 @@ class DPSGD(pl.Callback):
     def _new_root(self) -> None:
         secret = os.urandom(32) if self.seed is None else pack_fields("reproducible", hex(self.seed))
         self._root = hkdf_extract(b"fedq/v1/dp-sgd", secret)
+
+    @property
+    def protects_samples(self) -> bool:
+        """Whoever knows a seed knows all noise."""
+        return self.seed is None
 
     # ---- set up and take off ----------------------------------------------------------------------
 

@@ -32,13 +32,6 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.aggregation import RobustAggregation, Weighting, inverse_variance_weights
-from lightning_fedq.callbacks.client_metrics import (
-    ClientMetrics,
-    ClientMetricsChoice,
-    check_choice,
-    check_exact_monitors,
-    choose,
-)
 from lightning_fedq.callbacks.privacy_target import KeptTarget
 from lightning_fedq.core import Mechanism
 from lightning_fedq.data.batches import BatchRule, Stack
@@ -57,6 +50,13 @@ from lightning_fedq.federation.checks import (
     check_own_loaders,
     check_setup,
     validate_by_rounds,
+)
+from lightning_fedq.federation.client_metrics import (
+    ClientMetrics,
+    ClientMetricsChoice,
+    check_choice,
+    check_exact_monitors,
+    choose,
 )
 from lightning_fedq.federation.client_parallel import ClientParallelStrategy, further_arguments
 from lightning_fedq.federation.clock import LocalClock

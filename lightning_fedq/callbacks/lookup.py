@@ -32,19 +32,6 @@ def federated_of(trainer: pl.Trainer, asking: str) -> Federated:
     return found[0]
 
 
-def liars_of(trainer: pl.Trainer) -> int:
-    """Clients of a cohort, at most, that lie in the trainer's simulation."""
-    from lightning_fedq.callbacks.byzantine import ByzantineClients  # it looks up its federation here
-
-    federated = federated_of(trainer, "liars_of")
-    numbers = [
-        callback.num_liars(federated.num_clients)
-        for callback in callbacks_of(trainer)
-        if isinstance(callback, ByzantineClients)
-    ]
-    return min(sum(numbers), federated.planner.cohort_size)
-
-
 def engine_of(trainer: pl.Trainer, asking: str) -> RoundEngine:
     """Return the engine of the trainer's federation; there is one from the start of the training on.
 

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from lightning_fedq._lightning import pl, rank_zero_warn
-from lightning_fedq.callbacks.client_metrics import log_figure
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import Federated
-from lightning_fedq.callbacks.lookup import callbacks_of, liars_of
+from lightning_fedq.callbacks.lookup import callbacks_of
 from lightning_fedq.core import Adversary, NonPrivate, PrivacyClaim
+from lightning_fedq.federation.client_metrics import log_figure
+from lightning_fedq.federation.liars import liars_of
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.randomness import SeededKeys
@@ -86,7 +87,7 @@ class PrivacyBudget(pl.Callback):
             self._follow_steps(dpsgd)
         else:
             secagg = federated.secure_aggregation
-            settings = federated.engine, trainer.max_epochs, secagg, liars_of(trainer)
+            settings = federated.engine, trainer.max_epochs, secagg, liars_of(trainer, federated.planner)
             self._follow_rounds(*settings)
             federated.when_vector_changes(lambda: self._follow_rounds(*settings))
         self.epsilon_spent = self._spent_by_now()

@@ -13,6 +13,7 @@ import torch
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.core import Adversary, Mechanism, RoundContext
+from lightning_fedq.federation.liars import liars_of
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import (
@@ -111,14 +112,12 @@ class KeptTarget:
                 f"a privacy target over the run needs a number of rounds, got Trainer(max_epochs={rounds}); "
                 "give one, or PrivacyTarget(over='round')"
             )
-        from lightning_fedq.callbacks.lookup import liars_of  # which looks up federations
-
         wanted = max(rounds or 1, 1)
         before = self.found
         if saved is not None:
             self.found = self._restored(saved, federated, dim)
         elif before is None:
-            self.found = self.calibrate(federated, dim, wanted, liars_of(trainer))
+            self.found = self.calibrate(federated, dim, wanted, liars_of(trainer, federated.planner))
             rank_zero_info(f"privacy target: {self.statement}")
         self._check_rounds(federated, wanted, again=saved is None and before is not None)
         if federated.seed is not None:
@@ -163,8 +162,6 @@ class KeptTarget:
         Raises:
             ValueError: If a round by itself is beyond it.
         """
-        from lightning_fedq.callbacks.lookup import liars_of
-
         assert self.found is not None
         context = engine.charged_context(engine.planner.plan(engine.round, engine.mechanism))
         setting = target_setting(
@@ -174,7 +171,7 @@ class KeptTarget:
             engine.planner,
             federated.secure_aggregation,
             plain_sum=engine.plain_sum,
-            num_liars=liars_of(trainer),
+            num_liars=liars_of(trainer, federated.planner),
         )
         if self.target.over == "round":
             one = epsilon_of(setting, engine.mechanism, self.target.adversary, 1)

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.leaves import what_left
-from lightning_fedq.callbacks.lookup import callbacks_of, engine_of, federated_of, liars_of
+from lightning_fedq.callbacks.lookup import callbacks_of, engine_of, federated_of
+from lightning_fedq.federation.liars import liars_of
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.randomness import SeededKeys
@@ -152,8 +153,9 @@ class RunFolder(pl.Callback):
 
     def _write(self, trainer: pl.Trainer) -> None:
         engine = engine_of(trainer, "RunFolder")
-        secagg = federated_of(trainer, "RunFolder").secure_aggregation
-        privacy = self._privacy(engine, secagg, liars_of(trainer))
+        federated = federated_of(trainer, "RunFolder")
+        secagg = federated.secure_aggregation
+        privacy = self._privacy(engine, secagg, liars_of(trainer, federated.planner))
         columns = list(dict.fromkeys(k for row in self.rows for k, value in row.items() if value == value))
         privacy = replace(privacy, leaves=what_left(trainer, columns))
         for callback in callbacks_of(trainer):

@@ -23,6 +23,7 @@ from lightning_fedq.commands.configs import SUFFIXES, find
 from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.core import Mechanism, RoundContext
 from lightning_fedq.federation.journal import find_journal
+from lightning_fedq.federation.liars import liars_of
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.page import markdown
@@ -57,7 +58,7 @@ def report_of_config(
     Raises:
         ValueError: If it has no `Federated` callback or no number of rounds, or there is no such setting.
     """
-    from lightning_fedq.callbacks.lookup import federated_of, liars_of
+    from lightning_fedq.callbacks.lookup import federated_of
     from lightning_fedq.commands.run import FedqCLI, resolve  # imports Lightning's command line: only here
 
     if changes:
@@ -77,7 +78,7 @@ def report_of_config(
     dim = sum(p.numel() for p in cli.model.parameters() if p.requires_grad)
     dim = dim if params is None else params
     return _report(
-        federated.calibrated(dim, limit, liars_of(cli.trainer)),
+        federated.calibrated(dim, limit, liars_of(cli.trainer, federated.planner)),
         federated.planner,
         dim,
         limit,
@@ -85,7 +86,7 @@ def report_of_config(
         secagg,
         federated.secure_aggregation,
         secure_keys=federated.seed is None,
-        num_liars=liars_of(cli.trainer),
+        num_liars=liars_of(cli.trainer, federated.planner),
         equal_weights=federated.weighting == "uniform" and federated.aggregator is None,
     )
 

@@ -12,7 +12,7 @@ from lightning_fedq.callbacks.leaves import LetsOut
 from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.mechanisms import LDPQ, FedAvg, LayeredGaussian
 from lightning_fedq.privacy.page import markdown
-from tests.callbacks.test_client_metrics import Logs, SendsNothingUseful, run
+from tests.federation.test_client_metrics import Logs, SendsNothingUseful, run
 
 TITLE = "## What also leaves, without noise"
 

@@ -8,7 +8,7 @@ What is logged in validation is the server's and passes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from torch import Tensor, nn
 
@@ -39,6 +39,15 @@ def claims_something(mechanism: Mechanism, context: RoundContext) -> bool:
 def log_figure(module: pl.LightningModule, name: str, value: float, prog_bar: bool = False) -> None:
     """Log a figure of the federation: no metric of clients, so `client_metrics` says nothing about it."""
     type(module).log(module, name, value, prog_bar, on_step=False, on_epoch=True, batch_size=1)
+
+
+@runtime_checkable
+class ProtectsSamples(Protocol):
+    """A callback that claims privacy for the samples that clients train on."""
+
+    @property
+    def protects_samples(self) -> bool:
+        """Does it, as it is set?"""
 
 
 class ClientMetrics:
@@ -186,12 +195,12 @@ def choose(
     choice: ClientMetricsChoice | None, trainer: pl.Trainer, engine: RoundEngine
 ) -> ClientMetricsChoice:
     """What to do with clients' metrics; said in the log where nobody has chosen and something is withheld."""
-    from lightning_fedq.callbacks.dpsgd import DPSGD  # it looks up its federation, which chooses here
-
     if choice is not None:
         return choice
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    samples = any(isinstance(callback, DPSGD) and callback.seed is None for callback in callbacks)
+    samples = any(
+        isinstance(callback, ProtectsSamples) and callback.protects_samples for callback in callbacks
+    )
     context = engine.context(engine.planner.plan(engine.round, engine.mechanism))
     clients = not isinstance(engine.keys, SeededKeys) and claims_something(engine.mechanism, context)
     if not (samples or clients):

@@ -1,0 +1,21 @@
+"""Number of clients of a cohort that lie in a simulation."""
+
+from typing import Protocol, runtime_checkable
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.rounds import RoundPlanner
+
+
+@runtime_checkable
+class Lying(Protocol):
+    """A callback that makes clients of a simulation lie."""
+
+    def num_liars(self, num_clients: int) -> int:
+        """How many of so many clients lie."""
+
+
+def liars_of(trainer: pl.Trainer, planner: RoundPlanner) -> int:
+    """Clients of a cohort, at most, that the trainer's callbacks make lie."""
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    numbers = [c.num_liars(planner.num_clients) for c in callbacks if isinstance(c, Lying)]
+    return min(sum(numbers), planner.cohort_size)
