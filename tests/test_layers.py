@@ -1,6 +1,7 @@
 """Imports go down only: the table of allowed imports, read from the source with `ast`."""
 
 import ast
+import graphlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -103,6 +104,31 @@ def test_the_table_has_no_cycles():
         free = {layer for layer, lower in waits.items() if not lower}
         assert free, f"these layers import each other: {sorted(waits)}"
         done |= free
+
+
+NAMES = {
+    ".".join(("lightning_fedq", *path.relative_to(PACKAGE).with_suffix("").parts)): path for path in MODULES
+}
+NAMES = {name.removesuffix(".__init__"): path for name, path in NAMES.items()}
+
+
+def _needs(node: ast.AST) -> Iterator[str]:
+    """Modules of this package that a file imports, late imports included, those of a type checker not."""
+    for part in ast.iter_child_nodes(node):
+        if isinstance(part, ast.If) and "TYPE_CHECKING" in ast.unparse(part.test):
+            continue
+        if isinstance(part, ast.ImportFrom):
+            assert part.module is not None
+            inner = [f"{part.module}.{alias.name}" for alias in part.names]
+            yield from (name if name in NAMES else part.module for name in inner)
+        elif isinstance(part, ast.Import):
+            yield from (alias.name for alias in part.names)
+        yield from _needs(part)
+
+
+def test_no_module_needs_itself():
+    graph = {name: set(_needs(ast.parse(path.read_text()))) & set(NAMES) for name, path in NAMES.items()}
+    list(graphlib.TopologicalSorter(graph).static_order())  # raises CycleError, which names the modules
 
 
 def test_one_module_binds_to_lightning():

@@ -31,7 +31,7 @@ def test_before_the_first_step_nothing_is_spent() -> None:
 @pytest.mark.parametrize(
     ("secure", "epsilon", "verdict", "words"),
     [
-        (True, 3.0, "usable", "usable, epsilon 3 over the run at delta 1e-05"),
+        (True, 3.0, "good", "good, epsilon 3 over the run at delta 1e-05"),
         (True, 21.0, "vacuous", "vacuous, epsilon 21 over"),
         (False, 3.0, "no guarantee", "come from a seed; with DPSGD(seed=None) it would be epsilon 3"),
         (None, 3.0, "no guarantee", "came from a seed is not known; if they did not: epsilon 3"),
