@@ -28,6 +28,7 @@ PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
 PUBLIC = (
     *("callbacks", "mechanisms", "data", "datasets", "models", "ranges", "rounds", "aggregation", "secagg"),
     *("privacy.target", "privacy.report", "core", "losses", "randomness", "wire.coding"),
+    "testing",
 )
 """Modules whose names are public, beside those of `lightning_fedq` itself."""
 
@@ -38,6 +39,7 @@ HOOKS = {
     "code": ("must be written", "always"),
     "claims": ("must be written", "always; `NonPrivate` where there is nothing to promise"),
     "fixed_cohort": ("False", "noise is shared out over the whole cohort in advance"),
+    "unbiased": ("True", "the decoded sum is meant to be off on average, for updates inside the range"),
     "joint": ("False", "`decode` is no sum: a vote, a threshold"),
     "tolerated_dropouts": ("None", "claims about the sum are void with fewer answers"),
     "message_code": ("`code`", "a message's code conditions on what client and server share"),

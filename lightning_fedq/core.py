@@ -268,6 +268,8 @@ class Mechanism(ABC):
     fixed_cohort: ClassVar[bool] = False
     """Is the noise shared out over the whole cohort in advance? Then a client that did not answer counts as
     one that sent zeros, so that the law of the noise stays what it was, and weights are refused."""
+    unbiased: ClassVar[bool] = True
+    """Is the decoded sum right on average, for updates inside the range? One that is not tests its bias."""
 
     @property
     def joint(self) -> bool:

@@ -22,6 +22,8 @@ ALLOWED: dict[str, set[str]] = {
     "wire": {"constriction", *ARRAYS},
     "losses": {"functional", *ARRAYS},
     "core": {"wire", "losses", "randomness", "torch"},
+    "contract": {"core", "wire", "torch"},
+    "testing": {"contract", "core", "functional", "randomness", "jsonargparse", "yaml", "torch"},
     "ranges": {"torch"},
     "attacks": {"torch"},
     "mechanisms": {
@@ -34,7 +36,9 @@ ALLOWED: dict[str, set[str]] = {
     "planning": {"core", "privacy", "randomness", "secagg", "torch"},
     "audit": {"core", "privacy", "randomness", "ranges", "rounds", *ARRAYS, "functional"},
     "leakage": {"core", "mechanisms", "randomness", "functional", "matplotlib", "torchmetrics", *ARRAYS},
-    "rounds": {"rounds", "core", "randomness", "ranges", "functional", "privacy", "numpy", "torch"},
+    "rounds": {
+        *("rounds", "contract", "core", "randomness", "ranges", "functional", "privacy", "numpy", "torch"),
+    },
     "aggregation": {"core", "functional", "rounds", "torch"},
     "_lightning": {"pytorch_lightning", "lightning"},
     "data": {"data", "functional", "matplotlib", *HOST},

@@ -60,6 +60,7 @@ class JoPEQ(Mechanism):
     """
 
     homomorphic = True
+    unbiased = False
 
     epsilon: float
     levels: int = 3

@@ -62,6 +62,7 @@ class RotatedAxes(Mechanism):
     """
 
     homomorphic = False
+    unbiased = False
 
     epsilon: float
     clip_norm: float

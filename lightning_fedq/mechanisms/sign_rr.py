@@ -38,6 +38,8 @@ class SignRR(OneBitMechanism):
         zero_is_positive: Count a coordinate that equals the centre as +1 rather than flip a fair coin.
     """
 
+    unbiased = False
+
     aggregation: Aggregation = "mean"
     zero_is_positive: bool = False
 

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_fedq.contract import check_message
 from lightning_fedq.core import AbortedRoundError, Mechanism
 from lightning_fedq.randomness import Keys
 from lightning_fedq.ranges import RangeRule
@@ -95,6 +96,7 @@ class RoundEngine(RoundServer):
         Raises:
             RuntimeError: If no round is open.
             ValueError: If a client is not expected, or the shape is wrong.
+            BrokenContractError: In the engine's first round, if messages break a rule.
         """
         plan = self._open_plan()
         self._check_shape("updates", clients, updates)
@@ -124,6 +126,8 @@ class RoundEngine(RoundServer):
             mechanism, self.target, self._client_keys, clients, updates, self.weights, context
         )
         message = encoded.message
+        if self._unchecked:
+            check_message(mechanism, message, context, len(clients))
         self._non_finite += encoded.non_finite
         if self.tampering is not None:
             message = self.tampering.send(clients, encoded.values, message, context, encoded.rand)

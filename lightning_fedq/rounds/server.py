@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_fedq.contract import check_claims, check_decoded
 from lightning_fedq.core import AbortedRoundError, Mechanism, RoundContext
 from lightning_fedq.functional.flatten import rearrange
 from lightning_fedq.privacy.ledger import Ledger
@@ -99,6 +100,7 @@ class RoundServer:
         self._optimizer = server_optimizer([self._parameter]) if server_optimizer else None
         self.plan: RoundPlan | None = None
         self._aborted = ""
+        self._unchecked = True
         self._sum: RunningSum
         self.ledger = Ledger(planner.num_clients, repr(mechanism)) if ledger is None else ledger
         self.ledger.check(planner.num_clients, repr(mechanism))
@@ -172,8 +174,11 @@ class RoundServer:
 
         Raises:
             RuntimeError: If the round was started before and not abandoned.
+            BrokenContractError: In the first round of this object, if claims break a rule.
         """
         plan = self.planner.plan(self.round, self.mechanism)
+        if self._unchecked:
+            check_claims(self.mechanism.claims(self.context(plan)))
         state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
         self.attempt = self.ledger.free_attempt(plan.round, self.attempt, state)
         self.ledger.charge(plan.cohort, plan.round, self.attempt, state, self.weights.numel())
@@ -254,11 +259,15 @@ class RoundServer:
 
         Raises:
             RuntimeError: If no round is open.
+            BrokenContractError: In the first round of this object, if the decoded sum breaks a rule.
         """
         plan = self._open_plan()
         mean = self._mean_or_abort()
         record = self._record(plan)
         if mean is not None:
+            if self._unchecked:
+                check_decoded(mean, self._context)
+            self._unchecked = False
             step = mean if self.target == "updates" else mean - self.weights
             record.update_norm = step.norm().item()
             self._diagnose(record, step)

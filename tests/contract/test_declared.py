@@ -5,12 +5,9 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
 
-from lightning_fedq.core import Adversary, Neighbours
+from lightning_fedq.core import Adversary
 from lightning_fedq.mechanisms import CPA, LDPQ, CorBin, FedAvg, GaussianNoise, JoPEQ, PerCoordinateLaplace
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
-from tests.contract.test_mechanisms import every_mechanism
 from tests.one_round import context_of
 
 PACKAGE = Path(__file__).parents[2] / "lightning_fedq"
@@ -29,23 +26,6 @@ def test_nobody_guesses_what_a_mechanism_has():
     found = {path.name: list(guesses(path.read_text())) for path in PACKAGE.rglob("*.py")}
     assert {name: calls for name, calls in found.items() if calls} == {}
     assert list(guesses("getattr(self._mechanism, name)")) == ["getattr(self._mechanism, name)"]
-
-
-@every_mechanism
-def test_two_neighbours_for_every_client(mechanism):
-    context = context_of(mechanism, (4, 9, 2, 7), (5, 3), radius=(1.0, 2.0), center=(0.5, 0.0))
-    high, low = mechanism.worst_pair(9, context, PublicRandomness(SeededKeys(0), 0))
-    assert high.shape == low.shape == (8,) and high.dtype == low.dtype == torch.float64
-    assert bool((high != low).any()) and bool(torch.isfinite(high + low).all())
-    if any(claim.neighbours is Neighbours.ZERO_OUT for claim in mechanism.claims(context)):
-        assert not low.any()
-
-
-@every_mechanism
-def test_a_lever_is_at_least_one_or_unknown(mechanism):
-    context = context_of(mechanism, (4, 9))
-    levers = [mechanism.lever(client, context) for client in (4, 9)]
-    assert all(lever is None or lever >= 1.0 - 1e-12 for lever in levers)
 
 
 @pytest.mark.parametrize(

@@ -39,8 +39,8 @@ from lightning_fedq.rounds import (
     UsedStreamError,
 )
 from lightning_fedq.rounds.messages import FRAME_BYTES, frame
-from tests.contract.test_mechanisms import every_mechanism, updates_for
-from tests.one_round import context_of, encode
+from tests.contract.test_mechanisms import every_mechanism
+from tests.one_round import context_of, encode, updates_for
 from tests.test_party_keys import agreed
 
 DIM, SEGMENTS, CLIENTS = 12, (8, 4), 5

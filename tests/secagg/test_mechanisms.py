@@ -9,8 +9,10 @@ from torch import Tensor
 from lightning_fedq.core import Mechanism
 from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.secagg import Aggregation, SecAgg
-from tests.contract.test_mechanisms import CLIENTS, ROWS, SEGMENTS, updates_for
-from tests.one_round import context_of, encode
+from tests.contract.test_mechanisms import ROWS
+from tests.one_round import context_of, encode, updates_for
+
+SEGMENTS, CLIENTS = (40, 24), (11, 3, 8, 0, 5, 7, 2)
 
 
 def summed(mechanism: Mechanism, run: str, updates: Tensor | None = None) -> None:
