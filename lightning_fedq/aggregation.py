@@ -1,4 +1,4 @@
-"""What takes the place of the plain mean: robust rules as a setting, and weights by the clients' noise."""
+"""Robust aggregation rules in place of the plain mean, and weights by the clients' noise."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Weighting = Literal["uniform", "samples", "inverse_variance"]
 
 
 def inverse_variance_weights(mechanism: Mechanism, segments: Sequence[int], num_clients: int) -> Tensor:
-    """Weights of a mean over clients whose messages are differently noisy, `(num_clients,)`; they sum to one.
+    """Weights of a mean over clients whose messages are differently noisy, `(num_clients,)`. They sum to one.
 
     One over each client's noise bound: proportional to tanh^2(epsilon / 2) where only the coins of a one-bit
     mechanism make noise. The mean is then one of clients that count differently, which is a choice: it is no
@@ -49,7 +49,7 @@ def inverse_variance_weights(mechanism: Mechanism, segments: Sequence[int], num_
 
 @dataclass(frozen=True)
 class RobustAggregation:
-    """A robust rule over the decoded messages, with or without bucketing.
+    """Byzantine-robust aggregation of the decoded messages, with or without bucketing.
 
     It needs to see every client's message: behind secure aggregation the server sees the sum only, and
     per-client filters are impossible. On one-bit messages use buckets: the median of single signs is a
@@ -82,7 +82,7 @@ class RobustAggregation:
         return (told.get(self.rule, 1) - 1) * self.bucket_size + 1
 
     def __call__(self, rows: Tensor, plan: RoundPlan) -> Tensor:
-        """Aggregate `(n, dim)` rows to `(dim,)`; the plan's seed draws the buckets."""
+        """Aggregate `(n, dim)` rows to `(dim,)`. The plan's seed draws the buckets."""
         if self.bucket_size > 1:
             generator = torch.Generator().manual_seed(plan.stream_seed("buckets"))
             rows = robust.bucketing(rows, torch.randperm(len(rows), generator=generator), self.bucket_size)
@@ -98,7 +98,7 @@ class RobustAggregation:
         return plain[self.rule](rows)
 
     def warn_if_broken(self, num_clients: int, fraction: float) -> None:
-        """Warn if that share of liars exceeds the rule's breakdown point; a liar spoils a whole bucket."""
+        """Warn if that share of liars exceeds the rule's breakdown point. A liar spoils a whole bucket."""
         buckets = -(-num_clients // self.bucket_size)
         spoilt = min(fraction * num_clients / buckets, 1.0 - 1e-9)
         robust.check_breakdown(self.rule, buckets, spoilt, self.liars)

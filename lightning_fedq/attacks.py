@@ -1,4 +1,4 @@
-"""What clients that lie may send: instead of their update, or instead of their bits.
+"""Byzantine attacks: what lying clients send instead of their update, or instead of their bits.
 
 Two kinds. An update attack replaces the update *before* it is encoded: whatever the mechanism does to
 honest updates (clipping, quantising, noise) it does to these too. A wire attack replaces the message, so a
@@ -93,7 +93,7 @@ def coin_flipped(symbols: Tensor, coins: Tensor) -> Tensor:
 
 
 def inverted(symbols: Tensor) -> Tensor:
-    """Every bit inverted; on bits encoded without a coin it is worth most."""
+    """Every bit inverted. On bits encoded without a coin it is worth most."""
     return 1 - symbols
 
 
@@ -105,7 +105,7 @@ def copied(symbols: Tensor, partners: Tensor) -> Tensor:
 
 
 def garbage(symbols: Tensor, words: Tensor, low: int | Tensor, high: int | Tensor) -> Tensor:
-    """Random symbols in [low, high], from integer words >= 0 of the same shape; no server can refuse them."""
+    """Random symbols in [low, high], from integer words >= 0 of the same shape. No server can refuse them."""
     return (low + words % (high - low + 1)).to(symbols.dtype)
 
 
@@ -127,7 +127,7 @@ def ldp_lever(epsilon: float) -> float:
 
 
 def largest_shift(fraction: float, radius: float, epsilon: float) -> float:
-    """How far a fraction of liars can move the mean of one coordinate, in units of the update.
+    """Largest shift of one coordinate's mean by a fraction of liars, in units of the update.
 
     An honest client contributes at least -radius on average, a liar up to radius coth(epsilon / 2).
 

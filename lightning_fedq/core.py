@@ -39,7 +39,7 @@ SMALLEST_RADIUS = 1e-300
 
 @dataclass(frozen=True)
 class RoundContext:
-    """What everybody knows about one round before the first client sends anything.
+    """Public facts of one round, known to everybody before the first client sends anything.
 
     Args:
         round: Round number, counted from 0.
@@ -125,7 +125,7 @@ class RoundContext:
 
 @dataclass(frozen=True)
 class Message:
-    """What clients put on the wire.
+    """Integer symbols of one client or a stack, and their bits on the wire.
 
     Args:
         symbols: `(dim_on_the_wire,)` integers of one client, or `(clients, dim_on_the_wire)` of a
@@ -152,14 +152,17 @@ class Adversary(Enum):
 
 
 class Neighbours(Enum):
-    """What may differ between the two worlds that the adversary tries to tell apart."""
+    """Neighbouring relation: what may differ between the two worlds that the adversary tells apart."""
 
     SUBSTITUTION = "one client's update is replaced by any other"
     ZERO_OUT = "one client's update is replaced by zero"
 
 
 class Unit(Enum):
-    """What one loss of a claim is about; a message of all units, and a run of all messages."""
+    """Unit that one loss of a claim is about.
+
+    A message is made of all units, a run of all messages.
+    """
 
     COORDINATE = "coordinate"
     BLOCK = "block"
@@ -168,8 +171,9 @@ class Unit(Enum):
 
 @dataclass(frozen=True)
 class Slack:
-    """How far a released law may be from the one that a claim describes, for any input; accountants charge
-    it.
+    """Distance of a released law from the one that a claim describes, for any input.
+
+    Accountants charge it.
 
     Args:
         distance: Total variation, >= 0, once `log_ratio` is set aside.
@@ -232,7 +236,7 @@ class PrivacyClaim:
 
 
 class AbortedRoundError(Exception):
-    """A round that can't be finished, and why; the model stays as it was and the charge stands."""
+    """A round that can't be finished, and why. The model stays as it was and the charge stands."""
 
 
 @dataclass(frozen=True)
@@ -256,7 +260,7 @@ class AuditCase:
 
 
 class Mechanism(ABC):
-    """Turns an update into integers on the wire and the integers of many clients into a sum.
+    """Compression and privacy mechanism: updates to integers, integers of many clients to their sum.
 
     Children are frozen dataclasses of parameters. `decode` is handed `PublicRandomness` only, so
     that the type says what the server knows; `encode` may also use what the client shares with its
@@ -382,7 +386,9 @@ class Mechanism(ABC):
         return False
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
-        """How a cohort of `num_clients` is cut into groups that share peer randomness; sums to `num_clients`.
+        """Sizes of the groups of a cohort that share peer randomness.
+
+        They sum to `num_clients`.
 
         Raises:
             ValueError: If the mechanism can't serve a cohort of this size.
@@ -409,7 +415,7 @@ class Mechanism(ABC):
     # ---- how it is attacked, and what helps -----------------------------------------------------------
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """Settings in which the audit attacks these claims; itself, unless claims are about whole vectors.
+        """Settings in which the audit attacks these claims. Itself, unless claims are about whole vectors.
 
         A claim about a whole vector is attacked twice: with so little noise that one of `dim` coordinates,
         which holds its share of the difference, is about as private as single coordinates usually are; and
@@ -442,7 +448,7 @@ class Mechanism(ABC):
         return center + reach, torch.zeros_like(reach)
 
     def lever(self, client: int, context: RoundContext) -> float | None:
-        """How far a client that chooses its symbols can move a coordinate of the sum, in honest extremes.
+        """Lever of a client that chooses its symbols on a coordinate of the sum, in honest extremes.
 
         None where nobody has worked it out.
         """
@@ -457,7 +463,7 @@ class Mechanism(ABC):
         raise ValueError(f"{type(self).__name__} has no coin that a liar could skip; use inverted")
 
     def advice(self, claim: PrivacyClaim) -> str:
-        """What would lower the loss of one of the claims, a few words for the privacy report."""
+        """Advice that would lower the loss of one of the claims, a few words for the privacy report."""
         single = (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER)
         if self.homomorphic and claim.adversary in single:
             return "more noise, fewer rounds, or secure aggregation"

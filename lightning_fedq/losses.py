@@ -89,7 +89,7 @@ class Loss(ABC):
 
     @property
     def pure_epsilon(self) -> float:
-        """The largest loss; infinite where there is infinite mass or an unbounded density."""
+        """The largest loss. Infinite where there is infinite mass or an unbounded density."""
         return math.inf
 
     @property
@@ -112,23 +112,26 @@ class Loss(ABC):
 
     @property
     def method(self) -> str:
-        """How `epsilon` computes, in words; "" where there is no closed form, and a grid is used."""
+        """Name of the closed form of `epsilon`.
+
+        "" where there is none, and a grid is used.
+        """
         return ""
 
     def epsilon(self, delta: float, count: int) -> float:
-        """Epsilon of `count` compositions at `delta` in closed form; asked only where there is a `method`."""
+        """Epsilon of `count` compositions at `delta` in closed form. Asked only where there is a `method`."""
         raise NotImplementedError(f"{type(self).__name__} names a method, but has no closed form")
 
     def divergence(self, order: float) -> float:
-        """A bound on the Renyi divergence of an order > 1, both ways round; infinite where none is known."""
+        """A bound on the Renyi divergence of an order > 1, both ways round. Infinite where none is known."""
         return math.inf
 
     def composed(self, count: int) -> Loss | None:
-        """`count` compositions as one loss of this kind; None where that is not of this kind."""
+        """`count` compositions as one loss of this kind. None where that is not of this kind."""
         return None
 
     def plus(self, other: Loss) -> Loss | None:
-        """This loss and an independent other one, as one loss; None where there is no closed form."""
+        """This loss and an independent other one, as one loss. None where there is no closed form."""
         return None
 
     def spread(self, dim: int) -> Loss:
@@ -144,7 +147,7 @@ class Loss(ABC):
     def after_dropouts(
         self, group_sizes: Sequence[int], probability: float, failure: float, num_corrupt: int = 0
     ) -> Loss | None:
-        """The loss when clients of a sum may not answer; None where it needs every answer.
+        """The loss when clients of a sum may not answer. None where it needs every answer.
 
         Args:
             group_sizes: Sizes of all groups of the round.
@@ -162,13 +165,16 @@ class Loss(ABC):
         return None
 
     def advice(self, steps: float, delta: float) -> str:
-        """How much of what would bring `steps` compositions to a useful epsilon at `delta`; "" if unknown."""
+        """Setting that would bring `steps` compositions to a useful epsilon at `delta`, in words.
+
+        "" if unknown.
+        """
         return ""
 
 
 @dataclass(frozen=True)
 class NonPrivate(Loss):
-    """No guarantee against this adversary, with the reason in words; there is nothing to add up."""
+    """No guarantee against this adversary, with the reason in words. There is nothing to add up."""
 
     reason: str
     note: str = ""
@@ -198,7 +204,7 @@ class _OfPairs(Loss):
         raise NotImplementedError
 
     def curve(self, epsilons: Array) -> Array:
-        """See `Loss.curve`; exact for the pmfs given."""
+        """See `Loss.curve`. Exact for the pmfs given."""
         worst = -np.expm1(np.minimum(epsilons, 0.0))
         floor = worst.copy()
         for p, q, weight in self._laws():
@@ -277,7 +283,7 @@ class PmfPairs(_OfPairs):
         return randomized_response_epsilon(level, count, delta)
 
     def advice(self, steps: float, delta: float) -> str:
-        """See `Loss.advice`; by the rule of thumb that many small losses add up to a Gaussian one."""
+        """See `Loss.advice`. By the rule of thumb that many small losses add up to a Gaussian one."""
         if composed_mass(self.infinite_mass, steps) > delta:
             return ""
         level = gaussian_mu(_AIM, delta) / math.sqrt(steps)
@@ -317,7 +323,7 @@ class HiddenPair:
 
 @dataclass(frozen=True)
 class CoinSum(_OfPairs):
-    """What a sum of bits shows: the worst of some pairs, each with independent coins on top.
+    """Loss of a sum of bits: the worst of some pairs, each with independent coins on top.
 
     Every coin is a one with some probability in [low, high] that the adversary picks, so the loss is
     the worst over 0 <= j <= num_coins of Binomial(j, high) + Binomial(num_coins - j, low). Beyond 400 coins
@@ -450,7 +456,7 @@ class GaussianSumLoss(GaussianLoss):
 
     @classmethod
     def of(cls, noise_multiplier: float, num_noises: int, note: str) -> GaussianLoss:
-        """The loss of clients that add `noise_multiplier` each; the victim's own noise is always there."""
+        """The loss of clients that add `noise_multiplier` each. The victim's own noise is always there."""
         if num_noises <= 1:
             return GaussianLoss(noise_multiplier, note)
         return cls(noise_multiplier * math.sqrt(num_noises), note, num_noises)
@@ -462,7 +468,7 @@ class GaussianSumLoss(GaussianLoss):
     def after_dropouts(
         self, group_sizes: Sequence[int], probability: float, failure: float, num_corrupt: int = 0
     ) -> GaussianLoss | None:
-        """Less noise: except with probability `failure` a round, so many others answer; None if none may."""
+        """Less noise: except with probability `failure` a round, so many others answer. None if none may."""
         others = coin_count_quantile((1,) * (self.num_noises - 1), probability, failure)
         return self._with(1 + others, "after dropouts") if others else None
 
@@ -522,7 +528,7 @@ class SampledGaussianLoss(Loss):
         return np.where(odds > 0.0, mixture, -np.expm1(values))
 
     def curve(self, epsilons: Array) -> Array:
-        """See `Loss.curve`; the larger of both orders."""
+        """See `Loss.curve`. The larger of both orders."""
         # exp overflows beyond; the curve falls, so its value there is an upper bound
         epsilons = np.clip(epsilons, -700.0, 700.0)
         backward = -np.expm1(epsilons) + np.exp(epsilons) * self._forward(-epsilons)
@@ -563,7 +569,7 @@ class ConcentratedLoss(_OfDivergences):
     note: str = ""
 
     def curve(self, epsilons: Array) -> Array:
-        """See `Loss.curve`; a bound."""
+        """See `Loss.curve`. A bound."""
         orders = 1.0 + np.logspace(-4, 6, 601)
         return _curve_of_divergences(orders, orders * self.rho, epsilons)
 
@@ -586,7 +592,7 @@ class ConcentratedLoss(_OfDivergences):
         return ConcentratedLoss(count * self.rho, self.note)
 
     def plus(self, other: Loss) -> Loss | None:
-        """Rhos add up; a `RenyiLoss` takes in this one."""
+        """Rhos add up. A `RenyiLoss` takes in this one."""
         if isinstance(other, ConcentratedLoss):
             return ConcentratedLoss(self.rho + other.rho, self.note)
         return other.plus(self) if isinstance(other, RenyiLoss) else None
@@ -649,12 +655,12 @@ class RenyiLoss(_OfDivergences):
             )
 
     def curve(self, epsilons: Array) -> Array:
-        """See `Loss.curve`; a bound."""
+        """See `Loss.curve`. A bound."""
         return _curve_of_divergences(np.array(self.orders), np.array(self.divergences), epsilons)
 
     @property
     def scale(self) -> tuple[float, float]:
-        """See `Loss.scale`; a Gaussian's divergence of order a is a / 2 times its variance."""
+        """See `Loss.scale`. A Gaussian's divergence of order a is a / 2 times its variance."""
         smallest = min(d / a for a, d in zip(self.orders, self.divergences, strict=True))
         return math.sqrt(2.0 * smallest) if smallest < math.inf else 1.0, math.inf
 
@@ -674,7 +680,7 @@ class RenyiLoss(_OfDivergences):
         return RenyiLoss(self.orders, tuple(count * value for value in self.divergences), self.note)
 
     def plus(self, other: Loss) -> Loss | None:
-        """Divergences add up, at the orders of this curve; None for a loss without any there."""
+        """Divergences add up, at the orders of this curve. None for a loss without any there."""
         added = [other.divergence(order) for order in self.orders]
         if min(added) == math.inf:
             return None
@@ -682,7 +688,7 @@ class RenyiLoss(_OfDivergences):
         return RenyiLoss(self.orders, tuple(a + b for a, b in total), self.note)
 
     def divergence(self, order: float) -> float:
-        """See `Loss.divergence`; linear in (a - 1) D_a, which is convex, between two orders.
+        """See `Loss.divergence`. Linear in (a - 1) D_a, which is convex, between two orders.
 
         Below the first order its divergence, because divergences rise; above the last infinite.
         """

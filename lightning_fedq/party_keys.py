@@ -47,7 +47,7 @@ class KeyVerificationError(ValueError):
 
 @dataclass(frozen=True)
 class ServerSecrets:
-    """What a server draws once for a federation, and keeps to itself.
+    """Secrets that a server draws once for a federation, and keeps to itself.
 
     Args:
         secret: Its X25519 private key, 32 bytes.
@@ -71,7 +71,7 @@ class ServerSecrets:
 
 
 class HeldServerKeys(ServerKeys):
-    """What the server of a secure federation holds: its own key pair and everybody's public keys.
+    """Keys of the server of a secure federation: its own key pair and everybody's public keys.
 
     Args:
         secrets: Its own.
@@ -119,7 +119,7 @@ class HeldServerKeys(ServerKeys):
 
 @dataclass(frozen=True)
 class ClientSecrets:
-    """What a client draws once for a federation, and never sends.
+    """Secrets that a client draws once for a federation, and never sends.
 
     Args:
         secret: Its X25519 private key, 32 bytes.
@@ -177,7 +177,7 @@ def _seal_key(client_key: bytes) -> bytes:
 
 
 class HeldClientKeys(Keys):
-    """What one client of a secure federation holds: its own secrets, and public keys of those it meets.
+    """Keys of one client of a secure federation: its own secrets, and public keys of those it meets.
 
     Args:
         client: Its number.

@@ -45,7 +45,7 @@ Participation = Literal["every round", "once"]
 
 @dataclass(frozen=True)
 class Problem:
-    """What a federation has, and what is asked of it.
+    """Resources of a federation, and the target that is asked of it.
 
     Args:
         clients: Of the federation, >= 1; all of them take part in every round, or each of them once.
@@ -141,7 +141,7 @@ def _rank(option: Option) -> float:
 
 
 def _option(name: str, mechanism: Mechanism, problem: Problem) -> Option:
-    """The better participation; with sums, more clients a round always hide better."""
+    """The better participation. With sums, more clients a round always hide better."""
     best = _solve(name, mechanism, problem, "every round")
     if not problem.sees_sums and 1 < problem.rounds <= problem.clients:
         once = _solve(name, mechanism, problem, "once")
@@ -197,7 +197,7 @@ def context_of(mechanism: Mechanism, cohort: int, params: int) -> RoundContext:
 
 
 def bits_of(mechanism: Mechanism, context: RoundContext, problem: Problem) -> float:
-    """Bits a parameter of one client's message; behind masks, of its masked form.
+    """Bits a parameter of one client's message. Behind masks, of its masked form.
 
     Measured on a message about a random update of norm 1 where codes have variable length; of no more than
     16,384 coordinates, whose share of the norm stands for the others.

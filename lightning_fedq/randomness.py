@@ -148,7 +148,7 @@ class Stream:
         return (self.words64(count) >> np.uint64(12)).astype(np.float64) * 2.0**-52 + 2.0**-53
 
     def permutation(self, count: int) -> list[int]:
-        """Return a uniformly random permutation of {0, ..., count - 1}; see `choice`."""
+        """Return a uniformly random permutation of {0, ..., count - 1}. See `choice`."""
         return self.choice(count, count)
 
     def choice(self, bound: int, count: int) -> list[int]:
@@ -180,7 +180,7 @@ class ServerKeys(ABC):
 
     @abstractmethod
     def public(self) -> bytes:
-        """Key that everybody knows; it also names the federation."""
+        """Key that everybody knows. It also names the federation."""
 
     @abstractmethod
     def members(self) -> bytes:
@@ -273,12 +273,12 @@ def roster_digest(roster: Mapping[int, bytes]) -> bytes:
 
 
 def server_info(federation: bytes, client: int) -> bytes:
-    """What the key between a client and the server is bound to, beside the salt."""
+    """Context string of the key between a client and the server, beside the salt."""
     return pack_fields("client", federation, client)
 
 
 def group_info(federation: bytes, members: Sequence[int]) -> bytes:
-    """What the key of a group is bound to, its members in ascending order."""
+    """Context string of the key of a group, its members in ascending order."""
     return pack_fields("peer", federation, *members)
 
 
@@ -344,11 +344,11 @@ class AgreedKeys(Keys):
         )
 
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        """Refuse; see `__copy__`."""
+        """Refuse. See `__copy__`."""
         self.__copy__()
 
     def __reduce__(self) -> NoReturn:
-        """Refuse; see `__copy__`."""
+        """Refuse. See `__copy__`."""
         self.__copy__()
 
     def _agree_with_server(self, client: int) -> bytes:
@@ -410,7 +410,7 @@ class PublicRandomness:
 
 
 class ClientRandomness(PublicRandomness):
-    """What the clients of one stack know: the public streams, their peers' and their own.
+    """Random streams of the clients of one stack: the public ones, their peers' and their own.
 
     Args:
         keys: The federation's keys.

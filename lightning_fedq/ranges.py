@@ -35,7 +35,7 @@ def _check_positive(**values: float) -> None:
 
 
 class RangeRule(ABC):
-    """Chooses the ranges of the first round and of each next one."""
+    """Rule for the quantiser's ranges of the first round and of each next one."""
 
     @abstractmethod
     def first(self, weights: Tensor, segments: Sequence[int]) -> Ranges:
@@ -63,7 +63,7 @@ class RangeRule(ABC):
 
 @dataclass(frozen=True)
 class FixedRange(RangeRule):
-    """The same public range in every round and segment.
+    """Fixed public range, the same in every round and segment.
 
     Args:
         radius: Half-width, > 0, in units of what is quantised.
@@ -95,7 +95,7 @@ class FixedRange(RangeRule):
 
 @dataclass(frozen=True)
 class PreviousMinMax(RangeRule):
-    """The paper's rule for quantised weights: the previous global model's min and max in each segment.
+    """Range from the previous global model's min and max in each segment, CorBin-FL's rule for weights.
 
     Args:
         margin: Factor on the half-range, >= 1; the paper's is 1.
@@ -133,7 +133,7 @@ class PreviousMinMax(RangeRule):
 
 @dataclass(frozen=True)
 class AdaptiveRange(RangeRule):
-    """Follow the size of the mean update with the decoding noise taken out.
+    """Adaptive range that follows the size of the mean update, with the decoding noise taken out.
 
     The next radius aims at `multiple` times sqrt(mean square of the decoded mean - noise bound). The
     bound is never below the noise's variance, and is raised by four standard deviations of a mean of

@@ -1,4 +1,4 @@
-"""What a run leaves behind: a table of rounds, a summary, a page to read, pictures. No Lightning in here.
+"""Files of a run: a table of rounds, a summary, a page to read, pictures. No Lightning in here.
 
 A run folder holds `config.yaml`, `metrics.csv` (one row a round), `summary.json`, `report.md` and PNG
 pictures. Every file is written beside its place and moved there, so a reader never sees half of one.
@@ -27,7 +27,7 @@ BITS_PER_MEGABYTE = 8e6
 
 
 def write_atomically(path: Path, content: str | bytes) -> None:
-    """Write a file beside its place and move it there; its folder is made if need be."""
+    """Write a file beside its place and move it there. Its folder is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
     beside.write_bytes(content.encode() if isinstance(content, str) else content)
@@ -47,7 +47,7 @@ def fresh_folder(path: Path) -> Path:
 
 
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
-    """Write one CSV row per round; columns in order of first appearance, empty where a value is missing."""
+    """Write one CSV row per round. Columns in order of first appearance, empty where a value is missing."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
     text = io.StringIO()
     writer = csv.DictWriter(text, columns, lineterminator="\n")
@@ -90,7 +90,7 @@ def totals(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def write_summary(path: Path, summary: Mapping[str, Any]) -> None:
-    """Write JSON; NaN and infinity, which JSON lacks, become null."""
+    """Write JSON. NaN and infinity, which JSON lacks, become null."""
     write_atomically(path, json.dumps(_finite(summary), indent=2) + "\n")
 
 
@@ -150,7 +150,7 @@ def print_summary(summary: Mapping[str, Any], folder: Path) -> None:
 
 
 def privacy_lines(report: PrivacyReport) -> list[str]:
-    """One line per adversary; with keys from a seed, a line that says so first; one on samples, if any."""
+    """One line per adversary. With keys from a seed, a line that says so first. One on samples, if any."""
     from lightning_fedq.privacy.page import epsilon_of  # imports torch, and only needed here
     from lightning_fedq.privacy.verdict import format_epsilon
 

@@ -38,7 +38,7 @@ _SERVERS = (Adversary.SERVER, Adversary.SERVER_AND_PARTNER, Adversary.SECAGG_SER
 
 
 class HeldKeys(Keys):
-    """Keys of which an adversary holds some; the others are of somebody else's making.
+    """Keys of which an adversary holds some. The others are of somebody else's making.
 
     Args:
         adversary: Everybody knows the public key, members that of the members, a server the keys that it
@@ -84,7 +84,7 @@ class HeldKeys(Keys):
 
 @dataclass(frozen=True)
 class FixedPlanner(RoundPlanner):
-    """Everybody takes part in every round, in groups of neighbours; the last ones never answer.
+    """Everybody takes part in every round, in groups of neighbours. The last ones never answer.
 
     Args:
         num_dropped: How many of the cohort do not answer.
@@ -157,7 +157,7 @@ class Played:
     decoded_sum: Array
 
     def labels_of(self, positions: int) -> Integers:
-        """Labels of the positions of a view; where symbols are no coordinates, all hold the same."""
+        """Labels of the positions of a view. Where symbols are no coordinates, all hold the same."""
         if positions == len(self.labels):
             return self.labels
         return np.full(positions, max(self.labels[0], self.labels.max()))
@@ -201,7 +201,7 @@ class Played:
         return decoded
 
     def group(self) -> Array:
-        """The victim's message and the sum of those of its group, as one number; lone victims apart."""
+        """The victim's message and the sum of those of its group, as one number. Lone victims apart."""
         members = [c for c in self.context.place(self.victim)[0] if c in self.clients]
         widest = max(len(group) for group in self.context.groups)
         own = self.row(self.victim).to(torch.int64)
@@ -220,7 +220,7 @@ class Played:
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def _classify(values: Array, edges: Array, out: Integers) -> None:
-    """How many of the ascending edges are <= each value."""
+    """Number of the ascending edges that are <= each value."""
     for i in range(values.size):
         low, high = 0, edges.size
         while low < high:
@@ -322,7 +322,7 @@ class Bench:
         return int(self.mechanism.encode(self.others.clone(), context, rand).symbols.shape[1])
 
     def pair(self, victim: int, round: int, keys: Keys) -> tuple[Tensor, Tensor]:
-        """The worst neighbours of a round; streams that the adversary does not hold are decoys."""
+        """The worst neighbours of a round. Streams that the adversary does not hold are decoys."""
         if victim in self._pairs:
             return self._pairs[victim]
         known = HeldKeys(self._level, keys, self._decoy)
@@ -345,14 +345,14 @@ class Bench:
         return labels
 
     def play(self, round: int, world: int) -> Played:
-        """Play one round of one world, in the course of a run; the victim changes with every other round."""
+        """Play one round of one world, in the course of a run. The victim changes with every other round."""
         victim = self.clients[(round // 2) % len(self.clients)]
         if world not in self._engines:
             self._engines[world] = self._engine(self.keys[world])
         return self._play(self._engines[world], self.keys[world], victim, round, (round + world) % 2)
 
     def play_alone(self, keys: Keys, victim: int, turned: int, round: int = 0) -> Played:
-        """Play one round with keys of its own; `turned` says which of the inputs the first layer holds."""
+        """Play one round with keys of its own. `turned` says which of the inputs the first layer holds."""
         return self._play(self._engine(keys), keys, victim, round, turned)
 
     def _engine(self, keys: Keys) -> RoundEngine:
@@ -383,7 +383,7 @@ class Bench:
         return Played(self.mechanism, context, self.clients, victim, wire.symbols, labels, public, released)
 
     def calibration(self, at_most: int) -> list[Played]:
-        """Some rounds that are not counted; `at_most` so many."""
+        """Some rounds that are not counted. `at_most` so many."""
         rounds = 2 * (1 + _FEWEST_CALIBRATED // (2 * (1 if self.concentrated else self.dim)))
         first, victims = CALIBRATION + 1, self.clients
         return [

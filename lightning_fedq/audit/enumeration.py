@@ -62,7 +62,7 @@ def enumerate_coin(
     *,
     quantize: Quantize = one_bit_quantize,
 ) -> list[str]:
-    """Count every word of one coin for every threshold; return what differs from the specification.
+    """Count every word of one coin for every threshold. Return what differs from the specification.
 
     Args:
         epsilon: Claimed level of one bit.

@@ -37,7 +37,7 @@ class UnlikeError(ValueError):
 
 
 class _ChosenWords(Stream):
-    """Every read gives the same chosen words, one a coordinate; counts in units of the word that is read."""
+    """Every read gives the same chosen words, one a coordinate. Counts in units of the word that is read."""
 
     def __init__(self, chosen: NDArray[np.uint64], seen: list[int]) -> None:
         self._chosen, self._seen, self._middle = chosen, seen, np.uint64(1 << 31)
@@ -135,7 +135,7 @@ def _interval_ends(
 
 
 def enumerate_words(mechanism: Mechanism, dithers: tuple[int, ...] = (0,)) -> list[str]:
-    """Compare the exact laws of the two ends of the range with the claim; return what contradicts it.
+    """Compare the exact laws of the two ends of the range with the claim. Return what contradicts it.
 
     Args:
         mechanism: See `exact_law`; claims something for a single message.

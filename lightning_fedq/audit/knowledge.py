@@ -55,7 +55,7 @@ _FRESH = 1 << 40
 
 @dataclass(frozen=True)
 class _Sight:
-    """What an adversary looks at, and who tells it its keys."""
+    """One adversary's view, and who tells it its keys."""
 
     adversary: Adversary
     name: str
@@ -190,7 +190,7 @@ def _judge(
 
 
 def estimates(values: Array, labels: NDArray[np.int64], epsilons: list[float]) -> tuple[Array, Array]:
-    """What the second half of the draws says of events that the first half chose.
+    """Lower bounds from the second half of the draws for events that the first half chose.
 
     Args:
         values: `(trials, cells)`, what was seen.

@@ -18,7 +18,7 @@ from lightning_fedq.audit.views import Finding
 
 
 def canary_coins(canaries: int, seed: int) -> NDArray[np.int64]:
-    """Fair coins, +1 or -1, one a canary; they protect nobody."""
+    """Fair coins, +1 or -1, one a canary. They protect nobody."""
     return np.random.default_rng(seed).integers(0, 2, canaries) * 2 - 1
 
 
@@ -62,7 +62,7 @@ def one_run_lower_bound(canaries: int, guesses: int, correct: int, delta: float,
 
 
 def surest_guesses(scores: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Guess the signs of the `count` largest scores, either way; 0, no guess, for the others.
+    """Guess the signs of the `count` largest scores, either way. 0, no guess, for the others.
 
     Args:
         scores: `(canaries,)`, the larger the more a canary's coin looks like +1; centred on 0.

@@ -159,7 +159,9 @@ class _Run:
 
 
 def _looks(bench: Bench, adversaries: tuple[Adversary, ...], rounds: int) -> list[_Look]:
-    """What every adversary with a claim sees; the first one is also looked at twice in a row.
+    """View of every adversary with a claim.
+
+    The first one is also looked at twice in a row.
 
     Who sees a function of what was looked at before, and is promised the same, is left out: the released sum
     where the sum of the messages is there, everybody where each message protects itself.

@@ -1,4 +1,4 @@
-"""What one view of the simulation showed, against what was claimed for it: counts in, certain bounds out.
+"""Counts of one view of the simulation, and certain bounds from them, against what was claimed for it.
 
 A view counts outcomes for two neighbouring inputs, label 0 and label 1, position by position. Half of the
 draws choose an event for every epsilon (the outcomes that speak for one label), the other half bound its two
@@ -35,7 +35,7 @@ _BOUNDED_POSITIONS = 32
 
 @dataclass(frozen=True)
 class Finding:
-    """What one view showed.
+    """Result of the audit for one view: claim, lower bound, verdict.
 
     Args:
         view: What was looked at.
@@ -57,7 +57,7 @@ class Finding:
 
     @property
     def verdict(self) -> Literal["holds", "refuted", "saw nothing"]:
-        """What may be said: "holds" only where a fault that doubles the loss would have been refuted.
+        """Verdict: "holds" only where a fault that doubles the loss would have been refuted.
 
         Twice a proven bound that is at least half of the claim exceeds it. What is checked exactly and has
         no bound holds or is refuted.
@@ -115,12 +115,12 @@ class View:
         self.counts: Counts = np.zeros((2, 2, positions, outcomes), np.int64)
 
     def add(self, half: int, labels: Counts, outcomes: Counts) -> None:
-        """Count one outcome of every position under its label, -1 for not at all; both `(positions,)`."""
+        """Count one outcome of every position under its label, -1 for not at all. Both `(positions,)`."""
         _count(self.counts[half], labels, outcomes)
 
     @cached_property
     def claimed(self) -> float:
-        """The pure epsilon that is claimed; infinite where the claim is a curve."""
+        """The pure epsilon that is claimed. Infinite where the claim is a curve."""
         return self.copies * self.loss.pure_epsilon
 
     def allowed(self, epsilon: float) -> float:
@@ -152,7 +152,7 @@ class View:
         return high
 
     def judge(self, alpha: float) -> Finding:
-        """Compare with the claim; a true claim raises an alarm with probability at most `alpha`."""
+        """Compare with the claim. A true claim raises an alarm with probability at most `alpha`."""
         pooled = [self.counts.sum(2, keepdims=True)]
         positions = self.counts.shape[2]
         if positions >= 2 * _POSITION_CLASSES:

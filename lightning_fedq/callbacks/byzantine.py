@@ -32,7 +32,7 @@ Attack = Literal[UpdateAttack, WireAttack, "label_flip"]
 
 
 class ByzantineClients(pl.Callback):
-    """Let a fixed fraction of the clients lie.
+    """Byzantine clients: a fixed fraction lies by one of the attacks of the literature.
 
     Args:
         fraction: Share of all clients, in [0, 1); their number is rounded to the nearest.
@@ -72,7 +72,7 @@ class ByzantineClients(pl.Callback):
         self.liars: frozenset[int] = frozenset()
 
     def num_liars(self, num_clients: int) -> int:
-        """How many of so many clients lie."""
+        """Number of Byzantine clients among so many."""
         return math.floor(self.fraction * num_clients + 0.5)
 
     # ---- Lightning ----------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class ByzantineClients(pl.Callback):
             self._mechanism.without_noise(context)
 
     def state_dict(self) -> dict[str, Any]:
-        """Who lies, for the privacy report of a checkpoint; nothing is read back."""
+        """Who lies, for the privacy report of a checkpoint. Nothing is read back."""
         return {"liars": sorted(self.liars)}
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
@@ -120,7 +120,7 @@ class ByzantineClients(pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Step aside; Lightning calls no `teardown` then."""
+        """Step aside. Lightning calls no `teardown` then."""
         self._step_aside(trainer)
 
     def _step_aside(self, trainer: pl.Trainer) -> None:
@@ -164,7 +164,7 @@ class ByzantineClients(pl.Callback):
         self._partners = partners - self.liars
 
     def hold(self, clients: Sequence[int], updates: Tensor) -> tuple[Sequence[int], Tensor]:
-        """See `Tampering.hold`; of the honest updates only running sums and the first are kept."""
+        """See `Tampering.hold`. Of the honest updates only running sums and the first are kept."""
         honest = [row for row, client in enumerate(clients) if client not in self.liars]
         self._held += [(c, updates[row].clone()) for row, c in enumerate(clients) if c in self.liars]
         rows = updates[honest]
@@ -216,7 +216,7 @@ class ByzantineClients(pl.Callback):
 
     @staticmethod
     def _alie_shift(num_clients: int, num_liars: int) -> float:
-        """The paper's shift; where chance has put liars in the majority, that of the largest minority."""
+        """The paper's shift. Where chance has put liars in the majority, that of the largest minority."""
         minority = min(num_liars, (num_clients - 1) // 2)
         return attacks.alie_shift(num_clients, minority) if minority else 0.0
 
@@ -228,7 +228,7 @@ class ByzantineClients(pl.Callback):
         context: RoundContext,
         rand: ClientRandomness,
     ) -> Message:
-        """See `Tampering.send`; stacks are all honest or all lies."""
+        """See `Tampering.send`. Stacks are all honest or all lies."""
         symbols = message.symbols
         if not self.liars.intersection(clients):
             if self.attack == "copied":
@@ -280,7 +280,7 @@ class ByzantineClients(pl.Callback):
 
 
 def lever_of(mechanism: Mechanism, context: RoundContext) -> float | None:
-    """The longest lever of any client of the round, see `Mechanism.lever`; None where one is not known."""
+    """The longest lever of any client of the round, see `Mechanism.lever`. None where one is not known."""
     levers = [mechanism.lever(client, context) for client in context.cohort]
     known = [lever for lever in levers if lever is not None]
     return max(known) if len(known) == len(levers) else None

@@ -52,7 +52,7 @@ _FROM_LOADER = (
 
 
 class DPSGD(pl.Callback):
-    """Train an ordinary module with differentially private SGD, or any optimiser on its noisy gradients.
+    """DP-SGD for an ordinary module, or any optimiser on its noisy gradients.
 
     Args:
         noise_multiplier: Std of the noise on the summed gradient / `max_grad_norm`, > 0.
@@ -129,7 +129,7 @@ class DPSGD(pl.Callback):
     skips_empty = False
 
     def begin(self, work: LocalWork) -> None:
-        """Open an account for everybody who holds data; what was spent before stays spent."""
+        """Open an account for everybody who holds data. What was spent before stays spent."""
         from lightning_fedq.privacy.accounting import check_delta
 
         check_delta(self.delta, max(map(len, work.held)), "samples")
@@ -163,7 +163,7 @@ class DPSGD(pl.Callback):
         return self._loader
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse several optimisers; remember the user's own."""
+        """Refuse several optimisers. Remember the user's own."""
         if len(trainer.optimizers) != 1:
             raise ValueError(
                 f"DPSGD needs exactly one optimiser, the module has {len(trainer.optimizers)}; "
@@ -231,7 +231,10 @@ class DPSGD(pl.Callback):
 
     @property
     def accountant(self) -> SampledGaussianAccountant:
-        """What was spent, where there is one data set; `accounts` has those of a federation's clients."""
+        """Accountant of the run, where there is one data set.
+
+        `accounts` has those of a federation's clients.
+        """
         from lightning_fedq.privacy.sgd import SampledGaussianAccountant
 
         return self.accounts[0].accountant if self.accounts else SampledGaussianAccountant()
@@ -246,7 +249,10 @@ class DPSGD(pl.Callback):
         return max((account.epsilon(delta) for account in self.accounts.values()), default=0.0)
 
     def statement(self) -> SampleStatement | None:
-        """What was spent so far by whoever has spent most; None before the first account."""
+        """Privacy statement on samples so far, of whoever has spent most.
+
+        None before the first account.
+        """
         if not self.accounts:
             return None
         account = max(self.accounts.values(), key=lambda account: account.epsilon(self.delta))
@@ -285,14 +291,14 @@ class DPSGD(pl.Callback):
         return max(round(self._batches.sample_rate(client) * self._batches.num_samples(client)), 1)
 
     def _charge(self, module: torch.nn.Module) -> NoiseWords:
-        """Pay for one step, then hand out its noise; whoever thawed a layer behind our back gets none."""
+        """Pay for one step, then hand out its noise. Whoever thawed a layer behind our back gets none."""
         check_layers(module)
         return self._stream("noise", self._present, self._spent.charge(self._present)).words64
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """Tell the optimiser whose batch it is, and whether anybody is in it; refuse what breaks the step."""
+        """Tell the optimiser whose batch it is, and whether anybody is in it. Refuse what breaks the step."""
         assert self._optimizer is not None
         check_accumulation(trainer)
         check_layers(pl_module)
@@ -315,7 +321,7 @@ class DPSGD(pl.Callback):
             self._optimizer.expected_batch_size = self._expected_size(self._present)
 
     def _check_step(self, client: int, drawn: int) -> None:
-        """A batch is drawn from the stream of the step that it is charged as; no stream is drawn for two."""
+        """A batch is drawn from the stream of the step that it is charged as. No stream is drawn for two."""
         if drawn != self.accounts[client].steps:
             raise RuntimeError(
                 f"the batch of step {drawn} of client {client} is here and {self.accounts[client].steps} "
@@ -341,7 +347,7 @@ class DPSGD(pl.Callback):
             self._buffers.check(content=True)
 
     def state_dict(self) -> dict[str, Any]:
-        """What everybody has spent, in plain types.
+        """Every account, in plain types.
 
         With seeds, a checkpoint of an open round is one of its start, and so is this. Without, the whole of
         an open round counts: a process that is killed after this can't say how far it came.
@@ -357,7 +363,7 @@ class DPSGD(pl.Callback):
         return self._spent.state_dict(charges, round_taken_by=survivors)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what a checkpoint had spent; without a seed, on streams of its own."""
+        """Go on from what a checkpoint had spent. Without a seed, on streams of its own."""
         self._spent.load_state_dict(state_dict)
         if self.seed is None:
             self._new_root()

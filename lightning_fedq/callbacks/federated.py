@@ -89,7 +89,7 @@ if TYPE_CHECKING:
 
 
 class Federated(pl.Callback):
-    """Federate the training of an ordinary Trainer, module and data module.
+    """Federated training of an ordinary Trainer, module and data module.
 
     Args:
         mechanism: Turns updates into messages, e.g. `CorBin(epsilon=5.0)`.
@@ -314,12 +314,12 @@ class Federated(pl.Callback):
 
     @property
     def calibration(self) -> Calibration | None:
-        """What the privacy target asked of the mechanism, from `on_fit_start` on."""
+        """Solution of the privacy target, from `on_fit_start` on."""
         return None if self._target is None else self._target.found
 
     @property
     def privacy_statement(self) -> str:
-        """The privacy target and what was found for it, in words; "" without one."""
+        """The privacy target and what was found for it, in words. "" without one."""
         return "" if self._target is None else self._target.statement
 
     @property
@@ -344,7 +344,7 @@ class Federated(pl.Callback):
         self._undo.all()
 
     def use_batches(self, rule: BatchRule) -> None:
-        """Let a rule draw the local batches until this fit is over; for callbacks, in their `setup`.
+        """Let a rule draw the local batches until this fit is over. For callbacks, in their `setup`.
 
         Raises:
             ValueError: If another rule draws them already, or clients are to train side by side.
@@ -362,7 +362,7 @@ class Federated(pl.Callback):
         self._undo.replace(self, "_rule", rule)
 
     def _start_clock(self, trainer: Any, optimizers: Sequence[torch.optim.Optimizer]) -> LocalClock:
-        """Every client's clock; Lightning, which counts the steps of all, is not to stop by its own."""
+        """Every client's clock. Lightning, which counts the steps of all, is not to stop by its own."""
         now = 0
         if self._loaded is not None:
             now = int(self._loaded.get("clock", 0))
@@ -375,7 +375,7 @@ class Federated(pl.Callback):
         return clock
 
     def _client_loader(self, trainer: Any) -> ClientLoader:
-        """The clients' loader; once the training runs, over the user's new one where that is wished for."""
+        """The clients' loader. Once the training runs, over the user's new one where that is wished for."""
         if self._dealt is None:
             self._deal_out(trainer)
         elif self._training is not None:
@@ -392,7 +392,7 @@ class Federated(pl.Callback):
         return self._dealt
 
     def _deal_out(self, trainer: Any) -> None:
-        """Who holds what; at the first question, which `configure_optimizers` may ask."""
+        """Who holds what. At the first question, which `configure_optimizers` may ask."""
         if self._loaded is not None and self.seed is None:
             self.planner = replace(self.planner, seed=self._loaded["plan_seed"])
         run = RoundPlan(0, (), frozenset(), self.planner.seed)
@@ -493,17 +493,17 @@ class Federated(pl.Callback):
 
     @property
     def num_buffers(self) -> int:
-        """Coordinates of the flat vector that are buffers, not parameters; from `on_fit_start` on."""
+        """Coordinates of the flat vector that are buffers, not parameters. From `on_fit_start` on."""
         return self._local.num_buffers
 
     def replace_weights(self, weights: Tensor) -> None:
-        """Let server and module go on with other weights `(dim,)`; between rounds."""
+        """Let server and module go on with other weights `(dim,)`. Between rounds."""
         self._engine.weights = weights.to(self._engine.weights, copy=True)
         self._local.use(self._engine.weights)
         self._local.show()
 
     def when_vector_changes(self, call: Callable[[], None]) -> None:
-        """Be called, until this fit is over, when parameters have joined or left; raise to stop there."""
+        """Be called, until this fit is over, when parameters have joined or left. Raise to stop there."""
         self._undo.replace(self, "_followers", [*self._followers, call])
 
     def _change_vector(self, members: Members) -> None:
@@ -555,7 +555,7 @@ class Federated(pl.Callback):
         self._local.release_statistics()
 
     def _coming_steps(self) -> int:
-        """Batches of the round to come; before there is one, of the longest client: a user's own loader."""
+        """Batches of the round to come. Before there is one, of the longest client: a user's own loader."""
         if self._training is None:
             return self._schedule.longest
         engine = self._engine
@@ -563,7 +563,7 @@ class Federated(pl.Callback):
         return self._schedule.length(engine.round, engine.attempt, size, most)
 
     def fetch(self, indices: Tensor) -> Any:
-        """Some samples as one batch, `(batch,)`, or as a stack's, `(clients, batch)`; draws nothing."""
+        """Some samples as one batch, `(batch,)`, or as a stack's, `(clients, batch)`. Draws nothing."""
         with torch.random.fork_rng([]):
             return self._loader.fetch(indices)
 
@@ -571,7 +571,7 @@ class Federated(pl.Callback):
 
     @property
     def training_clients(self) -> tuple[int, ...]:
-        """Who trains in the present batch, in the order of its rows; one client's batch has no such axis."""
+        """Who trains in the present batch, in the order of its rows. One client's batch has no such axis."""
         present = None if self._training is None else self._training.present
         return () if present is None else present.clients
 
@@ -590,7 +590,7 @@ class Federated(pl.Callback):
 
     @property
     def parameter_names(self) -> list[str]:
-        """Names of the trained parameters, in the order of the flat vector; from `on_fit_start` on."""
+        """Names of the trained parameters, in the order of the flat vector. From `on_fit_start` on."""
         return self._local.names
 
     def present_batch(self, batch_idx: int) -> tuple[Stack, int]:
@@ -619,7 +619,7 @@ class Federated(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """At the last batch of a client or a stack: encode; at the last of the round: step the server."""
+        """At the last batch of a client or a stack: encode. At the last of the round: step the server."""
         assert self._training is not None
         record = self._training.end_batch()
         if record is not None:
@@ -653,7 +653,7 @@ class Federated(pl.Callback):
     # ---- checkpoint -------------------------------------------------------------------------------
 
     def _federation(self) -> dict[str, str]:
-        """What a checkpoint must agree with, in words."""
+        """Fingerprint that a checkpoint must agree with, in words."""
         return {
             "mechanism": repr(self.mechanism),
             "num_clients": str(self.num_clients),
@@ -670,7 +670,7 @@ class Federated(pl.Callback):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """The server, the records and the choices of this run; of an open round, its start."""
+        """The server, the records and the choices of this run. Of an open round, its start."""
         if self.engine is None:
             return {}
         return {

@@ -28,7 +28,7 @@ from lightning_fedq.randomness import PublicRandomness
 
 
 class Langevin(pl.Callback):
-    """Sample with a federation; stands behind `Federated` in the list of callbacks.
+    """Langevin sampling with a federation. Stands behind `Federated` in the list of callbacks.
 
     Args:
         step_size: g > 0; the clients' SGD needs learning rate g times the number of clients.
@@ -54,7 +54,7 @@ class Langevin(pl.Callback):
 
     @property
     def variance(self) -> Tensor:
-        """Running variance of the weights, `(dim,)`; the estimate of the posterior's diagonal.
+        """Running variance of the weights, `(dim,)`. The estimate of the posterior's diagonal.
 
         Raises:
             ValueError: If fewer than two rounds have counted.

@@ -30,7 +30,7 @@ _COHORT = 2
 
 
 class LeakageMonitor(pl.Callback):
-    """Measure leakage every few rounds, within a time limit; a failing attack warns and never stops a run.
+    """Leakage measured every few rounds, within a time limit. A failing attack warns and never stops a run.
 
     Logs `leak/hit_rate`, `leak/leakage`, `leak/leakage_low`, `leak/leakage_high`, `leak/attempts`,
     `leak/candidates` and `leak/seconds`.
@@ -147,7 +147,7 @@ class LeakageMonitor(pl.Callback):
                 part.training = True
 
     def _affordable(self, module: nn.Module, inputs: Tensor, labels: Tensor, start: float) -> int:
-        """How many candidates' gradients fit into what is left of half the time.
+        """Number of candidates whose gradients fit into what is left of half the time.
 
         Raises:
             ValueError: If those of the fewest candidates do not.

@@ -53,7 +53,7 @@ _LEAST_SAMPLES = 4
 
 
 class ClientSetting(NamedTuple):
-    """What was measured of one client, and what follows.
+    """Measured leakage of one client, and the noise and sampling that follow.
 
     Args:
         round: When.
@@ -75,7 +75,7 @@ class ClientSetting(NamedTuple):
 
 
 class LeakageBudget(pl.Callback):
-    """Let noise and batch sampling of `NearOptimalUtility` follow from its leakage budget.
+    """Leakage budget that sets noise and batch sampling of `NearOptimalUtility`.
 
     Logs `leak/noise_std`, `leak/limit` (largest upper limit of the cohort), `leak/unprotected`, `leak/tv`,
     `leak/sampling_probability`, `leak/sampling_feasible` (means over the cohort) and
@@ -141,7 +141,7 @@ class LeakageBudget(pl.Callback):
     # ---- the batch rule -----------------------------------------------------------------------------
 
     def begin(self, work: LocalWork) -> None:
-        """See `BatchRule.begin`; what a checkpoint has measured stays measured."""
+        """See `BatchRule.begin`. What a checkpoint has measured stays measured."""
         small = [client for client, held in enumerate(work.held) if len(held) < _LEAST_SAMPLES]
         if small:
             raise ValueError(
@@ -294,7 +294,7 @@ class LeakageBudget(pl.Callback):
         return {"round": self._round, "std": self._std, "settings": settings}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with what was measured; a round that begins anew gets the same noise and batches."""
+        """Go on with what was measured. A round that begins anew gets the same noise and batches."""
         self._round, self._std, self._loaded = state_dict["round"], state_dict["std"], True
         self.settings = {
             int(client): ClientSetting(*values) for client, values in state_dict["settings"].items()

@@ -1,4 +1,4 @@
-"""What a run wrote beside messages and models, without noise: a list for its privacy page.
+"""Unprotected outputs of a run beside messages and models: a list for its privacy page.
 
 A claim is about what clients send and what is released of it. Loggers, tables, the screen and a checkpoint
 hold more than that, so the page of a finished run says what this one wrote and where it went.
@@ -25,7 +25,10 @@ class LetsOut(Protocol):
     """A callback that writes something of clients' data, and says what."""
 
     def lets_out(self, trainer: pl.Trainer) -> str:
-        """What left, and where to, in words; "" for nothing."""
+        """Where unprotected figures went, in words.
+
+        "" for nothing.
+        """
 
 
 def what_left(trainer: pl.Trainer, columns: Sequence[str]) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""How a reporting callback finds the federation that it reports on."""
+"""Lookup of the federation that a reporting callback reports on."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def federated_of(trainer: pl.Trainer, asking: str) -> Federated:
 
 
 def engine_of(trainer: pl.Trainer, asking: str) -> RoundEngine:
-    """Return the engine of the trainer's federation; there is one from the start of the training on.
+    """Return the engine of the trainer's federation. There is one from the start of the training on.
 
     Raises:
         ValueError: If there is no `Federated` callback.

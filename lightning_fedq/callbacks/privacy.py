@@ -34,7 +34,9 @@ _NAMED = 10
 
 
 class PrivacyBudget(pl.Callback):
-    """Stop, fail or warn before any client's epsilon exceeds a budget; logs what is spent every round.
+    """Privacy budget: stop, fail or warn before any client's epsilon exceeds it.
+
+    Logs what is spent every round.
 
     Args:
         epsilon: Budget over the run, > 0, in nats.
@@ -100,7 +102,7 @@ class PrivacyBudget(pl.Callback):
     # ---- what is counted ----------------------------------------------------------------------------
 
     def _find_unit(self, federated: Federated | None, dpsgd: DPSGD | None) -> str:
-        """What a unit is: there is one that protects something, or the user has said which."""
+        """The unit of the budget: there is one that protects something, or the user has said which."""
         if federated is None or dpsgd is None:
             found = "client" if dpsgd is None else "sample"
             if self.unit not in (None, found):
@@ -258,7 +260,7 @@ def _epsilon_of(setting: Setting, claim: PrivacyClaim, rounds: int) -> float:
 
 
 def _blocked(engine: RoundEngine, limits: torch.Tensor) -> str:
-    """Who of the next cohort can't afford the round, or can't afford any at all, in words; "" for nobody."""
+    """Who of the next cohort can't afford the round, or can't afford any at all, in words. "" for nobody."""
     cohort = sorted(engine.planner.plan(engine.round, engine.mechanism).cohort)
     never = torch.nonzero(limits == 0).flatten().tolist()
     client = next((c for c in (*never, *cohort) if engine.ledger.charges[c] >= limits[c]), None)

@@ -41,7 +41,7 @@ def target_setting(
     plain_sum: bool,
     num_liars: int,
 ) -> Setting:
-    """What a target's epsilon hangs on, of a federation.
+    """Setting of a federation that a target's epsilon hangs on.
 
     Raises:
         ValueError: If delta is missing or not below 1 / clients.
@@ -101,7 +101,7 @@ class KeptTarget:
     def begin(
         self, federated: Federated, trainer: pl.Trainer, dim: int, saved: dict[str, Any] | None
     ) -> Calibration:
-        """Calibrate in the first fit; in a later or resumed one, keep what was found.
+        """Calibrate in the first fit. In a later or resumed one, keep what was found.
 
         Raises:
             ValueError: If the target can't be met, there is no number of rounds, or more than is paid for.
@@ -136,7 +136,10 @@ class KeptTarget:
 
     @property
     def statement(self) -> str:
-        """What was found, in words; "" before the first fit."""
+        """The solution in words.
+
+        "" before the first fit.
+        """
         found = self.found
         if found is None:
             return ""
@@ -157,7 +160,7 @@ class KeptTarget:
             )
 
     def limit(self, engine: RoundEngine, federated: Federated, trainer: pl.Trainer) -> None:
-        """Let the ledger charge nobody beyond the target; again whenever the trained vector changes.
+        """Let the ledger charge nobody beyond the target. Again whenever the trained vector changes.
 
         Raises:
             ValueError: If a round by itself is beyond it.
@@ -199,7 +202,7 @@ class KeptTarget:
     # ---- checkpoint -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """What was found, in plain types."""
+        """The solution, in plain types."""
         assert self.found is not None
         return {
             "target": repr(self.target),

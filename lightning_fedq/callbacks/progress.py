@@ -15,7 +15,7 @@ from lightning_fedq.reports import first_metric
 
 
 class RoundProgressBar(pl.callbacks.ProgressBar):
-    """Show round, clients done, one metric, bits and seconds.
+    """Progress bar of rounds: clients done, one metric, bits and seconds.
 
     On a terminal it is one line that moves. In a pipe or a file it prints whole lines, the first and
     the last round always and others at least `interval` seconds apart.

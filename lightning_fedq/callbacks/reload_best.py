@@ -18,7 +18,7 @@ from lightning_fedq.callbacks.lookup import engine_of, federated_of
 
 
 class ReloadBest(pl.Callback):
-    """Put the best global model back after `patience` validations without a better `monitor`.
+    """Rollback to the best global model after `patience` validations without a better `monitor`.
 
     Ranges and the server optimiser's state go on as they are.
 

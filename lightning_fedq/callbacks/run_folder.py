@@ -45,7 +45,7 @@ SIMULATION_ONLY = ("sim_", "leak/")
 
 
 class RunFolder(pl.Callback):
-    """A folder with the rounds and the global model, and at the end a summary, a report and pictures.
+    """Folder of a run: its rounds and global model, at the end a summary, a report and pictures.
 
     `metrics.csv` and `model.ckpt` are kept up to date every round. `model.ckpt` is a Lightning checkpoint of
     the weights alone, for `trainer.test(..., ckpt_path=...)` or `fedq test runs/name`; to resume a run takes
@@ -233,14 +233,14 @@ class RunFolder(pl.Callback):
         return {"monitor": monitor, "value": row[monitor], "round": row["round"]}
 
     def state_dict(self) -> dict[str, Any]:
-        """The folder and its rows; of a private run, without the columns that only a simulation knows."""
+        """The folder and its rows. Of a private run, without the columns that only a simulation knows."""
         rows = [dict(row) for row in self.rows]
         if self._private:
             rows = [{key: row[key] for key in row if not key.startswith(SIMULATION_ONLY)} for row in rows]
         return {"path": str(self._folder()), "rows": rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on in the folder of the checkpoint's run; what it left out comes from the table there."""
+        """Go on in the folder of the checkpoint's run. What it left out comes from the table there."""
         self.path, self.rows = Path(state_dict["path"]), [dict(row) for row in state_dict["rows"]]
         if (table := self.path / "metrics.csv").is_file():
             whole = {row["round"]: row for row in read_rows(table)}

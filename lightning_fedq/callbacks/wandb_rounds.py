@@ -1,4 +1,4 @@
-"""Weights & Biases for federated runs, on top of Lightning's `WandbLogger`; offline needs no account.
+"""Weights & Biases for federated runs, on top of Lightning's `WandbLogger`. Offline needs no account.
 
 `Federated` logs `fed/*` through Lightning, so the logger has them already. This callback puts them on
 the axis `fed/round`, and adds what a logger can't know: configuration, who holds which labels, a table
@@ -18,7 +18,7 @@ from lightning_fedq.extras import extra
 
 
 class WandbRounds(pl.Callback):
-    """Log rounds, configuration, clients and the run folder to the trainer's `WandbLogger`.
+    """Weights & Biases logging of rounds, configuration, clients and run folder, by the `WandbLogger`.
 
     Raises:
         ValueError: At the start of the training, if the Trainer has no `WandbLogger`, or if a `RunFolder`

@@ -1,1 +1,1 @@
-"""The subcommands of `fedq`, one a file; `lightning_fedq.cli` chooses between them."""
+"""The subcommands of `fedq`, one a file. `lightning_fedq.cli` chooses between them."""

@@ -62,7 +62,7 @@ def samples(data: Any, count: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 class Setting(NamedTuple):
-    """What is attacked: a model at its initial weights, data, the clients' learning rate, a mechanism."""
+    """Setting of an attack: a model at its initial weights, data, the clients' learning rate, a mechanism."""
 
     model: nn.Module
     inputs: torch.Tensor
@@ -114,7 +114,7 @@ def built_in(options: argparse.Namespace) -> Setting:
 
 
 def build_study(options: argparse.Namespace, setting: Setting, attack: Attack) -> Study:
-    """A study of a setting; a learning rate of the command line goes first."""
+    """A study of a setting. A learning rate of the command line goes first."""
     rate = setting.learning_rate if options.learning_rate is None else options.learning_rate
     return Study(
         setting.model,
@@ -153,7 +153,7 @@ def standard_targets(
 
 
 def relative_error(study: Study, mechanism: Mechanism) -> float:
-    """Bound on one update's squared error over the mean squared norm of the updates; NaN if there is none."""
+    """Bound on one update's squared error over the mean squared norm of the updates. NaN if there is none."""
     context = study.context(mechanism)
     variance = mechanism.noise_variance(context, (0,))
     if variance is None:
@@ -165,7 +165,7 @@ def relative_error(study: Study, mechanism: Mechanism) -> float:
 def attack_target(
     inversion: Study, matching: Study, target: Target, options: argparse.Namespace
 ) -> tuple[dict[str, Any], StudyResult]:
-    """Attack one target with both studies; return its row and the reconstructions."""
+    """Attack one target with both studies. Return its row and the reconstructions."""
 
     def generator() -> torch.Generator:
         return torch.Generator().manual_seed(options.seed + 1)  # the same samples for every target

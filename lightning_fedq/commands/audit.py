@@ -54,7 +54,10 @@ def claimed_losses(mechanism: Mechanism) -> dict[Adversary, Loss]:
 
 
 def cases(kind: type[Mechanism]) -> tuple[AuditCase, ...]:
-    """How a mechanism is audited; none if it claims nothing."""
+    """Cases in which a mechanism is audited.
+
+    None if it claims nothing.
+    """
     found = example(kind).audit_cases(_DIM)
     return tuple(
         case
@@ -123,7 +126,7 @@ def _cells(finding: Finding) -> tuple[str, str, str, str]:
 
 
 def _train() -> int:
-    """Print one line per training with canaries; the exit status is 1 if anything contradicts a claim."""
+    """Print one line per training with canaries. The exit status is 1 if anything contradicts a claim."""
     from lightning_fedq._lightning import pl
     from lightning_fedq.commands.audit_training import DELTA, TRAININGS
 
@@ -145,7 +148,7 @@ def _train() -> int:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print one line per mechanism and view; the exit status is 1 if anything contradicts a claim."""
+    """Print one line per mechanism and view. The exit status is 1 if anything contradicts a claim."""
     parser = argparse.ArgumentParser(
         prog="fedq audit",
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -122,7 +122,7 @@ class Canaries(pl.Callback):
         engine.transform, engine.tampering = self.transform, self
 
     def transform(self, clients: Sequence[int], updates: Tensor) -> Tensor:
-        """Replace the canaries' updates; see `rounds.UpdateTransform`."""
+        """Replace the canaries' updates. See `rounds.UpdateTransform`."""
         for row, client in enumerate(clients):
             if self.clients and client < len(self.coins):
                 updates[row] = 0.0
@@ -135,7 +135,7 @@ class Canaries(pl.Callback):
         """See `rounds.Tampering.begin`."""
 
     def hold(self, clients: Sequence[int], updates: Tensor) -> tuple[Sequence[int], Tensor]:
-        """See `rounds.Tampering.hold`; nobody is held back."""
+        """See `rounds.Tampering.hold`. Nobody is held back."""
         return clients, updates
 
     def release(self) -> tuple[Sequence[int], Tensor]:
@@ -150,7 +150,7 @@ class Canaries(pl.Callback):
         context: RoundContext,
         rand: ClientRandomness,
     ) -> Message:
-        """See `rounds.Tampering.send`; the message is looked at and stays as it is."""
+        """See `rounds.Tampering.send`. The message is looked at and stays as it is."""
         symbols = message.symbols.numpy()
         for row, client in enumerate(clients):
             if self.clients and client < len(self.coins):
@@ -221,7 +221,7 @@ class _WithCanaries(pl.LightningDataModule):
         return DataLoader(self._data, batch_size=180, shuffle=True)
 
     def val_dataloader(self) -> DataLoader[Any]:
-        """Lightning wants one beside a `validation_step`; nothing is validated here."""
+        """Lightning wants one beside a `validation_step`. Nothing is validated here."""
         return DataLoader(self._data, batch_size=180)
 
 
@@ -282,7 +282,7 @@ class _OwnWeights(pl.LightningModule):
         return loss
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        """Plain SGD; the learning rate scales all scores alike."""
+        """Plain SGD. The learning rate scales all scores alike."""
         return torch.optim.SGD(self.parameters(), lr=1.0)
 
     def train_dataloader(self) -> DataLoader[Any]:

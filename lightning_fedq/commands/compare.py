@@ -103,7 +103,7 @@ def compare(
 
 
 def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
-    """Print rows as a table, numbers with four digits; names are never cut."""
+    """Print rows as a table, numbers with four digits. Names are never cut."""
     shown = Table(title=monitor, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
     for column in table[0]:
         shown.add_column(

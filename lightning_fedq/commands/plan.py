@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the ranked table; with a configuration, also what to paste into it."""
+    """Print the ranked table. With a configuration, also what to paste into it."""
     parser = _parser()
     options = parser.parse_args(argv)
     try:

@@ -138,7 +138,10 @@ def _state_with(key: str, callbacks: Mapping[str, dict[str, Any]]) -> dict[str, 
 
 
 def _samples(state: dict[str, Any], ledger: Ledger | None, delta: float) -> SampleStatement:
-    """What DP-SGD inside the clients has spent, as far as a checkpoint tells; no ledger: of other rounds."""
+    """DP-SGD's spending inside the clients, as far as a checkpoint tells.
+
+    No ledger: of other rounds.
+    """
     remarks = [
         "Read from a checkpoint, which holds neither DPSGD's gradient norm, nor its seed, nor its delta,",
         "nor how many samples a client has: delta is the one asked for; it should be below 1 / samples.",
@@ -151,7 +154,7 @@ def _samples(state: dict[str, Any], ledger: Ledger | None, delta: float) -> Samp
 
 
 def _charged(path: Path, state: dict[str, Any], repeatable: bool) -> Ledger:
-    """What a checkpoint's federation has paid for, rounds after the checkpoint included."""
+    """Rounds that a checkpoint's federation has paid for, those after the checkpoint included."""
     ledger = Ledger(len(state["charges"]), state["mechanism"])
     ledger.load_state_dict(state)
     recorded, position = ledger.recorded
@@ -221,7 +224,7 @@ def _report(
 
 
 def _parse_changes(arguments: Sequence[str]) -> dict[str, Any]:
-    """`name=value` each; the value is YAML.
+    """`name=value` each. The value is YAML.
 
     Raises:
         ValueError: If one is not of that form.
@@ -236,7 +239,7 @@ def _parse_changes(arguments: Sequence[str]) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print the statement; write it where asked."""
+    """Print the statement. Write it where asked."""
     parser = argparse.ArgumentParser(
         prog="fedq privacy",
         description="Say what a configuration would protect, or what the run of a checkpoint has spent: "

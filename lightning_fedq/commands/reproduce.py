@@ -29,7 +29,7 @@ WHERE = (
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run one experiment; without a name, list all."""
+    """Run one experiment. Without a name, list all."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("name", nargs="?")
     parser.add_argument("--path")

@@ -110,7 +110,7 @@ class FedqCLI(LightningCLI):
         return next((c for c in callbacks_of(self.trainer) if isinstance(c, RunFolder)), None)
 
     def before_fit(self) -> None:
-        """Hand the resolved configuration to the run folder; its summary is printed after the test."""
+        """Hand the resolved configuration to the run folder. Its summary is printed after the test."""
         if self.run_folder is not None:
             self.run_folder.config, self.run_folder.show = self.resolved(), False
 

@@ -17,7 +17,7 @@ from lightning_fedq.reports import fresh_folder, mode_of, write_atomically
 
 
 def parse_grid(arguments: Sequence[str]) -> dict[str, list[Any]]:
-    """Parse `name=value,value,...` into the values of each setting; values are YAML.
+    """Parse `name=value,value,...` into the values of each setting. Values are YAML.
 
     Raises:
         ValueError: If an argument has another form.
@@ -35,7 +35,7 @@ def parse_grid(arguments: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def wandb_sweep(configs: Sequence[str], grid: Mapping[str, Sequence[Any]], monitor: str, mode: str) -> str:
-    """Return the grid as a Weights & Biases sweep file; each of its runs is a `fedq sweep` of one point."""
+    """Return the grid as a Weights & Biases sweep file. Each of its runs is a `fedq sweep` of one point."""
     command = ["fedq", "sweep", *configs, "--set", "${args_no_hyphens}"]
     return yaml.safe_dump(
         {

@@ -51,7 +51,7 @@ def epsilon_label(config: str, adversary: Adversary, options: argparse.Namespace
 
 
 def main(argv: Sequence[str]) -> int:
-    """Attack and train every configuration; print the table, write it, the bounds and the picture."""
+    """Attack and train every configuration. Print the table, write it, the bounds and the picture."""
     parser = argparse.ArgumentParser(
         prog="fedq tradeoff",
         description="Attack the first round of each configuration, train it, and put measured leakage "

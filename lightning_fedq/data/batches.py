@@ -1,4 +1,4 @@
-"""What every client trains on in a round: whole passes over its data, or what a rule draws for it.
+"""Local batches of a round: whole passes over a client's data, or what a rule draws for it.
 
 A *stack* is a group of clients that train side by side in one step. `LocalWork` says how many batches of
 which size a client has by default; a `BatchRule` draws the samples of every batch anew, such as Poisson
@@ -69,7 +69,7 @@ def batch_sizes(one_pass: tuple[int, ...], local_epochs: int, local_steps: int |
 
 @dataclass(frozen=True)
 class LocalWork:
-    """What each client holds, and how it would pass over it in a round.
+    """Data that each client holds, and how it would pass over them in a round.
 
     Args:
         held: Sample indices of each client.
@@ -128,7 +128,7 @@ class LocalWork:
 
 
 class BatchRule(Protocol):
-    """Draws the samples of every local batch; clients then train one at a time."""
+    """Rule that draws the samples of every local batch. Clients then train one at a time."""
 
     skips_empty: bool
     """Is an empty batch no step at all? Otherwise it arrives as one sample of zeros."""

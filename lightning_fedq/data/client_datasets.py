@@ -44,7 +44,7 @@ class ClientDatasets(Dataset[Any]):
 
 
 class ClientSources:
-    """Where each client's data come from; a function is called once, when the data are asked for.
+    """Where each client's data come from. A function is called once, when the data are asked for.
 
     Args:
         clients: One source for each client, by name or in order.
@@ -106,7 +106,7 @@ class ClientSources:
 
     @property
     def split(self) -> list[range]:
-        """The indices of each client's samples in the one loader over all of them; else nothing to say."""
+        """The indices of each client's samples in the one loader over all of them. Else nothing to say."""
         if isinstance(self.train_dataloader(), LoadersOfClients):
             return []
         data = [one.dataset if isinstance(one, DataLoader) else one for one in self.load()]

@@ -34,7 +34,7 @@ _HOOKS = (
 
 
 class FederatedDataModule(pl.LightningDataModule):
-    """Data for a federated run; validation, test and prediction data pass through untouched.
+    """Data for a federated run. Validation, test and prediction data pass through untouched.
 
     Args:
         data: A LightningDataModule, or the training Dataset; None where `clients` are data sets or loaders.

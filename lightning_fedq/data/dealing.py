@@ -22,7 +22,7 @@ Split = Partition | Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class LocalPasses:
-    """How each client passes over its data in a round.
+    """Each client's passes over its data in a round.
 
     Args:
         local_epochs: Passes in a round.

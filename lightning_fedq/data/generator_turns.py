@@ -42,7 +42,7 @@ def same_state(left: State, right: State) -> bool:
 
 
 class GeneratorTurns:
-    """One state of torch's default generators for each sequence of draws; made when it is first needed."""
+    """One state of torch's default generators for each sequence of draws. Made when it is first needed."""
 
     def __init__(self) -> None:
         self._seed_of: Callable[[int], int] | None = None
@@ -58,7 +58,7 @@ class GeneratorTurns:
 
     @contextmanager
     def of(self, index: int) -> Iterator[None]:
-        """Draw from one sequence; from the generators as they are before the first `begin`."""
+        """Draw from one sequence. From the generators as they are before the first `begin`."""
         if self._seed_of is None:
             yield
             return

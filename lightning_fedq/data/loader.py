@@ -193,7 +193,7 @@ class ClientBatches(Dataset[Any]):
 
 
 class ClientLoader:
-    """Yields the batches of one round after another; each iteration is one round.
+    """Yields the batches of one round after another. Each iteration is one round.
 
     Args:
         loader: The user's own loader: dataset, collation and workers.
@@ -319,7 +319,7 @@ class ClientLoader:
         return torch.cat(passes)[:total]
 
     def fetch(self, indices: Tensor) -> Any:
-        """One batch of given samples, to try something on; the clients' sequences do not move."""
+        """One batch of given samples, to try something on. The clients' sequences do not move."""
         return self._batches.fetch(indices, GeneratorTurns())
 
     def round_indices(self) -> Iterator[Tensor]:

@@ -59,7 +59,7 @@ class LoadersOfClients:
         return [number or 0 for number in numbers]
 
     def held(self) -> list[Tensor]:
-        """As many indices for each client as it has samples; none for a stream, which does not say."""
+        """As many indices for each client as it has samples. None for a stream, which does not say."""
         sizes = [_length(loader.dataset) or 0 for loader in self.loaders]
         return list(torch.split(torch.arange(sum(sizes)), sizes))
 
@@ -72,7 +72,7 @@ def _length(sized: Any) -> int | None:
 
 
 class NoCommonDataset(ValueError, AttributeError):
-    """Somebody looks for the one data set behind the loaders of all clients; to `hasattr` there is none."""
+    """Somebody looks for the one data set behind the loaders of all clients. To `hasattr` there is none."""
 
 
 class OwnClientLoader(ClientLoader):
@@ -144,7 +144,7 @@ def _seed(loader: Any, seed: int) -> None:
 
 
 class _Together:
-    """One client's share of several loaders; each pass gives batches of the structure that the user's had."""
+    """One client's share of several loaders. Each pass gives batches of the structure that the user's had."""
 
     def __init__(self, combined: Any, shares: Sequence[DataLoader[Any]]) -> None:
         self._combined = copy.copy(combined)

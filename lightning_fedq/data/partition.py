@@ -16,7 +16,7 @@ from torch import Tensor
 
 
 class Partition(ABC):
-    """A rule that deals samples out to clients; children are frozen dataclasses."""
+    """Partition of samples over clients. Children are frozen dataclasses."""
 
     needs_labels: ClassVar[bool]
 
@@ -63,7 +63,7 @@ def _shares(num_samples: int, num_parts: int) -> list[int]:
 
 @dataclass(frozen=True)
 class IID(Partition):
-    """A random permutation cut into equal parts; sizes differ by at most one."""
+    """IID partition: a random permutation cut into equal parts. Sizes differ by at most one."""
 
     needs_labels = False
 
@@ -78,7 +78,7 @@ class IID(Partition):
 
 @dataclass(frozen=True)
 class Dirichlet(Partition):
-    """Every class is shared out by its own draw from a symmetric Dirichlet law over the clients.
+    """Dirichlet partition: every class is shared out by its own draw from a symmetric Dirichlet law.
 
     Drawn again until nobody is empty, at most 100 times.
 
@@ -124,7 +124,7 @@ class Dirichlet(Partition):
 
 @dataclass(frozen=True)
 class LabelShards(Partition):
-    """Samples sorted by label and cut into equal shards; every client gets some at random.
+    """Label shards: samples sorted by label and cut into equal shards. Every client gets some at random.
 
     Args:
         shards_per_client: >= 1; with 2 a client sees about two classes.

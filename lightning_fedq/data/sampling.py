@@ -20,7 +20,7 @@ from torch.utils.data import (
 
 
 class Batching(NamedTuple):
-    """How a loader makes batches, whether it was given a `batch_size` or torch's own `BatchSampler`."""
+    """Batch size and last batch of a loader, whether given as `batch_size` or as torch's `BatchSampler`."""
 
     batch_size: int
     drop_last: bool
@@ -46,7 +46,7 @@ def batching_of(loader: DataLoader[Any]) -> Batching:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a client draws a pass over its data, where that is no plain permutation.
+    """Local sampler: a client's pass over its data, where that is no plain permutation.
 
     Args:
         weights: `(samples of the data set,)`, of which every client uses its own; None are equal ones.
@@ -93,7 +93,7 @@ class Sampling:
 
 
 def sampling_of(loader: DataLoader[Any]) -> tuple[Sampling | None, Tensor | None]:
-    """What the loader's sampler means for a client: how it draws, and the samples there are.
+    """Local sampler that follows from the loader's, and the samples there are.
 
     Returns:
         None for a plain order or permutation; and None where all samples are dealt out.

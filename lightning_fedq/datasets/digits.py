@@ -10,7 +10,7 @@ from lightning_fedq.datasets.tensors import TensorDataModule
 
 
 class DigitsDataModule(TensorDataModule):
-    """Digits as `(1, 8, 8)` float images in [-1, 1]; 1,150 for training, 288 for validation, 359 for testing.
+    """Digits as `(1, 8, 8)` float images in [-1, 1]. 1,150 for training, 288 for validation, 359 for testing.
 
     Args:
         batch_size: Samples per training batch.

@@ -37,7 +37,7 @@ def updated_statistics(module: nn.Module) -> tuple[str, ...]:
 
 
 def counters_of(module: nn.Module, buffers: Sequence[str]) -> tuple[str, ...]:
-    """Names of the batch counters beside running statistics; how many batches there are is known."""
+    """Names of the batch counters beside running statistics. How many batches there are is known."""
     present = {name for name, _ in module.named_buffers()}
     wanted = [
         name[: -len("running_mean")] + "num_batches_tracked"
@@ -48,7 +48,7 @@ def counters_of(module: nn.Module, buffers: Sequence[str]) -> tuple[str, ...]:
 
 
 class Rehearsed(NamedTuple):
-    """What is known of a module's buffers before it trains.
+    """Buffers of a module as known before it trains.
 
     Args:
         expected: Running statistics that were to change, by the modes of their layers.

@@ -1,4 +1,4 @@
-"""What a federated run refuses, each with its cure, before the first step."""
+"""Checks before the first step of a federated run: what is refused, each with its cure."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class DropoutInPlace(TorchFunctionMode):  # type: ignore[no-untyped-call]
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Write dropout out; leave everything else alone."""
+        """Write dropout out. Leave everything else alone."""
         kwargs = kwargs or {}
         if func is nn.functional.dropout:
             return self._dropout(*args, **kwargs)
@@ -56,7 +56,7 @@ class DropoutInPlace(TorchFunctionMode):  # type: ignore[no-untyped-call]
 
 
 def _inner(tensor: Tensor) -> Tensor:
-    """What `grad` has wrapped."""
+    """The tensor that `grad` has wrapped."""
     while torch._C._functorch.is_gradtrackingtensor(tensor):
         tensor = torch._C._functorch.get_unwrapped(tensor)
     return tensor
@@ -78,7 +78,7 @@ class ClientDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Take a draw apart; leave everything else alone."""
+        """Take a draw apart. Leave everything else alone."""
         kwargs = kwargs or {}
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)

@@ -84,7 +84,7 @@ class ClientMetrics:
         return self
 
     def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Stand in for `LightningModule.log`; in a stack, of a value that is reduced over its clients."""
+        """Stand in for `LightningModule.log`. In a stack, of a value that is reduced over its clients."""
         training = self._trainer.training and self._module._current_fx_name != "on_train_start"
         if training and self.withholds(name):
             self._hold(name, value)
@@ -103,7 +103,7 @@ class ClientMetrics:
             self.add(name, clients, [value])
 
     def _present(self) -> tuple[int, ...]:
-        """Whom a hook is about; after a client's last batch still that client."""
+        """Whom a hook is about. After a client's last batch still that client."""
         if str(self._module._current_fx_name).startswith("on_train_epoch"):
             return ()
         self._last = self._clients() or self._last
@@ -132,7 +132,7 @@ class ClientMetrics:
             own[name] = (total + number, count + 1)
 
     def add_stack(self, name: str, values: Tensor) -> bool:
-        """Take the values of a stack, `(clients, ...)`, before they are reduced; whether that is all."""
+        """Take the values of a stack, `(clients, ...)`, before they are reduced. Whether that is all."""
         if not self._trainer.training or not self.withholds(name):
             return False
         clients = self._clients()
@@ -148,7 +148,7 @@ class ClientMetrics:
         self._metrics = []
 
     def take(self) -> dict[int, dict[str, float]]:
-        """What each client has logged since the round began: the mean of every metric over its batches."""
+        """Metrics that each client has logged since the round began: the mean of each over its batches."""
         taken = {
             client: {name: total / count for name, (total, count) in own.items()}
             for client, own in self._sums.items()
@@ -178,7 +178,7 @@ def _monitors(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
 
 
 def check_exact_monitors(trainer: pl.Trainer) -> None:
-    """Refuse to choose a private run's model by what only a simulation knows; checkpoints keep such scores.
+    """Refuse to choose a private run's model by what only a simulation knows. Checkpoints keep such scores.
 
     Raises:
         ValueError: Naming who watches what.
@@ -194,7 +194,10 @@ def check_exact_monitors(trainer: pl.Trainer) -> None:
 def choose(
     choice: ClientMetricsChoice | None, trainer: pl.Trainer, engine: RoundEngine
 ) -> ClientMetricsChoice:
-    """What to do with clients' metrics; said in the log where nobody has chosen and something is withheld."""
+    """Policy for clients' metrics.
+
+    Said in the log where nobody has chosen and something is withheld.
+    """
     if choice is not None:
         return choice
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]

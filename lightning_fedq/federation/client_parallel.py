@@ -60,7 +60,7 @@ class _TrainingStep(nn.Module):
 
 
 def further_arguments(module: pl.LightningModule) -> tuple[int, ...]:
-    """What `training_step` is given behind the batch: a batch index, where there is a place for it."""
+    """Arguments of `training_step` behind the batch: a batch index, where there is a place for it."""
     parameters = inspect.signature(module.training_step).parameters.values()
     takes_more = len(parameters) > 1 or any(p.kind is p.VAR_POSITIONAL for p in parameters)
     return (0,) if takes_more else ()
@@ -138,7 +138,7 @@ class StackedStep:
         return losses.mean(), list(gradients.values()), {**self._constants, **extra}
 
     def _run(self, step: Callable[[], Any], rows: Sequence[int]) -> Any:
-        """Run a mapped step; one that draws random numbers again, each client from its own sequence."""
+        """Run a mapped step. One that draws random numbers again, each client from its own sequence."""
         if self._turns is None:
             with self._logs.catching(), _quiet():
                 return step()
@@ -170,7 +170,7 @@ class StackedStep:
         return loss, (self._logs.tensors(), extra, changed)
 
     def replay(self, num_clients: int, batch: Any, log: Callable[..., Any] | None = None) -> None:
-        """Log for real, and update the metrics; see `StackedLogs.replay`."""
+        """Log for real, and update the metrics. See `StackedLogs.replay`."""
         self._logs.replay(self._caught, num_clients, batch, log)
 
 
@@ -263,7 +263,7 @@ class ClientParallelStrategy:
             group["params"] = [active for active, owner in pairs if owner == index]
 
     def updates(self) -> Tensor:
-        """Return `(clients, dim)`, local - global of the open stack; overwritten by the next one.
+        """Return `(clients, dim)`, local - global of the open stack. Overwritten by the next one.
 
         Parameters, then buffers. Where `open` was given the clients' own buffers, global is still `weights`.
         """
@@ -297,7 +297,7 @@ class ClientParallelStrategy:
     # ---- what Lightning calls -------------------------------------------------------------------
 
     def training_step(self, *args: Any, **kwargs: Any) -> Any:
-        """One step of all clients of the stack; the strategy's own step outside of one."""
+        """One step of all clients of the stack. The strategy's own step outside of one."""
         if self._active is None:
             return self._ordinary_step(*args, **kwargs)
         if self._num_clients == 0:
@@ -334,7 +334,7 @@ class ClientParallelStrategy:
     def backward(
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """Hand over the gradients that the step has found; the strategy's own backward outside of a stack."""
+        """Hand over the gradients that the step has found. The strategy's own backward outside of a stack."""
         if self._active is None:
             return self._ordinary_backward(closure_loss, optimizer, *args, **kwargs)
         module = self._trainer.lightning_module
@@ -364,6 +364,6 @@ class ClientParallelStrategy:
 
 
 def _owners(parameters: Sequence[Tensor], optimizer: Optimizer) -> list[int]:
-    """For each parameter, the index of its parameter group; -1 where another optimiser holds it."""
+    """For each parameter, the index of its parameter group. -1 where another optimiser holds it."""
     owner = {id(p): index for index, group in enumerate(optimizer.param_groups) for p in group["params"]}
     return [owner.get(id(parameter), -1) for parameter in parameters]

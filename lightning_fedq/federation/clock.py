@@ -110,7 +110,7 @@ class LocalClock:
 
     @property
     def most_batches(self) -> int | None:
-        """Most batches of a client in the coming round, where the run ends in it; else None."""
+        """Most batches of a client in the coming round, where the run ends in it. Else None."""
         if self.max_steps == -1 or self.is_over:
             return None
         if self.max_steps - self.now >= -(-self._batches // self.accumulation):
@@ -151,7 +151,7 @@ class LocalClock:
         self._steps = 0
 
     def _begin_round(self, stacks: Sequence[Stack]) -> None:
-        """Remember the start; it is the first batch, so that `on_train_epoch_start` may still set a rate."""
+        """Remember the start. It is the first batch, so that `on_train_epoch_start` may still set a rate."""
         trainer, lengths = self._trainer, [len(stack.batch_sizes) for stack in stacks]
         configs, automatic = trainer.lr_scheduler_configs, trainer.lightning_module.automatic_optimization
         self._per_batch = [c for c in configs if c.interval == "step"] if automatic else []
@@ -197,7 +197,7 @@ class LocalClock:
             self._restore(self._start)
 
     def end_round(self) -> None:
-        """The schedules as the longest client of the federation leaves them; the smallest loss scale."""
+        """The schedules as the longest client of the federation leaves them. The smallest loss scale."""
         start, self._start = self._start, None
         assert start is not None
         steps = self._steps_of_longest()

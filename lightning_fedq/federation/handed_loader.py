@@ -1,4 +1,4 @@
-"""Loaders handed straight to `fit(...)`: found, taken over and given back; Lightning's private names for it.
+"""Loaders handed straight to `fit(...)`: found, taken over and given back. Lightning's private names for it.
 
 Tried on Lightning 2.4 and 2.6: `fit_loop._data_source.instance` is whatever the training loader comes from,
 the module, the data module or the loaders themselves. With the module in the loaders' place, Lightning asks
@@ -14,7 +14,10 @@ from lightning_fedq.federation.undo import Undo
 
 
 def handed_loader(trainer: Any) -> Any:
-    """What was handed to `fit(...)` as training loader; None where a module or a data module returns it."""
+    """The training loader handed to `fit(...)`.
+
+    None where a module or a data module returns it.
+    """
     instance = getattr(getattr(trainer.fit_loop, "_data_source", None), "instance", None)
     return None if isinstance(instance, pl.LightningModule | pl.LightningDataModule) else instance
 

@@ -11,7 +11,7 @@ class Lying(Protocol):
     """A callback that makes clients of a simulation lie."""
 
     def num_liars(self, num_clients: int) -> int:
-        """How many of so many clients lie."""
+        """Number of Byzantine clients among so many."""
 
 
 def liars_of(trainer: pl.Trainer, planner: RoundPlanner) -> int:

@@ -58,12 +58,12 @@ class Members(NamedTuple):
 
     @classmethod
     def of(cls, plain: dict[str, list[str]]) -> Members:
-        """What `plain` wrote."""
+        """Read what `plain` wrote."""
         return cls(**{kind: tuple(names) for kind, names in plain.items()})
 
 
 class LocalModel:
-    """What is trained, as one flat vector, and its optimisers.
+    """Trained parameters and buffers as one flat vector, with their optimisers.
 
     Args:
         module: The user's own.
@@ -110,7 +110,7 @@ class LocalModel:
         return {id(parameter) for group in groups for parameter in group["params"]}
 
     def found(self) -> Members:
-        """What module, optimiser and the modes of the layers would train now."""
+        """Parameters and buffers that module, optimiser and the modes of the layers would train now."""
         optimised = self._optimised()
         named = self.module.named_parameters()
         parameters = tuple(name for name, p in named if p.requires_grad and id(p) in optimised)
@@ -171,7 +171,7 @@ class LocalModel:
         return sum(fixed.numel() for fixed in self._fixed[len(self.members.buffers) :])
 
     def _buffers(self) -> list[Tensor]:
-        """The present buffers, floats and counters; training may have put another tensor in place of one."""
+        """The present buffers, floats and counters. Training may have put another tensor in place of one."""
         found = [owner._buffers[leaf] for owner, leaf in self._owners]
         for name, buffer, fixed in zip(self.buffer_names, found, self._fixed, strict=True):
             if buffer is None or buffer.shape != fixed.shape:
@@ -195,13 +195,13 @@ class LocalModel:
     # ---- the global model ----------------------------------------------------------------------------
 
     def use(self, weights: Tensor) -> None:
-        """Take `weights` for the global ones from now on; nothing moves before `show`."""
+        """Take `weights` for the global ones from now on. Nothing moves before `show`."""
         self.views = unflatten(weights, self._shapes)
         self._most.zero_()
         self._new = {}
 
     def constrain(self, weights: Tensor) -> None:
-        """Variances are not below zero, in place; whatever was decoded."""
+        """Variances are not below zero, in place. Whatever was decoded."""
         parts = torch.split(weights, self.segments)
         for name, part in zip(self.travelling, parts, strict=True):
             if name in self.shared and name.rpartition(".")[2] == "running_var":
@@ -216,7 +216,7 @@ class LocalModel:
         self._own.update(self._new)
 
     def show(self) -> None:
-        """Load the global weights into the module; buffers that do not travel are those of the start."""
+        """Load the global weights into the module. Buffers that do not travel are those of the start."""
         with torch.no_grad():
             for parameter, view in zip(self.parameters, self.views, strict=False):
                 parameter.copy_(view)
@@ -250,7 +250,7 @@ class LocalModel:
                     buffer.copy_(row.view_as(buffer))
 
     def end_client(self, client: int) -> Tensor:
-        """Take what the client has counted and keeps; return its weights, `(dim,)`."""
+        """Take what the client has counted and keeps. Return its weights, `(dim,)`."""
         weights, buffers = self.flat(), self._buffers()
         if buffers:
             self.keep(
@@ -312,7 +312,7 @@ class LocalModel:
     # ---- the optimiser -------------------------------------------------------------------------------
 
     def renew_optimizer(self) -> None:
-        """No momentum; settings and schedules are the clock's."""
+        """No momentum. Settings and schedules are the clock's."""
         for optimizer in self.optimizers:
             optimizer.state.clear()
 

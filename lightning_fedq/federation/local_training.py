@@ -77,7 +77,7 @@ class LocalTraining:
         self.present, self._first = None, True
 
     def _change(self, members: Members) -> None:
-        """What is trained has changed: what joins begins as the module has it, what leaves stays as it is."""
+        """Rearrange the vector: what joins begins as the module has it, what leaves stays as it is."""
         self.detach()
         self._changed(members)
         if self._engine.plan is not None:  # changed after the round was opened, by a later hook
@@ -131,7 +131,7 @@ class LocalTraining:
         self._first = False
 
     def end_batch(self) -> RoundRecord | None:
-        """At the last batch of a client or a stack: encode; at the last of the round: step the server."""
+        """At the last batch of a client or a stack: encode. At the last of the round: step the server."""
         self.clock.end_batch()
         self._steps_left -= 1
         if self.present is None:
@@ -176,7 +176,7 @@ class LocalTraining:
         self._watch.end_round()
 
     def abandon(self) -> None:
-        """Give up the open round, if there is one; the last global model is back in the module."""
+        """Give up the open round, if there is one. The last global model is back in the module."""
         self.clock.abandon()
         if self._engine.plan is None:
             return

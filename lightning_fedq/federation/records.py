@@ -1,4 +1,4 @@
-"""What a finished round tells loggers and the user."""
+"""Reports of a finished round to loggers and to the user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NAMED = 10
 
 
 def log_round(trainer: pl.Trainer, record: RoundRecord) -> None:
-    """Log a round's numbers at once; fifteen calls of `self.log` cost a tenth of a short round."""
+    """Log a round's numbers at once. Fifteen calls of `self.log` cost a tenth of a short round."""
     values = {f"fed/{name}": float(value) for name, value in record.metrics().items() if value == value}
     tensors = {name: torch.tensor(value) for name, value in values.items()}
     trainer.callback_metrics.update(tensors)

@@ -23,7 +23,7 @@ from lightning_fedq.functional.batch_stack import UnequalBatches, groups_alike, 
 
 
 class Rehearsal(NamedTuple):
-    """What the rehearsal found.
+    """Findings of a first step on a copy of the module.
 
     Args:
         obstacle: Why clients can't train side by side, or None.

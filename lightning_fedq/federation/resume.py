@@ -1,4 +1,4 @@
-"""What a checkpoint of a federation holds: of an unfinished round its start, and whose federation it is."""
+"""Checkpoints of a federation: of an unfinished round its start, and whose federation it is."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from lightning_fedq.rounds import RoundRecord
 
 
 class RoundStart(NamedTuple):
-    """What a checkpoint of an unfinished round contains instead of the present state."""
+    """Start of an unfinished round, which a checkpoint holds instead of the present state."""
 
     loops: dict[str, Any]
     optimizers: list[dict[str, Any]]
@@ -25,7 +25,7 @@ class RoundStart(NamedTuple):
 
     @classmethod
     def now(cls, trainer: pl.Trainer, local: LocalModel, engine: dict[str, Any]) -> RoundStart:
-        """The state right before a round; the epoch that is about to be counted as begun has not."""
+        """The state right before a round. The epoch that is about to be counted as begun has not."""
         loops = trainer.fit_loop.state_dict()
         for progress in (loops["epoch_progress"]["current"], loops["epoch_progress"]["total"]):
             progress["ready"] = progress["processed"]
@@ -52,7 +52,7 @@ class RoundStart(NamedTuple):
 
 
 def _goes_back(callback: pl.Callback) -> bool:
-    """Does a callback's state go back with the round? Ours know the round; files that exist stay known."""
+    """Does a callback's state go back with the round? Ours know the round. Files that exist stay known."""
     return not (
         type(callback).__module__.startswith("lightning_fedq.")
         or isinstance(callback, pl.callbacks.Checkpoint)
@@ -78,7 +78,7 @@ def check_federation(own: Mapping[str, str], theirs: Mapping[str, str]) -> None:
 
 
 def plain_records(records: Sequence[RoundRecord], private: bool) -> list[dict[str, Any]]:
-    """Records in the types that a checkpoint may hold; of a private run, without what a simulation knows."""
+    """Records in the types that a checkpoint may hold. Of a private run, without what a simulation knows."""
     kept = [record.released() if private else record for record in records]
     return [{**vars(r), "non_finite_clients": list(r.non_finite_clients)} for r in kept]
 

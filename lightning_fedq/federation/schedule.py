@@ -78,7 +78,7 @@ def shortened(stacks: Sequence[Stack], num_steps: int) -> list[Stack]:
 
 
 class Schedule:
-    """The stacks of any round; those of the last one asked for are kept, so that a rule draws them once.
+    """The stacks of any round. Those of the last one asked for are kept, so that a rule draws them once.
 
     Args:
         planner: Draws the rounds.
@@ -134,7 +134,7 @@ class Schedule:
         return shortened(stacks, self._num_steps) if self._num_steps else stacks
 
     def length(self, round: int, attempt: int, clients_per_step: int, most_batches: int | None = None) -> int:
-        """Steps of one attempt at a round; a rule is not asked, because Lightning asks when a fit is over."""
+        """Steps of one attempt at a round. A rule is not asked, because Lightning asks when a fit is over."""
         if self._rule is None:
             stacks = self.stacks(round, attempt, clients_per_step, most_batches)
             return sum(len(stack.batch_sizes) for stack in stacks)

@@ -19,7 +19,7 @@ def secure_sum(
     session: bytes,
     weights: Tensor,
 ) -> Aggregation:
-    """Open one round; with its first argument bound it is a `rounds.SecureSums`."""
+    """Open one round. With its first argument bound it is a `rounds.SecureSums`."""
     return Aggregation(
         secagg,
         mechanism,

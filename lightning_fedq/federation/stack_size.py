@@ -1,4 +1,4 @@
-"""How many clients train side by side in one step: as asked for, or by a rule of size.
+"""Number of clients that train side by side in one step: as asked for, or by a rule of size.
 
 The rule looks at no clock, so that one seed is one run: a stack saves what a step costs beside its
 arithmetic and loses where the arithmetic dominates, since convolutions and products of many sets of weights
@@ -25,7 +25,7 @@ _FEWEST = 4
 
 
 def largest_stack(device: str, num_parameters: int, planner: RoundPlanner) -> int:
-    """Clients of an automatically sized stack, by memory and cohort; 0 where not even one fits."""
+    """Clients of an automatically sized stack, by memory and cohort. 0 where not even one fits."""
     budget = _STACK_VALUES.get(device, _STACK_VALUES["cuda"])
     return min(budget // num_parameters, planner.cohort_size)
 

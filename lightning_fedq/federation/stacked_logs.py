@@ -1,4 +1,4 @@
-"""What `training_step` logs, and the metrics it updates, in a stack of clients.
+"""Logging and metric updates of `training_step` in a stack of clients.
 
 Inside `vmap` a value stands for all clients at once, and a metric would keep tensors of a map that is over.
 So `self.log` and the calls of torchmetrics objects are caught, their tensors leave the map with a client
@@ -25,7 +25,7 @@ _SIGNATURE = inspect.signature(pl.LightningModule.log)
 
 
 class _MetricValue:
-    """What a caught metric returns: to be logged, and nothing else, since the metric runs after the step.
+    """Value of a caught metric: to be logged, and nothing else, since the metric runs after the step.
 
     Args:
         update: Which of the caught updates.
@@ -53,7 +53,7 @@ class _MetricValue:
 
 @dataclass
 class _Update:
-    """A caught call of a metric; its tensors are `tensors[start:start + count]` of the step's."""
+    """A caught call of a metric. Its tensors are `tensors[start:start + count]` of the step's."""
 
     metric: Metric | MetricCollection
     forward: bool
@@ -63,7 +63,7 @@ class _Update:
 
 @dataclass
 class _Log:
-    """A caught `self.log`; `value` is an index of the step's tensors, or what else was logged."""
+    """A caught `self.log`. `value` is an index of the step's tensors, or what else was logged."""
 
     value: Any
     is_tensor: bool
@@ -115,7 +115,7 @@ class StackedLogs:
                     attributes[name] = method
 
     def tensors(self) -> list[Tensor]:
-        """What was caught, to be returned from the mapped function."""
+        """Caught tensors, to be returned from the mapped function."""
         return [tensor.detach() for tensor in self._caught.tensors]
 
     def _hold(self, tensor: Tensor) -> int:
@@ -187,7 +187,7 @@ class StackedLogs:
         return add_stack is not None and bool(add_stack(name, values))
 
     def _update_metrics(self, tensors: Sequence[Tensor], num_clients: int) -> list[list[Any]]:
-        """What each caught `forward` returns, client after client."""
+        """Values of each caught `forward`, client after client."""
         results: list[list[Any]] = [[] for _ in self._caught.updates]
         for client in range(num_clients):
             for update, result in zip(self._caught.updates, results, strict=True):

@@ -1,4 +1,4 @@
-"""What a callback puts on the user's objects for the time of a fit, and how it comes off again."""
+"""Undo list of temporary attribute patches on the user's objects, for the time of a fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Undo:
         self._steps.append(step)
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Set an attribute; undone, the instance has its own again, or none."""
+        """Set an attribute. Undone, the instance has its own again, or none."""
         if name in vars(owner):
             previous = vars(owner)[name]
             self.later(lambda: setattr(owner, name, previous))

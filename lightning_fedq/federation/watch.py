@@ -1,4 +1,4 @@
-"""What a client's training leaves behind besides its update: looked for, and put back or refused.
+"""Detection of side effects of a client's training beside its update, which are put back or refused.
 
 Only the flat vector goes through the mechanism. Everything else that training may write to is compared with
 the start of the round, by identity and version after each client and once a round by content, because a
@@ -70,7 +70,7 @@ class Kept(NamedTuple):
         return self.values is None or self.values == checksum(tensor)
 
     def put_back(self) -> bool:
-        """Give the tensor its values again; False where there is no copy."""
+        """Give the tensor its values again. False where there is no copy."""
         if not isinstance(self.values, Tensor):
             return False
         with torch.no_grad():
@@ -134,7 +134,7 @@ class Watch:
         self._thorough = True
 
     def end_client(self) -> None:
-        """After a client's last batch; the first of a round is looked at as closely as a whole round.
+        """After a client's last batch. The first of a round is looked at as closely as a whole round.
 
         Raises:
             ValueError: If it has left something behind.
@@ -154,7 +154,7 @@ class Watch:
         self._check_closely()
 
     def end_round(self) -> None:
-        """Put attributes back; what hooks write to them from now on stays."""
+        """Put attributes back. What hooks write to them from now on stays."""
         self.put_back_scratch()
         self._attributes, self._outside, self._scratch, self._averages = [], {}, {}, {}
         self._containers, self._contents, self._parts_sent = {}, [], ()
@@ -266,7 +266,10 @@ class Watch:
                     yield f"{path}.{name}".lstrip("."), tuple(marks)
 
     def _own(self) -> set[int]:
-        """What the module itself registers; a recurrent layer keeps a list of its weights."""
+        """Tensors that the module itself registers.
+
+        A recurrent layer keeps a list of its weights.
+        """
         return {id(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())}
 
     def _of_callbacks(self) -> Iterator[tuple[str, Tensor]]:
@@ -313,7 +316,7 @@ class Watch:
 
 
 def checksum(tensor: Tensor) -> int | None:
-    """A number that any change of a value changes, up to one in 2^64; None where values can't be read."""
+    """A number that any change of a value changes, up to one in 2^64. None where values can't be read."""
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         return None
     flat, total = _bits(tensor), torch.zeros((), dtype=torch.int64, device=tensor.device)
@@ -352,7 +355,7 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
 
 
 def _walk(value: Any, path: str, skipped: set[int], depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """Tensors that can be reached from a value, with the way to them; into no other library's objects."""
+    """Tensors that can be reached from a value, with the way to them. Into no other library's objects."""
     if id(value) in skipped or depth > _DEPTH:
         return
     if isinstance(value, Tensor):

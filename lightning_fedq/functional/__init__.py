@@ -1,1 +1,1 @@
-"""Pure tensor functions, one idea a file; nothing here knows of clients or servers."""
+"""Pure tensor functions, one idea a file. Nothing here knows of clients or servers."""

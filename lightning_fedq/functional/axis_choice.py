@@ -33,7 +33,7 @@ _FAR = 12.0
 
 @dataclass(frozen=True)
 class AxisChoice:
-    """What a message is drawn by.
+    """Law of a random signed axis, from which a message is drawn.
 
     Args:
         size: D, a power of two.
@@ -59,7 +59,7 @@ class AxisChoice:
 
     @property
     def epsilon(self) -> float:
-        """Attained pure level, in nats; at most what was asked for."""
+        """Attained pure level, in nats. At most what was asked for."""
         rest = 2**WORD_BITS - self.threshold
         return math.log((2 * self.size - self.num_top) * self.threshold / (self.num_top * rest))
 

@@ -47,7 +47,7 @@ def _sum_of_squares(values: NDArray[np.float32]) -> float:
 
 
 def unit_ball_factor(values: NDArray[np.float32], clip_norm: float) -> tuple[float, bool]:
-    """What `unit_ball_factors` gives for one row on the CPU and the l2 norm, in one pass over it.
+    """Clipping factor of `unit_ball_factors` for one row on the CPU and the l2 norm, in one pass over it.
 
     Args:
         values: `(dim,)` finite, its squares too.

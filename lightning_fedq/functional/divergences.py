@@ -23,7 +23,7 @@ PmfPair = tuple[Pmf, Pmf]
 
 
 def randomized_response_pair(low: float, high: float) -> PmfPair:
-    """Laws of one bit at the two extreme inputs; the reverse order is its mirror image."""
+    """Laws of one bit at the two extreme inputs. The reverse order is its mirror image."""
     return (high, low), (low, high)
 
 
@@ -64,7 +64,7 @@ def hockey_stick(p: Array, q: Array, epsilons: Array) -> Array:
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def _descend(masses: Array, losses: Array, epsilons: Array, curve: Array) -> None:
-    """curve[k] = sum over losses > epsilons[k] of masses (1 - e^(epsilon - loss)); all ascending."""
+    """curve[k] = sum over losses > epsilons[k] of masses (1 - e^(epsilon - loss)). All ascending."""
     mass, value, place = 0.0, 0.0, len(losses) - 1
     for k in range(len(epsilons) - 1, -1, -1):
         if k + 1 < len(epsilons):

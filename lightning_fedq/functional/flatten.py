@@ -26,7 +26,7 @@ def flatten(tensors: Sequence[Tensor]) -> Tensor:
 
 
 def unflatten(vector: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
-    """Cut a vector into views of the given shapes; leading dimensions of `vector` are kept.
+    """Cut a vector into views of the given shapes. Leading dimensions of `vector` are kept.
 
     Args:
         vector: `(..., dim)`.

@@ -39,7 +39,7 @@ def finite_rows(rows: Tensor) -> Tensor:
 
 
 def mean(rows: Tensor) -> Tensor:
-    """Plain mean of the rows that are finite after `finite_rows`; withstands nobody who is finite."""
+    """Plain mean of the rows that are finite after `finite_rows`. Withstands nobody who is finite."""
     return finite_rows(rows).mean(0)
 
 
@@ -68,7 +68,7 @@ def trimmed_mean(rows: Tensor, liars: int) -> Tensor:
 
 
 def krum(rows: Tensor, liars: int) -> Tensor:
-    """The row whose n - liars - 2 nearest others are nearest; see `multi_krum`."""
+    """The row whose n - liars - 2 nearest others are nearest. See `multi_krum`."""
     return multi_krum(rows, liars, 1)
 
 
@@ -147,7 +147,7 @@ def centered_clipping(rows: Tensor, radius: float | None = None, iterations: int
 
 
 def bucketing(rows: Tensor, order: Tensor, size: int) -> Tensor:
-    """Means of buckets of `size` rows, for any rule to follow; a liar spoils one bucket.
+    """Means of buckets of `size` rows, for any rule to follow. A liar spoils one bucket.
 
     For one-bit messages it is what makes a rule more than a majority vote: single signs have no outliers.
 

@@ -56,7 +56,7 @@ def _stages_of_8(x: Floats) -> None:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _stages_of_64(x: Floats) -> None:
-    """Three stages at distances 8, 16 and 32; the inner loop is one vector of 8."""
+    """Three stages at distances 8, 16 and 32. The inner loop is one vector of 8."""
     for s in range(0, x.size, 64):
         for k in range(s, s + 8):
             a, b, c, d = x[k], x[k + 8], x[k + 16], x[k + 24]
@@ -156,7 +156,7 @@ def rotate(rows: Floats, words: Words, keep: int | None = None) -> Floats:
 
 
 def rotate_back(values: Floats, words: Words, dim: int) -> Floats:
-    """Transpose of `rotate`; its inverse if all coordinates are there.
+    """Transpose of `rotate`. Its inverse if all coordinates are there.
 
     Args:
         values: `(keep,)` rotated coordinates.

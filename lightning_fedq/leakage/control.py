@@ -1,4 +1,4 @@
-"""How much noise keeps an attacker's belief within a leakage budget, quickly enough for every round.
+"""Noise that keeps an attacker's belief within a leakage budget, quickly enough for every round.
 
 The attacker is `Matching` at its best: a client takes one step on one sample, and the attacker, who knows the
 model and a list of candidates with the sample on it, names the candidate whose gradient has the largest
@@ -32,7 +32,7 @@ LEAST_NOISE = 1e-5
 
 
 class NoiseLevel(NamedTuple):
-    """What one client needs.
+    """Noise that one client needs.
 
     Args:
         std: Noise std in every coordinate, in units of the update.

@@ -1,4 +1,4 @@
-"""How often an attack found the truth, as leakage sqrt(JS) with exact confidence limits.
+"""Leakage estimate sqrt(JS) from how often an attack found the truth, with exact confidence limits.
 
 Appendix Q of the near-optimal-utility paper, repaired: with the square root, without the spurious 1 / |D|,
 and with failed attempts counted as no news instead of assumed away. A wrong candidate is a failure too.
@@ -66,5 +66,5 @@ class LeakageEstimate:
 
     @property
     def c2(self) -> float:
-        """The paper's factor C2 of `xi`; so large that its bounds are often vacuous."""
+        """The paper's factor C2 of `xi`. So large that its bounds are often vacuous."""
         return leakage_factor(self.xi)

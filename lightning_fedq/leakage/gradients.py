@@ -29,7 +29,7 @@ def trainable(model: nn.Module) -> list[Tensor]:
 
 @dataclass(frozen=True)
 class LocalSteps:
-    """What a client does with one batch: some steps of plain gradient descent on its mean loss.
+    """Local training on one batch: some steps of plain gradient descent on its mean loss.
 
     Args:
         learning_rate: > 0.
@@ -52,7 +52,7 @@ class LocalSteps:
 def batch_gradient(
     model: nn.Module, loss: Loss, inputs: Tensor, labels: Tensor, steps: LocalSteps | None = None
 ) -> Tensor:
-    """Sum of the gradients of a batch's steps, flat `(dim,)`, detached; None is one step."""
+    """Sum of the gradients of a batch's steps, flat `(dim,)`, detached. None is one step."""
     with torch.enable_grad():
         parts = _gradients(model, loss, inputs, labels, steps, differentiable=False)
     return torch.cat([part.detach().reshape(-1) for part in parts])
@@ -81,7 +81,7 @@ def _gradients(
     steps: LocalSteps | None,
     differentiable: bool,
 ) -> list[Tensor]:
-    """Unrolled gradient descent; its first step is taken by the model itself."""
+    """Unrolled gradient descent. Its first step is taken by the model itself."""
 
     def slopes_of(scores: Tensor, weights: list[Tensor]) -> list[Tensor]:
         value = loss(scores, labels)
@@ -130,7 +130,7 @@ def check_twice_differentiable(model: nn.Module, loss: Loss, inputs: Tensor, lab
 
 
 def _differentiate_again(parts: list[Tensor], inputs: Tensor) -> None:
-    """Take the gradient of the parts' squares; raise RuntimeError where that fails, even silently.
+    """Take the gradient of the parts' squares. Raise RuntimeError where that fails, even silently.
 
     `once_differentiable` leaves a node that raises, and autograd skips it where it only looks for `inputs`.
     """

@@ -35,12 +35,12 @@ LARGEST_MODEL = 2_000_000
 
 
 class OutOfTimeError(RuntimeError):
-    """An attempt was given up because its time was over; it says nothing about the leakage."""
+    """An attempt was given up because its time was over. It says nothing about the leakage."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """What the attacker holds.
+    """Gradient inversion problem: all that the attacker holds.
 
     Args:
         model: Architecture and weights that the client started from, in evaluation mode.
@@ -77,7 +77,10 @@ class Problem:
     deadline: float = math.inf
 
     def explain(self, inputs: Tensor, labels: Tensor) -> list[Tensor]:
-        """What some inputs would have sent, as a function of them; to be compared with `observed`."""
+        """Message that some inputs would have sent, as a function of them.
+
+        To be compared with `observed`.
+        """
         if self.shares is None:
             return differentiable_gradient(self.model, self.loss, inputs, labels, self.steps)
         count = len(self.shares)
@@ -90,7 +93,7 @@ class Problem:
         return mean + [root * (a - b) for one in own for a, b in zip(one, mean, strict=True)]
 
     def observed(self) -> list[Tensor]:
-        """What was seen, in the parts that `explain` gives."""
+        """The message as seen, in the parts that `explain` gives."""
         mean = split_like(self.model, self.gradient)
         if self.shares is None:
             return mean
@@ -175,7 +178,7 @@ class Analytic(Attack):
             )
 
     def invert(self, problem: Problem, generator: torch.Generator) -> Tensor:
-        """See `Attack.invert`; no random numbers."""
+        """See `Attack.invert`. No random numbers."""
         weight, bias = (part.double() for part in split_like(problem.model, problem.gradient)[:2])
         if problem.shape[0] == 1:
             found = (bias @ weight / bias.square().sum().clamp(min=1e-300))[None]
@@ -188,7 +191,7 @@ class Analytic(Attack):
 
 @dataclass(frozen=True)
 class Matching(Attack):
-    """The candidates whose mean gradient has the largest cosine with the observed one; first gradients only.
+    """The candidates whose mean gradient has the largest cosine with the observed one. First gradients only.
 
     Several samples are picked one by one, then each is exchanged for the best given the others. Where the
     messages of several clients are seen, their samples are chosen together, by the squared distance to the
@@ -201,7 +204,7 @@ class Matching(Attack):
     passes: int = 3
 
     def invert(self, problem: Problem, generator: torch.Generator) -> Tensor:
-        """See `Attack.invert`; no random numbers."""
+        """See `Attack.invert`. No random numbers."""
         gradients, observed = problem.candidate_gradients, problem.gradient.to(problem.candidate_gradients)
         if problem.shares is not None:
             return problem.candidates[_match_shares(problem, problem.shares.to(gradients), self.passes)]
@@ -241,7 +244,7 @@ def _match_shares(problem: Problem, shares: Tensor, passes: int) -> list[int]:
     owner = [slot // per for slot in range(count)]
 
     def place(chosen: list[int], slot: int) -> int:
-        """The best candidate for one slot, the others as they are; -1 marks those that are empty."""
+        """The best candidate for one slot, the others as they are. -1 marks those that are empty."""
         own = owner[slot]
         cost = form[own, own] * inner.diag() - 2.0 * toward[:, own]
         for other, candidate in enumerate(chosen):
@@ -269,7 +272,7 @@ def _match_shares(problem: Problem, shares: Tensor, passes: int) -> list[int]:
 
 @dataclass(frozen=True)
 class _Search(Attack):
-    """What the searches share: limits, and a start drawn from the box of inputs."""
+    """Base of the searches: limits, and a start drawn from the box of inputs."""
 
     iterations: int
 
@@ -278,7 +281,7 @@ class _Search(Attack):
             raise ValueError(f"iterations must be >= 1, got {self.iterations}")
 
     def check(self, problem: Problem) -> None:
-        """See `Attack.check`; says what one attempt costs."""
+        """See `Attack.check`. Says what one attempt costs."""
         batch, dim = problem.shape[0], sum(p.numel() for p in trainable(problem.model))
         dummy = problem.candidates[:1].expand(problem.shape).clone()
         labels = problem.candidate_labels[:1].expand(batch)

@@ -1,4 +1,4 @@
-"""How like the truth a reconstruction is, as numbers and as a picture."""
+"""Likeness of a reconstruction and the truth, as numbers and as a picture."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def in_order(found: Tensor, truth: Tensor) -> Tensor:
 
 
 def psnr(found: Tensor, truth: Tensor, value_range: float) -> Tensor:
-    """Peak signal-to-noise ratio of each row, `(n,)` in dB; at most 100."""
+    """Peak signal-to-noise ratio of each row, `(n,)` in dB. At most 100."""
     error = (found - truth).flatten(1).double().square().mean(1)
     return (10.0 * torch.log10(value_range**2 / error.clamp(min=1e-30))).clamp(max=100.0)
 

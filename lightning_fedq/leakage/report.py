@@ -91,7 +91,7 @@ class TradeOff:
 
 
 def way_to_optimum(study: Study, steps: int = 200) -> Tensor:
-    """From the model's weights to where gradient descent on the candidates ends, a stand-in for W*; `(dim,)`.
+    """From the model's weights to where gradient descent on the candidates ends, a stand-in for W*. `(dim,)`.
 
     Args:
         study: Model, candidates and learning rate.
@@ -112,7 +112,7 @@ def way_to_optimum(study: Study, steps: int = 200) -> Tensor:
 
 
 def bias_factor(bias: float, tv: float) -> float:
-    """C5, the bias over the distance in total variation; NaN at a distance of 0, where it is undefined.
+    """C5, the bias over the distance in total variation. NaN at a distance of 0, where it is undefined.
 
     Args:
         bias: Distance of the mean update's end from the optimum; noise of mean zero leaves it as it is.

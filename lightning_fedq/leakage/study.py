@@ -30,7 +30,7 @@ from lightning_fedq.randomness import Keys, SeededKeys
 
 @dataclass(frozen=True)
 class StudyResult:
-    """What one attack found in one view of one mechanism.
+    """Result of one attack on one view of one mechanism.
 
     Args:
         mechanism: Its parameters, in words.
@@ -114,7 +114,7 @@ class Study:
 
     @property
     def steps(self) -> LocalSteps:
-        """What a client does with its batch."""
+        """Local steps of a client on its batch."""
         return LocalSteps(self.learning_rate, self.local_steps)
 
     @property
@@ -246,7 +246,7 @@ class Study:
     def _attack(
         self, seen: Observation, chosen: Tensor, generator: torch.Generator, deadline: float
     ) -> Tensor:
-        """Invert what is seen; of the rows in their best order return that of client 0's first sample.
+        """Invert what is seen. Of the rows in their best order return that of client 0's first sample.
 
         Where each message is seen, the attacker says whose a row is; within a batch there is no order.
         """

@@ -1,4 +1,4 @@
-"""What an adversary can make of the messages that a mechanism really sent.
+"""An adversary's reading of the messages that a mechanism really sent.
 
 Every view ends in an estimate of a mean of some clients' updates, by the mechanism's own decoder. Where the
 adversary is not the server it is still given the public randomness that decoding takes, which can only help
@@ -84,7 +84,7 @@ def observe(
 
 
 def _share_weight(mechanism: Mechanism, context: RoundContext, clients: tuple[int, ...]) -> float:
-    """v (k - 1) / (k (u - v)), v the variance of the mean of k clients and u of one; 1 / k if unknown."""
+    """v (k - 1) / (k (u - v)), v the variance of the mean of k clients and u of one. 1 / k if unknown."""
     sizes, k = torch.tensor(context.segments, dtype=torch.float64), len(clients)
     found = [mechanism.noise_variance(context, some) for some in (clients, clients[:1])]
     if found[0] is None or found[1] is None:

@@ -34,7 +34,7 @@ _FEWEST_SCALE_BITS = 40
 
 @dataclass(frozen=True)
 class AggregateGaussian(CommonSteps):
-    """Homomorphic dithering whose mean error is exactly Gaussian (or Laplace, per coordinate).
+    """Homomorphic dithered quantiser whose mean error is exactly Gaussian (or Laplace, per coordinate).
 
     Args:
         clip_norm: Largest l2 norm of an update, > 0.
@@ -92,7 +92,7 @@ class AggregateGaussian(CommonSteps):
         return scale, shift
 
     def law_error(self, context: RoundContext) -> LawError:
-        """How far the released sum's law is from the exact one, a coordinate."""
+        """Distance of the released sum's law from the exact one, a coordinate."""
         size = len(context.cohort)
         std = self.sigma(context) * size
         return aggregate_law_error(

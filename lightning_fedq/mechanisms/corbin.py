@@ -26,7 +26,9 @@ from lightning_fedq.randomness import ClientRandomness
 
 @dataclass(frozen=True)
 class CorBin(OneBitMechanism):
-    """Correlated one-bit quantisation in pairs; an odd client out works alone.
+    """Correlated one-bit LDP quantiser in pairs: errors of a pair cancel.
+
+    An odd client out works alone.
 
     Args:
         epsilon: Local budget per coordinate and round, > 0, in nats.
@@ -46,7 +48,7 @@ class CorBin(OneBitMechanism):
         return (2,) * (num_clients // 2) + (1,) * (num_clients % 2)
 
     def coupling(self, group: tuple[int, ...], rand: ClientRandomness) -> ComplementaryBits | None:
-        """Shared high bits, complemented for the second of the pair; private low bits."""
+        """Shared high bits, complemented for the second of the pair. Private low bits."""
         bits = WORD_BITS if self.shared_bits is None else self.shared_bits
         return ComplementaryBits(rand.peer(group, COINS), bits) if len(group) == 2 and bits else None
 
@@ -63,7 +65,7 @@ class CorBin(OneBitMechanism):
         return paired_claims(self.coin, self.shared_bits, context)
 
     def advice(self, claim: PrivacyClaim) -> str:
-        """See `Mechanism.advice`; shared bits are what the infinite losses come from."""
+        """See `Mechanism.advice`. Shared bits are what the infinite losses come from."""
         share = "share no bits (shared_bits=0, or LDPQ)"
         if claim.adversary in (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER):
             repaired = "PairedCoins keeps the pairs and has a finite epsilon here"
@@ -73,7 +75,7 @@ class CorBin(OneBitMechanism):
 
 @dataclass(frozen=True)
 class AugCorBin(CorBin):
-    """CorBin in which a fraction of the clients stays unpaired: coins that hide the sum of the others.
+    """CorBin with a share of unpaired clients, whose coins hide the sum of the others.
 
     A fresh public permutation of the cohort is drawn every round; its unpaired clients are known to all.
 

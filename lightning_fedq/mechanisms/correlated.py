@@ -33,7 +33,7 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class CorrelatedQuantization(Mechanism):
-    """Unbiased quantisation to `levels` levels with errors that cancel over the cohort; not private.
+    """Correlated stochastic quantiser to `levels` levels, errors cancel over the cohort. Not private.
 
     Args:
         levels: k in [2, 256]; 2 is one bit a coordinate, k costs ceil(log2 k) bits.
@@ -56,7 +56,7 @@ class CorrelatedQuantization(Mechanism):
         return multi_level_shifts(torch.from_numpy(words), self.levels, context.dim)
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`; symbols are uint8 levels."""
+        """See `Mechanism.encode`. Symbols are uint8 levels."""
         rows = update.detach().reshape(len(rand.clients), context.dim).float()
         symbols, clipped = torch.empty(rows.shape, dtype=torch.uint8, device=rows.device), 0
         center, radius = context.expand(context.center), context.expand(context.radius)

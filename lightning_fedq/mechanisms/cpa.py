@@ -72,7 +72,7 @@ _thresholds = lru_cache(maxsize=1 << 14)(coin_thresholds)
 
 @dataclass(frozen=True)
 class CPA(Mechanism):
-    """One bit per block of L parameters and stage.
+    """Nested lattice code with one bit per block and stage, each through randomised response.
 
     The constructor has many arguments because the paper, its repair and the authors' code differ in each.
 
@@ -204,7 +204,7 @@ class CPA(Mechanism):
         return -(-context.dim // self.block_dim)
 
     def blocks_sent(self, context: RoundContext) -> int:
-        """Blocks that a message holds; each is one bit per stage."""
+        """Blocks that a message holds. Each is one bit per stage."""
         if self.blocks_per_round is not None:
             return min(self.blocks_per_round, self.blocks(context))
         if self.epsilon_scope == "bit":
@@ -217,7 +217,7 @@ class CPA(Mechanism):
         return context.center, context.radius * decay
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
-        """See `Mechanism.group_sizes`; every client has to have its epsilon."""
+        """See `Mechanism.group_sizes`. Every client has to have its epsilon."""
         self._check_entries(num_clients)
         return super().group_sizes(num_clients)
 
@@ -263,7 +263,7 @@ class CPA(Mechanism):
 
     @staticmethod
     def _seed(rand: PublicRandomness) -> int:
-        """Seed of the round's codewords, dithers and blocks; public: nothing hangs on its secrecy."""
+        """Seed of the round's codewords, dithers and blocks. Public: nothing hangs on its secrecy."""
         return int(rand.public("cpa words and dither").words64(1)[0])
 
     def _keys(self, clients: Sequence[int], context: RoundContext, rand: PublicRandomness) -> Keys:
@@ -275,7 +275,7 @@ class CPA(Mechanism):
     def chosen_blocks(
         self, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> NDArray[np.int64] | None:
-        """Which blocks every client sends, `(len(clients), blocks_sent)` ascending; None where it is all."""
+        """Which blocks every client sends, `(len(clients), blocks_sent)` ascending. None where it is all."""
         blocks, sent = self.blocks(context), self.blocks_sent(context)
         if sent == blocks:
             return None
@@ -287,7 +287,7 @@ class CPA(Mechanism):
     # ---- encoding -------------------------------------------------------------------------------------
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`; symbols are uint8 bits, all blocks of the coarsest stage first.
+        """See `Mechanism.encode`. Symbols are uint8 bits, all blocks of the coarsest stage first.
 
         Raises:
             ValueError: If epsilon is for fewer rounds.
@@ -392,13 +392,13 @@ class CPA(Mechanism):
         return self.ranges(context)[1] ** 2 * total / len(clients) ** 2
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`: one word decides a symbol; and with an epsilon for every client."""
+        """See `Mechanism.audit_cases`: one word decides a symbol. And with an epsilon for every client."""
         each = tuple(epsilon for epsilon in self._epsilons[:1] * 2 for epsilon in (epsilon, epsilon / 2.0))
         several = replace(self, epsilon=each, epsilon_scope="bit", rounds=None)
         return AuditCase(self, enumerable=True), AuditCase(several, title="an epsilon for each client")
 
     def without_noise(self, context: RoundContext) -> CPA:
-        """See `Mechanism.without_noise`; a message holds as many blocks as before."""
+        """See `Mechanism.without_noise`. A message holds as many blocks as before."""
         if self.epsilon_scope == "bit":
             return replace(self, epsilon=math.inf)
         return replace(self, epsilon=math.inf, blocks_per_round=self.blocks_sent(context))

@@ -42,7 +42,7 @@ from lightning_fedq.wire.entropy_coding import Subset
 
 @dataclass(frozen=True)
 class CSGM(SubsampledMechanism):
-    """Subsampled coordinates, stochastically rounded to levels; the server adds Gaussian noise.
+    """Coordinate subsampled Gaussian mechanism: stochastic rounding, Gaussian noise from the server.
 
     Args:
         clip_value: Largest absolute value of a coordinate, > 0.
@@ -72,7 +72,7 @@ class CSGM(SubsampledMechanism):
         return (1 << self.bits) - (2 if self.levels == "odd" else 1)
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`; symbols are int32, 1 for the lowest level and up, and 0 where nothing
+        """See `Mechanism.encode`. Symbols are int32, 1 for the lowest level and up, and 0 where nothing
         is sent."""
         rows, clipped = self._clipped(update, context, rand)
         symbols, num_bits = torch.zeros(rows.shape, dtype=torch.int32), 0
@@ -89,7 +89,7 @@ class CSGM(SubsampledMechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`; float64, not on the `grid` yet. A symbol 0 adds nothing but its client's
+        """See `Mechanism.decode`. Float64, not on the `grid` yet. A symbol 0 adds nothing but its client's
         share of the noise."""
         rows, total = symbols.cpu().reshape(len(clients), context.dim).numpy(), np.zeros(context.dim)
         for row, client in enumerate(clients):

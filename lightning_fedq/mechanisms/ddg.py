@@ -54,7 +54,7 @@ _BETA = math.exp(-0.5)
 
 @dataclass(frozen=True)
 class DistributedDiscreteGaussian(Mechanism):
-    """Discrete Gaussian noise at every client, summed modulo 2^bits.
+    """Distributed discrete Gaussian: noise at every client, sums modulo 2^bits.
 
     Args:
         clip_norm: Largest l2 norm of an update, > 0.
@@ -80,7 +80,7 @@ class DistributedDiscreteGaussian(Mechanism):
             raise ValueError(f"max_dropped must be >= 0, got {self.max_dropped}")
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> DistributedDiscreteGaussian:
-        """See `Mechanism.at_level`: one over a client's noise; the finest grid that the modulus has room for.
+        """See `Mechanism.at_level`: one over a client's noise. The finest grid that the modulus has room for.
 
         Sums stay within four standard deviations of half the modulus if all updates are alike, after
         rotation.
@@ -110,7 +110,7 @@ class DistributedDiscreteGaussian(Mechanism):
         return torch.from_numpy(1.0 - 2.0 * bits.astype(np.float64))
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`; symbols are int32 in [0, 2^bits), padded_size(dim) of them a client."""
+        """See `Mechanism.encode`. Symbols are int32 in [0, 2^bits), padded_size(dim) of them a client."""
         rows = update.detach().reshape(len(rand.clients), context.dim).cpu().double()
         factors, shortened = unit_ball_factors(rows, self.clip_norm, 2)
         signs, bound = self._signs(context, rand), self.bound(context)
@@ -128,7 +128,7 @@ class DistributedDiscreteGaussian(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`; also takes the sum modulo 2^bits."""
+        """See `Mechanism.decode`. Also takes the sum modulo 2^bits."""
         total = symbols.cpu().reshape(-1, symbols.shape[-1]).sum(0, dtype=torch.int64)
         half = 1 << (self.bits - 1)
         centred = (total + half) % (2 * half) - half
@@ -148,7 +148,7 @@ class DistributedDiscreteGaussian(Mechanism):
         return 1 << self.bits, padded_size(context.dim)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """Noise plus a quarter step for rounding, over the number of clients; wrapped sums are not in it."""
+        """Noise plus a quarter step for rounding, over the number of clients. Wrapped sums are not in it."""
         one = (discrete_gaussian_variance(self.steps) + 0.25) * (self.granularity * self.clip_norm) ** 2
         return torch.full_like(context.radius, one / len(clients))
 

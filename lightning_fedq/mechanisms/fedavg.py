@@ -15,7 +15,7 @@ from lightning_fedq.wire.coding import FixedLength
 
 @dataclass(frozen=True)
 class FedAvg(Mechanism):
-    """Send the update as it is: symbols are the bit patterns of float32 values, nothing is clipped.
+    """Federated averaging of float32 updates: the baseline, nothing clipped, no privacy.
 
     References:
         McMahan et al., Communication-Efficient Learning of Deep Networks from Decentralized Data, 2017.
@@ -24,7 +24,7 @@ class FedAvg(Mechanism):
     homomorphic = False
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`; symbols are int32 bit patterns."""
+        """See `Mechanism.encode`. Symbols are int32 bit patterns."""
         symbols = update.detach().float().contiguous().view(torch.int32)
         return Message(symbols, 32 * symbols.numel())
 

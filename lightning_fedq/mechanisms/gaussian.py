@@ -26,7 +26,7 @@ from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
 
 @dataclass(frozen=True)
 class GaussianNoise(AdditiveNoise):
-    """Clip each update to `clip_norm` in l2 and add N(0, sigma^2), sigma = 2 clip_norm noise_multiplier.
+    """Gaussian mechanism on updates clipped in l2, sigma = 2 clip_norm noise_multiplier.
 
     The factor 2 is the sensitivity under substitution: two clipped updates are up to 2 clip_norm apart.
 
@@ -71,7 +71,7 @@ class GaussianNoise(AdditiveNoise):
 
 @dataclass(frozen=True)
 class PerCoordinateGaussian(AdditiveNoise):
-    """Clip each coordinate to the range and make it (epsilon, delta)-DP on its own, in one round.
+    """Analytic Gaussian mechanism on each coordinate alone, (epsilon, delta)-DP in one round.
 
     Args:
         epsilon: Budget per coordinate and round, > 0, in nats.

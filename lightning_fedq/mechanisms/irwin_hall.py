@@ -103,7 +103,7 @@ class CommonSteps(ExactError):
 
 @dataclass(frozen=True)
 class IrwinHall(CommonSteps):
-    """Common-step dithering: homomorphic, fixed length, error of the mean exactly Irwin-Hall with std sigma.
+    """Dithered quantiser with a common step: homomorphic, the mean error is exactly Irwin-Hall.
 
     Args:
         clip_norm: Largest l2 norm of an update, > 0.

@@ -48,7 +48,7 @@ _CHUNK = 1 << 16
 
 @dataclass(frozen=True)
 class JoPEQ(Mechanism):
-    """Clip, add Laplace noise, add a dither, quantise, subtract the dither.
+    """Joint privacy and quantisation: Laplace noise, then subtractive dithering.
 
     Args:
         epsilon: Target per coordinate and round, > 0, in nats; what is attained is `attained_epsilon`.
@@ -102,7 +102,7 @@ class JoPEQ(Mechanism):
 
     @property
     def float_slack(self) -> float:
-        """What floats can add to the loss of a level, at most, in nats.
+        """Most that floats can add to the loss of a level, in nats.
 
         A level is an interval of noise that begins `support` + 1 away from 0 at most, so that its chance is
         at least p = e^(-(support + 1) / b) (1 - e^(-step / b)) / 2. Each end of it is off by the grid of
@@ -116,7 +116,7 @@ class JoPEQ(Mechanism):
         return -2.0 * math.log1p(-share) if share < 0.5 else math.inf
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`; symbols are int32 levels."""
+        """See `Mechanism.encode`. Symbols are int32 levels."""
         rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().double()
         scaled = (rows - context.expand(context.center)) / context.expand(context.radius)
         clipped = int((scaled.abs() > 1.0).sum())
@@ -160,7 +160,7 @@ class JoPEQ(Mechanism):
         return FixedLength((self.levels - 1).bit_length())
 
     def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:
-        """The levels; their code has room for more."""
+        """The levels. Their code has room for more."""
         return 0, self.levels - 1
 
     def lever(self, client: int, context: RoundContext) -> float:
@@ -172,7 +172,7 @@ class JoPEQ(Mechanism):
         return (AuditCase(self, enumerable=True),)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """radius^2 2 (2 / epsilon)^2 / n without overload; overload only lowers it (and adds bias)."""
+        """radius^2 2 (2 / epsilon)^2 / n without overload. Overload only lowers it (and adds bias)."""
         return context.radius**2 * (8.0 / self.epsilon**2) / len(clients)
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> JoPEQ:
@@ -180,7 +180,7 @@ class JoPEQ(Mechanism):
         return replace(self, epsilon=level)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """The Laplace noise of each coordinate, for every dither, against everybody; no more is counted."""
+        """The Laplace noise of each coordinate, for every dither, against everybody. No more is counted."""
         slack = self.float_slack
         loss: Loss = NonPrivate(
             "floats of 53 bits do not resolve how unlikely the farthest levels are; choose a smaller epsilon "

@@ -20,7 +20,7 @@ from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
 
 @dataclass(frozen=True)
 class LaplaceNoise(AdditiveNoise):
-    """Clip each update to `clip_norm` in l1 and add Laplace noise of scale 2 clip_norm noise_multiplier.
+    """Laplace mechanism on updates clipped in l1, scale 2 clip_norm noise_multiplier.
 
     Args:
         clip_norm: Largest l1 norm of an update, > 0.
@@ -63,7 +63,7 @@ class LaplaceNoise(AdditiveNoise):
 
 @dataclass(frozen=True)
 class PerCoordinateLaplace(AdditiveNoise):
-    """Clip each coordinate to the range and make it epsilon-DP on its own, in one round.
+    """Laplace mechanism on each coordinate alone, epsilon-DP in one round.
 
     Args:
         epsilon: Budget per coordinate and round, > 0, in nats.

@@ -46,7 +46,7 @@ def layered_quantizer(stream: Stream, dim: int, sigma: float, layering: Layering
 
 @dataclass(frozen=True)
 class LayeredGaussian(ExactError):
-    """Individual layered quantisation with an exactly Gaussian mean error.
+    """Layered quantiser, client by client, whose mean error is exactly Gaussian.
 
     Args:
         clip_norm: Largest l2 norm of an update, > 0.
@@ -88,7 +88,7 @@ class LayeredGaussian(ExactError):
         return make
 
     def law_error(self, context: RoundContext) -> LawError:
-        """How far the released sum's law is from the exact one, a coordinate."""
+        """Distance of the released sum's law from the exact one, a coordinate."""
         size = len(context.cohort)
         std = self.sigma(context) * size
         return layered_law_error(size, self.grid(context) / (self.clip_norm * std), self.inputs(context))

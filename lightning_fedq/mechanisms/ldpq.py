@@ -19,7 +19,7 @@ from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
 
 @dataclass(frozen=True)
 class LDPQ(OneBitMechanism):
-    """One-bit quantisation with independent coins.
+    """Stochastic one-bit quantiser with randomised response, independent coins: epsilon-LDP (LDP-FL).
 
     Args:
         epsilon: Local budget per coordinate and round, > 0, in nats.

@@ -90,7 +90,7 @@ class MVUDesign:
 def _solve_probabilities(
     outputs: NDArray[np.float64], num_inputs: int, epsilon: float
 ) -> tuple[float, NDArray[np.float64]] | None:
-    """P of least mean variance for fixed alpha, with t_j <= P_ij <= e^epsilon t_j; None if there is none."""
+    """P of least mean variance for fixed alpha, with t_j <= P_ij <= e^epsilon t_j. None if there is none."""
     x, size = np.linspace(0.0, 1.0, num_inputs), len(outputs)
     count = num_inputs * size
     cost = np.concatenate([((x[:, None] - outputs) ** 2).ravel() / num_inputs, np.zeros(size)])
@@ -111,7 +111,7 @@ def _solve_probabilities(
 
 
 def _symmetric(increments: NDArray[np.float64], size: int) -> NDArray[np.float64]:
-    """Outputs 1/2 +- a, a the running sum of exp(increments); with an odd number also 1/2."""
+    """Outputs 1/2 +- a, a the running sum of exp(increments). With an odd number also 1/2."""
     a = np.cumsum(np.exp(increments))
     return 0.5 + np.concatenate([-a[::-1], [0.0] * (size % 2), a])
 
@@ -182,7 +182,7 @@ def _round(outputs: NDArray[np.float64], num_inputs: int, level: float, epsilon:
 
 @dataclass(frozen=True)
 class MVU(Mechanism):
-    """Minimum-variance unbiased randomisation of every coordinate.
+    """Minimum-variance unbiased epsilon-LDP channel of a few levels on every coordinate.
 
     Args:
         epsilon: Local budget per coordinate and round, > 0, in nats.
@@ -205,7 +205,7 @@ class MVU(Mechanism):
         return solve_mvu(self.input_bits, self.output_bits, self.epsilon)
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`; symbols are uint8 output numbers."""
+        """See `Mechanism.encode`. Symbols are uint8 output numbers."""
         rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().double()
         scaled = (rows - context.expand(context.center)) / context.expand(context.radius)
         clipped = int((scaled.abs() > 1.0).sum())
@@ -261,7 +261,7 @@ class MVU(Mechanism):
         return context.radius**2 * (4.0 * self.design.worst_variance / len(clients))
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """Every two rows of P, per coordinate, against everybody; that others hide a client is not used.
+        """Every two rows of P, per coordinate, against everybody. That others hide a client is not used.
 
         An input between grid points is a mixture of two rows, so the rows are the worst inputs.
         """

@@ -23,7 +23,7 @@ from lightning_fedq.mechanisms.bases.additive_noise import AdditiveNoise, WholeV
 
 @dataclass(frozen=True)
 class NearOptimalUtility(AdditiveNoise):
-    """Clip each update to `clip_norm` in l2 and add N(0, noise_std^2), measured to leak at most the budget.
+    """Gaussian noise at a measured leakage, on updates clipped in l2. Not differential privacy.
 
     Args:
         clip_norm: Largest l2 norm of an update, > 0, in units of the update.
@@ -77,7 +77,7 @@ class NearOptimalUtility(AdditiveNoise):
         return WholeVector(self.clip_norm, 2)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """What leakage was measured, or the Gaussian loss if the calibration is public."""
+        """The measured leakage, or the Gaussian loss if the calibration is public."""
         if self.public_calibration:
             return super().claims(context)
         reason = NonPrivate(

@@ -56,7 +56,7 @@ class _EveryoneHides(CoinSum):
     def after_dropouts(
         self, group_sizes: Sequence[int], probability: float, failure: float, num_corrupt: int = 0
     ) -> CoinSum:
-        """See `CoinSum.after_dropouts`; who answers is one coin, whether its partner does or not."""
+        """See `CoinSum.after_dropouts`. Who answers is one coin, whether its partner does or not."""
         return super().after_dropouts((1,) * sum(group_sizes), probability, failure, num_corrupt)
 
     def advice(self, steps: float, delta: float) -> str:
@@ -66,8 +66,9 @@ class _EveryoneHides(CoinSum):
 
 @dataclass(frozen=True)
 class PairedCoins(OneBitMechanism):
-    """One-bit coins in pairs that share a secret bit; finite epsilon in every view. An odd client works
-    alone.
+    """One-bit LDP quantiser in pairs that share the rounding, not the coin: finite epsilon in every view.
+
+    An odd client works alone.
 
     Args:
         epsilon: Local budget per coordinate and round, > 0 and finite, in nats; it holds for both bits of a
@@ -87,7 +88,7 @@ class PairedCoins(OneBitMechanism):
 
     @property
     def coin(self) -> CoinThresholds:
-        """The coin that is tossed; the claimed level is a hair wider, for the rounding of thresholds."""
+        """The coin that is tossed. The claimed level is a hair wider, for the rounding of thresholds."""
         return inner_coin(coin_thresholds(self.epsilon))
 
     @property
@@ -107,7 +108,7 @@ class PairedCoins(OneBitMechanism):
         return (2,) * (num_clients // 2) + (1,) * (num_clients % 2)
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`; symbols are uint8 bits."""
+        """See `Mechanism.encode`. Symbols are uint8 bits."""
         rows = update.detach().reshape(len(rand.clients), context.dim).float()
         center, radius = (context.expand(t.to(rows.device)) for t in (context.center, context.radius))
         bits, clipped = torch.empty(rows.shape, dtype=torch.uint8, device=rows.device), 0
@@ -155,7 +156,7 @@ class PairedCoins(OneBitMechanism):
         return context.radius**2 * worst / len(answered) ** 2
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """See the module's text; every view is one loss a coordinate."""
+        """See the module's text. Every view is one loss a coordinate."""
         claimed = coin_thresholds(self.epsilon)
         if len(context.groups) == len(context.cohort):
             return independent_claims(claimed, context)
@@ -166,7 +167,7 @@ class PairedCoins(OneBitMechanism):
         known = PmfPairs(((told, untold), (untold, told)), "a bit whose pair's secret is known")
 
         def behind(num_known: int) -> _EveryoneHides:
-            """`num_known` clients tell what they know; one of them may be the victim's partner."""
+            """`num_known` clients tell what they know. One of them may be the victim's partner."""
             others = len(context.cohort) - 2
             places = [HiddenPair(one, other, max(others - num_known, 0))]
             if num_known:

@@ -50,7 +50,7 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True)
 class RotatedAxes(Mechanism):
-    """One private signed axis of a rotated update, 1 + log2(D) bits a client and round.
+    """One signed axis of a rotated update under one epsilon a message: 1 + log2(D) bits a client.
 
     Args:
         epsilon: Local budget of one message, > 0 and finite, in nats.
@@ -77,7 +77,7 @@ class RotatedAxes(Mechanism):
         return replace(self, epsilon=level)
 
     def choice(self, dim: int) -> AxisChoice:
-        """What a message about `dim` coordinates is drawn by."""
+        """Law of a message about `dim` coordinates."""
         return best_axis_choice(padded_size(dim), self.epsilon)
 
     def num_symbols(self, context: RoundContext) -> int:
@@ -85,7 +85,7 @@ class RotatedAxes(Mechanism):
         return 1
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`; one symbol: axis j, or D + j for its opposite.
+        """See `Mechanism.encode`. One symbol: axis j, or D + j for its opposite.
 
         The rotation is done on the CPU in float64, so that devices agree. Updates longer than `clip_norm`
         count as clipped.

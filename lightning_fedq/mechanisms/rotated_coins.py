@@ -1,4 +1,4 @@
-"""Rotated coins: clip in l2, rotate, one biased coin a coordinate; behind a sum as good as Gaussian noise.
+"""Rotated coins: clip in l2, rotate, one biased coin a coordinate. Behind a sum as good as Gaussian noise.
 
 A client clips the l2 norm of its update, rotates it by a public random rotation (`functional.rotation`),
 clips every coordinate to a range of `kappa` standard deviations, and sends one coin (or several) a coordinate
@@ -86,7 +86,7 @@ def _scaled(row: Floats) -> tuple[Floats, float]:
 
 @dataclass(frozen=True)
 class RotatedCoins(Mechanism):
-    """One coin (or a few) a rotated coordinate of an update of bounded l2 norm, to be summed.
+    """Rotated updates, clipped in l2, with one coin (or a few) a coordinate, for private sums.
 
     Args:
         clip_norm: Largest l2 norm of an update, > 0.
@@ -182,7 +182,7 @@ class RotatedCoins(Mechanism):
     # ---- messages ---------------------------------------------------------------------------------------
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`; symbols are uint8, how many of a rotated coordinate's coins are one."""
+        """See `Mechanism.encode`. Symbols are uint8, how many of a rotated coordinate's coins are one."""
         rows = update.detach().reshape(len(rand.clients), context.dim).cpu().float().contiguous()
         count, signs = self.num_symbols(context), self._words(context, rand)
         symbols = np.zeros((len(rows), count), np.uint8)
@@ -209,7 +209,7 @@ class RotatedCoins(Mechanism):
         context: RoundContext,
         rand: ClientRandomness,
     ) -> int:
-        """Add one row's coins to `ones`; return how many coordinates were out of range."""
+        """Add one row's coins to `ones`. Return how many coordinates were out of range."""
         group, rank = context.place(client)
         private, coin, outside = rand.private(client, _COINS), self.coin, 0
         shared = rand.peer(group, _ROUNDING) if len(group) == 2 else None
@@ -236,7 +236,7 @@ class RotatedCoins(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`; also takes the sum modulo `symbol_modulus`."""
+        """See `Mechanism.decode`. Also takes the sum modulo `symbol_modulus`."""
         total = symbols.cpu().reshape(-1, symbols.shape[-1]).sum(0, dtype=torch.int64).numpy()
         modulus = self.symbol_modulus(context)[0]
         thrown = len(clients) * self.coins
@@ -249,7 +249,7 @@ class RotatedCoins(Mechanism):
         return torch.from_numpy(back).to(symbols.device)
 
     def code(self, context: RoundContext) -> FixedLength:
-        """Bits that hold a count of coins; one for one coin."""
+        """Bits that hold a count of coins. One for one coin."""
         return FixedLength(self.coins.bit_length())
 
     def tolerated_dropouts(self, context: RoundContext) -> int:
@@ -268,7 +268,7 @@ class RotatedCoins(Mechanism):
         return 1 << bits, self.num_symbols(context)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """Coins, at most (kappa / t)^2 / (coins n) of clip_norm^2 / D, over the share; and the share's own.
+        """Coins, at most (kappa / t)^2 / (coins n) of clip_norm^2 / D, over the share. And the share's own.
 
         Wrapped sums are not in it.
         """
@@ -307,7 +307,7 @@ class RotatedCoins(Mechanism):
         return RenyiLoss(ORDERS, tuple(divergences.tolist()), note)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """Single messages are randomised response; behind a sum the vertex theorem of `hidden_coin` holds."""
+        """Single messages are randomised response. Behind a sum the vertex theorem of `hidden_coin` holds."""
         if self.epsilon is None or not self.coin.low:
             missing = (
                 "the level of the coin is not set yet" if self.epsilon is None else "epsilon is infinite"

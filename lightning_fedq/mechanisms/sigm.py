@@ -33,7 +33,7 @@ from lightning_fedq.wire.range_coding import ConditionalRange
 
 @dataclass(frozen=True)
 class SIGM(SubsampledMechanism):
-    """Subsampled coordinates, each quantised so that the mean's noise is exactly Gaussian.
+    """Subsampled individual Gaussian mechanism: some coordinates, the mean error is exactly Gaussian.
 
     Args:
         clip_value: Largest absolute value of a coordinate, > 0.
@@ -58,7 +58,7 @@ class SIGM(SubsampledMechanism):
         return make
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`; symbols are int32, 0 where a coordinate is not sent."""
+        """See `Mechanism.encode`. Symbols are int32, 0 where a coordinate is not sent."""
         rows, clipped = self._clipped(update, context, rand)
         symbols, num_bits = torch.empty(rows.shape, dtype=torch.int32), 0
         quantizer_of = self.quantizers(context, rand)
@@ -75,7 +75,7 @@ class SIGM(SubsampledMechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`; float64, not on the `grid` yet."""
+        """See `Mechanism.decode`. Float64, not on the `grid` yet."""
         rows, total = symbols.cpu().reshape(len(clients), context.dim).numpy(), np.zeros(context.dim)
         quantizer_of, empty = self.quantizers(context, rand), self.counts(context, rand) == 0
         for row, client in enumerate(clients):
@@ -103,6 +103,6 @@ class SIGM(SubsampledMechanism):
         )
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """See `Mechanism.claims`; a client knows at most half of the noise where another one takes part."""
+        """See `Mechanism.claims`. A client knows at most half of the noise where another one takes part."""
         noise = "a coordinate's noise, of which a curious client knows its own part, one half at most"
         return self._subsampled_claims(GaussianLoss(self.noise_multiplier * math.sqrt(0.5), noise), context)

@@ -29,7 +29,7 @@ Aggregation = Literal["mean", "plain_mean", "majority"]
 
 @dataclass(frozen=True)
 class SignRR(OneBitMechanism):
-    """One private sign per coordinate.
+    """signSGD with randomised response: one epsilon-LDP sign a coordinate, mean or majority vote.
 
     Args:
         epsilon: Local budget per coordinate and round, > 0, in nats.
@@ -56,7 +56,7 @@ class SignRR(OneBitMechanism):
         return self.aggregation == "majority"
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`; symbols are uint8 bits. Sizes beyond the radius count as clipped."""
+        """See `Mechanism.encode`. Symbols are uint8 bits. Sizes beyond the radius count as clipped."""
         center, radius = (context.expand(t.to(update.device)) for t in (context.center, context.radius))
         distance = update.detach().float().double() - center
         signs = distance.sign()
@@ -94,5 +94,5 @@ class SignRR(OneBitMechanism):
         return (context.radius * scale) ** 2 / len(clients)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """Independent coins, as in LDP-FL; majority and mean are functions of the same bits."""
+        """Independent coins, as in LDP-FL. Majority and mean are functions of the same bits."""
         return independent_claims(self.coin, context)

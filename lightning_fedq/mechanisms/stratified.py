@@ -30,7 +30,9 @@ from lightning_fedq.randomness import ClientRandomness
 
 @dataclass(frozen=True)
 class StratifiedCorBin(OneBitMechanism):
-    """Correlated one-bit quantisation in groups; the remaining clients form one smaller group.
+    """Correlated one-bit LDP quantiser in groups, one stratum a member.
+
+    The remaining clients form one smaller group.
 
     Args:
         epsilon: Local budget per coordinate and round, > 0, in nats.
@@ -52,11 +54,11 @@ class StratifiedCorBin(OneBitMechanism):
         return (self.group_size,) * groups + (rest,) * (rest > 0)
 
     def coupling(self, group: tuple[int, ...], rand: ClientRandomness) -> RotatedStrata | None:
-        """Strata rotated by the group's offsets; a client alone has its private words."""
+        """Strata rotated by the group's offsets. A client alone has its private words."""
         return RotatedStrata(rand.peer(group, COINS), len(group)) if len(group) > 1 else None
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
-        """At most (2 radius alpha / n)^2 times the ones' variance; 1/4 per client of broken groups."""
+        """At most (2 radius alpha / n)^2 times the ones' variance. 1/4 per client of broken groups."""
         low, high = self.coin.probabilities
         ones, answered = 0.0, set(clients)
         for group in context.groups:
@@ -65,7 +67,7 @@ class StratifiedCorBin(OneBitMechanism):
         return (2.0 * context.radius * self.coin.scale / len(answered)) ** 2 * ones
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """What holds for every coupling: see `claims.grouped_claims`."""
+        """Claims that hold for every coupling: see `claims.grouped_claims`."""
         return grouped_claims(self.coin, context)
 
     def advice(self, claim: PrivacyClaim) -> str:
@@ -73,7 +75,7 @@ class StratifiedCorBin(OneBitMechanism):
         return "clients that share nothing (LDPQ)"
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`; in pairs the stated variance is exact: a wrong stratum shows."""
+        """See `Mechanism.audit_cases`. In pairs the stated variance is exact: a wrong stratum shows."""
         small = replace(self, group_size=min(self.group_size, 4))
         pairs = replace(self, group_size=2)
         return AuditCase(small, enumerable=True), AuditCase(pairs, title="pairs")

@@ -21,7 +21,7 @@ from lightning_fedq.wire.coding import FixedLength
 
 @dataclass(frozen=True)
 class SubtractiveDither(Mechanism):
-    """Round to 2^bits - 1 levels across the range, with a dither that the server subtracts again.
+    """Uniform quantiser with subtractive dither, 2^bits - 1 levels across the range. Not private.
 
     Args:
         bits: Bits per coordinate, 2 to 16; the step is radius / (2^(bits - 1) - 1).
@@ -46,7 +46,7 @@ class SubtractiveDither(Mechanism):
         )
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`; symbols are int32 in [-(2^(bits - 1) - 1), 2^(bits - 1) - 1]."""
+        """See `Mechanism.encode`. Symbols are int32 in [-(2^(bits - 1) - 1), 2^(bits - 1) - 1]."""
         rows = update.detach().reshape(len(rand.clients), context.dim).cpu().double()
         center, radius = context.expand(context.center), context.expand(context.radius)
         symbols, clipped = torch.empty(rows.shape, dtype=torch.int32), 0

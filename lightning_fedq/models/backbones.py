@@ -23,7 +23,7 @@ def _check_positive(**values: int) -> None:
 
 
 class Linear(nn.Sequential):
-    """Multinomial logistic regression; 650 parameters on digits, 7,850 on MNIST.
+    """Multinomial logistic regression. 650 parameters on digits, 7,850 on MNIST.
 
     Args:
         in_features: Numbers per sample; images are flattened.
@@ -36,7 +36,7 @@ class Linear(nn.Sequential):
 
 
 class MLP(nn.Sequential):
-    """Fully connected layers with ReLU between them; 4,810 parameters on digits with the default width.
+    """Fully connected layers with ReLU between them. 4,810 parameters on digits with the default width.
 
     Args:
         in_features: Numbers per sample; images are flattened.

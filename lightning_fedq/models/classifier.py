@@ -1,4 +1,4 @@
-"""An ordinary LightningModule for classification; it knows nothing of federated learning."""
+"""An ordinary LightningModule for classification. It knows nothing of federated learning."""
 
 from __future__ import annotations
 

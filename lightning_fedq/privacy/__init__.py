@@ -1,1 +1,1 @@
-"""What was protected, from whom, at which price: accounting, report, ledger, audit."""
+"""Privacy accounting: what was protected, from whom, at which price: report, target, ledger."""

@@ -1,4 +1,4 @@
-"""What claims cost together: over coordinates, rounds and cohorts, at a stated delta.
+"""Composition of privacy claims over coordinates, rounds and cohorts, at a stated delta.
 
 A loss that knows a closed form for many compositions is asked for it (`Loss.epsilon`: a randomised response,
 a Gaussian, sums of Renyi divergences); everything else goes through a loss grid (`grid`, pessimistic). A run
@@ -174,7 +174,7 @@ def _method(loss: Loss, participation: float) -> str:
 def composed_grid(
     loss: Loss, delta: float, compositions: int, rounds: int, participation: float = 1.0
 ) -> LossGrid:
-    """The dominating loss distribution of a run; see `spent`."""
+    """The dominating loss distribution of a run. See `spent`."""
     tail = _TAIL_SHARE * delta
     if loss.every_round and (whole := loss.composed(compositions * rounds)) is not None:
         return loss_grid(whole, tail)  # rounds without the client are not counted on
@@ -188,7 +188,7 @@ def composed_grid(
 
 
 class _Spent(NamedTuple):
-    """What one kind of round costs."""
+    """Cost of one kind of round."""
 
     loss: Loss
     compositions: int

@@ -99,7 +99,10 @@ class Population:
         return self._epsilons[claim, charges]
 
     def histogram(self) -> tuple[ChargedClients, ...]:
-        """What every client of a finished run has spent, the worst first; empty for a run to come."""
+        """Spending of every client of a finished run, the worst first.
+
+        Empty for a run to come.
+        """
         if not self.finished:
             return ()
         kinds = self._kinds
@@ -127,7 +130,7 @@ class Population:
 
 
 def _thinnest(sizes: Sequence[int]) -> int:
-    """Where two neighbours hold fewest clients; the first, the worst of all, stays on its own."""
+    """Where two neighbours hold fewest clients. The first, the worst of all, stays on its own."""
     return min(range(1, len(sizes) - 1), key=lambda place: sizes[place] + sizes[place + 1])
 
 

@@ -150,7 +150,7 @@ class LossGrid:
         return LossGrid(self.step, self.lowest + other.lowest, masses, infinite)
 
     def sometimes(self, probability: float) -> LossGrid:
-        """This loss with the given probability, else none; whether it occurred is known to the adversary."""
+        """This loss with the given probability, else none. Whether it occurred is known to the adversary."""
         if not 0.0 <= probability <= 1.0:
             raise ValueError(f"probability must be in [0, 1], got {probability}")
         first = min(self.lowest, 0)
@@ -172,7 +172,7 @@ class LossGrid:
         return self.infinite + float(-np.expm1(epsilon - losses[above]) @ self.masses[above])
 
     def epsilon(self, delta: float) -> float:
-        """Smallest epsilon >= 0 with at most `delta`; infinite if the infinite mass exceeds it, or delta is
+        """Smallest epsilon >= 0 with at most `delta`. Infinite if the infinite mass exceeds it, or delta is
         below `SMALLEST_DELTA`."""
         if self.infinite > delta or delta < SMALLEST_DELTA:
             return math.inf

@@ -69,7 +69,7 @@ class Journal:
             )
 
     def unread(self) -> list[Entry]:
-        """Return the entries beyond `position` and move it behind them; a torn last line is cut off.
+        """Return the entries beyond `position` and move it behind them. A torn last line is cut off.
 
         Raises:
             ValueError: If a complete line is no entry, or of a version that did not write lengths.
@@ -106,7 +106,7 @@ class Journal:
         return Entry(*entry, dim)
 
     def append(self, round: int, attempt: int, state: str, clients: Sequence[int] | None, dim: int) -> None:
-        """Write one entry behind `position` and return when it is on the disk; first read what is `unread`.
+        """Write one entry behind `position` and return when it is on the disk. First read what is `unread`.
 
         Args:
             round: Round number.

@@ -29,7 +29,7 @@ from lightning_fedq.privacy.journal import Journal
 
 
 class Ledger:
-    """Counts the rounds that every client was charged for; three integers a client.
+    """Counts the rounds that every client was charged for. Three integers a client.
 
     Args:
         num_clients: Clients 0 to num_clients - 1.
@@ -116,7 +116,7 @@ class Ledger:
             self.rounds += 1
 
     def state(self, *tensors: Tensor) -> str:
-        """Name what a round begins with: 64 bits of SHA-256 of its model and range; "" where none is kept."""
+        """Name what a round begins with: 64 bits of SHA-256 of its model and range. "" where none is kept."""
         if self._repeatable is None:
             return ""
         digest = hashlib.sha256()
@@ -136,7 +136,7 @@ class Ledger:
     def charge(
         self, clients: Sequence[int], round: int, attempt: int = 0, state: str = "", dim: int = 0
     ) -> None:
-        """Charge some clients for one stream each; call it before they encode anything.
+        """Charge some clients for one stream each. Call it before they encode anything.
 
         Args:
             clients: Whom, each once.
@@ -218,7 +218,7 @@ class Ledger:
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, in tensors and plain types; of the journal, where it is and how much it held."""
+        """Everything, in tensors and plain types. Of the journal, where it is and how much it held."""
         path, position = self.recorded
         if self.journal is not None:
             path, position = str(self.journal.path), self.journal.position
@@ -234,7 +234,7 @@ class Ledger:
         }
 
     def load_state_dict(self, state: dict[str, Any], repeatable: bool = False) -> None:
-        """Continue from `state_dict`; a journal has to be given again (`keep`).
+        """Continue from `state_dict`. A journal has to be given again (`keep`).
 
         What this ledger knows already stays: a state of its own past changes nothing, and any other state is
         added, because the same clients have paid for both.

@@ -33,7 +33,7 @@ def name_of(row: Row) -> str:
 
 
 def epsilon_of(row: Row) -> str:
-    """Epsilon over the run; one about an update and zero never stands alone."""
+    """Epsilon over the run. One about an update and zero never stands alone."""
     epsilon = format_epsilon(row.epsilon_run)
     if row.neighbours != Neighbours.ZERO_OUT.value or not math.isfinite(row.epsilon_run):
         return epsilon
@@ -74,7 +74,7 @@ def _figures(report: PrivacyReport) -> list[str]:
 
 
 def _charged(report: PrivacyReport) -> list[str]:
-    """What every client has spent: the rows above are the worst of these."""
+    """Spending of every client: the rows above are the worst of these."""
     if not report.charged:
         return []
     names = list(report.charged[0].epsilons)
@@ -92,14 +92,14 @@ def _charged(report: PrivacyReport) -> list[str]:
 
 
 def _leaves(report: PrivacyReport) -> list[str]:
-    """What no epsilon is about."""
+    """Outputs that no epsilon is about."""
     if not report.leaves:
         return []
     return ["", "## What also leaves, without noise", "", *(f"- {line}" for line in report.leaves)]
 
 
 def markdown(report: PrivacyReport) -> str:
-    """Two tables, one to read and one to check; then what has to hold, and samples where DP-SGD ran."""
+    """Two tables, one to read and one to check. Then what has to hold, and samples where DP-SGD ran."""
     common = set.intersection(*(set(row.assumptions) for row in report.rows))
     lines = [
         "# What was protected, and from whom",

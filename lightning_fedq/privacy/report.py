@@ -35,7 +35,7 @@ class Anonymous(Protocol):
 
     @property
     def anonymity_set_size(self) -> int:
-        """How many, at least."""
+        """Smallest number of inputs that a message leaves possible."""
 
 
 _OTHER_WORLD = {
@@ -50,7 +50,7 @@ def _times(epsilon: float) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """What one adversary can learn about one client.
+    """Privacy of one client against one adversary.
 
     Args:
         adversary: Name of the `Adversary`.
@@ -92,7 +92,7 @@ class Row:
 
     @property
     def words(self) -> str:
-        """What it means, in a sentence or two."""
+        """The row in a sentence or two."""
         if self.verdict == NO_GUARANTEE:
             words = f"No guarantee: {self.reason}."
         elif self.verdict == VACUOUS:
@@ -244,7 +244,7 @@ def privacy_report(
 
 
 def _figures(mechanism: Mechanism) -> tuple[tuple[str, str], ...]:
-    """What papers print beside guarantees."""
+    """Figures that papers print beside guarantees."""
     if not isinstance(mechanism, Anonymous):
         return ()
     name = "anonymity set of one message: inputs that a bit without a coin leaves possible, at least"
@@ -357,7 +357,7 @@ def _row(mechanism: Mechanism, claim: PrivacyClaim, rounds: int, setting: Settin
 
 
 def _of_a_unit(claim: PrivacyClaim) -> float:
-    """Pure epsilon of one unit in one round; a law that is known up to a distance only has none."""
+    """Pure epsilon of one unit in one round. A law that is known up to a distance only has none."""
     return math.inf if claim.slack.distance else claim.unit_losses * claim.loss.pure_epsilon
 
 
@@ -383,7 +383,7 @@ def _verdict(run: Spending, epsilon: float) -> tuple[str, str]:
 
 
 def _advice(mechanism: Mechanism, claim: PrivacyClaim, setting: Setting) -> str:
-    """How much would do, as far as the loss can tell, and what the mechanism advises."""
+    """Setting that would do, as far as the loss can tell, and the mechanism's advice."""
     steps = claim.compositions * max(setting.rounds, 1) * setting.participation
     enough = claim.loss.advice(steps, setting.delta)
     own = mechanism.advice(claim)

@@ -1,4 +1,4 @@
-"""What DP-SGD protects: one sample, whoever looks on. Beside the report on clients, never in place of it."""
+"""DP-SGD's statement on samples, whoever looks on. Beside the report on clients, never in place of it."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ _HONEST = "every other client runs its coins"
 
 @dataclass(frozen=True)
 class Setting:
-    """How a run is made, as far as claims hang on it.
+    """Setting of a run, as far as claims hang on it.
 
     Args:
         context: A round: cohort, groups, dim; `num_corrupt` follows from `max_corrupt`.
@@ -86,14 +86,17 @@ class Setting:
         return min(self.num_liars + curious, len(self.context.cohort))
 
     def available(self, claim: PrivacyClaim) -> float:
-        """What of delta is left for the mechanism; dropouts of a sum take half."""
+        """Delta that is left for the mechanism.
+
+        Dropouts of a sum take half.
+        """
         after_drops = claim.loss.counts_answers and self.dropout_probability > 0.0
         if claim.adversary is Adversary.SECAGG_SERVER and self.fewest_survivors is not None:
             after_drops = False  # whoever is missing, so many are there
         return self.delta / 2.0 if after_drops else self.delta
 
     def spent(self, claim: PrivacyClaim, rounds: int, participation: float = 1.0) -> Spending:
-        """What `rounds` rounds of a claim cost, at what is left of delta.
+        """Cost of `rounds` rounds of a claim, at what is left of delta.
 
         Raises:
             ValueError: If the claim is `NonPrivate`.

@@ -117,7 +117,7 @@ def _check_step(noise_multiplier: float, sample_rate: float) -> None:
 
 
 class SampledGaussianAccountant(IAccountant):  # type: ignore[misc]
-    """Accounts for steps of Poisson-sampled Gaussian noise; neighbours differ by one sample added or removed.
+    """Accounts for steps of Poisson-sampled Gaussian noise. Neighbours differ by one sample added or removed.
 
     `history` holds `(noise_multiplier, sample_rate, steps)`, as Opacus's accountants do.
     """
@@ -162,7 +162,7 @@ class SampledGaussianAccountant(IAccountant):  # type: ignore[misc]
     def steps_within(
         self, epsilon: float, delta: float, *, noise_multiplier: float, sample_rate: float
     ) -> int:
-        """How many more such steps stay within `epsilon` at `delta`; at most 2^24."""
+        """Number of further such steps that stay within `epsilon` at `delta`, at most 2^24."""
         low, high = 0, 1
         step = {"noise_multiplier": noise_multiplier, "sample_rate": sample_rate}
         while high < _MOST_STEPS and not self.would_exceed(epsilon, delta, **step, steps=high):
@@ -224,7 +224,7 @@ def _steps_within(
 
 
 class Account:
-    """What the steps on one data set have spent: its own, or one client's of a federation.
+    """Spending of the steps on one data set: its own, or one client's of a federation.
 
     Args:
         noise_multiplier: Of every step to come, > 0.
@@ -246,7 +246,7 @@ class Account:
         return len(self.accountant)
 
     def epsilon(self, delta: float) -> float:
-        """Epsilon spent at `delta`; equal histories are composed once."""
+        """Epsilon spent at `delta`. Equal histories are composed once."""
         return _epsilon_of(tuple(self.accountant.history), delta)
 
     def steps_within(self, epsilon: float, delta: float) -> int:

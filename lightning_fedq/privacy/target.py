@@ -42,7 +42,7 @@ def adversary_named(name: Adversary | str) -> Adversary:
 
 @dataclass(frozen=True)
 class PrivacyTarget:
-    """How private a run, or each of its rounds, is to be for every client.
+    """Target epsilon of a run, or of each of its rounds, for every client.
 
     Args:
         epsilon: > 0, in nats.
@@ -79,7 +79,7 @@ class PrivacyTarget:
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a target asks of a mechanism.
+    """Solution of a privacy target: the setting that it asks of a mechanism.
 
     Args:
         mechanism: Set to the target.
@@ -117,7 +117,10 @@ def allowed_dropouts(setting: Setting) -> int:
 
 
 def epsilon_of(setting: Setting, mechanism: Mechanism, adversary: Adversary, charges: int) -> float:
-    """What some rounds of one client cost; infinite where there is no guarantee."""
+    """Epsilon of some rounds of one client.
+
+    Infinite where there is no guarantee.
+    """
     claim = setting.claims(mechanism)[adversary]
     if isinstance(claim.loss, NonPrivate):
         return math.inf
@@ -169,7 +172,7 @@ def calibrate(target: PrivacyTarget, mechanism: Mechanism, setting: Setting, cha
 
 
 def _root(excess: Callable[[float], float], low: float, high: float) -> float:
-    """Where the excess changes its sign, to 2e-4; the upper end if it never does."""
+    """Where the excess changes its sign, to 2e-4. The upper end if it never does."""
     if excess(high) <= 0.0:
         return high
     return float(optimize.brentq(excess, low, high, xtol=2e-4))

@@ -14,7 +14,7 @@ def verdict(epsilon: float) -> str:
 
 
 def format_epsilon(value: float | None) -> str:
-    """Three digits, rounded up so that a claim never shrinks in print; an infinite one is "∞"."""
+    """Three digits, rounded up so that a claim never shrinks in print. An infinite one is "∞"."""
     if value is None:
         return "-"
     if not math.isfinite(value):

@@ -22,7 +22,7 @@ Target = Literal["updates", "weights"]
 
 
 class Encoded(NamedTuple):
-    """What becomes of the updates of some clients.
+    """Encoded updates of some clients.
 
     Args:
         message: One row a client.
@@ -48,7 +48,7 @@ def encode_updates(
     weights: Tensor,
     context: RoundContext,
 ) -> Encoded:
-    """Encode the updates of one client or of a stack; one with a NaN or an infinity counts as zero.
+    """Encode the updates of one client or of a stack. One with a NaN or an infinity counts as zero.
 
     Args:
         mechanism: Encodes.
@@ -103,7 +103,7 @@ class StreamLog:
             self.charges += 1
 
     def use(self, round: int, attempt: int, dim: int) -> None:
-        """Use up one stream for a vector of `dim` coordinates; when it returns, the disk knows.
+        """Use up one stream for a vector of `dim` coordinates. When it returns, the disk knows.
 
         Raises:
             UsedStreamError: If it, or a later one, was used before.
@@ -139,7 +139,7 @@ class RoundClient:
         self.client, self.mechanism, self.keys, self.log, self.target = client, mechanism, keys, log, target
 
     def encode(self, task: RoundTask, weights: Tensor, update: Tensor) -> Message:
-        """Encode this client's update; its stream is used up, whatever happens to the message.
+        """Encode this client's update. Its stream is used up, whatever happens to the message.
 
         Args:
             task: From the server.

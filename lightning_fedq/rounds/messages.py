@@ -1,4 +1,4 @@
-"""What crosses the wire in a round: the server's task, a client's answer, and how answers are refused.
+"""Wire messages of a round: the server's task, a client's answer, and how answers are refused.
 
 An answer is one packed message in a frame that says whose it is and of which attempt at which round:
 
@@ -37,7 +37,7 @@ FRAME_BYTES = _HEADER.size + _TAG_BYTES
 
 
 class RefusedMessageError(ValueError):
-    """A client's message that the server refuses; nothing has changed, and others may go on answering.
+    """A client's message that the server refuses. Nothing has changed, and others may go on answering.
 
     Args:
         reason: What was wanted and what came.
@@ -75,7 +75,7 @@ class ForgedMessageError(RefusedMessageError):
 
 @dataclass(frozen=True)
 class RoundTask:
-    """What the server tells the clients of one attempt at one round; all of it is public.
+    """Task of one attempt at one round, from the server to its clients. All of it is public.
 
     Args:
         round: Round number, from 0.
@@ -100,7 +100,7 @@ class RoundTask:
         return cls(c.round, c.attempt, c.groups, c.segments, c.center, c.radius)
 
     def context(self) -> RoundContext:
-        """What everybody knows about the round.
+        """The round's public facts.
 
         Raises:
             ValueError: If it makes no sense, see `RoundContext`.

@@ -1,4 +1,4 @@
-"""What may be plugged into a round, and which parts go together.
+"""Pluggable parts of a round, and which of them go together.
 
 The engine knows these shapes only; robust rules, secure aggregation and lying clients stand elsewhere.
 """
@@ -46,13 +46,13 @@ class SecureSum(Protocol):
 
     @property
     def traffic(self) -> Traffic:
-        """What the protocol has sent."""
+        """Traffic of the protocol so far."""
 
     def add(self, clients: Sequence[int], symbols: Tensor) -> None:
         """Take the messages `(len(clients), m)` of some clients."""
 
     def finish(self) -> Tensor:
-        """Return the sum of all messages, `(m,)` int64; raises `AbortedRoundError` where there is none."""
+        """Return the sum of all messages, `(m,)` int64. Raises `AbortedRoundError` where there is none."""
 
 
 class SecureSums(Protocol):
@@ -71,17 +71,17 @@ class SecureSums(Protocol):
 
 
 class UpdateTransform(Protocol):
-    """What clients do with their updates before anything else, e.g. add a momentum that they keep."""
+    """Transformation of clients' updates before anything else, e.g. a momentum that they keep."""
 
     def __call__(self, clients: Sequence[int], updates: Tensor) -> Tensor:
         """Return what takes the place of `updates` `(len(clients), dim)`, of the same shape."""
 
 
 class Tampering(Protocol):
-    """Clients that lie, put between training, encoding and the wire of a simulation."""
+    """Byzantine tampering: clients that lie, put between training, encoding and the wire of a simulation."""
 
     def begin(self, plan: RoundPlan, context: RoundContext) -> None:
-        """A round starts; what an abandoned one left behind is void."""
+        """A round starts. What an abandoned one left behind is void."""
 
     def hold(self, clients: Sequence[int], updates: Tensor) -> tuple[Sequence[int], Tensor]:
         """Keep the liars' rows back, and return the others."""

@@ -15,7 +15,7 @@ from lightning_fedq.randomness import PublicRandomness, SeededKeys
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """Who takes part in one round, in which groups, and who drops out.
+    """Plan of one round: who takes part, in which groups, and who drops out.
 
     Args:
         round: Round number, from 0.
@@ -51,7 +51,7 @@ class RoundPlan:
 
 @dataclass(frozen=True)
 class RoundPlanner:
-    """Draws the plan of any round from (seed, round).
+    """Planner that draws the plan of any round from (seed, round).
 
     Args:
         num_clients: Size of the population, >= 1.

@@ -1,4 +1,4 @@
-"""What one round leaves behind: its numbers, ready to log."""
+"""Record of one round: its numbers, ready to log."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ SIMULATED = ("clip_rate", "mse", "snr_db", "cosine", "num_non_finite")
 
 
 def metric_name(name: str) -> str:
-    """What a number of a record is called in logs and tables."""
+    """Name of a record's number in logs and tables."""
     return f"sim_{name}" if name in SIMULATED else name
 
 
 @dataclass
 class RoundRecord:
-    """What happened in one round; numbers only, ready to log.
+    """Record of one round.
+
+    Numbers only, ready to log.
 
     `mse`, `snr_db`, `cosine` and `clip_rate` compare with the exact mean of the updates as they reach the
     encoder, lies included: they are diagnostics that only a simulation can know, and they are not private;
@@ -43,7 +45,7 @@ class RoundRecord:
     aborted: str = ""
 
     def metrics(self) -> dict[str, float]:
-        """Every number, by `metric_name`; `round` from 1, `aborted` 0 or 1."""
+        """Every number, by `metric_name`. `round` from 1, `aborted` 0 or 1."""
         values = {k: v for k, v in vars(self).items() if k != "non_finite_clients"}
         values |= {"round": self.round + 1}
         values |= {"num_non_finite": len(self.non_finite_clients), "aborted": int(bool(self.aborted))}

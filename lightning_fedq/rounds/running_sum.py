@@ -20,7 +20,7 @@ from lightning_fedq.rounds.plan import RoundPlan
 
 
 class RunningSum:
-    """What the server has received in one round.
+    """Running sum of the messages that the server has received in one round.
 
     Args:
         mechanism: Decodes the messages.
@@ -57,7 +57,10 @@ class RunningSum:
 
     @property
     def traffic(self) -> Traffic | None:
-        """What secure aggregation has sent; None without it."""
+        """Traffic of secure aggregation.
+
+        None without it.
+        """
         return None if self._secure is None else self._secure.traffic
 
     def total_weight(self) -> float:
@@ -118,7 +121,7 @@ class RunningSum:
         return (self._decode(symbols[i : i + 1], [client]) for i, client in enumerate(clients))
 
     def mean(self, plan: RoundPlan) -> Tensor | None:
-        """Return the mean `(dim,)`, or what the robust rule takes for it; None if nobody has answered.
+        """Return the mean `(dim,)`, or what the robust rule takes for it. None if nobody has answered.
 
         Raises:
             AbortedRoundError: If too few have answered.

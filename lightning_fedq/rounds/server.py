@@ -1,4 +1,4 @@
-"""The server's half of a round: it is given messages, never an update; it decodes, steps and records.
+"""The server's half of a round: it is given messages, never an update. It decodes, steps and records.
 
 It holds the running sum of one round and the server's state; its memory grows with the model, never with the
 number of clients. It names no mechanism, and no transport.
@@ -115,7 +115,7 @@ class RoundServer:
     # ---- one round --------------------------------------------------------------------------------
 
     def context(self, plan: RoundPlan) -> RoundContext:
-        """What everybody knows about the round of `plan`."""
+        """Public facts of the round of `plan`."""
         return RoundContext(
             plan.round, plan.groups, self.segments, self.ranges.center, self.ranges.radius, self.attempt
         )
@@ -135,7 +135,7 @@ class RoundServer:
     def rearrange(
         self, parts: Sequence[Tensor], origins: Sequence[int | None], client_weights: Tensor | None
     ) -> None:
-        """Change what the flat vector is made of; between rounds, or in one that nobody has answered yet.
+        """Change what the flat vector is made of. Between rounds, or in one that nobody has answered yet.
 
         What stays keeps its weights, range and server state. The ledger goes on: see `charged_context`.
 
@@ -203,7 +203,7 @@ class RoundServer:
         )
 
     def task(self) -> RoundTask:
-        """What the clients of the open round are told.
+        """Task for the clients of the open round.
 
         Raises:
             RuntimeError: If no round is open.
@@ -212,7 +212,7 @@ class RoundServer:
         return RoundTask.of(self._context)
 
     def take(self, message: bytes) -> int:
-        """Take one client's answer, and return whose it is; one that is refused changes nothing.
+        """Take one client's answer, and return whose it is. One that is refused changes nothing.
 
         Raises:
             RefusedMessageError: If it is malformed, forged, late, repeated, or a stranger's; see its kinds.
@@ -299,7 +299,7 @@ class RoundServer:
             return None
 
     def _noise_variance(self) -> Tensor | None:
-        """Bound on the variance of the mean; coupled errors never add up, so weights enter squared."""
+        """Bound on the variance of the mean. Coupled errors never add up, so weights enter squared."""
         received = self._sum.received
         if self.aggregator is not None:  # a robust rule may pick one row: its own noise is the bound
             return self.mechanism.noise_variance(self._context, received[:1])
@@ -350,7 +350,7 @@ class RoundServer:
     # ---- checkpoint -------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that the next round depends on, in tensors and plain numbers; keys excluded."""
+        """Everything that the next round depends on, in tensors and plain numbers. Keys excluded."""
         return {
             "weights": self.weights,
             "center": self.ranges.center,

@@ -1,4 +1,4 @@
-"""What `DPSGD` has spent on the samples of every client, through checkpoints and killed processes.
+"""Sample-level accounts of every client's data under `DPSGD`, through checkpoints and killed processes.
 
 Streams from a seed repeat a step with the same batch and the same noise, so that it is paid for once. Streams
 from the operating system do not: there, what was spent stays spent, an open round counts as taken in full,
@@ -21,7 +21,7 @@ History = list[tuple[float, float, int]]
 
 
 class SampleAccounts:
-    """An account for everybody who holds data; client 0 where nobody has dealt them out.
+    """An account for everybody who holds data. Client 0 where nobody has dealt them out.
 
     Attributes:
         of_client: The accounts.
@@ -36,7 +36,7 @@ class SampleAccounts:
         self._charges: list[int] = []
 
     def open(self, batches: PoissonBatches, noise_multiplier: float, repeatable: bool) -> None:
-        """Open the accounts of a fit; what was spent before stays spent.
+        """Open the accounts of a fit. What was spent before stays spent.
 
         Args:
             batches: Of the steps to come.
@@ -63,7 +63,7 @@ class SampleAccounts:
             self._check_prices()
 
     def _prices(self) -> list[list[float]]:
-        """What a round costs every client: noise multiplier, sampling rate, steps."""
+        """Price of a round for every client: noise multiplier, sampling rate, steps."""
         return [
             [account.noise_multiplier, account.sample_rate, float(self._batches.steps[client])]
             for client, account in self.of_client.items()
@@ -114,7 +114,7 @@ class SampleAccounts:
         at_start_of_round: bool = False,
         round_taken_by: Sequence[int] = (),
     ) -> dict[str, Any]:
-        """What everybody has spent, in plain types.
+        """Every account, in plain types.
 
         Args:
             charges: The ledger's, where its journal may know more than this checkpoint.
@@ -138,7 +138,10 @@ class SampleAccounts:
         return history
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """What `state_dict` said; the accounts go on from it when they are opened."""
+        """Load `state_dict`.
+
+        The accounts go on from it when they are opened.
+        """
         self._charges, self._loaded_prices = state_dict["charges"], state_dict["prices"]
         self._histories = {
             int(client): [(nm, rate, steps) for nm, rate, steps in history]

@@ -1,4 +1,4 @@
-"""What `DPSGD` refuses, each with its cure: before the fit, at every step, and before anything is saved."""
+"""Checks of `DPSGD` before the fit, at every step, and before anything is saved: refusals with cures."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class PoissonBatches:
         return self.thresholds[client] / 2.0**32
 
     def num_samples(self, client: int) -> int:
-        """How many samples a client holds."""
+        """Number of samples that a client holds."""
         return len(self._held[client])
 
     def take(self, client: int, step: int) -> Tensor:
@@ -54,7 +54,7 @@ class PoissonBatches:
 
 
 class PoissonEpoch(Sampler[Tensor]):
-    """The batches of client 0, one pass over the data on average; remembers each one's step and size."""
+    """The batches of client 0, one pass over the data on average. Remembers each one's step and size."""
 
     def __init__(self, batches: PoissonBatches, next_step: Callable[[], int]) -> None:
         self._batches, self._next_step = batches, next_step

@@ -46,7 +46,7 @@ _NONCE = bytes(12)
 
 @lru_cache(maxsize=8)
 def ring_order(clients: tuple[int, ...], roster_digest: bytes) -> tuple[int, ...]:
-    """Order of the clients around the ring, from the hash of their keys; one tuple for all in a process."""
+    """Order of the clients around the ring, from the hash of their keys. One tuple for all in a process."""
     stream = Stream(hkdf_expand(hkdf_extract(b"", roster_digest), pack_fields("ring order")))
     return tuple(clients[place] for place in stream.permutation(len(clients)))
 

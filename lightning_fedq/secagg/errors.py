@@ -1,4 +1,4 @@
-"""What can go wrong in a round of secure aggregation: one type a cause, with the stage and the client."""
+"""Errors of a round of secure aggregation: one type a cause, with the stage and the client."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from lightning_fedq.core import AbortedRoundError
 
 
 class Stage(Enum):
-    """The stages of one round, in order; `CONFIRM` exists against an active server only."""
+    """The stages of one round, in order. `CONFIRM` exists against an active server only."""
 
     ADVERTISE = "advertise keys"
     SHARE = "share keys"
@@ -19,7 +19,7 @@ class Stage(Enum):
 
 
 class SecAggError(AbortedRoundError):
-    """A round that can't go on, or a message that is refused; a wrong sum is never the answer.
+    """A round that can't go on, or a message that is refused. A wrong sum is never the answer.
 
     Args:
         reason: What was wanted and what came.

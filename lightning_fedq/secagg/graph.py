@@ -67,7 +67,7 @@ def _log2_choose(n: int, k: int) -> float:
 
 
 def log2_tail(population: int, marked: int, drawn: int, at_least: int) -> float:
-    """log2 of P[Hyp(population, marked, drawn) >= at_least]; -inf where it can't happen.
+    """log2 of P[Hyp(population, marked, drawn) >= at_least]. -inf where it can't happen.
 
     Raises:
         ValueError: If more are marked or drawn than there are.
@@ -126,13 +126,13 @@ def correctness_log2(size: int, degree: int, threshold: int, dropped: int) -> fl
 
 
 def default_threshold(holders: int, active: bool) -> int:
-    """More than half of the holders of a secret; more than two thirds against an active server."""
+    """More than half of the holders of a secret. More than two thirds against an active server."""
     return (2 * holders) // 3 + 1 if active else holders // 2 + 1
 
 
 @lru_cache(maxsize=256)
 def smallest_degree(size: int, corrupt: int, dropped: int, active: bool) -> int:
-    """Smallest safe degree: failure below 2^-40 (2^-120 if active), lost sums below 2^-20; or size - 1."""
+    """Smallest safe degree: failure below 2^-40 (2^-120 if active), lost sums below 2^-20. Or size - 1."""
     wanted = -SECURITY_BITS - (GRINDING_BITS if active else 0)
     for degree in range(2, size - 1, 2):
         threshold = default_threshold(degree + 1, active)

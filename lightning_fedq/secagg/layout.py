@@ -1,4 +1,4 @@
-"""What the coordinates of a message look like modulo m: ranges, moduli, packing and masks.
+"""Layout of a message modulo m: ranges, moduli, packing and masks.
 
 A symbol in [low, high] is sent as (symbol - low) mod m, and the modulus is above n (high - low) for a cohort
 of n: whatever the clients hold and whoever drops out, the sum can't wrap. Masked symbols are uniform modulo m
@@ -228,7 +228,7 @@ class Layout:
             block.add(own, other)
 
     def add_mask(self, total: Residues, key: bytes, subtract: bool = False) -> None:
-        """Add or subtract, in place, the mask that a 32-byte key stands for; a key is used for one mask."""
+        """Add or subtract, in place, the mask that a 32-byte key stands for. A key is used for one mask."""
         stream = Stream(key)
         for block, values in zip(self.blocks, total, strict=True):
             block.add_mask(values, stream, subtract)

@@ -44,7 +44,7 @@ NO_KEY = bytes(KEY_BYTES)
 
 
 class Kind(IntEnum):
-    """Message types; odd ones go to a client, even ones to the server."""
+    """Message types. Odd ones go to a client, even ones to the server."""
 
     INVITATION = 1
     KEYS = 2
@@ -65,7 +65,7 @@ def seal(kind: Kind, terms: Terms, client: int, body: bytes, key: bytes) -> byte
 
 
 def sender(message: bytes, terms: Terms, expected: Kind, stage: Stage) -> int:
-    """Read the header and return the client it names; nothing is authenticated yet.
+    """Read the header and return the client it names. Nothing is authenticated yet.
 
     Raises:
         MessageError: If it is no message of this protocol, or names a client outside the cohort.
@@ -103,7 +103,7 @@ def body(message: bytes, key: bytes, stage: Stage, client: int) -> bytes:
 
 @lru_cache(maxsize=8)
 def _listed(cohort: tuple[int, ...], raw: bytes) -> tuple[int, ...] | None:
-    """Clients of a bit field; the parties of one process share the tuple."""
+    """Clients of a bit field. The parties of one process share the tuple."""
     bits = np.unpackbits(np.frombuffer(raw, np.uint8))
     if bits[len(cohort) :].any():
         return None
@@ -160,7 +160,7 @@ def client_bits(clients: Iterable[int], terms: Terms) -> bytes:
 
 @dataclass(frozen=True)
 class PublicKeys:
-    """What a client advertises.
+    """Public keys that a client advertises.
 
     Args:
         channel: X25519 key for the channels to the server and to the neighbours.
@@ -185,12 +185,12 @@ class PublicKeys:
 
 
 def keys_statement(terms: Terms, client: int, keys: PublicKeys, model_hash: bytes) -> bytes:
-    """What a client signs about its keys."""
+    """Statement that a client signs about its keys."""
     return pack_fields("fedq secagg keys", terms.digest, client, keys.channel, keys.mask, model_hash)
 
 
 def survivors_statement(context: bytes, survivors: Sequence[int], terms: Terms) -> bytes:
-    """What a client signs about the survivors."""
+    """Statement that a client signs about the survivors."""
     return pack_fields("fedq secagg survivors", context, client_bits(survivors, terms))
 
 
@@ -226,7 +226,7 @@ def pair_key(
 
 
 def channel_key(own: X25519PrivateKey, other: bytes, terms: Terms, client: int, owner: int | None) -> bytes:
-    """Key between a client and the server, from either side; `owner` is who `other` belongs to."""
+    """Key between a client and the server, from either side. `owner` is who `other` belongs to."""
     info = pack_fields("server channel", client)
     who = client if owner is None else owner
     return pair_key(own, other, terms.digest, info, Stage.ADVERTISE, who)
@@ -235,12 +235,12 @@ def channel_key(own: X25519PrivateKey, other: bytes, terms: Terms, client: int, 
 def mask_key(
     own: X25519PrivateKey, other: bytes, context: bytes, pair: tuple[int, int], stage: Stage, owner: int
 ) -> bytes:
-    """Key of the mask between two clients, from either side; `owner` is who `other` belongs to."""
+    """Key of the mask between two clients, from either side. `owner` is who `other` belongs to."""
     return pair_key(own, other, context, pack_fields("pairwise mask", *sorted(pair)), stage, owner)
 
 
 def roster_hash(terms: Terms, roster: dict[int, PublicKeys]) -> bytes:
-    """Hash of all advertised keys; it also fixes the order on the ring."""
+    """Hash of all advertised keys. It also fixes the order on the ring."""
     state = hashlib.sha256(pack_fields("fedq secagg roster", terms.digest))
     for client in sorted(roster):
         state.update(pack_fields(client, roster[client].encode()))
@@ -255,5 +255,5 @@ def round_context(terms: Terms, roster_digest: bytes, model_hash: bytes) -> byte
 
 
 def self_mask_commitment(context: bytes, client: int, seed: bytes) -> bytes:
-    """Hash that tells the right self-mask seed from a wrong one; a 256-bit seed stays hidden in it."""
+    """Hash that tells the right self-mask seed from a wrong one. A 256-bit seed stays hidden in it."""
     return hashlib.sha256(pack_fields("fedq secagg self mask", context, client, seed)).digest()

@@ -83,14 +83,14 @@ class Server:
 
     @property
     def survivors(self) -> tuple[int, ...]:
-        """The clients whose symbols are in the sum, sorted; known once the masked stage is closed."""
+        """The clients whose symbols are in the sum, sorted. Known once the masked stage is closed."""
         if self.stage in (Stage.ADVERTISE, Stage.SHARE, Stage.MASK):
             raise StageError("the survivors are not known yet", self.stage)
         return self._survivors
 
     @property
     def total(self) -> NDArray[np.int64]:
-        """The sum of the survivors' symbols, `(size,)`; known once the last stage is closed."""
+        """The sum of the survivors' symbols, `(size,)`. Known once the last stage is closed."""
         if self._total is None:
             raise StageError("the sum is not known yet", self.stage)
         return self._total

@@ -46,7 +46,7 @@ class Traffic:
 
     @property
     def downlink_bits(self) -> int:
-        """Everything that the server sent for the protocol; the model is not in it."""
+        """Everything that the server sent for the protocol. The model is not in it."""
         return sum(self.downlink.values())
 
 

@@ -1,4 +1,4 @@
-"""What every party of a round knows beforehand and nobody takes from the server: `SecAgg` and `Terms`."""
+"""Terms of a round that every party knows beforehand and nobody takes from the server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from lightning_fedq.wire.coding import FixedLength
 
 @dataclass(frozen=True)
 class Terms:
-    """One attempt at one round, as every party must know it; made by `SecAgg.terms`.
+    """One attempt at one round, as every party must know it. Made by `SecAgg.terms`.
 
     Args:
         session: Names the federation, 32 bytes or less.
@@ -131,7 +131,7 @@ class SecAgg:
 
     @property
     def statement(self) -> str:
-        """What a privacy report has to say about a run with these settings."""
+        """Sentence for a privacy report on a run with these settings."""
         ran = (
             "masking really ran"
             if self.run == "masked"

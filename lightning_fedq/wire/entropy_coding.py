@@ -109,7 +109,7 @@ def as_array(symbols: Tensor) -> NDArray[np.integer]:
 
 @dataclass(frozen=True)
 class Elias(Code):
-    """Elias gamma or delta code of signed integers; needs no model and no bound.
+    """Elias gamma or delta code of signed integers. Needs no model and no bound.
 
     Gamma spends 1 bit on 0, 3 on +-1, 5 on +-2 and +3; delta is shorter from |m| = 16 on.
 
@@ -150,7 +150,7 @@ class Elias(Code):
 
 @dataclass(frozen=True)
 class Subset(Code):
-    """Only some coordinates travel, and both ends know which; all others are 0. None at all take no bits.
+    """Only some coordinates travel, and both ends know which. All others are 0. None at all take no bits.
 
     Args:
         selected: `(m,)` bool, true where a symbol is sent.

@@ -83,7 +83,7 @@ def _moments(symbols: NDArray[np.integer], dither: Floats, step: Floats) -> tupl
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _model(dither: Floats, bits: Integers, scale: int, mean: Floats, std: Floats, raw: Integers) -> int:
-    """Fill in means, stds and numbers of raw low bits of the symbols' high parts; sum of the last."""
+    """Fill in means, stds and numbers of raw low bits of the symbols' high parts. Sum of the last."""
     total = 0
     for j in range(dither.size):
         ratio = scale - _log_step(bits[j])
@@ -106,7 +106,7 @@ def _count_raw(bits: Integers, scale: int) -> int:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _high_parts(symbols: NDArray[np.integer], raw: Integers, high: NDArray[np.int32]) -> bool:
-    """Fill in the symbols without their low bits; false if one is too large for the model."""
+    """Fill in the symbols without their low bits. False if one is too large for the model."""
     for j in range(symbols.size):
         part = np.int64(symbols[j]) >> raw[j]
         if not -_HIGH < part < _HIGH:
@@ -159,7 +159,7 @@ class ConditionalRange(Code):
             )
 
     def _chunks(self) -> Iterator[tuple[int, slice]]:
-        """Number of the segment and place of every chunk; chunks end where segments do."""
+        """Number of the segment and place of every chunk. Chunks end where segments do."""
         start = 0
         for segment, size in enumerate(self.segments):
             for first in range(start, start + size, _CHUNK):
@@ -181,7 +181,7 @@ class ConditionalRange(Code):
         return scales
 
     def _models(self, scales: list[int]) -> Iterator[tuple[slice, Floats, Floats, Integers, int]]:
-        """Place, means, stds, numbers of raw bits and their sum, by chunk; the arrays are used again."""
+        """Place, means, stds, numbers of raw bits and their sum, by chunk. The arrays are used again."""
         bits = self.step.view(np.int64)
         mean, std, raw = np.empty(_CHUNK), np.empty(_CHUNK), np.empty(_CHUNK, np.int64)
         for segment, part in self._chunks():
@@ -246,5 +246,5 @@ class ConditionalRange(Code):
         return torch.from_numpy(symbols)
 
     def num_bits(self, symbols: Tensor) -> int:
-        """See `Code.num_bits`; the stream is made, not estimated."""
+        """See `Code.num_bits`. The stream is made, not estimated."""
         return sum(8 * len(self.pack(row)) for row in symbols.reshape(-1, len(self.step)))

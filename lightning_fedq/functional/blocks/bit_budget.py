@@ -1,4 +1,4 @@
-"""How many bits share a pure budget, when each goes through randomised response and the rest is not sent.
+"""Largest number of bits under one pure budget, each with randomised response, the rest not sent.
 
 Of M blocks m are drawn at random, coded in `bits_per_block` bits each and scaled by M / m; every bit gets
 epsilon / (m bits_per_block). The bits of a message compose to epsilon exactly, and the second moment of an
@@ -17,7 +17,7 @@ BEST_BIT_EPSILON = 2.1773189849653067
 
 
 def bit_epsilon(epsilon: float, bits: int) -> float:
-    """Epsilon of each of `bits` bits that compose to `epsilon`; the division is rounded down.
+    """Epsilon of each of `bits` bits that compose to `epsilon`. The division is rounded down.
 
     Args:
         epsilon: Of all bits together, > 0, in nats; `math.inf` stays infinite.

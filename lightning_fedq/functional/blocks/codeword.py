@@ -40,7 +40,7 @@ _MASK = (1 << 64) - 1
 
 
 def prf_mix(z: int) -> int:
-    """The SplitMix64 finaliser on 64-bit integers; 0 stays 0."""
+    """The SplitMix64 finaliser on 64-bit integers. 0 stays 0."""
     z = (z ^ (z >> 30)) * MIX1 & _MASK
     z = (z ^ (z >> 27)) * MIX2 & _MASK
     return z ^ (z >> 31)
@@ -96,7 +96,7 @@ def prf_uniforms(words: Tensor) -> Tensor:
 
 
 def hadamard_signs(rows: Tensor, index: Tensor) -> Tensor:
-    """(-1)^popcount(row AND index), int64, broadcasting; every row but 0 is balanced over a power of two."""
+    """(-1)^popcount(row AND index), int64, broadcasting. Every row but 0 is balanced over a power of two."""
     parity = rows & index
     for shift in (32, 16, 8, 4, 2, 1):
         parity = parity ^ (parity >> shift)
@@ -116,7 +116,7 @@ def walsh_hadamard(x: Tensor) -> Tensor:
 
 @lru_cache(maxsize=16)
 def sign_words(size: int, words: Words) -> NDArray[np.int8]:
-    """All words of a family, `(rows, size)`; one is drawn uniformly for every bit.
+    """All words of a family, `(rows, size)`. One is drawn uniformly for every bit.
 
     Args:
         size: N, the number of points.
@@ -160,7 +160,7 @@ def _check_words(size: int, words: Words) -> None:
 
 
 def word_correlation(size: int, words: Words) -> float:
-    """c2 = E[v_l v_m] for l != m; (s^2 - N) / (N (N - 1)) for words with sum s."""
+    """c2 = E[v_l v_m] for l != m. (s^2 - N) / (N (N - 1)) for words with sum s."""
     padded = 1 << (size - 1).bit_length()
     return {
         "hadamard": -1.0 / (padded - 1),
@@ -196,7 +196,7 @@ class WordTable:
 
     @property
     def second_moment(self) -> NDArray[np.float64]:
-        """E (gain W_j)^2 for every coordinate j, `(L,)`; over c^2 it is that of the decoder's random part."""
+        """E (gain W_j)^2 for every coordinate j, `(L,)`. Over c^2 it is that of the decoder's random part."""
         moments: NDArray[np.float64] = self.gain**2 * np.square(self.weights).mean(0)
         return moments
 
@@ -234,7 +234,7 @@ def word_table(points: NDArray[np.float64], words: Words) -> WordTable:
 
 
 def frequencies(votes: Tensor, table: WordTable) -> Tensor:
-    """Turn debiased votes per row into unbiased frequencies of the points; balanced words' sum to one.
+    """Turn debiased votes per row into unbiased frequencies of the points. Balanced words' sum to one.
 
     Args:
         votes: `(blocks, num_rows)` float64, the mean over senders of b / c scattered to the row of its word.

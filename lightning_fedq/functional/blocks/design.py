@@ -80,7 +80,7 @@ class BlockDesign:
         return lattice(self.name).dim
 
     def quantize(self, values: NDArray[Any], ranges: Floats, keys: Keys, first: int, out: Indices) -> int:
-        """Indices of some blocks of some rows; arguments as in `quantize_lattice`.
+        """Indices of some blocks of some rows. Arguments as in `quantize_lattice`.
 
         Returns:
             How many blocks were out of range.

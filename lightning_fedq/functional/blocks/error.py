@@ -1,4 +1,4 @@
-"""How far a decoded block is off, at worst: closed forms for every code, in units of the radius.
+"""Worst-case error of a decoded block: closed forms for every code, in units of the radius.
 
 A bit b of a word with weights W decodes to offset + scale b W. The second moment of its random part does not
 depend on the point; its variance is that less the square of the point, seen from the offset.

@@ -163,7 +163,7 @@ def voronoi_dither(uniforms: Tensor, name: str) -> Tensor:
 
 
 def nested_split(fine: Tensor, name: str, ratio: int) -> tuple[Tensor, Tensor]:
-    """Split lattice points into a point of `ratio` times the lattice and the rest; the two add up exactly.
+    """Split lattice points into a point of `ratio` times the lattice and the rest. The two add up exactly.
 
     Fine first: the rest depends on the coset of the fine point alone, so it is always one of the
     ratio^L points of `lattice_codebook.voronoi_codebook`.
@@ -198,7 +198,7 @@ def scalar_levels(count: int, gamma: float) -> Tensor:
 
 
 def scalar_index(x: Tensor, count: int, gamma: float) -> Tensor:
-    """Index of the level whose cell holds x, int64; what lies outside [-gamma, gamma] gets the end levels."""
+    """Index of the level whose cell holds x, int64. What lies outside [-gamma, gamma] gets the end levels."""
     step = 2.0 * gamma / count
     return torch.floor(x.double() / step + count / 2).clamp(0, count - 1).to(torch.int64)
 

@@ -44,7 +44,7 @@ class Codebook:
         return len(self.points)
 
     def index(self, points: Tensor) -> Tensor:
-        """Index of every lattice point `(..., L)`, int64; -1 where it is not in the codebook."""
+        """Index of every lattice point `(..., L)`, int64. -1 where it is not in the codebook."""
         keys = point_keys(points, self.name)
         known, order = (torch.from_numpy(a).to(points.device) for a in (self.keys, self.order))
         at = torch.searchsorted(known, keys).clamp(max=len(self) - 1)

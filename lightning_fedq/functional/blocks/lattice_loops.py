@@ -31,7 +31,7 @@ _ROOT3 = np.sqrt(3.0)
 
 @numba.njit(cache=True, nogil=True, fastmath={"reassoc"})  # type: ignore[untyped-decorator]
 def _nearest_d4(x: Floats, out: Floats, spare: Floats, sides: tuple[float, ...]) -> None:
-    """Round; if the sum is odd, re-round the coordinate with the largest error."""
+    """Round. If the sum is odd, re-round the coordinate with the largest error."""
     parity, worst, largest = np.int64(0), 0, -1.0
     for j in range(len(sides)):
         rounded = np.floor(x[j] + 0.5)
@@ -87,7 +87,7 @@ def _nearest_e8(x: Floats, out: Floats, spare: Floats, sides: tuple[float, ...])
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _nearest(x: Floats, out: Floats, spare: Floats, sides: tuple[float, ...]) -> None:
-    """Nearest lattice point of one block; the number of sides says which lattice."""
+    """Nearest lattice point of one block. The number of sides says which lattice."""
     if len(sides) == 8:
         _nearest_e8(x, out, spare, sides)
     elif len(sides) == 4:
@@ -129,7 +129,7 @@ def _find(point: Floats, inverse_units: tuple[float, ...], slots: NDArray[np.int
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _normalize(values: NDArray[Any], ranges: Floats, start: int, out: Floats) -> None:
-    """out = (values[start:] - centre) / radius, segment by segment; zero beyond the last coordinate."""
+    """out = (values[start:] - centre) / radius, segment by segment. Zero beyond the last coordinate."""
     end, done = start + out.size, start
     for segment in range(ranges.shape[1]):
         stop = min(int(ranges[0, segment]), end)

@@ -169,7 +169,7 @@ def sum_messages(
 def decode_messages(
     design: BlockDesign, bits: Tensor, keys: Keys, dithered: bool, keep: Floats, decoder: Decoder
 ) -> Tensor:
-    """Decoded blocks of every message, `(messages, blocks, L)`; arguments as in `sum_messages`."""
+    """Decoded blocks of every message, `(messages, blocks, L)`. Arguments as in `sum_messages`."""
     if bits.device.type != "cpu":
         every = [slice(row, row + 1) for row in range(len(bits))]
         ones = [

@@ -85,7 +85,7 @@ def quantize_scalar(
     first: int,
     out: Indices,
 ) -> int:
-    """Digits of the fine level of every coordinate, coarsest stage first; what lies out of range is clipped.
+    """Digits of the fine level of every coordinate, coarsest stage first. What lies out of range is clipped.
 
     In units of the radius the step is 2 / (N - 1), N the product of `counts`: the outermost levels are -1 and
     1 and no dithered x in [-1, 1] leaves the outermost cells.

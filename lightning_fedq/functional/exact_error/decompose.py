@@ -81,7 +81,7 @@ def target_cdf(x: Array, target: Target) -> Array:
 
 
 def core_probability(n: int, target: Target = "gaussian") -> float:
-    """lambda = inf over 0 < x < sqrt(3 n) of g'(x) / f'(x), rounded down by 1e-12; 0 for n <= 2.
+    """lambda = inf over 0 < x < sqrt(3 n) of g'(x) / f'(x), rounded down by 1e-12. 0 for n <= 2.
 
     Args:
         n: Number of uniforms, >= 1.
@@ -108,7 +108,7 @@ def core_probability(n: int, target: Target = "gaussian") -> float:
 
 
 def _cells(n: int, end: float, count: int) -> tuple[float, int]:
-    """Width and number of about `count` cells up to `end`; for n <= 40 the spline's knots are their ends."""
+    """Width and number of about `count` cells up to `end`. For n <= 40 the spline's knots are their ends."""
     if n > 40:
         return end / count, count
     knot = 0.5 / math.sqrt(n / 12.0)
@@ -118,7 +118,7 @@ def _cells(n: int, end: float, count: int) -> tuple[float, int]:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """Everything that drawing (A, B) for one n and target needs; data-independent, built once.
+    """Everything that drawing (A, B) for one n and target needs. Data-independent, built once.
 
     Args:
         n: Number of uniforms.

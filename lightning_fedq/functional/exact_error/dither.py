@@ -52,7 +52,7 @@ def dither_quantize(values: Tensor, dither: Tensor, step: Tensor | float) -> Ten
 
 
 def dither_dequantize(symbols: Tensor, dither: Tensor, step: Tensor | float) -> Tensor:
-    """Return (M - U) w in float64; the error is uniform on (-w/2, w/2]."""
+    """Return (M - U) w in float64. The error is uniform on (-w/2, w/2]."""
     return (symbols.double() - dither) * step
 
 
@@ -72,7 +72,7 @@ def dither_quantize_row(
     step: NDArray[np.float64],
     symbols: NDArray[np.signedinteger],
 ) -> float:
-    """Quantise one row in one pass on the CPU; equals `dither_quantize(scale * values, dither, step)`.
+    """Quantise one row in one pass on the CPU. Equals `dither_quantize(scale * values, dither, step)`.
 
     Args:
         values: `(n,)` float32 or float64.

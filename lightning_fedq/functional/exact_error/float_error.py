@@ -1,4 +1,4 @@
-"""How far float64, finitely many random bits and tables move the exact laws: a bound to charge to a budget.
+"""Error bound of the exact laws under float64, finitely many random bits and tables, to charge to a budget.
 
 Two numbers a coordinate, as in `core.Slack`: a log-ratio r and a distance t, so that for every set S of
 points of the release grid P'(S) <= e^r P(S) + t and P(S) <= e^r P'(S) + t, with P the exact law and P' that
@@ -40,7 +40,7 @@ class LawError(NamedTuple):
 
 
 class Inputs(NamedTuple):
-    """How large the sum of the clients' |inputs| is in one coordinate, in stds of the sum's error.
+    """Size of the sum of the clients' |inputs| in one coordinate, in stds of the sum's error.
 
     Args:
         largest: At most.
@@ -52,7 +52,7 @@ class Inputs(NamedTuple):
 
 
 def _displaced(error: LawError, per_input: float, inputs: Inputs, rest: float, grid: float) -> LawError:
-    """Add what a displacement of 2^-53 (per_input |x| + rest) costs; one that may not be far below the grid
+    """Add what a displacement of 2^-53 (per_input |x| + rest) costs. One that may not be far below the grid
     leaves nothing that can be said."""
     if not 2.0**-53 * (per_input * inputs.largest + rest) <= grid / 1024.0:
         return LawError(1.0, 0.0)

@@ -178,7 +178,7 @@ def _tilt(theta: float, n: int) -> _Tilt:
 
 
 def _log_characteristic(theta: float, t: Array) -> NDArray[np.complex128]:
-    """Logarithm of E exp(i t (V - E V)), V with density exp(theta v) on (-1/2, 1/2); relatively accurate.
+    """Logarithm of E exp(i t (V - E V)), V with density exp(theta v) on (-1/2, 1/2). Relatively accurate.
 
     E exp(i a) - 1 = -2 E sin(a / 2)^2 + i E (sin a - a), as E a = 0.
     """
@@ -239,7 +239,7 @@ def _frequencies(n: int) -> tuple[Array, Array]:
 
 
 def irwin_hall_pdf(x: Array | float, n: int) -> Array:
-    """Density of the standardised law; its relative error is below `PDF_ERROR`.
+    """Density of the standardised law. Its relative error is below `PDF_ERROR`.
 
     Args:
         x: Points. For n > 40 the density is taken to be 0 where |x| > 10.

@@ -49,7 +49,7 @@ def _scaled(vectors: Tensor) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
 
 
 def shifted_round_trip(vectors: Tensor, bits: int, words: Words) -> tuple[Tensor, Tensor]:
-    """Quantise each row to b bits a coordinate and decode it; the error is exactly Gaussian.
+    """Quantise each row to b bits a coordinate and decode it. The error is exactly Gaussian.
 
     Args:
         vectors: `(clients, dim)` floats.

@@ -118,7 +118,7 @@ def _exponential(word: np.uint64, fraction: float) -> float:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def draw_depth(w0: np.uint64, w1: np.uint64, w2: np.uint64, w3: np.uint64, gaussian: bool) -> float:
-    """Turn the four words of one coordinate into its depth l; the top 53 bits of `w0` are not used.
+    """Turn the four words of one coordinate into its depth l. The top 53 bits of `w0` are not used.
 
     Args:
         w0: To `w3`, uniform 64-bit words.

@@ -1,4 +1,4 @@
-"""What layered quantisation costs: exact conditional entropies and the paper's bounds.
+"""Cost of layered quantisation: exact conditional entropies and the paper's bounds.
 
 All bits are per coordinate, for an input uniform on an interval of length t, given the shared randomness S.
 

@@ -46,7 +46,7 @@ class Perturbed(NamedTuple):
 
 
 def compressed_copies(point: Tensor, sigma: float, copies: int, words: Words) -> Perturbed:
-    """Compress a point several times, direct layered quantiser; each error is exactly N(0, sigma^2 I).
+    """Compress a point several times, direct layered quantiser. Each error is exactly N(0, sigma^2 I).
 
     Args:
         point: `(dim,)` floats.

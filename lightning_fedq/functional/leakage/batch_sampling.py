@@ -1,4 +1,4 @@
-"""How much random batches make an update vary, and the sampling probability that makes it vary enough.
+"""Variance of an update under random batches, and the sampling probability that makes it large enough.
 
 Theorems 6.10 and 6.11 of the near-optimal-utility paper, repaired: the number of rounds and the learning rate
 are where the proof has them, the variance is that of the update that is really applied, and feasibility is
@@ -93,7 +93,7 @@ def _log_binomials(num: int) -> tuple[Tensor, Tensor]:
 
 
 def _mean_inverse_size(num: int, p: float) -> float:
-    """E of 1 / size over batches that are not empty, 0 for empty ones; size is Binomial(num, p)."""
+    """E of 1 / size over batches that are not empty, 0 for empty ones. Size is Binomial(num, p)."""
     if p in (0.0, 1.0):
         return p / num
     sizes, coefficients = _log_binomials(num)
@@ -103,7 +103,7 @@ def _mean_inverse_size(num: int, p: float) -> float:
 
 @dataclass(frozen=True)
 class SamplingProbability:
-    """What the controller chose.
+    """Sampling probability that the controller chose.
 
     Args:
         value: Probability with which each sample joins a batch.

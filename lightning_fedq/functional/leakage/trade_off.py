@@ -94,7 +94,7 @@ def recovery_leakage(hit_rate: float, num_candidates: int) -> float:
 
 
 def log_ratio(hit_rate: float, num_candidates: int) -> float:
-    """xi: the largest |log(belief / prior)| of the belief of `recovery_leakage`; infinite at hit rate 1."""
+    """xi: the largest |log(belief / prior)| of the belief of `recovery_leakage`. Infinite at hit rate 1."""
     recovery_leakage(hit_rate, num_candidates)
     if hit_rate == 1.0:
         return math.inf
@@ -137,7 +137,7 @@ def utility_factor(norm: float, distance: float, bias: float) -> float:
 
 
 def leakage_bounds(c1: float, c2: float, tv: float) -> tuple[Bound, ...]:
-    """Bounds on the leakage of an update whose law moved by `tv`; the last one is the paper's.
+    """Bounds on the leakage of an update whose law moved by `tv`. The last one is the paper's.
 
     Args:
         c1: Leakage of the unprotected update.
@@ -170,7 +170,7 @@ def paper_sufficient(c1: float, budget: float, tv: float) -> Bound:
 
 
 def utility_bounds(c6: float, paper_c6: float, tv: float, conditional_variance: float) -> tuple[Bound, ...]:
-    """Bounds on the utility loss; the last one is the paper's.
+    """Bounds on the utility loss. The last one is the paper's.
 
     Args:
         c6: Largest squared distance of the distorted parameters to the optimum.
@@ -196,7 +196,7 @@ def trade_off_bound(c1: float, c2: float, tv: float) -> Bound:
 def paper_trade_off_bound(
     c1: float, c2: float, paper_c6: float, tv: float, conditional_variance: float
 ) -> Bound:
-    """Theorem 6.12, on leakage + (C2 / C6) utility loss with the paper's C6; UNSOUND."""
+    """Theorem 6.12, on leakage + (C2 / C6) utility loss with the paper's C6. UNSOUND."""
     return Bound(
         "leakage + C2/C6 loss <= 2 C1 - C2/C6 E Var (Theorem 6.12)",
         "upper",
@@ -216,7 +216,7 @@ def near_optimal_gap(dim: int, noise_std: float, tv: float) -> float:
 def free_lunch_bounds(
     c1: float, xi: float, gamma: float, gap: float, utility_loss: float
 ) -> tuple[Bound, Bound]:
-    """Lower bounds on the leakage from Theorem 6.13 (no free lunch); the second one is the paper's.
+    """Lower bounds on the leakage from Theorem 6.13 (no free lunch). The second one is the paper's.
 
     leakage >= C1 - C_d loss with C_d = (gamma / gap) (exp(2 xi) - 1); the paper has another factor 1/4, for
     which its own assumption is too weak.

@@ -28,7 +28,7 @@ LARGEST_SIGMA = 2.0**16
 
 @lru_cache(maxsize=16)
 def _thresholds(sigma: float, bits: int) -> tuple[int, list[int]]:
-    """Return (K, floor(2^bits P(X <= z)) for z = -K, ..., K), K far in the tail; 60 guard bits."""
+    """Return (K, floor(2^bits P(X <= z)) for z = -K, ..., K), K far in the tail. 60 guard bits."""
     with localcontext() as context:
         context.prec = math.ceil((bits + 60) * math.log10(2.0)) + 10
         square = Decimal(sigma) ** 2
@@ -92,7 +92,7 @@ def _undecided(sigma: float, word: int, words: Words) -> int:
 
 
 def discrete_gaussian_variance(sigma: float) -> float:
-    """Variance of the discrete Gaussian; sigma^2 from about sigma = 1 on.
+    """Variance of the discrete Gaussian. Sigma^2 from about sigma = 1 on.
 
     Raises:
         ValueError: If sigma is not in (0, 2^16].
@@ -145,7 +145,7 @@ def conditional_rounding(values: NDArray[np.float64], bound: float, words: Words
 
 
 def sum_gap(n: int, sigma: float) -> float:
-    """tau: how far, in log-ratio, a sum of n discrete Gaussians is from one; 0 for n = 1.
+    """tau: how far, in log-ratio, a sum of n discrete Gaussians is from one. 0 for n = 1.
 
     Args:
         n: Number of summands.

@@ -49,7 +49,7 @@ _STEPS_PER_SCALE = 8
 
 
 def signed_tails(count: int, words64: Words) -> tuple[Tensor, Tensor]:
-    """Draw tail probabilities and sides; larger words lie further to the right.
+    """Draw tail probabilities and sides. Larger words lie further to the right.
 
     With k the number of words between a word and the nearer end, the tail is (k + 1/2) 2^-64. Where
     k < 2^53, which one word in 2^10 has, it is (k + (j + 1/2) 2^-64) 2^-64; these second words j are read
@@ -72,7 +72,7 @@ def signed_tails(count: int, words64: Words) -> tuple[Tensor, Tensor]:
 
 
 def rounded_gaussian(sigma: float, count: int, words64: Words) -> Tensor:
-    """Nearest integers to sigma times a normal variable; |result| <= 13.11 sigma + 1.
+    """Nearest integers to sigma times a normal variable. |result| <= 13.11 sigma + 1.
 
     Args:
         sigma: Standard deviation, in integers.
@@ -88,7 +88,7 @@ def rounded_gaussian(sigma: float, count: int, words64: Words) -> Tensor:
 
 
 def rounded_laplace(scale: float, count: int, words64: Words) -> Tensor:
-    """Nearest integers to `scale` times a Laplace variable; |result| <= 88.73 scale + 1.
+    """Nearest integers to `scale` times a Laplace variable. |result| <= 88.73 scale + 1.
 
     Args:
         scale: Mean absolute value, in integers.

@@ -1,4 +1,4 @@
-"""How much one coin's bias shows in a sum of coins, per squared change of the bias: the vertex theorem.
+"""Divergence that one coin's bias causes in a sum of coins, per squared change: the vertex theorem.
 
 The victim's coin is a one with probability q in [lo, hi], lo + hi = 1, t = hi - lo. N other independent coins
 have any probabilities in [lo, hi], known to the adversary, who sees the sum. With P and Q the laws of the sum

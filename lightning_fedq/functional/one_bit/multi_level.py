@@ -23,7 +23,7 @@ def level_step(levels: int) -> float:
 
 
 def multi_level_shifts(words: Tensor, levels: int, dim: int) -> Tensor:
-    """Return v in (0, 1) of each coordinate, from 32-bit words; zeros for two levels, which have no shift.
+    """Return v in (0, 1) of each coordinate, from 32-bit words. Zeros for two levels, which have no shift.
 
     Args:
         words: `(dim,)` uint32; not read for two levels.

@@ -1,4 +1,4 @@
-"""What one bit gives away: the worst pairs of laws of a threshold coin, in every view.
+"""Privacy of a threshold coin: the worst pairs of laws, in every view.
 
 A coin has P(1) = q in [low, high], low + high = 1, t = high - low. Two coins of a pair compare words whose
 first d bits are complements of each other (CorBin). Every view's law is, in each client's q, piecewise
@@ -59,7 +59,7 @@ def joint_pairs(low: float, high: float, shared_bits: int | None) -> tuple[PmfPa
 
 
 def _known_word_law(probability: float, corners: tuple[float, ...], cells: int) -> Pmf:
-    """Law of (class of the shared word, bit); words that act alike for every corner are one class."""
+    """Law of (class of the shared word, bit). Words that act alike for every corner are one class."""
     edges = sorted({0, cells} | {rounded(q * cells) for q in corners for rounded in (math.floor, math.ceil)})
     law: list[float] = []
     for start, stop in pairwise(edges):
@@ -87,7 +87,7 @@ def known_word_pairs(low: float, high: float, shared_bits: int | None) -> tuple[
 
 
 def pair_sum_pairs(low: float, high: float, shared_bits: int | None) -> tuple[PmfPair, ...]:
-    """Worst pairs of laws of V1 + V2 of a pair, up to a common shift and reflection; one order listed.
+    """Worst pairs of laws of V1 + V2 of a pair, up to a common shift and reflection. One order listed.
 
     With unlimited shared bits the sum moves by one with probability t: (1 - t, t) against (1, 0). With d
     shared bits two more vertices appear, where the pair's inputs are opposite extremes and the sum is
@@ -165,7 +165,7 @@ def coin_sum_pmf(num_coins: int, num_high: int, low: float, high: float) -> Arra
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
 def _ratios(count: int, num_high: int, low: float, high: float, first: int, stop: int) -> Array:
-    """p_(k+1) / p_k for first <= k < stop <= c / b, see `coin_sum_pmf`; exact from 0, else from a guess that
+    """p_(k+1) / p_k for first <= k < stop <= c / b, see `coin_sum_pmf`. Exact from 0, else from a guess that
     the recurrence forgets."""
     a, b = low * high, low * low + high * high
     c = num_high * high * high + (count - num_high) * low * low

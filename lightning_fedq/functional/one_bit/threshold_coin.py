@@ -28,7 +28,7 @@ WORD_BITS = 32
 
 @dataclass(frozen=True)
 class CoinThresholds:
-    """Integer thresholds of a coin; its probability runs from `low / 2^word_bits` to `high / 2^word_bits`."""
+    """Integer thresholds of a coin. Its probability runs from `low / 2^word_bits` to `high / 2^word_bits`."""
 
     low: int
     high: int
@@ -80,7 +80,7 @@ def coin_thresholds(epsilon: float, word_bits: int = WORD_BITS) -> CoinThreshold
 
 
 def one_bit_thresholds(update: Tensor, center: Tensor, radius: Tensor, coin: CoinThresholds) -> Tensor:
-    """Map every coordinate to its integer threshold; what lies outside the range is clipped.
+    """Map every coordinate to its integer threshold. What lies outside the range is clipped.
 
     Args:
         update: `(..., dim)` finite floats.
@@ -125,7 +125,7 @@ def one_bit_quantize_rows(
     high: int,
     bits: NDArray[np.uint8],
 ) -> int:
-    """Quantise a stretch of some rows in one pass on the CPU; the bits equal `one_bit_quantize`'s.
+    """Quantise a stretch of some rows in one pass on the CPU. The bits equal `one_bit_quantize`'s.
 
     Args:
         updates: `(num_rows, dim)`, C-contiguous.
@@ -193,7 +193,7 @@ def stratify_words(words: NDArray[np.uint32], offsets: NDArray[np.uint32], rank:
 def one_bit_dequantize_sum(
     ones: Tensor, count: int, center: Tensor, radius: Tensor, coin: CoinThresholds
 ) -> Tensor:
-    """Estimate the sum of `count` values from how many of their bits are one; unbiased inside the range.
+    """Estimate the sum of `count` values from how many of their bits are one. Unbiased inside the range.
 
     Args:
         ones: `(dim,)` integers in [0, count].

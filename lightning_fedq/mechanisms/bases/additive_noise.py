@@ -1,4 +1,4 @@
-"""What the Gaussian and Laplace baselines share: clip, put on a grid, add integer noise, send the integer.
+"""Base of the Gaussian and Laplace baselines: clip, put on a grid, add integer noise, send the integer.
 
 Values are truncated to a grid toward zero, which lengthens no vector, so the sensitivity is that of the
 clipping bound with nothing to add for rounding. What floats do is bounded in `functional.noise.grid_noise`
@@ -46,7 +46,9 @@ _CHUNK = 1 << 16
 
 
 class Clipping(Protocol):
-    """What is bounded before noise is added; two clipped updates are at most two bounds apart.
+    """Clipping before noise is added.
+
+    Two clipped updates are at most two bounds apart.
 
     Attributes:
         unit: What one bound is about.
@@ -61,7 +63,7 @@ class Clipping(Protocol):
         """Return what turns `(n, dim)` rows into bounds, same shape, and how many coordinates it clips."""
 
     def compositions(self, context: RoundContext) -> int:
-        """How often the noise's loss composes in one round."""
+        """Number of compositions of the noise's loss in one round."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ class WholeVector(Clipping):
         return torch.full_like(context.radius, self.clip_norm)
 
     def factors(self, rows: Tensor, context: RoundContext) -> tuple[Tensor, int]:
-        """One factor a row; a row that is too long shrinks in every coordinate."""
+        """One factor a row. A row that is too long shrinks in every coordinate."""
         factors, clipped = unit_ball_factors(rows, self.clip_norm, self.order)
         return factors[:, None].expand_as(rows), int(clipped.sum()) * rows.shape[1]
 
@@ -100,7 +102,7 @@ class PerCoordinate(Clipping):
         return context.radius
 
     def factors(self, rows: Tensor, context: RoundContext) -> tuple[Tensor, int]:
-        """The inverse radius of every coordinate; the range itself is enforced on the grid."""
+        """The inverse radius of every coordinate. The range itself is enforced on the grid."""
         factors = (1.0 / context.expand(context.radius).to(rows.device)).expand_as(rows)
         return factors, int(((rows * factors).abs() > 1.0).sum())
 
@@ -111,7 +113,7 @@ class PerCoordinate(Clipping):
 
 @dataclass(frozen=True)
 class AdditiveNoise(Mechanism):
-    """Base of the noise baselines; children say what is clipped and how much noise is added."""
+    """Base of the noise baselines. Children say what is clipped and how much noise is added."""
 
     homomorphic = True
     law: ClassVar[Literal["gaussian", "laplace"]]
@@ -127,7 +129,7 @@ class AdditiveNoise(Mechanism):
     @property
     @abstractmethod
     def clipping(self) -> Clipping:
-        """What is clipped."""
+        """The clipping rule."""
 
     @property
     def noise(self) -> GridNoise:
@@ -135,7 +137,7 @@ class AdditiveNoise(Mechanism):
         return GridNoise(self.law, 2.0 * self.multiplier)
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`; symbols are int16 or int32."""
+        """See `Mechanism.encode`. Symbols are int16 or int32."""
         rows = update.detach().reshape(len(rand.clients), context.dim)
         rows = rows.double() - context.expand(context.center).to(rows.device)
         factors, clipped = self.clipping.factors(rows, context)

@@ -1,4 +1,4 @@
-"""How much noise a budget over a whole run asks for, by Opacus's accountants.
+"""Noise calibrated to a budget over a whole run, by Opacus's accountants.
 
 One client takes part in every round with its whole update, so there is no sampling to amplify anything
 (rate 1). The Gaussian goes straight through Opacus. Opacus 1.6 has no Laplace mechanism: its Renyi

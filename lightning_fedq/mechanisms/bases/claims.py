@@ -1,4 +1,4 @@
-"""What one-bit mechanisms promise, view by view, from the integers that they compare.
+"""Privacy claims of one-bit mechanisms, view by view, from the integers that they compare.
 
 One function per way in which the clients' words hang together: not at all (LDP-FL), in pairs through
 d shared bits (CorBin), or in any other way (groups), where only what holds for every coupling is claimed.
@@ -108,7 +108,7 @@ def independent_claims(coin: CoinThresholds, context: RoundContext) -> tuple[Pri
 def paired_claims(
     coin: CoinThresholds, shared_bits: int | None, context: RoundContext
 ) -> tuple[PrivacyClaim, ...]:
-    """Claims of pairs whose words have complementary first `shared_bits` bits; clients alone are independent.
+    """Claims of pairs whose words have complementary first `shared_bits` bits. Clients alone are independent.
 
     With one or more shared bits, a server that sees both messages of a pair meets outcomes that only one of
     two inputs can produce: its pure epsilon is infinite, and the mass of those outcomes is in the pmfs.

@@ -1,4 +1,4 @@
-"""What CPA promises: randomised response on every bit of a message, whatever the adversary knows beside it.
+"""Privacy claims of CPA: randomised response on every bit, whatever the adversary knows beside it.
 
 The paper states epsilon for a round; it holds for a bit, and the bits of a message are functions of the same
 update, so they compose. Which blocks a message holds is drawn from public randomness, never from the update:

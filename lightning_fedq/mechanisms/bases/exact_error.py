@@ -1,4 +1,4 @@
-"""What mechanisms with an exact error law share: clip, quantise with a dither, decode, and who sees what.
+"""Base of mechanisms with an exact error law: clip, quantise with a dither, decode, and who sees what.
 
 Every client has, for every coordinate, a dither U, a step w and an offset, drawn from streams that it shares
 with the server; it sends M = floor(x / w + U + 1/2) and the server decodes (M - U) w + offset. The mean over
@@ -126,10 +126,10 @@ class ExactError(Mechanism):
 
     @abstractmethod
     def quantizers(self, context: RoundContext, rand: PublicRandomness) -> Callable[[int], Quantizer]:
-        """Return what makes the quantiser of a client; what all clients have in common is made once, here."""
+        """Return what makes the quantiser of a client. What all clients have in common is made once, here."""
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`; symbols are int32 or int64. Computed on the CPU."""
+        """See `Mechanism.encode`. Symbols are int32 or int64. Computed on the CPU."""
         rows = update.detach().reshape(len(rand.clients), context.dim).cpu()
         rows = rows if rows.dtype == torch.float64 else rows.float()
         factors, shortened = unit_ball_factors(rows, self.clip_norm, 2)
@@ -159,7 +159,7 @@ class ExactError(Mechanism):
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
-        """See `Mechanism.decode`; float64, not on the `grid` yet."""
+        """See `Mechanism.decode`. Float64, not on the `grid` yet."""
         total = np.zeros(context.dim)
         self._add_decoded(symbols.detach().cpu(), clients, context, rand, total)
         return torch.from_numpy(total * self.clip_norm).to(symbols.device)
@@ -205,7 +205,7 @@ class ExactError(Mechanism):
         return torch.full_like(context.radius, std * std * (1.0 + 2.0 ** (-2 * GRID_BITS) / 12.0))
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`, and once with a client that drops out; codes only cost time."""
+        """See `Mechanism.audit_cases`, and once with a client that drops out. Codes only cost time."""
         plain = replace(
             self,
             noise_multiplier=self.multiplier,

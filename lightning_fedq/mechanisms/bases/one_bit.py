@@ -1,4 +1,4 @@
-"""What every one-bit mechanism shares: compare a word with a threshold, send the bit, sum the bits.
+"""Base of the one-bit mechanisms: compare a word with a threshold, send the bit, sum the bits.
 
 The mechanisms differ in one thing only, the words: who draws them and how the words of two clients
 hang together. Each word alone is exactly uniform, so each bit alone is exactly the same
@@ -40,17 +40,17 @@ _BLOCK = 1 << 15
 
 
 class Coupling(Protocol):
-    """How the words of a group hang together: shared words, drawn once, meet every member's private ones."""
+    """Correlation of a group's words: shared words, drawn once, meet every member's private ones."""
 
     def draw(self, count: int) -> NDArray[Any]:
         """Return what the group shares for its next `count` coordinates."""
 
     def apply(self, words: NDArray[np.uint32], shared: NDArray[Any], rank: int) -> None:
-        """Turn one member's private words into its coupled ones, in place; each stays exactly uniform."""
+        """Turn one member's private words into its coupled ones, in place. Each stays exactly uniform."""
 
 
 class ComplementaryBits(Coupling):
-    """High bits shared by a pair, complemented for the second member; low bits private.
+    """High bits shared by a pair, complemented for the second member. Low bits private.
 
     A coordinate takes the fewest whole bytes of the shared stream that hold its bits.
 
@@ -124,7 +124,7 @@ def _batches(
 
 @dataclass(frozen=True)
 class OneBitMechanism(Mechanism):
-    """Base of the one-bit family; as it stands, every client's words are its own.
+    """Base of the one-bit family. As it stands, every client's words are its own.
 
     Args:
         epsilon: Local budget of one bit, i.e. of one coordinate of one client in one round, > 0, in nats.
@@ -151,7 +151,7 @@ class OneBitMechanism(Mechanism):
         return None
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`; symbols are uint8 bits."""
+        """See `Mechanism.encode`. Symbols are uint8 bits."""
         rows = update.detach().reshape(len(rand.clients), context.dim).float()
         encode = self._encode_on_cpu if rows.device.type == "cpu" else self._encode_on_device
         bits, clipped = encode(rows, context, rand)

@@ -1,4 +1,4 @@
-"""What a server checks before it decodes: the length of what came, and whether the code can give it."""
+"""Server-side checks of messages before decoding: their length, and whether the code can give them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What SIGM and CSGM share: clients send some coordinates only, and the mean has Gaussian noise all the same.
+"""Base of SIGM and CSGM: clients send some coordinates only, and the mean has Gaussian noise all the same.
 
 Coordinate j of client i is selected with probability gamma, by a stream that the members of the federation
 know; n_j clients send it. Inputs are bounded in every coordinate. Where nobody was selected there is Gaussian
@@ -72,7 +72,7 @@ class SubsampledMechanism(Mechanism):
         return replace(self, noise_multiplier=1.0 / level)
 
     def selected(self, client: int, context: RoundContext, rand: PublicRandomness) -> Mask:
-        """Which coordinates a client sends; probability floor(gamma 2^32) / 2^32 each."""
+        """Which coordinates a client sends. Probability floor(gamma 2^32) / 2^32 each."""
         threshold = math.floor(self.sampling_probability * 2.0**32)
         if threshold == 2**32:
             return np.ones(context.dim, np.bool_)
@@ -80,7 +80,10 @@ class SubsampledMechanism(Mechanism):
         return mask
 
     def counts(self, context: RoundContext, rand: PublicRandomness) -> NDArray[np.int32]:
-        """How many clients of the cohort send each coordinate; every party computes this, O(n dim) words."""
+        """Number of clients of the cohort that send each coordinate.
+
+        Every party computes this, O(n dim) words.
+        """
         total = np.zeros(context.dim, np.int32)
         for client in context.cohort:
             total += self.selected(client, context, rand)
@@ -98,7 +101,7 @@ class SubsampledMechanism(Mechanism):
         return release_grid(self.clip_value * self.noise_multiplier / self.sampling_probability, GRID_BITS)
 
     def law_error(self, context: RoundContext) -> LawError:
-        """How far the released sum's law is from the exact one, a coordinate, whoever was selected.
+        """Distance of the released sum's law from the exact one, a coordinate, whoever was selected.
 
         At most n clients send it; each may be as large in every coordinate.
         """
