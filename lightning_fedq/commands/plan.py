@@ -117,10 +117,11 @@ def _sizes(config: str) -> tuple[dict[str, int], float]:
     from lightning_fedq.callbacks.lookup import federated_of
     from lightning_fedq.commands.configs import find
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here
+    from lightning_fedq.federation.local_model import num_coordinates
 
     cli = FedqCLI(["--config", str(find(config))], run=False)
     federated = federated_of(cli.trainer, "fedq plan")
-    params = sum(p.numel() for p in cli.model.parameters() if p.requires_grad)
+    params = num_coordinates(cli.model, federated.buffers)
     clip = parse_call(repr(federated.mechanism))[1].get("clip_norm", 1.0)
     sizes = {"clients": federated.planner.cohort_size, "params": params}
     if (rounds := cli.trainer.max_epochs) is not None and rounds > 0:

@@ -24,6 +24,7 @@ from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.core import Mechanism, RoundContext
 from lightning_fedq.federation.journal import find_journal
 from lightning_fedq.federation.liars import liars_of
+from lightning_fedq.federation.local_model import num_coordinates
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.page import markdown
@@ -75,8 +76,7 @@ def report_of_config(
     limit = cli.trainer.max_epochs if rounds is None else rounds
     if limit is None or limit < 0:
         raise ValueError(f"{config} has no trainer.max_epochs; say how many --rounds")
-    dim = sum(p.numel() for p in cli.model.parameters() if p.requires_grad)
-    dim = dim if params is None else params
+    dim = num_coordinates(cli.model, federated.buffers) if params is None else params
     return _report(
         federated.calibrated(dim, limit, liars_of(cli.trainer, federated.planner)),
         federated.planner,

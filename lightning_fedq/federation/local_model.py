@@ -21,7 +21,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.federation.changing_buffers import Rehearsed, counters_of, layers_with_statistics
+from lightning_fedq.federation.changing_buffers import (
+    Rehearsed,
+    counters_of,
+    layers_with_statistics,
+    updated_statistics,
+)
 from lightning_fedq.functional.flatten import flatten, unflatten
 
 BufferMode = Literal["share", "local", "frozen"]
@@ -36,6 +41,18 @@ def check_buffer_mode(mode: str) -> None:
     if mode not in get_args(BufferMode):
         known = " or ".join(map(repr, get_args(BufferMode)))
         raise ValueError(f"buffers must be {known}, got {mode!r}")
+
+
+def num_coordinates(module: nn.Module, mode: BufferMode) -> int:
+    """Length of the vector that clients will send, of a module that has not begun to train.
+
+    Parameters that train and, where buffers are shared, the running statistics of layers in training mode;
+    what only a rehearsal finds is not counted.
+    """
+    sizes = dict(module.named_buffers())
+    statistics = updated_statistics(module) if mode == "share" else ()
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    return trained + sum(sizes[name].numel() for name in statistics)
 
 
 class Members(NamedTuple):

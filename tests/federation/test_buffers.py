@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedq.callbacks import Federated, RunFolder
+from lightning_fedq.federation.local_model import num_coordinates
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from tests.callbacks.silent import Silent
 from tests.digits_run import Classifier, Digits, digits, make_trainer
@@ -34,6 +35,17 @@ def fit(fed: Federated, module: Any = None, rounds: int = 3, **trainer: Any) -> 
     module = module or normed()
     make_trainer(fed, max_epochs=rounds, **trainer).fit(module, datamodule=Digits(80, BATCH))
     return module  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize(("mode", "length"), [("share", 642), ("local", 626), ("frozen", 610)])
+def test_the_length_of_the_vector_is_known_beforehand(mode: str, length: int) -> None:
+    """`fedq privacy` and `fedq plan` speak of a run that has not begun."""
+    module, fed = normed(), federated(mode)
+    if mode == "frozen":
+        module.backbone[1].requires_grad_(False)
+    assert num_coordinates(module, mode) == length
+    fit(fed, module, rounds=1)
+    assert fed.engine is not None and len(fed.engine.weights) == length
 
 
 def by_hand(fed: Federated, mode: str, rounds: int, momentum: float | None = 0.1) -> OrderedDict[str, Tensor]:
