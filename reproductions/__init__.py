@@ -19,6 +19,7 @@ EXPERIMENTS = {
     "exact-law": "exact.law",
     "exact-smoothing": "exact.smoothing",
     "exact-mnist": "exact.mnist",
+    "useful-privacy": "useful.privacy",
     "cpa-beyond": "cpa.beyond",
     "cpa-fig6": "cpa.fig6",
     "cpa-fig7": "cpa.fig7",

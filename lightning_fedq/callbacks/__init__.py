@@ -10,6 +10,7 @@ from lightning_fedq.callbacks.privacy import PrivacyBudget
 from lightning_fedq.callbacks.progress import RoundProgressBar
 from lightning_fedq.callbacks.reload_best import ReloadBest
 from lightning_fedq.callbacks.run_folder import RunFolder
+from lightning_fedq.callbacks.tail_averaging import TailAveraging
 from lightning_fedq.callbacks.wandb_rounds import WandbRounds
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "ReloadBest",
     "RoundProgressBar",
     "RunFolder",
+    "TailAveraging",
     "WandbRounds",
 ]

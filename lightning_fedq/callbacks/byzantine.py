@@ -87,7 +87,7 @@ class ByzantineClients(pl.Callback):
         stream = PublicRandomness(SeededKeys(self.seed), 0).public("liars")
         self.liars = frozenset(stream.choice(federated.num_clients, number))
         self._mechanism = federated.mechanism
-        context = engine.context(engine.planner.plan(engine.round, engine.mechanism))
+        context = engine.context(engine.coming_plan())
         self._check_mechanism(context)
         self._lever = lever_of(self._mechanism, context)
         if isinstance(engine.aggregator, RobustAggregation):

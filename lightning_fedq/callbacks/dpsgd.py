@@ -279,7 +279,9 @@ class DPSGD(pl.Callback):
             return {0: 1}
         engine = self._federated.engine
         assert engine is not None
-        plan = engine.planner.plan(engine.round, engine.mechanism)
+        if engine.round == engine.planner.num_rounds:
+            return {}
+        plan = engine.coming_plan()
         return {client: self._batches.steps[client] for client in plan.survivors}
 
     @property

@@ -43,6 +43,7 @@ from lightning_fedq.data.partition import IID, Partition
 from lightning_fedq.federation.averaging import RoundAverages, check_averaging
 from lightning_fedq.federation.changing_buffers import Rehearsed, rehearse_buffers, updated_statistics
 from lightning_fedq.federation.checks import (
+    check_cohorts_last,
     check_limit,
     check_loader_is_ours,
     check_numbers,
@@ -76,6 +77,7 @@ from lightning_fedq.randomness import AgreedKeys, Keys, SeededKeys
 from lightning_fedq.ranges import AdaptiveRange, PreviousMinMax, RangeRule
 from lightning_fedq.rounds import (
     OptimizerFactory,
+    Participation,
     RoundEngine,
     RoundPlan,
     RoundPlanner,
@@ -95,6 +97,9 @@ class Federated(pl.Callback):
         mechanism: Turns updates into messages, e.g. `CorBin(epsilon=5.0)`.
         num_clients: Size of the population, >= 1.
         clients_per_round: Cohort of a round, drawn without replacement; None is everybody.
+        participation: "random" draws every cohort anew from all clients; "once" deals the clients out into
+            disjoint public cohorts, so that each is asked in one round at most and can spend its whole budget
+            there (parallel composition).
         dropout_probability: Chance in [0, 1) that a client of the cohort does not answer.
         partition: Who holds which samples; a `FederatedDataModule` may say otherwise.
         labels: By which a partition deals out, where they are not in the usual places: the index or key of
@@ -154,6 +159,7 @@ class Federated(pl.Callback):
         num_clients: int,
         *,
         clients_per_round: int | None = None,
+        participation: Participation = "random",
         dropout_probability: float = 0.0,
         partition: Partition = IID(),  # noqa: B008 (frozen)
         labels: Labels = None,
@@ -186,7 +192,9 @@ class Federated(pl.Callback):
         self.server_optimizer, self.weighting, self.seed = server_optimizer, weighting, seed
         self.aggregator, self.secure_aggregation = aggregator, secure_aggregation
         self.diagnostics, self.client_metrics, self.buffers = diagnostics, client_metrics, buffers
-        self.planner = RoundPlanner(num_clients, plan_seed, clients_per_round, dropout_probability)
+        self.planner = RoundPlanner(
+            num_clients, plan_seed, clients_per_round, dropout_probability, participation
+        )
         self.planner.plan(0, mechanism)  # refuse a cohort that the mechanism can't serve at once
         mechanism.protection_groups(num_clients)  # and a population
         size, secure = self.planner.cohort_size, secure_aggregation is not None
@@ -253,9 +261,13 @@ class Federated(pl.Callback):
         self._meet_target(trainer)
         self._identity = self._federation()
         self._make_engine()
+        done = 0 if self._loaded is not None else self._engine.round - trainer.current_epoch
+        check_cohorts_last(self.planner, done + (trainer.max_epochs or 0))
         keep_journal(trainer, self._engine.ledger, self.seed is not None)
         if self._target is not None:
             self._hold_to_target(trainer)
+            if self.seed is None:
+                self._target.skip_what_is_spent(self._engine)
         self._choose_stack(trainer)
         clock = self._clock = self._start_clock(trainer, optimizers)
         self._loaded = None
@@ -556,7 +568,7 @@ class Federated(pl.Callback):
 
     def _coming_steps(self) -> int:
         """Batches of the round to come. Before there is one, of the longest client: a user's own loader."""
-        if self._training is None:
+        if self._training is None or self._engine.round == self.planner.num_rounds:
             return self._schedule.longest
         engine = self._engine
         size, most = self.clients_per_step_chosen, self._most_batches()
@@ -643,7 +655,9 @@ class Federated(pl.Callback):
         self._abandon_round()
         assert self._training is not None
         self._training.end_round()
-        if self._target is not None:
+        if self._engine.round == self.planner.num_rounds:
+            trainer.should_stop = True  # every cohort has had its round
+        elif self._target is not None:
             self._target.end_round(self._engine, trainer)
 
     def _abandon_round(self) -> None:
@@ -658,6 +672,7 @@ class Federated(pl.Callback):
             "mechanism": repr(self.mechanism),
             "num_clients": str(self.num_clients),
             "clients_per_round": str(self.planner.cohort_size),
+            "participation": self.planner.participation,
             "dropout_probability": str(self.planner.dropout_probability),
             "weighting": self.weighting,
             "aggregator": repr(self.aggregator),

@@ -114,8 +114,7 @@ class PrivacyBudget(pl.Callback):
         if self.unit is None:
             engine = federated.engine
             assert engine is not None
-            plan = engine.planner.plan(engine.round, engine.mechanism)
-            claims = engine.mechanism.claims(engine.context(plan))
+            claims = engine.mechanism.claims(engine.context(engine.coming_plan()))
             if not all(isinstance(claim.loss, NonPrivate) for claim in claims):
                 raise ValueError(
                     "the mechanism protects clients and DPSGD protects samples; say which of the two the "
@@ -140,7 +139,7 @@ class PrivacyBudget(pl.Callback):
         drops = engine.planner.dropout_probability
         horizon = max_epochs if max_epochs is not None and max_epochs > 0 else 1000
         setting = Setting(
-            engine.charged_context(engine.planner.plan(engine.round, engine.mechanism)),
+            engine.charged_context(engine.coming_plan()),
             horizon,
             self.delta,
             dropout_probability=drops,
@@ -261,6 +260,8 @@ def _epsilon_of(setting: Setting, claim: PrivacyClaim, rounds: int) -> float:
 
 def _blocked(engine: RoundEngine, limits: torch.Tensor) -> str:
     """Who of the next cohort can't afford the round, or can't afford any at all, in words. "" for nobody."""
+    if engine.round == engine.planner.num_rounds:
+        return "every client has taken part once"
     cohort = sorted(engine.planner.plan(engine.round, engine.mechanism).cohort)
     never = torch.nonzero(limits == 0).flatten().tolist()
     client = next((c for c in (*never, *cohort) if engine.ledger.charges[c] >= limits[c]), None)

@@ -95,7 +95,9 @@ class KeptTarget:
             plain_sum=federated.plain_sum,
             num_liars=num_liars,
         )
-        charges = planned_charges(rounds, planner.cohort_size, planner.num_clients) if over_run else 1
+        charges = 1
+        if over_run and planner.participation == "random":
+            charges = planned_charges(rounds, planner.cohort_size, planner.num_clients)
         return calibrate(self.target, self.asked, setting, charges)
 
     def begin(
@@ -166,7 +168,7 @@ class KeptTarget:
             ValueError: If a round by itself is beyond it.
         """
         assert self.found is not None
-        context = engine.charged_context(engine.planner.plan(engine.round, engine.mechanism))
+        context = engine.charged_context(engine.coming_plan())
         setting = target_setting(
             self.target,
             context,
@@ -189,13 +191,31 @@ class KeptTarget:
             most = min(most, self.found.rounds)
         engine.ledger.limits = torch.full((engine.planner.num_clients,), most, dtype=torch.int32)
 
+    def skip_what_is_spent(self, engine: RoundEngine) -> None:
+        """Where clients take part once, a round that was sent and then lost is not repeated.
+
+        The next cohort's budget is its own, so the training goes on with it.
+        """
+        last = engine.planner.num_rounds
+        while last is not None and engine.round < last and self._is_spent(engine):
+            rank_zero_warn(
+                f"round {engine.round + 1} was sent and lost, and its clients have spent their budget; the "
+                "training goes on with the next cohort, without what they sent"
+            )
+            engine.skip()
+
+    @staticmethod
+    def _is_spent(engine: RoundEngine) -> bool:
+        """Does someone in the next cohort have no charge left?"""
+        ledger, cohort = engine.ledger, sorted(engine.planner.plan(engine.round, engine.mechanism).cohort)
+        return ledger.limits is not None and bool((ledger.charges[cohort] >= ledger.limits[cohort]).any())
+
     def end_round(self, engine: RoundEngine, trainer: pl.Trainer) -> None:
         """End the training where the next cohort can't be charged."""
         ledger, last = engine.ledger, trainer.max_epochs
         if ledger.limits is None or (last is not None and trainer.current_epoch + 1 >= last > 0):
             return
-        cohort = sorted(engine.planner.plan(engine.round, engine.mechanism).cohort)
-        if bool((ledger.charges[cohort] >= ledger.limits[cohort]).any()):
+        if self._is_spent(engine):
             rank_zero_info(f"{self.target} is reached: no further round is paid for, the training ends")
             trainer.should_stop = True
 

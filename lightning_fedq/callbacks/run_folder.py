@@ -193,6 +193,7 @@ class RunFolder(pl.Callback):
             max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
             num_liars=num_liars,
             fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
+            disjoint_cohorts=planner.participation == "once",
         )
 
     def _summarize(self, engine: RoundEngine, privacy: PrivacyReport, num_buffers: int) -> dict[str, Any]:

@@ -107,6 +107,7 @@ def report_of_checkpoint(path: Path, rounds: int | None, delta: float, secagg: b
         0,
         int(federation["clients_per_round"]),
         float(federation["dropout_probability"]),
+        "once" if federation.get("participation") == "once" else "random",
     )
     protocol = federation["secure_aggregation"]
     ledger = None
@@ -219,6 +220,7 @@ def _report(
         protocol=ASSUMED if protocol is None else protocol.statement,
         max_corrupt=(protocol and protocol.max_corrupt) or 0.0,
         fewest_survivors=None if protocol is None else protocol.fewest_survivors(planner.cohort_size),
+        disjoint_cohorts=planner.participation == "once",
         **setup,
     )
 

@@ -14,6 +14,7 @@ from lightning_fedq.aggregation import Weighting
 from lightning_fedq.data.batches import LocalWork, pass_sizes
 from lightning_fedq.federation.handed_loader import handed_loader
 from lightning_fedq.federation.undo import Undo
+from lightning_fedq.rounds import RoundPlanner
 
 _NAMED = 10
 """Clients that an error names."""
@@ -41,6 +42,26 @@ def check_numbers(
     if weighting not in get_args(Weighting):
         known = " or ".join(map(repr, get_args(Weighting)))
         raise ValueError(f"weighting must be {known}, got {weighting!r}")
+
+
+def check_cohorts_last(planner: RoundPlanner, rounds: int) -> None:
+    """Refuse more rounds than there are disjoint cohorts.
+
+    Args:
+        planner: Of the federation.
+        rounds: How many there will be when the fit ends, earlier ones of the same server included.
+
+    Raises:
+        ValueError: With the cohort size that would do.
+    """
+    if planner.num_rounds is None or rounds <= planner.num_rounds:
+        return
+    size = planner.num_clients // rounds
+    cure = f"clients_per_round={size} or fewer" if size else "fewer rounds"
+    raise ValueError(
+        f"participation='once' asks every client once at most: {rounds} rounds of {planner.cohort_size} "
+        f"clients need {rounds * planner.cohort_size}, there are {planner.num_clients}; use {cure}"
+    )
 
 
 def check_setup(trainer: Any, module: pl.LightningModule) -> None:

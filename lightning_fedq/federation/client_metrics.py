@@ -204,7 +204,7 @@ def choose(
     samples = any(
         isinstance(callback, ProtectsSamples) and callback.protects_samples for callback in callbacks
     )
-    context = engine.context(engine.planner.plan(engine.round, engine.mechanism))
+    context = engine.context(engine.coming_plan())
     clients = not isinstance(engine.keys, SeededKeys) and claims_something(engine.mechanism, context)
     if not (samples or clients):
         return "shared"

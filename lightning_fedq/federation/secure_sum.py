@@ -48,6 +48,6 @@ def check_modulus(secagg: SecAgg, engine: RoundEngine) -> None:
         TypeError: If no bound on the mechanism's symbols is known.
         ValueError: If the explicit modulus is too small.
     """
-    context = engine.context(engine.planner.plan(engine.round, engine.mechanism))
+    context = engine.context(engine.coming_plan())
     rand = PublicRandomness(engine.keys, context.round, context.attempt)
     secagg.layout(engine.mechanism, context, rand)

@@ -174,6 +174,7 @@ def privacy_report(
     fewest_survivors: int | None = None,
     validation_choices: bool = True,
     charges: Sequence[int] | Tensor | None = None,
+    disjoint_cohorts: bool = False,
 ) -> PrivacyReport:
     """State what `rounds` rounds like the one of `context` give away, adversary by adversary.
 
@@ -198,6 +199,7 @@ def privacy_report(
         validation_choices: Whether anything was picked on validation scores (smoothing, a checkpoint).
         charges: Of a finished run, how many rounds each client was charged for, `(num_clients,)`; None for a
             run to come, whose rows average over who will be drawn.
+        disjoint_cohorts: Whether every client is asked in one round at most, with no lottery about it.
 
     Raises:
         ValueError: If delta is missing or out of range, or a number makes no sense.
@@ -207,11 +209,13 @@ def privacy_report(
     checked = check_delta(delta, total, "clients")
     if total < size:
         raise ValueError(f"num_clients >= the cohort is needed, got {total} for a cohort of {size}")
+    drawn = 1.0 if disjoint_cohorts else size / total
+    to_come = min(rounds, 1) if disjoint_cohorts else rounds
     setting = Setting(
         context,
-        rounds if charges is None else int(max(charges, default=0)),
+        to_come if charges is None else int(max(charges, default=0)),
         checked,
-        size / total * (1.0 - dropout_probability) if charges is None else 1.0,
+        drawn * (1.0 - dropout_probability) if charges is None else 1.0,
         dropout_probability,
         secure_aggregation,
         equal_weights,
@@ -237,7 +241,7 @@ def privacy_report(
         protocol if secure_aggregation else "",
         shown,
         () if secure_keys else rows,
-        _notes(setting, validation_choices, population),
+        _notes(setting, validation_choices, population, disjoint_cohorts),
         _figures(mechanism),
         charged=population.histogram(),
     )
@@ -251,7 +255,9 @@ def _figures(mechanism: Mechanism) -> tuple[tuple[str, str], ...]:
     return ((name, str(mechanism.anonymity_set_size)),)
 
 
-def _notes(setting: Setting, validation_choices: bool, population: Population) -> tuple[str, ...]:
+def _notes(
+    setting: Setting, validation_choices: bool, population: Population, disjoint_cohorts: bool
+) -> tuple[str, ...]:
     notes = [
         "An epsilon bounds what an adversary learns about all updates of one client in the run: whatever set "
         "of outcomes it looks for, its chance under one of the two worlds that are compared is at most "
@@ -266,12 +272,17 @@ def _notes(setting: Setting, validation_choices: bool, population: Population) -
             "Clients have epsilons of their own: every row is that of the client with the least protection "
             f"(of {population.num_groups} kinds), whether a cohort held it or not."
         )
+    if disjoint_cohorts:
+        notes.append(
+            "Cohorts are disjoint and public: a client is asked in one round at most, so one round's epsilon "
+            "is that of its whole run (parallel composition)."
+        )
     if population.finished:
         notes.append(
             "Every row is that of the most charged client: who was drawn how often is taken as known, "
             "repeated attempts count as often as they were made, and there is no amplification by sampling."
         )
-    elif setting.participation < 1.0:
+    elif setting.participation < 1.0 and not disjoint_cohorts:
         notes.append(
             f"A client takes part in a round with chance {setting.participation:.4g}, whatever its data. "
             "This is a run to come, and its epsilon averages over the lottery that draws the cohorts: who is "

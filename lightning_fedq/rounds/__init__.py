@@ -22,7 +22,7 @@ from lightning_fedq.rounds.parts import (
     UpdateTransform,
     check_aggregation,
 )
-from lightning_fedq.rounds.plan import RoundPlan, RoundPlanner, round_half_up
+from lightning_fedq.rounds.plan import Participation, RoundPlan, RoundPlanner, round_half_up
 from lightning_fedq.rounds.record import RoundRecord, metric_name
 from lightning_fedq.rounds.server import RoundServer
 
@@ -33,6 +33,7 @@ __all__ = [
     "LateMessageError",
     "MalformedMessageError",
     "OptimizerFactory",
+    "Participation",
     "RefusedMessageError",
     "RepeatedMessageError",
     "RoundClient",

@@ -1,6 +1,7 @@
 """Who takes part in a round: a pure function of (seed, round).
 
-A loader, a callback and a resumed run agree on it without talking.
+A loader, a callback and a resumed run agree on it without talking. Cohorts follow from public randomness,
+never from data.
 """
 
 from __future__ import annotations
@@ -8,9 +9,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, get_args
 
 from lightning_fedq.core import Mechanism
 from lightning_fedq.randomness import PublicRandomness, SeededKeys
+
+Participation = Literal["random", "once"]
+"""How cohorts come about: each drawn anew from all clients, or all disjoint."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +63,18 @@ class RoundPlanner:
         seed: Seed of cohorts, groups, dropouts and data order, >= 0.
         clients_per_round: Cohort size, drawn without replacement; None is everybody.
         dropout_probability: Chance in [0, 1) that a client of the cohort does not answer.
+        participation: "random" draws every cohort anew; "once" deals the clients out into disjoint cohorts,
+            so that nobody is asked twice.
+
+    Raises:
+        ValueError: If a setting is out of its range.
     """
 
     num_clients: int
     seed: int
     clients_per_round: int | None = None
     dropout_probability: float = 0.0
+    participation: Participation = "random"
 
     def __post_init__(self) -> None:
         if self.num_clients < 1:
@@ -75,20 +86,39 @@ class RoundPlanner:
             )
         if not 0.0 <= self.dropout_probability < 1.0:
             raise ValueError(f"dropout_probability must be in [0, 1), got {self.dropout_probability}")
+        if self.participation not in get_args(Participation):
+            raise ValueError(f"participation must be 'random' or 'once', got {self.participation!r}")
 
     @property
     def cohort_size(self) -> int:
         """Clients per round."""
         return self.clients_per_round or self.num_clients
 
+    @property
+    def num_rounds(self) -> int | None:
+        """Disjoint cohorts that there are; None where every round draws its own."""
+        return self.num_clients // self.cohort_size if self.participation == "once" else None
+
+    def _cohort(self, round: int) -> list[int]:
+        size, last = self.cohort_size, self.num_rounds
+        if last is None:
+            rand = PublicRandomness(SeededKeys(self.seed), round)
+            return rand.public("cohort").choice(self.num_clients, size)
+        if round >= last:
+            raise ValueError(
+                f"{self.num_clients} clients that take part once make {last} cohorts of {size}, and round "
+                f"{round + 1} needs one more; take smaller cohorts or participation='random'"
+            )
+        dealt = PublicRandomness(SeededKeys(self.seed), 0).public("disjoint cohorts")
+        return dealt.permutation(self.num_clients)[round * size : (round + 1) * size]
+
     def plan(self, round: int, mechanism: Mechanism) -> RoundPlan:
         """Return the plan of one round.
 
         Raises:
-            ValueError: If the mechanism can't serve a cohort of this size.
+            ValueError: If the mechanism can't serve a cohort of this size, or every cohort has had its round.
         """
-        rand = PublicRandomness(SeededKeys(self.seed), round)
-        order = rand.public("cohort").choice(self.num_clients, self.cohort_size)
+        rand, order = PublicRandomness(SeededKeys(self.seed), round), self._cohort(round)
         start, groups = 0, []
         for size in mechanism.group_sizes(len(order)):
             groups.append(tuple(order[start : start + size]))

@@ -114,6 +114,11 @@ class RoundServer:
 
     # ---- one round --------------------------------------------------------------------------------
 
+    def coming_plan(self) -> RoundPlan:
+        """The plan of the round to come; where every disjoint cohort has had its own, of the last one."""
+        last = self.planner.num_rounds
+        return self.planner.plan(self.round if last is None else min(self.round, last - 1), self.mechanism)
+
     def context(self, plan: RoundPlan) -> RoundContext:
         """Public facts of the round of `plan`."""
         return RoundContext(
@@ -283,6 +288,16 @@ class RoundServer:
         """Give up an open round: its streams are never used again, the next start is a new attempt."""
         if self.plan is not None:
             self.attempt, self.plan = self.attempt + 1, None
+
+    def skip(self) -> None:
+        """Leave a round out that was sent before it was lost and that its cohort can't pay for twice.
+
+        Raises:
+            RuntimeError: If a round is open.
+        """
+        if self.plan is not None:
+            raise RuntimeError("a round is open; finish or abandon it first")
+        self.round, self.attempt = self.round + 1, 0
 
     def _open_plan(self) -> RoundPlan:
         if self.plan is None:

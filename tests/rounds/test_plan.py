@@ -49,8 +49,32 @@ def test_stream_seeds_differ_by_purpose_round_and_client():
         ((0, 0), "num_clients must be >= 1, got 0"),
         ((3, 0, 4), "clients_per_round must be in \\[1, num_clients = 3\\], got 4"),
         ((3, 0, None, 1.0), "dropout_probability must be in \\[0, 1\\), got 1.0"),
+        ((3, 0, None, 0.0, "twice"), "participation must be 'random' or 'once', got 'twice'"),
     ],
 )
 def test_senseless_planners_are_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         RoundPlanner(*arguments)
+
+
+def test_disjoint_cohorts_ask_everybody_once():
+    planner, again = (RoundPlanner(23, 7, 5, participation="once") for _ in range(2))
+    assert planner.num_rounds == 4 and RoundPlanner(23, 7, 5).num_rounds is None
+    plans = [planner.plan(round, CorBin(1.0)) for round in range(4)]
+    assert plans == [again.plan(round, CorBin(1.0)) for round in range(4)]
+    asked = [client for plan in plans for client in plan.cohort]
+    assert len(asked) == len(set(asked)) == 20
+    assert RoundPlanner(23, 8, 5, participation="once").plan(0, CorBin(1.0)).cohort != plans[0].cohort
+    with pytest.raises(ValueError, match=r"take part once make 4 cohorts of 5, and round 5 needs one more"):
+        planner.plan(4, CorBin(1.0))
+
+
+def test_every_client_is_dealt_into_every_disjoint_cohort_equally_often():
+    """3,000 deals of 6 clients into 3 cohorts: each in a third of the times, within 5 standard errors."""
+    deals = [RoundPlanner(6, seed, 2, participation="once") for seed in range(3000)]
+    for round in range(3):
+        counts = [0] * 6
+        for planner in deals:
+            for client in planner.plan(round, LDPQ(1.0)).cohort:
+                counts[client] += 1
+        assert all(abs(count / 3000 - 1 / 3) < 5 * math.sqrt(2 / 9 / 3000) for count in counts)

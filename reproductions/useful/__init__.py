@@ -1,0 +1,1 @@
+"""What a client-level epsilon costs in accuracy, adversary by adversary."""

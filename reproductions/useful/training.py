@@ -1,0 +1,191 @@
+"""One federation on MNIST that is calibrated to a privacy target by the road that a user takes.
+
+Pixels have mean 0 and standard deviation 1 by public constants. A client holds a few images and takes one
+step on all of them in a round. Beside the last model that of `TailAveraging` is tested, which costs no
+privacy; who reports one of them says how it was chosen (`Run.accuracy`: by validation).
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch import Tensor
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated, TailAveraging
+from lightning_fedq.core import Adversary, Mechanism
+from lightning_fedq.datasets import MNISTDataModule
+from lightning_fedq.functional.flatten import copy_into
+from lightning_fedq.models import Classifier
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.randomness import PublicRandomness
+from lightning_fedq.ranges import FixedRange
+from lightning_fedq.rounds import Participation
+from lightning_fedq.secagg import SecAgg
+from reproductions.cpa.data import Network, accuracy, network
+
+STACK = 250
+VAL_SAMPLES = 10_000
+MASKS = SecAgg(run="accounted", degree="auto", max_corrupt=0.02, max_dropout=0.02)
+"""The server may collude with 2% of the clients, and every claim counts that."""
+
+
+@lru_cache(maxsize=1)
+def _load(root: str, download: bool) -> tuple[Tensor, Tensor, int]:
+    return MNISTDataModule(root, download).load()
+
+
+class ClientMNIST(MNISTDataModule):
+    """As many images as the clients will hold; read from disk once a process."""
+
+    def load(self) -> tuple[Tensor, Tensor, int]:
+        """See `TensorDataModule.load`."""
+        return _load(str(self.root), self.download)
+
+
+@dataclass(frozen=True)
+class Federation:
+    """Who trains what, for how long.
+
+    Args:
+        root: Folder of the images.
+        download: Fetch what is missing.
+        kind: "linear" 784-10 (7,850 parameters) or "cnn2" (6,422).
+        num_clients: K.
+        samples: Images of each client.
+        rounds: T.
+    """
+
+    root: str
+    download: bool
+    kind: Network
+    num_clients: int
+    samples: int
+    rounds: int
+
+    @property
+    def dim(self) -> int:
+        """Parameters of the model."""
+        return sum(p.numel() for p in network(self.kind, 0).parameters())
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one run reached.
+
+    Args:
+        last: Validation and test accuracy of the last model.
+        averaged: Those of the mean of the models of the last half of the rounds.
+        epsilon: What a client spent, by the ledger's calibration; infinite without a target.
+        update_bits: Of one message, as it was sent, masks included, per parameter.
+        all_bits: Of everything that clients sent, the protocol's messages included, likewise.
+        mechanism: As it was calibrated.
+        cpu_seconds: Processor time.
+    """
+
+    last: tuple[float, float]
+    averaged: tuple[float, float]
+    epsilon: float
+    update_bits: float
+    all_bits: float
+    mechanism: str
+    cpu_seconds: float
+
+    @property
+    def accuracy(self) -> tuple[float, float]:
+        """Validation and test accuracy of the model that does better in validation."""
+        return max(self.last, self.averaged, key=lambda pair: pair[0])
+
+
+def train(
+    federation: Federation,
+    mechanism: Mechanism,
+    target: PrivacyTarget | None,
+    participation: Participation,
+    lr: float,
+    radius: float,
+    seed: int,
+) -> Run:
+    """Train one federation and test it.
+
+    Args:
+        federation: Who trains what.
+        mechanism: Its free parameter is set by the target.
+        target: None is a run without privacy.
+        participation: Everybody in every round, or each client once.
+        lr: Of the one local step.
+        radius: Range of mechanisms that clip coordinates.
+        seed: Of model, split, data order and coins; the claims are those of the same run with secure keys.
+    """
+    start = time.process_time()
+    gc.collect()  # a Trainer and its data are a cycle: a grid of runs would hold all their tensors
+    clients, rounds = federation.num_clients, federation.rounds
+    once = participation == "once"
+    masked = target is not None and target.adversary is Adversary.SECAGG_SERVER
+    cohort = clients // rounds if once else clients
+    data = ClientMNIST(
+        federation.root,
+        federation.download,
+        batch_size=federation.samples,
+        num_train=federation.samples * clients,
+        num_val=min(VAL_SAMPLES, 60_000 // 5),
+        seed=seed,
+    )
+    federated = Federated(
+        mechanism,
+        clients,
+        clients_per_round=cohort if once else None,
+        participation=participation,
+        local_steps=1,
+        clients_per_step=min(STACK, cohort),
+        ranges=FixedRange(radius),
+        secure_aggregation=MASKS if masked else None,
+        seed=seed,
+        diagnostics=False,
+        privacy=target,
+    )
+    model = Classifier(network(federation.kind, seed), lr)
+    trainer = pl.Trainer(
+        max_epochs=rounds,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+        callbacks=[federated, TailAveraging()],
+    )
+    trainer.fit(model, datamodule=data)
+
+    def tested() -> tuple[float, float]:
+        return accuracy(model, data.val_set.tensors), accuracy(model, data.test_set.tensors)
+
+    averaged, engine = tested(), federated.engine
+    assert engine is not None
+    copy_into(engine.weights, list(model.parameters()))
+    last = tested()
+    found = federated.calibration
+    sent = sum(record.uplink_bits for record in federated.records)
+    answers = sum(record.num_received for record in federated.records)
+    return Run(
+        last,
+        averaged,
+        float("inf") if found is None else found.epsilon,
+        _update_bits(federated) / engine.weights.numel(),
+        sent / answers / engine.weights.numel(),
+        repr(federated.mechanism),
+        time.process_time() - start,
+    )
+
+
+def _update_bits(federated: Federated) -> float:
+    """Bits of one client's update on the wire; behind masks of its masked form, else measured."""
+    engine, secagg = federated.engine, federated.secure_aggregation
+    assert engine is not None
+    if secagg is None:
+        return sum(r.uplink_bits for r in federated.records) / sum(r.num_received for r in federated.records)
+    context = engine.context(engine.planner.plan(0, engine.mechanism))
+    return 8.0 * secagg.layout(engine.mechanism, context, PublicRandomness(engine.keys, 0)).num_bytes

@@ -1,0 +1,197 @@
+"""Clients that take part once: the whole budget in one round, and never a second one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder
+from lightning_fedq.core import Adversary
+from lightning_fedq.mechanisms import LDPQ, GaussianNoise, RotatedAxes
+from lightning_fedq.privacy.report import privacy_report
+from lightning_fedq.privacy.target import PrivacyTarget
+from tests.callbacks.test_privacy_target import Line, loader, trained
+from tests.one_round import context_of
+
+SERVER = PrivacyTarget(4.0, 1e-3, "server")
+
+
+def federation(**settings: Any) -> Federated:
+    return Federated(
+        **{
+            "mechanism": RotatedAxes(1.0, 1.0),
+            "num_clients": 20,
+            "clients_per_round": 4,
+            "participation": "once",
+            "clients_per_step": 1,
+            "privacy": SERVER,
+            **settings,
+        }
+    )
+
+
+def test_the_whole_budget_goes_into_one_round() -> None:
+    federated = federation()
+    trained(federated, rounds=5)
+    assert federated.calibration is not None and federated.calibration.charges == 1
+    assert 3.99 < federated.calibration.epsilon <= 4.0
+    assert federated.mechanism.epsilon == pytest.approx(4.0, abs=0.01)  # what delta buys is little
+    assert federated.ledger.charges.tolist() == [1] * 20
+    assert int(federated.ledger.limits.max()) == 1
+    many = federation(participation="random")
+    trained(many, rounds=5)
+    assert many.calibration is not None and many.calibration.charges > 1
+    assert many.mechanism.epsilon < 2.0
+
+
+def test_more_rounds_than_there_are_cohorts_are_refused_with_the_cure() -> None:
+    federated = federation()
+    match = r"6 rounds of 4 clients need 24, there are 20; use clients_per_round=3 or fewer"
+    with pytest.raises(ValueError, match=match):
+        trained(federated, rounds=6)
+    assert federated.ledger.rounds == 0
+    with pytest.raises(ValueError, match=r"30 rounds .* there are 20; use fewer rounds"):
+        trained(federation(clients_per_round=1), rounds=30)
+    with pytest.raises(ValueError, match="participation must be 'random' or 'once', got 'twice'"):
+        federation(participation="twice")
+
+
+def test_a_fit_that_goes_on_counts_the_cohorts_that_have_been_asked() -> None:
+    federated = federation(privacy=None)
+    trainer = trained(federated, rounds=3)
+    trainer.fit_loop.max_epochs = 6
+    with pytest.raises(ValueError, match="6 rounds of 4 clients need 24"):
+        trainer.fit(trainer.lightning_module, loader())
+    assert federated.ledger.most_charged == 1
+
+
+def fit(federated: Federated, *callbacks: pl.Callback, ckpt_path: Path | None = None) -> None:
+    """Four rounds, with checkpoints."""
+    trainer = pl.Trainer(
+        max_epochs=4,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[federated, *callbacks],
+    )
+    trainer.fit(Line(), loader(), ckpt_path=ckpt_path)
+
+
+def test_a_training_without_a_number_of_rounds_ends_with_the_last_cohort() -> None:
+    federated = federation(privacy=None, mechanism=LDPQ(1.0))
+    trainer = trained(federated, rounds=-1)
+    assert len(federated.records) == 5 and trainer.should_stop
+    assert federated.ledger.charges.tolist() == [1] * 20
+
+
+def test_a_budget_ends_with_the_cohorts_too() -> None:
+    federated = federation(privacy=None, mechanism=GaussianNoise(1.0, 5.0))
+    budget = PrivacyBudget(20.0, 1e-3, "server")
+    trained(federated, rounds=5, callbacks=[budget])
+    assert len(federated.records) == 5
+    one = budget.epsilon_spent
+    again = federation(privacy=None, mechanism=GaussianNoise(1.0, 5.0), participation="random")
+    trained(again, rounds=5, callbacks=[PrivacyBudget(50.0, 1e-3, "server")])
+    assert again.ledger.most_charged > 1
+    assert 0.0 < one < 20.0
+
+
+def test_reports_to_come_and_of_the_end_agree(tmp_path: Path) -> None:
+    folder, federated = RunFolder("once", str(tmp_path), delta=1e-3), federation()
+    trained(federated, rounds=5, callbacks=[folder])
+    text = (tmp_path / "once" / "privacy.md").read_text()
+    assert "Cohorts are disjoint and public: a client is asked in one round at most" in text
+    context = context_of(federated.mechanism, tuple(range(4)), (5,))
+    to_come = privacy_report(
+        federated.mechanism, context, rounds=5, delta=1e-3, num_clients=20, disjoint_cohorts=True
+    )
+    ended = privacy_report(
+        federated.mechanism,
+        context,
+        rounds=5,
+        delta=1e-3,
+        num_clients=20,
+        charges=federated.ledger.charges,
+        disjoint_cohorts=True,
+    )
+    for report in (to_come, ended):
+        row = report.row(Adversary.SERVER)
+        assert 3.99 < row.epsilon_run == row.epsilon_round <= 4.0
+    assert not any("average" in note for note in to_come.notes)
+
+
+@pytest.mark.filterwarnings("ignore:the keys come from a seed")
+def test_a_seeded_run_resumes_to_the_same_end_and_other_participation_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.ckpt"
+
+    class Save(pl.Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch == 1:
+                trainer.save_checkpoint(path)
+
+    first, again = federation(seed=1), federation(seed=1)
+    whole = trained(first, rounds=5, callbacks=[Save()])
+    resumed = trained(again, rounds=5, ckpt_path=path)
+    for one, other in zip(
+        whole.lightning_module.parameters(), resumed.lightning_module.parameters(), strict=True
+    ):
+        assert torch.equal(one, other)
+    assert again.ledger.charges.tolist() == [1] * 20
+    with pytest.raises(ValueError, match=r"participation = once \(here random\)"):
+        trained(federation(seed=1, participation="random"), rounds=5, ckpt_path=path)
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
+@pytest.mark.parametrize("spare", [0, 4])
+def test_what_was_sent_and_lost_is_not_sent_again_and_the_training_goes_on(
+    tmp_path: Path, spare: int
+) -> None:
+    """With secure keys a repetition would be a second message of clients that have spent all they have."""
+
+    class Dies(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            if trainer.current_epoch == 2:
+                raise KeyError("power cut")
+
+    def saving() -> pl.Callback:
+        return pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
+
+    first = federation(num_clients=16 + spare)
+    with pytest.raises(KeyError, match="power cut"):
+        fit(first, Dies(), saving())
+    assert int(first.ledger.charges.sum()) == 12
+    again = federation(num_clients=16 + spare)
+    with pytest.warns(UserWarning, match="round 3 was sent and lost, and its clients have spent"):
+        fit(again, saving(), ckpt_path=tmp_path / "epoch=1.ckpt")
+    assert again.ledger.most_charged == 1
+    assert [record.round for record in again.records] == [0, 1, 3] + ([4] if spare else [])
+
+
+@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
+def test_a_configuration_says_it_and_fedq_privacy_reads_it(tmp_path: Path) -> None:
+    from lightning_fedq.commands.privacy import report_of_config
+    from tests.test_configs import PLAIN
+
+    callback = {
+        "class_path": "lightning_fedq.callbacks.Federated",
+        "init_args": {
+            "mechanism": {
+                "class_path": "lightning_fedq.mechanisms.RotatedAxes",
+                "init_args": {"epsilon": 1.0, "clip_norm": 1.0},
+            },
+            "num_clients": 20,
+            "clients_per_round": 4,
+            "participation": "once",
+            "privacy": {"epsilon": 4.0, "delta": 1e-3, "against": "server"},
+        },
+    }
+    config = {**PLAIN, "trainer": {**PLAIN["trainer"], "max_epochs": 5, "callbacks": [callback]}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    report = report_of_config(str(tmp_path / "config.yaml"), None, 1e-3, False)
+    assert 3.99 < report.row(Adversary.SERVER).epsilon_run <= 4.0

@@ -1,0 +1,100 @@
+"""The experiment whole, through the command, at a size of seconds; tuned, drawn, resumed."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_fedq.commands.privacy import parse_mechanism
+from lightning_fedq.commands.reproduce import main
+from lightning_fedq.core import Adversary
+from lightning_fedq.privacy.report import privacy_report
+from lightning_fedq.secagg import SecAgg
+from reproductions.useful import privacy
+from tests.one_round import context_of
+
+FEDQ_DATA = os.environ.get("FEDQ_DATA", "")
+needs_mnist = pytest.mark.skipif(not FEDQ_DATA, reason="FEDQ_DATA is not set: no MNIST here")
+pytestmark = [
+    # seeded runs, whose masks are counted: the experiment says so
+    pytest.mark.filterwarnings("ignore:the keys come from a seed:UserWarning"),
+    pytest.mark.filterwarnings("ignore:masking is accounted for only:UserWarning"),
+]
+
+
+def reproduce(out: Path, *options: str) -> tuple[list[dict[str, str]], dict[str, Any]]:
+    size = ["--num_clients", "60", "--rounds", "3", "--delta", "1e-3", "--epsilons", "[8.0]"]
+    what = ["--kinds", "[linear]", "--seeds", "[0]", *options]
+    arguments = ["useful-privacy", "--data.root", FEDQ_DATA, *size, *what, "--out", str(out)]
+    assert main(arguments) == 0
+    assert (out / "accuracy.png").read_bytes()[:4] == b"\x89PNG"
+    with (out / "table.csv").open(newline="") as file:
+        return list(csv.DictReader(file)), json.loads((out / "summary.json").read_text())
+
+
+@needs_mnist
+def test_the_table_tunes_calibrates_and_says_what_was_spent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "run"
+    names = '[RotatedCoins,RotatedAxes,"FedAvg, no privacy"]'
+    table, summary = reproduce(out, "--methods", names, "--views", "[secagg,once]")
+    results = {row["method"]: row for row in table if row["what"] == "result"}
+    assert set(results) == {"RotatedCoins", "RotatedAxes", privacy.PLAIN}
+    tuning = [row for row in table if row["what"] == "tuning"]
+    assert {row["seed"] for row in tuning} == {str(privacy.TUNING_SEED)}
+    assert {row["method"] for row in tuning} == {"GaussianNoise", "RotatedAxes", privacy.PLAIN}
+    best = max((r for r in tuning if r["method"] == "RotatedAxes"), key=lambda r: float(r["val_acc"]))
+    assert results["RotatedAxes"]["lr"] == best["lr"]
+    assert results[privacy.PLAIN]["epsilon"] == "inf" and float(results[privacy.PLAIN]["acc"]) > 40.0
+    # what the row says was spent is what the report says
+    coins = parse_mechanism(results["RotatedCoins"]["mechanism"])
+    report = privacy_report(
+        coins,
+        context_of(coins, tuple(range(60)), (7850,)),
+        rounds=3,
+        delta=1e-3,
+        secure_aggregation=True,
+        max_corrupt=0.02,
+    )
+    spent = float(results["RotatedCoins"]["epsilon"])
+    assert spent == pytest.approx(report.row(Adversary.SECAGG_SERVER).epsilon_run, rel=1e-3)
+    assert 7.9 < spent <= 8.0
+    assert float(results["RotatedAxes"]["update_bits"]) == pytest.approx(14 / 7850)
+    masked = SecAgg(run="accounted").layout(coins, context_of(coins, tuple(range(60)), (7850,)), None)
+    assert float(results["RotatedCoins"]["update_bits"]) == pytest.approx(
+        8 * masked.num_bytes / 7850, rel=0.01
+    )
+    assert any(line.startswith("linear, 60, once, RotatedAxes: epsilon 8: ") for line in summary["verdicts"])
+    # nothing is computed twice
+    monkeypatch.setattr(privacy, "train", lambda *arguments: pytest.fail("a row was computed anew"))
+    again, _ = reproduce(out, "--methods", names, "--views", "[secagg,once]", "--resume", "true")
+    assert sorted(map(str, again)) == sorted(map(str, table))
+
+
+def test_every_view_tunes_what_it_runs() -> None:
+    for view in privacy._VIEWS.values():
+        for name in view.methods:
+            clips = privacy._METHODS[name].clips
+            assert not view.tuned or privacy._METHODS[view.tuned[clips]].clips == clips
+    for name, method in privacy._METHODS.items():
+        mechanism = method.make(0.5, 100)
+        assert name == privacy.PLAIN or getattr(mechanism, "clip_norm", 0.5) >= 0.5
+
+
+def test_laplace_noise_clips_in_l1_what_others_clip_in_l2() -> None:
+    """The l1 norm of an evenly spread vector of l2 norm 1 and 100 coordinates: sqrt(2 / pi) 10."""
+    assert privacy._METHODS["LaplaceNoise"].make(1.0, 100).clip_norm == pytest.approx(
+        10 * math.sqrt(2 / math.pi)
+    )
+
+
+def test_an_unknown_mechanism_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"methods must be among .*RotatedAxes.*, got Nothing"):
+        privacy.useful_privacy(methods=["Nothing"], out=str(tmp_path / "run"))
