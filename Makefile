@@ -5,7 +5,7 @@ export FEDQ_DATA ?= $(abspath $(wildcard ../shared/data))
 
 OLDEST ?= .venv-oldest
 
-.PHONY: demo test test-slow test-oldest check docs tables setup clean
+.PHONY: demo test test-slow test-oldest check docs tables gpu setup clean
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -50,6 +50,10 @@ docs: setup
 # the tables of README and docs that repeat code
 tables: setup
 	OMP_NUM_THREADS=1 $(BIN)/python docs/generate.py
+
+# what is skipped or slow without a GPU; it says "no GPU" and stops where there is none
+gpu: setup
+	$(BIN)/python benchmarks/gpu.py
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -70,9 +70,11 @@ Row = list[str]
 
 
 def timed(work: Callable[[], object]) -> tuple[float, float]:
-    """Wall and CPU seconds of one call."""
+    """Wall and CPU seconds of one call, of a GPU's work until it is done."""
     wall, cpu = time.perf_counter(), time.process_time()
     work()
+    if torch.cuda.is_initialized():
+        torch.cuda.synchronize()
     return time.perf_counter() - wall, time.process_time() - cpu
 
 
@@ -121,10 +123,15 @@ SPEED = ["ms", "CPU ms", "M/s", "M/CPU s"]
 
 
 def mechanism_rows(
-    chosen: list[Mechanism], num_clients: int, segments: tuple[int, ...], cohort: int, repeats: int
+    chosen: list[Mechanism],
+    num_clients: int,
+    segments: tuple[int, ...],
+    cohort: int,
+    repeats: int,
+    device: str,
 ) -> list[Row]:
     """Encode, decode and both copies, one row a mechanism."""
-    updates = updates_of(num_clients, sum(segments))
+    updates = updates_of(num_clients, sum(segments)).to(device)
     target, keys, clients, rows = torch.empty_like(updates), SeededKeys(0), range(num_clients), []
     for mechanism in chosen:
         context = context_of(mechanism, num_clients, segments, cohort)
@@ -200,6 +207,7 @@ def main() -> None:
     parser.add_argument(
         "--only", nargs="+", choices=names, metavar="NAME", default=names, help=", ".join(names)
     )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of updates and symbols")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
@@ -211,19 +219,17 @@ def main() -> None:
         markdown(
             f"1 client x {dim:,} float32, cohort of 10",
             ["mechanism", *head],
-            mechanism_rows(chosen, 1, (dim,), 10, repeats),
+            mechanism_rows(chosen, 1, (dim,), 10, repeats, arguments.device),
         ),
         markdown(
             "1,000 clients x 7,850 float32, cohort of 1,000",
             ["mechanism", *head],
-            mechanism_rows(chosen, 1000, (7840, 10), 1000, repeats),
-        ),
-        markdown(
-            f"Codes alone, {dim:,} symbols of the direct layered quantiser",
-            ["code", "noise / update", *codes],
-            code_rows(dim, repeats),
+            mechanism_rows(chosen, 1000, (7840, 10), 1000, repeats, arguments.device),
         ),
     ]
+    if arguments.device == "cpu":  # the codes work nowhere else
+        title = f"Codes alone, {dim:,} symbols of the direct layered quantiser"
+        tables.append(markdown(title, ["code", "noise / update", *codes], code_rows(dim, repeats)))
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     top = (
         f"# Encoding and decoding ({os.cpu_count()} cores, {arguments.threads} torch threads, torch "

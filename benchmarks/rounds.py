@@ -30,9 +30,9 @@ from workloads import WORKLOADS, Clock, Federation, Workload, accuracy, load, pr
 MARK = "fedq-benchmark-result "
 
 
-def run_loop(job: Workload, data: Federation, rounds: int, clock: Clock) -> nn.Module:
+def run_loop(job: Workload, data: Federation, rounds: int, clock: Clock, device: str = "cpu") -> nn.Module:
     """Federated averaging as one would write it first: one client after the other."""
-    model = job.model()
+    model, data = job.model().to(device), Federation(*(part.to(device) for part in data))
     parameters = list(model.parameters())
     state = [*parameters, *(b for b in model.buffers() if b.is_floating_point())]  # averaged, too
     current = [p.detach().clone() for p in state]
@@ -76,7 +76,13 @@ RADIUS = 0.05
 
 
 def run_ours(
-    setting: str, job: Workload, data: Federation, rounds: int, clock: Clock, local_steps: int | None = None
+    setting: str,
+    job: Workload,
+    data: Federation,
+    rounds: int,
+    clock: Clock,
+    local_steps: int | None = None,
+    device: str = "cpu",
 ) -> nn.Module:
     """A plain LightningModule and DataLoader, federated by the callback."""
     import pytorch_lightning as pl
@@ -124,7 +130,8 @@ def run_ours(
     )
     trainer = pl.Trainer(
         max_epochs=rounds,
-        accelerator="cpu",
+        accelerator={"cuda": "gpu"}.get(device, device),
+        devices=1,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -136,14 +143,14 @@ def run_ours(
     return module.net
 
 
-def child(system: str, job: Workload, path: str, rounds: int, threads: int) -> None:
+def child(system: str, job: Workload, path: str, rounds: int, threads: int, device: str) -> None:
     """Run one system in this process and print what was measured."""
     if threads:
         torch.set_num_threads(threads)
     warnings.filterwarnings("ignore")
     clock, data = Clock(whole_tree=system == "flower"), load(path)
     if system == "loop":
-        model = run_loop(job, data, rounds, clock)
+        model = run_loop(job, data, rounds, clock, device)
     elif system == "pfl":
         import peer_pfl
 
@@ -153,20 +160,22 @@ def child(system: str, job: Workload, path: str, rounds: int, threads: int) -> N
 
         model = peer_flower.run(job, path, rounds, clock)
     else:
-        model = run_ours(system, job, data, rounds, clock)
+        model = run_ours(system, job, data, rounds, clock, device=device)
     print(MARK + json.dumps({"rounds": clock.rounds(), "accuracy": accuracy(model, data)}), flush=True)
 
 
-def measure(system: str, job: Workload, path: Path, rounds: int, threads: int, peers_python: str) -> Any:
+def measure(
+    system: str, job: Workload, path: Path, rounds: int, threads: int, options: argparse.Namespace
+) -> Any:
     """Run one system in a process of its own; None, with the reason printed, where it is missing or fails."""
     peer = PEERS.get(system)
-    python = peers_python if peer else sys.executable
+    python = options.peers_python if peer else sys.executable
     if peer and subprocess.run([python, "-c", f"import {peer}"], capture_output=True).returncode:
         print(f"{system}: skipped, {python} has no {peer}; pip install -r benchmarks/peers.txt", flush=True)
         return None
     command = [python, __file__, "--child", system, "--data.root", str(path), "--rounds", str(rounds)]
     command += ["--workloads", job.name, "--clients", str(job.num_clients)]
-    command += ["--threads", str(threads)]
+    command += ["--threads", str(threads), "--device", options.device]
     environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
@@ -198,9 +207,9 @@ def compare(job: Workload, options: argparse.Namespace) -> str:
         for threads in options.threads or job.threads:
             results: dict[str, tuple[float, float, float]] = {}
             for system in options.systems:
-                if job.images != "MNIST" and system in PEERS:
+                if system in PEERS and (job.images != "MNIST" or options.device != "cpu"):
                     continue
-                measured = measure(system, job, path, options.warmup + rounds, threads, options.peers_python)
+                measured = measure(system, job, path, options.warmup + rounds, threads, options)
                 if measured is None:
                     continue
                 timed = measured["rounds"][options.warmup :]
@@ -234,6 +243,7 @@ def main() -> None:
     parser.add_argument(
         "--peers-python", default=sys.executable, help="interpreter that has the peers installed"
     )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of loop and ours")
     parser.add_argument("--output", type=Path, help="also write the tables to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -242,12 +252,14 @@ def main() -> None:
         for name in options.workloads
     ]
     if options.child:
-        child(options.child, jobs[0], str(options.root), options.rounds, options.threads[0])
+        child(options.child, jobs[0], str(options.root), options.rounds, options.threads[0], options.device)
         return
     if options.warmup < 1:
         parser.error(f"--warmup must be >= 1, got {options.warmup}")
     options.systems = [s for name in options.systems for s in (OURS if name == "ours" else [name])]
     machine = f"{os.cpu_count()} cores, torch {torch.__version__}, Python {platform.python_version()}"
+    if options.device == "cuda":
+        machine += f", {torch.cuda.get_device_name()}"
     machine += f", load {os.getloadavg()[0]:.1f} before the run"
     text = "\n".join([f"# Seconds per round ({machine})\n", *[compare(job, options) for job in jobs]])
     print("\n" + text)

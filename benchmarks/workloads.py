@@ -177,6 +177,8 @@ class Clock:
     marks: list[tuple[float, float]] = field(default_factory=list)
 
     def mark(self) -> None:
+        if torch.cuda.is_initialized():
+            torch.cuda.synchronize()  # work that was only handed to the GPU is not done
         cpu = tree_cpu_seconds() if self.whole_tree else time.process_time()
         self.marks.append((time.perf_counter(), cpu))
 
@@ -188,5 +190,7 @@ class Clock:
 @torch.no_grad()
 def accuracy(model: nn.Module, data: Federation) -> float:
     model.eval()
-    predictions = torch.cat([model(part).argmax(1) for part in data.test_images.split(1000)])
+    device = next(model.parameters()).device
+    parts = data.test_images.split(1000)
+    predictions = torch.cat([model(part.to(device)).argmax(1).cpu() for part in parts])
     return (predictions == data.test_labels).double().mean().item()

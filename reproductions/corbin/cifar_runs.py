@@ -86,9 +86,7 @@ PRESETS: dict[Scale, Preset] = {
     "paper": Preset(
         ResNet18, 32, None, None, 1, 200, 0.05, TENTHS, ("batch", "group"), (50, 100, 200, 500), "auto"
     ),
-    "small": Preset(
-        SmallNet, 16, 2_000, 500, 5, 40, 0.05, (1.0, 0.5, 0.25), ("group",), (50, 100, 250, 500), "cpu"
-    ),
+    "small": Preset(SmallNet, 16, 2_000, 500, 3, 30, 0.1, (1.0, 0.3), ("group",), (50, 150, 500), "cpu"),
 }
 
 
