@@ -58,27 +58,28 @@ class RobustAggregation:
 
     Args:
         rule: A rule of `functional.robust`.
-        liars: How many rows (buckets, if there are any) the rule has to withstand, >= 0; for
+        num_byzantine: How many rows (buckets, if there are any) the rule has to withstand, >= 0; for
             trimmed_mean, krum and multi_krum.
         bucket_size: Clients per bucket, >= 1; 1 is without buckets. Who shares one is drawn every round.
     """
 
     rule: Rule
-    liars: int = 0
+    num_byzantine: int = 0
     bucket_size: int = 1
 
     def __post_init__(self) -> None:
         if self.rule not in get_args(Rule):
             raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}, got {self.rule!r}")
-        if self.liars < 0:
-            raise ValueError(f"liars must be >= 0, got {self.liars}")
+        if self.num_byzantine < 0:
+            raise ValueError(f"num_byzantine must be >= 0, got {self.num_byzantine}")
         if self.bucket_size < 1:
             raise ValueError(f"bucket_size must be >= 1, got {self.bucket_size}")
 
     @property
     def min_clients(self) -> int:
         """Fewest clients that the rule can work with."""
-        told = {"trimmed_mean": 2 * self.liars + 1, "krum": self.liars + 3, "multi_krum": self.liars + 3}
+        most = self.num_byzantine
+        told = {"trimmed_mean": 2 * most + 1, "krum": most + 3, "multi_krum": most + 3}
         return (told.get(self.rule, 1) - 1) * self.bucket_size + 1
 
     def __call__(self, rows: Tensor, plan: RoundPlan) -> Tensor:
@@ -88,7 +89,7 @@ class RobustAggregation:
             rows = robust.bucketing(rows, torch.randperm(len(rows), generator=generator), self.bucket_size)
         if self.rule in ("trimmed_mean", "krum", "multi_krum"):
             told = {"trimmed_mean": robust.trimmed_mean, "krum": robust.krum, "multi_krum": robust.multi_krum}
-            return told[self.rule](rows, self.liars)
+            return told[self.rule](rows, self.num_byzantine)
         plain = {
             "mean": robust.mean,
             "median": robust.median,
@@ -101,4 +102,4 @@ class RobustAggregation:
         """Warn if that share of liars exceeds the rule's breakdown point. A liar spoils a whole bucket."""
         buckets = -(-num_clients // self.bucket_size)
         spoilt = min(fraction * num_clients / buckets, 1.0 - 1e-9)
-        robust.check_breakdown(self.rule, buckets, spoilt, self.liars)
+        robust.check_breakdown(self.rule, buckets, spoilt, self.num_byzantine)

@@ -46,7 +46,7 @@ def gaussian_noise(updates: Tensor, sigma: float, normals: Tensor) -> Tensor:
     return updates + sigma * normals.to(updates)
 
 
-def alie_shift(num_clients: int, num_liars: int) -> float:
+def alie_shift(num_clients: int, num_byzantine: int) -> float:
     """z of ALIE: how many standard deviations the liars can move and still look like most.
 
     With s = floor(n / 2 + 1) - f honest supporters needed, the normal quantile of (n - f - s) / (n - f).
@@ -54,29 +54,29 @@ def alie_shift(num_clients: int, num_liars: int) -> float:
     Raises:
         ValueError: If the liars are not a minority of at least one.
     """
-    if not 0 < num_liars < num_clients / 2:
+    if not 0 < num_byzantine < num_clients / 2:
         raise ValueError(
-            f"ALIE needs between 1 and n / 2 liars, got {num_liars} of {num_clients}; use sign_flip"
+            f"ALIE needs between 1 and n / 2 liars, got {num_byzantine} of {num_clients}; use sign_flip"
         )
-    honest = num_clients - num_liars
-    supporters = num_clients // 2 + 1 - num_liars
+    honest = num_clients - num_byzantine
+    supporters = num_clients // 2 + 1 - num_byzantine
     share = (honest - supporters) / honest
     return NormalDist().inv_cdf(min(max(share, 1e-6), 1 - 1e-6))
 
 
-def a_little_is_enough(mean: Tensor, std: Tensor, num_liars: int, shift: float) -> Tensor:
-    """Every liar sends mean - shift std, `(num_liars, dim)`."""
-    return (mean - shift * std).expand(num_liars, -1).clone()
+def a_little_is_enough(mean: Tensor, std: Tensor, num_byzantine: int, shift: float) -> Tensor:
+    """Every liar sends mean - shift std, `(num_byzantine, dim)`."""
+    return (mean - shift * std).expand(num_byzantine, -1).clone()
 
 
-def inner_product_manipulation(mean: Tensor, num_liars: int, scale: float = 1.1) -> Tensor:
+def inner_product_manipulation(mean: Tensor, num_byzantine: int, scale: float = 1.1) -> Tensor:
     """Every liar sends -scale times the honest mean, so that the mean may point the wrong way."""
-    return (-scale * mean).expand(num_liars, -1).clone()
+    return (-scale * mean).expand(num_byzantine, -1).clone()
 
 
-def mimic(victim: Tensor, num_liars: int) -> Tensor:
+def mimic(victim: Tensor, num_byzantine: int) -> Tensor:
     """Every liar sends a copy of one honest client's update: harmless rows that skew the cohort."""
-    return victim.expand(num_liars, -1).clone()
+    return victim.expand(num_byzantine, -1).clone()
 
 
 # ---- instead of the bits --------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def one_round(engine, updates, stack):
 def test_the_engine_applies_the_rule_to_decoded_rows(rule, stack):
     updates = updates_of()
     updates[2] = 1e20
-    aggregation = RobustAggregation(rule, liars=2)
+    aggregation = RobustAggregation(rule, num_byzantine=2)
     engine = engine_of(FedAvg(), aggregator=aggregation)
     one_round(engine, updates, stack)
     torch.testing.assert_close(engine.weights, aggregation(updates, PLAN))
@@ -86,7 +86,7 @@ def test_breakdown_is_measured_in_buckets():
 def test_arguments_are_checked():
     for kwargs, match in (
         ({"rule": "best"}, "rule must be one of"),
-        ({"rule": "krum", "liars": -1}, "liars must be >= 0"),
+        ({"rule": "krum", "num_byzantine": -1}, "num_byzantine must be >= 0"),
         ({"rule": "median", "bucket_size": 0}, "bucket_size must be >= 1"),
     ):
         with pytest.raises(ValueError, match=match):
@@ -107,7 +107,7 @@ def test_arguments_are_checked():
 def test_liars_with_nan_and_infinity_break_no_rule(rule, bucket_size):
     updates = updates_of()
     updates[2], updates[5, 0], updates[7] = math.nan, math.inf, 3e38 if rule != "mean" else -math.inf
-    aggregation = RobustAggregation(rule, liars=1, bucket_size=bucket_size)
+    aggregation = RobustAggregation(rule, num_byzantine=1, bucket_size=bucket_size)
     engine = engine_of(FedAvg(), aggregator=aggregation)
     record = one_round(engine, updates, 4)
     assert torch.isfinite(engine.weights).all() and engine.weights.abs().max() < 1.0
@@ -115,7 +115,7 @@ def test_liars_with_nan_and_infinity_break_no_rule(rule, bucket_size):
 
 
 def test_too_few_answers_abort_the_round():
-    engine = engine_of(FedAvg(), aggregator=RobustAggregation("trimmed_mean", liars=3))
+    engine = engine_of(FedAvg(), aggregator=RobustAggregation("trimmed_mean", num_byzantine=3))
     engine.start()
     engine.receive(range(6), updates_of()[:6])
     record = engine.finish()

@@ -43,7 +43,7 @@ class ByzantineClients(pl.Callback):
         seed: Who lies, and the liars' randomness; >= 0.
 
     Attributes:
-        liars: Who lies, from `on_fit_start` on.
+        byzantine: Who lies, from `on_fit_start` on.
 
     Raises:
         ValueError: If a setting is out of its range, or the attack does not fit the mechanism.
@@ -69,9 +69,9 @@ class ByzantineClients(pl.Callback):
             raise ValueError(f"scale must be finite, got {scale}; a NaN client is tested by its update")
         self.fraction, self.attack, self.scale = fraction, attack, scale
         self.num_classes, self.seed = num_classes, seed
-        self.liars: frozenset[int] = frozenset()
+        self.byzantine: frozenset[int] = frozenset()
 
-    def num_liars(self, num_clients: int) -> int:
+    def num_byzantine(self, num_clients: int) -> int:
         """Number of Byzantine clients among so many."""
         return math.floor(self.fraction * num_clients + 0.5)
 
@@ -83,15 +83,15 @@ class ByzantineClients(pl.Callback):
         engine = federated.engine
         if engine is None:
             raise ValueError("ByzantineClients must come after Federated in the Trainer's callbacks")
-        number = self.num_liars(federated.num_clients)
+        number = self.num_byzantine(federated.num_clients)
         stream = PublicRandomness(SeededKeys(self.seed), 0).public("liars")
-        self.liars = frozenset(stream.choice(federated.num_clients, number))
+        self.byzantine = frozenset(stream.choice(federated.num_clients, number))
         self._mechanism = federated.mechanism
         context = engine.context(engine.coming_plan())
         self._check_mechanism(context)
         self._lever = lever_of(self._mechanism, context)
         if isinstance(engine.aggregator, RobustAggregation):
-            share = len(self.liars) / federated.num_clients
+            share = len(self.byzantine) / federated.num_clients
             engine.aggregator.warn_if_broken(engine.planner.cohort_size, share)
         engine.tampering = self
 
@@ -111,7 +111,7 @@ class ByzantineClients(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Who lies, for the privacy report of a checkpoint. Nothing is read back."""
-        return {"liars": sorted(self.liars)}
+        return {"liars": sorted(self.byzantine)}
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Step aside."""
@@ -138,14 +138,14 @@ class ByzantineClients(pl.Callback):
         if len(clients) == 1:
             labels = labels[None]
         for row, client in enumerate(clients):
-            if client in self.liars:
+            if client in self.byzantine:
                 labels[row].neg_().add_(self.num_classes - 1)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Log how many lie, and the lever that the coin gives each of them."""
         if trainer.barebones:
             return
-        log_figure(pl_module, "byzantine/liars", float(len(self.liars)))
+        log_figure(pl_module, "byzantine/num_byzantine", float(len(self.byzantine)))
         if self._lever is not None:
             log_figure(pl_module, "byzantine/lever", self._lever)
 
@@ -160,13 +160,13 @@ class ByzantineClients(pl.Callback):
         self._squares: Tensor | None = None
         self._count = 0
         self._seen: dict[int, Tensor] = {}
-        partners = {c for group in plan.groups if self.liars & set(group) for c in group}
-        self._partners = partners - self.liars
+        partners = {c for group in plan.groups if self.byzantine & set(group) for c in group}
+        self._partners = partners - self.byzantine
 
     def hold(self, clients: Sequence[int], updates: Tensor) -> tuple[Sequence[int], Tensor]:
         """See `Tampering.hold`. Of the honest updates only running sums and the first are kept."""
-        honest = [row for row, client in enumerate(clients) if client not in self.liars]
-        self._held += [(c, updates[row].clone()) for row, c in enumerate(clients) if c in self.liars]
+        honest = [row for row, client in enumerate(clients) if client not in self.byzantine]
+        self._held += [(c, updates[row].clone()) for row, c in enumerate(clients) if c in self.byzantine]
         rows = updates[honest]
         if honest and self.attack in ("alie", "ipm", "mimic"):
             if self._sum is None or self._squares is None:
@@ -215,9 +215,9 @@ class ByzantineClients(pl.Callback):
         return updates
 
     @staticmethod
-    def _alie_shift(num_clients: int, num_liars: int) -> float:
+    def _alie_shift(num_clients: int, num_byzantine: int) -> float:
         """The paper's shift. Where chance has put liars in the majority, that of the largest minority."""
-        minority = min(num_liars, (num_clients - 1) // 2)
+        minority = min(num_byzantine, (num_clients - 1) // 2)
         return attacks.alie_shift(num_clients, minority) if minority else 0.0
 
     def send(
@@ -230,7 +230,7 @@ class ByzantineClients(pl.Callback):
     ) -> Message:
         """See `Tampering.send`. Stacks are all honest or all lies."""
         symbols = message.symbols
-        if not self.liars.intersection(clients):
+        if not self.byzantine.intersection(clients):
             if self.attack == "copied":
                 for row, client in enumerate(clients):
                     if client in self._partners or not self._seen:

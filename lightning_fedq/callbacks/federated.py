@@ -314,7 +314,7 @@ class Federated(pl.Callback):
         target.limit(self._engine, self, trainer)
         self.when_vector_changes(lambda: target.limit(self._engine, self, trainer))
 
-    def calibrated(self, dim: int, rounds: int, num_liars: int) -> Mechanism:
+    def calibrated(self, dim: int, rounds: int, num_byzantine: int) -> Mechanism:
         """The mechanism as a privacy target would set it for so many parameters and rounds, or as it is.
 
         Raises:
@@ -322,7 +322,7 @@ class Federated(pl.Callback):
         """
         if self._target is None:
             return self.mechanism
-        return self._target.calibrate(self, dim, rounds, num_liars).mechanism
+        return self._target.calibrate(self, dim, rounds, num_byzantine).mechanism
 
     @property
     def calibration(self) -> Calibration | None:

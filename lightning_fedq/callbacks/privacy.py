@@ -18,8 +18,8 @@ from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.callbacks.lookup import callbacks_of
 from lightning_fedq.core import Adversary, NonPrivate, PrivacyClaim
+from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.client_metrics import log_figure
-from lightning_fedq.federation.liars import liars_of
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.randomness import SeededKeys
@@ -89,7 +89,12 @@ class PrivacyBudget(pl.Callback):
             self._follow_steps(dpsgd)
         else:
             secagg = federated.secure_aggregation
-            settings = federated.engine, trainer.max_epochs, secagg, liars_of(trainer, federated.planner)
+            settings = (
+                federated.engine,
+                trainer.max_epochs,
+                secagg,
+                num_byzantine_of(trainer, federated.planner),
+            )
             self._follow_rounds(*settings)
             federated.when_vector_changes(lambda: self._follow_rounds(*settings))
         self.epsilon_spent = self._spent_by_now()
@@ -123,7 +128,7 @@ class PrivacyBudget(pl.Callback):
         return self.unit or "sample"
 
     def _follow_rounds(
-        self, engine: RoundEngine, max_epochs: int | None, secagg: SecAgg | None, num_liars: int
+        self, engine: RoundEngine, max_epochs: int | None, secagg: SecAgg | None, num_byzantine: int
     ) -> None:
         check_delta(self.delta, engine.planner.num_clients, "clients")
         if isinstance(engine.keys, SeededKeys):
@@ -146,7 +151,7 @@ class PrivacyBudget(pl.Callback):
             secure_aggregation=secagg is not None,
             equal_weights=engine.plain_sum,
             max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
-            num_liars=num_liars,
+            num_byzantine=num_byzantine,
             fewest_survivors=None if secagg is None else secagg.fewest_survivors(engine.planner.cohort_size),
         )
         limits = torch.empty(engine.planner.num_clients, dtype=torch.int32)

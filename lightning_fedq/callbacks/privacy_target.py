@@ -13,7 +13,7 @@ import torch
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.core import Adversary, Mechanism, RoundContext
-from lightning_fedq.federation.liars import liars_of
+from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import (
@@ -39,7 +39,7 @@ def target_setting(
     secagg: SecAgg | None,
     *,
     plain_sum: bool,
-    num_liars: int,
+    num_byzantine: int,
 ) -> Setting:
     """Setting of a federation that a target's epsilon hangs on.
 
@@ -55,7 +55,7 @@ def target_setting(
         secure_aggregation=secagg is not None,
         equal_weights=plain_sum,
         max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
-        num_liars=num_liars,
+        num_byzantine=num_byzantine,
         fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
     )
 
@@ -78,7 +78,7 @@ class KeptTarget:
         self.target, self.asked = target, asked
         self.found: Calibration | None = None
 
-    def calibrate(self, federated: Federated, dim: int, rounds: int, num_liars: int) -> Calibration:
+    def calibrate(self, federated: Federated, dim: int, rounds: int, num_byzantine: int) -> Calibration:
         """Set the mechanism to the target for so many parameters and rounds.
 
         Raises:
@@ -93,7 +93,7 @@ class KeptTarget:
             planner,
             federated.secure_aggregation,
             plain_sum=federated.plain_sum,
-            num_liars=num_liars,
+            num_byzantine=num_byzantine,
         )
         charges = 1
         if over_run and planner.participation == "random":
@@ -119,7 +119,7 @@ class KeptTarget:
         if saved is not None:
             self.found = self._restored(saved, federated, dim)
         elif before is None:
-            self.found = self.calibrate(federated, dim, wanted, liars_of(trainer, federated.planner))
+            self.found = self.calibrate(federated, dim, wanted, num_byzantine_of(trainer, federated.planner))
             rank_zero_info(f"privacy target: {self.statement}")
         self._check_rounds(federated, wanted, again=saved is None and before is not None)
         if federated.seed is not None:
@@ -176,7 +176,7 @@ class KeptTarget:
             engine.planner,
             federated.secure_aggregation,
             plain_sum=engine.plain_sum,
-            num_liars=liars_of(trainer, federated.planner),
+            num_byzantine=num_byzantine_of(trainer, federated.planner),
         )
         if self.target.over == "round":
             one = epsilon_of(setting, engine.mechanism, self.target.adversary, 1)

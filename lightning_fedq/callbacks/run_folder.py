@@ -12,7 +12,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.leaves import what_left
 from lightning_fedq.callbacks.lookup import callbacks_of, engine_of, federated_of
-from lightning_fedq.federation.liars import liars_of
+from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.randomness import SeededKeys
@@ -155,7 +155,7 @@ class RunFolder(pl.Callback):
         engine = engine_of(trainer, "RunFolder")
         federated = federated_of(trainer, "RunFolder")
         secagg = federated.secure_aggregation
-        privacy = self._privacy(engine, secagg, liars_of(trainer, federated.planner))
+        privacy = self._privacy(engine, secagg, num_byzantine_of(trainer, federated.planner))
         columns = list(dict.fromkeys(k for row in self.rows for k, value in row.items() if value == value))
         privacy = replace(privacy, leaves=what_left(trainer, columns))
         for callback in callbacks_of(trainer):
@@ -176,7 +176,7 @@ class RunFolder(pl.Callback):
         write_atomically(folder / "privacy.md", markdown(privacy))
         write_atomically(folder / "report.md", report_markdown(self.summary, PICTURES))
 
-    def _privacy(self, engine: RoundEngine, secagg: SecAgg | None, num_liars: int) -> PrivacyReport:
+    def _privacy(self, engine: RoundEngine, secagg: SecAgg | None, num_byzantine: int) -> PrivacyReport:
         planner = engine.planner
         return privacy_report(
             engine.mechanism,
@@ -191,7 +191,7 @@ class RunFolder(pl.Callback):
             protocol="" if secagg is None else secagg.statement,
             equal_weights=engine.plain_sum,
             max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
-            num_liars=num_liars,
+            num_byzantine=num_byzantine,
             fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
             disjoint_cohorts=planner.participation == "once",
         )

@@ -22,8 +22,8 @@ from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.commands.configs import SUFFIXES, find
 from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.core import Mechanism, RoundContext
+from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.journal import find_journal
-from lightning_fedq.federation.liars import liars_of
 from lightning_fedq.federation.local_model import num_coordinates
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
@@ -78,7 +78,7 @@ def report_of_config(
         raise ValueError(f"{config} has no trainer.max_epochs; say how many --rounds")
     dim = num_coordinates(cli.model, federated.buffers) if params is None else params
     return _report(
-        federated.calibrated(dim, limit, liars_of(cli.trainer, federated.planner)),
+        federated.calibrated(dim, limit, num_byzantine_of(cli.trainer, federated.planner)),
         federated.planner,
         dim,
         limit,
@@ -86,7 +86,7 @@ def report_of_config(
         secagg,
         federated.secure_aggregation,
         secure_keys=federated.seed is None,
-        num_liars=liars_of(cli.trainer, federated.planner),
+        num_byzantine=num_byzantine_of(cli.trainer, federated.planner),
         equal_weights=federated.weighting == "uniform" and federated.aggregator is None,
     )
 
@@ -125,7 +125,9 @@ def report_of_checkpoint(path: Path, rounds: int | None, delta: float, secagg: b
         secure_keys=federation["seed"] == "None",
         equal_weights=federation["weighting"] == "uniform" and federation["aggregator"] == "None",
         charges=None if ledger is None else ledger.charges,
-        num_liars=min(len((_state_with("liars", callbacks) or {"liars": ()})["liars"]), planner.cohort_size),
+        num_byzantine=min(
+            len((_state_with("liars", callbacks) or {"liars": ()})["liars"]), planner.cohort_size
+        ),
     )
     report = replace(report, leaves=(_NOT_KNOWN,))
     private_sgd = _state_with("histories", callbacks)

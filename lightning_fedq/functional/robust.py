@@ -1,7 +1,7 @@
 """Robust means of a stack of vectors, some of which lie: any may be arbitrary, NaN and infinity included.
 
 Every rule first replaces a row that is not finite by a row of zeros, so that no such row ever reaches
-arithmetic, and it still counts as one of the `liars` that the rule has to withstand. What a rule
+arithmetic, and it still counts as one of the `num_byzantine` rows that the rule has to withstand. What a rule
 withstands is its breakdown point; `check_breakdown` warns where the liars exceed it.
 
 References:
@@ -53,39 +53,39 @@ def median(rows: Tensor) -> Tensor:
     return (ordered[(len(rows) - 1) // 2] + ordered[len(rows) // 2]) / 2
 
 
-def trimmed_mean(rows: Tensor, liars: int) -> Tensor:
-    """Coordinate-wise mean without the `liars` smallest and the `liars` largest values.
+def trimmed_mean(rows: Tensor, num_byzantine: int) -> Tensor:
+    """Coordinate-wise mean without the `num_byzantine` smallest and the `num_byzantine` largest values.
 
     Args:
-        rows: `(n, dim)` floats, n > 2 liars.
-        liars: How many rows to withstand, >= 0.
+        rows: `(n, dim)` floats, n > 2 num_byzantine.
+        num_byzantine: How many rows to withstand, >= 0.
 
     Raises:
         ValueError: If nothing would be left.
     """
-    _check_liars(rows, liars, 2 * liars < len(rows), "n > 2 liars")
-    return finite_rows(rows).sort(0).values[liars : len(rows) - liars].mean(0)
+    _check_tolerated(rows, num_byzantine, 2 * num_byzantine < len(rows), "n > 2 num_byzantine")
+    return finite_rows(rows).sort(0).values[num_byzantine : len(rows) - num_byzantine].mean(0)
 
 
-def krum(rows: Tensor, liars: int) -> Tensor:
-    """The row whose n - liars - 2 nearest others are nearest. See `multi_krum`."""
-    return multi_krum(rows, liars, 1)
+def krum(rows: Tensor, num_byzantine: int) -> Tensor:
+    """The row whose n - num_byzantine - 2 nearest others are nearest. See `multi_krum`."""
+    return multi_krum(rows, num_byzantine, 1)
 
 
-def multi_krum(rows: Tensor, liars: int, count: int | None = None) -> Tensor:
-    """Mean of the rows that lie closest to their n - liars - 2 nearest neighbours.
+def multi_krum(rows: Tensor, num_byzantine: int, count: int | None = None) -> Tensor:
+    """Mean of the rows that lie closest to their n - num_byzantine - 2 nearest neighbours.
 
     Args:
-        rows: `(n, dim)` floats, n >= liars + 3 (the proof of robustness wants n >= 2 liars + 3).
-        liars: How many rows to withstand, >= 0.
-        count: How many rows to average, 1 to n; n - liars if None.
+        rows: `(n, dim)` floats, n >= num_byzantine + 3 (robustness is proven for n >= 2 num_byzantine + 3).
+        num_byzantine: How many rows to withstand, >= 0.
+        count: How many rows to average, 1 to n; n - num_byzantine if None.
 
     Raises:
         ValueError: If n or count does not fit.
     """
-    _check_liars(rows, liars, len(rows) >= liars + 3, "n >= liars + 3")
+    _check_tolerated(rows, num_byzantine, len(rows) >= num_byzantine + 3, "n >= num_byzantine + 3")
     size = len(rows)
-    count = size - liars if count is None else count
+    count = size - num_byzantine if count is None else count
     if not 1 <= count <= size:
         raise ValueError(f"count must be in [1, n = {size}], got {count}")
     kept = finite_rows(rows)
@@ -93,7 +93,7 @@ def multi_krum(rows: Tensor, liars: int, count: int | None = None) -> Tensor:
     scaled = kept.double() / kept.abs().max().clamp(min=1e-300).double()
     distances = torch.cdist(scaled, scaled, compute_mode="donot_use_mm_for_euclid_dist").square()
     distances.fill_diagonal_(math.inf)
-    scores = distances.sort(1).values[:, : size - liars - 2].sum(1)
+    scores = distances.sort(1).values[:, : size - num_byzantine - 2].sum(1)
     chosen: Tensor = kept[scores.argsort(stable=True)[:count]].mean(0)
     return chosen
 
@@ -169,20 +169,20 @@ def bucketing(rows: Tensor, order: Tensor, size: int) -> Tensor:
     return torch.stack([part.mean(0) for part in torch.split(finite_rows(rows)[order], size)])
 
 
-def breakdown_point(rule: Rule, num_rows: int, liars: int = 0) -> int:
+def breakdown_point(rule: Rule, num_rows: int, num_byzantine: int = 0) -> int:
     """Most rows that may lie arbitrarily without the result leaving the honest rows' reach.
 
     Args:
         rule: Name of a rule.
         num_rows: n.
-        liars: What the rule was told to withstand, for trimmed mean and Krum.
+        num_byzantine: What the rule was told to withstand, for trimmed mean and Krum.
     """
     half = (num_rows - 1) // 2
-    krum_bound = min(liars, max((num_rows - 3) // 2, 0))
+    krum_bound = min(num_byzantine, max((num_rows - 3) // 2, 0))
     return {
         "mean": 0,
         "median": half,
-        "trimmed_mean": liars,
+        "trimmed_mean": num_byzantine,
         "krum": krum_bound,
         "multi_krum": krum_bound,
         "geometric_median": half,
@@ -190,21 +190,21 @@ def breakdown_point(rule: Rule, num_rows: int, liars: int = 0) -> int:
     }[rule]
 
 
-def check_breakdown(rule: Rule, num_rows: int, fraction: float, liars: int = 0) -> None:
+def check_breakdown(rule: Rule, num_rows: int, fraction: float, num_byzantine: int = 0) -> None:
     """Warn if the share of liars exceeds what the rule withstands.
 
     Args:
         rule: Name of a rule.
         num_rows: n, the rows that the rule will see.
         fraction: Share of liars, in [0, 1).
-        liars: What the rule was told to withstand.
+        num_byzantine: What the rule was told to withstand.
 
     Raises:
         ValueError: If fraction is not in [0, 1).
     """
     if not 0.0 <= fraction < 1.0:
         raise ValueError(f"fraction must be in [0, 1), got {fraction}")
-    expected, most = math.ceil(fraction * num_rows - 1e-9), breakdown_point(rule, num_rows, liars)
+    expected, most = math.ceil(fraction * num_rows - 1e-9), breakdown_point(rule, num_rows, num_byzantine)
     if expected > most:
         warnings.warn(
             f"{rule} of {num_rows} rows withstands {most} liars, {expected} are expected; "
@@ -213,8 +213,8 @@ def check_breakdown(rule: Rule, num_rows: int, fraction: float, liars: int = 0) 
         )
 
 
-def _check_liars(rows: Tensor, liars: int, enough: bool, wanted: str) -> None:
-    if liars < 0:
-        raise ValueError(f"liars must be >= 0, got {liars}")
+def _check_tolerated(rows: Tensor, num_byzantine: int, enough: bool, wanted: str) -> None:
+    if num_byzantine < 0:
+        raise ValueError(f"num_byzantine must be >= 0, got {num_byzantine}")
     if not enough:
-        raise ValueError(f"the rule needs {wanted}, got n = {len(rows)} and liars = {liars}")
+        raise ValueError(f"the rule needs {wanted}, got n = {len(rows)} and num_byzantine = {num_byzantine}")

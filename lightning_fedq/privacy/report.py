@@ -170,7 +170,7 @@ def privacy_report(
     protocol: str = ASSUMED,
     equal_weights: bool = True,
     max_corrupt: float = 0.0,
-    num_liars: int = 0,
+    num_byzantine: int = 0,
     fewest_survivors: int | None = None,
     validation_choices: bool = True,
     charges: Sequence[int] | Tensor | None = None,
@@ -193,7 +193,7 @@ def privacy_report(
         equal_weights: Whether the model depends on the messages through their plain sum only: no weights,
             no robust rule.
         max_corrupt: Fraction of the cohort that may collude with a server behind secure aggregation.
-        num_liars: Clients of a cohort, at most, that don't run the protocol; they hide nobody.
+        num_byzantine: Clients of a cohort, at most, that don't run the protocol; they hide nobody.
         fewest_survivors: Clients that must confirm a sum, where the server may lie about who dropped out;
             None is a server that follows the protocol.
         validation_choices: Whether anything was picked on validation scores (smoothing, a checkpoint).
@@ -220,7 +220,7 @@ def privacy_report(
         secure_aggregation,
         equal_weights,
         max_corrupt,
-        num_liars,
+        num_byzantine,
         fewest_survivors,
     )
     population = Population(mechanism, setting, total, charges)

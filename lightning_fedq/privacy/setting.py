@@ -37,7 +37,7 @@ class Setting:
         secure_aggregation: Whether the server is handed sums only.
         equal_weights: Whether the model depends on the messages through their plain sum only.
         max_corrupt: Fraction of the cohort that may collude with a server behind secure aggregation.
-        num_liars: Clients, >= 0, that don't run the protocol; what they add to a sum hides nobody.
+        num_byzantine: Clients, >= 0, that don't run the protocol; what they add to a sum hides nobody.
         fewest_survivors: Clients without whose confirmation no sum opens, where a server behind secure
             aggregation may lie about who dropped out (`SecAgg(active=True)`): it may leave out all others,
             and choose whom. None is a server that follows the protocol.
@@ -54,7 +54,7 @@ class Setting:
     secure_aggregation: bool = False
     equal_weights: bool = True
     max_corrupt: float = 0.0
-    num_liars: int = 0
+    num_byzantine: int = 0
     fewest_survivors: int | None = None
 
     def __post_init__(self) -> None:
@@ -63,8 +63,8 @@ class Setting:
                 "dropout_probability and max_corrupt in [0, 1) and rounds >= 0 are needed, "
                 f"got {self.dropout_probability}, {self.max_corrupt} and {self.rounds}"
             )
-        if self.num_liars < 0:
-            raise ValueError(f"num_liars must be >= 0, got {self.num_liars}")
+        if self.num_byzantine < 0:
+            raise ValueError(f"num_byzantine must be >= 0, got {self.num_byzantine}")
         size = len(self.context.cohort)
         if self.fewest_survivors is not None and not 1 <= self.fewest_survivors <= size:
             raise ValueError(
@@ -76,14 +76,14 @@ class Setting:
     def num_corrupt(self) -> int:
         """Clients that may collude with the server, as the protocol rounds them, and those that lie."""
         size = len(self.context.cohort)
-        return min(math.floor(self.max_corrupt * size) + self.num_liars, size)
+        return min(math.floor(self.max_corrupt * size) + self.num_byzantine, size)
 
     def _known_to(self, adversary: Adversary) -> int:
         """Clients whose part of a sum hides nobody from an adversary, as far as it comes from the setting."""
         if adversary is Adversary.SECAGG_SERVER:
             return self.num_corrupt
-        curious = adversary is Adversary.CLIENT and self.num_liars > 0
-        return min(self.num_liars + curious, len(self.context.cohort))
+        curious = adversary is Adversary.CLIENT and self.num_byzantine > 0
+        return min(self.num_byzantine + curious, len(self.context.cohort))
 
     def available(self, claim: PrivacyClaim) -> float:
         """Delta that is left for the mechanism.
@@ -148,7 +148,7 @@ class Setting:
         """The claim that fits, for every adversary: about every client, or about one."""
         context = replace(self.context, num_corrupt=self.num_corrupt)
         own = _claims(mechanism, client, context)
-        if self.num_liars:
+        if self.num_byzantine:
             own |= {who: self._among_liars(mechanism, client, own, who) for who in _WIDER_VIEW}
         return {who: self._fitting(own, who, mechanism) for who in Adversary}
 
@@ -167,7 +167,8 @@ class Setting:
         wider, known = own[_WIDER_VIEW[adversary]], self._known_to(adversary)
         if own[adversary].loss == wider.loss:
             return own[adversary]
-        lie = f"{self.num_liars} clients lie and count as known to the adversary; all others run their coins"
+        count = self.num_byzantine
+        lie = f"{count} clients lie and count as known to the adversary; all others run their coins"
         honest, colluding = (
             _claims(mechanism, client, replace(self.context, num_corrupt=n))[Adversary.SECAGG_SERVER]
             for n in (0, known)
@@ -195,7 +196,7 @@ class Setting:
             )
         if claim.loss == claims[wider].loss:
             return claim
-        if not self.num_liars and not isinstance(claim.loss, NonPrivate):
+        if not self.num_byzantine and not isinstance(claim.loss, NonPrivate):
             claim = replace(claim, assumptions=(*claim.assumptions, _HONEST))
         if adversary is Adversary.SECAGG_SERVER and self.fewest_survivors is not None:
             return self._against_a_liar(claim, claims[wider], mechanism, self.fewest_survivors)

@@ -74,8 +74,8 @@ def attacked_round(attack, mechanism=None, fraction=0.3, updates=None, stack=4, 
 
 def expected_mean(byzantine, updates, lie):
     rows = updates.clone()
-    liars = sorted(byzantine.liars)
-    honest = [c for c in byzantine._plan.survivors if c not in byzantine.liars]
+    liars = sorted(byzantine.byzantine)
+    honest = [c for c in byzantine._plan.survivors if c not in byzantine.byzantine]
     rows[liars] = lie(updates[liars], updates[honest])
     return rows.mean(0)
 
@@ -93,7 +93,7 @@ def expected_mean(byzantine, updates, lie):
 )
 def test_update_attacks_whatever_the_stacks(attack, scale, lie, stack):
     engine, byzantine, updates = attacked_round(attack, scale=scale, stack=stack)
-    assert len(byzantine.liars) == 3
+    assert len(byzantine.byzantine) == 3
     torch.testing.assert_close(engine.weights, expected_mean(byzantine, updates, lie), atol=1e-5, rtol=1e-4)
 
 
@@ -196,7 +196,7 @@ def test_no_liars_change_nothing():
         plain.start()
         plain.receive(range(CLIENTS), updates.clone())
         plain.finish()
-        assert not byzantine.liars
+        assert not byzantine.byzantine
         torch.testing.assert_close(engine.weights, plain.weights)
 
 
@@ -237,10 +237,10 @@ def test_label_flip_changes_the_liars_labels_only(clients_per_step, monkeypatch)
         trainer_of(federated, byzantine, epochs=1).fit(Classifier(), datamodule=Digits())
         assert federated.clients_per_step_chosen == clients_per_step
         labels[fraction] = {client: torch.cat(parts) for client, parts in seen.items()}
-    assert len(byzantine.liars) == 3 and set(labels[0.3]) == set(range(CLIENTS))
+    assert len(byzantine.byzantine) == 3 and set(labels[0.3]) == set(range(CLIENTS))
     for client, flipped in labels[0.3].items():
         plain = labels[0.0][client]
-        assert torch.equal(flipped, 9 - plain if client in byzantine.liars else plain)
+        assert torch.equal(flipped, 9 - plain if client in byzantine.byzantine else plain)
 
 
 def test_liars_break_the_mean_and_not_a_robust_rule():
@@ -248,10 +248,10 @@ def test_liars_break_the_mean_and_not_a_robust_rule():
     liars = lambda fraction: ByzantineClients(fraction, "sign_flip", scale=10.0)  # noqa: E731
     honest, *_ = run(liars(0.0))
     broken, *_ = run(liars(0.2))
-    saved, federated, trainer = run(liars(0.2), aggregator=RobustAggregation("multi_krum", liars=2))
+    saved, federated, trainer = run(liars(0.2), aggregator=RobustAggregation("multi_krum", num_byzantine=2))
     median, *_ = run(liars(0.2), aggregator=RobustAggregation("median"))
     assert honest > 0.7 and broken < 0.3 and saved > 0.7 and median > 0.6
-    assert trainer.callback_metrics["byzantine/liars"].item() == 2
+    assert trainer.callback_metrics["byzantine/num_byzantine"].item() == 2
     assert federated.engine.tampering is None  # taken off again
 
 
@@ -265,7 +265,7 @@ def test_a_rule_that_withstands_too_few_warns():
         run(
             ByzantineClients(0.3, "sign_flip"),
             epochs=1,
-            aggregator=RobustAggregation("trimmed_mean", liars=1),
+            aggregator=RobustAggregation("trimmed_mean", num_byzantine=1),
         )
 
 
@@ -318,7 +318,7 @@ def test_liars_are_filtered_early_and_weights_refused():
     with pytest.raises(ValueError, match="leave client_weights out"):
         Federated(FedAvg(), CLIENTS, aggregator=RobustAggregation("median"), weighting="samples")
     with pytest.raises(ValueError, match="needs 13 clients or more, a round has 10"):
-        Federated(FedAvg(), CLIENTS, aggregator=RobustAggregation("krum", liars=10))
+        Federated(FedAvg(), CLIENTS, aggregator=RobustAggregation("krum", num_byzantine=10))
 
 
 # ---- what is claimed among liars ---------------------------------------------------------------------------
@@ -337,7 +337,7 @@ def test_liars_count_in_report_budget_and_checkpoint(tmp_path):
     engine = federated.engine
     context, charges = engine.context(engine.planner.plan(0, engine.mechanism)), [2] * CLIENTS
     settings = {"rounds": 2, "delta": 1e-5, "charges": charges}
-    none, eight = (privacy_report(LDPQ(0.5), context, num_liars=n, **settings) for n in (0, 8))
+    none, eight = (privacy_report(LDPQ(0.5), context, num_byzantine=n, **settings) for n in (0, 8))
     expected = eight.row(Adversary.OUTSIDER).epsilon_run
     assert expected > 1.5 * none.row(Adversary.OUTSIDER).epsilon_run
     assert outsider["epsilon_run"] == pytest.approx(expected) == pytest.approx(limit.epsilon_spent)

@@ -147,7 +147,7 @@ def test_breakdown_points_and_their_warning():
     assert [breakdown_point(rule, 10) for rule in ("geometric_median", "centered_clipping")] == [4, 4]
     check_breakdown("median", 11, 0.45)
     with pytest.warns(UserWarning, match="trimmed_mean of 10 rows withstands 1 liars, 2 are expected"):
-        check_breakdown("trimmed_mean", 10, 0.2, liars=1)
+        check_breakdown("trimmed_mean", 10, 0.2, num_byzantine=1)
     with pytest.raises(ValueError, match=r"fraction must be in \[0, 1\), got 1.0"):
         check_breakdown("median", 10, 1.0)
 
@@ -162,9 +162,9 @@ def test_finite_rows_are_left_alone():
     [
         (lambda: median(torch.zeros(3)), r"rows must be \(n, dim\)"),
         (lambda: median(torch.zeros(0, 3)), "n >= 1"),
-        (lambda: trimmed_mean(torch.zeros(4, 1), 2), "n > 2 liars, got n = 4 and liars = 2"),
-        (lambda: trimmed_mean(torch.zeros(4, 1), -1), "liars must be >= 0"),
-        (lambda: krum(torch.zeros(4, 1), 2), "n >= liars \\+ 3"),
+        (lambda: trimmed_mean(torch.zeros(4, 1), 2), "n > 2 num_byzantine, got n = 4 and num_byzantine = 2"),
+        (lambda: trimmed_mean(torch.zeros(4, 1), -1), "num_byzantine must be >= 0"),
+        (lambda: krum(torch.zeros(4, 1), 2), "n >= num_byzantine \\+ 3"),
         (lambda: multi_krum(torch.zeros(5, 1), 1, 6), r"count must be in \[1, n = 5\]"),
         (lambda: centered_clipping(torch.zeros(4, 1), radius=0.0), "radius must be > 0"),
         (lambda: centered_clipping(torch.zeros(4, 1), iterations=0), "iterations must be >= 1"),

@@ -178,7 +178,7 @@ def test_noise_whose_law_is_known_to_a_distance_has_no_pure_epsilon():
 
 def among_liars(mechanism, liars: int, clients: int = 20, **settings) -> dict[Adversary, PrivacyClaim]:
     settings = {"secure_aggregation": True, **settings}
-    return Setting(context(mechanism, clients), 1, 1e-5, num_liars=liars, **settings).claims(mechanism)
+    return Setting(context(mechanism, clients), 1, 1e-5, num_byzantine=liars, **settings).claims(mechanism)
 
 
 @pytest.mark.parametrize("mechanism", [LDPQ(0.5), DistributedDiscreteGaussian(1.0, 1.0, 0.05)])
@@ -219,7 +219,7 @@ def test_what_others_do_is_assumed_in_words():
 
 
 def test_a_number_of_liars_is_checked():
-    with pytest.raises(ValueError, match="num_liars must be >= 0, got -1"):
+    with pytest.raises(ValueError, match="num_byzantine must be >= 0, got -1"):
         among_liars(LDPQ(0.5), -1)
 
 

@@ -10,12 +10,12 @@ from lightning_fedq.rounds import RoundPlanner
 class Lying(Protocol):
     """A callback that makes clients of a simulation lie."""
 
-    def num_liars(self, num_clients: int) -> int:
+    def num_byzantine(self, num_clients: int) -> int:
         """Number of Byzantine clients among so many."""
 
 
-def liars_of(trainer: pl.Trainer, planner: RoundPlanner) -> int:
+def num_byzantine_of(trainer: pl.Trainer, planner: RoundPlanner) -> int:
     """Clients of a cohort, at most, that the trainer's callbacks make lie."""
     callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    numbers = [c.num_liars(planner.num_clients) for c in callbacks if isinstance(c, Lying)]
+    numbers = [c.num_byzantine(planner.num_clients) for c in callbacks if isinstance(c, Lying)]
     return min(sum(numbers), planner.cohort_size)
