@@ -131,7 +131,7 @@ def golden_symbols(mechanism: Mechanism) -> str:
 
 
 def check_mechanism(mechanism: Mechanism, rules: Iterable[str] | None = None) -> None:
-    """Hold a mechanism against the contract; some seconds.
+    """Hold a mechanism against the contract. Some seconds.
 
     Args:
         mechanism: With settings as they would be used. Where it draws little noise, errors show better.
@@ -265,7 +265,7 @@ def same_streams_same_message(mechanism: Mechanism) -> None:
 
 @_rule
 def fresh_coins(mechanism: Mechanism) -> None:
-    """Another client, round, attempt or seed draws other coins; who draws none promises nothing."""
+    """Another client, round, attempt or seed draws other coins. Who draws none promises nothing."""
     rule = "fresh_coins"
     if not _draws(mechanism):
         claims = mechanism.claims(context_of(mechanism, (4, 9), _SEGMENTS))
@@ -408,7 +408,7 @@ def _directions(exact: Tensor) -> dict[str, Tensor]:
 
 @_rule
 def unbiased(mechanism: Mechanism) -> None:
-    """The decoded mean is right on average: odd cohorts, lone clients, groups that lost one; 60 rounds."""
+    """The decoded mean is right on average: odd cohorts, lone clients, groups that lost one. 60 rounds."""
     if not mechanism.unbiased:
         return
     for clients, answered in _COHORTS:
@@ -462,7 +462,7 @@ def any_float_type(mechanism: Mechanism) -> None:
 
 @_rule
 def devices_agree(mechanism: Mechanism) -> None:
-    """Symbols are the same on every device, and stay there; a GPU is tried where there is one."""
+    """Symbols are the same on every device, and stay there. A GPU is tried where there is one."""
     context, updates = _standard(mechanism)
     here = encode(mechanism, updates, context).symbols
     mean = decode(mechanism, here, context.cohort, context)
@@ -480,7 +480,7 @@ def devices_agree(mechanism: Mechanism) -> None:
 
 @_rule
 def clips_and_counts(mechanism: Mechanism) -> None:
-    """What lies outside the range is clipped and counted, or arrives as it was."""
+    """Values outside the range are clipped and counted, or arrive as they were."""
     rule, context = "clips_and_counts", context_of(mechanism, (1,), (64,))
     ones = torch.ones(1, 64)
     far, farther = (encode(mechanism, size * ones, context) for size in (2.0**80, 2.0**100))
@@ -507,7 +507,7 @@ def clips_and_counts(mechanism: Mechanism) -> None:
 
 @_rule
 def two_neighbours(mechanism: Mechanism) -> None:
-    """`worst_pair` gives two different finite updates; zero is the second if a claim is about zeroing out."""
+    """`worst_pair` gives two different finite updates. Zero is the second if a claim is about zeroing out."""
     rule = "two_neighbours"
     context = context_of(mechanism, (4, 9, 2, 7), (5, 3), radius=(1.0, 2.0), center=(0.5, 0.0))
     high, low = mechanism.worst_pair(9, context, PublicRandomness(SeededKeys(0), 0))
