@@ -27,7 +27,7 @@ ROOT = DOCS.parent
 PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
 PUBLIC = (
     *("callbacks", "mechanisms", "data", "datasets", "models", "ranges", "rounds", "aggregation", "secagg"),
-    *("privacy.target", "privacy.report", "core", "losses", "randomness", "wire.coding", "testing"),
+    *("privacy.target", "privacy.report", "core", "losses", "randomness", "wire.coding"),
     "testing",
 )
 """Modules whose names are public, beside those of `lightning_fedq` itself."""

@@ -96,7 +96,7 @@ class RoundPlanner:
 
     @property
     def num_rounds(self) -> int | None:
-        """Disjoint cohorts that there are; None where every round draws its own."""
+        """Disjoint cohorts that there are. None where every round draws its own."""
         return self.num_clients // self.cohort_size if self.participation == "once" else None
 
     def _cohort(self, round: int) -> list[int]:

@@ -115,7 +115,7 @@ class RoundServer:
     # ---- one round --------------------------------------------------------------------------------
 
     def coming_plan(self) -> RoundPlan:
-        """The plan of the round to come; where every disjoint cohort has had its own, of the last one."""
+        """The plan of the round to come. Where every disjoint cohort has had its own, of the last one."""
         last = self.planner.num_rounds
         return self.planner.plan(self.round if last is None else min(self.round, last - 1), self.mechanism)
 
