@@ -22,18 +22,34 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.audit.views import Array
-from lightning_fedq.core import Adversary, Mechanism, Message, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.core import (
+    Adversary,
+    AuditCase,
+    Mechanism,
+    Message,
+    NonPrivate,
+    PrivacyClaim,
+    RoundContext,
+)
+from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.randomness import ClientRandomness, Keys, PublicRandomness, SeededKeys
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundPlanner
 
 Integers = NDArray[np.int64]
 
-CALIBRATION = 1 << 40
+CALIBRATION = 1 << 41
 """Rounds from here on choose the edges of bins and are not counted."""
 _BINS = 32
 _FEWEST_CALIBRATED = 4000
 MOST_CALIBRATIONS = 512
+SEGMENTS = (512, 509)  # an odd tail: a last coordinate, and bits that pad it to bytes
+FEW_SEGMENTS = (2, 1)
+CROWD_SEGMENTS = (5, 3)
+CROWD = 64
+"""Clients that are attacked at once, where each message is one draw."""
+_DROPOUTS_DELTA = 0.02
+"""Half of it pays for rounds in which too few answer."""
 _SERVERS = (Adversary.SERVER, Adversary.SERVER_AND_PARTNER, Adversary.SECAGG_SERVER)
 
 
@@ -86,8 +102,11 @@ class HeldKeys(Keys):
 class FixedPlanner(RoundPlanner):
     """Everybody takes part in every round, in groups of neighbours. The last ones never answer.
 
+    With a `dropout_probability` clients drop out, for two rounds each time; a victim that does not answer
+    would show nothing, so it answers.
+
     Args:
-        num_dropped: How many of the cohort do not answer.
+        num_dropped: How many of the cohort never answer.
     """
 
     num_dropped: int = 0
@@ -99,6 +118,10 @@ class FixedPlanner(RoundPlanner):
             groups.append(tuple(range(start, start + size)))
             start += size
         silent = frozenset(range(self.num_clients - self.num_dropped, self.num_clients))
+        if self.dropout_probability:
+            drawn = np.random.default_rng([self.seed, round // 2]).random(self.num_clients)
+            silent = frozenset(np.flatnonzero(drawn < self.dropout_probability).tolist())
+            silent -= {(round // 2) % self.num_clients}
         return RoundPlan(round, tuple(groups), silent, self.seed)
 
 
@@ -145,6 +168,7 @@ class Played:
         labels: `(dim,)` which of the two inputs each coordinate of the victim held, or -1.
         public: What the server knows.
         decoded_sum: `(dim,)` the sum as the engine released it.
+        everybody: Does every client hold what the victim holds?
     """
 
     mechanism: Mechanism
@@ -155,6 +179,7 @@ class Played:
     labels: Integers
     public: PublicRandomness
     decoded_sum: Array
+    everybody: bool = False
 
     def labels_of(self, positions: int) -> Integers:
         """Labels of the positions of a view. Where symbols are no coordinates, all hold the same."""
@@ -172,7 +197,9 @@ class Played:
         return self.symbols[self.clients.index(client)]
 
     def message(self) -> Array:
-        """The victim's message."""
+        """The victim's message; all of them, one after the other, where everybody is one."""
+        if self.everybody:
+            return np.asarray(self.symbols.flatten().numpy(), np.float64)
         return np.asarray(self.row(self.victim).numpy(), np.float64)
 
     def decoded_message(self) -> Array:
@@ -181,7 +208,15 @@ class Played:
 
     def total(self) -> Array:
         """The sum of all messages, modulo what the mechanism takes it modulo."""
-        total = self.symbols.sum(0, dtype=torch.int64)
+        return self._total(self.symbols)
+
+    def total_of_others(self) -> Array:
+        """That sum less what a curious client sent."""
+        kept = [row for row, client in enumerate(self.clients) if client != self.curious]
+        return self._total(self.symbols[kept])
+
+    def _total(self, symbols: Tensor) -> Array:
+        total = symbols.sum(0, dtype=torch.int64)
         if (modular := self.mechanism.symbol_modulus(self.context)) is not None:
             total = total % modular[0]
         return np.asarray(total.numpy(), np.float64)
@@ -269,6 +304,10 @@ class Bench:
         concentrated: Put the whole difference into the first coordinate; else all coordinates differ.
         num_clients: Size of the cohort.
         num_dropped: How many of them do not answer.
+        everybody: Does every client hold one of the two inputs, the same, so that each message is a draw?
+        to_center: Is the second input the centre of the range?
+        dropout_probability: Chance that a client does not answer.
+        fewest_survivors: Clients that confirm a sum; the others never answer.
         level: What the pair may depend on: the streams that this adversary holds.
     """
 
@@ -281,17 +320,40 @@ class Bench:
         concentrated: bool = False,
         num_clients: int = 4,
         num_dropped: int = 0,
+        everybody: bool = False,
+        to_center: bool = False,
+        dropout_probability: float = 0.0,
+        fewest_survivors: int | None = None,
         level: Adversary = Adversary.OUTSIDER,
     ) -> None:
         self.mechanism, self.segments, self.concentrated = mechanism, segments, concentrated
+        self.everybody, self._to_center = everybody, to_center
+        if fewest_survivors is not None:
+            num_dropped = num_clients - fewest_survivors
         self.keys: list[Keys] = [SeededKeys(3 * seed + world) for world in range(3)]
         self._decoy, self._level = SeededKeys(3 * seed + (1 << 50)), level
         self.dim = sum(segments)
-        self._planner = FixedPlanner(num_clients, 0, num_dropped=num_dropped)
+        self._planner = FixedPlanner(
+            num_clients, 0, dropout_probability=dropout_probability, num_dropped=num_dropped
+        )
         self.groups = self._planner.plan(0, mechanism).groups
-        self.clients = self._planner.plan(0, mechanism).survivors
+        self.clients = tuple(range(num_clients - num_dropped))
+        """Who may answer."""
         self._range = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
         self.claims = {claim.adversary: claim for claim in mechanism.claims(self.context(0))}
+        self.failure = 0.0
+        """Chance of rounds that the claims do not speak of; delta pays for it."""
+        if dropout_probability or fewest_survivors is not None:
+            setting = Setting(
+                self.context(0),
+                1,
+                _DROPOUTS_DELTA,
+                dropout_probability=dropout_probability,
+                secure_aggregation=True,
+                fewest_survivors=fewest_survivors,
+            )
+            self.claims = setting.claims(mechanism)
+            self.failure = _DROPOUTS_DELTA / 2.0 if dropout_probability else 0.0
         # the others: all high, all low, opposite, zero; the pattern changes from coordinate to coordinate
         high = torch.tensor([1.0, -1.0, 1.0, 0.0], dtype=torch.float64).repeat(self.dim)[: self.dim]
         opposite = torch.tensor([1.0, -1.0, -1.0, 0.0], dtype=torch.float64).repeat(self.dim)[: self.dim]
@@ -300,7 +362,37 @@ class Bench:
         self.num_symbols = self._probe()
         self.aligned = self.num_symbols == self.dim
         """Is there one symbol for every coordinate? Only then do the layers hold opposite inputs."""
+        message = self.private_claim(Adversary.EAVESDROPPER)
+        counted = message is not None and message.compositions == self.num_symbols
+        self.symbolic = self.aligned or counted
+        """Is a symbol the unit of a claim?"""
+        self.rotated = self.symbolic and not self.aligned and mechanism.homomorphic and self.follows_streams
+        """Is there one symbol for every rotated coordinate, all of which differ alike?"""
         self._pairs: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @classmethod
+    def of(
+        cls, case: AuditCase, seed: int, segments: tuple[int, int], num_clients: int, level: Adversary
+    ) -> Bench:
+        """The bench of a case, for so many clients."""
+        return cls(
+            case.mechanism,
+            seed,
+            segments,
+            concentrated=case.concentrated,
+            num_clients=num_clients,
+            num_dropped=case.num_dropped,
+            everybody=case.everybody,
+            to_center=case.to_center,
+            dropout_probability=case.dropout_probability,
+            fewest_survivors=case.fewest_survivors,
+            level=level,
+        )
+
+    @property
+    def draws(self) -> int:
+        """Draws of one coordinate that a round gives."""
+        return len(self.clients) if self.everybody else 1 if self.concentrated else self.dim
 
     def context(self, round: int) -> RoundContext:
         """The public part of a round."""
@@ -328,6 +420,8 @@ class Bench:
         known = HeldKeys(self._level, keys, self._decoy)
         public = PublicRandomness(known, round)
         high, low = self.mechanism.worst_pair(victim, self.context(round), public)
+        if self._to_center:
+            low = self.context(round).expand(self._range[0])
         if self.concentrated and not self.follows_streams:
             low = torch.cat([low[:1], torch.zeros(self.dim - 1, dtype=torch.float64)])
             high = torch.cat([high[:1], torch.zeros(self.dim - 1, dtype=torch.float64)])
@@ -337,7 +431,7 @@ class Bench:
 
     def _labels(self, turned: int, high: Tensor, low: Tensor) -> Integers:
         labels = np.full(self.dim, turned, np.int64)
-        if self.concentrated:
+        if self.concentrated or self.everybody:
             return labels
         if self.aligned:
             labels[self.segments[0] :] = 1 - turned
@@ -366,29 +460,38 @@ class Bench:
     def _play(self, engine: RoundEngine, keys: Keys, victim: int, round: int, turned: int) -> Played:
         high, low = self.pair(victim, round, keys)
         labels = self._labels(turned, high, low)
-        updates = self.others.clone()
-        updates[self.clients.index(victim)] = torch.where(torch.from_numpy(labels) == 1, low, high)
         engine.round, engine.attempt = round, 0
         engine.weights = torch.zeros(self.dim, dtype=torch.float64)
         plan = engine.start()
-        context = engine.context(plan)
-        engine.receive(plan.survivors, updates)
+        context, answer = engine.context(plan), plan.survivors
+        updates = self.others[list(answer)].clone()
+        if self.everybody:
+            updates = torch.stack([self.pair(client, round, keys)[turned] for client in answer])
+        else:
+            updates[answer.index(victim)] = torch.where(torch.from_numpy(labels) == 1, low, high)
+        engine.receive(answer, updates)
         record = engine.finish()
         if record.aborted:
             raise ValueError(f"a round of the audit was given up: {record.aborted}")
         wire = engine.tampering
         assert isinstance(wire, _Wire)
-        released = np.asarray((engine.weights * len(self.clients)).numpy(), np.float64)
+        released = np.asarray((engine.weights * len(answer)).numpy(), np.float64)
         public = PublicRandomness(keys, round)
-        return Played(self.mechanism, context, self.clients, victim, wire.symbols, labels, public, released)
+        everybody = self.everybody
+        return Played(
+            self.mechanism, context, answer, victim, wire.symbols, labels, public, released, everybody
+        )
 
     def calibration(self, at_most: int) -> list[Played]:
         """Some rounds that are not counted. `at_most` so many."""
-        rounds = 2 * (1 + _FEWEST_CALIBRATED // (2 * (1 if self.concentrated else self.dim)))
-        first, victims = CALIBRATION + 1, self.clients
+        victims = self.clients
+        few = self.everybody or self.concentrated
+        every = 2 if few else 2 * len(victims)  # groups have classes of their own
+        rounds = max(2 * (1 + _FEWEST_CALIBRATED // (2 * self.draws)), every)
+        first = CALIBRATION - CALIBRATION % every
         return [
-            self.play_alone(self.keys[2], victims[(i // 2) % len(victims)], i % 2, first + i)
-            for i in range(min(rounds, at_most))
+            self.play_alone(self.keys[2], victims[(round // 2) % len(victims)], round % 2, round)
+            for round in range(first, first + min(rounds, at_most))
         ]
 
     @staticmethod

@@ -32,8 +32,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fedq.audit.bench import Bench, HeldKeys, Played
-from lightning_fedq.audit.simulation import FEW_SEGMENTS, cohort_size, share_of
+from lightning_fedq.audit.bench import CROWD_SEGMENTS, FEW_SEGMENTS, Bench, HeldKeys, Played
+from lightning_fedq.audit.simulation import cohort_size, share_of
 from lightning_fedq.audit.views import Array, Finding, View
 from lightning_fedq.core import Adversary, AuditCase, Mechanism, PrivacyClaim
 from lightning_fedq.randomness import SeededKeys
@@ -97,17 +97,12 @@ def audit_knowledge(
         raise ValueError(f"trials must be a positive multiple of 4, got {trials}")
     case = attacked if isinstance(attacked, AuditCase) else AuditCase(attacked)
     size = num_clients or case.num_clients or cohort_size(case.mechanism)
+    segments = SEGMENTS
+    if case.concentrated or case.everybody:
+        segments = FEW_SEGMENTS if case.concentrated else CROWD_SEGMENTS
     findings: list[Finding] = []
     for together in _HELD_ALIKE:
-        bench = Bench(
-            case.mechanism,
-            seed,
-            FEW_SEGMENTS if case.concentrated else SEGMENTS,
-            concentrated=case.concentrated,
-            num_clients=size,
-            num_dropped=case.num_dropped,
-            level=together[0],
-        )
+        bench = Bench.of(case, seed, segments, size, together[0])
         seen = [sight for who in together if who in against and (sight := _sight(bench, who))]
         if seen:
             findings += _judge(bench, seen, trials, alpha / len(Adversary), seed, cells, repetitions)
@@ -118,16 +113,17 @@ def _sight(bench: Bench, adversary: Adversary) -> _Sight | None:
     claim = bench.private_claim(adversary)
     if claim is None:
         return None
-    symbols = bench.aligned or claim.compositions == bench.num_symbols
-    message = Played.message if symbols else Played.decoded_message
+    message = Played.message if bench.symbolic else Played.decoded_message
     if adversary is Adversary.CLIENT:
         if len(bench.clients) < 2:
             return None  # nobody else is there
-        return _Sight(adversary, "the sum less what a curious client knows", Played.others, claim)
+        others = Played.total_of_others if bench.rotated else Played.others
+        return _Sight(adversary, "the sum less what a curious client knows", others, claim)
     if adversary is Adversary.OUTSIDER:
-        return _Sight(adversary, "the released sum", Played.released, claim)
+        released = Played.total if bench.rotated else Played.released  # whoever knows the rotation
+        return _Sight(adversary, "the released sum", released, claim)
     if adversary is Adversary.SECAGG_SERVER and bench.mechanism.homomorphic:
-        if symbols:
+        if bench.symbolic:
             return _Sight(adversary, "the sum of all messages", Played.total, claim)
         return _Sight(adversary, "the decoded sum of all messages", Played.released, claim)
     if adversary is Adversary.SERVER and len(bench.groups[0]) > 1 and bench.aligned:

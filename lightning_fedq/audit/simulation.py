@@ -24,20 +24,32 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_fedq.audit.bench import CALIBRATION, MOST_CALIBRATIONS, Bench, Bins, Integers, Played
+from lightning_fedq.audit.bench import (
+    CALIBRATION,
+    CROWD,
+    CROWD_SEGMENTS,
+    FEW_SEGMENTS,
+    MOST_CALIBRATIONS,
+    SEGMENTS,
+    Bench,
+    Bins,
+    Integers,
+    Played,
+)
 from lightning_fedq.audit.views import Array, Finding, View
 from lightning_fedq.core import Adversary, AuditCase, Loss, Mechanism, PrivacyClaim
 
-SEGMENTS = (512, 509)  # an odd tail: a last coordinate, and bits that pad it to bytes
-FEW_SEGMENTS = (2, 1)
 _WIRE_ROUNDS = 400
 _GROUP_PATTERNS = 4
+_FEWEST_ANSWERS = 2
 _LEVELS = (
-    (Adversary.OUTSIDER, (Adversary.EAVESDROPPER, Adversary.OUTSIDER)),
-    (Adversary.CLIENT, (Adversary.CLIENT,)),
     (Adversary.SERVER, (Adversary.SERVER, Adversary.SECAGG_SERVER)),
+    (Adversary.CLIENT, (Adversary.CLIENT,)),
+    (Adversary.OUTSIDER, (Adversary.EAVESDROPPER, Adversary.OUTSIDER)),
 )
-"""Where the worst pair follows streams: whose streams, and who is attacked with it."""
+"""Where the worst pair follows streams: whose streams, and who is attacked with it; who knows most comes
+first."""
+_SUMS = (Adversary.SECAGG_SERVER, Adversary.OUTSIDER, Adversary.CLIENT)
 
 
 _MOST_TRIED = 32
@@ -51,6 +63,7 @@ class _Look:
     extract: Callable[[Played], Array]
     bins: Bins
     view: View
+    promise: Loss
 
 
 def cohort_size(mechanism: Mechanism) -> int:
@@ -88,30 +101,25 @@ def audit(
         ValueError: If there are too few draws for two halves, or a round of the case is given up.
     """
     case = attacked if isinstance(attacked, AuditCase) else AuditCase(attacked, concentrated)
-    segments = FEW_SEGMENTS if case.concentrated else SEGMENTS
-    fewest = 64 if case.concentrated else 8 * sum(segments)
+    segments = SEGMENTS
+    if case.concentrated or case.everybody:
+        segments = FEW_SEGMENTS if case.concentrated else CROWD_SEGMENTS
+    size = case.num_clients or (CROWD if case.everybody else cohort_size(case.mechanism))
+    first = Bench.of(case, seed, segments, size, Adversary.SERVER)
+    fewest = 64 if case.concentrated else 8 * first.draws
     if draws < fewest:
         raise ValueError(f"draws must be >= {fewest}, got {draws}")
-
-    def bench(level: Adversary) -> Bench:
-        size = case.num_clients or cohort_size(case.mechanism)
-        return Bench(
-            case.mechanism,
-            seed,
-            segments,
-            concentrated=case.concentrated,
-            num_clients=size,
-            num_dropped=case.num_dropped,
-            level=level,
-        )
-
-    first = bench(Adversary.OUTSIDER)
+    levels = _LEVELS
     if not first.follows_streams:
-        runs = [_Run(first, tuple(Adversary), draws)]
-    else:
-        levels = [(level, who) for level, who in _LEVELS if any(first.private_claim(a) for a in who)]
-        runs = [_Run(bench(level), who, max(draws // len(levels), fewest)) for level, who in levels]
-    runs = [run for run in runs if run.looks]
+        levels = ((Adversary.SERVER, tuple(Adversary)),)
+    runs: list[_Run] = []
+    for level, who in levels:
+        adversaries = tuple(one for one in who if one in _SUMS or not case.only_sums)
+        promised = [look.promise for run in runs for look in run.looks]
+        bench = Bench.of(case, seed, segments, size, level)
+        runs += [run] if (run := _Run(bench, adversaries, draws, promised)).looks else []
+    for run in runs:
+        run.play(max(draws // len(runs), fewest))
     count = sum(len(run.views) + 1 for run in runs)
     return tuple(finding for run in runs for finding in run.judge(alpha / count))
 
@@ -119,22 +127,26 @@ def audit(
 class _Run:
     """Rounds of two worlds, with everything that is looked at."""
 
-    def __init__(self, bench: Bench, adversaries: tuple[Adversary, ...], draws: int) -> None:
+    def __init__(
+        self, bench: Bench, adversaries: tuple[Adversary, ...], draws: int, promised: list[Loss]
+    ) -> None:
         self._bench = bench
-        rounds = draws // (1 if bench.concentrated else bench.dim) // 2 * 2
-        self.looks = _looks(bench, adversaries, rounds)
+        self.looks = _looks(bench, adversaries, draws // bench.draws // 2 * 2, promised)
         self.views: list[View] = []
-        if self.looks:
-            self._play(rounds)
 
-    def _play(self, rounds: int) -> None:
+    def play(self, draws: int) -> None:
+        """Play as many rounds as give so many draws of one coordinate."""
         bench, joint = self._bench, _Joint(self._bench, self.looks[0])
-        wire = None if bench.concentrated else _WireBits.of(bench)
+        rounds = draws // bench.draws // 2 * 2
+        message = self.looks[0].extract in (Played.message, Played.decoded_message)
+        wire = _WireBits.of(bench) if message and not bench.concentrated else None
         self._error, self._grid = _MeanError(bench), _OnGrid(bench)
         for round in range(rounds):
             half = int(2 * (round // 2 * 2) >= rounds)
             for world in (0, 1):
                 played = bench.play(round, world)
+                if len(played.clients) < _FEWEST_ANSWERS:
+                    continue  # nobody else is there; delta pays for it
                 self._grid.add(played)
                 for number, look in enumerate(self.looks):
                     classes = look.bins.fine(look.extract(played))
@@ -158,35 +170,42 @@ class _Run:
         )
 
 
-def _looks(bench: Bench, adversaries: tuple[Adversary, ...], rounds: int) -> list[_Look]:
+def _looks(bench: Bench, adversaries: tuple[Adversary, ...], rounds: int, before: list[Loss]) -> list[_Look]:
     """View of every adversary with a claim.
 
     The first one is also looked at twice in a row.
 
     Who sees a function of what was looked at before, and is promised the same, is left out: the released sum
-    where the sum of the messages is there, everybody where each message protects itself.
+    where the sum of the messages is there, everybody where each message protects itself. All messages of a
+    group are no function of one.
+
+    Args:
+        bench: Of the streams that these adversaries hold.
+        adversaries: Who looks.
+        rounds: How many there will be.
+        before: What was promised to those who have looked already, with more streams.
     """
     claims = {who: bench.private_claim(who) for who in adversaries}
-    message = bench.private_claim(Adversary.EAVESDROPPER)
-    symbols = bench.aligned or (message is not None and message.compositions == bench.num_symbols)
     coupled, summed = len(bench.groups[0]) > 1, bench.mechanism.homomorphic
-    one = Played.message if symbols else Played.decoded_message
+    one = Played.message if bench.symbolic else Played.decoded_message
+    others = Played.total_of_others if bench.rotated else Played.others
     wanted: list[tuple[str, Adversary, Callable[[Played], Array], bool]] = [
         ("one message", Adversary.EAVESDROPPER, one, True),
         ("all messages of a group", Adversary.SERVER, Played.group, bench.aligned and coupled),
-        ("one message, to the server", Adversary.SERVER, one, not coupled),
-        ("the sum of all messages", Adversary.SECAGG_SERVER, Played.total, bench.aligned and summed),
+        ("one message", Adversary.SERVER, one, not coupled),
+        ("the sum of all messages", Adversary.SECAGG_SERVER, Played.total, bench.symbolic and summed),
         ("the released sum", Adversary.OUTSIDER, Played.released, True),
-        ("a curious client", Adversary.CLIENT, Played.others, len(bench.clients) > 1),
+        ("a curious client", Adversary.CLIENT, others, len(bench.clients) > 1),
     ]
-    calibration = bench.calibration(min(max(rounds // 4, 8), MOST_CALIBRATIONS))
+    if not any(claims.values()):
+        return []
+    sample = bench.calibration(min(max(rounds // 4, 8), MOST_CALIBRATIONS))
+    calibration = [played for played in sample if len(played.clients) >= _FEWEST_ANSWERS]
     looks: list[_Look] = []
-    promised: list[Loss] = []
     for name, who, extract, possible in wanted:
-        claim = claims.get(who)
-        if claim is not None and possible and claim.loss not in promised:
+        claim, promised = claims.get(who), [*before, *(look.promise for look in looks)]
+        if claim is not None and possible and (claim.loss not in promised or extract is Played.group):
             looks.append(_look(bench, name, claim, extract, calibration))
-            promised.append(claim.loss)
     return looks
 
 
@@ -206,7 +225,8 @@ def _look(
     sample = [extract(played) for played in calibration]
     bins, positions = Bins(np.concatenate(sample)), len(sample[0])
     loss, copies = share_of(bench, claim, positions)
-    return _Look(extract, bins, View(name, loss, copies, positions, bins.size))
+    view = View(name, loss, copies, positions, bins.size, bench.failure)
+    return _Look(extract, bins, view, claim.loss)
 
 
 def share_of(bench: Bench, claim: PrivacyClaim, positions: int) -> tuple[Loss, int]:
@@ -214,7 +234,8 @@ def share_of(bench: Bench, claim: PrivacyClaim, positions: int) -> tuple[Loss, i
 
     What any function of a view shows is bounded by the claim as a whole, if nothing better is known.
     """
-    if claim.compositions == 1 and not bench.concentrated and not bench.follows_streams:
+    spread = not bench.follows_streams or (bench.rotated and positions == bench.num_symbols)
+    if claim.compositions == 1 and not bench.concentrated and spread:
         try:
             return claim.loss.spread(positions), 1
         except TypeError:
@@ -231,11 +252,13 @@ class _Joint:
         one, self._bins = look.view, look.bins
         self._size, positions = look.bins.coarse_size, one.counts.shape[2]
         name, outcomes = one.name, look.bins.coarse_size**2
-        self.views = [View(f"{name}, two rounds", one.loss, 2 * one.copies, positions, outcomes)]
+        failure = 1.0 - (1.0 - one.failure) ** 2
+        self.views = [View(f"{name}, two rounds", one.loss, 2 * one.copies, positions, outcomes, failure)]
         self._split = bench.segments[0]
         self._second = bench.segments[1]
         if bench.aligned and positions == bench.dim and not bench.concentrated:
-            self.views.append(View(f"{name}, two layers", one.loss, 2 * one.copies, self._second, outcomes))
+            two = View(f"{name}, two layers", one.loss, 2 * one.copies, self._second, outcomes, failure)
+            self.views.append(two)
         self._previous: dict[int, tuple[Integers, Integers]] = {}
 
     def add(self, half: int, round: int, world: int, labels: Integers, classes: Integers) -> None:
@@ -259,7 +282,7 @@ class _WireBits:
     @classmethod
     def of(cls, bench: Bench) -> _WireBits | None:
         claim = bench.private_claim(Adversary.EAVESDROPPER)
-        if claim is None or not (bench.aligned or claim.compositions == bench.num_symbols):
+        if claim is None or not bench.symbolic or bench.everybody:
             return None
         bits = 8 * len(bench.packed(bench.play_alone(bench.keys[2], bench.clients[0], 0, CALIBRATION)))
         loss, copies = share_of(bench, claim, bench.num_symbols)
@@ -291,7 +314,7 @@ class _MeanError:
 
     def add(self, played: Played) -> None:
         for group in self._groups:
-            if played.victim in group:
+            if played.victim in group or not set(group) <= set(played.clients):
                 continue
             rows = [self._bench.clients.index(client) for client in group]
             exact = self._bench.others[rows].mean(0).numpy()

@@ -64,6 +64,8 @@ class Finding:
         """
         if self.alarm:
             return "refuted"
+        if self.epsilon is not None and self.claim >= 1.0:
+            return "saw nothing"  # nothing could exceed it
         if math.isinf(self.claim) or 2.0 * self.lower_bound >= self.claim:
             return "holds"
         return "saw nothing"
@@ -105,10 +107,13 @@ class View:
         copies: Compositions that one outcome shows.
         positions: Number of positions.
         outcomes: Number of outcomes of a position.
+        failure: Chance of rounds that the loss does not speak of, which delta pays for.
     """
 
-    def __init__(self, name: str, loss: Loss, copies: int, positions: int, outcomes: int) -> None:
-        self.name, self.copies, self.outcomes = name, copies, outcomes
+    def __init__(
+        self, name: str, loss: Loss, copies: int, positions: int, outcomes: int, failure: float = 0.0
+    ) -> None:
+        self.name, self.copies, self.outcomes, self.failure = name, copies, outcomes, failure
         if (one := loss.composed(copies)) is not None:
             loss, self.copies = one, 1
         self.loss = loss
@@ -121,13 +126,13 @@ class View:
     @cached_property
     def claimed(self) -> float:
         """The pure epsilon that is claimed. Infinite where the claim is a curve."""
-        return self.copies * self.loss.pure_epsilon
+        return self.copies * self.loss.pure_epsilon if not self.failure else math.inf
 
     def allowed(self, epsilon: float) -> float:
         """The delta that the claim grants at epsilon."""
         if self.copies == 1:
-            return min(float(self.loss.curve(np.array([epsilon]))[0]), 1.0)
-        return min(self._composed.delta(epsilon), 1.0)
+            return min(float(self.loss.curve(np.array([epsilon]))[0]) + self.failure, 1.0)
+        return min(self._composed.delta(epsilon) + self.failure, 1.0)
 
     @cached_property
     def _composed(self) -> LossGrid:

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from lightning_fedq import mechanisms
 from lightning_fedq.audit import audit
+from lightning_fedq.audit.bench import CROWD
 from lightning_fedq.audit.enumeration import enumerate_coin, enumerate_pair
 from lightning_fedq.audit.enumeration_words import enumerate_words
 from lightning_fedq.audit.knowledge import SEGMENTS, audit_knowledge
@@ -31,6 +32,8 @@ KNOWLEDGE_SHARE = 0.1
 """Part of `ALPHA` that goes to the audit of knowledge."""
 CONCENTRATED_SHARE = 500
 """One draw in so many is an encoding of a whole vector whose difference lies in one coordinate."""
+EVERYBODY_SHARE = 100
+"""One draw in so many is a message of one symbol."""
 DITHERS = (0, 1 << 51, (1 << 52) - 1)
 """Public dithers for which the law of a symbol is worked out exactly."""
 _DIM = 1024
@@ -40,6 +43,8 @@ def findings_of(case: AuditCase, draws: int, alpha: float, seed: int = 0) -> tup
     """Audit one case."""
     if case.concentrated:
         draws = max(draws // CONCENTRATED_SHARE, 64)
+    if case.everybody:
+        draws = max(draws // EVERYBODY_SHARE, 8 * CROWD)
     return audit(case, draws, alpha=alpha, seed=seed)
 
 
@@ -106,7 +111,7 @@ def knowledge(names: Sequence[str], alpha: float) -> list[Finding]:
         case
         for name in names
         for case in example(getattr(mechanisms, name)).audit_cases(sum(SEGMENTS))
-        if not case.concentrated
+        if not case.concentrated and not case.dropout_probability and case.fewest_survivors is None
     ]
     return [
         replace(finding, view=f"{type(case.mechanism).__name__}, {finding.view}")

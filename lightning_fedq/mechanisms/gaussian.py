@@ -66,7 +66,11 @@ class GaussianNoise(AdditiveNoise):
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
         """See `Mechanism.audit_cases`: the claim is about a whole vector."""
         little = GaussianNoise(self.clip_norm, self.multiplier / math.sqrt(dim))
-        return AuditCase(little, enumerable=True), AuditCase(self, concentrated=True, title="one coordinate")
+        return (
+            AuditCase(little, enumerable=True),
+            AuditCase(self, concentrated=True, title="one coordinate"),
+            *AuditCase(little).without_clients(),
+        )
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq.core import Adversary, Message, PrivacyClaim, RoundContext, Unit
+from lightning_fedq.core import Adversary, AuditCase, Message, PrivacyClaim, RoundContext, Unit
 from lightning_fedq.functional.divergences import randomized_response_pair
 from lightning_fedq.functional.one_bit.coupled_coins import coupled_thresholds, flip_threshold, inner_coin
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds, coin_thresholds, one_bit_quantize
@@ -142,6 +142,10 @@ class PairedCoins(OneBitMechanism):
     def without_noise(self, context: RoundContext) -> OneBitMechanism:
         """See `Mechanism.without_noise`: the bit says on which side of the centre the value lies."""
         return LDPQ(epsilon=math.inf)
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`; what a pair shares shows in values at the centre."""
+        return *super().audit_cases(dim), AuditCase(self, title="an end and the centre", to_center=True)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """At most radius^2 (pairs (2 alpha^2 - 1) + others alpha^2) / n^2.

@@ -154,8 +154,8 @@ class RotatedAxes(Mechanism):
         return tuple(PrivacyClaim(who, loss, 1, assumptions=(ARBITRARY, FRESH)) for who in Adversary)
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`: one message is one draw."""
-        return (AuditCase(self, concentrated=True),)
+        """See `Mechanism.audit_cases`: one message is one draw, so every client is attacked at once."""
+        return (AuditCase(self, everybody=True),)
 
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness

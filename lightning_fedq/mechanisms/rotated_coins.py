@@ -349,11 +349,21 @@ class RotatedCoins(Mechanism):
     # ---- how it is attacked -----------------------------------------------------------------------------
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """With the range at one standard deviation, an update in the worst direction fills every range.
+        """Messages at the level of the mechanism; sums of many small coins, whose claim is near the truth.
 
-        The clip is wide enough for the audit's other clients, whose coordinates are within +-1.
+        With the range at two standard deviations, an update in the worst direction takes half of every range,
+        and one that is not clipped in l2 all of it. The clip is wide enough for the audit's other clients,
+        whose coordinates are within +-1.
         """
-        return (AuditCase(replace(self, kappa=1.0, clip_norm=4.0 * math.sqrt(dim))),)
+        wide = replace(self, kappa=1.0, clip_norm=4.0 * math.sqrt(dim), max_dropped=0)
+        sums = replace(wide, kappa=2.0, epsilon=0.5, coins=16)
+        half = replace(sums, share=0.5, max_dropped=1)
+        return (
+            AuditCase(wide),
+            AuditCase(sums, title="16 coins", only_sums=True),
+            AuditCase(replace(sums, paired=True), title="16 coins, paired", only_sums=True),
+            AuditCase(half, title="16 coins, half of the axes, one dropout", only_sums=True, num_dropped=1),
+        )
 
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness

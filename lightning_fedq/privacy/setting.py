@@ -91,7 +91,7 @@ class Setting:
         Dropouts of a sum take half.
         """
         after_drops = claim.loss.counts_answers and self.dropout_probability > 0.0
-        if claim.adversary is Adversary.SECAGG_SERVER and self.fewest_survivors is not None:
+        if claim.adversary in _WIDER_VIEW and self.fewest_survivors is not None:
             after_drops = False  # whoever is missing, so many are there
         return self.delta / 2.0 if after_drops else self.delta
 
@@ -198,7 +198,8 @@ class Setting:
             return claim
         if not self.num_byzantine and not isinstance(claim.loss, NonPrivate):
             claim = replace(claim, assumptions=(*claim.assumptions, _HONEST))
-        if adversary is Adversary.SECAGG_SERVER and self.fewest_survivors is not None:
+        zeros = mechanism.fixed_cohort and adversary is not Adversary.SECAGG_SERVER
+        if self.fewest_survivors is not None and not zeros:  # what a liar releases has no more coins in it
             return self._against_a_liar(claim, claims[wider], mechanism, self.fewest_survivors)
         if self.dropout_probability > 0.0:
             return self._after_dropouts(claim, claims[wider], mechanism)

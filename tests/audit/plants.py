@@ -11,6 +11,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from lightning_fedq.functional.one_bit import coupled_coins
+from lightning_fedq.functional.one_bit.coupled_coins import flip_threshold
 from lightning_fedq.functional.one_bit.threshold_coin import (
     WORD_BITS,
     one_bit_quantize,
@@ -25,14 +27,75 @@ from lightning_fedq.mechanisms import (
     DistributedDiscreteGaussian,
     GaussianNoise,
     LayeredGaussian,
+    PairedCoins,
+    RotatedAxes,
+    RotatedCoins,
     StratifiedCorBin,
+    rotated_axes,
+    rotated_coins,
 )
 from lightning_fedq.mechanisms.bases.additive_noise import WholeVector
 from lightning_fedq.mechanisms.bases.claims import independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import COINS
-from lightning_fedq.randomness import ClientRandomness
+from lightning_fedq.randomness import ClientRandomness, Stream
 from lightning_fedq.rounds import RoundEngine
 from lightning_fedq.wire.coding import FixedLength
+
+# ---- the mechanisms of section 8 of the specification of useful privacy ----------------------------------
+
+
+@dataclass(frozen=True)
+class TooFewFlips(PairedCoins):
+    """The pair's secret is hidden half as well as the claim needs."""
+
+    def encode(self, update, context, rand):
+        with patch.object(coupled_coins, "flip_threshold", lambda coin: flip_threshold(coin) // 2):
+            return super().encode(update, context, rand)
+
+
+@dataclass(frozen=True)
+class AnyAxisIsAnOther(RotatedAxes):
+    """Who does not send a preferred axis draws among all of them, the preferred ones too."""
+
+    def encode(self, update, context, rand):
+        drawn = Stream.uniform_below
+
+        def below(stream, bound, count):
+            choice = self.choice(context.dim)
+            everything = 2 * choice.size
+            if bound != everything - choice.num_top:
+                return drawn(stream, bound, count)
+            # the place among the others, or, for the last k, one of the preferred: moved on to a top axis
+            place = drawn(stream, everything, count)
+            if int(place[0]) < bound:
+                return place
+            raise _PreferredAfterAll(int(place[0]) - bound)
+
+        with patch.object(Stream, "uniform_below", below), patch.object(rotated_axes, "_draw", _draw_any):
+            return super().encode(update, context, rand)
+
+
+class _PreferredAfterAll(Exception):
+    """The draw among all axes has met a preferred one; its place among them."""
+
+
+def _draw_any(values, choice, stream, draw=rotated_axes._draw):
+    try:
+        return draw(values, choice, stream)
+    except _PreferredAfterAll as met:
+        top = np.sort(np.argpartition(-np.abs(values), choice.num_top - 1)[: choice.num_top])
+        axis = int(top[met.args[0]])
+        return axis + choice.size if values[axis] < 0 else axis
+
+
+@dataclass(frozen=True)
+class NormIsNotClipped(RotatedCoins):
+    """Only the range of every rotated coordinate is clipped, and no norm."""
+
+    def encode(self, update, context, rand):
+        with patch.object(rotated_coins, "unit_ball_factor", lambda row, bound: (1.0 / bound, False)):
+            return super().encode(update, context, rand)
+
 
 # ---- caught by layer B: mechanisms that claim more than they keep -------------------------------------
 

@@ -40,13 +40,10 @@ def granted(mechanism):
     """Adversaries whose claim grants as much as the coins themselves, so that nothing more can be seen.
 
     A coupled coin counts as known, but for the sums of AugCorBin; several bits behind one decoded coordinate
-    add up to a claim that grants nearly everything, where one message is held to its bits. A sum of few
-    RotatedCoins at an epsilon of 1 a coin is claimed so weakly that nothing exceeds it; messages are not.
+    add up to a claim that grants nearly everything, where one message is held to its bits.
     """
     if isinstance(mechanism, CorBin | StratifiedCorBin):
         return set(Adversary) - {Adversary.EAVESDROPPER}
-    if isinstance(mechanism, mechanisms.RotatedCoins):
-        return {Adversary.CLIENT, Adversary.SECAGG_SERVER, Adversary.OUTSIDER}
     if isinstance(mechanism, CPA) and (mechanism.stages > 1 or mechanism.lattice != "Z"):
         return {Adversary.CLIENT, Adversary.OUTSIDER}
     if isinstance(mechanism, CPA) and mechanism.epsilon_scope != "bit":

@@ -14,7 +14,17 @@ import torch
 from lightning_fedq.audit import audit
 from lightning_fedq.audit.enumeration import enumerate_coin, enumerate_pair
 from lightning_fedq.audit.enumeration_words import enumerate_words
-from lightning_fedq.mechanisms import LDPQ, GaussianNoise, JoPEQ, LayeredGaussian, StratifiedCorBin
+from lightning_fedq.commands import audit as command
+from lightning_fedq.mechanisms import (
+    LDPQ,
+    GaussianNoise,
+    JoPEQ,
+    LayeredGaussian,
+    PairedCoins,
+    RotatedAxes,
+    RotatedCoins,
+    StratifiedCorBin,
+)
 from lightning_fedq.privacy.sgd import GridDPOptimizer
 from lightning_fedq.randomness import Stream
 from lightning_fedq.rounds import RoundEngine, running_sum
@@ -142,8 +152,43 @@ LETTERS: list[Case] = [
 CASES += LETTERS
 
 
+def among_cases(mechanism, draws) -> str:
+    """The first alarm in any of a mechanism's own cases."""
+    found = (
+        simulated(case, draws // command.EVERYBODY_SHARE if case.everybody else draws)
+        for case in mechanism.audit_cases(1024)
+    )
+    return next((text for text in found if text), "")
+
+
+USEFUL: list[Case] = [
+    (
+        "pair's secret flipped half as often",
+        "B",
+        lambda folder: among_cases(plants.TooFewFlips(1.0), 100_000),
+    ),
+    (
+        "axes: any of 2 D in place of 2 D - k",
+        "B",
+        lambda folder: among_cases(plants.AnyAxisIsAnOther(1.0, 1.0), 500_000),
+    ),
+    (
+        "rotated coins: range clipped, norm not",
+        "B",
+        lambda folder: among_cases(plants.NormIsNotClipped(1.0, 1.0), 500_000),
+    ),
+]
+"""Of the mechanisms that `useful_privacy` specifies. Coupled groups beyond pairs are not built."""
+CASES += USEFUL
+
+
+@pytest.mark.parametrize("clean", [PairedCoins(1.0), RotatedAxes(1.0, 1.0), RotatedCoins(1.0, 1.0)], ids=repr)
+def test_the_same_cases_without_the_plant_are_silent(clean):
+    assert among_cases(clean, 100_000) == ""
+
+
 def test_the_list_is_complete():
-    assert len(CASES) == 17 + 12
+    assert len(CASES) == 17 + 12 + 3
 
 
 @pytest.mark.parametrize(

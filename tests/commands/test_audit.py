@@ -34,7 +34,7 @@ def test_every_mechanism_is_audited_or_claims_nothing(name):
 
 
 def test_claims_about_vectors_are_audited_in_two_shapes():
-    spread, concentrated = command.cases(mechanisms.GaussianNoise)
+    spread, concentrated, *_ = command.cases(mechanisms.GaussianNoise)
     assert (spread.concentrated, concentrated.concentrated) == (False, True)
     assert spread.mechanism.noise_multiplier == concentrated.mechanism.noise_multiplier / 32
     spread, concentrated = command.cases(mechanisms.LaplaceNoise)

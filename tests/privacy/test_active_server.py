@@ -11,6 +11,7 @@ from lightning_fedq.core import Adversary
 from lightning_fedq.losses import ConcentratedLoss, NonPrivate
 from lightning_fedq.mechanisms import (
     LDPQ,
+    AggregateGaussian,
     AugCorBin,
     DistributedDiscreteGaussian,
     GaussianNoise,
@@ -126,7 +127,35 @@ def test_survivors_that_clients_insist_on_cover_dropouts_of_any_cause():
     assert not any("independently" in text for text in claim.assumptions)
     setting = Setting(context(LDPQ(1.0), 20), 1, 1e-5, 1.0, 0.1, True, fewest_survivors=14)
     assert setting.available(setting.claims(LDPQ(1.0))[Adversary.SECAGG_SERVER]) == 1e-5
-    assert setting.available(setting.claims(LDPQ(1.0))[Adversary.OUTSIDER]) == 0.5e-5
+    assert setting.available(setting.claims(LDPQ(1.0))[Adversary.OUTSIDER]) == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "dim"),
+    [(LDPQ(0.1), 7850), (AugCorBin(0.1, 5, 0.2), 1000), (DistributedDiscreteGaussian(1.0, 0.2, 0.005), 1000)],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_lying_server_releases_hides_no_more_than_what_it_sees(mechanism, dim):
+    """The outsider's row counted the coins of 500 clients, 166 of whom a lying server may leave out."""
+    claims = Setting(context(mechanism, 500, dim), 1, 1e-5, secure_aggregation=True, **liar(500)).claims(
+        mechanism
+    )
+    server, others = claims[Adversary.SECAGG_SERVER], [claims[Adversary.OUTSIDER], claims[Adversary.CLIENT]]
+    if isinstance(server.loss, NonPrivate):
+        assert all(isinstance(claim.loss, NonPrivate) for claim in others)
+        return
+    seen, *released = (spent(claim.loss, 1e-5, compositions=dim).epsilon for claim in [server, *others])
+    assert all(epsilon >= seen for epsilon in released)
+
+
+def test_a_client_that_counts_as_zeros_takes_no_noise_along():
+    mechanism = AggregateGaussian(1.0, 1.0)
+    ctx = context(mechanism, 20, 4)
+    liars, honest = (
+        Setting(ctx, 1, 1e-5, secure_aggregation=True, **settings).claims(mechanism)[Adversary.OUTSIDER]
+        for settings in (liar(20), {})
+    )
+    assert liars.loss == honest.loss
 
 
 def test_more_survivors_than_clients_make_no_sense():

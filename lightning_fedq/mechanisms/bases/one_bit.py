@@ -221,7 +221,7 @@ class OneBitMechanism(Mechanism):
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
         """See `Mechanism.audit_cases`: one word decides a symbol."""
-        return (AuditCase(self, enumerable=True),)
+        return AuditCase(self, enumerable=True), *AuditCase(self).without_clients()
 
     def without_noise(self, context: RoundContext) -> OneBitMechanism:
         """See `Mechanism.without_noise`: the bit says on which side of the centre the value lies."""
