@@ -197,7 +197,7 @@ class Played:
         return self.symbols[self.clients.index(client)]
 
     def message(self) -> Array:
-        """The victim's message; all of them, one after the other, where everybody is one."""
+        """The victim's message. All of them, one after the other, where everybody is one."""
         if self.everybody:
             return np.asarray(self.symbols.flatten().numpy(), np.float64)
         return np.asarray(self.row(self.victim).numpy(), np.float64)
@@ -342,7 +342,7 @@ class Bench:
         self._range = torch.zeros(2, dtype=torch.float64), torch.ones(2, dtype=torch.float64)
         self.claims = {claim.adversary: claim for claim in mechanism.claims(self.context(0))}
         self.failure = 0.0
-        """Chance of rounds that the claims do not speak of; delta pays for it."""
+        """Chance of rounds that the claims do not speak of. Delta pays for it."""
         if dropout_probability or fewest_survivors is not None:
             setting = Setting(
                 self.context(0),

@@ -42,13 +42,12 @@ from lightning_fedq.core import Adversary, AuditCase, Loss, Mechanism, PrivacyCl
 _WIRE_ROUNDS = 400
 _GROUP_PATTERNS = 4
 _FEWEST_ANSWERS = 2
-_LEVELS = (
+_LEVELS: tuple[tuple[Adversary, tuple[Adversary, ...]], ...] = (
     (Adversary.SERVER, (Adversary.SERVER, Adversary.SECAGG_SERVER)),
     (Adversary.CLIENT, (Adversary.CLIENT,)),
     (Adversary.OUTSIDER, (Adversary.EAVESDROPPER, Adversary.OUTSIDER)),
 )
-"""Where the worst pair follows streams: whose streams, and who is attacked with it; who knows most comes
-first."""
+"""Where the worst pair follows streams: whose streams, and who is attacked with it. Who knows most is first."""
 _SUMS = (Adversary.SECAGG_SERVER, Adversary.OUTSIDER, Adversary.CLIENT)
 
 
