@@ -47,7 +47,7 @@ _LEVELS: tuple[tuple[Adversary, tuple[Adversary, ...]], ...] = (
     (Adversary.CLIENT, (Adversary.CLIENT,)),
     (Adversary.OUTSIDER, (Adversary.EAVESDROPPER, Adversary.OUTSIDER)),
 )
-"""Where the worst pair follows streams: whose streams, and who is attacked with it. Who knows most is first."""
+"""Where the worst pair follows streams: whose streams, and who is attacked with it. More knowledge first."""
 _SUMS = (Adversary.SECAGG_SERVER, Adversary.OUTSIDER, Adversary.CLIENT)
 
 
