@@ -119,8 +119,7 @@ class FixedPlanner(RoundPlanner):
             start += size
         silent = frozenset(range(self.num_clients - self.num_dropped, self.num_clients))
         if self.dropout_probability:
-            drawn = np.random.default_rng([self.seed, round // 2]).random(self.num_clients)
-            silent = frozenset(np.flatnonzero(drawn < self.dropout_probability).tolist())
+            silent = super().plan(round // 2, mechanism).dropped
             silent -= {(round // 2) % self.num_clients}
         return RoundPlan(round, tuple(groups), silent, self.seed)
 
