@@ -24,8 +24,8 @@ from lightning_fedq.mechanisms import (
     PerCoordinateLaplace,
 )
 from lightning_fedq.reports import save_figure
+from reproductions.bench import Row, curve_values
 from reproductions.corbin.cifar_runs import Case, Setting, Table, compare
-from reproductions.rows import Row, curve_values
 
 SHARED_BITS, UNPAIRED, DELTA, TEST_IMAGES = 5, 0.2, 1e-5, 12_000
 

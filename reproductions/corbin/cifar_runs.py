@@ -27,8 +27,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.core import Mechanism
 from lightning_fedq.models import Classifier, ResNet18, seeded
 from lightning_fedq.ranges import PreviousMinMax
-from reproductions.bench import CIFAR10, ImageData, load_cifar10, train
-from reproductions.rows import Row, Rows, curve
+from reproductions.bench import CIFAR10, ImageData, Row, Rows, curve, load_cifar10, train
 
 Norm = Literal["batch", "group"]
 Scale = Literal["small", "paper"]

@@ -35,9 +35,8 @@ from lightning_fedq.mechanisms import CPA, AggregateGaussian, CorBin, Distribute
 from lightning_fedq.privacy import accounting
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.reports import BITS_PER_MEGABYTE, save_figure
-from reproductions.bench import ImageData
+from reproductions.bench import ImageData, Row, Rows, curve, curve_values
 from reproductions.cpa.runs import GAMMA, Task
-from reproductions.rows import Row, Rows, curve, curve_values
 
 Knob = Callable[[float], Mechanism]
 DIM, MODULUS_BITS, _SPREAD = 7850, 16, 5.0

@@ -16,10 +16,9 @@ from typing import Any
 from lightning_fedq.core import Mechanism
 from lightning_fedq.mechanisms import PerCoordinateLaplace, SignRR
 from lightning_fedq.reports import save_figure
-from reproductions.bench import ImageData
+from reproductions.bench import ImageData, Rows
 from reproductions.cpa.baselines import AuthorsLaplace
 from reproductions.cpa.runs import GAMMA, Run, Task, authors_cpa, unbiased_cpa
-from reproductions.rows import Rows
 
 EPSILONS = (0.5, 1.0, 1.5, 2.0, 2.5)
 PUBLISHED = {

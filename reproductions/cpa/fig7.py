@@ -17,9 +17,8 @@ import numpy as np
 from lightning_fedq.core import Mechanism
 from lightning_fedq.mechanisms import MVU, JoPEQ
 from lightning_fedq.reports import save_figure
-from reproductions.bench import ImageData
+from reproductions.bench import ImageData, Rows
 from reproductions.cpa.runs import GAMMA, Run, Task, authors_cpa, unbiased_cpa
-from reproductions.rows import Rows
 
 
 def _mechanisms(epsilon: float) -> list[tuple[str, Mechanism, float]]:

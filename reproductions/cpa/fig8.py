@@ -16,10 +16,9 @@ from typing import Any
 from lightning_fedq.core import Mechanism
 from lightning_fedq.mechanisms import FedAvg, JoPEQ, SignRR
 from lightning_fedq.reports import save_figure
-from reproductions.bench import ImageData
+from reproductions.bench import ImageData, Rows, curve, curve_values
 from reproductions.cpa.baselines import AuthorsLaplace
 from reproductions.cpa.runs import GAMMA, Run, Task, authors_cpa, unbiased_cpa
-from reproductions.rows import Rows, curve, curve_values
 
 NEAR = 3.0
 """Points below FedAvg's last validation accuracy that count as near."""

@@ -23,9 +23,8 @@ from typing import Any
 
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.reports import save_figure
-from reproductions.bench import ImageData
+from reproductions.bench import ImageData, Rows
 from reproductions.cpa.runs import GAMMA, Run, Task, authors_cpa, unbiased_cpa
-from reproductions.rows import Rows
 
 TABLE_2 = {50: (94, 93, 0.011), 100: (94, 96, 0.007), 400: (94, 96, 0.0036), 700: (95, 96, 0.0029)} | {
     1000: (95, 96, 0.0031)

@@ -22,11 +22,10 @@ from typing import Any
 from lightning_fedq.core import Mechanism
 from lightning_fedq.mechanisms import FedAvg, JoPEQ, PerCoordinateLaplace, SignRR
 from lightning_fedq.reports import save_figure
-from reproductions.bench import ImageData
+from reproductions.bench import ImageData, Rows
 from reproductions.cpa.baselines import AuthorsLaplace
 from reproductions.cpa.data import Network
 from reproductions.cpa.runs import GAMMA, Run, Task, authors_cpa, unbiased_cpa
-from reproductions.rows import Rows
 
 PUBLISHED: dict[str, dict[Network, float]] = {
     "FL": {"linear": 87, "mlp": 90, "cnn2": 48, "cnn3": 60},

@@ -17,9 +17,8 @@ from typing import Any
 from lightning_fedq.core import Mechanism
 from lightning_fedq.mechanisms import FedAvg, JoPEQ
 from lightning_fedq.reports import save_figure
-from reproductions.bench import ImageData
+from reproductions.bench import ImageData, Rows
 from reproductions.cpa.runs import GAMMA, Run, Task, authors_cpa, unbiased_cpa
-from reproductions.rows import Rows
 
 PUBLISHED = {
     "CPA": {10: (49, -17.57), 100: (81, -0.07), 1000: (85, 0.09)},

@@ -28,10 +28,9 @@ from lightning_fedq.core import Mechanism
 from lightning_fedq.functional.robust import Rule
 from lightning_fedq.mechanisms import CPA
 from lightning_fedq.reports import save_figure
-from reproductions.bench import ImageData
+from reproductions.bench import ImageData, Rows
 from reproductions.cpa.data import Network
 from reproductions.cpa.runs import GAMMA, Run, Task, authors_cpa
-from reproductions.rows import Rows
 
 PUBLISHED: dict[Network, dict[tuple[float, str], float]] = {
     "linear": {(0.0, "none"): 85, (0.2, "ones"): 85, (0.2, "flip"): 85, (0.3, "ones"): 84, (0.3, "flip"): 84},

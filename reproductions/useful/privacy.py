@@ -45,8 +45,7 @@ from lightning_fedq.mechanisms import (
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.reports import save_figure
 from lightning_fedq.rounds import Participation
-from reproductions.bench import ImageData
-from reproductions.rows import Row, Rows
+from reproductions.bench import ImageData, Row, Rows
 from reproductions.useful.training import Federation, Run, train
 
 Kind = Literal["linear", "cnn2"]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from reproductions.rows import Rows, curve, curve_values
+from reproductions.bench import Rows, curve, curve_values
 
 
 def counted(calls: list[str], name: str) -> Any:
