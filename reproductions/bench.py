@@ -127,6 +127,23 @@ class _Validated(pl.Callback):
             self.best = {name: value.clone() for name, value in pl_module.state_dict().items()}
 
 
+def quiet_trainer(
+    rounds: int, callbacks: Sequence[pl.Callback], accelerator: str = "cpu", **settings: Any
+) -> pl.Trainer:
+    """A Trainer that leaves nothing behind and shows nothing; `settings` are further ones of Lightning's."""
+    return pl.Trainer(
+        max_epochs=rounds,
+        accelerator=accelerator,
+        callbacks=list(callbacks),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+        **settings,
+    )
+
+
 def train(
     model: Classifier,
     data: pl.LightningDataModule,
@@ -152,16 +169,7 @@ def train(
     callbacks: list[pl.Callback] = [federated, reload_best, validated]
     if folder is not None:
         callbacks.append(RunFolder(folder.name, str(folder.parent)))
-    trainer = pl.Trainer(
-        max_epochs=rounds,
-        accelerator=accelerator,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        callbacks=callbacks,
-    )
+    trainer = quiet_trainer(rounds, callbacks, accelerator=accelerator)
     trainer.fit(model, datamodule=data)
     model.load_state_dict(validated.best)
     test = float(trainer.test(model, datamodule=data, verbose=False)[0]["test_acc"])

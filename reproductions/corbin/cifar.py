@@ -173,6 +173,8 @@ def _verdict(better: str, ours: Sequence[Row], worse: str, theirs: Sequence[Row]
         variance = max(variance, float(gaps.var(ddof=1)))
     gap, error = float(gaps.mean()), math.sqrt(variance / len(gaps))
     word = "held" if gap > 2 * error else "NOT held" if gap < -2 * error else "not told apart"
+    if len(gaps) == 1:
+        word = "one seed, no verdict"
     return f"{better} above {worse}: {gap:+.2f} points, standard error {error:.2f}: {word}"
 
 

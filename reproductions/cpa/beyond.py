@@ -35,8 +35,8 @@ from lightning_fedq.mechanisms import CPA, AggregateGaussian, CorBin, Distribute
 from lightning_fedq.privacy import accounting
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.reports import BITS_PER_MEGABYTE, save_figure
-from reproductions.bench import ImageData, Row, Rows, curve, curve_values
-from reproductions.cpa.runs import GAMMA, Task
+from reproductions.bench import Row, Rows, curve, curve_values
+from reproductions.cpa.runs import GAMMA, Options, Task
 
 Knob = Callable[[float], Mechanism]
 DIM, MODULUS_BITS, _SPREAD = 7850, 16, 5.0
@@ -129,7 +129,6 @@ def _methods(clip_norm: float, num_clients: int) -> dict[str, _Method]:
 
 
 def cpa_beyond(
-    data: ImageData = ImageData(),  # noqa: B008 (frozen)
     num_clients: int = 1000,
     targets: Sequence[float] = (2.0, 8.0, 64.0, 512.0),
     bits_target: float = 8.0,
@@ -138,16 +137,13 @@ def cpa_beyond(
     clip_norm: float = 0.5,
     radius: float = GAMMA / 2,
     rounds: int = 30,
-    momentum: float = 0.5,
-    val_samples: int = 10_000,
     seed: int = 0,
     out: str = "runs/cpa-beyond",
-    resume: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """CPA, CorBin, aggregate Gaussian and DDG on MNIST: accuracy against bits and against real epsilon.
 
     Args:
-        data: Where MNIST is.
         num_clients: 5 samples each.
         targets: Epsilon of one client over the run.
         bits_target: Which of them the picture against bits shows.
@@ -156,17 +152,16 @@ def cpa_beyond(
         clip_norm: l2 norm of an update, for the two Gaussian mechanisms.
         radius: Range of the one-bit mechanisms, in units of the update.
         rounds: Rounds.
-        momentum: Of each client, kept across rounds.
-        val_samples: Held out.
         seed: One seed; the claims are those of the same run with secure keys.
         out: Folder of table and pictures.
-        resume: Keep the rows that are in `out` already.
+        options: See `Options`.
     """
     if bits_target not in targets:
         raise ValueError(f"bits_target must be one of targets = {list(targets)}, got {bits_target}")
-    task = Task(data.root, data.download, rounds, val_samples, seed, momentum)
+    asked = Options(**options)
+    task = asked.task(rounds, seed)
     own = {"num_clients": num_clients, "delta": delta, "lr": lr, "clip_norm": clip_norm, "radius": radius}
-    rows = Rows(out, own | task.settings, resume)
+    rows = Rows(out, own | task.settings, asked.resume)
     setting = _Setting(task, num_clients, lr, radius, delta)
     plain = rows.add({"method": PLAIN, "target_epsilon": math.inf}, partial(setting.columns, FedAvg(), None))
     for name, method in _methods(clip_norm, num_clients).items():

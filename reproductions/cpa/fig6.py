@@ -16,9 +16,9 @@ from typing import Any
 from lightning_fedq.core import Mechanism
 from lightning_fedq.mechanisms import PerCoordinateLaplace, SignRR
 from lightning_fedq.reports import save_figure
-from reproductions.bench import ImageData, Rows
+from reproductions.bench import Rows
 from reproductions.cpa.baselines import AuthorsLaplace
-from reproductions.cpa.runs import GAMMA, Run, Task, authors_cpa, unbiased_cpa
+from reproductions.cpa.runs import GAMMA, Options, Run, authors_cpa, unbiased_cpa
 
 EPSILONS = (0.5, 1.0, 1.5, 2.0, 2.5)
 PUBLISHED = {
@@ -45,33 +45,28 @@ def _mechanisms(epsilon: float) -> list[tuple[str, str, Mechanism, float]]:
 
 
 def cpa_fig6(
-    data: ImageData = ImageData(),  # noqa: B008 (frozen)
     num_clients: Sequence[int] = (100, 1000),
     epsilons: Sequence[float] = EPSILONS,
     lr: float = 0.1,
     rounds: int = 30,
-    momentum: float = 0.5,
-    val_samples: int = 10_000,
     seed: int = 0,
     out: str = "runs/cpa-fig6",
-    resume: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """CPA figure 6: SNR against epsilon for CPA, Laplace and signSGD with RR, 100 and 1,000 clients.
 
     Args:
-        data: Where MNIST is.
         num_clients: 5 samples each.
         epsilons: Per bit or coordinate.
         lr: Of the one local step; not stated.
         rounds: Not stated; the authors' default.
-        momentum: Of each client, kept across rounds.
-        val_samples: Held out.
         seed: One seed.
         out: Folder of table and picture.
-        resume: Keep the rows that are in `out` already.
+        options: See `Options`.
     """
-    task = Task(data.root, data.download, rounds, val_samples, seed, momentum)
-    rows = Rows(out, {"lr": lr, "gamma": GAMMA} | task.settings, resume)
+    asked = Options(**options)
+    task = asked.task(rounds, seed)
+    rows = Rows(out, {"lr": lr, "gamma": GAMMA} | task.settings, asked.resume)
     for clients in num_clients:
         for epsilon in epsilons:
             for method, variant, mechanism, radius in _mechanisms(epsilon):

@@ -17,8 +17,8 @@ import numpy as np
 from lightning_fedq.core import Mechanism
 from lightning_fedq.mechanisms import MVU, JoPEQ
 from lightning_fedq.reports import save_figure
-from reproductions.bench import ImageData, Rows
-from reproductions.cpa.runs import GAMMA, Run, Task, authors_cpa, unbiased_cpa
+from reproductions.bench import Rows
+from reproductions.cpa.runs import GAMMA, Options, Run, authors_cpa, unbiased_cpa
 
 
 def _mechanisms(epsilon: float) -> list[tuple[str, Mechanism, float]]:
@@ -31,41 +31,36 @@ def _mechanisms(epsilon: float) -> list[tuple[str, Mechanism, float]]:
 
 
 def cpa_fig7(
-    data: ImageData = ImageData(),  # noqa: B008 (frozen)
     num_clients: Sequence[int] = (10, 50),
     epsilons: Sequence[float] = (0.5, 1.0, 2.0, 4.0),
     lr: float = 0.1,
     rounds: int = 30,
-    momentum: float = 0.5,
-    val_samples: int = 10_000,
     seeds: Sequence[int] = (0, 1, 2),
     out: str = "runs/cpa-fig7",
-    resume: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """CPA figure 7: accuracy against epsilon for CPA, JoPEQ and MVU, 10 and 50 clients.
 
     Args:
-        data: Where MNIST is.
         num_clients: 5 samples each.
         epsilons: Per bit or coordinate.
         lr: Of the one local step; not stated.
         rounds: Not stated; the authors' default.
-        momentum: Of each client, kept across rounds.
-        val_samples: Held out.
         seeds: Three by default.
         out: Folder of table and picture.
-        resume: Keep the rows that are in `out` already.
+        options: See `Options`.
     """
+    asked = Options(**options)
     settings = {
         "lr": lr,
         "rounds": rounds,
         "gamma": GAMMA,
-        "momentum": momentum,
-        "val_samples": val_samples,
+        "momentum": asked.momentum,
+        "val_samples": asked.val_samples,
         "seeds": list(seeds),
     }
-    rows = Rows(out, settings, resume)
-    tasks = [Task(data.root, data.download, rounds, val_samples, seed, momentum) for seed in seeds]
+    rows = Rows(out, settings, asked.resume)
+    tasks = [asked.task(rounds, seed) for seed in seeds]
     for clients in num_clients:
         for epsilon in epsilons:
             for method, mechanism, radius in _mechanisms(epsilon):

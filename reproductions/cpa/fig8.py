@@ -16,9 +16,9 @@ from typing import Any
 from lightning_fedq.core import Mechanism
 from lightning_fedq.mechanisms import FedAvg, JoPEQ, SignRR
 from lightning_fedq.reports import save_figure
-from reproductions.bench import ImageData, Rows, curve, curve_values
+from reproductions.bench import Rows, curve, curve_values
 from reproductions.cpa.baselines import AuthorsLaplace
-from reproductions.cpa.runs import GAMMA, Run, Task, authors_cpa, unbiased_cpa
+from reproductions.cpa.runs import GAMMA, Options, Run, authors_cpa, unbiased_cpa
 
 NEAR = 3.0
 """Points below FedAvg's last validation accuracy that count as near."""
@@ -37,33 +37,28 @@ def _mechanisms(epsilon: float) -> list[tuple[str, Mechanism, float]]:
 
 
 def cpa_fig8(
-    data: ImageData = ImageData(),  # noqa: B008 (frozen)
     num_clients: int = 1000,
     learning_rates: Sequence[float] = (1.0, 0.1),
     epsilon: float = 0.5,
     rounds: int = 50,
-    momentum: float = 0.5,
-    val_samples: int = 10_000,
     seed: int = 0,
     out: str = "runs/cpa-fig8",
-    resume: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """CPA figure 8: accuracy against rounds on MNIST, linear model, 1,000 clients.
 
     Args:
-        data: Where MNIST is.
         num_clients: The paper's 1,000, 5 samples each.
         learning_rates: Of the one local step; not stated.
         epsilon: Per bit or coordinate.
         rounds: Not stated.
-        momentum: Of each client, kept across rounds.
-        val_samples: Held out.
         seed: One seed.
         out: Folder of table and picture.
-        resume: Keep the rows that are in `out` already.
+        options: See `Options`.
     """
-    task = Task(data.root, data.download, rounds, val_samples, seed, momentum)
-    rows = Rows(out, {"num_clients": num_clients, "epsilon": epsilon} | task.settings, resume)
+    asked = Options(**options)
+    task = asked.task(rounds, seed)
+    rows = Rows(out, {"num_clients": num_clients, "epsilon": epsilon} | task.settings, asked.resume)
     for lr in learning_rates:
         for method, mechanism, radius in _mechanisms(epsilon):
             train = partial(task.run, mechanism, num_clients, lr, radius)

@@ -16,7 +16,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from lightning_fedq.functional.flatten import copy_into
 from lightning_fedq.mechanisms import CPA
 from lightning_fedq.models import Classifier
 from lightning_fedq.ranges import FixedRange, RangeRule
+from reproductions.bench import ImageData, quiet_trainer
 from reproductions.cpa.data import ClientImages, Images, Network, accuracy, network
 
 GAMMA, STACK = 0.05, 250
@@ -242,16 +243,8 @@ class Task:
         )
         model = Classifier(network(kind, self.seed, self.images), lr)
         watch = Watch(federated, data, self.val_every, test_at)
-        trainer = pl.Trainer(
-            max_epochs=self.rounds,
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            limit_val_batches=0,
-            callbacks=[federated, KeptMomentum(federated, self.momentum), *extra(), watch],
-        )
+        callbacks = [federated, KeptMomentum(federated, self.momentum), *extra(), watch]
+        trainer = quiet_trainer(self.rounds, callbacks, limit_val_batches=0)
         trainer.fit(model, datamodule=data)
         last = best = accuracy(model, data.test_set.tensors)
         assert watch.best is not None and federated.engine is not None
@@ -272,6 +265,28 @@ class Task:
             tuple(watch.accuracies),
             final,
         )
+
+
+@dataclass(frozen=True)
+class Options:
+    """What every experiment of the CPA paper can be asked for.
+
+    Args:
+        data: Where the images are.
+        momentum: Of each client's SGD, kept across rounds; the authors' is 0.5.
+        val_samples: Held out; the authors' 10,000.
+        resume: Keep the rows that are in `out` already.
+    """
+
+    data: ImageData = field(default_factory=ImageData)
+    momentum: float = 0.5
+    val_samples: int = 10_000
+    resume: bool = False
+
+    def task(self, rounds: int, seed: int, **more: Any) -> Task:
+        """One run; `more` is further arguments of `Task`."""
+        where = self.data.root, self.data.download
+        return Task(*where, rounds, self.val_samples, seed, self.momentum, **more)
 
 
 # ---- the two readings of CPA --------------------------------------------------------------------------

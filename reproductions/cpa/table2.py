@@ -23,8 +23,8 @@ from typing import Any
 
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.reports import save_figure
-from reproductions.bench import ImageData, Rows
-from reproductions.cpa.runs import GAMMA, Run, Task, authors_cpa, unbiased_cpa
+from reproductions.bench import Rows
+from reproductions.cpa.runs import GAMMA, Options, Run, Task, authors_cpa, unbiased_cpa
 
 TABLE_2 = {50: (94, 93, 0.011), 100: (94, 96, 0.007), 400: (94, 96, 0.0036), 700: (95, 96, 0.0029)} | {
     1000: (95, 96, 0.0031)
@@ -50,79 +50,65 @@ def theorem_mse(epsilon: float, num_clients: int, levels: int = 3) -> float:
 
 
 def cpa_table2(
-    data: ImageData = ImageData(),  # noqa: B008 (frozen)
     num_clients: Sequence[int] = (50, 100, 400),
     epsilon: float = 0.5,
     lr: float = 1.0,
     fedavg_lr: float = 0.1,
     samples_per_client: int | None = None,
     rounds: int = 150,
-    momentum: float = 0.5,
-    val_samples: int = 10_000,
     seed: int = 0,
     out: str = "runs/cpa-table2",
-    resume: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """CPA table II: CNN2 on MNIST, accuracy and squared error for 50 to 1,000 clients.
 
     Args:
-        data: Where MNIST is.
         num_clients: The paper has 50, 100, 400, 700 and 1,000.
         epsilon: Per bit.
         lr: Of the one local step; not stated.
         fedavg_lr: The same for FedAvg, which does not train at a rate of 1 without CPA's clipping.
         samples_per_client: Not stated; None shares out all images.
         rounds: The paper's 150.
-        momentum: Of each client, kept across rounds.
-        val_samples: Held out; validated every tenth round.
         seed: One seed.
         out: Folder of table and picture.
-        resume: Keep the rows that are in `out` already.
+        options: See `Options`.
     """
     nothing = (math.nan, math.nan, math.nan)
     cases = [(clients, epsilon, TABLE_2.get(clients, nothing)) for clients in num_clients]
-    task = Task(
-        data.root, data.download, rounds, val_samples, seed, momentum, "mnist", samples_per_client, 10
-    )
-    return _compare(task, cases, lr, fedavg_lr, out, resume, "Table II")
+    asked = Options(**options)
+    task = asked.task(rounds, seed, samples_per_client=samples_per_client, val_every=10)
+    return _compare(task, cases, lr, fedavg_lr, out, asked.resume, "Table II")
 
 
 def cpa_table3(
-    data: ImageData = ImageData(),  # noqa: B008 (frozen)
     num_clients: int = 100,
     epsilons: Sequence[float] = tuple(TABLE_3),
     lr: float = 1.0,
     fedavg_lr: float = 0.1,
     samples_per_client: int | None = None,
     rounds: int = 150,
-    momentum: float = 0.5,
-    val_samples: int = 10_000,
     seed: int = 0,
     out: str = "runs/cpa-table3",
-    resume: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """CPA table III: CNN2 on MNIST, accuracy and squared error for epsilon 0.1 to 0.3, 100 clients.
 
     Args:
-        data: Where MNIST is.
         num_clients: The paper's 100.
         epsilons: Per bit.
         lr: Of the one local step; not stated.
         fedavg_lr: The same for FedAvg, which does not train at a rate of 1 without CPA's clipping.
         samples_per_client: Not stated; None shares out all images.
         rounds: The paper's 150.
-        momentum: Of each client, kept across rounds.
-        val_samples: Held out; validated every tenth round.
         seed: One seed.
         out: Folder of table and picture.
-        resume: Keep the rows that are in `out` already.
+        options: See `Options`.
     """
     nothing = (math.nan, math.nan, math.nan)
     cases = [(num_clients, epsilon, TABLE_3.get(epsilon, nothing)) for epsilon in epsilons]
-    task = Task(
-        data.root, data.download, rounds, val_samples, seed, momentum, "mnist", samples_per_client, 10
-    )
-    return _compare(task, cases, lr, fedavg_lr, out, resume, "Table III")
+    asked = Options(**options)
+    task = asked.task(rounds, seed, samples_per_client=samples_per_client, val_every=10)
+    return _compare(task, cases, lr, fedavg_lr, out, asked.resume, "Table III")
 
 
 def _compare(

@@ -22,10 +22,10 @@ from typing import Any
 from lightning_fedq.core import Mechanism
 from lightning_fedq.mechanisms import FedAvg, JoPEQ, PerCoordinateLaplace, SignRR
 from lightning_fedq.reports import save_figure
-from reproductions.bench import ImageData, Rows
+from reproductions.bench import Rows
 from reproductions.cpa.baselines import AuthorsLaplace
 from reproductions.cpa.data import Network
-from reproductions.cpa.runs import GAMMA, Run, Task, authors_cpa, unbiased_cpa
+from reproductions.cpa.runs import GAMMA, Options, Run, authors_cpa, unbiased_cpa
 
 PUBLISHED: dict[str, dict[Network, float]] = {
     "FL": {"linear": 87, "mlp": 90, "cnn2": 48, "cnn3": 60},
@@ -55,7 +55,6 @@ def _mechanisms(epsilon: float) -> list[tuple[str, str, Mechanism, float]]:
 
 
 def cpa_table4(
-    data: ImageData = ImageData(),  # noqa: B008 (frozen)
     models: Sequence[Network] = ("linear", "mlp"),
     methods: Sequence[str] = tuple(PUBLISHED),
     num_clients: int = 1000,
@@ -64,16 +63,13 @@ def cpa_table4(
     rounds: int = 30,
     mlp_rounds: int = 100,
     cnn_rounds: int = 100,
-    momentum: float = 0.5,
-    val_samples: int = 10_000,
     seed: int = 0,
     out: str = "runs/cpa-table4",
-    resume: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """CPA table IV on MNIST: FL, Laplace, signSGD with RR, JoPEQ and CPA, 1,000 clients, linear and MLP.
 
     Args:
-        data: Where MNIST is.
         models: "linear" and "mlp" on MNIST, "cnn2" and "cnn3" on CIFAR-10.
         methods: Which rows of the table.
         num_clients: The paper's 1,000, 5 samples each.
@@ -82,15 +78,14 @@ def cpa_table4(
         rounds: Of the linear model; the others are tested there, too.
         mlp_rounds: Of the perceptron; not stated.
         cnn_rounds: On CIFAR-10; not stated.
-        momentum: Of each client, kept across rounds.
-        val_samples: Held out.
         seed: One seed.
         out: Folder of table and picture.
-        resume: Keep the rows that are in `out` already.
+        options: See `Options`.
     """
-    task = Task(data.root, data.download, rounds, val_samples, seed, momentum)
+    asked = Options(**options)
+    task = asked.task(rounds, seed)
     own = {"num_clients": num_clients, "epsilon": epsilon, "mlp_rounds": mlp_rounds, "cnn_rounds": cnn_rounds}
-    rows = Rows(out, own | task.settings, resume)
+    rows = Rows(out, own | task.settings, asked.resume)
     for kind in models:
         length = {"linear": rounds, "mlp": mlp_rounds}.get(kind, cnn_rounds)
         one = replace(task, rounds=length)

@@ -17,8 +17,8 @@ from typing import Any
 from lightning_fedq.core import Mechanism
 from lightning_fedq.mechanisms import FedAvg, JoPEQ
 from lightning_fedq.reports import save_figure
-from reproductions.bench import ImageData, Rows
-from reproductions.cpa.runs import GAMMA, Run, Task, authors_cpa, unbiased_cpa
+from reproductions.bench import Rows
+from reproductions.cpa.runs import GAMMA, Options, Run, authors_cpa, unbiased_cpa
 
 PUBLISHED = {
     "CPA": {10: (49, -17.57), 100: (81, -0.07), 1000: (85, 0.09)},
@@ -42,33 +42,28 @@ def _mechanisms(epsilon: float) -> list[tuple[str, str, Mechanism, float]]:
 
 
 def cpa_table5(
-    data: ImageData = ImageData(),  # noqa: B008 (frozen)
     num_clients: Sequence[int] = (10, 100, 1000),
     learning_rates: Sequence[float] = (1.0, 0.1),
     epsilon: float = 0.5,
     rounds: int = 30,
-    momentum: float = 0.5,
-    val_samples: int = 10_000,
     seed: int = 0,
     out: str = "runs/cpa-table5",
-    resume: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """CPA table V: MNIST, 10 to 1,000 clients, 1-bit and nested, with and without randomised response.
 
     Args:
-        data: Where MNIST is.
         num_clients: Clients, 5 samples each.
         learning_rates: Of the one local step; not stated.
         epsilon: Per bit; the paper's is 0.5.
         rounds: The authors' default is 30.
-        momentum: Of each client, kept across rounds; the authors' is 0.5.
-        val_samples: Held out; the authors' 10,000.
         seed: One seed; at 10 clients seeds differ by 6 points either way.
         out: Folder of table and picture.
-        resume: Keep the rows that are in `out` already.
+        options: See `Options`.
     """
-    task = Task(data.root, data.download, rounds, val_samples, seed, momentum)
-    rows = Rows(out, {"epsilon_per_bit": epsilon, "gamma": GAMMA} | task.settings, resume)
+    asked = Options(**options)
+    task = asked.task(rounds, seed)
+    rows = Rows(out, {"epsilon_per_bit": epsilon, "gamma": GAMMA} | task.settings, asked.resume)
     for clients in num_clients:
         for lr in learning_rates:
             for method, variant, mechanism, radius in _mechanisms(epsilon):

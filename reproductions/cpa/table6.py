@@ -28,9 +28,9 @@ from lightning_fedq.core import Mechanism
 from lightning_fedq.functional.robust import Rule
 from lightning_fedq.mechanisms import CPA
 from lightning_fedq.reports import save_figure
-from reproductions.bench import ImageData, Rows
+from reproductions.bench import Rows
 from reproductions.cpa.data import Network
-from reproductions.cpa.runs import GAMMA, Run, Task, authors_cpa
+from reproductions.cpa.runs import GAMMA, Options, Run, Task, authors_cpa
 
 PUBLISHED: dict[Network, dict[tuple[float, str], float]] = {
     "linear": {(0.0, "none"): 85, (0.2, "ones"): 85, (0.2, "flip"): 85, (0.3, "ones"): 84, (0.3, "flip"): 84},
@@ -101,7 +101,6 @@ def _cases(
 
 
 def cpa_table6(
-    data: ImageData = ImageData(),  # noqa: B008 (frozen)
     model: Network = "linear",
     num_clients: int = 1000,
     fractions: Sequence[float] = (0.2, 0.3),
@@ -111,16 +110,13 @@ def cpa_table6(
     safer: Sequence[float] = (1.0, 2.0, 4.0),
     lr: float = 1.0,
     rounds: int | None = None,
-    momentum: float = 0.5,
-    val_samples: int = 10_000,
     seed: int = 0,
     out: str = "runs/cpa-table6",
-    resume: bool = False,
+    **options: Any,
 ) -> dict[str, Any]:
     """CPA table VI: liars among 1,000 clients; the paper's attacks, the one that breaks it, robust rules.
 
     Args:
-        data: Where MNIST is.
         model: "linear" or "mlp".
         num_clients: The paper's 1,000, 5 samples each.
         fractions: Shares of liars; the first one gets the wide suite and the rules.
@@ -130,16 +126,15 @@ def cpa_table6(
         safer: Larger budgets, at which the lever of a liar is shorter.
         lr: Of the one local step.
         rounds: Not stated; None is the authors' default of 30, and 100 for the perceptron.
-        momentum: Of each client, kept across rounds.
-        val_samples: Held out.
         seed: One seed.
         out: Folder of table and picture.
-        resume: Keep the rows that are in `out` already.
+        options: See `Options`.
     """
     length = rounds or (30 if model == "linear" else 100)
-    task = Task(data.root, data.download, length, val_samples, seed, momentum)
+    asked = Options(**options)
+    task = asked.task(length, seed)
     own = {"model": model, "num_clients": num_clients, "epsilon_per_bit": epsilon, "lr": lr}
-    rows = Rows(out, own | task.settings, resume)
+    rows = Rows(out, own | task.settings, asked.resume)
     for case in _cases(num_clients, fractions, epsilon, attacks, rules, safer):
         rule = case.aggregator
         name = "mean" if rule is None else f"{rule.rule}, buckets of {rule.bucket_size}"

@@ -34,7 +34,7 @@ from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.randomness import PublicRandomness
 from lightning_fedq.reports import Row, fresh_folder
 from lightning_fedq.secagg import SecAgg
-from reproductions.bench import ImageData
+from reproductions.bench import ImageData, quiet_trainer
 from reproductions.exact.claims import Claim, finish
 
 
@@ -132,16 +132,7 @@ def _run(kind: str, setting: _Setting, seed: int) -> Row:
         sigma = 2.0 * setting.multiplier * setting.clip_norm / setting.num_clients
         callbacks.append(CentralNoise(federated, sigma, seed))
         spent_epsilon = spent(GaussianLoss(setting.multiplier), setting.delta, rounds=setting.rounds).epsilon
-    trainer = pl.Trainer(
-        max_epochs=setting.rounds,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        num_sanity_val_steps=0,
-        callbacks=callbacks,
-    )
+    trainer = quiet_trainer(setting.rounds, callbacks)
     trainer.fit(model, datamodule=images)
     accuracy = float(trainer.test(model, datamodule=images, verbose=False)[0]["test_acc"])
     dim = sum(parameter.numel() for parameter in model.parameters())
