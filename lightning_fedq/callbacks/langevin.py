@@ -5,7 +5,7 @@ theta - g sum_i grad U_i + N(0, 2 g I) samples exp(-sum_i U_i), up to a bias of 
 step a client, with learning rate g n, makes the mean of the updates the drift; a mechanism whose mean error
 is exactly Gaussian brings a known part of the noise, and this callback adds only what is missing.
 
-Departure from the paper's algorithm 6 (`functional.exact_error.langevin`): the compressor's noise is fixed
+Departure from the paper's algorithm 6 (`reproductions.exact.langevin`): the compressor's noise is fixed
 beforehand and not scaled by each client's largest coordinate, so no float travels, and updates are clipped as
 the mechanism says; a clipped update bends the drift, so a round that clips is refused.
 

@@ -21,15 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fedq.functional.exact_error.langevin import (
-    missing_variance,
-    rounding_round_trip,
-    shifted_round_trip,
-)
 from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE
 from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.reports import Row, fresh_folder
 from reproductions.exact.claims import Claim, finish
+from reproductions.exact.langevin import (
+    missing_variance,
+    rounding_round_trip,
+    shifted_round_trip,
+)
 
 CLIENTS, POINTS, DIM, STEP = 20, 50, 50, 5e-4
 

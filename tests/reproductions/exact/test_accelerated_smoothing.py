@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_fedq.functional.exact_error.smoothing import accelerated_smoothing, compressed_copies
+from reproductions.exact.accelerated_smoothing import accelerated_smoothing, compressed_copies
 
 RNG = np.random.default_rng(2)
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_fedq.functional.exact_error.langevin import (
+from reproductions.exact.langevin import (
     missing_variance,
     rounding_round_trip,
     shifted_round_trip,
