@@ -25,7 +25,7 @@ import torch
 from lightning_fedq.core import Adversary, Mechanism, RoundContext
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
-from lightning_fedq.privacy.target import PrivacyTarget, calibrate
+from lightning_fedq.privacy.target import Calibration, PrivacyTarget, calibrate
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.secagg import SecAgg
 
@@ -160,16 +160,18 @@ def _solve(name: str, mechanism: Mechanism, problem: Problem, participation: Par
         found = _calibrated(mechanism, problem, cohort, charges)
     except (ValueError, TypeError) as refused:
         return Option(name, None, participation, reason=str(refused))
-    context = context_of(found[0], cohort, problem.params)
-    error = found[0].mean_error(context, cohort, problem.homogeneity)
+    context = context_of(found.mechanism, cohort, problem.params)
+    error = found.mechanism.mean_error(context, cohort, problem.homogeneity)
     ratio = None if error is None else error / (problem.homogeneity * problem.rounds)
-    bits = bits_of(found[0], context, problem)
-    needed = None if ratio is None else _clients_needed(mechanism, problem, once, ratio)
-    return Option(name, found[0], participation, found[1], bits, error, ratio, needed)
+    bits = bits_of(found.mechanism, context, problem)
+    needed = None if ratio is None else _clients_needed(mechanism, problem, once, ratio, found.level)
+    return Option(name, found.mechanism, participation, found.epsilon, bits, error, ratio, needed)
 
 
-def _calibrated(mechanism: Mechanism, problem: Problem, cohort: int, charges: int) -> tuple[Mechanism, float]:
-    """The mechanism set to the target, and what it spends.
+def _calibrated(
+    mechanism: Mechanism, problem: Problem, cohort: int, charges: int, near: float | None = None
+) -> Calibration:
+    """The mechanism set to the target, and what it spends. `near`: see `calibrate`.
 
     Raises:
         ValueError: If the target can't be met.
@@ -182,8 +184,7 @@ def _calibrated(mechanism: Mechanism, problem: Problem, cohort: int, charges: in
         secure_aggregation=problem.behind_masks,
         fewest_survivors=SecAgg(active=True).fewest_survivors(cohort) if problem.active else None,
     )
-    found = calibrate(target, mechanism, setting, 1 if target.over == "round" else charges)
-    return found.mechanism, found.epsilon
+    return calibrate(target, mechanism, setting, 1 if target.over == "round" else charges, near)
 
 
 def context_of(mechanism: Mechanism, cohort: int, params: int) -> RoundContext:
@@ -216,7 +217,9 @@ def bits_of(mechanism: Mechanism, context: RoundContext, problem: Problem) -> fl
     return message.num_bits / dim
 
 
-def _clients_needed(mechanism: Mechanism, problem: Problem, once: bool, ratio: float) -> int | None:
+def _clients_needed(
+    mechanism: Mechanism, problem: Problem, once: bool, ratio: float, level: float
+) -> int | None:
     """About how many clients bring R to 0.1: a sum's noise falls with n^2, single messages' with n."""
     power = 2.0 if problem.sees_sums else 1.0
     guess = float(problem.clients * (ratio / GOOD) ** (1.0 / power))
@@ -225,7 +228,8 @@ def _clients_needed(mechanism: Mechanism, problem: Problem, once: bool, ratio: f
     clients = max(math.ceil(guess), problem.rounds if once else 1)
     cohort, charges = (clients // problem.rounds, 1) if once else (clients, problem.rounds)
     try:
-        found, _ = _calibrated(mechanism, problem, cohort, charges)
+        near = level * (clients / problem.clients) ** (power - 1.0)
+        found = _calibrated(mechanism, problem, cohort, charges, near).mechanism
     except ValueError:
         return clients
     context = context_of(found, cohort, problem.params)

@@ -10,8 +10,8 @@ import yaml
 
 from lightning_fedq import mechanisms
 from lightning_fedq.cli import OTHERS, TRAINING, main
+from lightning_fedq.commands.calls import parse_mechanism
 from lightning_fedq.commands.mechanisms import describe
-from lightning_fedq.commands.privacy import parse_mechanism
 from lightning_fedq.commands.sweep import parse_grid, wandb_sweep
 from lightning_fedq.reports import read_rows, write_rows, write_summary
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_fedq import mechanisms
-from lightning_fedq.commands.privacy import parse_call
+from lightning_fedq.commands.calls import parse_call
 from lightning_fedq.core import Adversary, Mechanism
 from lightning_fedq.planning import HOMOGENEITY, Option, Problem, plan
 from lightning_fedq.privacy.target import PrivacyTarget, adversary_named
@@ -22,26 +22,36 @@ from lightning_fedq.privacy.target import PrivacyTarget, adversary_named
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-CANDIDATES: dict[str, Mechanism] = {
-    "RotatedCoins": mechanisms.RotatedCoins(1.0, 1.0),
-    "RotatedCoins, paired": mechanisms.RotatedCoins(1.0, 1.0, paired=True),
-    "RotatedCoins, share 1/8": mechanisms.RotatedCoins(1.0, 1.0, share=0.125),
-    "RotatedAxes": mechanisms.RotatedAxes(1.0, 1.0),
-    "LDPQ": mechanisms.LDPQ(1.0),
-    "PairedCoins": mechanisms.PairedCoins(1.0),
-    "CorBin": mechanisms.CorBin(1.0),
-    "AugCorBin": mechanisms.AugCorBin(1.0),
-    "StratifiedCorBin": mechanisms.StratifiedCorBin(1.0, 10),
-    "GaussianNoise": mechanisms.GaussianNoise(1.0, 1.0),
-    "LaplaceNoise": mechanisms.LaplaceNoise(1.0, 1.0),
-    "AggregateGaussian": mechanisms.AggregateGaussian(1.0, 1.0),
-    "LayeredGaussian": mechanisms.LayeredGaussian(1.0, 1.0),
-    "DistributedDiscreteGaussian": mechanisms.DistributedDiscreteGaussian(1.0, 0.05, 0.01),
-    "CPA": mechanisms.CPA(1.0),
-    "JoPEQ": mechanisms.JoPEQ(1.0),
-    "PerCoordinateLaplace": mechanisms.PerCoordinateLaplace(1.0),
-}
-"""Mechanisms with a noise bound, for updates of norm 1; the free parameter is set by the target."""
+
+def candidates(params: int) -> dict[str, Mechanism]:
+    """Mechanisms with a noise bound, for updates of l2 norm 1. The free parameter is set by the target.
+
+    Args:
+        params: Parameters of the model; what clips in l1 gets the l1 norm of an evenly spread update.
+    """
+    l1_norm = math.sqrt(2.0 * params / math.pi)
+    return {
+        "RotatedCoins": mechanisms.RotatedCoins(1.0, 1.0),
+        "RotatedCoins, paired": mechanisms.RotatedCoins(1.0, 1.0, paired=True),
+        "RotatedCoins, share 1/8": mechanisms.RotatedCoins(1.0, 1.0, share=0.125),
+        "RotatedAxes": mechanisms.RotatedAxes(1.0, 1.0),
+        "LDPQ": mechanisms.LDPQ(1.0),
+        "PairedCoins": mechanisms.PairedCoins(1.0),
+        "CorBin": mechanisms.CorBin(1.0),
+        "AugCorBin": mechanisms.AugCorBin(1.0),
+        "StratifiedCorBin": mechanisms.StratifiedCorBin(1.0, 10),
+        "GaussianNoise": mechanisms.GaussianNoise(1.0, 1.0),
+        "LaplaceNoise": mechanisms.LaplaceNoise(l1_norm, 1.0),
+        "AggregateGaussian": mechanisms.AggregateGaussian(1.0, 1.0),
+        "LayeredGaussian": mechanisms.LayeredGaussian(1.0, 1.0),
+        "DistributedDiscreteGaussian": mechanisms.DistributedDiscreteGaussian(1.0, 0.05, 0.01),
+        "CPA": mechanisms.CPA(1.0),
+        "CPA, some blocks": mechanisms.CPA(1.0, epsilon_scope="round"),
+        "JoPEQ": mechanisms.JoPEQ(1.0),
+        "PerCoordinateLaplace": mechanisms.PerCoordinateLaplace(1.0),
+    }
+
+
 _DRAWN = 5
 """Mechanisms in the picture."""
 
@@ -92,7 +102,7 @@ def main(argv: Sequence[str]) -> int:
             raise ValueError(f"say how many: {', '.join(missing)}; or name a configuration that says it")
         target = PrivacyTarget(options.epsilon, options.delta, adversary_named(options.against), options.over)
         problem = Problem(**sizes, target=target, active=options.active, homogeneity=options.homogeneity)
-        found = plan(problem, CANDIDATES)
+        found = plan(problem, candidates(problem.params))
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     console = Console()
@@ -100,12 +110,6 @@ def main(argv: Sequence[str]) -> int:
     if options.config and found and found[0].mechanism is not None:
         console.print("\nThe first one, to paste in place of your mechanism:\n", highlight=False)
         print(to_yaml(found[0], problem, clip_norm), end="")
-        if found[0].participation == "once":
-            console.print(
-                "\nCohorts are drawn afresh in every round, so some clients take part more than once, "
-                "and the target pays for that: expect more noise than in the table (each there once).",
-                highlight=False,
-            )
     if options.picture:
         picture(problem, found).savefig(options.picture, dpi=150)
         print(options.picture)
@@ -123,7 +127,9 @@ def _sizes(config: str) -> tuple[dict[str, int], float]:
     federated = federated_of(cli.trainer, "fedq plan")
     params = num_coordinates(cli.model, federated.buffers)
     clip = parse_call(repr(federated.mechanism))[1].get("clip_norm", 1.0)
-    sizes = {"clients": federated.planner.cohort_size, "params": params}
+    planner = federated.planner
+    once = planner.participation == "once"
+    sizes = {"clients": planner.num_clients if once else planner.cohort_size, "params": params}
     if (rounds := cli.trainer.max_epochs) is not None and rounds > 0:
         sizes["rounds"] = rounds
     return sizes, float(clip)
@@ -191,7 +197,7 @@ def to_yaml(option: Option, problem: Problem, clip_norm: float) -> str:
     name, values = parse_call(repr(option.mechanism))
     values = {key: value for key, value in values.items() if value is not None}
     if "clip_norm" in values:
-        values["clip_norm"] = clip_norm
+        values["clip_norm"] *= clip_norm
     for knob in _KNOBS:
         if knob in values:
             values[knob] = float(f"{values[knob]:.4g}")
@@ -212,6 +218,7 @@ def to_yaml(option: Option, problem: Problem, clip_norm: float) -> str:
         settings["secure_aggregation"] = {"run": "masked", **({"active": True} if problem.active else {})}
     if option.participation == "once":
         settings["clients_per_round"] = max(problem.clients // problem.rounds, 1)
+        settings["participation"] = "once"
     return yaml.safe_dump(settings, sort_keys=False)
 
 
@@ -220,16 +227,15 @@ def picture(problem: Problem, found: Sequence[Option]) -> Figure:
     from matplotlib.figure import Figure  # half a second to import, and only needed here
 
     best = [option for option in found if option.ratio is not None][:_DRAWN]
-    candidates = {option.name: CANDIDATES[option.name] for option in best}
+    everybody = candidates(problem.params)
+    drawn = {option.name: everybody[option.name] for option in best}
     figure = Figure(figsize=(13.0, 4.0), layout="constrained")
     left, middle, right = figure.subplots(1, 3)
     epsilons = [0.5, 1.0, 2.0, 4.0, 8.0]
     clients = [max(int(problem.clients * factor), 2) for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
-    by_epsilon = [
-        plan(replace(problem, target=replace(problem.target, epsilon=e)), candidates) for e in epsilons
-    ]
-    by_clients = [plan(replace(problem, clients=n), candidates) for n in clients]
-    for name in candidates:
+    by_epsilon = [plan(replace(problem, target=replace(problem.target, epsilon=e)), drawn) for e in epsilons]
+    by_clients = [plan(replace(problem, clients=n), drawn) for n in clients]
+    for name in drawn:
         for axes, values, plans in ((left, epsilons, by_epsilon), (right, clients, by_clients)):
             ratios = [next(o.ratio for o in options if o.name == name) for options in plans]
             axes.plot(values, [math.nan if r is None else r for r in ratios], "o-", label=name)

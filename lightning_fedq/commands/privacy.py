@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,9 +15,9 @@ import yaml
 from rich.console import Console
 from rich.markdown import Markdown
 
-from lightning_fedq import mechanisms
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.callbacks.federated import Federated
+from lightning_fedq.commands.calls import parse_call, parse_mechanism
 from lightning_fedq.commands.configs import SUFFIXES, find
 from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.core import Mechanism, RoundContext
@@ -169,34 +168,6 @@ def _charged(path: Path, state: dict[str, Any], repeatable: bool) -> Ledger:
     if found is not None:
         ledger.keep(Journal(found, ledger.mechanism, ledger.num_clients, position), repeatable)
     return ledger
-
-
-def parse_mechanism(text: str) -> Mechanism:
-    """Build a mechanism from its `repr`, without evaluating code.
-
-    Raises:
-        ValueError: If it is not a mechanism of this package with plain numbers as parameters.
-    """
-    name, parameters = parse_call(text)
-    if name not in mechanisms.__all__:
-        raise ValueError(_unreadable(text))
-    built: Mechanism = getattr(mechanisms, name)(**parameters)
-    return built
-
-
-def parse_call(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and keyword arguments of the `repr` of a dataclass of plain values."""
-    try:
-        call = ast.parse(text, mode="eval").body
-        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
-            raise ValueError(_unreadable(text))
-        return call.func.id, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
-    except (SyntaxError, ValueError) as error:
-        raise ValueError(_unreadable(text)) from error
-
-
-def _unreadable(text: str) -> str:
-    return f"can't read the mechanism {text!r} from the checkpoint; give the configuration of its run instead"
 
 
 def _report(

@@ -434,8 +434,8 @@ class CPA(Mechanism):
         return tuple(map(tuple, groups.values()))
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> CPA:
-        """See `Mechanism.at_level`: the epsilon of a bit."""
-        return replace(self, epsilon=level, epsilon_scope="bit", rounds=None)
+        """See `Mechanism.at_level`: the epsilon of a bit, or of what `epsilon_scope` says."""
+        return replace(self, epsilon=level)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """Randomised response on every bit of a message: see `cpa_claims.bit_claims`.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -41,6 +41,7 @@ from lightning_fedq.wire.coding import FixedLength
 _WORD = 1 << 32
 _SMALLEST = 1e-6  # an output that every input avoids to this degree is dropped, and P solved again
 _CHUNK = 1 << 16
+_LEAST_LEVEL = 1e-4
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +135,9 @@ def solve_mvu(input_bits: int, output_bits: int, epsilon: float) -> MVUDesign:
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")
     num_inputs, size = 1 << input_bits, 1 << output_bits
-    level = epsilon * (1.0 - 1e-7)  # room for the rounding to integers
+    level = epsilon * (1.0 - 1e-7) - 2.0 / _WORD * (1 << output_bits)  # room for the rounding to integers
+    if level <= 0.0:
+        raise ValueError(f"integers over 2^32 can't express epsilon = {epsilon}; choose epsilon >= 1e-7")
 
     def objective(increments: NDArray[np.float64]) -> float:
         solved = _solve_probabilities(_symmetric(increments, size), num_inputs, level)
@@ -203,6 +206,14 @@ class MVU(Mechanism):
     def design(self) -> MVUDesign:
         """P and alpha."""
         return solve_mvu(self.input_bits, self.output_bits, self.epsilon)
+
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> MVU:
+        """See `Mechanism.at_level`: the epsilon of a coordinate. Every level that is tried takes a second."""
+        if level < _LEAST_LEVEL:
+            raise ValueError(
+                f"the search for a design is precise from epsilon {_LEAST_LEVEL:g} on, got {level}"
+            )
+        return replace(self, epsilon=level)
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         """See `Mechanism.encode`. Symbols are uint8 output numbers."""

@@ -76,6 +76,17 @@ class NearOptimalUtility(AdditiveNoise):
         """See `AdditiveNoise.clipping`."""
         return WholeVector(self.clip_norm, 2)
 
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> NearOptimalUtility:
+        """See `Mechanism.at_level`: there is none.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            "NearOptimalUtility gets its noise from a leakage that is measured on clients' data, and no "
+            "epsilon follows from that, so a target can't set it; take GaussianNoise, whose noise is the same"
+        )
+
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """The measured leakage, or the Gaussian loss if the calibration is public."""
         if self.public_calibration:

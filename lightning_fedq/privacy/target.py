@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 from scipy import optimize, stats
@@ -19,6 +20,7 @@ from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
 
 _LARGEST_LEVEL, _SMALLEST_LEVEL = 1e4, 1e-6
+_LONGEST_STEP = math.log(1e3)
 _MANY_DROPOUTS = 1e-3
 """Chance that a round has more dropouts than are allowed for, and is given up."""
 _MANY_CHARGES = 1e-2
@@ -127,7 +129,9 @@ def epsilon_of(setting: Setting, mechanism: Mechanism, adversary: Adversary, cha
     return setting.spent(claim, charges).epsilon
 
 
-def calibrate(target: PrivacyTarget, mechanism: Mechanism, setting: Setting, charges: int) -> Calibration:
+def calibrate(
+    target: PrivacyTarget, mechanism: Mechanism, setting: Setting, charges: int, near: float | None = None
+) -> Calibration:
     """Find the least private setting of a mechanism that keeps within a target.
 
     Args:
@@ -135,6 +139,7 @@ def calibrate(target: PrivacyTarget, mechanism: Mechanism, setting: Setting, cha
         mechanism: Its own value of the free parameter does not count.
         setting: Of the run, at the target's delta.
         charges: Rounds of one client to be paid for, >= 1.
+        near: A level that is nearly right. What is found is then up to 2% more private than it could be.
 
     Raises:
         ValueError: If the mechanism has no free parameter, claims nothing against the adversary in this
@@ -146,8 +151,11 @@ def calibrate(target: PrivacyTarget, mechanism: Mechanism, setting: Setting, cha
         return mechanism.at_level(level, context, dropped)
 
     lowest = _smallest_level(at)
-    _refuse_where_nothing_is_claimed(at(max(lowest, 1e-3)), setting, target)
+    guess, within = (0.1, 2e-4) if near is None else (near, 0.02)
+    guess = min(max(guess, lowest), _LARGEST_LEVEL)
+    _refuse_where_nothing_is_claimed(at(guess), setting, target)
 
+    @cache
     def excess(log_level: float) -> float:
         try:
             found = epsilon_of(setting, at(math.exp(log_level)), adversary, charges)
@@ -155,8 +163,8 @@ def calibrate(target: PrivacyTarget, mechanism: Mechanism, setting: Setting, cha
             found = math.inf
         return math.log(min(max(found, 1e-9), 1e9) / target.epsilon)
 
-    low, high = math.log(lowest), math.log(_LARGEST_LEVEL)
-    if excess(low) > 0.0:
+    log_level = _root(excess, math.log(lowest), math.log(_LARGEST_LEVEL), math.log(guess), within)
+    if log_level is None:
         claim = setting.claims(at(lowest))[adversary]
         run = setting.spent(claim, charges)
         spends = f"spend {run.epsilon:.3g}" if math.isfinite(run.epsilon) else f"have none: {run.method}"
@@ -164,18 +172,35 @@ def calibrate(target: PrivacyTarget, mechanism: Mechanism, setting: Setting, cha
             f"{type(mechanism).__name__} can't meet {target}: with the most noise it has, {charges} rounds "
             f"of a client still {spends}; take fewer rounds, more clients, or a larger epsilon"
         )
-    level = math.exp(_root(excess, low, high))
+    level = math.exp(log_level)
     while level > lowest and excess(math.log(level)) > 0.0:
-        level *= 1.0 - 5e-4
+        level *= 1.0 - 2.5 * within
     found = at(level)
     return Calibration(found, level, setting.rounds, charges, epsilon_of(setting, found, adversary, charges))
 
 
-def _root(excess: Callable[[float], float], low: float, high: float) -> float:
-    """Where the excess changes its sign, to 2e-4. The upper end if it never does."""
-    if excess(high) <= 0.0:
-        return high
-    return float(optimize.brentq(excess, low, high, xtol=2e-4))
+def _root(
+    excess: Callable[[float], float], low: float, high: float, guess: float, within: float
+) -> float | None:
+    """Where a rising excess changes its sign: the upper end if it stays below 0, None if above.
+
+    Every evaluation is an accounting of a run, so the bracket is found by steps of slope 1, which epsilon has
+    about: it grows like the level, or a little faster.
+    """
+    here = guess
+    value = excess(here)
+    rising = value <= 0.0
+    while True:
+        step = min(max(1.1 * abs(value), within), _LONGEST_STEP)
+        there = min(here + step, high) if rising else max(here - step, low)
+        if there == here:
+            return high if rising else None
+        after = excess(there)
+        if (after <= 0.0) != rising:
+            break
+        here, value = there, after
+    low, high = min(here, there), max(here, there)
+    return float(optimize.brentq(excess, low, high, xtol=within))
 
 
 def _smallest_level(at: Callable[[float], Mechanism]) -> float:

@@ -1,7 +1,14 @@
+import math
+import subprocess
+import sys
+
 import pytest
 import yaml
 
-from lightning_fedq.commands.plan import CANDIDATES, main
+from lightning_fedq.commands import plan as command
+from lightning_fedq.commands.plan import candidates, main
+from lightning_fedq.planning import Problem, plan
+from lightning_fedq.privacy.target import PrivacyTarget
 
 # Lightning's command line calls what jsonargparse has deprecated
 pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
@@ -9,21 +16,26 @@ pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.Jsonar
 SMALL = ["--epsilon", "8", "--clients", "60", "--params", "100", "--rounds", "5"]
 
 
+def only(monkeypatch, *names):
+    """Plan with some candidates."""
+    monkeypatch.setattr(
+        command, "candidates", lambda params: {name: candidates(params)[name] for name in names}
+    )
+
+
 def test_the_table_has_a_row_for_everybody(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "110")
     assert main(SMALL) == 0
     printed = capsys.readouterr().out
     assert "against the server behind secure aggregation" in printed
-    for name in CANDIDATES:
+    for name in candidates(100):
         assert name in printed
     assert "not possible: CPA: CPA is not homomorphic" in printed
     assert "no visible loss" in printed or "costs points" in printed
 
 
 def test_a_configuration_says_the_sizes_and_gets_settings_to_paste(capsys, monkeypatch):
-    monkeypatch.setattr(
-        "lightning_fedq.commands.plan.CANDIDATES", {"RotatedCoins": CANDIDATES["RotatedCoins"]}
-    )
+    only(monkeypatch, "RotatedCoins")
     assert main(["digits_private", "--epsilon", "4"]) == 0
     printed = capsys.readouterr().out
     assert "479 clients, 650 parameters, 20 rounds" in printed
@@ -35,8 +47,7 @@ def test_a_configuration_says_the_sizes_and_gets_settings_to_paste(capsys, monke
 
 
 def test_the_picture(tmp_path, monkeypatch):
-    few = {name: CANDIDATES[name] for name in ("RotatedCoins", "GaussianNoise")}
-    monkeypatch.setattr("lightning_fedq.commands.plan.CANDIDATES", few)
+    only(monkeypatch, "RotatedCoins", "GaussianNoise")
     assert main([*SMALL, "--picture", str(tmp_path / "plan.png")]) == 0
     assert (tmp_path / "plan.png").stat().st_size > 10_000
 
@@ -53,3 +64,43 @@ def test_what_is_missing_is_said(arguments, message, capsys):
     with pytest.raises(SystemExit):
         main(arguments)
     assert message in capsys.readouterr().err
+
+
+def test_what_clips_in_l1_is_measured_with_the_same_updates():
+    """An update of l2 norm 1 that is clipped to l1 norm 1 would be sqrt(2 d / pi) times too short.
+
+    Laplace noise at epsilon 8 a message: 2 (2 |x|_1 / 8)^2 a coordinate, so E = d / 8 * 2 d / pi / n, and not
+    d / (8 n), which would put it before the optimum of a message against the server.
+    """
+    target = PrivacyTarget(8.0, 1e-5, "server", "round")
+    found = plan(Problem(1000, 7850, 30, target), candidates(7850))
+    options = {option.name: option for option in found}
+    assert options["LaplaceNoise"].error == pytest.approx(7850 / 8 * 2 * 7850 / math.pi / 1000, rel=0.02)
+    assert found[0].name == "RotatedAxes" and options["RotatedAxes"].error < 2.0
+
+
+def test_a_budget_for_a_message_goes_into_some_blocks():
+    """CPA keeps its scope when it is calibrated, so that a message holds some blocks only."""
+    target = PrivacyTarget(8.0, 1e-5, "server", "round")
+    found = plan(
+        Problem(1000, 7850, 30, target), {n: candidates(7850)[n] for n in ("CPA", "CPA, some blocks")}
+    )
+    assert [option.name for option in found] == ["CPA, some blocks", "CPA"]
+    assert found[0].error < 0.5 * found[1].error
+    assert found[0].mechanism.epsilon_scope == "round" and found[0].bits < 0.01
+
+
+def test_each_client_once_is_what_is_pasted(monkeypatch):
+    target = PrivacyTarget(8.0, 1e-5, "server")
+    problem = Problem(1000, 7850, 30, target)
+    option = plan(problem, {"RotatedAxes": candidates(7850)["RotatedAxes"]})[0]
+    settings = yaml.safe_load(command.to_yaml(option, problem, 2.0))
+    assert settings["participation"] == "once" and settings["clients_per_round"] == 33
+    assert settings["mechanism"]["init_args"]["clip_norm"] == 2.0
+
+
+def test_planning_does_not_wait_for_lightning():
+    code = "import sys, lightning_fedq.commands.plan; print(sorted(sys.modules))"
+    printed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "pytorch_lightning" not in printed and "lightning.pytorch" not in printed
+    assert "lightning_fedq.planning" in printed

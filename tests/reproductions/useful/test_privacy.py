@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from lightning_fedq.commands.privacy import parse_mechanism
+from lightning_fedq.commands.calls import parse_mechanism
 from lightning_fedq.commands.reproduce import main
 from lightning_fedq.core import Adversary
 from lightning_fedq.privacy.report import privacy_report
