@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import Federated, ReloadBest, RunFolder
+from lightning_fedq.callbacks import Federated, ReloadBest
 from lightning_fedq.commands.compare import print_table
 from lightning_fedq.datasets import CIFAR10DataModule
 from lightning_fedq.models import Classifier
@@ -112,6 +112,18 @@ class Outcome:
     cpu_seconds: float
     seconds: float
 
+    @property
+    def columns(self) -> Row:
+        """Accuracies in percent, reloads and seconds, for a row of a table."""
+        return {
+            "best_val": 100 * self.best_val,
+            "test": 100 * self.test,
+            "reloads": self.num_reloads,
+            "cpu_seconds": self.cpu_seconds,
+            "seconds_a_round": self.seconds / len(self.val_by_round),
+            "val_by_round": curve([100 * value for value in self.val_by_round]),
+        }
+
 
 class _Validated(pl.Callback):
     """Validation accuracy of every round, and the module's state in the best of them, buffers included."""
@@ -150,7 +162,6 @@ def train(
     federated: Federated,
     rounds: int,
     patience: int,
-    folder: Path | None = None,
     accelerator: str = "cpu",
 ) -> Outcome:
     """Train, reload the best model after `patience` rounds without improvement, test the best one.
@@ -161,15 +172,11 @@ def train(
         federated: The federation.
         rounds: Rounds, >= 1.
         patience: See `ReloadBest`.
-        folder: Run folder, which must not exist yet; None leaves none.
         accelerator: Lightning's.
     """
     clocks = time.process_time(), time.monotonic()
     reload_best, validated = ReloadBest(patience=patience), _Validated()
-    callbacks: list[pl.Callback] = [federated, reload_best, validated]
-    if folder is not None:
-        callbacks.append(RunFolder(folder.name, str(folder.parent)))
-    trainer = quiet_trainer(rounds, callbacks, accelerator=accelerator)
+    trainer = quiet_trainer(rounds, [federated, reload_best, validated], accelerator)
     trainer.fit(model, datamodule=data)
     model.load_state_dict(validated.best)
     test = float(trainer.test(model, datamodule=data, verbose=False)[0]["test_acc"])

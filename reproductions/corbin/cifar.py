@@ -7,12 +7,9 @@ difference over the seeds is more than two standard errors, "NOT held" where it 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from lightning_fedq.mechanisms import (
     LDPQ,
@@ -26,6 +23,7 @@ from lightning_fedq.mechanisms import (
 from lightning_fedq.reports import save_figure
 from reproductions.bench import Row, curve_values
 from reproductions.corbin.cifar_runs import Case, Setting, Table, compare
+from reproductions.corbin.tuning import above, mean_test, spread
 
 SHARED_BITS, UNPAIRED, DELTA, TEST_IMAGES = 5, 0.2, 1e-5, 12_000
 
@@ -146,36 +144,12 @@ def _finish(table: Table, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
     lines = []
     for norm in dict.fromkeys(norm for norm, _ in table.chosen):
         chosen = {method: rows for (kind, method), rows in table.chosen.items() if kind == norm}
-        order = sorted(chosen, key=lambda method: -_mean(chosen[method]))
-        words = ", ".join(f"{name} {_spread(chosen[name])}" for name in order)
+        order = sorted(chosen, key=lambda method: -mean_test(chosen[method]))
+        words = ", ".join(f"{name} {spread(chosen[name])}" for name in order)
         lines.append(f"{norm} norm, test accuracy over {len(chosen[order[0]])} seed(s): {words}")
-        lines += [f"{norm} norm: {_verdict(a, chosen[a], b, chosen[b])}" for a, b in pairs]
+        lines += [f"{norm} norm: {above(a, chosen[a], b, chosen[b], TEST_IMAGES)}" for a, b in pairs]
     _draw(table.chosen, table.rows.folder / "accuracy.png")
     return table.rows.finish(lines, "test accuracy, %, of the round with the best validation accuracy")
-
-
-def _mean(rows: Sequence[Row]) -> float:
-    return float(np.mean([row["test"] for row in rows]))
-
-
-def _spread(rows: Sequence[Row]) -> str:
-    """Mean, standard deviation over seeds, and the chosen lambda."""
-    scatter = f" +- {np.std([row['test'] for row in rows], ddof=1):.2f}" if len(rows) > 1 else ""
-    return f"{_mean(rows):.2f}{scatter} (lambda {rows[0]['smoothing']:g})"
-
-
-def _verdict(better: str, ours: Sequence[Row], worse: str, theirs: Sequence[Row]) -> str:
-    """Is the first above the second, by differences of runs with the same seed?"""
-    gaps = np.array([a["test"] - b["test"] for a, b in zip(ours, theirs, strict=True)])
-    rate = _mean(ours) / 100
-    variance = 2e4 * rate * (1 - rate) / TEST_IMAGES  # of one gap, from the test images alone
-    if len(gaps) > 1:  # a few seeds may agree by chance
-        variance = max(variance, float(gaps.var(ddof=1)))
-    gap, error = float(gaps.mean()), math.sqrt(variance / len(gaps))
-    word = "held" if gap > 2 * error else "NOT held" if gap < -2 * error else "not told apart"
-    if len(gaps) == 1:
-        word = "one seed, no verdict"
-    return f"{better} above {worse}: {gap:+.2f} points, standard error {error:.2f}: {word}"
 
 
 def _draw(chosen: dict[tuple[str, str], list[Row]], path: Path) -> None:

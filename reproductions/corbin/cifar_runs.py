@@ -27,7 +27,8 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.core import Mechanism
 from lightning_fedq.models import Classifier, ResNet18, seeded
 from lightning_fedq.ranges import PreviousMinMax
-from reproductions.bench import CIFAR10, ImageData, Row, Rows, curve, load_cifar10, train
+from reproductions.bench import CIFAR10, ImageData, Row, Rows, load_cifar10, train
+from reproductions.corbin.tuning import tune
 
 Norm = Literal["batch", "group"]
 Scale = Literal["small", "paper"]
@@ -165,11 +166,9 @@ def compare(
 
     Raises:
         FileNotFoundError: Before anything else, if there is no CIFAR-10.
-        ValueError: If no seed was given, or `out` holds rows of other settings.
+        ValueError: If there is no seed, or `out` holds rows of other settings.
     """
     preset = PRESETS[setting.preset]
-    if not setting.seeds:
-        raise ValueError("seeds needs one value or more, got none")
     load_cifar10(setting.data, preset.side)
     rounds, grid = setting.rounds or preset.rounds, smoothing or setting.smoothing or preset.smoothing
     common = {
@@ -191,10 +190,7 @@ def compare(
                 key = {"method": case.method, "norm": norm, "smoothing": smoothing, "seed": seed}
                 return rows.add(key, lambda: _train(setting, case, norm, smoothing, seed, rounds, batch_size))
 
-            first, *others = setting.seeds
-            tried = {value: row(value, first) for value in grid}
-            best = max(tried, key=lambda value: float(tried[value]["best_val"]))
-            chosen[norm, case.method] = [tried[best], *(row(best, seed) for seed in others)]
+            chosen[norm, case.method] = tune(row, grid, setting.seeds)
     return Table(rows, chosen)
 
 
@@ -214,12 +210,4 @@ def _train(
     )
     model = Classifier(seeded(preset.network(norm=norm), seed), preset.learning_rate, MOMENTUM)
     images = CIFAR10(setting.data, batch_size, preset.num_train, preset.num_val, seed, preset.side)
-    outcome = train(model, images, federated, rounds, PATIENCE, accelerator=preset.accelerator)
-    return {
-        "best_val": 100 * outcome.best_val,
-        "test": 100 * outcome.test,
-        "reloads": outcome.num_reloads,
-        "cpu_seconds": outcome.cpu_seconds,
-        "seconds_a_round": outcome.seconds / rounds,
-        "val_by_round": curve([100 * value for value in outcome.val_by_round]),
-    }
+    return train(model, images, federated, rounds, PATIENCE, accelerator=preset.accelerator).columns
