@@ -287,7 +287,7 @@ class Federated(pl.Callback):
             check_exact_monitors(trainer)
         choice = choose(self.client_metrics, trainer, self._engine)
         self.client_log = ClientMetrics(choice, trainer, pl_module, lambda: self.training_clients)
-        self._undo.replace(pl_module, "log", self.client_log)
+        self.client_log.attach(self._undo)
         self._averages = RoundAverages(trainer, lambda: self.round_is_open)
         self._averages.attach(self._undo)
         hook = pl_module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]

@@ -8,12 +8,15 @@ What is logged in validation is the server's and passes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import wraps
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from torch import Tensor, nn
 
 from lightning_fedq._lightning import pl, rank_zero_info
 from lightning_fedq.core import Mechanism, NonPrivate, RoundContext
+from lightning_fedq.federation.undo import Undo
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.rounds import RoundEngine
 
@@ -38,7 +41,9 @@ def claims_something(mechanism: Mechanism, context: RoundContext) -> bool:
 
 def log_figure(module: pl.LightningModule, name: str, value: float, prog_bar: bool = False) -> None:
     """Log a figure of the federation: no metric of clients, so `client_metrics` says nothing about it."""
-    type(module).log(module, name, value, prog_bar, on_step=False, on_epoch=True, batch_size=1)
+    log = vars(module).get("log")
+    with log.passing() if isinstance(log, ClientMetrics) else nullcontext():
+        type(module).log(module, name, value, prog_bar, on_step=False, on_epoch=True, batch_size=1)
 
 
 @runtime_checkable
@@ -78,6 +83,30 @@ class ClientMetrics:
         self._sums: dict[int, dict[str, tuple[float, int]]] = {}
         self._metrics: list[Any] = []
         self._last: tuple[int, ...] = ()
+        self._passes = False
+
+    def attach(self, undo: Undo) -> None:
+        """Stand in for the module's `log`, also where it calls that of its base class."""
+        own = pl.LightningModule.log
+
+        @wraps(own)
+        def log(module: pl.LightningModule, *args: Any, **kwargs: Any) -> None:
+            if module is self._module and not self._passes:
+                self(*args, **kwargs)
+            else:
+                own(module, *args, **kwargs)
+
+        undo.replace(pl.LightningModule, "log", log)
+        undo.replace(self._module, "log", self)
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Let the base class log what is called within."""
+        before, self._passes = self._passes, True
+        try:
+            yield
+        finally:
+            self._passes = before
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ClientMetrics:
         """A copy of the module logs through the same."""
@@ -91,7 +120,8 @@ class ClientMetrics:
             return
         if not training:
             self._elsewhere.add(name)
-        self._log(name, value, *args, **kwargs)
+        with self.passing():
+            self._log(name, value, *args, **kwargs)
 
     def _hold(self, name: str, value: Any) -> None:
         clients = self._present()

@@ -145,6 +145,29 @@ def test_a_run_that_claims_privacy_keeps_them_from_everybody(tmp_path, choice, c
     assert "log" not in vars(trainer.lightning_module)
 
 
+class LogsThroughTheBase(Logs):
+    """Overrides `log`, as one does to put a prefix before names, and calls that of the base class."""
+
+    def log(self, name, value, *args, **kwargs):
+        super().log(f"my/{name}", value, *args, **kwargs)
+
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        super().log("train_based", loss.detach() * 0.0 + SECRET)
+        pl.LightningModule.log(self, "train_named", loss.detach() * 0.0 + SECRET)
+        return loss
+
+
+def test_the_base_class_s_log_is_no_way_round(tmp_path):
+    original = pl.LightningModule.log
+    trainer, _ = run(tmp_path, module=LogsThroughTheBase())
+    seen = set().union(trainer.callback_metrics, trainer.logged_metrics, columns(tmp_path))
+    assert "my/val_loss" in seen and any(name.endswith("fed/round") for name in seen)
+    assert not [name for name in seen if "train_" in name]
+    assert str(SECRET)[:8] not in outside(tmp_path)
+    assert pl.LightningModule.log is original
+
+
 class Own(pl.Callback):
     """A user's callback that logs through the module, in training and in validation."""
 
