@@ -110,7 +110,8 @@ class Federated(pl.Callback):
         clients_per_step: How many clients train side by side in one step. "auto" decides by the size of the
             model and of a step, never by the clock (`federation.stack_size`). Any number gives the same
             weights up to rounding, dropout masks and other random numbers of the training included;
-            only random transforms in worker processes are the workers' own.
+            only random transforms in worker processes, and those that draw from Python's or NumPy's
+            generators, may differ.
         target: What is quantised: "updates" (local - global) or, as in the CorBin paper, "weights".
         ranges: Rule for the quantiser's range; None is `AdaptiveRange()` for updates and
             `PreviousMinMax()` for weights.

@@ -125,6 +125,8 @@ def _is_stream(data: object) -> bool:
 def _as_one(loaders: Sequence[DataLoader[Any]]) -> DataLoader[Any] | None:
     """One loader over the data of all, if they are alike: clients can then train side by side."""
     first = loaders[0]
+    if any(one.batch_sampler is None for one in loaders):
+        return None
     try:
         kinds = {(*batching_of(one)[:2], type(batching_of(one).sampler)) for one in loaders}
         plain = all(sampling_of(one) == (None, None) for one in loaders if not _is_stream(one.dataset))

@@ -33,7 +33,7 @@ from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.data.generator_turns import GeneratorTurns, seed_everywhere
 from lightning_fedq.data.labels import Labels, labels_of
 from lightning_fedq.data.partition import Partition
-from lightning_fedq.data.sampling import batching_of, sampling_of
+from lightning_fedq.data.sampling import batching_of, collation_of, sampling_of
 from lightning_fedq.functional.batch_stack import stacked
 
 
@@ -67,6 +67,11 @@ def check_plain(loader: object) -> DataLoader[Any]:
         ValueError: If a sampler of its own prefers some samples.
     """
     found = check_loader(loader)
+    if found.batch_sampler is None:
+        raise ValueError(
+            "a DataLoader with automatic batching off gives whole batches, and another rule draws the "
+            "samples of each; give it a batch_size"
+        )
     if sampling_of(found) != (None, None):
         name = type(batching_of(found).sampler).__name__
         raise ValueError(
@@ -214,7 +219,7 @@ class ClientLoader:
     ) -> None:
         self.loader, self._work, self._stacks, self._length = loader, work, stacks, length
         self.turns = GeneratorTurns()
-        self._batches = ClientBatches(loader.dataset, loader.collate_fn, self.turns)
+        self._batches = ClientBatches(loader.dataset, collation_of(loader), self.turns)
         alike = len({len(held) for held in work.held}) == 1
         self._table = torch.stack(list(work.held)) if alike else None
         self._generator = torch.Generator()
@@ -244,6 +249,11 @@ class ClientLoader:
     def collate_fn(self) -> Callable[[list[Any]], Any]:
         """Makes a batch of a list of samples."""
         return self.loader.collate_fn
+
+    @property
+    def sampler(self) -> Any:
+        """Of the user's own loader, so that Lightning tells it the epoch."""
+        return self.loader.sampler
 
     def over(self, loader: DataLoader[Any]) -> ClientLoader:
         """The same split over a new loader.

@@ -20,7 +20,7 @@ from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.data.generator_turns import GeneratorTurns, seed_everywhere
 from lightning_fedq.data.loader import ClientLoader, check_loader, deal_out
 from lightning_fedq.data.partition import Partition
-from lightning_fedq.data.sampling import batching_of, sampling_of
+from lightning_fedq.data.sampling import OrderOfAll, RandomSampling, batching_of, collation_of, sampling_of
 
 Passes = Sequence[Iterable[Any]]
 """For each client an iterable of batches; iterating it is one pass."""
@@ -234,18 +234,23 @@ def _share(loader: DataLoader[Any], held: Tensor) -> DataLoader[Any]:
     sampling = sampling_of(loader)[0]
     if isinstance(sampler, SequentialSampler):
         own = SequentialSampler(data)
-    elif sampling is not None and sampling.weights is not None:
+    elif isinstance(sampling, OrderOfAll):
+        raise ValueError(
+            f"the sampler {type(sampler).__name__} orders all samples, and there are several loaders; give "
+            "every client loaders of its own: FederatedDataModule(clients=[...])"
+        )
+    elif isinstance(sampling, RandomSampling) and sampling.weights is not None:
         sampling.check([held])
         weights = sampling.weights[held].tolist()
         own = WeightedRandomSampler(weights, sampling.size(len(held)), sampling.replacement)
-    elif sampling is not None:
+    elif isinstance(sampling, RandomSampling):
         own = RandomSampler(data, sampling.replacement, sampling.size(len(held)))
     return DataLoader(
         data,
         batch_size=size,
         sampler=own,
         drop_last=drop_last,
-        collate_fn=loader.collate_fn,
+        collate_fn=collation_of(loader),
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,

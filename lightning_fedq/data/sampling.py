@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+
+from lightning_fedq._lightning import rank_zero_info
+from lightning_fedq.data.generator_turns import seed_everywhere
 
 
 class Batching(NamedTuple):
@@ -34,19 +37,53 @@ def batching_of(loader: DataLoader[Any]) -> Batching:
         ValueError: If another batch sampler decides what goes into a batch.
     """
     batches: Any = loader.batch_sampler
+    if batches is None:  # automatic batching off: every sample is a batch
+        return Batching(1, False, loader.sampler)
     if type(batches) is not BatchSampler:
-        found = "automatic batching off" if batches is None else f"the batch sampler {type(batches).__name__}"
         raise ValueError(
-            f"a DataLoader with {found} can't be dealt out to clients, because what goes into a batch is not "
-            "known; give it a batch_size, or every client a loader of its own: "
-            "FederatedDataModule(clients=[loader, ...])"
+            f"a DataLoader with the batch sampler {type(batches).__name__} can't be dealt out to clients, "
+            "because what goes into a batch is not known; give it a batch_size, or every client a loader of "
+            "its own: FederatedDataModule(clients=[loader, ...])"
         )
     return Batching(batches.batch_size, batches.drop_last, batches.sampler)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """Local sampler: a client's pass over its data, where that is no plain permutation.
+class _OfOneSample:
+    """The conversion of a sample that is a batch already, in the place of a collation."""
+
+    convert: Callable[[Any], Any]
+
+    def __call__(self, samples: list[Any]) -> Any:
+        return self.convert(samples[0])
+
+
+def collation_of(loader: DataLoader[Any]) -> Callable[[list[Any]], Any]:
+    """The function that makes a batch of a list of samples."""
+    collate: Callable[[Any], Any] = loader.collate_fn
+    return _OfOneSample(collate) if loader.batch_sampler is None else collate
+
+
+class Sampling(Protocol):
+    """A client's way of drawing a pass over its data, where that is no plain permutation."""
+
+    def size(self, num_samples: int) -> int:
+        """Samples of one pass of a client that holds `num_samples`."""
+
+    def draw(self, held: Tensor, generator: torch.Generator) -> Tensor:
+        """The samples of one pass, `(size,)`."""
+
+    def check(self, clients: Sequence[Tensor]) -> None:
+        """Refuse a client that can't draw a pass.
+
+        Raises:
+            ValueError: Naming the clients.
+        """
+
+
+@dataclass(frozen=True)
+class RandomSampling:
+    """Draws of torch's own random samplers: with weights, with replacement, more or fewer than there are.
 
     Args:
         weights: `(samples of the data set,)`, of which every client uses its own; None are equal ones.
@@ -85,11 +122,70 @@ class Sampling:
         least = [1 if self.replacement else self.size(len(held)) for held in clients]
         unable = [client for client in range(len(clients)) if found[client] < least[client]]
         if unable:
-            shown = ", ".join(map(str, unable[:10])) + (", ..." if len(unable) > 10 else "")
             raise ValueError(
-                f"clients {shown} hold too few samples with a weight above zero to draw a pass from the "
-                "WeightedRandomSampler; use another partition, fewer clients, or replacement=True"
+                f"clients {_shown(unable)} hold too few samples with a weight above zero to draw a pass from "
+                "the WeightedRandomSampler; use another partition, fewer clients, or replacement=True"
             )
+
+
+@dataclass(frozen=True)
+class OrderOfAll:
+    """The order of a sampler of the user's own, which knows all samples, without those of other clients.
+
+    A pass has the client's share of the sampler's. Where its samples come too seldom, the sampler begins
+    anew. Torch's generator is seeded for each pass; a sampler that draws otherwise is not reproducible.
+
+    Args:
+        order: The sampler.
+        rate: Samples of a pass, as a share of those there are, > 0.
+    """
+
+    order: Iterable[int]
+    rate: float
+
+    def size(self, num_samples: int) -> int:
+        """Samples of one pass of a client that holds `num_samples`."""
+        return max(1, round(self.rate * num_samples))
+
+    def draw(self, held: Tensor, generator: torch.Generator) -> Tensor:
+        """The samples of one pass, `(size,)`.
+
+        Raises:
+            ValueError: If the sampler gives none of the client's.
+        """
+        own, size = set(held.tolist()), self.size(len(held))
+        seed = int(torch.randint(2**62, (), generator=generator))
+        found: list[int] = []
+        with torch.random.fork_rng([]):
+            seed_everywhere(seed)
+            while len(found) < size:
+                again = [int(index) for index in self.order if int(index) in own]
+                if not again:
+                    raise ValueError(f"the sampler {type(self.order).__name__} gave no sample of a client")
+                found += again
+        return torch.tensor(found[:size])
+
+    def check(self, clients: Sequence[Tensor]) -> None:
+        """Refuse clients whose samples the sampler leaves out.
+
+        Raises:
+            ValueError: Naming them.
+        """
+        given = torch.tensor([int(index) for index in self.order])
+        unable = [client for client, held in enumerate(clients) if not torch.isin(held, given).any()]
+        if unable:
+            raise ValueError(
+                f"the sampler {type(self.order).__name__} gives no sample of clients {_shown(unable)}; use "
+                "another partition, or fewer clients"
+            )
+        rank_zero_info(
+            f"the order of the sampler {type(self.order).__name__} holds for every client, without the "
+            "samples of the others"
+        )
+
+
+def _shown(clients: Sequence[int]) -> str:
+    return ", ".join(map(str, clients[:10])) + (", ..." if len(clients) > 10 else "")
 
 
 def sampling_of(loader: DataLoader[Any]) -> tuple[Sampling | None, Tensor | None]:
@@ -99,7 +195,7 @@ def sampling_of(loader: DataLoader[Any]) -> tuple[Sampling | None, Tensor | None
         None for a plain order or permutation; and None where all samples are dealt out.
 
     Raises:
-        ValueError: If the sampler is one whose order can't be had for a part of the samples.
+        ValueError: If the sampler's weights are not the samples'.
     """
     sampler = batching_of(loader).sampler
     num_samples: int = len(loader.dataset)  # type: ignore[arg-type]
@@ -114,15 +210,12 @@ def sampling_of(loader: DataLoader[Any]) -> tuple[Sampling | None, Tensor | None
                 f"the WeightedRandomSampler has {len(sampler.weights)} weights for {num_samples} samples; "
                 "give it one a sample, so that every client finds those of its own"
             )
-        return Sampling(
+        return RandomSampling(
             torch.as_tensor(sampler.weights, dtype=torch.float64), sampler.replacement, rate
         ), None
     if type(sampler) is RandomSampler:
         if not sampler.replacement and sampler.num_samples == num_samples:
             return None, None
-        return Sampling(None, sampler.replacement, sampler.num_samples / num_samples), None
-    raise ValueError(
-        f"the DataLoader's sampler {type(sampler).__name__} orders all samples at once and can't be asked "
-        "for a client's; use shuffle=True or False, one of torch's random samplers, or give every client a "
-        "loader of its own: FederatedDataModule(clients=[loader, ...])"
-    )
+        return RandomSampling(None, sampler.replacement, sampler.num_samples / num_samples), None
+    length = len(sampler) if hasattr(sampler, "__len__") else num_samples
+    return OrderOfAll(sampler, length / num_samples), None

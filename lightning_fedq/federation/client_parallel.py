@@ -8,7 +8,8 @@ for others. Memory is that of one stack, whatever the number of clients.
 This is not a `Strategy` for `Trainer(strategy=...)`: one callback, and nothing else changed, is the
 property to keep. While it is attached it stands in for `training_step` and `backward` of the
 trainer's own single-device strategy and for `clip_grad_by_norm` of its precision plugin (public
-names, all three), and leaves everything else to them.
+names, all three), and leaves everything else to them. Clients alone or side by side, `training_step` is told
+the batch's number among their own.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from lightning_fedq._lightning import pl
 from lightning_fedq.data.generator_turns import GeneratorTurns, generator_state, same_state
 from lightning_fedq.federation.client_draws import ClientDraws, DropoutInPlace
+from lightning_fedq.federation.own_batches import OwnBatches
 from lightning_fedq.federation.stacked_logs import StackedLogs
 from lightning_fedq.functional.batch_stack import UnequalBatches, groups_alike, stack_batches
 
@@ -96,6 +98,7 @@ class StackedStep:
         self._logs = StackedLogs(module)
         self._caught: list[Tensor] = []
         self._constants: dict[str, Any] = {}
+        self._skipped = False
         self._gradients = grad_and_value(self._one_client, has_aux=True)
 
     def __call__(
@@ -106,7 +109,7 @@ class StackedStep:
         common: bool = False,
         buffers: Sequence[Tensor] = (),
         rows: Sequence[int] | None = None,
-    ) -> tuple[Tensor, list[Tensor], dict[str, Any]]:
+    ) -> tuple[Tensor | None, list[Tensor], dict[str, Any]]:
         """Run one step.
 
         Args:
@@ -121,7 +124,7 @@ class StackedStep:
 
         Returns:
             The mean loss, the gradients, each `(clients, *shape)`, and what else `training_step`
-            returned.
+            returned. Where it returned no loss, None and no gradients.
         """
         self._args, self._constants = args, {}
         leaves, spec = tree_flatten(batch)
@@ -135,7 +138,8 @@ class StackedStep:
         gradients, (losses, (self._caught, extra, changed)) = found
         for name, buffer in state.items():
             buffer.copy_(changed[name])
-        return losses.mean(), list(gradients.values()), {**self._constants, **extra}
+        more = {**self._constants, **extra}
+        return (None, [], more) if self._skipped else (losses.mean(), list(gradients.values()), more)
 
     def _run(self, step: Callable[[], Any], rows: Sequence[int]) -> Any:
         """Run a mapped step. One that draws random numbers again, each client from its own sequence."""
@@ -160,6 +164,9 @@ class StackedStep:
         output = functional_call(self._step, state, (batch, *self._args))
         changed = {name: state[name].detach() for name in buffers}
         loss = output["loss"] if isinstance(output, dict) else output
+        self._skipped = loss is None
+        if loss is None:  # which is to skip the step
+            loss = next(iter(parameters.values())).new_zeros(())
         if not isinstance(loss, Tensor):
             raise TypeError(
                 f"training_step must return a loss to be mapped over clients, got {type(loss).__name__}"
@@ -195,6 +202,9 @@ class ClientParallelStrategy:
         buffer_names: Names of the buffers that training changes, of any dtype; they follow the
             parameters in the flat vector.
         turns: The clients' sequences of torch's random numbers; None lets a stack share one.
+
+    Attributes:
+        batches: Which of the clients' own batches is the present one.
     """
 
     def __init__(
@@ -205,6 +215,7 @@ class ClientParallelStrategy:
         buffer_names: Sequence[str] = (),
         turns: GeneratorTurns | None = None,
     ) -> None:
+        self.batches = OwnBatches(trainer)
         self._trainer, self._strategy = trainer, trainer.strategy
         self._precision = trainer.precision_plugin
         self._optimizer: Optimizer = trainer.optimizers[0]
@@ -230,10 +241,12 @@ class ClientParallelStrategy:
         self._strategy.training_step = self.training_step  # type: ignore[method-assign]
         self._strategy.backward = self.backward  # type: ignore[method-assign]
         self._precision.clip_grad_by_norm = self.clip_grad_by_norm  # type: ignore[method-assign]
+        self.batches.attach()
 
     def detach(self) -> None:
         """Close an open stack and give the methods back."""
         self.close()
+        self.batches.detach()
         del self._strategy.training_step, self._strategy.backward, self._precision.clip_grad_by_norm
 
     def open(self, num_clients: int, weights: Tensor, buffers: Tensor | None = None) -> None:
@@ -296,13 +309,15 @@ class ClientParallelStrategy:
 
     # ---- what Lightning calls -------------------------------------------------------------------
 
-    def training_step(self, *args: Any, **kwargs: Any) -> Any:
+    def training_step(self, batch: Any, *indices: int) -> Any:
         """One step of all clients of the stack. The strategy's own step outside of one."""
-        if self._active is None:
-            return self._ordinary_step(*args, **kwargs)
+        with self.batches.told() as number:
+            rest = (number,) if indices else ()
+            return self._ordinary_step(batch, *rest) if self._active is None else self._all(batch, rest)
+
+    def _all(self, batch: Any, rest: Sequence[int]) -> Any:
         if self._num_clients == 0:
             return torch.zeros((), device=self._updates.device)
-        batch, *rest = (*args, *kwargs.values())
         with self._precision.train_step_context():
             if isinstance(batch, UnequalBatches):
                 return self._unequal_step(batch, rest)
@@ -314,9 +329,11 @@ class ClientParallelStrategy:
             )
         self._common = False
         self._step.replay(self._num_clients, batch)
+        if loss is None:
+            return None
         return {"loss": loss, **extra} if extra else loss
 
-    def _unequal_step(self, batches: UnequalBatches, args: Sequence[Any]) -> Tensor:
+    def _unequal_step(self, batches: UnequalBatches, args: Sequence[Any]) -> Tensor | None:
         """One step of clients whose batches do not stack: of every group of them that do, in turn."""
         assert self._active is not None
         losses: list[Tensor] = []
@@ -326,6 +343,9 @@ class ClientParallelStrategy:
             weights, buffers = ([m[index] for m in members] for members in (self._active, self._buffers))
             loss, gradients, _ = self._step(weights, batch, *args, buffers=buffers, rows=rows)
             self._step.replay(len(rows), batch)
+            if loss is None:  # which goes by the batch's number, and so for all
+                self._gradients = []
+                return None
             losses += [loss] * len(rows)
             for whole, own in zip((*self._gradients, *self._buffers), (*gradients, *buffers), strict=True):
                 whole[index] = own

@@ -104,6 +104,8 @@ class LocalTraining:
         assert self.present is not None
         if self._skips_empty and not self.present.batch_sizes[-self._steps_left]:
             self._parallel.open(0, *self._local.start_of((), self._weights))  # nobody's step
+        length = len(self.present.batch_sizes)
+        self._parallel.batches.begin(length - self._steps_left, length)
         self.clock.begin_batch()
 
     def _begin_stack(self) -> None:

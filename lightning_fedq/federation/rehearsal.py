@@ -1,15 +1,17 @@
 """Can a stack of clients train side by side here, and what does a step cost? Tried on a copy beforehand.
 
-The copy is a deep copy of the module, torch's generators are restored afterwards, and nothing is
+The copy is a deep copy of the module, random generators are restored afterwards, and nothing is
 logged, so the run itself does not notice.
 """
 
 from __future__ import annotations
 
 import copy
+import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -63,12 +65,16 @@ def rehearse(
                 "or strings and objects that differ"
             )
         batch = stack_batches([batch[index] for index in max(groups, key=len)])
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the user's, to put it back)
     devices = [trainer.strategy.root_device.index or 0] if trainer.strategy.root_device.type == "cuda" else []
     with torch.random.fork_rng(devices):
         try:
             return _try(trainer, copy.deepcopy(module), names, batch, buffer_names)
         except Exception as error:  # whatever the user's code or vmap raises is the answer
             return Rehearsal(_in_words(error))
+        finally:
+            random.setstate(python)
+            np.random.set_state(numpy)  # noqa: NPY002
 
 
 _WORDS = {
@@ -131,10 +137,17 @@ def _try(
         with trainer.precision_plugin.train_step_context():
             output = module.training_step(first, *args)
         loss: Any = output["loss"] if isinstance(output, dict) else output
+        if loss is None:
+            raise ValueError("training_step returns no loss for the first batch, on which it is tried")
         module.zero_grad()
         loss.backward()
 
+    before = _state_of_others()
     stacked()
+    if before != _state_of_others():
+        return Rehearsal(
+            "training_step draws random numbers of Python's or NumPy's, which would be the same for all"
+        )
     step.replay(num_clients, batch, log=lambda *args, **kwargs: None)
     if leak := _leak(module):
         return Rehearsal(f"training_step keeps tensors in {leak}")
@@ -144,6 +157,12 @@ def _try(
     if unused:
         return Rehearsal(f"parameters {unused} get no gradient, which a stack can't tell from a zero one")
     return Rehearsal(None, counter.get_total_flops())
+
+
+def _state_of_others() -> tuple[Any, bytes, int]:
+    """The state of the generators that are not torch's."""
+    _, key, position, *_ = np.random.get_state()  # noqa: NPY002 (read, not drawn from)
+    return random.getstate(), key.tobytes(), position
 
 
 def _num_clients(batch: Any) -> int:

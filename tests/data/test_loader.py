@@ -177,11 +177,6 @@ class Endless(IterableDataset[Any]):
             DataLoader(TENSORS, batch_sampler=Buckets(SequentialSampler(TENSORS), 3, False)),
             r"batch sampler Buckets can't be dealt out .* FederatedDataModule\(clients=\[loader",
         ),
-        (DataLoader(TENSORS, batch_size=None), "automatic batching off can't be dealt out"),
-        (
-            DataLoader(TENSORS, sampler=[3, 1, 2]),
-            "sampler list orders all samples at once and can't be asked for a client's",
-        ),
         (
             DataLoader(TENSORS, sampler=WeightedRandomSampler([1.0] * 20, 24)),
             "has 20 weights for 24 samples; give it one a sample",

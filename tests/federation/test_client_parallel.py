@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -162,3 +163,37 @@ def test_what_cannot_be_stacked_trains_one_at_a_time_with_one_warning(
     assert re.search(reason, said[0]), said[0]
     assert fed.clients_per_step_chosen == 1
     assert fed.records[0].num_received == 6
+
+
+class Skips(Classifier):
+    """Returns no loss for every second batch, which skips it."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return None if batch_idx == 1 else super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
+def test_a_step_without_a_loss_is_skipped_in_a_stack_too() -> None:
+    def build() -> Classifier:
+        return Skips(optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
+
+    alone, side_by_side = build(), build()
+    fit(alone, 1)
+    fed, _ = fit(side_by_side, 3)
+    assert fed.clients_per_step_chosen == 3
+    torch.testing.assert_close(weights_of(alone), weights_of(side_by_side), atol=1e-6, rtol=1e-5)
+
+
+class ScalesByNumPy(Classifier):
+    """Draws a coefficient by NumPy, as MixUp's authors do."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        inputs, labels = batch
+        share = float(np.random.beta(0.4, 0.4))  # noqa: NPY002 (as tutorials have it)
+        return super().training_step((share * inputs, labels), batch_idx)
+
+
+def test_numbers_of_numpy_in_the_training_step_are_each_clients_own() -> None:
+    with pytest.warns(UserWarning, match="one client at a time.*Python's or NumPy's"):
+        fed, _ = fit(ScalesByNumPy(), 3, max_epochs=1)
+    assert fed.clients_per_step_chosen == 1

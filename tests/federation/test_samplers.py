@@ -10,7 +10,9 @@ from torch import Tensor, nn
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
+    Dataset,
     RandomSampler,
+    Sampler,
     SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
@@ -88,6 +90,72 @@ def test_a_sampler_that_draws_half_of_the_samples() -> None:
     fed = federated()
     found = run(fed, batch_size=BATCH, sampler=RandomSampler(train_set(), replacement=True))
     same(found, by_hand(fed, lambda held, g: held[torch.randint(len(held), (len(held),), generator=g)]))
+
+
+class Sorted(Sampler[int]):
+    """A curriculum: by label, then by index."""
+
+    def __init__(self, labels: Tensor) -> None:
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    def __iter__(self) -> Any:
+        return iter(torch.argsort(self.labels, stable=True).tolist())
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 4])
+def test_the_order_of_a_sampler_of_one_s_own_holds_inside_each_client(clients_per_step: int) -> None:
+    labels = digits()[1][:NUM]
+    fed = federated(clients_per_step=clients_per_step)
+    found = run(fed, batch_size=BATCH, sampler=Sorted(labels))
+    in_order = Sorted(labels)
+
+    def draw(held: Tensor, generator: Any) -> Tensor:
+        return torch.tensor([index for index in in_order if index in set(held.tolist())])
+
+    same(found, by_hand(fed, draw))
+
+
+def test_a_sampler_that_leaves_clients_out() -> None:
+    with pytest.raises(ValueError, match=r"the sampler list gives no sample of clients .*; use another part"):
+        run(federated(), batch_size=BATCH, sampler=[0, 1])
+
+
+def test_a_sampler_with_half_of_the_samples_makes_passes_half_as_long() -> None:
+    fed = federated()
+    run(fed, batch_size=BATCH, sampler=list(range(0, NUM, 2)))
+    assert fed._schedule.longest == 2  # 15 of 30 in batches of 10
+
+
+class Ready(Dataset[Any]):
+    """Batches that are made already."""
+
+    def __len__(self) -> int:
+        return NUM // BATCH
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, labels = digits()
+        own = slice(index * BATCH, (index + 1) * BATCH)
+        return inputs[own], labels[own]
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 4])
+def test_batches_that_are_made_already_are_dealt_out_whole(clients_per_step: int) -> None:
+    module, fed = Classifier(), federated(clients_per_step=clients_per_step)
+    make_trainer(fed).fit(module, DataLoader(Ready(), batch_size=None), Digits().val_dataloader())
+    fed.client_indices = [
+        torch.cat([torch.arange(i * BATCH, (i + 1) * BATCH) for i in part.tolist()])
+        for part in fed.client_indices
+    ]
+    same(weights_of(module), by_hand(fed, lambda held, generator: held))
+
+
+def test_whole_batches_are_no_samples_for_dp_sgd() -> None:
+    trainer = make_trainer(DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-5))
+    with pytest.raises(ValueError, match="automatic batching off gives whole batches"):
+        trainer.fit(Classifier(), DataLoader(Ready(), batch_size=None), Digits().val_dataloader())
 
 
 def test_only_the_samples_of_a_subset_are_dealt_out() -> None:
