@@ -153,9 +153,13 @@ def test_batches_that_are_made_already_are_dealt_out_whole(clients_per_step: int
 
 
 def test_whole_batches_are_no_samples_for_dp_sgd() -> None:
+    class Whole(Digits):
+        def train_dataloader(self) -> Any:
+            return DataLoader(Ready(), batch_size=None)
+
     trainer = make_trainer(DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-5))
     with pytest.raises(ValueError, match="automatic batching off gives whole batches"):
-        trainer.fit(Classifier(), DataLoader(Ready(), batch_size=None), Digits().val_dataloader())
+        trainer.fit(Classifier(), datamodule=Whole())
 
 
 def test_only_the_samples_of_a_subset_are_dealt_out() -> None:
