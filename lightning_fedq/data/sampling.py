@@ -38,7 +38,7 @@ def batching_of(loader: DataLoader[Any]) -> Batching:
     """
     batches: Any = loader.batch_sampler
     if batches is None:  # automatic batching off: every sample is a batch
-        return Batching(1, False, loader.sampler)
+        return Batching(1, False, loader.sampler)  # type: ignore[arg-type]
     if type(batches) is not BatchSampler:
         raise ValueError(
             f"a DataLoader with the batch sampler {type(batches).__name__} can't be dealt out to clients, "

@@ -318,6 +318,7 @@ class ClientParallelStrategy:
     def _all(self, batch: Any, rest: Sequence[int]) -> Any:
         if self._num_clients == 0:
             return torch.zeros((), device=self._updates.device)
+        assert self._active is not None
         with self._precision.train_step_context():
             if isinstance(batch, UnequalBatches):
                 return self._unequal_step(batch, rest)

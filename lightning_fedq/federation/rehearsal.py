@@ -161,8 +161,8 @@ def _try(
 
 def _state_of_others() -> tuple[Any, bytes, int]:
     """The state of the generators that are not torch's."""
-    _, key, position, *_ = np.random.get_state()  # noqa: NPY002 (read, not drawn from)
-    return random.getstate(), key.tobytes(), position
+    numpy: Any = np.random.get_state()  # noqa: NPY002 (read, not drawn from)
+    return random.getstate(), numpy[1].tobytes(), numpy[2]
 
 
 def _num_clients(batch: Any) -> int:
