@@ -7,11 +7,9 @@ logged, so the run itself does not notice.
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -65,16 +63,12 @@ def rehearse(
                 "or strings and objects that differ"
             )
         batch = stack_batches([batch[index] for index in max(groups, key=len)])
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 (the user's, to put it back)
     devices = [trainer.strategy.root_device.index or 0] if trainer.strategy.root_device.type == "cuda" else []
-    with torch.random.fork_rng(devices):
+    with torch.random.fork_rng(devices), pl.utilities.seed.isolate_rng(include_cuda=False):
         try:
             return _try(trainer, copy.deepcopy(module), names, batch, buffer_names)
         except Exception as error:  # whatever the user's code or vmap raises is the answer
             return Rehearsal(_in_words(error))
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)  # noqa: NPY002
 
 
 _WORDS = {
@@ -160,9 +154,9 @@ def _try(
 
 
 def _state_of_others() -> tuple[Any, bytes, int]:
-    """The state of the generators that are not torch's."""
-    numpy: Any = np.random.get_state()  # noqa: NPY002 (read, not drawn from)
-    return random.getstate(), numpy[1].tobytes(), numpy[2]
+    """State of the global generators that are not torch's."""
+    states: dict[str, Any] = pl.utilities.seed._collect_rng_states(include_cuda=False)  # type: ignore[attr-defined]
+    return states["python"], states["numpy"][1].tobytes(), states["numpy"][2]
 
 
 def _num_clients(batch: Any) -> int:
