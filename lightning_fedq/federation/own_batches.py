@@ -34,7 +34,7 @@ class OwnBatches:
 
     @contextmanager
     def told(self) -> Iterator[int]:
-        """Yield the number; meanwhile `trainer.is_last_batch` and `num_training_batches` are the client's."""
+        """Yield the number, while `trainer.is_last_batch` and `num_training_batches` are the client's."""
         loop = self._trainer.fit_loop
         progress, last, length = (
             loop.epoch_loop.batch_progress,
