@@ -211,7 +211,7 @@ def renewed(text: str) -> str:
     Raises:
         KeyError: If a page asks for a table that there is not.
     """
-    return _REGION.sub(lambda found: f"{found[1]}{TABLES[found[2]]()}\n{found[3]}", text)
+    return _REGION.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", text)
 
 
 def outdated() -> list[Path]:

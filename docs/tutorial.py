@@ -14,6 +14,7 @@ import os
 import re
 import sys
 from pathlib import Path
+from types import ModuleType
 
 
 def cells(source: str) -> list[tuple[str, str]]:
@@ -40,7 +41,8 @@ def run(script: Path, folder: Path) -> str:
     Raises:
         Exception: Whatever a cell raises.
     """
-    parts, names = [], {"__name__": "__main__"}
+    parts, module = [], ModuleType("__main__")
+    sys.modules["__main__"] = module  # as in a script: what a tutorial defines can be pickled
     source = script.read_text()
     folder.mkdir(parents=True)
     os.chdir(folder)
@@ -51,7 +53,7 @@ def run(script: Path, folder: Path) -> str:
         line = source[: source.index(code)].count("\n")
         before, printed = set(folder.glob("*.png")), io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(compile("\n" * line + code, str(script), "exec"), names)
+            exec(compile("\n" * line + code, str(script), "exec"), vars(module))
         parts.append(f"```python\n{code}\n```")
         if output := printed.getvalue().rstrip():
             parts.append(f'```text title="printed"\n{output}\n```')
