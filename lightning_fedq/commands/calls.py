@@ -1,4 +1,4 @@
-"""Mechanisms by their text, as checkpoints, tables and plans hold them; read without evaluating code."""
+"""Mechanisms by their text, as checkpoints, tables and plans hold them. Read without evaluating code."""
 
 from __future__ import annotations
 

@@ -144,7 +144,7 @@ class PairedCoins(OneBitMechanism):
         return LDPQ(epsilon=math.inf)
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`; what a pair shares shows in values at the centre."""
+        """See `Mechanism.audit_cases`. What a pair shares shows in values at the centre."""
         return *super().audit_cases(dim), AuditCase(self, title="an end and the centre", to_center=True)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:

@@ -349,7 +349,7 @@ class RotatedCoins(Mechanism):
     # ---- how it is attacked -----------------------------------------------------------------------------
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """Messages at the level of the mechanism; sums of many small coins, whose claim is near the truth.
+        """Messages at the level of the mechanism. Sums of many small coins, whose claim is near the truth.
 
         With the range at two standard deviations, an update in the worst direction takes half of every range,
         and one that is not clipped in l2 all of it. The clip is wide enough for the audit's other clients,
