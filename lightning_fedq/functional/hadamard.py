@@ -11,15 +11,15 @@ import math
 from typing import Any
 
 import numba
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_BLOCK = 1 << 13
-"""Values that are transformed while they are in the cache."""
-_WIDTH = 32
-"""Columns that cross the blocks together, so that memory is passed over twice whatever the size."""
+Floats = NDArray[Any]
+"""Of float32 or float64, contiguous."""
+
+_BLOCK = 1 << 12
+"""Coordinates whose first 12 stages are done while they are in a first-level cache."""
 
 
 def padded_size(dim: int) -> int:
@@ -48,7 +48,8 @@ def hadamard(values: Tensor) -> Tensor:
     flat = values.reshape(-1, size)
     if flat.device.type == "cpu" and flat.dtype in (torch.float32, torch.float64):
         rows = flat.detach().numpy().copy()
-        _transform_rows(rows)
+        for row in rows:
+            transform(row)
         return torch.from_numpy(rows).div_(math.sqrt(size)).view(values.shape)
     half = 1
     while half < size:
@@ -60,63 +61,74 @@ def hadamard(values: Tensor) -> Tensor:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _butterflies(values: NDArray[Any], count: int, width: int) -> None:
-    """All stages over `count` rows of `width` values, in place: two at a time, and one more if it is odd."""
-    half = 1
-    while 4 * half <= count:
-        step = half * width
-        for start in range(0, count * width, 4 * step):
-            a, b = values[start : start + step], values[start + step : start + 2 * step]
-            c, d = values[start + 2 * step : start + 3 * step], values[start + 3 * step : start + 4 * step]
-            for j in range(step):
-                p, q, r, s = a[j] + b[j], a[j] - b[j], c[j] + d[j], c[j] - d[j]
-                a[j], b[j], c[j], d[j] = p + r, q + s, p - r, q - s
-        half *= 4
-    if half < count:
-        step = half * width
-        for start in range(0, count * width, 2 * step):
-            a, b = values[start : start + step], values[start + step : start + 2 * step]
-            for j in range(step):
-                a[j], b[j] = a[j] + b[j], a[j] - b[j]
+def _stages_of_8(x: Floats) -> None:
+    """The first three stages, neighbours with neighbours."""
+    for k in range(0, x.size, 8):
+        a, b, c, d = x[k], x[k + 1], x[k + 2], x[k + 3]
+        e, f, g, h = x[k + 4], x[k + 5], x[k + 6], x[k + 7]
+        a, b, c, d, e, f, g, h = a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h
+        a, b, c, d, e, f, g, h = a + c, b + d, a - c, b - d, e + g, f + h, e - g, f - h
+        x[k], x[k + 1], x[k + 2], x[k + 3] = a + e, b + f, c + g, d + h
+        x[k + 4], x[k + 5], x[k + 6], x[k + 7] = a - e, b - f, c - g, d - h
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _transform_rows(rows: NDArray[Any]) -> None:
-    """Transform each row `(D,)` of a C-contiguous array in place, times sqrt(D): inside blocks, then across.
+def _stages_of_64(x: Floats) -> None:
+    """Three stages at distances 8, 16 and 32. The inner loop is one vector of 8."""
+    for s in range(0, x.size, 64):
+        for k in range(s, s + 8):
+            a, b, c, d = x[k], x[k + 8], x[k + 16], x[k + 24]
+            e, f, g, h = x[k + 32], x[k + 40], x[k + 48], x[k + 56]
+            a, b, c, d, e, f, g, h = a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h
+            a, b, c, d, e, f, g, h = a + c, b + d, a - c, b - d, e + g, f + h, e - g, f - h
+            x[k], x[k + 8], x[k + 16], x[k + 24] = a + e, b + f, c + g, d + h
+            x[k + 32], x[k + 40], x[k + 48], x[k + 56] = a - e, b - f, c - g, d - h
 
-    The sums are those of the plain loop, in its order, so both roads agree to the last bit.
-    """
-    size = rows.shape[1]
-    inner = min(size, _BLOCK)
-    outer = size // inner
-    columns = np.empty(outer * _WIDTH, rows.dtype)
-    for row in range(rows.shape[0]):
-        values = rows[row]
-        for start in range(0, size, inner):
-            block = values[start : start + inner]
-            if inner < 64:
-                _butterflies(block, inner, 1)
-                continue
-            for i in range(0, inner, 8):  # the first three stages, whose strides are too short for vectors
-                a, b, c, d = block[i], block[i + 1], block[i + 2], block[i + 3]
-                e, f, g, h = block[i + 4], block[i + 5], block[i + 6], block[i + 7]
-                a, b, c, d, e, f, g, h = a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h
-                a, b, c, d, e, f, g, h = a + c, b + d, a - c, b - d, e + g, f + h, e - g, f - h
-                block[i], block[i + 1], block[i + 2], block[i + 3] = a + e, b + f, c + g, d + h
-                block[i + 4], block[i + 5], block[i + 6], block[i + 7] = a - e, b - f, c - g, d - h
-            _butterflies(block, inner // 8, 8)
-        if outer == 1:
-            continue
-        for first in range(0, inner, _WIDTH):
-            for o in range(outer):
-                columns[o * _WIDTH : (o + 1) * _WIDTH] = values[
-                    o * inner + first : o * inner + first + _WIDTH
-                ]
-            _butterflies(columns, outer, _WIDTH)
-            for o in range(outer):
-                values[o * inner + first : o * inner + first + _WIDTH] = columns[
-                    o * _WIDTH : (o + 1) * _WIDTH
-                ]
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _three_stages(x: Floats, half: int) -> None:
+    """Three stages at distances half, 2 half and 4 half, in one pass."""
+    for s in range(0, x.size, 8 * half):
+        x0, x1 = x[s : s + half], x[s + half : s + 2 * half]
+        x2, x3 = x[s + 2 * half : s + 3 * half], x[s + 3 * half : s + 4 * half]
+        x4, x5 = x[s + 4 * half : s + 5 * half], x[s + 5 * half : s + 6 * half]
+        x6, x7 = x[s + 6 * half : s + 7 * half], x[s + 7 * half : s + 8 * half]
+        for k in range(half):
+            a, b, c, d, e, f, g, h = x0[k], x1[k], x2[k], x3[k], x4[k], x5[k], x6[k], x7[k]
+            a, b, c, d, e, f, g, h = a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h
+            a, b, c, d, e, f, g, h = a + c, b + d, a - c, b - d, e + g, f + h, e - g, f - h
+            x0[k], x1[k], x2[k], x3[k] = a + e, b + f, c + g, d + h
+            x4[k], x5[k], x6[k], x7[k] = a - e, b - f, c - g, d - h
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _stage(x: Floats, half: int) -> None:
+    for s in range(0, x.size, 2 * half):
+        p, q = x[s : s + half], x[s + half : s + 2 * half]
+        for k in range(half):
+            a, b = p[k], q[k]
+            p[k], q[k] = a + b, a - b
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def transform(x: Floats) -> None:
+    """Walsh-Hadamard transform of a power of two of values, in place, not normalised."""
+    size, done = x.size, 1
+    if size >= _BLOCK:
+        for start in range(0, size, _BLOCK):
+            block = x[start : start + _BLOCK]
+            _stages_of_8(block)
+            _stages_of_64(block)
+            _three_stages(block, 64)
+            _three_stages(block, 512)
+        done = _BLOCK
+    while done < size:
+        if 8 * done <= size:
+            _three_stages(x, done)
+            done *= 8
+        else:
+            _stage(x, done)
+            done *= 2
 
 
 def rotate(values: Tensor, signs: Tensor) -> Tensor:
