@@ -638,6 +638,8 @@ class Federated(pl.Callback):
         if record is not None:
             self.records.append(record)
             warn_of(record)
+            if self._target is not None:
+                self._target.check_direction(record)
             if not trainer.barebones:
                 log_round(trainer, record)
             self._averages.update(self._training.steps, trainer, pl_module, outputs, batch, batch_idx)

@@ -24,7 +24,7 @@ from lightning_fedq.privacy.target import (
     epsilon_of,
     planned_charges,
 )
-from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from lightning_fedq.rounds import RoundEngine, RoundPlanner, RoundRecord
 from lightning_fedq.secagg import SecAgg
 
 if TYPE_CHECKING:
@@ -66,6 +66,10 @@ def first_context(planner: RoundPlanner, mechanism: Mechanism, dim: int) -> Roun
     return RoundContext(0, planner.plan(0, mechanism).groups, (dim,), 0.0 * one, one)
 
 
+_ONE_DIRECTION, _FEW_CLIENTS = 0.5, 10
+"""Share of the updates' energy along their mean that is warned of, and clients from which on it means it."""
+
+
 class KeptTarget:
     """A federation's target through its fits: what was found for it, and how many charges it pays for.
 
@@ -77,6 +81,7 @@ class KeptTarget:
     def __init__(self, target: PrivacyTarget, asked: Mechanism) -> None:
         self.target, self.asked = target, asked
         self.found: Calibration | None = None
+        self._warned = False
 
     def calibrate(self, federated: Federated, dim: int, rounds: int, num_byzantine: int) -> Calibration:
         """Set the mechanism to the target for so many parameters and rounds.
@@ -209,6 +214,18 @@ class KeptTarget:
         """Does someone in the next cohort have no charge left?"""
         ledger, cohort = engine.ledger, sorted(engine.planner.plan(engine.round, engine.mechanism).cohort)
         return ledger.limits is not None and bool((ledger.charges[cohort] >= ledger.limits[cohort]).any())
+
+    def check_direction(self, record: RoundRecord) -> None:
+        """Warn once where one direction eats the clip, which a simulation knows and no real server does."""
+        if self._warned or not record.homogeneity > _ONE_DIRECTION or record.num_received < _FEW_CLIENTS:
+            return
+        self._warned = True
+        rank_zero_warn(
+            f"round {record.round + 1}: more than half of the updates' energy lies in one direction "
+            "(fed/sim_homogeneity, which only a simulation knows) and eats the norm that clients clip to. "
+            "Where inputs are not centred, subtract a public mean and divide by a public standard deviation; "
+            "where clients hold alike data, this is as it should be"
+        )
 
     def end_round(self, engine: RoundEngine, trainer: pl.Trainer) -> None:
         """End the training where the next cohort can't be charged."""

@@ -62,6 +62,7 @@ class RoundEngine(RoundServer):
         self.transform: UpdateTransform | None = None
         self.tampering: Tampering | None = None
         self._exact: Tensor | None = None
+        self._energy = 0.0
 
     @property
     def exact_mean(self) -> Tensor | None:
@@ -81,6 +82,7 @@ class RoundEngine(RoundServer):
         if self.tampering is not None:
             self.tampering.begin(plan, self._context)
         self._exact = torch.zeros_like(self.weights) if self.diagnostics else None
+        self._energy = 0.0
 
     def receive(self, clients: Sequence[int], updates: Tensor) -> None:
         """Transform and encode the updates of some clients and add the messages to the running sum.
@@ -140,6 +142,7 @@ class RoundEngine(RoundServer):
             return
         if self._exact is not None:
             self._exact += self._scale(encoded.updates, clients).sum(0, dtype=self._exact.dtype)
+            self._energy += float(torch.linalg.vector_norm(encoded.updates, dtype=torch.float64)) ** 2
 
     def _scale(self, rows: Tensor, clients: Sequence[int]) -> Tensor:
         if self.client_weights is None:
@@ -164,6 +167,9 @@ class RoundEngine(RoundServer):
     def _diagnose(self, record: RoundRecord, step: Tensor) -> None:
         if (exact := self.exact_mean) is None:
             return
+        if self.client_weights is None and self._energy > 0.0:
+            mean_energy = self._energy / max(record.num_received, 1)
+            record.homogeneity = float(exact.double().square().sum()) / mean_energy
         error = (step - exact).double()
         record.mse = error.square().mean().item()
         signal = exact.double().square().mean().item()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-SIMULATED = ("clip_rate", "mse", "snr_db", "cosine", "num_non_finite")
+SIMULATED = ("clip_rate", "mse", "snr_db", "cosine", "homogeneity", "num_non_finite")
 """Numbers of a round that no real server knows; their names in logs and tables begin with `sim_`."""
 
 
@@ -22,7 +22,8 @@ class RoundRecord:
 
     `mse`, `snr_db`, `cosine` and `clip_rate` compare with the exact mean of the updates as they reach the
     encoder, lies included: they are diagnostics that only a simulation can know, and they are not private;
-    nor are the clients whose updates were not finite.
+    nor are the clients whose updates were not finite. `homogeneity`, likewise, is |mean update|^2 over the
+    mean |update|^2: the share of the updates' energy that lies along their mean.
     `aborted` is the reason why a round left the model as it was; empty otherwise. `round` counts from 0, as
     the streams do; what people read, `metrics` included, counts from 1.
     """
@@ -41,6 +42,7 @@ class RoundRecord:
     mse: float = math.nan
     snr_db: float = math.nan
     cosine: float = math.nan
+    homogeneity: float = math.nan
     non_finite_clients: tuple[int, ...] = field(default=())
     aborted: str = ""
 
@@ -54,4 +56,6 @@ class RoundRecord:
     def released(self) -> RoundRecord:
         """The record without what only a simulation knows."""
         nan = math.nan
-        return replace(self, clip_rate=nan, mse=nan, snr_db=nan, cosine=nan, non_finite_clients=())
+        return replace(
+            self, clip_rate=nan, mse=nan, snr_db=nan, cosine=nan, homogeneity=nan, non_finite_clients=()
+        )
