@@ -452,30 +452,39 @@ class Federated(pl.Callback):
         ):  # the mechanism may be another one by now
             self.ledger = self._own_ledger = Ledger(self.num_clients, repr(self.mechanism))
         say_at_start(self.ledger, self.seed is not None)
+        self.engine = self._new_engine(weights, self._local.segments)
+        if self.secure_aggregation is not None:
+            check_modulus(self.secure_aggregation, self.engine)
+        self.records = []
+        if self._loaded is not None:
+            self.engine.load_state_dict(self._loaded["engine"])
+            self.records = records_of(self._loaded["records"])
+
+    def _new_engine(self, weights: Tensor, segments: Sequence[int]) -> RoundEngine:
         keys: Keys = AgreedKeys(range(self.num_clients)) if self.seed is None else SeededKeys(self.seed)
-        segments, secagg = self._local.segments, self.secure_aggregation
-        self.engine = RoundEngine(
+        secagg = self.secure_aggregation
+        return RoundEngine(
             self.mechanism,
             self.planner,
             keys,
             weights,
             segments,
             self.ranges,
-            target=self.target,
-            smoothing=self.smoothing,
-            server_optimizer=self.server_optimizer,
-            client_weights=self._client_weights(segments),
-            aggregator=self.aggregator,
             secure_sums=None if secagg is None else partial(secure_sum, secagg),
             diagnostics=self.diagnostics,
-            ledger=self.ledger,
+            **self._server_settings(segments),
         )
-        if secagg is not None:
-            check_modulus(secagg, self.engine)
-        self.records = []
-        if self._loaded is not None:
-            self.engine.load_state_dict(self._loaded["engine"])
-            self.records = records_of(self._loaded["records"])
+
+    def _server_settings(self, segments: Sequence[int]) -> dict[str, Any]:
+        """What a `RoundServer` takes of this federation, wherever its clients are."""
+        return {
+            "target": self.target,
+            "smoothing": self.smoothing,
+            "server_optimizer": self.server_optimizer,
+            "client_weights": self._client_weights(segments),
+            "aggregator": self.aggregator,
+            "ledger": self.ledger,
+        }
 
     def _new_parallel(self, trainer: pl.Trainer) -> ClientParallelStrategy:
         local, capacity = self._local, self.clients_per_step_chosen

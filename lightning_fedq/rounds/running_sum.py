@@ -63,6 +63,11 @@ class RunningSum:
         """
         return None if self._secure is None else self._secure.traffic
 
+    @property
+    def secure(self) -> SecureSum | None:
+        """Secure aggregation, where this round is behind it."""
+        return self._secure
+
     def total_weight(self) -> float:
         """The weights of all who answered."""
         if self._client_weights is None:

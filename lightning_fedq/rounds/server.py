@@ -23,7 +23,7 @@ from lightning_fedq.randomness import PublicRandomness, ServerKeys
 from lightning_fedq.ranges import RangeRule, Ranges
 from lightning_fedq.rounds.client import Target
 from lightning_fedq.rounds.messages import MalformedMessageError, RefusedMessageError, RoundTask, open_frame
-from lightning_fedq.rounds.parts import Aggregator, OptimizerFactory, SecureSums, check_aggregation
+from lightning_fedq.rounds.parts import Aggregator, OptimizerFactory, SecureSum, SecureSums, check_aggregation
 from lightning_fedq.rounds.plan import RoundPlan, RoundPlanner
 from lightning_fedq.rounds.record import RoundRecord
 from lightning_fedq.rounds.running_sum import RunningSum
@@ -238,6 +238,27 @@ class RoundServer:
         self._expected.discard(client)
         self._uplink_bits += num_bits
         return client
+
+    @property
+    def secure_sum(self) -> SecureSum | None:
+        """The open round's secure aggregation, which clients talk to where there is one."""
+        return self._sum.secure
+
+    def abort(self, reason: str) -> None:
+        """Let the open round leave the model as it is; `finish` records why."""
+        self._open_plan()
+        self._aborted = reason
+
+    def answered(self, clients: Sequence[int]) -> None:
+        """Behind secure aggregation, say whose messages the sum holds, before `finish`.
+
+        Raises:
+            ValueError: If one of them is not expected.
+        """
+        if not self._expected.issuperset(clients):
+            raise ValueError(f"clients {sorted(set(clients) - self._expected)} are not expected")
+        self._expected -= set(clients)
+        self._sum.received += clients
 
     def _unpack(self, client: int, packed: bytes, public: PublicRandomness) -> tuple[Tensor, int]:
         """The symbols `(m,)` of a message, and the bits that it takes."""

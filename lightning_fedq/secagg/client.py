@@ -11,6 +11,7 @@ After any error but a `StageError` (a message out of turn changes nothing) the c
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -40,6 +41,10 @@ from lightning_fedq.secagg.messages import Kind, PublicKeys, Reader
 from lightning_fedq.secagg.shamir import SHARE_BYTES, Entropy, split
 from lightning_fedq.secagg.terms import Terms
 
+_SECRETS = ("_channel_secret", "_mask_secret")
+_FIELDS = ("_channel_key", "_context", "_seed")
+_TABLES = ("_public", "_pair_keys", "_held")
+_LISTS = ("_order", "_neighbours", "_sharing", "_partners", "_survivors")
 _NONCE = bytes(12)
 """Every AES-GCM key seals one message, so the nonce may be constant."""
 
@@ -98,6 +103,46 @@ class Client:
         self._model_hash, self._identity, self._directory = model_hash, identity, directory or {}
         self._entropy = entropy
         self._next = "advertise"
+
+    # ---- between two processes --------------------------------------------------------------------
+
+    def to_bytes(self) -> bytes:
+        """What the next message needs, secrets included: for this client's own disk, until then."""
+        own = vars(self)
+        state: dict[str, Any] = {"next": self._next}
+        state |= {name: own[name].private_bytes_raw().hex() for name in _SECRETS if name in own}
+        state |= {name: own[name].hex() for name in _FIELDS if name in own}
+        state |= {
+            name: {str(who): value.hex() for who, value in own[name].items()}
+            for name in _TABLES
+            if name in own
+        }
+        state |= {name: list(own[name]) for name in _LISTS if name in own}
+        if "_keys" in own:
+            state["_keys"] = [self._keys.channel.hex(), self._keys.mask.hex(), self._keys.signature.hex()]
+        return json.dumps(state).encode()
+
+    def resume(self, state: bytes) -> None:
+        """Go on where `to_bytes` was called, with the same client, terms and model.
+
+        Raises:
+            ValueError: If this client has begun already.
+        """
+        if self._next != "advertise":
+            raise ValueError("only a client that has not begun can go on from another one's state")
+        found = json.loads(state)
+        self._next = found.pop("next")
+        if "_keys" in found:
+            self._keys = PublicKeys(*map(bytes.fromhex, found.pop("_keys")))
+        for name, value in found.items():
+            if name in _SECRETS:
+                setattr(self, name, X25519PrivateKey.from_private_bytes(bytes.fromhex(value)))
+            elif name in _FIELDS:
+                setattr(self, name, bytes.fromhex(value))
+            elif name in _TABLES:
+                setattr(self, name, {int(who): bytes.fromhex(raw) for who, raw in value.items()})
+            else:
+                setattr(self, name, tuple(value))
 
     @contextmanager
     def _turn(self, name: str, stage: Stage, following: str) -> Iterator[None]:

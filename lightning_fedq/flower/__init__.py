@@ -1,0 +1,15 @@
+"""The same federation between real machines: Flower carries the messages, the mechanisms are those of the simulation.
+
+`client_app` and `server_app` make a Flower app of a module, data and the settings of a simulation. Needs the
+extra `lightning-fedq[flower]`.
+"""
+
+from lightning_fedq.extras import extra
+
+with extra("flower", "lightning_fedq.flower"):
+    import flwr  # noqa: F401
+
+from lightning_fedq.flower.client import client_app
+from lightning_fedq.flower.server import server_app
+
+__all__ = ["client_app", "server_app"]

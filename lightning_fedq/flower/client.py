@@ -1,0 +1,294 @@
+"""A real client: its own data, its own Trainer, its own keys; what leaves it is one packed message a round.
+
+Flower hands a `ClientApp` one message at a time, each in a process of its own, so whatever must outlive a message
+is in the client's folder: its keys, the log of the streams that it has used, and, for the minutes of a round
+behind secure aggregation, the state of that protocol. The log is written before a message exists, so a client that
+is killed and comes back, and a server that is set back, make no stream carry two payloads.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from torch import Tensor
+
+from lightning_fedq._lightning import pl, rank_zero_warn
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.flower.local_round import train_locally
+from lightning_fedq.flower.records import Fields, from_record, to_record
+from lightning_fedq.flower.settings import check_deployable, differences, fingerprint
+from lightning_fedq.flower.store import Store
+from lightning_fedq.party_keys import ClientSecrets, HeldClientKeys
+from lightning_fedq.randomness import Keys, PublicRandomness, SeededKeys
+from lightning_fedq.rounds import RoundClient, RoundTask, StreamLog
+from lightning_fedq.secagg import Client, SecAgg, model_digest
+
+_KEYS, _ROUND, _SYMBOLS = "keys", "round", "symbols"
+_SETTINGS = "setting "
+
+
+class RefusedError(RuntimeError):
+    """What this client does not do, and why; the server is told the same words."""
+
+
+class DeployedClient:
+    """What one client answers, message by message; without a transport.
+
+    Args:
+        module: Makes the client's own module.
+        data: Makes the client's own data.
+        federated: The federation's settings, from the client's own code.
+        trainer: Arguments of its `Trainer`.
+        store: Its folder; None keeps nothing, which takes a seed and no secure aggregation.
+        partition: Its number, where it has one from elsewhere; -1 takes the server's.
+    """
+
+    def __init__(
+        self,
+        module: Callable[[], pl.LightningModule],
+        data: Callable[[], pl.LightningDataModule],
+        federated: Federated,
+        trainer: dict[str, Any],
+        store: Store | None,
+        partition: int = -1,
+    ) -> None:
+        self._module, self._data, self._federated, self._trainer = module, data, federated, trainer
+        self._store, self._partition = store, partition
+
+    def answer(self, kind: str, fields: Fields) -> Fields:
+        """Answer one message.
+
+        Raises:
+            RefusedError: If it is refused, in words for both sides.
+        """
+        answers = {
+            "register": self.register,
+            "train": self.train,
+            "shares": self.shares,
+            "masked": self.masked,
+            "unmask": self.unmask,
+        }
+        try:
+            return answers[kind](fields)
+        except (ValueError, RuntimeError, NotImplementedError, PermissionError) as error:
+            raise RefusedError(f"{kind}: {error}") from error
+
+    # ---- before the first round ---------------------------------------------------------------------------
+
+    def register(self, fields: Fields) -> Fields:
+        """Compare settings with the server's, and tell it this client's public key.
+
+        Raises:
+            ValueError: If a setting differs, or there is no folder to keep keys in.
+        """
+        theirs = {name.removeprefix(_SETTINGS): v for name, v in fields.items() if name.startswith(_SETTINGS)}
+        check_deployable(self._federated)
+        if found := differences(fingerprint(self._federated, self._module()), theirs):
+            raise ValueError(
+                f"this client and the server differ: {found}; run the same code and settings on both"
+            )
+        answer: Fields = {"partition": self._partition}
+        if self._federated.weighting == "samples":
+            answer["samples"] = _samples(self._data())
+        if self._federated.seed is None:
+            answer["key"] = self._own_secrets(fields).public_key
+        return answer
+
+    def _kept(self) -> Store:
+        if self._store is None:
+            raise ValueError(
+                "a client without a seed keeps keys and the log of its streams in a folder of its own; start the "
+                "SuperNode with --node-config 'fedq-home=\"/a/folder\"', or give client_app(home=...)"
+            )
+        return self._store
+
+    def _own_secrets(self, fields: Fields) -> ClientSecrets:
+        """Drawn at the first registration with a federation, and the same ever after."""
+        store, federation = self._kept(), fields["federation"]
+        kept = store.get(_KEYS)
+        if kept is None:
+            new = ClientSecrets.draw()
+            kept = {
+                "secret": new.secret,
+                "seed": new.seed,
+                "federation": federation,
+                "server": fields["server"],
+            }
+            store.put(_KEYS, kept)
+        if (kept["federation"], kept["server"]) != (federation, fields["server"]):
+            raise ValueError(
+                f"this client's folder {store.folder} is of federation {kept['federation'].hex()[:12]}, the server's "
+                f"is {federation.hex()[:12]}; take a new folder for a new federation"
+            )
+        return ClientSecrets(kept["secret"], kept["seed"])
+
+    # ---- a round ------------------------------------------------------------------------------------------
+
+    def _keys(self, fields: Fields) -> Keys:
+        if self._federated.seed is not None:
+            return SeededKeys(self._federated.seed)
+        secrets = self._own_secrets(fields)
+        peers = dict(zip(fields["peers"], _cut(fields["peer_keys"], 32), strict=True))
+        return HeldClientKeys(
+            fields["client"],
+            secrets,
+            fields["federation"],
+            fields["server"],
+            fields["salt"],
+            fields["sealed"],
+            peers,
+        )
+
+    def _round_client(self, fields: Fields, keys: Keys) -> RoundClient:
+        federated, path = self._federated, None
+        owner = f"client {fields['client']} of {keys.public().hex()}"
+        if federated.seed is None:  # with one, a repeated round repeats its bits
+            path = self._kept().folder / "streams.jsonl"
+        return RoundClient(
+            fields["client"], federated.mechanism, keys, StreamLog(path, owner), target=federated.target
+        )
+
+    def train(self, fields: Fields) -> Fields:
+        """Train, encode, and return the packed bits, or the first answer of the secure aggregation."""
+        federated, task = self._federated, RoundTask.from_bytes(fields["task"])
+        weights, keys = _weights(fields), self._keys(fields)
+        client = self._round_client(fields, keys)
+        seed = int.from_bytes(os.urandom(7), "big") if federated.seed is None else federated.seed
+        update = train_locally(
+            federated, self._module(), self._data(), client.client, seed, task, weights, self._trainer
+        )
+        message = client.encode(task, weights, update.to(weights))
+        if federated.secure_aggregation is None:
+            return {"answer": client.pack(task, message)}
+        digest = model_digest(weights)
+        machine = self._machine(fields, keys, task, digest)
+        reply = machine.advertise(fields["invitation"])
+        kept = {name: value for name, value in fields.items() if name not in ("weights", "invitation")}
+        self._rounds().put_bytes(_SYMBOLS, message.symbols[0].cpu().numpy().astype("<i8").tobytes())
+        self._keep({**kept, "digest": digest}, machine)
+        return {"secagg": reply}
+
+    # ---- secure aggregation: three more exchanges ---------------------------------------------------------
+
+    def _machine(self, fields: Fields, keys: Keys, task: RoundTask, digest: bytes) -> Client:
+        secagg, context = self._federated.secure_aggregation, task.context()
+        assert isinstance(secagg, SecAgg)
+        public = PublicRandomness(keys, task.round, task.attempt)
+        layout = secagg.layout(self._federated.mechanism, context, public)
+        terms = secagg.terms(keys.public(), task.round, task.attempt, context.cohort, layout)
+        return Client(fields["client"], terms, digest)
+
+    def _keep(self, fields: Fields, machine: Client) -> None:
+        plain = {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
+        self._rounds().put(_ROUND, {**plain, "machine": machine.to_bytes()})
+
+    def _rounds(self) -> Store:
+        if self._store is None:
+            raise ValueError(
+                "secure aggregation keeps its state between messages in a folder of the client's own; start the "
+                "SuperNode with --node-config 'fedq-home=\"/a/folder\"', or give client_app(home=...)"
+            )
+        return self._store
+
+    def _goes_on(self) -> tuple[Fields, Client]:
+        kept = self._rounds().get(_ROUND)
+        if kept is None:
+            raise ValueError("no round is open at this client")
+        task = RoundTask.from_bytes(kept["task"])
+        machine = self._machine(kept, self._keys(kept), task, kept["digest"])
+        machine.resume(kept["machine"])
+        return kept, machine
+
+    def shares(self, fields: Fields) -> Fields:
+        """Answer the roster with shares for the neighbours."""
+        kept, machine = self._goes_on()
+        reply = machine.share_keys(fields["secagg"])
+        self._keep(kept, machine)
+        return {"secagg": reply}
+
+    def masked(self, fields: Fields) -> Fields:
+        """Take the neighbours' shares, and send the masked symbols."""
+        kept, machine = self._goes_on()
+        symbols = self._rounds().take_bytes(_SYMBOLS)  # whatever happens, they are masked once
+        machine.accept_shares(fields["secagg"])
+        reply = machine.masked_input(np.frombuffer(symbols, "<i8"))
+        self._keep(kept, machine)
+        return {"secagg": reply}
+
+    def unmask(self, fields: Fields) -> Fields:
+        """Open one share of every neighbour; then nothing of the round is left here."""
+        _, machine = self._goes_on()
+        self._rounds().drop(_ROUND)
+        return {"secagg": machine.unmask(fields["secagg"])}
+
+
+def _weights(fields: Fields) -> Tensor:
+    dtype = {"float32": torch.float32, "float64": torch.float64}[fields["dtype"]]
+    return torch.frombuffer(bytearray(fields["weights"]), dtype=dtype)
+
+
+def _cut(data: bytes, size: int) -> list[bytes]:
+    return [data[start : start + size] for start in range(0, len(data), size)]
+
+
+def _samples(data: pl.LightningDataModule) -> int:
+    data.prepare_data()
+    data.setup("fit")
+    return len(data.train_dataloader().dataset)
+
+
+def client_app(
+    module: Callable[[], pl.LightningModule],
+    data: Callable[[Context], pl.LightningDataModule],
+    federated: Federated,
+    *,
+    trainer: dict[str, Any] | None = None,
+    home: Callable[[Context], Path] | None = None,
+) -> ClientApp:
+    """Flower's `ClientApp` of one client.
+
+    Args:
+        module: Makes the module; its weights are overwritten with the server's.
+        data: Makes the client's own data, whose `train_dataloader` is all that is trained on. Given Flower's
+            context, where `node_config` says what a SuperNode was started with.
+        federated: The same settings as the server's and the simulation's.
+        trainer: Arguments of the client's `Trainer`, such as `{"accelerator": "gpu"}`.
+        home: The client's folder; None takes `fedq-home` of the node's configuration.
+
+    Raises:
+        ValueError: If a setting is for simulations only.
+    """
+    check_deployable(federated)
+    app = ClientApp()
+
+    def reply(kind: str, message: Message, context: Context) -> Message:
+        where = context.node_config.get("fedq-home") if home is None else home(context)
+        store = None if where is None else Store(Path(str(where)))
+        number = int(context.node_config.get("partition-id", -1))
+        client = DeployedClient(module, lambda: data(context), federated, trainer or {}, store, number)
+        try:
+            answer = client.answer(kind, from_record(message.content))
+        except RefusedError as error:
+            rank_zero_warn(str(error))
+            answer = {"refused": str(error)}
+        return Message(to_record(answer), reply_to=message)
+
+    @app.train()
+    def train(message: Message, context: Context) -> Message:
+        return reply("train", message, context)
+
+    def asked(kind: str) -> None:
+        @app.query(kind)
+        def query(message: Message, context: Context) -> Message:
+            return reply(kind, message, context)
+
+    for kind in ("register", "shares", "masked", "unmask"):
+        asked(kind)
+    return app

@@ -1,0 +1,73 @@
+"""Messages to clients and what comes back in time, over Flower's `Grid`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from flwr.app import Message
+from flwr.serverapp import Grid
+
+from lightning_fedq.flower.records import Fields, from_record, to_record
+
+_POLL = 0.2
+
+
+class Exchange:
+    """Talks to nodes; whoever does not answer in time, or refuses, is missing from the answer.
+
+    Args:
+        grid: Flower's.
+        timeout: Seconds after which an exchange ends with those who have answered.
+        warn: Told who refused, or failed, and why.
+    """
+
+    def __init__(self, grid: Grid, timeout: float, warn: Callable[[str], None]) -> None:
+        self._grid, self.timeout, self._warn = grid, timeout, warn
+
+    def online(self) -> list[int]:
+        """Nodes that are connected now."""
+        return sorted(self._grid.get_node_ids())
+
+    def __call__(self, kind: str, contents: Mapping[int, Fields], group: str) -> dict[int, Fields]:
+        """Send each node its fields, and return what came back.
+
+        Args:
+            kind: What is asked: "register", "train" or a stage of the secure aggregation.
+            contents: By node.
+            group: Names the round, for Flower's log.
+        """
+        name = "train" if kind == "train" else f"query.{kind}"
+        messages = [
+            Message(to_record(fields), dst_node_id=node, message_type=name, group_id=group, ttl=self.timeout)
+            for node, fields in contents.items()
+        ]
+        asked = dict(zip(self._grid.push_messages(messages), contents, strict=True))
+        answers: dict[int, Fields] = {}
+        left, end = {number for number in asked if number}, time.monotonic() + self.timeout
+        while left and time.monotonic() < end:
+            for reply in self._grid.pull_messages(left):
+                # an error that the SuperLink makes up names no node, so replies are known by what they answer
+                left.discard(reply.metadata.reply_to_message_id)
+                node = asked[reply.metadata.reply_to_message_id]
+                if (fields := self._fields(node, reply)) is not None:
+                    answers[node] = fields
+            if left:
+                time.sleep(_POLL)
+        for number in left:
+            self._warn(f"node {asked[number]}: no answer to {kind} in {self.timeout:g} s")
+        return answers
+
+    def _fields(self, node: int, reply: Message) -> Fields | None:
+        if reply.has_error():
+            self._warn(f"node {node}: {reply.error.reason or f'error {reply.error.code}'}")
+            return None
+        try:
+            fields = from_record(reply.content)
+        except ValueError as error:
+            self._warn(f"node {node}: {error}")
+            return None
+        if "refused" in fields:
+            self._warn(f"node {node} refuses: {fields['refused']}")
+            return {"refused": fields["refused"]}
+        return fields

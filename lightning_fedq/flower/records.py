@@ -1,0 +1,40 @@
+"""Plain fields, as the parties exchange them, to Flower's records and back: bytes stay bytes.
+
+Small values travel in a `ConfigRecord`. Long bytes, such as the packed bits and the weights, are one-dimensional
+`Array`s of a serialisation of their own: Flower sends them in chunks, and nobody takes them for numbers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+_SMALL, _LARGE, _KIND = "fedq", "fedq.bytes", "fedq/1"
+_LONG = 1024
+
+Fields = dict[str, Any]
+"""Bytes, text, numbers and lists of numbers by name."""
+
+
+def to_record(fields: Fields) -> RecordDict:
+    """Fields as the content of a Flower message."""
+    large = {name: value for name, value in fields.items() if isinstance(value, bytes) and len(value) > _LONG}
+    arrays = {name: Array("uint8", (len(value),), _KIND, value) for name, value in large.items()}
+    small = {name: value for name, value in fields.items() if name not in large}
+    return RecordDict({_SMALL: ConfigRecord(small), _LARGE: ArrayRecord(arrays)})
+
+
+def from_record(record: RecordDict) -> Fields:
+    """Read `to_record`.
+
+    Raises:
+        ValueError: If it is something else's content.
+    """
+    try:
+        small, large = record.config_records[_SMALL], record.array_records[_LARGE]
+    except KeyError as error:
+        raise ValueError(f"no message of lightning_fedq: {sorted(record)}") from error
+    if any(array.stype != _KIND for array in large.values()):
+        raise ValueError("arrays where bytes were expected; is the other side of the same version?")
+    return {**small, **{name: array.data for name, array in large.items()}}

@@ -1,0 +1,439 @@
+"""The server of a real federation: a Trainer whose rounds are carried out by clients elsewhere.
+
+`FederatedServer` is `Federated` with nobody to train here: a round's only step is idle, and at its end the engine
+asks the clients, decodes what they answer, steps and records. So validation, checkpoints, loggers, the run folder,
+budgets and the ledger with its journal are those of a simulation, and so is the privacy page.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
+from lightning_fedq.callbacks import ByzantineClients, Federated
+from lightning_fedq.callbacks.dpsgd import DPSGD
+from lightning_fedq.core import AbortedRoundError
+from lightning_fedq.data.batches import LocalWork, Stack
+from lightning_fedq.data.loader import ClientLoader
+from lightning_fedq.federation.changing_buffers import Rehearsed, updated_statistics
+from lightning_fedq.federation.schedule import Schedule
+from lightning_fedq.flower.exchange import Exchange
+from lightning_fedq.flower.records import Fields
+from lightning_fedq.flower.secure import RemoteSum, remote_sum, remote_sums
+from lightning_fedq.flower.settings import check_deployable, fingerprint
+from lightning_fedq.flower.store import Store
+from lightning_fedq.party_keys import HeldServerKeys, ServerSecrets
+from lightning_fedq.randomness import SeededKeys, ServerKeys
+from lightning_fedq.rounds import RefusedMessageError, RoundRecord, RoundServer
+
+_SIMULATED = (ByzantineClients, DPSGD)
+_SECRETS, _ROSTER = "server", "roster"
+
+
+class Roster:
+    """Who is who: the clients' numbers, their public keys and the nodes that they sit at.
+
+    Args:
+        federated: The federation's settings.
+        exchange: To the nodes.
+        store: The server's folder.
+        words: The server's fingerprint.
+
+    Attributes:
+        nodes: The node of each client.
+        samples: How many samples each client holds, where the mean is weighted by that.
+    """
+
+    def __init__(self, federated: Federated, exchange: Exchange, store: Store, words: dict[str, str]) -> None:
+        self._federated, self._exchange, self._store = federated, exchange, store
+        self._words = {f"setting {name}": value for name, value in words.items()}
+        self.nodes: dict[int, int] = {}
+        self.samples: dict[int, int] = {}
+        self._strangers: set[int] = set()
+        self._known: dict[int, bytes] = {}
+        self._secrets: ServerSecrets | None = None
+        if federated.seed is None:
+            self._secrets = self._own_secrets()
+            kept = store.get(_ROSTER) or {}
+            self._known = {int(client): key for client, key in kept.items()}
+
+    def _own_secrets(self) -> ServerSecrets:
+        kept = self._store.get(_SECRETS)
+        if kept is None:
+            new = ServerSecrets.draw()
+            kept = {"secret": new.secret, "federation": new.federation, "members": new.members}
+            self._store.put(_SECRETS, kept)
+        return ServerSecrets(**kept)
+
+    def _greeting(self) -> Fields:
+        if self._secrets is None:
+            return self._words
+        public = {"federation": self._secrets.federation, "server": self._secrets.public_key}
+        return {**self._words, **public}
+
+    def gather(self, wait: float) -> None:
+        """Wait until every client has registered.
+
+        Raises:
+            RuntimeError: If some are missing after `wait` seconds, or refuse, with what they say.
+        """
+        wanted, end, refused = self._federated.num_clients, time.monotonic() + wait, ""
+        while len(self.nodes) < wanted:
+            for words in self.refresh():
+                refused = words
+            if len(self.nodes) >= wanted:
+                break
+            if refused or time.monotonic() > end:
+                raise RuntimeError(
+                    f"{wanted} clients are needed and {len(self.nodes)} have registered"
+                    + (
+                        f"; one refuses: {refused}"
+                        if refused
+                        else f" within {wait:g} s; start more SuperNodes"
+                    )
+                )
+            time.sleep(1.0)
+        if self._secrets is not None:
+            self._store.put(_ROSTER, {str(client): key for client, key in sorted(self._known.items())})
+
+    def refresh(self) -> list[str]:
+        """Ask nodes that are new, such as a client that has come back, who they are; return their refusals."""
+        online = set(self._exchange.online())
+        new = sorted(online - set(self.nodes.values()) - self._strangers)
+        if not new:
+            return []
+        answers, refusals = (
+            self._exchange("register", {node: self._greeting() for node in new}, "register"),
+            [],
+        )
+        for node in sorted(answers):
+            if "refused" in answers[node]:
+                refusals.append(str(answers[node]["refused"]))
+                continue
+            client = self._number(node, answers[node])
+            if client is None:
+                self._strangers.add(node)
+                rank_zero_warn(f"node {node} is no client of this federation, or its number is taken")
+                continue
+            self.nodes[client] = node
+            if "samples" in answers[node]:
+                self.samples[client] = int(answers[node]["samples"])
+        return refusals
+
+    def _number(self, node: int, answer: Fields) -> int | None:
+        """Whose node this is: by its key, else by its own number, else the next that is free."""
+        total, partition = self._federated.num_clients, int(answer["partition"])
+        if self._secrets is None:
+            free = [c for c in range(total) if c not in self.nodes]
+            if partition >= 0:  # a number of its own: a client that comes back has another node
+                return partition if partition < total else None
+            return free[0] if free else None
+        key = bytes(answer["key"])
+        for client, known in self._known.items():
+            if known == key:
+                return client
+        free = [client for client in range(total) if client not in self._known]
+        client = partition if partition >= 0 else (free[0] if free else -1)
+        if client not in free:
+            return None
+        try:
+            HeldServerKeys(self._secrets, {client: key}).client(client)
+        except ValueError as error:
+            rank_zero_warn(f"node {node}: {error}")
+            return None
+        self._known[client] = key
+        return client
+
+    def keys(self) -> ServerKeys:
+        """What the server holds, once everybody has registered."""
+        if self._secrets is None:
+            assert self._federated.seed is not None
+            return SeededKeys(self._federated.seed)
+        return HeldServerKeys(self._secrets, self._known)
+
+    def introduction(self, keys: ServerKeys, client: int, group: Sequence[int]) -> Fields:
+        """What a client needs to know about keys for one round."""
+        if not isinstance(keys, HeldServerKeys):
+            return {}
+        assert self._secrets is not None
+        peers = [other for other in group if other != client]
+        return {
+            "federation": self._secrets.federation,
+            "server": self._secrets.public_key,
+            "salt": keys.salt,
+            "sealed": keys.sealed_members(client),
+            "peers": peers,
+            "peer_keys": b"".join(keys.roster[other] for other in peers),
+        }
+
+
+class ClientsElsewhere(RoundServer):
+    """A `RoundServer` whose `finish` asks the clients first."""
+
+    collect: Callable[[], None]
+
+    def finish(self) -> RoundRecord:
+        """Ask, take what comes in time, and finish the round; see `RoundServer.finish`."""
+        self.collect()
+        return super().finish()
+
+
+class _IdleRounds(Schedule):
+    """One idle step a round: nobody trains here."""
+
+    longest = 1
+    rounds_differ = False
+
+    def _new(self, round: int, attempt: int, clients_per_step: int, most: int | None) -> list[Stack]:
+        return [Stack((), (1,), self._planner.plan(round, self._mechanism).stream_seed("training"), ())]
+
+    def length(self, round: int, attempt: int, clients_per_step: int, most_batches: int | None = None) -> int:
+        return 1
+
+
+class _NoData(pl.LightningDataModule):
+    """For a server that validates nothing."""
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(TensorDataset(torch.zeros(1, 1)))
+
+
+class FederatedServer(Federated):
+    """The federation of real clients, in a Trainer that trains nobody.
+
+    Args:
+        federated: The settings, which are the simulation's.
+        exchange: To the nodes.
+        roster: Who is who.
+    """
+
+    def __init__(self, federated: Federated, exchange: Exchange, roster: Roster) -> None:
+        super().__init__(
+            federated.mechanism,
+            federated.num_clients,
+            clients_per_round=federated.planner.clients_per_round,
+            local_epochs=federated.local_epochs,
+            local_steps=federated.local_steps,
+            clients_per_step=1,
+            target=federated.target,
+            ranges=federated.ranges,
+            smoothing=federated.smoothing,
+            server_optimizer=federated.server_optimizer,
+            weighting=federated.weighting,
+            aggregator=federated.aggregator,
+            secure_aggregation=federated.secure_aggregation,
+            buffers=federated.buffers,
+            seed=federated.seed,
+            diagnostics=False,
+            client_metrics="none",
+        )
+        self._exchange, self._roster = exchange, roster
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Refuse what belongs to clients or to simulations; see `Federated.setup`."""
+        if stage == "fit":
+            for callback in trainer.callbacks:  # type: ignore[attr-defined]
+                if isinstance(callback, _SIMULATED):
+                    raise ValueError(
+                        f"{type(callback).__name__} works on clients that are simulated here, and the server has none; "
+                        "leave it out"
+                    )
+        super().setup(trainer, pl_module, stage)
+
+    def _deal_out(self, trainer: Any) -> None:
+        if self._loaded is not None and self.seed is None:
+            self.planner = type(self.planner)(**{**vars(self.planner), "seed": self._loaded["plan_seed"]})
+        loader = DataLoader(TensorDataset(torch.zeros(1, 1)))
+        self.client_indices = [torch.arange(n) for _, n in sorted(self._roster.samples.items())]
+        work = LocalWork((torch.zeros(1, dtype=torch.int64),), 1, False, False, 1, None)
+        self._own_loaders, self._renew = False, lambda again: again
+        self._schedule = _IdleRounds(self.planner, self.mechanism, work, None, 0)
+        self._dealt = ClientLoader(loader, work, self._coming_stacks, self._coming_steps)
+
+    def _rehearse_buffers(self, trainer: pl.Trainer) -> Rehearsed:
+        """Without data, those of layers that are known to keep statistics."""
+        if self.buffers == "frozen":
+            return Rehearsed()
+        known = updated_statistics(trainer.lightning_module)
+        return Rehearsed(known, known)
+
+    def _new_engine(self, weights: Tensor, segments: Sequence[int]) -> Any:
+        secagg = self.secure_aggregation
+        server = ClientsElsewhere(
+            self.mechanism,
+            self.planner,
+            self._roster.keys(),
+            weights,
+            segments,
+            self.ranges,
+            secure_sums=None if secagg is None else remote_sums(secagg),
+            **self._server_settings(segments),
+        )
+        server.collect = lambda: self._collect(server)
+        return server
+
+    # ---- one round ----------------------------------------------------------------------------------------
+
+    def _collect(self, server: ClientsElsewhere) -> None:
+        """Ask the cohort, and give the server what comes back; whoever is silent has dropped out."""
+        self._roster.refresh()
+        plan, nodes, task = server.plan, self._roster.nodes, server.task().to_bytes()
+        assert plan is not None
+        online, group = set(self._exchange.online()), f"round {plan.round + 1}"
+        weights = server.weights.detach().cpu().contiguous()
+        common = {
+            "task": task,
+            "weights": weights.numpy().tobytes(),
+            "dtype": str(weights.dtype).partition(".")[2],
+        }
+        secure = None if server.secure_sum is None else remote_sum(server)
+        contents: dict[int, Fields] = {}
+        for members in plan.groups:
+            for client in members:
+                if nodes.get(client) not in online:
+                    rank_zero_warn(f"{group}: client {client} is not connected")
+                    continue
+                own = {"client": client, **self._roster.introduction(server.keys, client, members)}
+                if secure is not None:
+                    own["invitation"] = secure.invitation(client)
+                contents[client] = {**common, **own}
+        answers = self._ask("train", contents, group)
+        if secure is None:
+            self._take(server, plan.survivors, answers)
+        else:
+            self._secure(server, secure, answers, group)
+
+    def _ask(self, kind: str, contents: dict[int, Fields], group: str) -> dict[int, Fields]:
+        """Ask clients by number."""
+        nodes = self._roster.nodes
+        clients = {nodes[client]: client for client in contents}
+        sent = {nodes[client]: fields for client, fields in contents.items()}
+        answers = self._exchange(kind, sent, group)
+        return {clients[node]: fields for node, fields in answers.items() if "refused" not in fields}
+
+    @staticmethod
+    def _take(server: RoundServer, order: Sequence[int], answers: dict[int, Fields]) -> None:
+        """In the order of a simulation, so that sums of floats have the same last bits."""
+        for client in order:
+            if client not in answers:
+                continue
+            try:
+                server.take(bytes(answers[client]["answer"]))
+            except (RefusedMessageError, KeyError, TypeError) as error:
+                rank_zero_warn(f"the message of client {client} is refused: {error}")
+
+    def _secure(self, server: RoundServer, secure: RemoteSum, answers: dict[int, Fields], group: str) -> None:
+        def exchange(kind: str, messages: dict[int, bytes]) -> dict[int, bytes]:
+            found = self._ask(
+                kind, {client: {"secagg": message} for client, message in messages.items()}, group
+            )
+            return {client: bytes(fields.get("secagg", b"")) for client, fields in found.items()}
+
+        first = {client: bytes(fields.get("secagg", b"")) for client, fields in answers.items()}
+        try:
+            server.answered(secure.run(first, exchange, rank_zero_warn))
+        except AbortedRoundError as error:
+            server.abort(str(error))
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A server and what it needs to know about its surroundings.
+
+    Args:
+        module: Makes the module, whose weights are the first global model.
+        federated: The settings, which are the simulation's.
+        data: Makes the data module with the server's validation data; None validates nothing.
+        trainer: Arguments of the server's `Trainer`: `max_epochs` is the number of rounds.
+        home: The server's folder: keys, roster, checkpoints with the ledger's journal.
+        round_timeout: Seconds in which a client has to answer, training included.
+        wait: Seconds to wait for `num_clients` clients before the first round.
+    """
+
+    module: Callable[[], pl.LightningModule]
+    federated: Federated
+    data: Callable[[], pl.LightningDataModule] | None
+    trainer: dict[str, Any]
+    home: Path
+    round_timeout: float
+    wait: float
+
+    def run(self, grid: Grid) -> tuple[pl.Trainer, FederatedServer]:
+        """Register the clients, and train until the rounds are over; goes on where a killed server was."""
+        module, store = self.module(), Store(self.home)
+        exchange = Exchange(grid, self.round_timeout, rank_zero_warn)
+        roster = Roster(self.federated, exchange, store, fingerprint(self.federated, module))
+        roster.gather(self.wait)
+        server = FederatedServer(self.federated, exchange, roster)
+        folder = self.home / "checkpoints"
+        kept = pl.callbacks.ModelCheckpoint(dirpath=folder, filename="last", save_top_k=1, monitor=None)
+        given = dict(self.trainer)
+        callbacks = [server, *given.pop("callbacks", []), kept, _FirstCheckpoint(folder)]
+        trainer = pl.Trainer(
+            **{"enable_progress_bar": False, "num_sanity_val_steps": 0, **given}, callbacks=callbacks
+        )
+        last = folder / "last.ckpt"
+        if last.is_file():
+            rank_zero_info(f"going on from {last}")
+        data = _NoData() if self.data is None else self.data()
+        trainer.fit(module, datamodule=data, ckpt_path=str(last) if last.is_file() else None)
+        return trainer, server
+
+
+class _FirstCheckpoint(pl.Callback):
+    """Writes a checkpoint before the first round, so that the journal is never without one that names it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "last.ckpt"
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if not self._path.is_file():
+            trainer.save_checkpoint(self._path)
+
+
+def server_app(
+    module: Callable[[], pl.LightningModule],
+    federated: Federated,
+    *,
+    data: Callable[[], pl.LightningDataModule] | None = None,
+    trainer: Callable[[Context], dict[str, Any]] | dict[str, Any] | None = None,
+    home: str | Path = "fedq-server",
+    round_timeout: float = 3600.0,
+    wait: float = 600.0,
+) -> ServerApp:
+    """Flower's `ServerApp` of the server.
+
+    Args:
+        module: Makes the module, whose weights are the first global model.
+        federated: The same settings as the clients' and the simulation's.
+        data: Makes the data module with the server's own validation data; None validates nothing.
+        trainer: Arguments of the server's `Trainer`, or what makes them of Flower's context: `max_epochs` is the
+            number of rounds; callbacks, such as `RunFolder()`, and loggers as in a simulation.
+        home: The server's folder: keys, roster, checkpoints with the ledger's journal. A server that is started
+            again with it goes on where it was.
+        round_timeout: Seconds in which a client has to answer, training included; then the round goes on
+            without it.
+        wait: Seconds to wait for `num_clients` clients before the first round.
+
+    Raises:
+        ValueError: If a setting is for simulations only.
+    """
+    check_deployable(federated)
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        given = trainer(context) if callable(trainer) else trainer or {}
+        Deployment(module, federated, data, given, Path(home), round_timeout, wait).run(grid)
+
+    return app

@@ -1,0 +1,75 @@
+"""What both sides of a deployment must agree on before the first round, each from its own code."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from lightning_fedq import __version__
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+
+PROTOCOL = "1"
+
+
+def model_words(module: pl.LightningModule) -> str:
+    """Names, shapes and types of what a module trains, in short; weights do not count."""
+    state = hashlib.sha256()
+    members = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    for name, tensor in [*members, *module.named_buffers()]:
+        state.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+    return f"{sum(p.numel() for _, p in members)} parameters, {state.hexdigest()[:12]}"
+
+
+def fingerprint(federated: Federated, module: pl.LightningModule) -> dict[str, str]:
+    """In words, by name: versions, settings that a client's message follows from, and the model's shape."""
+    return {
+        "lightning_fedq": __version__,
+        "protocol": PROTOCOL,
+        "mechanism": repr(federated.mechanism),
+        "num_clients": str(federated.num_clients),
+        "local_epochs": str(federated.local_epochs),
+        "local_steps": str(federated.local_steps),
+        "target": federated.target,
+        "buffers": federated.buffers,
+        "weighting": federated.weighting,
+        "secure_aggregation": repr(federated.secure_aggregation),
+        "seed": str(federated.seed),
+        "model": model_words(module),
+    }
+
+
+def differences(own: dict[str, str], theirs: dict[str, Any]) -> str:
+    """What differs, by name, or ""."""
+    return ", ".join(
+        f"{name} is {own.get(name)} here and {theirs.get(name)} there"
+        for name in (*own, *(set(theirs) - set(own)))
+        if own.get(name) != theirs.get(name)
+    )
+
+
+def check_deployable(federated: Federated) -> None:
+    """Refuse settings that are for simulations, or not carried over a network yet.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    secagg = federated.secure_aggregation
+    if federated.planner.dropout_probability:
+        raise ValueError("real clients drop out by themselves; leave dropout_probability out")
+    if secagg is not None and (secagg.active or secagg.run != "masked"):
+        raise ValueError(
+            "between real machines secure aggregation runs masked and against a server that follows the protocol; "
+            "use SecAgg() without active=True and run='accounted'"
+        )
+    if federated._target is not None:
+        raise ValueError(
+            "a privacy target is met by the mechanism's own parameter here, which both sides must have in their "
+            "code; `fedq plan` prints the settings to paste"
+        )
+    for cohort in {federated.num_clients, federated.planner.cohort_size}:
+        if max(federated.mechanism.group_sizes(cohort)) > 2 and federated.seed is None:
+            raise ValueError(
+                f"{federated.mechanism} shares secret bits in groups of three or more, whose key needs one more "
+                "exchange that real clients do not have; use pairs (CorBin), or a seed"
+            )

@@ -1,0 +1,80 @@
+"""Where one party keeps its secrets and what must outlive a message: a folder that nobody else can read."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+
+class Store:
+    """Small tables by name in a folder of one party, each replaced as a whole.
+
+    Args:
+        folder: Created with permissions for its owner alone.
+
+    Raises:
+        OSError: If it can't be created.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def get(self, name: str) -> dict[str, Any] | None:
+        """A table, or None; values are numbers, text, and bytes.
+
+        Raises:
+            ValueError: If the file is damaged.
+        """
+        path = self.folder / f"{name}.json"
+        if not path.exists():
+            return None
+        try:
+            found = json.loads(path.read_text())
+            return {
+                key: bytes.fromhex(value["hex"]) if isinstance(value, dict) else value
+                for key, value in found.items()
+            }
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"{path} is damaged; put it back, or begin a new federation in another folder"
+            ) from error
+
+    def put(self, name: str, values: dict[str, Any]) -> None:
+        """Write a table; when this returns, the disk has it whole."""
+        plain = {
+            key: {"hex": value.hex()} if isinstance(value, bytes) else value for key, value in values.items()
+        }
+        self._replace(f"{name}.json", json.dumps(plain).encode())
+
+    def drop(self, name: str) -> None:
+        """Forget a table."""
+        (self.folder / f"{name}.json").unlink(missing_ok=True)
+
+    def put_bytes(self, name: str, data: bytes) -> None:
+        """Write what is too long for a table."""
+        self._replace(f"{name}.bin", data)
+
+    def take_bytes(self, name: str) -> bytes:
+        """Return what `put_bytes` wrote, and forget it.
+
+        Raises:
+            ValueError: If there is nothing.
+        """
+        path = self.folder / f"{name}.bin"
+        if not path.exists():
+            raise ValueError(f"{path} is missing: it was used before, or never written")
+        data = path.read_bytes()
+        path.unlink()
+        return data
+
+    def _replace(self, name: str, data: bytes) -> None:
+        new = self.folder / f"{name}.new"
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        new.replace(self.folder / name)

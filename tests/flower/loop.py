@@ -1,0 +1,167 @@
+"""A federation in one process: Flower's own `ClientApp`s behind a `Grid` that calls them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+from torch.utils.data import DataLoader, Subset
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.data import IID
+from lightning_fedq.datasets import DigitsDataModule
+from lightning_fedq.flower import client_app
+from lightning_fedq.flower.server import Deployment
+from lightning_fedq.models import MLP, Classifier
+from lightning_fedq.rounds import RoundPlan
+
+CLIENTS, SEED = 4, 5
+
+
+class Net(Classifier):
+    """Momentum, and a schedule by rounds: what has to be the same on a client of its own."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
+        return [optimizer], [torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.7)]
+
+
+def module() -> Net:
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        return Net(MLP(in_features=64, hidden=[16]), lr=0.1)
+
+
+class Digits(DigitsDataModule):
+    """200 samples, so that a round is short."""
+
+    def setup(self, stage: str) -> None:
+        super().setup(stage)
+        if hasattr(self, "train_set"):
+            self.train_set = Subset(self.train_set, range(200))
+
+
+class OwnDigits(pl.LightningDataModule):
+    """What one client holds, dealt out as the simulation deals."""
+
+    def __init__(self, client: int) -> None:
+        super().__init__()
+        self.client = client
+
+    def setup(self, stage: str) -> None:
+        whole = Digits(batch_size=16)
+        whole.setup("fit")
+        generator = torch.Generator().manual_seed(RoundPlan(0, (), frozenset(), SEED).stream_seed("partition"))
+        parts = IID().split(None, len(whole.train_set), CLIENTS, generator)
+        self.samples = Subset(whole.train_set, parts[self.client].tolist())
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(self.samples, batch_size=16, shuffle=True)
+
+
+def own_digits(context: Context) -> OwnDigits:
+    return OwnDigits(int(context.node_config["partition-id"]))
+
+
+class LoopGrid(Grid):
+    """Delivers each message at once.
+
+    Args:
+        apps: The client apps; node 100 + i is the i-th.
+        homes: A folder for each, or None.
+        tamper: Changes a reply on its way back: `(kind, client, reply)` to a reply, or None for silence.
+    """
+
+    def __init__(
+        self,
+        apps: list[ClientApp],
+        homes: list[Path | None],
+        tamper: Callable[[str, int, Message], Message | None] = lambda kind, client, reply: reply,
+    ) -> None:
+        TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1
+        self.apps, self.tamper, self.sent = apps, tamper, 0
+        self.contexts = {}
+        for client, home in enumerate(homes):
+            config = {"partition-id": client} | ({} if home is None else {"fedq-home": str(home)})
+            self.contexts[100 + client] = Context(1, 100 + client, config, RecordDict(), {})
+        self.log: list[tuple[str, int]] = []
+        self._replies: dict[str, Message] = {}
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def set_run(self, *args: Any) -> None:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def send_and_receive(self, *args: Any, **kwargs: Any) -> list[Message]:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> list[int]:
+        return list(self.contexts)
+
+    def get_nodes(self) -> list[Any]:
+        raise NotImplementedError
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        numbers = []
+        for message in messages:
+            self.sent += 1
+            numbers.append(f"message {self.sent}")
+            message.metadata.__dict__["_message_id"] = numbers[-1]
+            node = message.metadata.dst_node_id
+            kind = message.metadata.message_type.removeprefix("query.")
+            self.log.append((kind, node - 100))
+            try:
+                reply: Message | None = self.apps[node - 100](message, self.contexts[node])
+            except Exception as error:
+                reply = Message(Error(1, str(error)), reply_to=message)
+            reply = self.tamper(kind, node - 100, reply)
+            if reply is not None:
+                self._replies[numbers[-1]] = reply
+        return numbers
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        return [self._replies.pop(number) for number in list(message_ids) if number in self._replies]
+
+
+TRAINER: dict[str, Any] = {
+    "accelerator": "cpu",
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "num_sanity_val_steps": 0,
+}
+
+
+def federated(mechanism: Any, **options: Any) -> Federated:
+    return Federated(mechanism, CLIENTS, **{"local_epochs": 2, "seed": SEED, "clients_per_step": 1, **options})
+
+
+def simulate(fed: Federated, rounds: int, **options: Any) -> Federated:
+    trainer = pl.Trainer(
+        **TRAINER, max_epochs=rounds, callbacks=[fed, *options.pop("callbacks", [])], enable_checkpointing=False
+    )
+    trainer.fit(module(), datamodule=Digits(batch_size=16))
+    return fed
+
+
+def deployment(fed: Federated, rounds: int, folder: Path, **options: Any) -> Deployment:
+    given = {**TRAINER, "max_epochs": rounds, "callbacks": options.pop("callbacks", [])}
+    make = options.pop("module", module)
+    return Deployment(make, fed, lambda: Digits(batch_size=16), given, folder / "server", options.pop("timeout", 1.0), 2.0)
+
+
+def clients(make: Callable[[], Federated], folder: Path, home: bool = True, **options: Any) -> tuple[Any, Any]:
+    apps = [client_app(module, own_digits, make(), **options) for _ in range(CLIENTS)]
+    return apps, [folder / f"client-{client}" if home else None for client in range(CLIENTS)]
