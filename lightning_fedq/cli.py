@@ -25,6 +25,7 @@ OTHERS = {
     "reproduce": "reproduce an experiment of a paper; without a name, list them",
     "privacy": "say what a configuration or a checkpoint protects, adversary by adversary",
     "plan": "rank all mechanisms, calibrated to a target epsilon, by error: settings, bits, clients needed",
+    "flower": "write an app for Flower, which runs a federation between real machines",
     "audit": "try to refute what the mechanisms claim, by enumeration and by simulation",
 }
 

@@ -1,7 +1,7 @@
-"""The same federation between real machines: Flower carries the messages, the mechanisms are those of the simulation.
+"""The same federation between real machines: Flower carries the messages of the simulation's mechanisms.
 
-`client_app` and `server_app` make a Flower app of a module, data and the settings of a simulation. Needs the
-extra `lightning-fedq[flower]`.
+`client_app` and `server_app` make a Flower app of a module, data and the settings of a simulation. Needs
+the extra `lightning-fedq[flower]`.
 """
 
 from lightning_fedq.extras import extra

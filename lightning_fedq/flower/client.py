@@ -1,9 +1,10 @@
 """A real client: its own data, its own Trainer, its own keys; what leaves it is one packed message a round.
 
-Flower hands a `ClientApp` one message at a time, each in a process of its own, so whatever must outlive a message
-is in the client's folder: its keys, the log of the streams that it has used, and, for the minutes of a round
-behind secure aggregation, the state of that protocol. The log is written before a message exists, so a client that
-is killed and comes back, and a server that is set back, make no stream carry two payloads.
+Flower hands a `ClientApp` one message at a time, each in a process of its own, so whatever must outlive a
+message is in the client's folder: its keys, the log of the streams that it has used, and, for the minutes
+of a round behind secure aggregation, the state of that protocol. The log is written before a message
+exists, so a client that is killed and comes back, and a server that is set back, make no stream carry two
+payloads.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ class DeployedClient:
     def _kept(self) -> Store:
         if self._store is None:
             raise ValueError(
-                "a client without a seed keeps keys and the log of its streams in a folder of its own; start the "
-                "SuperNode with --node-config 'fedq-home=\"/a/folder\"', or give client_app(home=...)"
+                "a client without a seed keeps keys and the log of its streams in a folder of its own; start "
+                "the SuperNode with --node-config 'fedq-home=\"/a/folder\"', or give client_app(home=...)"
             )
         return self._store
 
@@ -124,8 +125,8 @@ class DeployedClient:
             store.put(_KEYS, kept)
         if (kept["federation"], kept["server"]) != (federation, fields["server"]):
             raise ValueError(
-                f"this client's folder {store.folder} is of federation {kept['federation'].hex()[:12]}, the server's "
-                f"is {federation.hex()[:12]}; take a new folder for a new federation"
+                f"this client's folder {store.folder} is of federation {kept['federation'].hex()[:12]}, the "
+                f"server's is {federation.hex()[:12]}; take a new folder for a new federation"
             )
         return ClientSecrets(kept["secret"], kept["seed"])
 
@@ -192,8 +193,8 @@ class DeployedClient:
     def _rounds(self) -> Store:
         if self._store is None:
             raise ValueError(
-                "secure aggregation keeps its state between messages in a folder of the client's own; start the "
-                "SuperNode with --node-config 'fedq-home=\"/a/folder\"', or give client_app(home=...)"
+                "secure aggregation keeps its state between messages in a folder of the client's own; start "
+                "the SuperNode with --node-config 'fedq-home=\"/a/folder\"', or give client_app(home=...)"
             )
         return self._store
 

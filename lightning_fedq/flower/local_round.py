@@ -1,7 +1,8 @@
 """One client's round on its own machine: global weights in, update out, trained by `Federated` itself.
 
-Everything that `Federated` does to a client in a simulation happens here to the only one there is: its checks,
-its loader, a fresh optimiser, buffers, one client's clock. The engine encodes nothing; it hands the update over.
+Everything that `Federated` does to a client in a simulation happens here to the only one there is: its
+checks, its loader, a fresh optimiser, buffers, one client's clock. The engine encodes nothing; it hands the
+update over.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
+from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.core import Mechanism
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.federation.clock import LocalClock
@@ -97,8 +99,8 @@ class LocalRound(Federated):
     def _new_engine(self, weights: Tensor, segments: Sequence[int]) -> RoundEngine:
         if list(segments) != list(self._task.segments):
             raise ValueError(
-                f"the server's model is cut into segments of {_shown(self._task.segments)}, this client's into "
-                f"{_shown(segments)}; both sides need the same module, with the same parameters frozen"
+                f"the server's model is cut into segments of {_shown(self._task.segments)}, this client's "
+                f"into {_shown(segments)}; both sides need the same module, with the same parameters frozen"
             )
         engine = _KeepsUpdate(
             self.mechanism,
@@ -125,13 +127,14 @@ class LocalRound(Federated):
         for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau:
                 raise ValueError(
-                    "ReduceLROnPlateau follows a validation metric, which the server has; use a schedule by rounds"
+                    "ReduceLROnPlateau follows a validation metric, which the server has; use a schedule by "
+                    "rounds"
                 )
             steps = self._clock.now if config.interval == "step" else self._task.round
             with warnings.catch_warnings():  # torch expects the optimiser to have stepped; other rounds' have
                 warnings.simplefilter("ignore", UserWarning)
                 for _ in range(steps // config.frequency):
-                    config.scheduler.step()
+                    config.scheduler.step()  # type: ignore[call-arg]
 
     def _start_clock(self, trainer: Any, optimizers: Sequence[Optimizer]) -> LocalClock:
         clock = super()._start_clock(trainer, optimizers)
@@ -176,15 +179,18 @@ def train_locally(
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     given = {**quiet, "num_sanity_val_steps": 0, **trainer}
     callbacks = [local, *given.pop("callbacks", [])]
+    if any(isinstance(callback, DPSGD) for callback in callbacks):
+        raise ValueError(
+            "DPSGD keeps an account of each client's steps, which a client between two messages does not "
+            "keep yet; leave it out, or use a mechanism that protects clients"
+        )
     fit = pl.Trainer(
         **{**given, "max_epochs": task.round + 1, "limit_val_batches": 0, "enable_checkpointing": False},
         callbacks=callbacks,
     )
-    epochs = fit.fit_loop.epoch_progress.current
-    epochs.ready = epochs.started = epochs.processed = epochs.completed = (
-        task.round
-    )  # `current_epoch` is the round
+    epochs: Any = fit.fit_loop.epoch_progress.current
+    epochs.processed = epochs.completed = task.round  # the round is `current_epoch`
     with warnings.catch_warnings():  # what is validated is the server's model
-        warnings.filterwarnings("ignore", message="You defined a `validation_step` but have no `val_dataloader`")
+        warnings.filterwarnings("ignore", message="You defined a `validation_step` but have no")
         fit.fit(module, datamodule=data)
     return local.update

@@ -1,7 +1,8 @@
 """Plain fields, as the parties exchange them, to Flower's records and back: bytes stay bytes.
 
-Small values travel in a `ConfigRecord`. Long bytes, such as the packed bits and the weights, are one-dimensional
-`Array`s of a serialisation of their own: Flower sends them in chunks, and nobody takes them for numbers.
+Small values travel in a `ConfigRecord`. Long bytes, such as the packed bits and the weights, are one-
+dimensional `Array`s of a serialisation of their own: Flower sends them in chunks, and nobody takes them for
+numbers.
 """
 
 from __future__ import annotations

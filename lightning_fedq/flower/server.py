@@ -1,8 +1,9 @@
 """The server of a real federation: a Trainer whose rounds are carried out by clients elsewhere.
 
-`FederatedServer` is `Federated` with nobody to train here: a round's only step is idle, and at its end the engine
-asks the clients, decodes what they answer, steps and records. So validation, checkpoints, loggers, the run folder,
-budgets and the ledger with its journal are those of a simulation, and so is the privacy page.
+`FederatedServer` is `Federated` with nobody to train here: a round's only step is idle, and at its end the
+engine asks the clients, decodes what they answer, steps and records. So validation, checkpoints, loggers,
+the run folder, budgets and the ledger with its journal are those of a simulation, and so is the privacy
+page.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class Roster:
             self._store.put(_ROSTER, {str(client): key for client, key in sorted(self._known.items())})
 
     def refresh(self) -> list[str]:
-        """Ask nodes that are new, such as a client that has come back, who they are; return their refusals."""
+        """Ask new nodes, such as a client that has come back, who they are; return their refusals."""
         online = set(self._exchange.online())
         new = sorted(online - set(self.nodes.values()) - self._strangers)
         if not new:
@@ -245,8 +246,8 @@ class FederatedServer(Federated):
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, _SIMULATED):
                     raise ValueError(
-                        f"{type(callback).__name__} works on clients that are simulated here, and the server has none; "
-                        "leave it out"
+                        f"{type(callback).__name__} works on clients that are simulated here, and the server "
+                        "has none; leave it out"
                     )
         super().setup(trainer, pl_module, stage)
 
@@ -375,14 +376,12 @@ class Deployment:
         roster = Roster(self.federated, exchange, store, fingerprint(self.federated, module))
         roster.gather(self.wait)
         server = FederatedServer(self.federated, exchange, roster)
-        folder = self.home / "checkpoints"
-        kept = pl.callbacks.ModelCheckpoint(dirpath=folder, filename="last", save_top_k=1, monitor=None)
-        given = dict(self.trainer)
-        callbacks = [server, *given.pop("callbacks", []), kept, _FirstCheckpoint(folder)]
+        kept, given = _EveryRound(self.home / "checkpoints"), dict(self.trainer)
+        callbacks = [server, *given.pop("callbacks", []), kept]
         trainer = pl.Trainer(
             **{"enable_progress_bar": False, "num_sanity_val_steps": 0, **given}, callbacks=callbacks
         )
-        last = folder / "last.ckpt"
+        last = kept.path
         if last.is_file():
             rank_zero_info(f"going on from {last}")
         data = _NoData() if self.data is None else self.data()
@@ -390,15 +389,28 @@ class Deployment:
         return trainer, server
 
 
-class _FirstCheckpoint(pl.Callback):
-    """Writes a checkpoint before the first round, so that the journal is never without one that names it."""
+class _EveryRound(pl.callbacks.Checkpoint):
+    """Keeps one checkpoint, whole at any time: of the last round, and before the first one has been charged.
+
+    So the ledger's journal, which lies beside it, is never without a checkpoint that names it.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "last.ckpt"
+        self.dirpath, self.path = folder, folder / "last.ckpt"
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if not self._path.is_file():
-            trainer.save_checkpoint(self._path)
+        """Before the first round."""
+        if not self.path.is_file():
+            self._save(trainer)
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """After each round."""
+        self._save(trainer)
+
+    def _save(self, trainer: pl.Trainer) -> None:
+        new = self.path.with_suffix(".new")
+        trainer.save_checkpoint(new)
+        new.replace(self.path)
 
 
 def server_app(
@@ -417,10 +429,10 @@ def server_app(
         module: Makes the module, whose weights are the first global model.
         federated: The same settings as the clients' and the simulation's.
         data: Makes the data module with the server's own validation data; None validates nothing.
-        trainer: Arguments of the server's `Trainer`, or what makes them of Flower's context: `max_epochs` is the
-            number of rounds; callbacks, such as `RunFolder()`, and loggers as in a simulation.
-        home: The server's folder: keys, roster, checkpoints with the ledger's journal. A server that is started
-            again with it goes on where it was.
+        trainer: Arguments of the server's `Trainer`, or what makes them of Flower's context: `max_epochs` is
+            the number of rounds; callbacks, such as `RunFolder()`, and loggers as in a simulation.
+        home: The server's folder: keys, roster, checkpoints with the ledger's journal. A server that is
+            started again with it goes on where it was.
         round_timeout: Seconds in which a client has to answer, training included; then the round goes on
             without it.
         wait: Seconds to wait for `num_clients` clients before the first round.

@@ -59,17 +59,17 @@ def check_deployable(federated: Federated) -> None:
         raise ValueError("real clients drop out by themselves; leave dropout_probability out")
     if secagg is not None and (secagg.active or secagg.run != "masked"):
         raise ValueError(
-            "between real machines secure aggregation runs masked and against a server that follows the protocol; "
+            "between real machines secure aggregation runs masked, for a server that follows the protocol; "
             "use SecAgg() without active=True and run='accounted'"
         )
     if federated._target is not None:
         raise ValueError(
-            "a privacy target is met by the mechanism's own parameter here, which both sides must have in their "
-            "code; `fedq plan` prints the settings to paste"
+            "a privacy target is met by the mechanism's own parameter here, which both sides must have in "
+            "their code; `fedq plan` prints the settings to paste"
         )
     for cohort in {federated.num_clients, federated.planner.cohort_size}:
         if max(federated.mechanism.group_sizes(cohort)) > 2 and federated.seed is None:
             raise ValueError(
-                f"{federated.mechanism} shares secret bits in groups of three or more, whose key needs one more "
-                "exchange that real clients do not have; use pairs (CorBin), or a seed"
+                f"{federated.mechanism} shares secret bits in groups of three or more, whose key needs one "
+                "more exchange that real clients do not have; use pairs (CorBin), or a seed"
             )

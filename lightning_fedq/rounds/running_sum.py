@@ -64,6 +64,15 @@ class RunningSum:
         return None if self._secure is None else self._secure.traffic
 
     @property
+    def integer_sum(self) -> Tensor | None:
+        """Sum of the symbols of a homomorphic mechanism so far, `(m,)`; None before the first message."""
+        return self._symbols
+
+    @integer_sum.setter
+    def integer_sum(self, symbols: Tensor) -> None:
+        self._symbols, self._message_size = symbols, len(symbols)
+
+    @property
     def secure(self) -> SecureSum | None:
         """Secure aggregation, where this round is behind it."""
         return self._secure

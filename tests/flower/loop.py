@@ -58,7 +58,8 @@ class OwnDigits(pl.LightningDataModule):
     def setup(self, stage: str) -> None:
         whole = Digits(batch_size=16)
         whole.setup("fit")
-        generator = torch.Generator().manual_seed(RoundPlan(0, (), frozenset(), SEED).stream_seed("partition"))
+        seed = RoundPlan(0, (), frozenset(), SEED).stream_seed("partition")
+        generator = torch.Generator().manual_seed(seed)
         parts = IID().split(None, len(whole.train_set), CLIENTS, generator)
         self.samples = Subset(whole.train_set, parts[self.client].tolist())
 
@@ -145,13 +146,13 @@ TRAINER: dict[str, Any] = {
 
 
 def federated(mechanism: Any, **options: Any) -> Federated:
-    return Federated(mechanism, CLIENTS, **{"local_epochs": 2, "seed": SEED, "clients_per_step": 1, **options})
+    given = {"local_epochs": 2, "seed": SEED, "clients_per_step": 1, **options}
+    return Federated(mechanism, CLIENTS, **given)
 
 
 def simulate(fed: Federated, rounds: int, **options: Any) -> Federated:
-    trainer = pl.Trainer(
-        **TRAINER, max_epochs=rounds, callbacks=[fed, *options.pop("callbacks", [])], enable_checkpointing=False
-    )
+    callbacks = [fed, *options.pop("callbacks", [])]
+    trainer = pl.Trainer(**TRAINER, max_epochs=rounds, callbacks=callbacks, enable_checkpointing=False)
     trainer.fit(module(), datamodule=Digits(batch_size=16))
     return fed
 
@@ -159,9 +160,13 @@ def simulate(fed: Federated, rounds: int, **options: Any) -> Federated:
 def deployment(fed: Federated, rounds: int, folder: Path, **options: Any) -> Deployment:
     given = {**TRAINER, "max_epochs": rounds, "callbacks": options.pop("callbacks", [])}
     make = options.pop("module", module)
-    return Deployment(make, fed, lambda: Digits(batch_size=16), given, folder / "server", options.pop("timeout", 1.0), 2.0)
+    timeout = options.pop("timeout", 1.0)
+    data = lambda: Digits(batch_size=16)  # noqa: E731
+    return Deployment(make, fed, data, given, folder / "server", timeout, 2.0)
 
 
-def clients(make: Callable[[], Federated], folder: Path, home: bool = True, **options: Any) -> tuple[Any, Any]:
+def clients(
+    make: Callable[[], Federated], folder: Path, home: bool = True, **options: Any
+) -> tuple[list[ClientApp], list[Path | None]]:
     apps = [client_app(module, own_digits, make(), **options) for _ in range(CLIENTS)]
     return apps, [folder / f"client-{client}" if home else None for client in range(CLIENTS)]

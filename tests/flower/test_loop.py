@@ -1,31 +1,204 @@
-"""A deployment in one process: the same model as a simulation, and what is refused."""
+"""A deployment in one process: the same model as a simulation, and what happens when things go wrong.
+
+All but one take the time of some forty short trainings each, and are marked slow.
+"""
+
+from __future__ import annotations
+
+import json
+import re
 
 import pytest
 import torch
+from flwr.app import Message
 
-pytest.importorskip("flwr", reason="needs lightning-fedq[flower]")
+from lightning_fedq.flower.client import RefusedError
+from lightning_fedq.flower.records import to_record
+from lightning_fedq.mechanisms import CPA, LDPQ, AggregateGaussian, CorBin
+from lightning_fedq.models import MLP
+from lightning_fedq.rounds import RoundTask
+from lightning_fedq.secagg import SecAgg
+from tests.flower.loop import LoopGrid, Net, clients, deployment, federated, simulate
 
-from lightning_fedq.mechanisms import CPA, LDPQ, AggregateGaussian, CorBin  # noqa: E402
-from lightning_fedq.secagg import SecAgg  # noqa: E402
-from tests.flower.loop import LoopGrid, clients, deployment, federated, simulate  # noqa: E402
-
-MECHANISMS = [
-    (CorBin(epsilon=4.0, shared_bits=5), {}),
-    (LDPQ(epsilon=4.0), {"target": "weights", "smoothing": 0.5}),
-    (AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05), {}),
-    (CPA(epsilon=2.0), {}),
-    (CorBin(epsilon=4.0, shared_bits=5), {"secure_aggregation": SecAgg()}),
-]
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:round .* client|the message of client|node |register:UserWarning"
+)
+slow = pytest.mark.slow
+COIN = CorBin(epsilon=4.0, shared_bits=5)
 
 
-@pytest.mark.parametrize("mechanism, options", MECHANISMS, ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "mechanism, options",
+    [
+        (COIN, {}),
+        pytest.param(LDPQ(epsilon=4.0), {"target": "weights", "smoothing": 0.5}, marks=slow),
+        pytest.param(AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05), {}, marks=slow),
+        pytest.param(CPA(epsilon=2.0), {"clients_per_round": 3}, marks=slow),
+        pytest.param(COIN, {"secure_aggregation": SecAgg()}, marks=slow),
+    ],
+)
 def test_a_seeded_deployment_ends_with_the_weights_of_the_simulation(mechanism, options, tmp_path):
     make = lambda: federated(mechanism, **options)  # noqa: E731
-    expected = simulate(make(), 3)
+    expected = simulate(make(), 2)
     grid = LoopGrid(*clients(make, tmp_path))
-    trainer, server = deployment(make(), 3, tmp_path).run(grid)
+    trainer, server = deployment(make(), 2, tmp_path).run(grid)
     assert torch.equal(server.engine.weights, expected.engine.weights)
     assert server.engine.ledger.charges.tolist() == expected.engine.ledger.charges.tolist()
     assert [r.uplink_bits for r in server.records] == [r.uplink_bits for r in expected.records]
-    assert [r.num_received for r in server.records] == [4, 4, 4]
+    assert [r.num_received for r in server.records] == [r.cohort_size for r in server.records]
     assert "val_acc" in trainer.callback_metrics and "fed/uplink_bits" in trainer.callback_metrics
+
+
+def secure(**options):
+    return federated(COIN, seed=None, local_epochs=1, **options)
+
+
+@slow
+@pytest.mark.parametrize("options", [{}, {"secure_aggregation": SecAgg()}])
+def test_with_keys_of_their_own_a_killed_client_is_missed_and_the_server_comes_back(options, tmp_path):
+    """Client 2 is silent in round 2; the server ends after it, and another goes on with its folder."""
+    make = lambda: secure(**options)  # noqa: E731
+    apps = clients(make, tmp_path)
+    silent = {"train": 1}
+
+    def kill(kind, client, reply):
+        if kind == "train" and client == 2:
+            silent["train"] -= 1
+            return None if silent["train"] < 0 else reply
+        return reply
+
+    _, server = deployment(make(), 2, tmp_path).run(LoopGrid(*apps, kill))
+    assert [record.num_received for record in server.records] == [4, 3]
+    assert server.engine.ledger.charges.tolist() == [2, 2, 2, 2]  # what may have been sent is paid for
+    weights = server.engine.weights.clone()
+    _, again = deployment(make(), 3, tmp_path).run(LoopGrid(*apps))
+    assert [record.num_received for record in again.records] == [4, 3, 4]
+    assert again.engine.ledger.charges.tolist() == [3, 3, 3, 3]
+    assert again.engine.keys.public() == server.engine.keys.public()
+    assert not torch.equal(again.engine.weights, weights)
+    for client in range(4):
+        lines = (tmp_path / f"client-{client}" / "streams.jsonl").read_text().splitlines()[1:]
+        used = [(entry["round"], entry["attempt"]) for entry in map(json.loads, lines)]
+        assert used == [(0, 0), (1, 0), (2, 0)]  # the silent one had used its stream, too
+    names = {path.name for path in (tmp_path / "client-1").iterdir()}
+    assert names == {"keys.json", "streams.jsonl"}  # nothing of a round outlives it
+    assert (tmp_path / "client-1" / "keys.json").stat().st_mode & 0o077 == 0
+
+
+class Killed(Exception):
+    """The server's process ends."""
+
+
+@slow
+@pytest.mark.parametrize("seed", [5, None])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_server_that_is_killed_in_mid_round_goes_on(seed, when, tmp_path):
+    """Before or after the clients of round 2 have answered; with a seed it ends as if nothing had been."""
+    make = lambda: federated(COIN, seed=seed, local_epochs=1)  # noqa: E731
+    apps = clients(make, tmp_path)
+
+    class Dying(LoopGrid):
+        def push_messages(self, messages):
+            messages = list(messages)
+            second = messages[0].metadata.group_id == "round 2"
+            if second and when == "before":
+                raise Killed
+            found = super().push_messages(messages)
+            if second:
+                raise Killed
+            return found
+
+    with pytest.raises(Killed):
+        deployment(make(), 3, tmp_path).run(Dying(*apps))
+    _, server = deployment(make(), 3, tmp_path).run(LoopGrid(*apps))
+    assert [record.num_received for record in server.records] == [4, 4, 4]
+    assert [record.round for record in server.records] == [0, 1, 2]
+    if seed is not None:
+        expected = simulate(make(), 3)
+        assert torch.equal(server.engine.weights, expected.engine.weights)
+        assert server.engine.ledger.charges.tolist() == [3] * 4
+        return
+    assert server.engine.ledger.charges.tolist() == [4] * 4  # the round that was cut off is paid for
+    lines = (tmp_path / "client-0" / "streams.jsonl").read_text().splitlines()[1:]
+    used = [(entry["round"], entry["attempt"]) for entry in map(json.loads, lines)]
+    assert used == [(0, 0), *([(1, 0)] if when == "after" else []), (1, 1), (2, 0)]
+
+
+@slow
+def test_answers_that_are_repeated_or_foreign_are_refused(tmp_path):
+    make = lambda: federated(COIN, local_epochs=1)  # noqa: E731
+    first: dict[int, Message] = {}
+
+    def replay(kind, client, reply):
+        if kind != "train":
+            return reply
+        if client == 1:  # sends its first answer again in the second round
+            first.setdefault(client, reply.content)
+            reply.content = first[client]
+        if client == 3:
+            reply.content = to_record({"answer": b"junk"})
+        return reply
+
+    with pytest.warns(UserWarning, match="client 1 is refused: client 1: the message is of round 0"):
+        _, server = deployment(make(), 2, tmp_path).run(LoopGrid(*clients(make, tmp_path), replay))
+    assert [record.num_received for record in server.records] == [3, 2]
+
+
+# ---- refused before the first round ---------------------------------------------------------------------
+
+
+def test_a_client_with_other_settings_is_refused_on_both_sides(tmp_path):
+    theirs = lambda: federated(CorBin(epsilon=3.0, shared_bits=5))  # noqa: E731
+    grid = LoopGrid(*clients(theirs, tmp_path))
+    words = re.escape(f"mechanism is {CorBin(3.0, 5)} here and {COIN} there")
+    with pytest.warns(UserWarning, match=words), pytest.raises(RuntimeError, match=f"one refuses: .*{words}"):
+        deployment(federated(COIN), 1, tmp_path).run(grid)
+
+
+def test_a_client_with_another_model_is_refused(tmp_path):
+    make = lambda: federated(COIN)  # noqa: E731
+    other = lambda: Net(MLP(in_features=64, hidden=[8]), lr=0.1)  # noqa: E731
+    with pytest.raises(RuntimeError, match=r"model is 1210 parameters, .* here and 610 parameters"):
+        deployment(make(), 1, tmp_path, module=other).run(LoopGrid(*clients(make, tmp_path)))
+
+
+def test_a_cohort_that_cannot_be_met(tmp_path):
+    make = lambda: federated(COIN)  # noqa: E731
+    apps, homes = clients(make, tmp_path)
+    with pytest.raises(RuntimeError, match="4 clients are needed and 3 have registered within 2 s"):
+        deployment(make(), 1, tmp_path).run(LoopGrid(apps, homes[:3]))
+
+
+def test_keys_need_a_folder(tmp_path):
+    with pytest.raises(RuntimeError, match="one refuses: register: a client without a seed keeps keys"):
+        deployment(secure(), 1, tmp_path).run(LoopGrid(*clients(secure, tmp_path, home=False)))
+
+
+@pytest.mark.parametrize(
+    "options, words",
+    [
+        ({"dropout_probability": 0.1}, "real clients drop out by themselves"),
+        ({"secure_aggregation": SecAgg(active=True)}, "without active=True"),
+        ({"secure_aggregation": SecAgg(run="accounted")}, "run='accounted'"),
+    ],
+)
+def test_settings_of_simulations_are_refused(options, words, tmp_path):
+    with pytest.raises(ValueError, match=words):
+        clients(lambda: federated(COIN, **options), tmp_path)
+
+
+def test_a_client_of_another_federation_is_refused(tmp_path):
+    apps, homes = clients(secure, tmp_path)
+    grid = LoopGrid(apps, homes)
+    first = deployment(secure(), 1, tmp_path / "a")
+    second = deployment(secure(), 1, tmp_path / "b")
+    grid.tamper = lambda kind, client, reply: None if kind == "train" else reply
+    first.run(grid)
+    with pytest.raises(RuntimeError, match=r"one refuses: .* is of federation .*; take a new folder"):
+        second.run(grid)
+
+
+def test_a_refusal_names_the_message():
+    assert issubclass(RefusedError, RuntimeError)
+    with pytest.raises(ValueError, match="no task of a round"):
+        RoundTask.from_bytes(b"junk")

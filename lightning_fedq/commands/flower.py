@@ -1,0 +1,195 @@
+"""`fedq flower init FOLDER`: an app that starts with `flwr run`, on the digits of scikit-learn."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+PYPROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "{name}"
+version = "0.1.0"
+description = "A private federation: lightning_fedq over Flower"
+license = "Apache-2.0"
+dependencies = ["lightning-fedq[flower]"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["{package}"]
+
+[tool.flwr.app]
+publisher = "me"
+
+[tool.flwr.app.components]
+serverapp = "{package}.server_app:app"
+clientapp = "{package}.client_app:app"
+
+[tool.flwr.app.config]
+rounds = 3
+"""
+TASK = '''\
+"""What both sides share: the module, the federation's settings, and each client's own data."""
+
+import torch
+from flwr.app import Context
+from torch.utils.data import DataLoader, Subset
+
+from lightning_fedq import Federated
+from lightning_fedq._lightning import pl
+from lightning_fedq.data import IID
+from lightning_fedq.datasets import DigitsDataModule
+from lightning_fedq.mechanisms import {mechanism_class}
+from lightning_fedq.models import MLP, Classifier
+from lightning_fedq.rounds import RoundPlan
+from lightning_fedq.secagg import SecAgg
+
+CLIENTS = {clients}
+SEED = {seed}  # None: keys from the operating system, private and not reproducible
+
+federated = Federated(
+    {mechanism},
+    num_clients=CLIENTS,
+    local_epochs=2,
+    clients_per_step=1,
+    secure_aggregation={secagg},
+    seed=SEED,
+)
+
+
+def module() -> pl.LightningModule:
+    torch.manual_seed(0)
+    return Classifier(MLP(in_features=64, hidden=[32]), lr=0.1, momentum=0.9)
+
+
+class OwnData(pl.LightningDataModule):
+    """One client's samples: here a part of the digits; a real client reads its own."""
+
+    def __init__(self, part: int) -> None:
+        super().__init__()
+        self.part = part
+
+    def setup(self, stage: str) -> None:
+        whole = DigitsDataModule(batch_size=16)
+        whole.setup("fit")
+        seed = RoundPlan(0, (), frozenset(), SEED or 0).stream_seed("partition")
+        generator = torch.Generator().manual_seed(seed)
+        parts = IID().split(None, len(whole.train_set), CLIENTS, generator)
+        self.samples = Subset(whole.train_set, parts[self.part].tolist())
+
+    def train_dataloader(self) -> DataLoader:
+        return DataLoader(self.samples, batch_size=16, shuffle=True)
+
+
+def data(context: Context) -> OwnData:
+    return OwnData(int(context.node_config["partition-id"]))
+'''
+CLIENT = """\
+from lightning_fedq.flower import client_app
+
+from {package}.task import data, federated, module
+
+app = client_app(module, data, federated, trainer={{"accelerator": "cpu"}})
+"""
+SERVER = """\
+import os
+
+from lightning_fedq.callbacks import RunFolder
+from lightning_fedq.datasets import DigitsDataModule
+from lightning_fedq.flower import server_app
+
+from {package}.task import federated, module
+
+HOME = os.environ.get("FEDQ_SERVER", "fedq-server")
+
+
+def trainer(context):
+    rounds = int(context.run_config["rounds"])
+    folder = RunFolder("deployed", root=os.path.join(HOME, "runs"), show=False)
+    return {{"accelerator": "cpu", "max_epochs": rounds, "callbacks": [folder], "logger": False}}
+
+
+def data():
+    return DigitsDataModule(batch_size=64)
+
+
+app = server_app(module, federated, data=data, trainer=trainer, home=HOME, round_timeout=600)
+"""
+NEXT = """\
+wrote {folder}. In {folder}/{package}/task.py stand the module, the data and the settings.
+
+    pip install 'lightning-fedq[flower]'
+    flower-superlink --insecure                                              # the server's machine
+    flower-supernode --insecure --superlink HOST:9092 \\
+        --node-config 'partition-id=0 fedq-home="/a/folder"'                 # each client's machine
+    flwr run {folder} LINK --stream                                          # starts the rounds
+
+docs/deployment.md says what each of them needs, TLS and node authentication included.
+"""
+
+
+def write_app(
+    folder: Path,
+    mechanism: str = "CorBin(epsilon=4.0, shared_bits=5)",
+    clients: int = 4,
+    seed: int | None = None,
+    secure_aggregation: bool = True,
+) -> str:
+    """Write the app, and return the name of its package.
+
+    Args:
+        folder: Must not hold anything yet.
+        mechanism: As in Python.
+        clients: How many there are.
+        seed: Of a run that is to be reproducible, and not private.
+        secure_aggregation: Let the server see the sum only.
+
+    Raises:
+        FileExistsError: If there is something in the folder.
+        ValueError: If its name makes no package.
+    """
+    package = folder.name.replace("-", "_").lower()
+    if not package.isidentifier():
+        raise ValueError(
+            f"the folder's name becomes a Python package, and {folder.name!r} can't; use letters"
+        )
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty; take a new folder")
+    names = {
+        "name": package.replace("_", "-"),
+        "package": package,
+        "mechanism": mechanism,
+        "mechanism_class": mechanism.partition("(")[0],
+        "clients": clients,
+        "seed": seed,
+        "secagg": "SecAgg()" if secure_aggregation else None,
+    }
+    (folder / package).mkdir(parents=True)
+    (folder / "pyproject.toml").write_text(PYPROJECT.format(**names))
+    files = {"task": TASK, "client_app": CLIENT, "server_app": SERVER}
+    for name, text in files.items():
+        (folder / package / f"{name}.py").write_text(text.format(**names))
+    (folder / package / "__init__.py").write_text("")
+    return package
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command."""
+    parser = argparse.ArgumentParser(prog="fedq flower", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    init = commands.add_parser("init", help="write an app that starts with `flwr run`")
+    init.add_argument("folder", type=Path, help="a new folder")
+    init.add_argument("--clients", type=int, default=4, help="how many clients there are (4)")
+    init.add_argument("--seed", type=int, help="make it reproducible, and not private")
+    chosen = parser.parse_args(argv)
+    try:
+        package = write_app(chosen.folder, clients=chosen.clients, seed=chosen.seed)
+    except (FileExistsError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(NEXT.format(folder=chosen.folder, package=package))
+    return 0
