@@ -476,7 +476,7 @@ class Federated(pl.Callback):
         )
 
     def _server_settings(self, segments: Sequence[int]) -> dict[str, Any]:
-        """What a `RoundServer` takes of this federation, wherever its clients are."""
+        """Arguments of the `RoundServer` of this federation, wherever its clients are."""
         return {
             "target": self.target,
             "smoothing": self.smoothing,

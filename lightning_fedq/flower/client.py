@@ -1,4 +1,4 @@
-"""A real client: its own data, its own Trainer, its own keys; what leaves it is one packed message a round.
+"""A real client: its own data, its own Trainer, its own keys. One packed message a round leaves it.
 
 Flower hands a `ClientApp` one message at a time, each in a process of its own, so whatever must outlive a
 message is in the client's folder: its keys, the log of the streams that it has used, and, for the minutes
@@ -36,11 +36,11 @@ _SETTINGS = "setting "
 
 
 class RefusedError(RuntimeError):
-    """What this client does not do, and why; the server is told the same words."""
+    """A refusal of this client, in words that the server is told, too."""
 
 
 class DeployedClient:
-    """What one client answers, message by message; without a transport.
+    """One client's answers, message by message, without a transport.
 
     Args:
         module: Makes the client's own module.
@@ -224,7 +224,7 @@ class DeployedClient:
         return {"secagg": reply}
 
     def unmask(self, fields: Fields) -> Fields:
-        """Open one share of every neighbour; then nothing of the round is left here."""
+        """Open one share of every neighbour. Then nothing of the round is left here."""
         _, machine = self._goes_on()
         self._rounds().drop(_ROUND)
         return {"secagg": machine.unmask(fields["secagg"])}
@@ -281,12 +281,12 @@ def client_app(
             answer = {"refused": str(error)}
         return Message(to_record(answer), reply_to=message)
 
-    @app.train()
+    @app.train()  # type: ignore[untyped-decorator]
     def train(message: Message, context: Context) -> Message:
         return reply("train", message, context)
 
     def asked(kind: str) -> None:
-        @app.query(kind)
+        @app.query(kind)  # type: ignore[untyped-decorator]
         def query(message: Message, context: Context) -> Message:
             return reply(kind, message, context)
 

@@ -14,7 +14,7 @@ _POLL = 0.2
 
 
 class Exchange:
-    """Talks to nodes; whoever does not answer in time, or refuses, is missing from the answer.
+    """Messages to nodes, and their answers. Whoever is silent is missing from them.
 
     Args:
         grid: Flower's.

@@ -58,7 +58,7 @@ class _OwnPlanner(RoundPlanner):
 
 
 class _KeepsUpdate(RoundEngine):
-    """Keeps the update; nothing is sent, and the model stays as it is."""
+    """An engine that keeps the update. Nothing is sent, and the model stays as it is."""
 
     update: Tensor | None = None
 

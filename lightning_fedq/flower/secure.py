@@ -19,7 +19,7 @@ Exchange = Callable[[str, dict[int, bytes]], dict[int, bytes]]
 
 
 class RemoteSum:
-    """One round behind secure aggregation; the server sees masked messages, and opens their sum.
+    """One round behind secure aggregation: the server sees masked messages, and opens their sum.
 
     Args:
         secagg: The configuration.

@@ -108,7 +108,7 @@ class Roster:
             self._store.put(_ROSTER, {str(client): key for client, key in sorted(self._known.items())})
 
     def refresh(self) -> list[str]:
-        """Ask new nodes, such as a client that has come back, who they are; return their refusals."""
+        """Ask new nodes, such as a client that has come back, who they are, and return their refusals."""
         online = set(self._exchange.online())
         new = sorted(online - set(self.nodes.values()) - self._strangers)
         if not new:
@@ -156,14 +156,14 @@ class Roster:
         return client
 
     def keys(self) -> ServerKeys:
-        """What the server holds, once everybody has registered."""
+        """Keys that the server holds, once everybody has registered."""
         if self._secrets is None:
             assert self._federated.seed is not None
             return SeededKeys(self._federated.seed)
         return HeldServerKeys(self._secrets, self._known)
 
     def introduction(self, keys: ServerKeys, client: int, group: Sequence[int]) -> Fields:
-        """What a client needs to know about keys for one round."""
+        """Public keys and sealed ones that a client needs for one round."""
         if not isinstance(keys, HeldServerKeys):
             return {}
         assert self._secrets is not None
@@ -184,7 +184,7 @@ class ClientsElsewhere(RoundServer):
     collect: Callable[[], None]
 
     def finish(self) -> RoundRecord:
-        """Ask, take what comes in time, and finish the round; see `RoundServer.finish`."""
+        """Ask, take what comes in time, and finish the round, see `RoundServer.finish`."""
         self.collect()
         return super().finish()
 
@@ -241,7 +241,7 @@ class FederatedServer(Federated):
         self._exchange, self._roster = exchange, roster
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse what belongs to clients or to simulations; see `Federated.setup`."""
+        """Refuse what belongs to clients or to simulations, see `Federated.setup`."""
         if stage == "fit":
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
                 if isinstance(callback, _SIMULATED):
@@ -286,7 +286,7 @@ class FederatedServer(Federated):
     # ---- one round ----------------------------------------------------------------------------------------
 
     def _collect(self, server: ClientsElsewhere) -> None:
-        """Ask the cohort, and give the server what comes back; whoever is silent has dropped out."""
+        """Ask the cohort, and give the server what comes back. Whoever is silent has dropped out."""
         self._roster.refresh()
         plan, nodes, task = server.plan, self._roster.nodes, server.task().to_bytes()
         assert plan is not None
@@ -370,7 +370,7 @@ class Deployment:
     wait: float
 
     def run(self, grid: Grid) -> tuple[pl.Trainer, FederatedServer]:
-        """Register the clients, and train until the rounds are over; goes on where a killed server was."""
+        """Register the clients, and train until the rounds are over, or go on where a killed server was."""
         module, store = self.module(), Store(self.home)
         exchange = Exchange(grid, self.round_timeout, rank_zero_warn)
         roster = Roster(self.federated, exchange, store, fingerprint(self.federated, module))
@@ -443,7 +443,7 @@ def server_app(
     check_deployable(federated)
     app = ServerApp()
 
-    @app.main()
+    @app.main()  # type: ignore[untyped-decorator]
     def main(grid: Grid, context: Context) -> None:
         given = trainer(context) if callable(trainer) else trainer or {}
         Deployment(module, federated, data, given, Path(home), round_timeout, wait).run(grid)

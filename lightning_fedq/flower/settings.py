@@ -1,4 +1,4 @@
-"""What both sides of a deployment must agree on before the first round, each from its own code."""
+"""Settings that both sides of a deployment must agree on, each from its own code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROTOCOL = "1"
 
 
 def model_words(module: pl.LightningModule) -> str:
-    """Names, shapes and types of what a module trains, in short; weights do not count."""
+    """Names, shapes and types of what a module trains, in short. Weights do not count."""
     state = hashlib.sha256()
     members = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
     for name, tensor in [*members, *module.named_buffers()]:
@@ -40,7 +40,7 @@ def fingerprint(federated: Federated, module: pl.LightningModule) -> dict[str, s
 
 
 def differences(own: dict[str, str], theirs: dict[str, Any]) -> str:
-    """What differs, by name, or ""."""
+    """Differing settings by name, or ""."""
     return ", ".join(
         f"{name} is {own.get(name)} here and {theirs.get(name)} there"
         for name in (*own, *(set(theirs) - set(own)))

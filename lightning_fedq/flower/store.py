@@ -23,7 +23,7 @@ class Store:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def get(self, name: str) -> dict[str, Any] | None:
-        """A table, or None; values are numbers, text, and bytes.
+        """A table of numbers, text and bytes, or None.
 
         Raises:
             ValueError: If the file is damaged.
@@ -43,7 +43,7 @@ class Store:
             ) from error
 
     def put(self, name: str, values: dict[str, Any]) -> None:
-        """Write a table; when this returns, the disk has it whole."""
+        """Write a table. When this returns, the disk has it whole."""
         plain = {
             key: {"hex": value.hex()} if isinstance(value, bytes) else value for key, value in values.items()
         }

@@ -65,7 +65,7 @@ class RunningSum:
 
     @property
     def integer_sum(self) -> Tensor | None:
-        """Sum of the symbols of a homomorphic mechanism so far, `(m,)`; None before the first message."""
+        """Sum of the symbols of a homomorphic mechanism so far, `(m,)`, or None before the first."""
         return self._symbols
 
     @integer_sum.setter

@@ -245,7 +245,7 @@ class RoundServer:
         return self._sum.secure
 
     def abort(self, reason: str) -> None:
-        """Let the open round leave the model as it is; `finish` records why."""
+        """Let the open round leave the model as it is. `finish` records why."""
         self._open_plan()
         self._aborted = reason
 

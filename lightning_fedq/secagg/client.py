@@ -107,7 +107,7 @@ class Client:
     # ---- between two processes --------------------------------------------------------------------
 
     def to_bytes(self) -> bytes:
-        """What the next message needs, secrets included: for this client's own disk, until then."""
+        """State that the next message needs, secrets included, for this client's own disk."""
         own = vars(self)
         state: dict[str, Any] = {"next": self._next}
         state |= {name: own[name].private_bytes_raw().hex() for name in _SECRETS if name in own}
