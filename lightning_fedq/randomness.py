@@ -203,21 +203,13 @@ class Keys(ServerKeys):
         """Key that nobody but the client knows."""
 
 
-class SeededKeys(Keys):
-    """Reproducible keys: every key follows from one integer, so nothing here is private.
+class _DerivedKeys(Keys):
+    """Keys that all follow from one root, 32 bytes."""
 
-    Args:
-        seed: Any integer >= 0.
-    """
+    setup_bits_per_client = 8 * PUBLIC_KEY_BYTES
 
-    mode = "reproducible"
-
-    def __init__(self, seed: int) -> None:
-        if seed < 0:
-            raise ValueError(f"seed must be >= 0, got {seed}")
-        self.seed = seed
-        self.setup_bits_per_client = 8 * PUBLIC_KEY_BYTES
-        self._root = hkdf_extract(_PROTOCOL, pack_fields("reproducible", hex(seed)))
+    def __init__(self, root: bytes) -> None:
+        self._root = root
         self._private: dict[int, bytes] = {}
 
     def public(self) -> bytes:
@@ -241,6 +233,35 @@ class SeededKeys(Keys):
         if (key := self._private.get(client)) is None:
             key = self._private[client] = hkdf_expand(self._root, pack_fields("private", client))
         return key
+
+
+class SeededKeys(_DerivedKeys):
+    """Reproducible keys: every key follows from one integer, so nothing here is private.
+
+    Args:
+        seed: Any integer >= 0.
+    """
+
+    mode = "reproducible"
+
+    def __init__(self, seed: int) -> None:
+        if seed < 0:
+            raise ValueError(f"seed must be >= 0, got {seed}")
+        self.seed = seed
+        super().__init__(hkdf_extract(_PROTOCOL, pack_fields("reproducible", hex(seed))))
+
+
+class RootKeys(_DerivedKeys):
+    """Keys of a simulation over several processes: all follow from 32 bytes of the operating system.
+
+    Args:
+        root: Drawn by one process, and told to the others.
+    """
+
+    mode = "secure"
+
+    def __init__(self, root: bytes) -> None:
+        super().__init__(hkdf_extract(_PROTOCOL, pack_fields("ranks", root)))
 
 
 def agree(own: X25519PrivateKey, other: X25519PublicKey, salt: bytes, info: bytes) -> bytes:

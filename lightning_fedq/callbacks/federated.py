@@ -21,6 +21,7 @@ side by side), `client_parallel` (stacks), `resume` (checkpoints), `secure_sum`;
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -61,6 +62,13 @@ from lightning_fedq.federation.client_metrics import (
 )
 from lightning_fedq.federation.client_parallel import ClientParallelStrategy, further_arguments
 from lightning_fedq.federation.clock import LocalClock
+from lightning_fedq.federation.distributed_clients import (
+    DistributedClientsStrategy,
+    RankEngine,
+    RankSchedule,
+    check_for_ranks,
+    ranks_of,
+)
 from lightning_fedq.federation.handed_loader import ask_module_instead, forget_loader, handed_loader
 from lightning_fedq.federation.journal import keep_journal, say_at_start
 from lightning_fedq.federation.local_model import BufferMode, LocalModel, Members, check_buffer_mode, origins
@@ -73,7 +81,7 @@ from lightning_fedq.federation.stack_size import choose_clients_per_step, larges
 from lightning_fedq.federation.undo import Undo
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import Calibration, PrivacyTarget
-from lightning_fedq.randomness import AgreedKeys, Keys, SeededKeys
+from lightning_fedq.randomness import AgreedKeys, Keys, RootKeys, SeededKeys
 from lightning_fedq.ranges import AdaptiveRange, PreviousMinMax, RangeRule
 from lightning_fedq.rounds import (
     OptimizerFactory,
@@ -219,6 +227,7 @@ class Federated(pl.Callback):
         self._clock: LocalClock | None = None
         self._dealt: ClientLoader | None = None
         self._asked_at: int | None = None
+        self._ranks: DistributedClientsStrategy | None = None
 
     # ---- set up and take off ----------------------------------------------------------------------
 
@@ -230,6 +239,7 @@ class Federated(pl.Callback):
             raise ValueError("the Trainer has two Federated callbacks; leave one of them out")
         check_setup(trainer, pl_module)
         check_averaging(trainer, pl_module)
+        self._ranks = ranks_of(trainer)
         datamodule, handed = trainer.datamodule, handed_loader(trainer)  # type: ignore[attr-defined]
         self._owner = pl_module if datamodule is None else datamodule
         self._user_loader = self._owner.train_dataloader if handed is None else lambda: handed
@@ -246,6 +256,8 @@ class Federated(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Deal out the data, make the server, choose how many clients train side by side."""
         optimizers = check_optimizers(trainer)
+        if self._ranks is not None:
+            self._ranks.share(pl_module)
         if self._dealt is None:
             self._deal_out(trainer)
         forget_loader(trainer)
@@ -408,6 +420,9 @@ class Federated(pl.Callback):
         """Who holds what. At the first question, which `configure_optimizers` may ask."""
         if self._loaded is not None and self.seed is None:
             self.planner = replace(self.planner, seed=self._loaded["plan_seed"])
+        if self._ranks is not None:
+            check_for_ranks(self, self._rule)
+            self.planner = replace(self.planner, seed=self._ranks.broadcast(self.planner.seed))
         run = RoundPlan(0, (), frozenset(), self.planner.seed)
         dealt = deal(
             self._user_loader(),
@@ -427,6 +442,8 @@ class Federated(pl.Callback):
         if self._rule is not None:
             self._rule.begin(work)
         self._schedule = Schedule(self.planner, self.mechanism, work, self._rule, self._limit)
+        if self._ranks is not None:
+            self._schedule = RankSchedule(self._schedule, self._ranks.global_rank, self._ranks.num_ranks)
         validate_by_rounds(trainer, self._schedule.longest, self._undo)
         self._dealt = dealt.loader(self._coming_stacks, self._coming_steps)
 
@@ -462,7 +479,13 @@ class Federated(pl.Callback):
 
     def _new_engine(self, weights: Tensor, segments: Sequence[int]) -> RoundEngine:
         keys: Keys = AgreedKeys(range(self.num_clients)) if self.seed is None else SeededKeys(self.seed)
-        secagg = self.secure_aggregation
+        secagg, settings = self.secure_aggregation, self._server_settings(segments)
+        settings |= {"diagnostics": self.diagnostics}
+        if self._ranks is not None:
+            if self.seed is None:
+                keys = RootKeys(self._ranks.broadcast(os.urandom(32)))
+            settings |= {"strategy": self._ranks, "order": self._coming_clients}
+            return RankEngine(self.mechanism, self.planner, keys, weights, segments, self.ranges, **settings)
         return RoundEngine(
             self.mechanism,
             self.planner,
@@ -471,9 +494,15 @@ class Federated(pl.Callback):
             segments,
             self.ranges,
             secure_sums=None if secagg is None else partial(secure_sum, secagg),
-            diagnostics=self.diagnostics,
-            **self._server_settings(segments),
+            **settings,
         )
+
+    def _coming_clients(self) -> list[int]:
+        """Clients of the open round on all ranks, in the order of one process."""
+        schedule, engine, most = self._schedule, self._engine, self._most_batches()
+        assert isinstance(schedule, RankSchedule)
+        stacks = schedule.of_all_ranks(engine.round, engine.attempt, self.clients_per_step_chosen, most)
+        return [client for stack in stacks for client in stack.clients]
 
     def _server_settings(self, segments: Sequence[int]) -> dict[str, Any]:
         """Arguments of the `RoundServer` of this federation, wherever its clients are."""
@@ -575,6 +604,9 @@ class Federated(pl.Callback):
             self._local.buffer_names,
         )
         self._local.release_statistics()
+        if self._ranks is not None and self.clients_per_step == "auto":  # every rank takes whole stacks
+            share = -(-self.planner.cohort_size // self._ranks.num_ranks)
+            self.clients_per_step_chosen = self._ranks.broadcast(min(self.clients_per_step_chosen, share))
 
     def _coming_steps(self) -> int:
         """Batches of the round to come. Before there is one, of the longest client: a user's own loader."""

@@ -76,7 +76,8 @@ def check_setup(trainer: Any, module: pl.LightningModule) -> None:
     if not isinstance(trainer.strategy, pl.strategies.SingleDeviceStrategy) or trainer.world_size > 1:
         raise ValueError(
             f"Federated simulates all clients on one device, got {type(trainer.strategy).__name__} "
-            f"on {trainer.world_size} devices; use Trainer(strategy='auto', devices=1)"
+            f"on {trainer.world_size} devices; use Trainer(strategy='auto', devices=1), or "
+            "strategy='fedq_clients', in which every device has clients of its own"
         )
     own = is_overridden("train_dataloader", module, pl.LightningModule)
     if trainer.datamodule is None and handed_loader(trainer) is None and not own:

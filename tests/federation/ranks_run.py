@@ -1,0 +1,74 @@
+"""A federation over some ranks, as a program: DEVICES ROUNDS FOLDER [resume | die]."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.data import Dirichlet
+from lightning_fedq.datasets import DigitsDataModule
+from lightning_fedq.mechanisms import CorBin
+from lightning_fedq.models import MLP, Classifier
+
+RANK = int(os.environ.get("LOCAL_RANK", 0))
+
+
+class Dies(pl.Callback):
+    """Rank 1 is killed after its second round."""
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        if RANK == 1 and trainer.current_epoch == 1:
+            os._exit(9)
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    devices, rounds, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.manual_seed(RANK)  # ranks begin with different weights, and rank 0's count
+    fed = Federated(
+        CorBin(epsilon=4.0, shared_bits=5),
+        11,
+        clients_per_step=3,
+        seed=5,
+        dropout_probability=0.2,
+        partition=Dirichlet(alpha=1.0),
+    )
+    keep = pl.callbacks.ModelCheckpoint(dirpath=folder, save_last=True)
+    callbacks: list[Any] = [fed, keep, *([Dies()] if "die" in sys.argv else [])]
+    trainer = pl.Trainer(
+        max_epochs=rounds,
+        callbacks=callbacks,
+        accelerator="cpu",
+        devices=devices,
+        strategy="fedq_clients" if devices > 1 else "auto",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    model = Classifier(MLP(in_features=64, hidden=[16]), lr=0.1, momentum=0.9)
+    last = str(folder / "last.ckpt") if "resume" in sys.argv else None
+    trainer.fit(model, datamodule=DigitsDataModule(batch_size=32), ckpt_path=last)
+    assert fed.engine is not None
+    found = {
+        "weights": hashlib.sha256(fed.engine.weights.numpy().tobytes()).hexdigest(),
+        "bits": [record.uplink_bits for record in fed.records],
+        "received": [record.num_received for record in fed.records],
+        "charges": fed.engine.ledger.charges.tolist(),
+        "accuracy": float(trainer.callback_metrics["val_acc"]),
+    }
+    (folder / f"rank-{RANK}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
