@@ -81,7 +81,7 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
         environment.set_global_rank(environment.node_rank() * self.num_processes + environment.local_rank())
         environment.set_world_size(self.num_ranks)
         self.global_rank, self.local_rank = environment.global_rank(), environment.local_rank()
-        pl.utilities.rank_zero_only.rank = self.global_rank
+        pl.utilities.rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
         if dist.is_initialized():
             return
         os.environ["MASTER_ADDR"] = str(environment.main_address)
@@ -119,7 +119,7 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
     def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
         """Do all ranks, or does any, say so?"""
         votes = self.gather(bool(decision))
-        return min(votes) if all else max(votes)
+        return bool(min(votes) if all else max(votes))
 
 
 def _leave() -> None:
@@ -249,7 +249,10 @@ class Settings(Protocol):
 
     mechanism: Mechanism
     secure_aggregation: Any
-    buffers: str
+
+    @property
+    def buffers(self) -> str:
+        """Way with buffers that training changes."""
 
     @property
     def plain_sum(self) -> bool:
