@@ -5,7 +5,7 @@ export FEDQ_DATA ?= $(abspath $(wildcard ../shared/data))
 
 OLDEST ?= .venv-oldest
 
-.PHONY: demo test test-slow test-oldest check docs tables gpu setup clean
+.PHONY: deploy-demo demo test test-slow test-oldest check docs tables gpu setup clean
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -54,6 +54,18 @@ tables: setup
 # what is skipped or slow without a GPU; it says "no GPU" and stops where there is none
 gpu: setup
 	$(BIN)/python benchmarks/gpu.py
+
+# one SuperLink, four SuperNodes, TLS; in an environment of its own, as flwr holds packages back
+DEPLOY ?= .venv-deploy
+
+deploy-demo: $(DEPLOY)/.ready
+	OMP_NUM_THREADS=1 $(DEPLOY)/bin/python examples/deploy.py
+
+$(DEPLOY)/.ready: pyproject.toml
+	@echo "installing flwr and the package into $(DEPLOY): gigabytes, minutes"
+	$(PYTHON) -m venv $(DEPLOY)
+	$(DEPLOY)/bin/python -m pip install --quiet --editable '.[flower]'
+	touch $@
 
 clean:
 	rm -rf $(VENV) $(OLDEST) build *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.core import Mechanism
+from lightning_fedq.data.batches import BatchRule
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.federation.clock import LocalClock
 from lightning_fedq.mechanisms import FedAvg
@@ -120,6 +120,17 @@ class LocalRound(Federated):
         assert isinstance(self.engine, _KeepsUpdate) and self.engine.update is not None
         return self.engine.update
 
+    def use_batches(self, rule: BatchRule) -> None:
+        """Refuse: what a rule remembers of a client would be lost between two rounds.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            f"{type(rule).__name__} remembers what a client has spent, and a client between two messages "
+            "does not keep it yet; leave it out, or use a mechanism that protects clients"
+        )
+
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Set up as for any fit, and move schedules to the round at hand."""
         super().on_fit_start(trainer, pl_module)
@@ -179,11 +190,6 @@ def train_locally(
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     given = {**quiet, "num_sanity_val_steps": 0, **trainer}
     callbacks = [local, *given.pop("callbacks", [])]
-    if any(isinstance(callback, DPSGD) for callback in callbacks):
-        raise ValueError(
-            "DPSGD keeps an account of each client's steps, which a client between two messages does not "
-            "keep yet; leave it out, or use a mechanism that protects clients"
-        )
     fit = pl.Trainer(
         **{**given, "max_epochs": task.round + 1, "limit_val_batches": 0, "enable_checkpointing": False},
         callbacks=callbacks,

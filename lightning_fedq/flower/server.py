@@ -21,10 +21,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
-from lightning_fedq.callbacks import ByzantineClients, Federated
-from lightning_fedq.callbacks.dpsgd import DPSGD
+from lightning_fedq.callbacks import (
+    DPSGD,
+    ByzantineClients,
+    Federated,
+    Langevin,
+    LeakageBudget,
+    LeakageMonitor,
+)
 from lightning_fedq.core import AbortedRoundError
-from lightning_fedq.data.batches import LocalWork, Stack
+from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.federation.changing_buffers import Rehearsed, updated_statistics
 from lightning_fedq.federation.schedule import Schedule
@@ -37,7 +43,7 @@ from lightning_fedq.party_keys import HeldServerKeys, ServerSecrets
 from lightning_fedq.randomness import SeededKeys, ServerKeys
 from lightning_fedq.rounds import RefusedMessageError, RoundRecord, RoundServer
 
-_SIMULATED = (ByzantineClients, DPSGD)
+_SIMULATED = (ByzantineClients, DPSGD, Langevin, LeakageBudget, LeakageMonitor)
 _SECRETS, _ROSTER = "server", "roster"
 
 
@@ -183,6 +189,13 @@ class ClientsElsewhere(RoundServer):
 
     collect: Callable[[], None]
 
+    def __setattr__(self, name: str, value: object) -> None:
+        """Refuse what only the clients of a simulation could do."""
+        if name in ("transform", "tampering") and value is not None:
+            name = type(value).__name__
+            raise ValueError(f"{name} works on updates, which a server is never given; leave it out")
+        super().__setattr__(name, value)
+
     def finish(self) -> RoundRecord:
         """Ask, take what comes in time, and finish the round, see `RoundServer.finish`."""
         self.collect()
@@ -223,6 +236,7 @@ class FederatedServer(Federated):
             federated.mechanism,
             federated.num_clients,
             clients_per_round=federated.planner.clients_per_round,
+            participation=federated.planner.participation,
             local_epochs=federated.local_epochs,
             local_steps=federated.local_steps,
             clients_per_step=1,
@@ -236,9 +250,19 @@ class FederatedServer(Federated):
             buffers=federated.buffers,
             seed=federated.seed,
             diagnostics=False,
+            ledger=None if federated.ledger is federated._own_ledger else federated.ledger,
             client_metrics="none",
         )
         self._exchange, self._roster = exchange, roster
+
+    def use_batches(self, rule: BatchRule) -> None:
+        """Refuse: batches are drawn where the data are.
+
+        Raises:
+            ValueError: Always.
+        """
+        name = type(rule).__name__
+        raise ValueError(f"{name} draws the batches of clients, and the server has none; leave it out")
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse what belongs to clients or to simulations, see `Federated.setup`."""

@@ -5,6 +5,7 @@ All but one take the time of some forty short trainings each, and are marked slo
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 
@@ -12,11 +13,16 @@ import pytest
 import torch
 from flwr.app import Message
 
+from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower.client import RefusedError
 from lightning_fedq.flower.records import to_record
+from lightning_fedq.flower.server import ClientsElsewhere, FederatedServer
 from lightning_fedq.mechanisms import CPA, LDPQ, AggregateGaussian, CorBin
 from lightning_fedq.models import MLP
-from lightning_fedq.rounds import RoundTask
+from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.randomness import SeededKeys
+from lightning_fedq.ranges import AdaptiveRange
+from lightning_fedq.rounds import RoundPlanner, RoundTask
 from lightning_fedq.secagg import SecAgg
 from tests.flower.loop import LoopGrid, Net, clients, deployment, federated, simulate
 
@@ -185,6 +191,39 @@ def test_keys_need_a_folder(tmp_path):
 def test_settings_of_simulations_are_refused(options, words, tmp_path):
     with pytest.raises(ValueError, match=words):
         clients(lambda: federated(COIN, **options), tmp_path)
+
+
+CARRIED = {"mechanism", "num_clients", "clients_per_round", "participation", "local_epochs", "local_steps"}
+CARRIED |= {"target", "ranges", "smoothing", "server_optimizer", "weighting", "aggregator", "buffers"}
+CARRIED |= {"secure_aggregation", "seed", "ledger", "labels"}
+REFUSED = {"dropout_probability", "privacy"}
+OF_SIMULATIONS = {"partition", "clients_per_step", "diagnostics", "client_metrics"}
+
+
+def test_every_setting_of_a_simulation_has_its_place():
+    """A setting that is added to `Federated` is carried over here, or refused: never dropped in silence."""
+    known = set(inspect.signature(Federated.__init__).parameters) - {"self"}
+    assert known == CARRIED | REFUSED | OF_SIMULATIONS
+
+
+def test_settings_reach_the_server(tmp_path):
+    spent = Ledger(4, repr(COIN))
+    spent.charge([0, 1, 2, 3], 0)
+    fed = federated(
+        COIN, clients_per_round=2, participation="once", ledger=spent, smoothing=0.5, buffers="frozen"
+    )
+    server = FederatedServer(fed, None, None)
+    for name in ("planner", "smoothing", "buffers", "ledger", "ranges", "local_epochs", "seed"):
+        assert getattr(server, name) == getattr(fed, name)
+
+
+def test_what_works_on_updates_is_refused_on_the_server():
+    server = ClientsElsewhere(COIN, RoundPlanner(4, 0), SeededKeys(0), torch.zeros(3), (3,), AdaptiveRange())
+    with pytest.raises(ValueError, match="works on updates, which a server is never given"):
+        server.tampering = object()
+    server.tampering = None
+    with pytest.raises(ValueError, match="draws the batches of clients"):
+        FederatedServer(federated(COIN), None, None).use_batches(object())
 
 
 def test_a_client_of_another_federation_is_refused(tmp_path):
