@@ -291,3 +291,15 @@ def test_the_command_is_installed() -> None:
     command = [sys.executable, "-m", "lightning_fedq.cli", "--help"]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert shown.startswith("usage: fedq COMMAND")
+
+
+@pytest.mark.parametrize("arguments", [["configs"], ["--help"], ["configs", "digits_corbin"]])
+def test_a_reader_that_stops_early_is_no_error(arguments: list[str]) -> None:
+    """As in `fedq configs | head`."""
+    command = [sys.executable, "-m", "lightning_fedq.cli", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None and process.stderr is not None
+        process.stdout.close()
+        complaint = process.stderr.read()
+    assert complaint == ""
+    assert process.returncode == 1
