@@ -1,6 +1,7 @@
 """A privacy target through real fits: calibrated, kept, resumed, and never overspent."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -19,6 +20,9 @@ from lightning_fedq.mechanisms import (
 )
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import PrivacyTarget, allowed_dropouts, calibrate, planned_charges
+from lightning_fedq.randomness import SeededKeys
+from lightning_fedq.ranges import FixedRange
+from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.secagg import SecAgg
 from tests.one_round import context_of
 
@@ -253,3 +257,57 @@ def test_more_clients_need_less_noise():
         for n in (10, 100)
     ]
     assert levels[1] > 2.5 * levels[0] and not math.isinf(levels[1])
+
+
+# ---- what happens to a run that is not as it was calibrated for -----------------------------------------
+
+
+def test_a_round_with_more_dropouts_than_were_calibrated_for_is_given_up():
+    """The claim counts on the coins of those who were to answer. The model stays, the round is charged."""
+    setting = setting_of(RotatedCoins(1.0), 20, dropout_probability=0.05, secure_aggregation=True)
+    mechanism = calibrate(TARGET, RotatedCoins(1.0), setting, 10).mechanism
+    planner = RoundPlanner(20, 0, dropout_probability=0.5)
+    engine = RoundEngine(mechanism, planner, SeededKeys(0), torch.zeros(100), [100], FixedRange(1.0))
+    plan = engine.start()
+    assert len(plan.dropped) > mechanism.max_dropped > 0
+    engine.receive(plan.survivors, torch.ones(len(plan.survivors), 100))
+    record = engine.finish()
+    assert record.aborted and not bool(engine.weights.any())
+    assert engine.ledger.most_charged == 1
+
+
+@pytest.mark.filterwarnings("ignore:the keys come from a seed")
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"clients_per_round": 8}, r"clients_per_round = 16 \(here 8\)"),
+        ({"dropout_probability": 0.3}, r"dropout_probability = 0.0 \(here 0.3\)"),
+        ({"secure_aggregation": None}, r"secure_aggregation = SecAgg.* \(here None\)"),
+    ],
+    ids=str,
+)
+def test_a_smaller_cohort_more_dropouts_and_no_masks_are_refused_when_a_run_goes_on(tmp_path, changed, match):
+    path = tmp_path / "run.ckpt"
+
+    class Save(pl.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            trainer.save_checkpoint(path)
+
+    settings = {"seed": 1, "clients": 20, "clients_per_round": 16}
+    trained(federation(**settings), rounds=1, callbacks=[Save()])
+    again = federation(**{**settings, **changed})
+    with pytest.raises(ValueError, match=match):
+        trained(again, rounds=1, ckpt_path=path)
+    assert again.ledger.rounds == 0
+
+
+def test_a_cohort_that_shrinks_in_memory_is_paid_for_fewer_rounds():
+    """What an epsilon hangs on is read again at every fit: the ledger stops before it is overspent."""
+    federated = federation(clients=20)
+    trained(federated, rounds=4)
+    kept, engine = federated._target, federated.engine
+    assert int(engine.ledger.limits.max()) == 4
+    engine.planner = federated.planner = replace(federated.planner, clients_per_round=5)
+    trainer = pl.Trainer(callbacks=[federated], logger=False, enable_checkpointing=False, accelerator="cpu")
+    kept.limit(engine, federated, trainer)
+    assert int(engine.ledger.limits.max()) == 0
