@@ -68,4 +68,4 @@ $(DEPLOY)/.ready: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) $(DEPLOY) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
