@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from typing import Any
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.reports import save_figure
 from reproductions.bench import Rows
-from reproductions.cpa.runs import GAMMA, Options, Run, Task, authors_cpa, unbiased_cpa
+from reproductions.cpa.runs import GAMMA, Options, Run, authors_cpa, unbiased_cpa
 
 TABLE_2 = {50: (94, 93, 0.011), 100: (94, 96, 0.007), 400: (94, 96, 0.0036), 700: (95, 96, 0.0029)} | {
     1000: (95, 96, 0.0031)
@@ -42,6 +43,25 @@ TABLE_3 = {
 _Case = tuple[int, float, tuple[float, float, float]]
 
 
+@dataclass(frozen=True)
+class CNN2Options(Options):
+    """What both tables can be asked for.
+
+    Args:
+        lr: Of the one local step; not stated.
+        fedavg_lr: The same for FedAvg, which does not train at a rate of 1 without CPA's clipping.
+        samples_per_client: Not stated; None shares out all images.
+        rounds: The paper's 150.
+        seed: One seed.
+    """
+
+    lr: float = 1.0
+    fedavg_lr: float = 0.1
+    samples_per_client: int | None = None
+    rounds: int = 150
+    seed: int = 0
+
+
 def theorem_mse(epsilon: float, num_clients: int, levels: int = 3) -> float:
     """Theorem 4.1 for scalars: squared error of the mean per parameter, for `levels` that tile 2 gamma."""
     step, c = 2.0 * GAMMA / levels, math.tanh(epsilon / 2.0)
@@ -52,11 +72,6 @@ def theorem_mse(epsilon: float, num_clients: int, levels: int = 3) -> float:
 def cpa_table2(
     num_clients: Sequence[int] = (50, 100, 400),
     epsilon: float = 0.5,
-    lr: float = 1.0,
-    fedavg_lr: float = 0.1,
-    samples_per_client: int | None = None,
-    rounds: int = 150,
-    seed: int = 0,
     out: str = "runs/cpa-table2",
     **options: Any,
 ) -> dict[str, Any]:
@@ -65,29 +80,17 @@ def cpa_table2(
     Args:
         num_clients: The paper has 50, 100, 400, 700 and 1,000.
         epsilon: Per bit.
-        lr: Of the one local step; not stated.
-        fedavg_lr: The same for FedAvg, which does not train at a rate of 1 without CPA's clipping.
-        samples_per_client: Not stated; None shares out all images.
-        rounds: The paper's 150.
-        seed: One seed.
         out: Folder of table and picture.
-        options: See `Options`.
+        options: See `CNN2Options`.
     """
     nothing = (math.nan, math.nan, math.nan)
     cases = [(clients, epsilon, TABLE_2.get(clients, nothing)) for clients in num_clients]
-    asked = Options(**options)
-    task = asked.task(rounds, seed, samples_per_client=samples_per_client, val_every=10)
-    return _compare(task, cases, lr, fedavg_lr, out, asked.resume, "Table II")
+    return _compare(CNN2Options(**options), cases, out, "Table II")
 
 
 def cpa_table3(
     num_clients: int = 100,
     epsilons: Sequence[float] = tuple(TABLE_3),
-    lr: float = 1.0,
-    fedavg_lr: float = 0.1,
-    samples_per_client: int | None = None,
-    rounds: int = 150,
-    seed: int = 0,
     out: str = "runs/cpa-table3",
     **options: Any,
 ) -> dict[str, Any]:
@@ -96,30 +99,23 @@ def cpa_table3(
     Args:
         num_clients: The paper's 100.
         epsilons: Per bit.
-        lr: Of the one local step; not stated.
-        fedavg_lr: The same for FedAvg, which does not train at a rate of 1 without CPA's clipping.
-        samples_per_client: Not stated; None shares out all images.
-        rounds: The paper's 150.
-        seed: One seed.
         out: Folder of table and picture.
-        options: See `Options`.
+        options: See `CNN2Options`.
     """
     nothing = (math.nan, math.nan, math.nan)
     cases = [(num_clients, epsilon, TABLE_3.get(epsilon, nothing)) for epsilon in epsilons]
-    asked = Options(**options)
-    task = asked.task(rounds, seed, samples_per_client=samples_per_client, val_every=10)
-    return _compare(task, cases, lr, fedavg_lr, out, asked.resume, "Table III")
+    return _compare(CNN2Options(**options), cases, out, "Table III")
 
 
-def _compare(
-    task: Task, cases: Sequence[_Case], lr: float, fedavg_lr: float, out: str, resume: bool, title: str
-) -> dict[str, Any]:
-    own = {"lr": lr, "fedavg_lr": fedavg_lr, "samples_per_client": task.samples_per_client, "gamma": GAMMA}
-    rows = Rows(out, own | task.settings, resume)
+def _compare(asked: CNN2Options, cases: Sequence[_Case], out: str, title: str) -> dict[str, Any]:
+    lr, samples = asked.lr, asked.samples_per_client
+    task = asked.task(asked.rounds, asked.seed, samples_per_client=samples, val_every=10)
+    own = {"lr": lr, "fedavg_lr": asked.fedavg_lr, "samples_per_client": samples, "gamma": GAMMA}
+    rows = Rows(out, own | task.settings, asked.resume)
 
     @lru_cache(maxsize=1)
     def fedavg(clients: int) -> Run:
-        return task.run(FedAvg(), clients, fedavg_lr, 1.0, "cnn2")
+        return task.run(FedAvg(), clients, asked.fedavg_lr, 1.0, "cnn2")
 
     for clients, epsilon, (base, accuracy, mse) in cases:
         plain = partial(fedavg, clients)
