@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 
 from lightning_fedq import mechanisms
-from lightning_fedq.audit import audit
+from lightning_fedq.audit import audit, bench
 from lightning_fedq.audit.simulation import cohort_size
+from lightning_fedq.audit.views import Finding
+from lightning_fedq.core import AuditCase
 from lightning_fedq.mechanisms import (
     CPA,
     LDPQ,
@@ -17,7 +19,9 @@ from lightning_fedq.mechanisms import (
     GaussianNoise,
     IrwinHall,
     LayeredGaussian,
+    RotatedCoins,
 )
+from lightning_fedq.privacy.setting import Setting
 from tests.audit import plants
 
 
@@ -63,6 +67,44 @@ def test_claims_about_a_whole_vector_are_tested_closely(mechanism, draws, option
         if finding.view in ("the released sum", "one message"):
             assert share * finding.claim < finding.lower_bound <= finding.claim
             assert finding.epsilon is not None
+
+
+MISSING = [
+    AuditCase(LDPQ(1.0), num_clients=8, only_sums=True, fewest_survivors=4),
+    AuditCase(LDPQ(1.0), num_clients=8, only_sums=True, dropout_probability=0.6),
+]
+
+
+@pytest.mark.parametrize("case", MISSING, ids=["an active server", "clients drop out"])
+def test_claims_that_count_on_clients_who_are_missing_are_refuted(case, monkeypatch):
+    """And those of the report, which do not count on them, are not."""
+    assert [finding for finding in audit(case, 100_000) if finding.alarm] == []
+
+    class Trusting(Setting):
+        def claims(self, mechanism, client=None):
+            return {claim.adversary: claim for claim in mechanism.claims(self.context)}
+
+    monkeypatch.setattr(bench, "Setting", Trusting)
+    refuted = {finding.view for finding in audit(case, 100_000) if finding.alarm}
+    assert {"the sum of all messages", "a curious client"} & refuted
+
+
+def test_a_share_of_a_rotated_sum_is_close_to_its_claim():
+    """Every view of the case is looked at, and at least half of the claim is proven."""
+    case = RotatedCoins(1.0, 1.0).audit_cases(1024)[1]
+    found = {finding.view: finding for finding in audit(case, 200_000)}
+    assert set(found) == {
+        "the sum of all messages",
+        "the sum of all messages, two rounds",
+        "a curious client",
+        "a curious client, two rounds",
+    }
+    assert found["the sum of all messages"].verdict == found["a curious client"].verdict == "holds"
+
+
+def test_a_claim_that_grants_everything_shows_nothing():
+    assert Finding("sum", 1.0, 0.9, 1000, "", 0.0).verdict == "saw nothing"
+    assert Finding("sum", 0.99, 0.9, 1000, "", 0.0).verdict == "holds"
 
 
 def test_every_adversary_with_a_claim_is_looked_at():
