@@ -591,6 +591,11 @@ class Federated(pl.Callback):
             self.clients_per_step_chosen = self._loaded["clients_per_step"]
             return
         self.clients_per_step_chosen = 1  # the rehearsal trains one client at a time, too
+        if self._own_loaders:
+            rank_zero_info(
+                "Federated trains one client at a time, because every client's batches come from loaders of "
+                "its own, or from several"
+            )
         if self._rule is not None or self._own_loaders:
             return
         self._local.hold_statistics()

@@ -158,7 +158,7 @@ def test_streams_begin_anew_in_every_round_and_start_over_where_they_end() -> No
     same(found, by_hand(lambda client, round: batches(client, round)[:1]))
 
 
-def test_loaders_with_batch_samplers_of_their_own() -> None:
+def test_loaders_with_batch_samplers_of_their_own(caplog: Any) -> None:
     loaders = [
         DataLoader(part(c), batch_sampler=Backwards(SequentialSampler(part(c)), 10, False)) for c in range(3)
     ]
@@ -167,7 +167,9 @@ def test_loaders_with_batch_samplers_of_their_own() -> None:
         inputs, labels = part(client).tensors
         return list(zip(inputs.split(10), labels.split(10), strict=True))[::-1] * 2
 
-    same(fit(federated(local_epochs=2), loaders), by_hand(batches))
+    with caplog.at_level("INFO"):
+        same(fit(federated(local_epochs=2), loaders), by_hand(batches))
+    assert "one client at a time, because every client's batches come from loaders of its own" in caplog.text
     weighted = fit(federated(local_epochs=2, weighting="samples"), loaders)
     same(weighted, by_hand(batches, SIZES))
 
