@@ -25,7 +25,9 @@ from pathlib import Path
 import torch
 
 from lightning_fedq import mechanisms as m
+from lightning_fedq.commands.mechanisms import example
 from lightning_fedq.core import Mechanism, RoundContext
+from lightning_fedq.discovery import mechanism_class
 from lightning_fedq.randomness import ClientRandomness, SeededKeys
 from lightning_fedq.wire.coding import Code, FixedLength
 from lightning_fedq.wire.entropy_coding import Elias
@@ -205,13 +207,21 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     names = sorted({type(mechanism).__name__ for mechanism in MECHANISMS})
     parser.add_argument(
-        "--only", nargs="+", choices=names, metavar="NAME", default=names, help=", ".join(names)
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        default=names,
+        help=f"{', '.join(names)}, or a mechanism of another package by name or class path",
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of updates and symbols")
     parser.add_argument("--output", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     chosen = [mechanism for mechanism in MECHANISMS if type(mechanism).__name__ in arguments.only]
+    try:
+        chosen += [example(mechanism_class(name)) for name in arguments.only if name not in names]
+    except ValueError as error:
+        parser.error(str(error))
     repeats, dim, before = arguments.repeats, arguments.dim, os.getloadavg()[0]
     head = ["bits", *(f"encode {s}" for s in SPEED), "of clone", "of copy_", *(f"decode {s}" for s in SPEED)]
     codes = ["bits", *(f"pack {s}" for s in SPEED), *(f"unpack {s}" for s in SPEED)]

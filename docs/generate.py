@@ -52,6 +52,7 @@ HOOKS = {
     "gaussian_error": ("False", "the error of the decoded mean is exactly Gaussian"),
     "group_sizes": ("all alone", "clients share randomness with each other"),
     "at_level": ("refused", "a `PrivacyTarget` could set a parameter"),
+    "example": ("usual values", "parameters without a default have unusual names"),
     "audit_cases": ("itself", "a claim is about whole vectors, or one word decides a symbol"),
     "worst_pair": ("far outside on both sides", "a rotation or a selection turns the worst case round"),
     "lever": ("None", "a lying client's reach is known"),

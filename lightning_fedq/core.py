@@ -440,6 +440,15 @@ class Mechanism(ABC):
             f"{type(self).__name__} has no privacy parameter that a target could set; leave the target out"
         )
 
+    @classmethod
+    def example(cls) -> Mechanism | None:
+        """Settings that tables, audits and plans show the class by; None takes usual values.
+
+        Usual values are those of `fedq mechanisms` for parameters without a default: epsilon 1, clip_norm 1
+        and so on. A class with other parameters gives an instance.
+        """
+        return None
+
     # ---- how it is attacked, and what helps -----------------------------------------------------------
 
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:

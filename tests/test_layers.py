@@ -24,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "core": {"wire", "losses", "randomness", "torch"},
     "contract": {"core", "wire", "torch"},
     "testing": {"contract", "core", "functional", "randomness", "jsonargparse", "yaml", "torch"},
+    "discovery": {"core", "mechanisms"},
     "ranges": {"torch"},
     "attacks": {"torch"},
     "mechanisms": {

@@ -14,7 +14,6 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from lightning_fedq import mechanisms
 from lightning_fedq.audit import audit
 from lightning_fedq.audit.bench import CROWD
 from lightning_fedq.audit.enumeration import enumerate_coin, enumerate_pair
@@ -24,6 +23,7 @@ from lightning_fedq.audit.views import Finding
 from lightning_fedq.commands.mechanisms import example
 from lightning_fedq.commands.suggestions import nearest
 from lightning_fedq.core import Adversary, AuditCase, Loss, Mechanism, NonPrivate, RoundContext
+from lightning_fedq.discovery import installed, mechanism_class
 from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
 from lightning_fedq.privacy.verdict import format_epsilon
 
@@ -73,7 +73,7 @@ def cases(kind: type[Mechanism]) -> tuple[AuditCase, ...]:
 
 def enumeration(names: Sequence[str]) -> list[str]:
     """Where coins and pairs differ from the specification, or the law of one symbol from its claim."""
-    found = [case for name in names for case in cases(getattr(mechanisms, name)) if case.enumerable]
+    found = [case for name in names for case in cases(mechanism_class(name)) if case.enumerable]
     coins = [case.mechanism for case in found if isinstance(case.mechanism, OneBitMechanism)]
     differs: list[str] = []
     if coins:
@@ -85,7 +85,7 @@ def enumeration(names: Sequence[str]) -> list[str]:
 
 def rows(name: str, draws: int, alpha: float) -> Iterator[tuple[str, ...]]:
     """Lines of the table for one mechanism: name, view, claim, lower bound, draws, CPU seconds, verdict."""
-    kind = getattr(mechanisms, name)
+    kind = mechanism_class(name)
     found = cases(kind)
     if not found:
         loss = claimed_losses(example(kind))[Adversary.OUTSIDER]
@@ -110,7 +110,7 @@ def knowledge(names: Sequence[str], alpha: float) -> list[Finding]:
     found = [
         case
         for name in names
-        for case in example(getattr(mechanisms, name)).audit_cases(sum(SEGMENTS))
+        for case in example(mechanism_class(name)).audit_cases(sum(SEGMENTS))
         if not case.concentrated and not case.dropout_probability and case.fewest_survivors is None
     ]
     return [
@@ -184,13 +184,14 @@ def main(argv: Sequence[str]) -> int:
         if options.names:
             parser.error("--training has settings of its own and takes no mechanism")
         return _train()
-    unknown = [name for name in options.names if name not in mechanisms.__all__]
-    if unknown:
-        hint = nearest(unknown[0], mechanisms.__all__)
-        parser.error(f"there is no mechanism {', '.join(unknown)}.{hint} `fedq mechanisms` lists them")
+    for name in options.names:
+        try:
+            mechanism_class(name)
+        except ValueError as error:
+            parser.error(f"{error}.{nearest(name, installed())} `fedq mechanisms` lists them")
     console, start = Console(), time.process_time()
     console.width = max(console.width, 110)
-    names = options.names or mechanisms.__all__
+    names = options.names or list(installed())
     alarms = enumeration(names)
     console.print(
         f"enumeration of all words: {alarms or 'equal to the specification, within the claims'} "

@@ -5,21 +5,35 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from lightning_fedq import mechanisms
 from lightning_fedq.core import Mechanism
+from lightning_fedq.discovery import installed
 
 
-def parse_mechanism(text: str) -> Mechanism:
+def parse_mechanism(text: str, kind: type[Mechanism] | None = None) -> Mechanism:
     """Build a mechanism from its `repr`.
 
+    Nothing is imported because a checkpoint says so: only what is installed, or what the caller names.
+
+    Args:
+        text: The `repr`.
+        kind: A class that is not installed by an entry point.
+
     Raises:
-        ValueError: If it is not a mechanism of this package with plain numbers as parameters.
+        ValueError: If it is not an installed mechanism, or of `kind`, with plain values as parameters.
     """
     name, parameters = parse_call(text)
-    if name not in mechanisms.__all__:
-        raise ValueError(_unreadable(text))
-    built: Mechanism = getattr(mechanisms, name)(**parameters)
-    return built
+    known = dict(installed())
+    if kind is not None:
+        known[kind.__name__] = kind
+    if name not in known:
+        raise ValueError(
+            f"the checkpoint's mechanism {text!r} is not installed: install its package, name its class "
+            "with --mechanism PACKAGE.CLASS, or give the configuration of its run instead"
+        )
+    try:
+        return known[name](**parameters)
+    except TypeError as error:
+        raise ValueError(f"{_unreadable(text)}: {error}") from error
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:

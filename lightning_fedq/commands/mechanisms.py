@@ -15,8 +15,9 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from lightning_fedq import mechanisms
+from lightning_fedq.commands.suggestions import nearest
 from lightning_fedq.core import Adversary, Mechanism, RoundContext, Unit
+from lightning_fedq.discovery import installed, mechanism_class
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
 from lightning_fedq.randomness import ClientRandomness, SeededKeys
@@ -48,11 +49,13 @@ HEADS = {
 
 
 def example(kind: type[Mechanism]) -> Mechanism:
-    """Build a mechanism with `EXAMPLE` values where it has no defaults.
+    """The mechanism's own `Mechanism.example`, or one with `EXAMPLE` values where it has no defaults.
 
     Raises:
         ValueError: If a parameter is not in `EXAMPLE`.
     """
+    if (own := kind.example()) is not None:
+        return own
     options = fields(kind)  # type: ignore[arg-type]
     needed = [field.name for field in options if field.default is MISSING]
     # noise is given by its multiplier, or else by a budget that it is calibrated to
@@ -61,7 +64,7 @@ def example(kind: type[Mechanism]) -> Mechanism:
         needed += [field.name for field in options if field.name == "epsilon" and field.default is None]
     missing = [name for name in needed if name not in EXAMPLE]
     if missing:
-        raise ValueError(f"{kind.__name__} needs {missing}; add an example value to EXAMPLE")
+        raise ValueError(f"{kind.__name__} needs {missing}, which have no usual value; write its example()")
     return kind(**{name: EXAMPLE[name] for name in needed})
 
 
@@ -111,8 +114,15 @@ def main(argv: Sequence[str]) -> int:
         "unread, pure epsilon of one unit (coordinate, block or message) in one round against each "
         "adversary, and the paper.",
     )
-    parser.parse_args(argv)
-    rows = [describe(getattr(mechanisms, name)) for name in mechanisms.__all__]
+    parser.add_argument(
+        "names", nargs="*", metavar="MECHANISM", help="which, by name or class path (default: all installed)"
+    )
+    names = parser.parse_args(argv).names
+    try:
+        rows = [describe(mechanism_class(name)) for name in names or installed()]
+    except ValueError as error:
+        hints = [nearest(name, installed()) for name in names if name not in installed()]
+        parser.error(f"{error}.{''.join(hints)}")
     papers = {row["mechanism"]: row.pop("paper") for row in rows}
     table = Table(
         title=f"Mechanisms, {CLIENTS} clients, at example settings",

@@ -15,7 +15,9 @@ from rich.table import Table
 
 from lightning_fedq import mechanisms
 from lightning_fedq.commands.calls import parse_call
+from lightning_fedq.commands.mechanisms import example
 from lightning_fedq.core import Adversary, Mechanism
+from lightning_fedq.discovery import class_path, installed
 from lightning_fedq.planning import HOMOGENEITY, Option, Problem, plan
 from lightning_fedq.privacy.target import PrivacyTarget, adversary_named
 
@@ -30,6 +32,7 @@ def candidates(params: int) -> dict[str, Mechanism]:
         params: Parameters of the model; what clips in l1 gets the l1 norm of an evenly spread update.
     """
     l1_norm = math.sqrt(2.0 * params / math.pi)
+    others = {name: kind for name, kind in installed().items() if name not in mechanisms.__all__}
     return {
         "RotatedCoins": mechanisms.RotatedCoins(1.0, 1.0),
         "RotatedCoins, paired": mechanisms.RotatedCoins(1.0, 1.0, paired=True),
@@ -49,6 +52,7 @@ def candidates(params: int) -> dict[str, Mechanism]:
         "CPA, some blocks": mechanisms.CPA(1.0, epsilon_scope="round"),
         "JoPEQ": mechanisms.JoPEQ(1.0),
         "PerCoordinateLaplace": mechanisms.PerCoordinateLaplace(1.0),
+        **{n: example(kind) for n, kind in others.items() if kind.at_level is not Mechanism.at_level},
     }
 
 
@@ -180,9 +184,8 @@ _KNOBS = {"epsilon": "ε", "noise_multiplier": "noise", "local_sigma": "sigma"}
 def _setting(mechanism: Mechanism) -> str:
     """The free parameter, as it was found."""
     values = parse_call(repr(mechanism))[1]
-    return next(
-        f"{short} {values[name]:.3g}" for name, short in _KNOBS.items() if values.get(name) is not None
-    )
+    found = (f"{short} {values[name]:.3g}" for name, short in _KNOBS.items() if values.get(name) is not None)
+    return next(found, "")
 
 
 def to_yaml(option: Option, problem: Problem, clip_norm: float) -> str:
@@ -194,7 +197,7 @@ def to_yaml(option: Option, problem: Problem, clip_norm: float) -> str:
         clip_norm: Norm to which updates are clipped, where the mechanism does.
     """
     assert option.mechanism is not None
-    name, values = parse_call(repr(option.mechanism))
+    values = parse_call(repr(option.mechanism))[1]
     values = {key: value for key, value in values.items() if value is not None}
     if "clip_norm" in values:
         values["clip_norm"] *= clip_norm
@@ -204,7 +207,7 @@ def to_yaml(option: Option, problem: Problem, clip_norm: float) -> str:
     target = problem.target
     settings: dict[str, Any] = {
         "mechanism": {
-            "class_path": f"lightning_fedq.mechanisms.{name}",
+            "class_path": class_path(type(option.mechanism)),
             "init_args": values,
         },
         "privacy": {

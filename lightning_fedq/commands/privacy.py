@@ -21,6 +21,7 @@ from lightning_fedq.commands.calls import parse_call, parse_mechanism
 from lightning_fedq.commands.configs import SUFFIXES, find
 from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.core import Mechanism, RoundContext
+from lightning_fedq.discovery import mechanism_class
 from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.journal import find_journal
 from lightning_fedq.federation.local_model import num_coordinates
@@ -90,8 +91,17 @@ def report_of_config(
     )
 
 
-def report_of_checkpoint(path: Path, rounds: int | None, delta: float, secagg: bool) -> PrivacyReport:
+def report_of_checkpoint(
+    path: Path, rounds: int | None, delta: float, secagg: bool, kind: type[Mechanism] | None = None
+) -> PrivacyReport:
     """State what the run of a checkpoint has spent so far, or would have after `rounds`.
+
+    Args:
+        path: The checkpoint.
+        rounds: Rounds in place of its own.
+        delta: Chance with which the guarantee may fail.
+        secagg: Whether to assume secure aggregation where it has none.
+        kind: Class of its mechanism, where that is no installed one.
 
     Raises:
         ValueError: If the checkpoint holds no federation.
@@ -114,7 +124,7 @@ def report_of_checkpoint(path: Path, rounds: int | None, delta: float, secagg: b
         ledger = _charged(path, engine["ledger"], federation["seed"] != "None")
         rounds = ledger.rounds
     report = _report(
-        parse_mechanism(federation["mechanism"]),
+        parse_mechanism(federation["mechanism"], kind),
         planner,
         max(engine["weights"].numel(), engine["ledger"].get("dim", 0), ledger.dim if ledger else 0),
         rounds,
@@ -237,6 +247,11 @@ def main(argv: Sequence[str]) -> int:
         dest="changes",
         help="settings of a configuration to change first, as in `fedq sweep` (LDPQ.epsilon=0.1)",
     )
+    parser.add_argument(
+        "--mechanism",
+        metavar="CLASS",
+        help="class path of a checkpoint's mechanism, where no installed package declares it",
+    )
     parser.add_argument("--out", type=Path, help="also write privacy.md and privacy.json into this folder")
     options = parser.parse_args(argv)
     path = Path(options.source)
@@ -245,6 +260,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         if path.suffix != ".ckpt":
             path = find(options.source)
+        if path.suffix in SUFFIXES and options.mechanism is not None:
+            parser.error("--mechanism is for checkpoints; a configuration names its class itself")
         if path.suffix in SUFFIXES:
             report = report_of_config(
                 str(path),
@@ -257,7 +274,8 @@ def main(argv: Sequence[str]) -> int:
         elif options.changes or options.params is not None:
             parser.error("a checkpoint has its own settings; --set and --params are for configurations")
         else:
-            report = report_of_checkpoint(path, options.rounds, options.delta, options.secagg)
+            kind = None if options.mechanism is None else mechanism_class(options.mechanism)
+            report = report_of_checkpoint(path, options.rounds, options.delta, options.secagg, kind)
     except ValueError as error:
         parser.error(str(error))
     Console().print(Markdown(markdown(report)))

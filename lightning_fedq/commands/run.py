@@ -18,6 +18,7 @@ from lightning_fedq.callbacks.lookup import callbacks_of
 from lightning_fedq.callbacks.run_folder import RunFolder
 from lightning_fedq.commands.configs import EVALUATION, find
 from lightning_fedq.commands.suggestions import concise, suggest
+from lightning_fedq.discovery import installed
 from lightning_fedq.reports import print_summary
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ else:
 # short class names in a YAML (`class_path: CorBin`) are looked up among the classes imported so far
 for _module in ("callbacks", "data", "datasets", "mechanisms", "models"):
     importlib.import_module(f"lightning_fedq.{_module}")
+installed()
 
 
 def int_before_float(hint: Any) -> Any:

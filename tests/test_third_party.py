@@ -1,0 +1,187 @@
+"""The package of `examples/third_party` is installed, and its mechanism works wherever one of ours does."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_fedq import mechanisms
+from lightning_fedq.commands.calls import parse_mechanism
+from lightning_fedq.discovery import class_path, installed, mechanism_class
+from tests import test_wheel
+from tests.contract.test_check_mechanism import TinyLever
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "examples" / "third_party"
+CONFIG = PACKAGE / "digits_sqkr.yaml"
+COMMANDS = """
+import sys
+from lightning_fedq.cli import main
+for line in sys.stdin.read().splitlines():
+    print("$ fedq", line, flush=True)
+    status = main(line.split())
+    assert status == 0, (line, status)
+"""
+
+
+def run(site: Path, folder: Path, *command: str | Path, lines: str = "") -> subprocess.CompletedProcess[str]:
+    """A command of this interpreter that finds what is installed in `site` too."""
+    here = {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1", "COLUMNS": "150"}
+    return subprocess.run(
+        [sys.executable, *(str(part) for part in command)],
+        cwd=folder,
+        env={**os.environ, **here},
+        input=lines,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the package, installed by pip."""
+    folder = tmp_path_factory.mktemp("site")
+    done = run(
+        folder,
+        folder,
+        *("-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"),
+        *("--target", folder, PACKAGE),
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def test_its_own_tests_pass(site: Path, tmp_path: Path) -> None:
+    done = run(site, tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", PACKAGE / "tests")
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+def test_every_command_knows_it(site: Path, tmp_path: Path) -> None:
+    small = ["--trainer.max_epochs=2", "--data.init_args.num_train=300"]
+    fit = run(site, tmp_path, "-m", "lightning_fedq.cli", "fit", CONFIG, *small)
+    assert fit.returncode == 0, fit.stderr[-3000:]
+    (checkpoint,) = tmp_path.glob("checkpoints/*.ckpt")
+    lines = [
+        "mechanisms SQKR LDPQ",
+        f"privacy {CONFIG}",
+        f"privacy {checkpoint}",
+        "audit SQKR --draws 1e6",
+        "plan --epsilon 8 --clients 1000 --params 500 --rounds 10 --against server",
+        f"sweep {CONFIG} --set trainer.max_epochs=1 data.num_train=300 SQKR.epsilon=2.0,6.0 --out swept",
+        f"attack {CONFIG} --attempts 4 --inversions 1 --candidates 10 --budgets --out attacked",
+    ]
+    done = run(site, tmp_path, "-c", COMMANDS, lines="\n".join(lines))
+    print(done.stdout)
+    assert done.returncode == 0, done.stderr[-3000:]
+    listed, planned, spent, audited, ranked, swept, attacked = done.stdout.split("$ fedq ")[1:]
+    assert "SQKR" in listed and "message" in listed and "StratifiedCorBin" not in listed
+    claim = "SQKR(clip_norm=1.0, epsilon=4.0, bits=3, kappa=4.5)"
+    assert claim in " ".join(planned.split()) and claim in " ".join(spent.split())
+    assert "holds" in audited and "refuted:" not in audited
+    assert "SQKR" in ranked.partition("not possible")[0]
+    assert "epsilon=6.0" in swept
+    assert claim in attacked
+
+
+def declare(folder: Path, name: str, **points: str) -> None:
+    """Write the metadata of an installed package with entry points."""
+    info = folder / f"{name}-0.1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n")
+    lines = [f"{key} = {value}" for key, value in points.items()]
+    (info / "entry_points.txt").write_text("\n".join(["[lightning_fedq.mechanisms]", *lines]) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("point", "told"),
+    [
+        (
+            {"Lost": "not_there:Lost"},
+            r"mechanism Lost of other \(not_there:Lost\) is left out: ModuleNot",
+        ),
+        ({"Lost": "json:Lost"}, "Lost of other .* is left out: AttributeError"),
+        ({"dumps": "json:dumps"}, "must be a class that inherits Mechanism"),
+        (
+            {"Lever": "tests.contract.test_check_mechanism:TinyLever"},
+            "must be called as its class",
+        ),
+        ({"LDPQ": "tests.contract.test_check_mechanism:LDPQ"}, None),
+    ],
+)
+def test_what_does_not_import_is_named_and_left_out(point, told, tmp_path, monkeypatch) -> None:
+    declare(tmp_path, "other", **point)
+    monkeypatch.syspath_prepend(tmp_path)
+    installed.cache_clear()
+    try:
+        if told is None:  # the very class of this package
+            assert set(installed()) == set(mechanisms.__all__)
+        else:
+            with pytest.warns(UserWarning, match=told):
+                assert set(installed()) == set(mechanisms.__all__)
+    finally:
+        installed.cache_clear()
+
+
+def test_nobody_takes_the_name_of_ours(tmp_path, monkeypatch) -> None:
+    (tmp_path / "elsewhere.py").write_text(
+        "from lightning_fedq.mechanisms import LDPQ as _LDPQ\nclass LDPQ(_LDPQ):\n    pass\n"
+    )
+    declare(tmp_path, "other", LDPQ="elsewhere:LDPQ")
+    monkeypatch.syspath_prepend(tmp_path)
+    installed.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match=r"mechanisms\.ldpq has a mechanism of this name already"):
+            assert installed()["LDPQ"] is mechanisms.LDPQ
+    finally:
+        installed.cache_clear()
+
+
+def test_a_class_path_is_enough() -> None:
+    path = "tests.contract.test_check_mechanism.TinyLever"
+    assert mechanism_class(path) is TinyLever and class_path(TinyLever) == path
+    assert class_path(mechanisms.LDPQ) == "lightning_fedq.mechanisms.LDPQ"
+    for wrong, told in (
+        ("Nonsense", "there is no mechanism Nonsense"),
+        ("no.such", "does not import"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            mechanism_class(wrong)
+    with pytest.raises(ValueError, match=r"json\.dumps is no class that inherits Mechanism"):
+        mechanism_class("json.dumps")
+
+
+def test_a_checkpoint_imports_nothing_but_what_is_named() -> None:
+    text = repr(TinyLever(1.0))
+    with pytest.raises(ValueError, match=r"is not installed: .* --mechanism PACKAGE\.CLASS"):
+        parse_mechanism(text)
+    assert parse_mechanism(text, TinyLever) == TinyLever(1.0)
+    with pytest.raises(ValueError, match="can't read the mechanism"):
+        parse_mechanism("LDPQ(speed=3)")
+
+
+@pytest.mark.slow
+def test_beside_the_wheel_in_an_environment_of_its_own(tmp_path: Path) -> None:
+    """Dependencies and build tools from the registry: gigabytes, minutes."""
+    test_wheel.build(ROOT, "-t", "wheel", "-d", str(tmp_path / "dist"))
+    scripts = test_wheel.environment_of(tmp_path / "env")
+    test_wheel.install(scripts, str(test_wheel.wheel_of(tmp_path / "dist")), str(PACKAGE))
+    folder = tmp_path / "work"
+    folder.mkdir()
+    config = yaml.safe_load(CONFIG.read_text())
+    config["trainer"]["max_epochs"] = 2
+    (folder / "mine.yaml").write_text(yaml.safe_dump(config))
+    test_wheel.shell(folder, scripts / "fedq", "fit", "mine.yaml")
+    (checkpoint,) = folder.glob("checkpoints/*.ckpt")
+    for command in (
+        ("mechanisms", "SQKR"),
+        ("privacy", "mine.yaml"),
+        ("privacy", checkpoint),
+        ("audit", "SQKR", "--draws", "1e5"),
+    ):
+        assert "SQKR" in test_wheel.shell(folder, scripts / "fedq", *command)
