@@ -1,8 +1,6 @@
 """The discrete Gaussian on the integers: an exact sampler, and what a sum of them promises.
 
-The sampler inverts the distribution function on 64-bit words. A word decides unless it equals a
-threshold's first 64 bits, which one draw in about 10^16 does; then both are extended by 64 bits until they
-differ. So the law is exact, no float is compared, and the work does not depend on data.
+The sampler inverts the distribution function (`functional.noise.inversion`).
 
 References:
     Canonne, Kamath, Steinke, The Discrete Gaussian for Differential Privacy, 2020.
@@ -13,44 +11,26 @@ References:
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable
-from decimal import Decimal, localcontext
-from functools import lru_cache
+from decimal import Decimal
 
 import numpy as np
 from numpy.typing import NDArray
 
-Words = Callable[[int], NDArray[np.uint64]]
+from lightning_fedq.functional.noise.inversion import Words, draw
 
 LARGEST_SIGMA = 2.0**16
 
 
-@lru_cache(maxsize=16)
-def _thresholds(sigma: float, bits: int) -> tuple[int, list[int]]:
-    """Return (K, floor(2^bits P(X <= z)) for z = -K, ..., K), K far in the tail. 60 guard bits."""
-    with localcontext() as context:
-        context.prec = math.ceil((bits + 60) * math.log10(2.0)) + 10
-        square = Decimal(sigma) ** 2
-        ratio = (-1 / square).exp()
-        step = (-1 / (2 * square)).exp()
-        weights, least = [Decimal(1)], Decimal(2) ** -(bits + 20)
-        while weights[-1] > least:
-            weights.append(weights[-1] * step)
-            step *= ratio
-        total = 2 * sum(weights) - 1
-        scale, running, thresholds = Decimal(2) ** bits / total, Decimal(0), []
-        for weight in weights[:0:-1] + weights:
-            running += weight
-            thresholds.append(int(running * scale))
-    # the last one stands for everything to its right
-    return len(weights) - 1, thresholds[:-1]
-
-
-@lru_cache(maxsize=16)
-def _word_thresholds(sigma: float) -> tuple[int, NDArray[np.uint64]]:
-    largest, thresholds = _thresholds(sigma, 64)
-    return largest, np.array(thresholds, np.uint64)
+def gaussian_weights(sigma: float, bits: int) -> list[Decimal]:
+    """exp(-z^2 / (2 sigma^2)) for z = 0, 1, 2, ...; see `inversion.Weights`."""
+    square = Decimal(sigma) ** 2
+    ratio = (-1 / square).exp()
+    step = (-1 / (2 * square)).exp()
+    weights, least = [Decimal(1)], Decimal(2) ** -(bits + 20)
+    while weights[-1] > least:
+        weights.append(weights[-1] * step)
+        step *= ratio
+    return weights
 
 
 def _check_sigma(sigma: float) -> None:
@@ -72,23 +52,7 @@ def discrete_gaussian(sigma: float, count: int, words: Words) -> NDArray[np.int6
         ValueError: If sigma is not in (0, 2^16].
     """
     _check_sigma(sigma)
-    largest, thresholds = _word_thresholds(sigma)
-    drawn = words(count)
-    place = np.searchsorted(thresholds, drawn, side="right")
-    for i in np.flatnonzero(np.searchsorted(thresholds, drawn, side="left") != place):
-        place[i] = _undecided(sigma, int(drawn[i]), words)
-    return place.astype(np.int64) - largest
-
-
-def _undecided(sigma: float, word: int, words: Words) -> int:
-    bits = 64
-    while True:
-        bits, word = bits + 64, word << 64 | int(words(1)[0])
-        thresholds = _thresholds(sigma, bits)[1]
-        low, high = bisect_left(thresholds, word), bisect_right(thresholds, word)
-        if low == high:
-            # tails differ in length: count from the centre
-            return low - (len(thresholds) // 2) + len(_thresholds(sigma, 64)[1]) // 2
+    return draw(gaussian_weights, sigma, count, words)
 
 
 def discrete_gaussian_variance(sigma: float) -> float:

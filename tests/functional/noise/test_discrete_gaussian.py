@@ -5,15 +5,16 @@ import pytest
 from scipy import stats
 
 from lightning_fedq.functional.noise.discrete_gaussian import (
-    _thresholds,
     concentration,
     conditional_rounding,
     discrete_gaussian,
     discrete_gaussian_variance,
+    gaussian_weights,
     renyi_divergence,
     rounded_norm_bound,
     sum_gap,
 )
+from lightning_fedq.functional.noise.inversion import thresholds
 from lightning_fedq.randomness import PublicRandomness, SeededKeys
 
 
@@ -45,8 +46,8 @@ def test_its_variance_is_below_sigma_squared_when_sigma_is_small(sigma, variance
 
 def test_a_word_on_a_threshold_is_decided_by_more_bits():
     sigma = 1.0
-    largest, coarse = _thresholds(sigma, 64)
-    _, fine = _thresholds(sigma, 128)
+    largest, coarse = thresholds(gaussian_weights, sigma, 64)
+    _, fine = thresholds(gaussian_weights, sigma, 128)
     place = largest  # the threshold of P(X <= 0)
     offset = (len(fine) - len(coarse)) // 2
     low_bits = fine[place + offset] - (coarse[place] << 64)

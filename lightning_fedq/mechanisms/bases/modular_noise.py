@@ -1,0 +1,209 @@
+"""Integer noise at every client, and integers modulo 2^bits, of which only the sum is meant to be seen.
+
+What the distributed discrete Gaussian and Skellam share (Kairouz, Liu, Steinke 2021; Agarwal, Kairouz, Liu
+2021). A client clips, rotates by a randomised Hadamard transform, scales to a grid, rounds conditionally,
+adds noise and sends residues; the server adds them up, recentres and rotates back.
+
+They protect against the server too, and each message a little even without secure aggregation. The noise is
+the clients': each dropout takes its share away, so claims count on `max_dropped` dropouts and no more.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lightning_fedq.core import (
+    Adversary,
+    AuditCase,
+    Loss,
+    Mechanism,
+    Message,
+    PrivacyClaim,
+    RoundContext,
+)
+from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.clip import unit_ball_factors
+from lightning_fedq.functional.hadamard import padded_size, rotate, rotate_back
+from lightning_fedq.functional.noise.discrete_gaussian import conditional_rounding, rounded_norm_bound
+from lightning_fedq.functional.noise.inversion import Words
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.wire.coding import FixedLength
+
+BETA = math.exp(-0.5)
+"""Chance in whose terms conditional rounding bounds the norm."""
+
+
+@dataclass(frozen=True)
+class ModularNoise(Mechanism):
+    """Integer noise of a law at every client, summed modulo 2^bits.
+
+    Args:
+        clip_norm: Largest l2 norm of an update, > 0.
+        local_sigma: Parameter of one client's noise per coordinate, > 0, in units of clip_norm.
+        granularity: Grid of the integers, > 0, in units of clip_norm.
+        bits: Symbols are integers modulo 2^bits, 2 to 31; sums beyond half the modulus wrap around.
+        max_dropped: Dropouts that the claims allow for; noise of that many clients is not counted.
+    """
+
+    homomorphic = True
+
+    clip_norm: float
+    local_sigma: float
+    granularity: float
+    bits: int = 16
+    max_dropped: int = 0
+
+    def __post_init__(self) -> None:
+        check_positive(clip_norm=self.clip_norm, local_sigma=self.local_sigma, granularity=self.granularity)
+        if not 2 <= self.bits <= 31:
+            raise ValueError(f"bits must be in [2, 31], got {self.bits}")
+        if self.max_dropped < 0:
+            raise ValueError(f"max_dropped must be >= 0, got {self.max_dropped}")
+
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> ModularNoise:
+        """See `Mechanism.at_level`: one over a client's noise. The finest grid that the modulus has room for.
+
+        Sums stay within four standard deviations of half the modulus if all updates are alike, after
+        rotation.
+        """
+        sigma, n, size = 1.0 / level, len(context.cohort), padded_size(context.dim)
+        room = 2.0 ** (2 * self.bits) / 64.0 - n / 4.0  # of squares of steps
+        if room <= 0.0:
+            raise ValueError(f"a modulus of 2^{self.bits} has no room for {n} clients; take more bits")
+        grid = math.sqrt((n * n / size + n * sigma**2) / room)
+        dropped = max(self.max_dropped, max_dropped)
+        return replace(self, local_sigma=sigma, granularity=grid, max_dropped=dropped)
+
+    @property
+    def steps(self) -> float:
+        """Parameter of the noise in integer steps."""
+        return self.local_sigma / self.granularity
+
+    def bound(self, context: RoundContext) -> float:
+        """Largest norm of a rounded update, in integer steps."""
+        return rounded_norm_bound(1.0 / self.granularity, padded_size(context.dim), BETA)
+
+    @staticmethod
+    def _signs(context: RoundContext, rand: PublicRandomness) -> Tensor:
+        size = padded_size(context.dim)
+        words = rand.public("hadamard signs").words((size + 31) // 32)
+        bits = np.unpackbits(words.view(np.uint8))[:size]
+        return torch.from_numpy(1.0 - 2.0 * bits.astype(np.float64))
+
+    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+        """See `Mechanism.encode`. Symbols are int32 in [0, 2^bits), padded_size(dim) of them a client."""
+        rows = update.detach().reshape(len(rand.clients), context.dim).cpu().double()
+        factors, shortened = unit_ball_factors(rows, self.clip_norm, 2)
+        signs, bound = self._signs(context, rand), self.bound(context)
+        symbols = torch.empty(len(rows), len(signs), dtype=torch.int32)
+        for row, client in enumerate(rand.clients):
+            rotated = rotate(rows[row] * (factors[row] / self.granularity), signs).numpy()
+            words = rand.private(client, "rounding").words64
+            rounded = conditional_rounding(rotated, bound, words)
+            rounded += self._noise(len(rounded), rand.private(client, "noise").words64)
+            symbols[row] = torch.from_numpy(rounded % (1 << self.bits))
+        shape = (*update.shape[:-1], len(signs))
+        clipped = int(shortened.sum()) * context.dim
+        return Message(symbols.reshape(shape).to(update.device), self.bits * symbols.numel(), clipped)
+
+    def decode(
+        self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
+    ) -> Tensor:
+        """See `Mechanism.decode`. Also takes the sum modulo 2^bits."""
+        total = symbols.cpu().reshape(-1, symbols.shape[-1]).sum(0, dtype=torch.int64)
+        half = 1 << (self.bits - 1)
+        centred = (total + half) % (2 * half) - half
+        decoded = rotate_back(centred.double(), self._signs(context, rand), context.dim)
+        return (decoded * (self.granularity * self.clip_norm)).float().to(symbols.device)
+
+    def code(self, context: RoundContext) -> FixedLength:
+        """As many bits a symbol as the modulus has."""
+        return FixedLength(self.bits)
+
+    def tolerated_dropouts(self, context: RoundContext) -> int:
+        """`max_dropped`: every further dropout would take away noise that the claims count on."""
+        return self.max_dropped
+
+    def symbol_modulus(self, context: RoundContext) -> tuple[int, int]:
+        """Modulus of the sum and number of symbols of a message."""
+        return 1 << self.bits, padded_size(context.dim)
+
+    def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
+        """Noise plus a quarter step for rounding, over the number of clients. Wrapped sums are not in it."""
+        one = (self._noise_variance() + 0.25) * (self.granularity * self.clip_norm) ** 2
+        return torch.full_like(context.radius, one / len(clients))
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`, and once with a client that drops out and is allowed for."""
+        little = replace(self, local_sigma=self.local_sigma / math.sqrt(dim))
+        dropped = replace(little, max_dropped=max(self.max_dropped, 1))
+        return (
+            AuditCase(little),
+            AuditCase(dropped, title="one dropout", num_dropped=1),
+            AuditCase(self, concentrated=True, title="one coordinate"),
+        )
+
+    @abstractmethod
+    def _noise(self, count: int, words: Words) -> NDArray[np.int64]:
+        """One client's noise, in integer steps."""
+
+    @abstractmethod
+    def _noise_variance(self) -> float:
+        """Its variance, in squares of integer steps."""
+
+    @abstractmethod
+    def _sum_loss(self, norm: float, one_norm: float, size: int, summands: int, note: str) -> Loss:
+        """Loss of a sum of `summands` noises that is shifted.
+
+        Args:
+            norm: l2 norm of the shift, in integer steps.
+            one_norm: Its l1 norm.
+            size: Coordinates.
+            summands: Noises, >= 1.
+            note: Where the loss comes from.
+        """
+
+    def _loss(self, summands: int, context: RoundContext, note: str) -> Loss:
+        size, norm = padded_size(context.dim), 2.0 * self.bound(context)
+        return self._sum_loss(norm, min(math.sqrt(size) * norm, norm**2), size, summands, note)
+
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """See `Mechanism.claims`: the client's own noise alone, or that of all who answered."""
+        hidden = max(len(context.cohort) - self.max_dropped, 1)  # the victim's own noise is always there
+        alone = self._loss(1, context, "the client's own noise")
+        summed = self._loss(hidden, context, "the noise of all clients counted")
+        others = self._loss(
+            max(hidden - 1, 1), context, "the noise of the other clients, the victim's at least"
+        )
+        corrupt = context.num_corrupt
+        behind = summed
+        if corrupt:
+            honest = max(hidden - corrupt, 1)
+            behind = self._loss(honest, context, "the noise of the clients that do not collude")
+        losses = {
+            Adversary.EAVESDROPPER: alone,
+            Adversary.SERVER: alone,
+            Adversary.SERVER_AND_PARTNER: alone,
+            Adversary.CLIENT: others,
+            Adversary.SECAGG_SERVER: behind,
+            Adversary.OUTSIDER: summed,
+        }
+        base = (
+            "noise is fresh in every round and attempt and comes from keys that the adversary does not hold",
+        )
+        answer = f"at least {hidden} of {len(context.cohort)} clients answer"
+        colluding = f"with {corrupt} clients at most" if corrupt else "with no clients"
+        shared = (f"{answer}; nothing but the sum is seen", f"the server colludes {colluding}")
+        alone_only = (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER)
+        return tuple(
+            PrivacyClaim(who, losses[who], 1, assumptions=base + (() if who in alone_only else shared))
+            for who in Adversary
+        )
