@@ -48,6 +48,7 @@ def candidates(params: int) -> dict[str, Mechanism]:
         "AggregateGaussian": mechanisms.AggregateGaussian(1.0, 1.0),
         "LayeredGaussian": mechanisms.LayeredGaussian(1.0, 1.0),
         "DistributedDiscreteGaussian": mechanisms.DistributedDiscreteGaussian(1.0, 0.05, 0.01),
+        "Skellam": mechanisms.Skellam(1.0, 0.05, 0.01),
         "CPA": mechanisms.CPA(1.0),
         "CPA, some blocks": mechanisms.CPA(1.0, epsilon_scope="round"),
         "JoPEQ": mechanisms.JoPEQ(1.0),

@@ -20,6 +20,7 @@ from lightning_fedq.mechanisms.rotated_axes import RotatedAxes
 from lightning_fedq.mechanisms.rotated_coins import RotatedCoins
 from lightning_fedq.mechanisms.sigm import SIGM
 from lightning_fedq.mechanisms.sign_rr import SignRR
+from lightning_fedq.mechanisms.skellam import Skellam
 from lightning_fedq.mechanisms.stratified import StratifiedCorBin
 from lightning_fedq.mechanisms.subtractive_dither import SubtractiveDither
 
@@ -47,6 +48,7 @@ __all__ = [
     "RotatedAxes",
     "RotatedCoins",
     "SignRR",
+    "Skellam",
     "StratifiedCorBin",
     "SubtractiveDither",
 ]
