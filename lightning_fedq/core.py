@@ -442,7 +442,7 @@ class Mechanism(ABC):
 
     @classmethod
     def example(cls) -> Mechanism | None:
-        """Settings that tables, audits and plans show the class by; None takes usual values.
+        """Settings that tables, audits and plans show the class by. None takes usual values.
 
         Usual values are those of `fedq mechanisms` for parameters without a default: epsilon 1, clip_norm 1
         and so on. A class with other parameters gives an instance.

@@ -22,7 +22,7 @@ LARGEST_SIGMA = 2.0**16
 
 
 def gaussian_weights(sigma: float, bits: int) -> list[Decimal]:
-    """exp(-z^2 / (2 sigma^2)) for z = 0, 1, 2, ...; see `inversion.Weights`."""
+    """exp(-z^2 / (2 sigma^2)) for z = 0, 1, 2, .... See `inversion.Weights`."""
     square = Decimal(sigma) ** 2
     ratio = (-1 / square).exp()
     step = (-1 / (2 * square)).exp()

@@ -30,7 +30,7 @@ def _tail_end(variance: float, bits: int) -> int:
 
 
 def skellam_weights(variance: float, bits: int) -> list[Decimal]:
-    """Weights of 0, 1, 2, ... up to a factor, by Miller's backward recurrence; see `inversion.Weights`.
+    """Weights of 0, 1, 2, ... up to a factor, by Miller's backward recurrence. See `inversion.Weights`.
 
     I_(k-1) = I_(k+1) + (2 k / v) I_k holds terms that are all positive. It starts so far out that what it
     drops, relative to I_k, is the square of the tail beyond.
