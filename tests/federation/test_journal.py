@@ -17,8 +17,8 @@ from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.target import PrivacyTarget
 from tests.callbacks.test_federated_resume import ROUNDS, federation, fit, latest, module, pytestmark  # noqa: F401
 from tests.callbacks.test_federated_resume_killed import journal_lines
-from tests.callbacks.test_unfreezing import TwoLayers
 from tests.digits_run import Digits, make_trainer
+from tests.federation.test_unfreezing import TwoLayers
 
 
 def lost_round(folder: Path, **settings: Any) -> Path:
