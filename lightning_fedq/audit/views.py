@@ -75,7 +75,9 @@ def clopper_pearson(hits: Counts, draws: Counts | int, alpha: float) -> tuple[Ar
     """One-sided lower and upper bounds of a probability, each wrong with probability at most `alpha`."""
     misses = draws - hits
     lower: Array = np.where(hits > 0, special.betaincinv(np.maximum(hits, 1), misses + 1, alpha), 0.0)
-    upper: Array = np.where(misses > 0, special.betaincinv(hits + 1, np.maximum(misses, 1), 1.0 - alpha), 1.0)
+    # by the other tail: 1 - alpha loses digits, and SciPy before 1.12 finds no root there
+    rest = np.where(misses > 0, special.betaincinv(np.maximum(misses, 1), hits + 1, alpha), 0.0)
+    upper: Array = 1.0 - rest
     return lower, upper
 
 

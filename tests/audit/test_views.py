@@ -24,6 +24,13 @@ def test_bounds_are_clopper_and_pearson():
         assert high[0] == pytest.approx(exact.high, rel=1e-9)
 
 
+@pytest.mark.parametrize("level", [1e-3, 1e-7, 1e-11])
+def test_what_was_never_seen_is_bounded_at_every_level(level):
+    _, high = clopper_pearson(np.array([0]), np.array([4600]), level)
+    # SciPy before 1.12 is right to 2e-6, today's to 1e-12
+    assert high[0] == pytest.approx(-math.expm1(math.log(level) / 4600), rel=1e-5)
+
+
 def test_no_draws_prove_nothing():
     low, high = clopper_pearson(np.array([0]), np.array([0]), 0.01)
     assert (low[0], high[0]) == (0.0, 1.0)
