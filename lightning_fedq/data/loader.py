@@ -252,7 +252,12 @@ class ClientLoader:
 
     @property
     def sampler(self) -> Any:
-        """Of the user's own loader, so that Lightning tells it the epoch."""
+        """Sampler of the user's own loader if it wants to know the epoch, so that Lightning tells it.
+
+        No other is shown, for Lightning puts another one in place of a random sampler where it overfits.
+        """
+        if not hasattr(self.loader.sampler, "set_epoch"):
+            raise AttributeError("the plan of the round says which samples a client draws")
         return self.loader.sampler
 
     def over(self, loader: DataLoader[Any]) -> ClientLoader:

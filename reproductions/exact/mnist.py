@@ -69,10 +69,8 @@ class CentralNoise(pl.Callback):
         self.federated, self.sigma = federated, sigma
         self.generator, self.rounds = torch.Generator().manual_seed(seed), 0
 
-    def on_train_batch_end(
-        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
-        """After the last batch of a round."""
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        """After a round; a hook by batches would rule stacks of clients out."""
         if len(self.federated.records) == self.rounds:
             return
         self.rounds += 1

@@ -508,9 +508,9 @@ class SkipsTheFailedRound(RoundEngine):
 class NanPasses(RoundEngine):
     """Nobody asks whether an update is finite."""
 
-    def _take(self, plan, clients, updates):
+    def _take(self, clients, updates):
         with patch.object(torch, "isfinite", lambda t: torch.ones_like(t, dtype=torch.bool)):
-            super()._take(plan, clients, updates)
+            super()._take(clients, updates)
 
 
 class _ExactMean(RoundEngine):
@@ -520,9 +520,9 @@ class _ExactMean(RoundEngine):
         self.leaked = 0.0
         return super().start()
 
-    def _take(self, plan, clients, updates):
+    def _take(self, clients, updates):
         self.leaked = self.leaked + updates.sum(0)
-        super()._take(plan, clients, updates)
+        super()._take(clients, updates)
 
 
 class RangeFromExactMean(_ExactMean):

@@ -22,7 +22,7 @@ from tests.contract.test_mechanisms import ROWS
 from tests.digits_run import Classifier, Digits, make_trainer
 
 CLIENTS, VICTIM, SEGMENTS, ROUNDS = 4, 1, (40, 24), 3
-NOT_RELEASED = ("mse", "snr_db", "cosine", "clip_rate", "non_finite_clients")
+NOT_RELEASED = ("mse", "snr_db", "cosine", "homogeneity", "clip_rate", "non_finite_clients")
 """Diagnostics that only a simulation knows; `docs/privacy.md` says where they go."""
 
 
