@@ -34,7 +34,7 @@ from lightning_fedq.core import (
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.randomness import ClientRandomness, Keys, PublicRandomness, SeededKeys
 from lightning_fedq.ranges import FixedRange
-from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundPlanner
+from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundPlanner, Tampering
 
 Integers = NDArray[np.int64]
 
@@ -124,22 +124,11 @@ class FixedPlanner(RoundPlanner):
         return RoundPlan(round, tuple(groups), silent, self.seed)
 
 
-class _Wire:
+class _Wire(Tampering):
     """Stands between encoder and wire (`rounds.Tampering`), changes nothing and keeps the messages."""
 
     def __init__(self) -> None:
         self.symbols = torch.empty(0)
-
-    def begin(self, plan: RoundPlan, context: RoundContext) -> None:
-        """See `rounds.Tampering.begin`."""
-
-    def hold(self, clients: Sequence[int], updates: Tensor) -> tuple[Sequence[int], Tensor]:
-        """See `rounds.Tampering.hold`."""
-        return clients, updates
-
-    def release(self) -> tuple[Sequence[int], Tensor]:
-        """See `rounds.Tampering.release`."""
-        return [], torch.empty(0)
 
     def send(
         self,

@@ -45,7 +45,7 @@ from lightning_fedq.models.initial import seeded
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.randomness import ClientRandomness
 from lightning_fedq.ranges import FixedRange
-from lightning_fedq.rounds import RoundPlan
+from lightning_fedq.rounds import Tampering
 
 DELTA = 1e-8
 """Far below what a report uses: m canaries cost the proof 2 m delta."""
@@ -104,7 +104,7 @@ class CanaryRun:
 _WORDS = {Adversary.OUTSIDER: "released models", Adversary.EAVESDROPPER: "messages"}
 
 
-class Canaries(pl.Callback):
+class Canaries(pl.Callback, Tampering):
     """Puts canaries into the updates of a federation, and adds up what their messages say.
 
     Args:
@@ -130,17 +130,6 @@ class Canaries(pl.Callback):
             elif not self.clients and client == 0:
                 updates[row, : len(self.coins)] = _FAR * torch.from_numpy(self.coins).to(updates)
         return updates
-
-    def begin(self, plan: RoundPlan, context: RoundContext) -> None:
-        """See `rounds.Tampering.begin`."""
-
-    def hold(self, clients: Sequence[int], updates: Tensor) -> tuple[Sequence[int], Tensor]:
-        """See `rounds.Tampering.hold`. Nobody is held back."""
-        return clients, updates
-
-    def release(self) -> tuple[Sequence[int], Tensor]:
-        """See `rounds.Tampering.release`."""
-        return [], torch.empty(0)
 
     def send(
         self,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -78,16 +79,22 @@ class UpdateTransform(Protocol):
 
 
 class Tampering(Protocol):
-    """Byzantine tampering: clients that lie, put between training, encoding and the wire of a simulation."""
+    """Byzantine tampering: clients that lie, put between training, encoding and the wire of a simulation.
+
+    A subclass overrides what it tampers with. The rest is honest.
+    """
 
     def begin(self, plan: RoundPlan, context: RoundContext) -> None:
         """A round starts. What an abandoned one left behind is void."""
+        return
 
     def hold(self, clients: Sequence[int], updates: Tensor) -> tuple[Sequence[int], Tensor]:
         """Keep the liars' rows back, and return the others."""
+        return clients, updates
 
     def release(self) -> tuple[Sequence[int], Tensor]:
         """Return the liars, once everybody else has answered, and what they feed the encoder."""
+        return [], torch.empty(0)
 
     def send(
         self,
@@ -98,6 +105,7 @@ class Tampering(Protocol):
         rand: ClientRandomness,
     ) -> Message:
         """Return what goes on the wire in place of `message`, the honest encoding of `values`."""
+        return message
 
 
 def check_aggregation(

@@ -14,26 +14,17 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import FixedRange
-from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from lightning_fedq.rounds import RoundEngine, RoundPlanner, Tampering
 from tests.digits_run import Classifier, Digits, make_trainer
 
 VICTIM, CLIENTS, ALPHA = 0, 4, 1e-3
 
 
-class Uplink:
+class Uplink(Tampering):
     """Stands between encoder and wire, changes nothing, and keeps the victim's messages."""
 
     def __init__(self):
         self.messages = []
-
-    def begin(self, plan, context):
-        pass
-
-    def hold(self, clients, updates):
-        return clients, updates
-
-    def release(self):
-        return [], torch.empty(0)
 
     def send(self, clients, values, message, context, rand):
         if VICTIM in clients:
