@@ -5,13 +5,13 @@ export FEDQ_DATA ?= $(abspath $(wildcard ../shared/data))
 
 OLDEST ?= .venv-oldest
 
-.PHONY: deploy-demo demo test test-slow test-oldest check docs tables gpu setup clean
+.PHONY: deploy-demo demo test test-flower test-slow test-oldest check docs tables gpu setup clean
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "first time: installing into $(VENV), up to 6 GB, several minutes without a word"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,flower]'
 	touch $@
 
 # one thread: with two, a model as small as this one takes 4 times as long
@@ -55,17 +55,13 @@ tables: setup
 gpu: setup
 	$(BIN)/python benchmarks/gpu.py
 
-# one SuperLink, four SuperNodes, TLS; in an environment of its own, as flwr holds packages back
-DEPLOY ?= .venv-deploy
+# one SuperLink, four SuperNodes, TLS, and the models of the simulation
+deploy-demo: setup
+	OMP_NUM_THREADS=1 $(BIN)/python examples/deploy.py
 
-deploy-demo: $(DEPLOY)/.ready
-	OMP_NUM_THREADS=1 $(DEPLOY)/bin/python examples/deploy.py
-
-$(DEPLOY)/.ready: pyproject.toml
-	@echo "installing flwr and the package into $(DEPLOY): gigabytes, minutes"
-	$(PYTHON) -m venv $(DEPLOY)
-	$(DEPLOY)/bin/python -m pip install --quiet --editable '.[flower]'
-	touch $@
+# killed processes and real ones among them; the fast part of it runs in `make test`
+test-flower: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/flower -m "slow or not slow"
 
 clean:
-	rm -rf $(VENV) $(OLDEST) $(DEPLOY) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(OLDEST) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
