@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 from lightning_fedq import mechanisms as m
-from lightning_fedq.commands.mechanisms import example
+from lightning_fedq.commands.described import example
 from lightning_fedq.core import Mechanism, RoundContext
 from lightning_fedq.discovery import mechanism_class
 from lightning_fedq.randomness import ClientRandomness, SeededKeys

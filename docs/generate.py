@@ -1,15 +1,20 @@
-"""Tables of README and docs that repeat code, made from it.
+"""Tables of README and docs that repeat code, and lists of mechanisms in the package, made from it.
 
 python docs/generate.py          # `make tables`: write them
 python docs/generate.py --check  # say which are out of date; a test does so
 
 A table stands between `<!-- made by `make tables`: NAME -->` and `<!-- end -->`, and is replaced as a whole.
+In the package, the names in `mechanisms/__init__.py` come from the files beside it, and the table of
+`fedq mechanisms`, `commands/mechanisms.json`, from what the classes do on real messages.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
+import pkgutil
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
@@ -18,13 +23,15 @@ from pathlib import Path
 
 import lightning_fedq
 from lightning_fedq import cli, mechanisms
+from lightning_fedq.commands import described
 from lightning_fedq.commands.configs import configs, fragments
-from lightning_fedq.commands.mechanisms import HEADS, describe
+from lightning_fedq.commands.mechanisms import SHIPPED
 from lightning_fedq.core import Mechanism
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
+LISTS = Path(inspect.getfile(mechanisms))
 PUBLIC = (
     *("callbacks", "mechanisms", "data", "datasets", "models", "ranges", "rounds", "aggregation", "secagg"),
     *("privacy.target", "privacy.report", "core", "losses", "randomness", "wire.coding"),
@@ -53,6 +60,7 @@ HOOKS = {
     "group_sizes": ("all alone", "clients share randomness with each other"),
     "at_level": ("refused", "a `PrivacyTarget` could set a parameter"),
     "example": ("usual values", "parameters without a default have unusual names"),
+    "plan_settings": ("`example`", "several settings are worth a row of `fedq plan`, or none"),
     "audit_cases": ("itself", "a claim is about whole vectors, or one word decides a symbol"),
     "worst_pair": ("far outside on both sides", "a rotation or a selection turns the worst case round"),
     "lever": ("None", "a lying client's reach is known"),
@@ -73,13 +81,44 @@ def _first_line(thing: object) -> str:
     return " ".join((inspect.getdoc(thing) or "").partition("\n\n")[0].split()).removesuffix(".")
 
 
+@lru_cache
 def _kinds() -> list[type[Mechanism]]:
-    return [getattr(mechanisms, name) for name in mechanisms.__all__]
+    """The mechanisms that the files of `mechanisms/` define: those in capitals, then by name."""
+    files = [module.name for module in pkgutil.iter_modules(mechanisms.__path__) if not module.ispkg]
+    found = [
+        value
+        for name in files
+        for value in vars(import_module(f"{mechanisms.__name__}.{name}")).values()
+        if inspect.isclass(value) and value.__module__ == f"{mechanisms.__name__}.{name}"
+        if issubclass(value, Mechanism) and not inspect.isabstract(value)
+    ]
+    return sorted(found, key=lambda kind: (not kind.__name__.isupper(), kind.__name__))
+
+
+def _names() -> str:
+    """Imports, files and names of the mechanisms, as `mechanisms/__init__.py` has them."""
+    files = {kind.__name__: kind.__module__.rpartition(".")[2] for kind in _kinds()}
+    by_file: dict[str, list[str]] = {}
+    for name, file in sorted(files.items(), key=lambda item: item[1]):
+        by_file.setdefault(file, []).append(name)
+    return "\n".join(
+        [
+            "if TYPE_CHECKING:",
+            *(f"    from {mechanisms.__name__}.{file} import {', '.join(by_file[file])}" for file in by_file),
+            "",
+            "__all__ = [",
+            *(f'    "{name}",' for name in files),
+            "]",
+            "_FILES = {",
+            *(f'    "{name}": "{file}",' for name, file in files.items()),
+            "}",
+        ]
+    )
 
 
 @lru_cache
 def _described() -> list[dict[str, str]]:
-    return [describe(kind) for kind in _kinds()]
+    return [described.describe(kind) for kind in _kinds()]
 
 
 def _uses(path: Path) -> set[str]:
@@ -108,7 +147,7 @@ def mechanisms_table() -> str:
 
 def claims_table() -> str:
     """Epsilon of a unit against each adversary."""
-    heads = ["mechanism", "bits", "sum", "unit", *HEADS.values()]
+    heads = ["mechanism", "bits", "sum", "unit", *described.HEADS.values()]
     return _table(
         heads, ([row[head].replace("*", r"\*") for head in heads] for row in _described()), align="lr"
     )
@@ -116,7 +155,7 @@ def claims_table() -> str:
 
 def adversaries_table() -> str:
     """Column heads of the table of claims, in words."""
-    return _table(["column", "who"], ([head, adversary.value] for adversary, head in HEADS.items()))
+    return _table(["column", "who"], ([head, adversary.value] for adversary, head in described.HEADS.items()))
 
 
 def sources_table() -> str:
@@ -204,6 +243,7 @@ TABLES: dict[str, Callable[[], str]] = {
 }
 TABLES.pop("_table", None)
 _REGION = re.compile(r"(<!-- made by `make tables`: (\w+) -->\n).*?(<!-- end -->)", re.S)
+_LISTS = re.compile(r"(# made by `make tables`\n).*?(# end\n)", re.S)
 
 
 def renewed(text: str) -> str:
@@ -215,19 +255,25 @@ def renewed(text: str) -> str:
     return _REGION.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", text)
 
 
-def outdated() -> list[Path]:
-    """Pages whose tables are not what the code says."""
-    return [page for page in PAGES if renewed(text := page.read_text()) != text]
+def made() -> Iterator[tuple[Path, str]]:
+    """Every file with something that is made here, and what it should hold."""
+    yield LISTS, _LISTS.sub(lambda found: f"{found[1]}{_names()}\n{found[2]}", LISTS.read_text())
+    shown = {**described.SETTING, "mechanisms": _described()}
+    yield SHIPPED, json.dumps(shown, indent=1, ensure_ascii=False) + "\n"
+    for page in PAGES:
+        yield page, renewed(page.read_text())
 
 
 def main(argv: Sequence[str]) -> int:
-    """Write or check the tables."""
-    old = outdated()
-    for page in old:
+    """Write or check what is made here."""
+    old = [(path, text) for path, text in made() if not path.exists() or path.read_text() != text]
+    for path, text in old:
         state = "out of date, run `make tables`" if "--check" in argv else "renewed"
-        print(f"{page.relative_to(ROOT)}: {state}")
+        print(f"{path.relative_to(ROOT)}: {state}")
         if "--check" not in argv:
-            page.write_text(renewed(page.read_text()))
+            path.write_text(text)
+            if path == LISTS:  # the tables then speak of other names than this process has imported
+                return subprocess.call([sys.executable, __file__])
     return int(bool(old) and "--check" in argv)
 
 

@@ -7,8 +7,10 @@ Each is imported when it is first used:
     fed = fedq.Federated(fedq.CorBin(epsilon=1.0), num_clients=20)
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from lightning_fedq import mechanisms
+from lightning_fedq.lazy import lazily
 
 __version__ = "0.1.0"
 
@@ -27,88 +29,36 @@ if TYPE_CHECKING:
         WandbRounds,
     )
     from lightning_fedq.data import IID, Dirichlet, FederatedDataModule, LabelShards
-    from lightning_fedq.mechanisms import (
-        CPA,
-        CSGM,
-        LDPQ,
-        MVU,
-        SIGM,
-        AggregateGaussian,
-        AugCorBin,
-        CorBin,
-        CorrelatedQuantization,
-        DistributedDiscreteGaussian,
-        FedAvg,
-        GaussianNoise,
-        IrwinHall,
-        JoPEQ,
-        LaplaceNoise,
-        LayeredGaussian,
-        NearOptimalUtility,
-        PairedCoins,
-        PerCoordinateGaussian,
-        PerCoordinateLaplace,
-        RotatedAxes,
-        RotatedCoins,
-        SignRR,
-        Skellam,
-        StratifiedCorBin,
-        SubtractiveDither,
-    )
+    from lightning_fedq.mechanisms import *  # noqa: F403
     from lightning_fedq.privacy.target import PrivacyTarget
     from lightning_fedq.ranges import AdaptiveRange, FixedRange, PreviousMinMax
     from lightning_fedq.rounds import RoundEngine
     from lightning_fedq.secagg import SecAgg
 
 __all__ = [
-    "CPA",
-    "CSGM",
     "DPSGD",
     "IID",
-    "LDPQ",
-    "MVU",
-    "SIGM",
     "AdaptiveRange",
-    "AggregateGaussian",
-    "AugCorBin",
     "ByzantineClients",
-    "CorBin",
-    "CorrelatedQuantization",
     "Dirichlet",
-    "DistributedDiscreteGaussian",
-    "FedAvg",
     "Federated",
     "FederatedDataModule",
     "FixedRange",
-    "GaussianNoise",
-    "IrwinHall",
-    "JoPEQ",
     "LabelShards",
-    "LaplaceNoise",
-    "LayeredGaussian",
     "LeakageBudget",
     "LeakageMonitor",
-    "NearOptimalUtility",
-    "PairedCoins",
-    "PerCoordinateGaussian",
-    "PerCoordinateLaplace",
     "PreviousMinMax",
     "PrivacyBudget",
     "PrivacyTarget",
     "ReloadBest",
     "RobustAggregation",
-    "RotatedAxes",
-    "RotatedCoins",
     "RoundEngine",
     "RoundProgressBar",
     "RunFolder",
     "SecAgg",
-    "SignRR",
-    "Skellam",
-    "StratifiedCorBin",
-    "SubtractiveDither",
     "WandbRounds",
 ]
+__all__ += mechanisms.__all__
 _NAMES = {
     "aggregation": ("RobustAggregation",),
     "callbacks": (
@@ -116,29 +66,16 @@ _NAMES = {
         *("ReloadBest", "RoundProgressBar", "RunFolder", "WandbRounds"),
     ),
     "data": ("IID", "Dirichlet", "FederatedDataModule", "LabelShards"),
-    "mechanisms": (
-        *("CPA", "CSGM", "LDPQ", "MVU", "SIGM", "AggregateGaussian", "AugCorBin", "CorBin"),
-        *("CorrelatedQuantization", "DistributedDiscreteGaussian", "FedAvg", "GaussianNoise", "IrwinHall"),
-        *("JoPEQ", "LaplaceNoise", "LayeredGaussian", "NearOptimalUtility", "PairedCoins"),
-        *("PerCoordinateGaussian", "PerCoordinateLaplace", "RotatedAxes", "RotatedCoins", "SignRR"),
-        *("Skellam", "StratifiedCorBin", "SubtractiveDither"),
-    ),
     "privacy.target": ("PrivacyTarget",),
     "ranges": ("AdaptiveRange", "FixedRange", "PreviousMinMax"),
     "rounds": ("RoundEngine",),
     "secagg": ("SecAgg",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}
+_HOME.update(dict.fromkeys(mechanisms.__all__, "mechanisms"))
 
 if not TYPE_CHECKING:  # a type checker knows the names from above, and a wrong one is an error to it
-
-    def __getattr__(name: str) -> Any:
-        """Import a name when it is first used (PEP 562)."""
-        if name not in _HOME:
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-        globals()[name] = value
-        return value
+    __getattr__ = lazily(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
@@ -446,6 +446,17 @@ class Mechanism(ABC):
 
         Usual values are those of `fedq mechanisms` for parameters without a default: epsilon 1, clip_norm 1
         and so on. A class with other parameters gives an instance.
+        """
+        return None
+
+    @classmethod
+    def plan_settings(cls, params: int) -> Mapping[str, Mechanism] | None:
+        """Settings that `fedq plan` ranks, by name, for updates of l2 norm 1. A target sets one.
+
+        None takes the settings of tables, if a target can set one of them and `decode` is no vote (`joint`).
+
+        Args:
+            params: Parameters of the model, for what clips in another norm.
         """
         return None
 

@@ -17,26 +17,31 @@ from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from lightning_fedq import mechanisms
-from lightning_fedq.core import Mechanism
+
+if TYPE_CHECKING:
+    from lightning_fedq.core import Mechanism
 
 GROUP = "lightning_fedq.mechanisms"
 
 
 @lru_cache(maxsize=1)
-def installed() -> MappingProxyType[str, type[Mechanism]]:
-    """All mechanisms by name: this package's, then those of entry points that import.
+def declared() -> MappingProxyType[str, type[Mechanism]]:
+    """Mechanisms that other packages declare, by name: those of entry points that import.
 
     Warns:
         UserWarning: Which entry point is left out, and why.
     """
-    found: dict[str, type[Mechanism]] = {name: getattr(mechanisms, name) for name in mechanisms.__all__}
+    found: dict[str, type[Mechanism]] = {}
     for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
         try:
             kind = _loaded(point)
-            if found.setdefault(point.name, kind) is not kind:
-                raise ValueError(f"{found[point.name].__module__} has a mechanism of this name already")
+            holder = found.get(point.name) or getattr(mechanisms, point.name, kind)
+            if holder is not kind:
+                raise ValueError(f"{holder.__module__} has a mechanism of this name already")
+            found[point.name] = kind
         except Exception as error:  # whatever the import of another package may raise
             origin = "" if point.dist is None else f" of {point.dist.name}"
             warnings.warn(
@@ -44,16 +49,27 @@ def installed() -> MappingProxyType[str, type[Mechanism]]:
                 f"{type(error).__name__}: {error}",
                 stacklevel=2,
             )
-    return MappingProxyType(found)
+    return MappingProxyType({name: kind for name, kind in found.items() if name not in mechanisms.__all__})
+
+
+def installed() -> dict[str, type[Mechanism]]:
+    """All mechanisms by name: this package's, then those that others declare."""
+    return {**{name: getattr(mechanisms, name) for name in mechanisms.__all__}, **declared()}
 
 
 def _loaded(point: EntryPoint) -> type[Mechanism]:
     kind = point.load()
-    if not (isinstance(kind, type) and issubclass(kind, Mechanism)):
+    if not _is_mechanism(kind):
         raise TypeError(f"an entry point of {GROUP} must be a class that inherits Mechanism, got {kind!r}")
     if kind.__name__ != point.name:
         raise ValueError(f"the entry point must be called as its class, {kind.__name__}")
-    return kind
+    return kind  # type: ignore[no-any-return]
+
+
+def _is_mechanism(kind: object) -> bool:
+    from lightning_fedq.core import Mechanism  # imports torch, which lists of names do without
+
+    return isinstance(kind, type) and issubclass(kind, Mechanism)
 
 
 def mechanism_class(name: str) -> type[Mechanism]:
@@ -62,8 +78,10 @@ def mechanism_class(name: str) -> type[Mechanism]:
     Raises:
         ValueError: If there is no such class, or it is no mechanism.
     """
-    if name in installed():
-        return installed()[name]
+    if name in mechanisms.__all__:
+        return getattr(mechanisms, name)  # type: ignore[no-any-return]
+    if name in declared():
+        return declared()[name]
     module, _, attribute = name.rpartition(".")
     if not module:
         raise ValueError(f"there is no mechanism {name}")
@@ -71,13 +89,13 @@ def mechanism_class(name: str) -> type[Mechanism]:
         kind = getattr(import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"{name} does not import: {error}") from error
-    if not (isinstance(kind, type) and issubclass(kind, Mechanism)):
+    if not _is_mechanism(kind):
         raise ValueError(f"{name} is no class that inherits Mechanism")
-    return kind
+    return kind  # type: ignore[no-any-return]
 
 
 def class_path(kind: type[Mechanism]) -> str:
     """Class path in a configuration: the public name of this package's, module and name of others."""
-    if installed().get(kind.__name__) is kind and kind.__name__ in mechanisms.__all__:
+    if kind.__name__ in mechanisms.__all__ and getattr(mechanisms, kind.__name__) is kind:
         return f"{mechanisms.__name__}.{kind.__name__}"
     return f"{kind.__module__}.{kind.__qualname__}"

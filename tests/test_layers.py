@@ -16,6 +16,7 @@ HOST = {"_lightning", "torch"}
 # are `cli` and `commands`, which stand on top and may use everything.
 ALLOWED: dict[str, set[str]] = {
     "extras": set(),
+    "lazy": set(),
     "functional": ARRAYS,
     "randomness": {"numpy", "cryptography"},
     "party_keys": {"randomness", "cryptography"},
@@ -29,7 +30,7 @@ ALLOWED: dict[str, set[str]] = {
     "attacks": {"torch"},
     "mechanisms": {
         *("core", "losses", "wire", "randomness", "functional", "opacus"),
-        "extras",
+        *("extras", "lazy"),
         *ARRAYS,
     },
     "secagg": {"core", "wire", "randomness", "functional", "cryptography", *ARRAYS},

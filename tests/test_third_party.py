@@ -12,7 +12,7 @@ import yaml
 
 from lightning_fedq import mechanisms
 from lightning_fedq.commands.calls import parse_mechanism
-from lightning_fedq.discovery import class_path, installed, mechanism_class
+from lightning_fedq.discovery import class_path, declared, installed, mechanism_class
 from tests import test_wheel
 from tests.contract.test_check_mechanism import TinyLever
 
@@ -117,7 +117,7 @@ def declare(folder: Path, name: str, **points: str) -> None:
 def test_what_does_not_import_is_named_and_left_out(point, told, tmp_path, monkeypatch) -> None:
     declare(tmp_path, "other", **point)
     monkeypatch.syspath_prepend(tmp_path)
-    installed.cache_clear()
+    declared.cache_clear()
     try:
         if told is None:  # the very class of this package
             assert set(installed()) == set(mechanisms.__all__)
@@ -125,7 +125,7 @@ def test_what_does_not_import_is_named_and_left_out(point, told, tmp_path, monke
             with pytest.warns(UserWarning, match=told):
                 assert set(installed()) == set(mechanisms.__all__)
     finally:
-        installed.cache_clear()
+        declared.cache_clear()
 
 
 def test_nobody_takes_the_name_of_ours(tmp_path, monkeypatch) -> None:
@@ -134,12 +134,12 @@ def test_nobody_takes_the_name_of_ours(tmp_path, monkeypatch) -> None:
     )
     declare(tmp_path, "other", LDPQ="elsewhere:LDPQ")
     monkeypatch.syspath_prepend(tmp_path)
-    installed.cache_clear()
+    declared.cache_clear()
     try:
         with pytest.warns(UserWarning, match=r"mechanisms\.ldpq has a mechanism of this name already"):
             assert installed()["LDPQ"] is mechanisms.LDPQ
     finally:
-        installed.cache_clear()
+        declared.cache_clear()
 
 
 def test_a_class_path_is_enough() -> None:

@@ -28,14 +28,19 @@ def test_type_checkers_know_the_same_names() -> None:
         alias.name: node.module
         for node in ast.walk(tree)
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lightning_fedq.")
+        if node.module != "lightning_fedq.lazy"
         for alias in node.names
     }
-    assert imported == {name: f"lightning_fedq.{module}" for name, module in fedq._HOME.items()}
+    assert imported.pop("*") == "lightning_fedq.mechanisms"
+    others = {name: home for name, home in fedq._HOME.items() if home != "mechanisms"}
+    assert imported == {name: f"lightning_fedq.{module}" for name, module in others.items()}
 
 
 def test_a_wrong_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match=r"module 'lightning_fedq' has no attribute 'Federate'"):
         fedq.Federate  # noqa: B018
+    with pytest.raises(AttributeError, match=r"module 'lightning_fedq.mechanisms' has no attribute 'LDP'"):
+        mechanisms.LDP  # noqa: B018
     with pytest.raises(ImportError):
         from lightning_fedq import Federate  # noqa: F401
 
@@ -45,6 +50,8 @@ QUICK = [
     "from lightning_fedq.cli import main; main(['--help'])",
     "from lightning_fedq.cli import main; main(['configs'])",
     "from lightning_fedq.cli import main; main(['reproduce'])",
+    "from lightning_fedq.cli import main; main(['mechanisms'])",
+    "import lightning_fedq.mechanisms as m; dir(m); assert 'LDPQ' in m.__all__",
     "import lightning_fedq.commands.compare",
 ]
 

@@ -20,7 +20,7 @@ from lightning_fedq.audit.enumeration import enumerate_coin, enumerate_pair
 from lightning_fedq.audit.enumeration_words import enumerate_words
 from lightning_fedq.audit.knowledge import SEGMENTS, audit_knowledge
 from lightning_fedq.audit.views import Finding
-from lightning_fedq.commands.mechanisms import example
+from lightning_fedq.commands.described import example
 from lightning_fedq.commands.suggestions import nearest
 from lightning_fedq.core import Adversary, AuditCase, Loss, Mechanism, NonPrivate, RoundContext
 from lightning_fedq.discovery import installed, mechanism_class

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +13,8 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from lightning_fedq import mechanisms
 from lightning_fedq.commands.calls import parse_call
-from lightning_fedq.commands.mechanisms import example
+from lightning_fedq.commands.described import example
 from lightning_fedq.core import Adversary, Mechanism
 from lightning_fedq.discovery import class_path, installed
 from lightning_fedq.planning import HOMOGENEITY, Option, Problem, plan
@@ -26,35 +25,25 @@ if TYPE_CHECKING:
 
 
 def candidates(params: int) -> dict[str, Mechanism]:
-    """Mechanisms with a noise bound, for updates of l2 norm 1. The free parameter is set by the target.
+    """Settings of every installed mechanism that a target can set, for updates of l2 norm 1, by name.
 
     Args:
         params: Parameters of the model; what clips in l1 gets the l1 norm of an evenly spread update.
     """
-    l1_norm = math.sqrt(2.0 * params / math.pi)
-    others = {name: kind for name, kind in installed().items() if name not in mechanisms.__all__}
     return {
-        "RotatedCoins": mechanisms.RotatedCoins(1.0, 1.0),
-        "RotatedCoins, paired": mechanisms.RotatedCoins(1.0, 1.0, paired=True),
-        "RotatedCoins, share 1/8": mechanisms.RotatedCoins(1.0, 1.0, share=0.125),
-        "RotatedAxes": mechanisms.RotatedAxes(1.0, 1.0),
-        "LDPQ": mechanisms.LDPQ(1.0),
-        "PairedCoins": mechanisms.PairedCoins(1.0),
-        "CorBin": mechanisms.CorBin(1.0),
-        "AugCorBin": mechanisms.AugCorBin(1.0),
-        "StratifiedCorBin": mechanisms.StratifiedCorBin(1.0, 10),
-        "GaussianNoise": mechanisms.GaussianNoise(1.0, 1.0),
-        "LaplaceNoise": mechanisms.LaplaceNoise(l1_norm, 1.0),
-        "AggregateGaussian": mechanisms.AggregateGaussian(1.0, 1.0),
-        "LayeredGaussian": mechanisms.LayeredGaussian(1.0, 1.0),
-        "DistributedDiscreteGaussian": mechanisms.DistributedDiscreteGaussian(1.0, 0.05, 0.01),
-        "Skellam": mechanisms.Skellam(1.0, 0.05, 0.01),
-        "CPA": mechanisms.CPA(1.0),
-        "CPA, some blocks": mechanisms.CPA(1.0, epsilon_scope="round"),
-        "JoPEQ": mechanisms.JoPEQ(1.0),
-        "PerCoordinateLaplace": mechanisms.PerCoordinateLaplace(1.0),
-        **{n: example(kind) for n, kind in others.items() if kind.at_level is not Mechanism.at_level},
+        name: mechanism
+        for kind in installed().values()
+        for name, mechanism in _settings_of(kind, params).items()
     }
+
+
+def _settings_of(kind: type[Mechanism], params: int) -> Mapping[str, Mechanism]:
+    if (own := kind.plan_settings(params)) is not None:
+        return own
+    if kind.at_level is Mechanism.at_level:
+        return {}
+    shown = example(kind)
+    return {} if shown.joint else {kind.__name__: shown}
 
 
 _DRAWN = 5

@@ -1,28 +1,38 @@
-"""One paper, or one idea, per file."""
+"""One paper, or one idea, per file. A class is imported when it is first used.
 
-from lightning_fedq.mechanisms.aggregate_gaussian import AggregateGaussian
-from lightning_fedq.mechanisms.corbin import AugCorBin, CorBin
-from lightning_fedq.mechanisms.correlated import CorrelatedQuantization
-from lightning_fedq.mechanisms.cpa import CPA
-from lightning_fedq.mechanisms.csgm import CSGM
-from lightning_fedq.mechanisms.ddg import DistributedDiscreteGaussian
-from lightning_fedq.mechanisms.fedavg import FedAvg
-from lightning_fedq.mechanisms.gaussian import GaussianNoise, PerCoordinateGaussian
-from lightning_fedq.mechanisms.irwin_hall import IrwinHall
-from lightning_fedq.mechanisms.jopeq import JoPEQ
-from lightning_fedq.mechanisms.laplace import LaplaceNoise, PerCoordinateLaplace
-from lightning_fedq.mechanisms.layered import LayeredGaussian
-from lightning_fedq.mechanisms.ldpq import LDPQ
-from lightning_fedq.mechanisms.mvu import MVU
-from lightning_fedq.mechanisms.near_optimal_utility import NearOptimalUtility
-from lightning_fedq.mechanisms.paired_coins import PairedCoins
-from lightning_fedq.mechanisms.rotated_axes import RotatedAxes
-from lightning_fedq.mechanisms.rotated_coins import RotatedCoins
-from lightning_fedq.mechanisms.sigm import SIGM
-from lightning_fedq.mechanisms.sign_rr import SignRR
-from lightning_fedq.mechanisms.skellam import Skellam
-from lightning_fedq.mechanisms.stratified import StratifiedCorBin
-from lightning_fedq.mechanisms.subtractive_dither import SubtractiveDither
+`make tables` writes the names from the files of this folder: lists in code, and no search at import, so that
+type checkers, editors and packers see what programs see.
+"""
+
+from typing import TYPE_CHECKING
+
+from lightning_fedq.lazy import lazily
+
+# made by `make tables`
+if TYPE_CHECKING:
+    from lightning_fedq.mechanisms.aggregate_gaussian import AggregateGaussian
+    from lightning_fedq.mechanisms.corbin import AugCorBin, CorBin
+    from lightning_fedq.mechanisms.correlated import CorrelatedQuantization
+    from lightning_fedq.mechanisms.cpa import CPA
+    from lightning_fedq.mechanisms.csgm import CSGM
+    from lightning_fedq.mechanisms.ddg import DistributedDiscreteGaussian
+    from lightning_fedq.mechanisms.fedavg import FedAvg
+    from lightning_fedq.mechanisms.gaussian import GaussianNoise, PerCoordinateGaussian
+    from lightning_fedq.mechanisms.irwin_hall import IrwinHall
+    from lightning_fedq.mechanisms.jopeq import JoPEQ
+    from lightning_fedq.mechanisms.laplace import LaplaceNoise, PerCoordinateLaplace
+    from lightning_fedq.mechanisms.layered import LayeredGaussian
+    from lightning_fedq.mechanisms.ldpq import LDPQ
+    from lightning_fedq.mechanisms.mvu import MVU
+    from lightning_fedq.mechanisms.near_optimal_utility import NearOptimalUtility
+    from lightning_fedq.mechanisms.paired_coins import PairedCoins
+    from lightning_fedq.mechanisms.rotated_axes import RotatedAxes
+    from lightning_fedq.mechanisms.rotated_coins import RotatedCoins
+    from lightning_fedq.mechanisms.sigm import SIGM
+    from lightning_fedq.mechanisms.sign_rr import SignRR
+    from lightning_fedq.mechanisms.skellam import Skellam
+    from lightning_fedq.mechanisms.stratified import StratifiedCorBin
+    from lightning_fedq.mechanisms.subtractive_dither import SubtractiveDither
 
 __all__ = [
     "CPA",
@@ -52,3 +62,39 @@ __all__ = [
     "StratifiedCorBin",
     "SubtractiveDither",
 ]
+_FILES = {
+    "CPA": "cpa",
+    "CSGM": "csgm",
+    "LDPQ": "ldpq",
+    "MVU": "mvu",
+    "SIGM": "sigm",
+    "AggregateGaussian": "aggregate_gaussian",
+    "AugCorBin": "corbin",
+    "CorBin": "corbin",
+    "CorrelatedQuantization": "correlated",
+    "DistributedDiscreteGaussian": "ddg",
+    "FedAvg": "fedavg",
+    "GaussianNoise": "gaussian",
+    "IrwinHall": "irwin_hall",
+    "JoPEQ": "jopeq",
+    "LaplaceNoise": "laplace",
+    "LayeredGaussian": "layered",
+    "NearOptimalUtility": "near_optimal_utility",
+    "PairedCoins": "paired_coins",
+    "PerCoordinateGaussian": "gaussian",
+    "PerCoordinateLaplace": "laplace",
+    "RotatedAxes": "rotated_axes",
+    "RotatedCoins": "rotated_coins",
+    "SignRR": "sign_rr",
+    "Skellam": "skellam",
+    "StratifiedCorBin": "stratified",
+    "SubtractiveDither": "subtractive_dither",
+}
+# end
+
+if not TYPE_CHECKING:  # a type checker knows the names from above, and a wrong one is an error to it
+    __getattr__ = lazily(__name__, _FILES)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -433,6 +433,11 @@ class CPA(Mechanism):
             groups.setdefault(epsilon, []).append(client)
         return tuple(map(tuple, groups.values()))
 
+    @classmethod
+    def plan_settings(cls, params: int) -> dict[str, Mechanism]:
+        """All blocks; or as many as an epsilon of the whole message pays for."""
+        return {"CPA": cls(1.0), "CPA, some blocks": cls(1.0, epsilon_scope="round")}
+
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> CPA:
         """See `Mechanism.at_level`: the epsilon of a bit, or of what `epsilon_scope` says."""
         return replace(self, epsilon=level)

@@ -10,9 +10,10 @@ References:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
-from lightning_fedq.core import AuditCase, RoundContext
+from lightning_fedq.core import AuditCase, Mechanism, RoundContext
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.mechanisms.bases.additive_noise import AdditiveNoise, PerCoordinate, WholeVector
 from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
@@ -45,6 +46,11 @@ class LaplaceNoise(AdditiveNoise):
     def multiplier(self) -> float:
         """See `AdditiveNoise.multiplier`."""
         return resolve_multiplier(self.noise_multiplier, self.epsilon, self.delta, self.rounds, self.law)
+
+    @classmethod
+    def plan_settings(cls, params: int) -> dict[str, Mechanism]:
+        """Clipped to the l1 norm of an evenly spread update."""
+        return {"LaplaceNoise": cls(math.sqrt(2.0 * params / math.pi), 1.0)}
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> LaplaceNoise:
         """See `Mechanism.at_level`: the inverse of the noise multiplier."""

@@ -207,6 +207,11 @@ class MVU(Mechanism):
         """P and alpha."""
         return solve_mvu(self.input_bits, self.output_bits, self.epsilon)
 
+    @classmethod
+    def plan_settings(cls, params: int) -> dict[str, Mechanism]:
+        """None: a design takes seconds at every level that is tried."""
+        return {}
+
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> MVU:
         """See `Mechanism.at_level`: the epsilon of a coordinate. Every level that is tried takes a second."""
         if level < _LEAST_LEVEL:

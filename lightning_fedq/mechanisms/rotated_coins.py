@@ -153,6 +153,15 @@ class RotatedCoins(Mechanism):
         low, high = self.coin.probabilities
         return high - low
 
+    @classmethod
+    def plan_settings(cls, params: int) -> dict[str, Mechanism]:
+        """Every message private by itself; in pairs; an eighth of the privacy in each message."""
+        return {
+            "RotatedCoins": cls(1.0, 1.0),
+            "RotatedCoins, paired": cls(1.0, 1.0, paired=True),
+            "RotatedCoins, share 1/8": cls(1.0, 1.0, share=0.125),
+        }
+
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> RotatedCoins:
         """See `Mechanism.at_level`: the epsilon of a coin."""
         return replace(self, epsilon=level, max_dropped=max(self.max_dropped, max_dropped))

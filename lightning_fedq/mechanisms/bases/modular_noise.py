@@ -68,6 +68,11 @@ class ModularNoise(Mechanism):
         if self.max_dropped < 0:
             raise ValueError(f"max_dropped must be >= 0, got {self.max_dropped}")
 
+    @classmethod
+    def plan_settings(cls, params: int) -> dict[str, Mechanism]:
+        """A granularity of a hundredth."""
+        return {cls.__name__: cls(1.0, 0.05, 0.01)}
+
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> ModularNoise:
         """See `Mechanism.at_level`: one over a client's noise. The finest grid that the modulus has room for.
 
