@@ -44,7 +44,7 @@ check: setup
 
 # warnings are errors; nothing is fetched; the tutorials run
 docs: setup
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict --site-dir build/site
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/test_docs.py -m site
 	@echo "build/site/index.html; with its search: $(BIN)/python -m http.server --directory build/site"
 
 # the tables of README and docs that repeat code

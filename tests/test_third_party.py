@@ -20,73 +20,79 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "examples" / "third_party"
 CONFIG = PACKAGE / "digits_sqkr.yaml"
 COMMANDS = """
-import sys
+import glob, sys
+import pytest
 from lightning_fedq.cli import main
-for line in sys.stdin.read().splitlines():
+tests, *lines = sys.stdin.read().splitlines()
+assert pytest.main(["-q", "-p", "no:cacheprovider", tests]) == 0
+for line in lines:
     print("$ fedq", line, flush=True)
-    status = main(line.split())
+    words = [found for word in line.split() for found in (glob.glob(word) or [word])]
+    status = main(words)
     assert status == 0, (line, status)
 """
-
-
-def run(site: Path, folder: Path, *command: str | Path, lines: str = "") -> subprocess.CompletedProcess[str]:
-    """A command of this interpreter that finds what is installed in `site` too."""
-    here = {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1", "COLUMNS": "150"}
-    return subprocess.run(
-        [sys.executable, *(str(part) for part in command)],
-        cwd=folder,
-        env={**os.environ, **here},
-        input=lines,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+SMALL = "--trainer.max_epochs=2 --data.init_args.num_train=200"
+LINES = {
+    "trained": f"fit {CONFIG} {SMALL}",
+    "listed": "mechanisms SQKR LDPQ",
+    "planned": f"privacy {CONFIG}",
+    "spent": "privacy checkpoints/*.ckpt",
+    "audited": "audit SQKR --draws 1e6",
+    "ranked": "plan --epsilon 8 --clients 1000 --params 500 --rounds 1 --against server",
+    "swept": f"sweep {CONFIG} --set trainer.max_epochs=1 data.num_train=200 SQKR.epsilon=2.0,6.0 --out swept",
+    "attacked": f"attack {CONFIG} --attempts 4 --inversions 1 --candidates 10 --budgets --out attacked",
+}
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the package, installed by pip."""
-    folder = tmp_path_factory.mktemp("site")
-    done = run(
-        folder,
-        folder,
-        *("-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"),
-        *("--target", folder, PACKAGE),
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What each command says where the package is installed by pip; one process for all of them.
+
+    Its own tests run first, in the same process.
+    """
+    site, folder = tmp_path_factory.mktemp("site"), tmp_path_factory.mktemp("work")
+    here = {"PYTHONPATH": f"{site}{os.pathsep}{ROOT}", "OMP_NUM_THREADS": "1", "COLUMNS": "150"}
+    install = (
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "--target",
     )
-    assert done.returncode == 0, done.stderr
-    return folder
+    for command, lines in (
+        ((*install, str(site), str(PACKAGE)), ()),
+        (("-c", COMMANDS), (str(PACKAGE / "tests"), *LINES.values())),
+    ):
+        done = subprocess.run(
+            [sys.executable, *command],
+            cwd=folder,
+            env={**os.environ, **here},
+            input="\n".join(lines),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    its_tests, *parts = done.stdout.split("$ fedq ")
+    return {"tests": its_tests, **dict(zip(LINES, parts, strict=True))}
 
 
-def test_its_own_tests_pass(site: Path, tmp_path: Path) -> None:
-    done = run(site, tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", PACKAGE / "tests")
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+def test_its_own_tests_pass(printed: dict[str, str]) -> None:
+    assert " passed" in printed["tests"] and "skipped" not in printed["tests"]
 
 
-def test_every_command_knows_it(site: Path, tmp_path: Path) -> None:
-    small = ["--trainer.max_epochs=2", "--data.init_args.num_train=300"]
-    fit = run(site, tmp_path, "-m", "lightning_fedq.cli", "fit", CONFIG, *small)
-    assert fit.returncode == 0, fit.stderr[-3000:]
-    (checkpoint,) = tmp_path.glob("checkpoints/*.ckpt")
-    lines = [
-        "mechanisms SQKR LDPQ",
-        f"privacy {CONFIG}",
-        f"privacy {checkpoint}",
-        "audit SQKR --draws 1e6",
-        "plan --epsilon 8 --clients 1000 --params 500 --rounds 10 --against server",
-        f"sweep {CONFIG} --set trainer.max_epochs=1 data.num_train=300 SQKR.epsilon=2.0,6.0 --out swept",
-        f"attack {CONFIG} --attempts 4 --inversions 1 --candidates 10 --budgets --out attacked",
-    ]
-    done = run(site, tmp_path, "-c", COMMANDS, lines="\n".join(lines))
-    print(done.stdout)
-    assert done.returncode == 0, done.stderr[-3000:]
-    listed, planned, spent, audited, ranked, swept, attacked = done.stdout.split("$ fedq ")[1:]
+def test_every_command_knows_it(printed: dict[str, str]) -> None:
+    listed = printed["listed"]
     assert "SQKR" in listed and "message" in listed and "StratifiedCorBin" not in listed
     claim = "SQKR(clip_norm=1.0, epsilon=4.0, bits=3, kappa=4.5)"
-    assert claim in " ".join(planned.split()) and claim in " ".join(spent.split())
-    assert "holds" in audited and "refuted:" not in audited
-    assert "SQKR" in ranked.partition("not possible")[0]
-    assert "epsilon=6.0" in swept
-    assert claim in attacked
+    for command in ("planned", "spent", "attacked"):
+        assert claim in " ".join(printed[command].split()), command
+    assert "holds" in printed["audited"] and "refuted:" not in printed["audited"]
+    assert "SQKR" in printed["ranked"].partition("not possible")[0]
+    assert "epsilon=6.0" in printed["swept"]
 
 
 def declare(folder: Path, name: str, **points: str) -> None:
