@@ -435,7 +435,7 @@ class CPA(Mechanism):
 
     @classmethod
     def plan_settings(cls, params: int) -> dict[str, Mechanism]:
-        """All blocks; or as many as an epsilon of the whole message pays for."""
+        """All blocks, or as many as an epsilon of the whole message pays for."""
         return {"CPA": cls(1.0), "CPA, some blocks": cls(1.0, epsilon_scope="round")}
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> CPA:

@@ -155,7 +155,7 @@ class RotatedCoins(Mechanism):
 
     @classmethod
     def plan_settings(cls, params: int) -> dict[str, Mechanism]:
-        """Every message private by itself; in pairs; an eighth of the privacy in each message."""
+        """Every message private by itself, in pairs, or an eighth of the privacy in each message."""
         return {
             "RotatedCoins": cls(1.0, 1.0),
             "RotatedCoins, paired": cls(1.0, 1.0, paired=True),
