@@ -22,4 +22,10 @@ else:
     is_overridden = importlib.import_module(f"{_PACKAGE}.utilities.model_helpers").is_overridden
     rank_zero_info, rank_zero_warn = pl.utilities.rank_zero_info, pl.utilities.rank_zero_warn
 
-__all__ = ["is_overridden", "pl", "rank_zero_info", "rank_zero_warn"]
+__all__ = ["callbacks_of", "is_overridden", "pl", "rank_zero_info", "rank_zero_warn"]
+
+
+def callbacks_of(trainer: pl.Trainer) -> list[pl.Callback]:
+    """The trainer's callbacks, in their order."""
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return callbacks

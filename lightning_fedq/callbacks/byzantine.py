@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_fedq import attacks
 from lightning_fedq._lightning import pl
 from lightning_fedq.aggregation import RobustAggregation
-from lightning_fedq.callbacks.lookup import federated_of
+from lightning_fedq.callbacks.federated import federated_of
 from lightning_fedq.core import Mechanism, Message, RoundContext
 from lightning_fedq.federation.client_metrics import log_figure
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys, Stream

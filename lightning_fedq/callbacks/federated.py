@@ -31,9 +31,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
+from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.aggregation import RobustAggregation, Weighting, inverse_variance_weights
-from lightning_fedq.callbacks.privacy_target import KeptTarget
 from lightning_fedq.core import Mechanism
 from lightning_fedq.data.batches import BatchRule, Stack
 from lightning_fedq.data.datamodule import split_of
@@ -73,6 +72,7 @@ from lightning_fedq.federation.handed_loader import ask_module_instead, forget_l
 from lightning_fedq.federation.journal import keep_journal, say_at_start
 from lightning_fedq.federation.local_model import BufferMode, LocalModel, Members, check_buffer_mode, origins
 from lightning_fedq.federation.local_training import LocalTraining
+from lightning_fedq.federation.privacy_target import KeptTarget
 from lightning_fedq.federation.records import log_round, say_change, warn_of
 from lightning_fedq.federation.resume import check_federation, plain_records, records_of
 from lightning_fedq.federation.schedule import Schedule
@@ -791,3 +791,33 @@ class Federated(pl.Callback):
             ValueError: If the dataset has no integer labels.
         """
         return label_figure(labels_of(self._loader.loader.dataset, self.labels), self.client_indices)
+
+
+def federated_of(trainer: pl.Trainer, asking: str) -> Federated:
+    """Return the trainer's `Federated` callback.
+
+    Args:
+        trainer: The trainer.
+        asking: Who asks, for the message.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    found = [callback for callback in callbacks_of(trainer) if isinstance(callback, Federated)]
+    if not found:
+        raise ValueError(
+            f"{asking} reports on a federation, and the Trainer has no Federated callback; "
+            "add lightning_fedq.callbacks.Federated to its callbacks"
+        )
+    return found[0]
+
+
+def engine_of(trainer: pl.Trainer, asking: str) -> RoundEngine:
+    """Return the engine of the trainer's federation. There is one from the start of the training on.
+
+    Raises:
+        ValueError: If there is no `Federated` callback.
+    """
+    engine = federated_of(trainer, asking).engine
+    assert engine is not None
+    return engine

@@ -20,9 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks.federated import Federated
-from lightning_fedq.callbacks.lookup import callbacks_of, federated_of
+from lightning_fedq._lightning import callbacks_of, pl
+from lightning_fedq.callbacks.federated import Federated, federated_of
 from lightning_fedq.functional.flatten import copy_into
 from lightning_fedq.randomness import PublicRandomness
 

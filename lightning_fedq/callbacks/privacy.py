@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from lightning_fedq._lightning import pl, rank_zero_warn
+from lightning_fedq._lightning import callbacks_of, pl, rank_zero_warn
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import Federated
-from lightning_fedq.callbacks.lookup import callbacks_of
 from lightning_fedq.core import Adversary, NonPrivate, PrivacyClaim
 from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.client_metrics import log_figure

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks.lookup import engine_of, federated_of
+from lightning_fedq.callbacks.federated import engine_of, federated_of
 from lightning_fedq.reports import first_metric
 
 

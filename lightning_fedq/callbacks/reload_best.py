@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_warn
-from lightning_fedq.callbacks.lookup import engine_of, federated_of
+from lightning_fedq.callbacks.federated import engine_of, federated_of
 
 
 class ReloadBest(pl.Callback):

@@ -8,11 +8,11 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_fedq._lightning import pl
+from lightning_fedq._lightning import callbacks_of, pl
 from lightning_fedq.callbacks.dpsgd import DPSGD
-from lightning_fedq.callbacks.leaves import what_left
-from lightning_fedq.callbacks.lookup import callbacks_of, engine_of, federated_of
+from lightning_fedq.callbacks.federated import engine_of, federated_of
 from lightning_fedq.federation.byzantine import num_byzantine_of
+from lightning_fedq.federation.unprotected import what_left
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.randomness import SeededKeys
@@ -157,7 +157,7 @@ class RunFolder(pl.Callback):
         secagg = federated.secure_aggregation
         privacy = self._privacy(engine, secagg, num_byzantine_of(trainer, federated.planner))
         columns = list(dict.fromkeys(k for row in self.rows for k, value in row.items() if value == value))
-        privacy = replace(privacy, leaves=what_left(trainer, columns))
+        privacy = replace(privacy, leaves=what_left(trainer, federated, columns))
         for callback in callbacks_of(trainer):
             if isinstance(callback, DPSGD):
                 privacy = replace(privacy, samples=callback.statement())

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 
-from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks.lookup import callbacks_of, engine_of, federated_of
+from lightning_fedq._lightning import callbacks_of, pl
+from lightning_fedq.callbacks.federated import engine_of, federated_of
 from lightning_fedq.callbacks.run_folder import RunFolder
 from lightning_fedq.extras import extra
 

@@ -77,8 +77,8 @@ def configured(config: str, candidates: int) -> Setting:
     Raises:
         ValueError: If its module has not one optimiser.
     """
+    from lightning_fedq._lightning import callbacks_of
     from lightning_fedq.callbacks import Federated
-    from lightning_fedq.callbacks.lookup import callbacks_of
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line, and only needed here
 
     cli = FedqCLI(["--config", config], run=False)

@@ -112,7 +112,7 @@ def main(argv: Sequence[str]) -> int:
 
 def _sizes(config: str) -> tuple[dict[str, int], float]:
     """Clients, parameters and rounds of a configuration, and the norm its mechanism clips to (else 1)."""
-    from lightning_fedq.callbacks.lookup import federated_of
+    from lightning_fedq.callbacks.federated import federated_of
     from lightning_fedq.commands.configs import find
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here
     from lightning_fedq.federation.local_model import num_coordinates

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, Union, get_args
 
 import yaml
 
-from lightning_fedq._lightning import is_overridden, pl
-from lightning_fedq.callbacks.lookup import callbacks_of
+from lightning_fedq._lightning import callbacks_of, is_overridden, pl
 from lightning_fedq.callbacks.run_folder import RunFolder
 from lightning_fedq.commands.configs import EVALUATION, find
 from lightning_fedq.commands.suggestions import concise, suggest

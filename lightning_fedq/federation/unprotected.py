@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Protocol, runtime_checkable
 
-from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks.federated import Federated
-from lightning_fedq.callbacks.lookup import callbacks_of, engine_of, federated_of
+from lightning_fedq._lightning import callbacks_of, pl
+from lightning_fedq.federation.protocol import Federation
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.rounds import metric_name
 from lightning_fedq.wire.coding import FixedLength
@@ -31,19 +30,20 @@ class LetsOut(Protocol):
         """
 
 
-def what_left(trainer: pl.Trainer, columns: Sequence[str]) -> tuple[str, ...]:
+def what_left(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -> tuple[str, ...]:
     """Everything that a run has let out without noise, as far as this package wrote it.
 
     Args:
         trainer: After a fit.
+        federated: Its federation.
         columns: Of the run's table of rounds, those that hold a number.
     """
-    federated = federated_of(trainer, "what_left")
     return tuple(line for line in _lines(trainer, federated, columns) if line)
 
 
-def _lines(trainer: pl.Trainer, federated: Federated, columns: Sequence[str]) -> Iterator[str]:
-    engine, log = engine_of(trainer, "what_left"), federated.client_log
+def _lines(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -> Iterator[str]:
+    engine, log = federated.engine, federated.client_log
+    assert engine is not None
     seeded = isinstance(engine.keys, SeededKeys)
     loggers = ", ".join(type(logger).__name__ for logger in trainer.loggers)
     places = f"metrics.csv, callback_metrics{f', {loggers}' if loggers else ''}"

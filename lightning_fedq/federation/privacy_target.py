@@ -7,13 +7,14 @@ fits and resumed ones keep what was found, and are refused if it does not pay fo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.core import Adversary, Mechanism, RoundContext
 from lightning_fedq.federation.byzantine import num_byzantine_of
+from lightning_fedq.federation.protocol import Federation
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import (
@@ -26,9 +27,6 @@ from lightning_fedq.privacy.target import (
 )
 from lightning_fedq.rounds import RoundEngine, RoundPlanner, RoundRecord
 from lightning_fedq.secagg import SecAgg
-
-if TYPE_CHECKING:
-    from lightning_fedq.callbacks.federated import Federated
 
 
 def target_setting(
@@ -83,7 +81,7 @@ class KeptTarget:
         self.found: Calibration | None = None
         self._warned = False
 
-    def calibrate(self, federated: Federated, dim: int, rounds: int, num_byzantine: int) -> Calibration:
+    def calibrate(self, federated: Federation, dim: int, rounds: int, num_byzantine: int) -> Calibration:
         """Set the mechanism to the target for so many parameters and rounds.
 
         Raises:
@@ -106,7 +104,7 @@ class KeptTarget:
         return calibrate(self.target, self.asked, setting, charges)
 
     def begin(
-        self, federated: Federated, trainer: pl.Trainer, dim: int, saved: dict[str, Any] | None
+        self, federated: Federation, trainer: pl.Trainer, dim: int, saved: dict[str, Any] | None
     ) -> Calibration:
         """Calibrate in the first fit. In a later or resumed one, keep what was found.
 
@@ -153,7 +151,7 @@ class KeptTarget:
         per = "round" if self.target.over == "round" else f"{found.charges} rounds of a client"
         return f"{self.target}: {found.mechanism!r}, which spends {found.epsilon:.4g} over {per}"
 
-    def _check_rounds(self, federated: Federated, wanted: int, again: bool) -> None:
+    def _check_rounds(self, federated: Federation, wanted: int, again: bool) -> None:
         assert self.found is not None
         if self.target.over == "round":
             return
@@ -166,7 +164,7 @@ class KeptTarget:
                 "for all of them"
             )
 
-    def limit(self, engine: RoundEngine, federated: Federated, trainer: pl.Trainer) -> None:
+    def limit(self, engine: RoundEngine, federated: Federation, trainer: pl.Trainer) -> None:
         """Let the ledger charge nobody beyond the target. Again whenever the trained vector changes.
 
         Raises:
@@ -277,7 +275,7 @@ class KeptTarget:
                 "resume with its settings"
             )
 
-    def _restored(self, saved: dict[str, Any], federated: Federated, dim: int) -> Calibration:
+    def _restored(self, saved: dict[str, Any], federated: Federation, dim: int) -> Calibration:
         context = first_context(federated.planner, self.asked, dim)
         mechanism = self.asked.at_level(saved["level"], context, saved["max_dropped"])
         if repr(mechanism) != saved["mechanism"]:

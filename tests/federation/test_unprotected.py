@@ -8,8 +8,8 @@ import pytorch_lightning as pl
 import torch
 
 from lightning_fedq.callbacks import Federated, LeakageMonitor, RunFolder, WandbRounds
-from lightning_fedq.callbacks.leaves import LetsOut
 from lightning_fedq.commands.privacy import report_of_checkpoint
+from lightning_fedq.federation.unprotected import LetsOut
 from lightning_fedq.mechanisms import LDPQ, FedAvg, LayeredGaussian
 from lightning_fedq.privacy.page import markdown
 from tests.federation.test_client_metrics import Logs, SendsNothingUseful, run
