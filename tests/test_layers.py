@@ -49,6 +49,7 @@ ALLOWED: dict[str, set[str]] = {
     "reports": {"privacy", "rounds", "matplotlib", "rich"},
     "federation": {
         *("aggregation", "core", "functional", "privacy", "randomness", "ranges", "rounds", "secagg", "data"),
+        "wire",
         *("torchmetrics", *HOST),
     },
     "sample_level": {"core", "data", "federation", "privacy", "randomness", "rounds", "numpy", *HOST},
