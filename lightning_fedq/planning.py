@@ -77,12 +77,12 @@ class Problem:
     @property
     def behind_masks(self) -> bool:
         """Is the target about a server behind secure aggregation?"""
-        return self.target.adversary is Adversary.SECAGG_SERVER
+        return self.target.against is Adversary.SECAGG_SERVER
 
     @property
     def sees_sums(self) -> bool:
         """Does the adversary see aggregates only, so that other clients hide the victim?"""
-        return self.target.adversary in (Adversary.SECAGG_SERVER, Adversary.OUTSIDER, Adversary.CLIENT)
+        return self.target.against in (Adversary.SECAGG_SERVER, Adversary.OUTSIDER, Adversary.CLIENT)
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ LINES = {
     "planned": f"privacy {CONFIG}",
     "spent": "privacy checkpoints/*.ckpt",
     "audited": "audit SQKR --draws 1e6",
-    "ranked": "plan --epsilon 8 --clients 1000 --params 500 --rounds 1 --against server",
+    "ranked": "plan --epsilon 8 --clients 1000 --params 500 --rounds 1 --adversary server",
     "swept": f"sweep {CONFIG} --set trainer.max_epochs=1 data.num_train=200 SQKR.epsilon=2.0,6.0 --out swept",
     "attacked": f"attack {CONFIG} --attempts 4 --inversions 1 --candidates 10 --budgets --out attacked",
 }

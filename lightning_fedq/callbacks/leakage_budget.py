@@ -11,9 +11,9 @@ Where it departs from the paper's Algorithm 1 and why:
 * One std a round, the largest that a client of its cohort needs: a sum has one grid, and a std of each
   client's own would tell the server about that client's data.
 * A round of several steps varies as much as all of them, so each step has to bring its share of C6 TV.
-* C6 bounds a squared distance to the optimum that nobody knows in a run. Unless `c6` is given, the mean
-  squared length of one step stands for it. The probability is a heuristic in any case: no sampling buys
-  back utility.
+* C6 bounds a squared distance to the optimum that nobody knows in a run. Unless `max_squared_distance` is
+  given, the mean squared length of one step stands for it. The probability is a heuristic in any case: no
+  sampling buys back utility.
 
 A measurement is used for `every_n_rounds` rounds; clients take turns. None of this is differential privacy,
 and what was chosen by looking at data is itself a release.
@@ -85,8 +85,8 @@ class LeakageBudget(pl.Callback):
         probe: Samples of a client whose gradients are looked at, the attacker's candidates, >= 4.
         attempts: Of each measured attack, >= 1.
         every_n_rounds: A client is measured anew after so many rounds, >= 1.
-        c6: Bound on the squared distance of a client's parameters to the optimum, > 0; None takes the mean
-            squared length of one step in its place.
+        max_squared_distance: C6, bound on the squared distance of a client's parameters to the optimum,
+            > 0; None takes the mean squared length of one step in its place.
         on_infeasible: What happens where no probability gives batches enough variance: "warn" takes the one
             that comes closest, "raise" stops.
 
@@ -106,7 +106,7 @@ class LeakageBudget(pl.Callback):
         attempts: int = 1000,
         every_n_rounds: int = 20,
         *,
-        c6: float | None = None,
+        max_squared_distance: float | None = None,
         on_infeasible: Literal["warn", "raise"] = "warn",
     ) -> None:
         for name, value, least in (
@@ -116,12 +116,12 @@ class LeakageBudget(pl.Callback):
         ):
             if value < least:
                 raise ValueError(f"{name} must be >= {least}, got {value}")
-        if c6 is not None and not c6 > 0.0:
-            raise ValueError(f"c6 must be > 0 or None, got {c6}")
+        if max_squared_distance is not None and not max_squared_distance > 0.0:
+            raise ValueError(f"max_squared_distance must be > 0 or None, got {max_squared_distance}")
         if on_infeasible not in ("warn", "raise"):
             raise ValueError(f"on_infeasible must be 'warn' or 'raise', got {on_infeasible!r}")
         self.probe, self.attempts, self.every_n_rounds = probe, attempts, every_n_rounds
-        self.c6, self.on_infeasible = c6, on_infeasible
+        self.max_squared_distance, self.on_infeasible = max_squared_distance, on_infeasible
         self.settings: dict[int, ClientSetting] = {}
         self.seconds = 0.0
         self._round, self._std, self._warned = -1, 0.0, False
@@ -246,7 +246,9 @@ class LeakageBudget(pl.Callback):
         spread = steps * update_variance(moments, setting.probability, rate)
         # batches that never vary: any noise is at distance 1
         tv = isotropic_tv(dim, dim * self._std**2 / spread) if spread > 0.0 else 1.0
-        c6 = rate**2 * moments.sum_squares / moments.num_samples if self.c6 is None else self.c6
+        c6 = self.max_squared_distance
+        if c6 is None:
+            c6 = rate**2 * moments.sum_squares / moments.num_samples
         found = solve_probability(moments, c6 * tv / steps, rate)
         if not found.feasible:
             message = f"round {round + 1}, client {client}: {found.reason}"

@@ -21,6 +21,7 @@ from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.client_metrics import log_figure
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
+from lightning_fedq.privacy.target import adversary_named
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.secagg import SecAgg
 
@@ -71,7 +72,7 @@ class PrivacyBudget(pl.Callback):
         if unit not in ("client", "sample", None):
             raise ValueError(f"unit must be 'client', 'sample' or None, got {unit!r}")
         self.epsilon, self.delta, self.unit = epsilon, check_delta(delta), unit
-        self.adversary, self.on_exhausted = _adversary(adversary), on_exhausted
+        self.adversary, self.on_exhausted = adversary_named(adversary), on_exhausted
         self.epsilon_spent, self.affordable = 0.0, 0
         self._warned = False
 
@@ -242,15 +243,6 @@ class PrivacyBudget(pl.Callback):
             trainer.should_stop = True
         elif self.on_exhausted == "warn":
             self._complain(f"the budget of epsilon {self.epsilon:g} is spent: {why}; going on")
-
-
-def _adversary(name: Adversary | str) -> Adversary:
-    if isinstance(name, Adversary):
-        return name
-    if str(name).upper() not in Adversary.__members__:
-        known = ", ".join(member.lower() for member in Adversary.__members__)
-        raise ValueError(f"adversary must be one of {known}, got {name!r}")
-    return Adversary[name.upper()]
 
 
 def _one(trainer: pl.Trainer, kind: Any) -> Any:

@@ -18,7 +18,7 @@ from lightning_fedq.commands.described import example
 from lightning_fedq.core import Adversary, Mechanism
 from lightning_fedq.discovery import class_path, installed
 from lightning_fedq.planning import HOMOGENEITY, Option, Problem, plan
-from lightning_fedq.privacy.target import PrivacyTarget, adversary_named
+from lightning_fedq.privacy.target import PrivacyTarget
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -62,9 +62,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--params", type=int, help="parameters of the model")
     parser.add_argument("--rounds", type=int)
     parser.add_argument(
-        "--against",
+        "--adversary",
         default="secagg_server",
-        help="adversary: " + ", ".join(who.name.lower() for who in Adversary) + " (default: %(default)s)",
+        help="against whom: " + ", ".join(who.name.lower() for who in Adversary) + " (default: %(default)s)",
     )
     parser.add_argument("--over", choices=["run", "round"], default="run")
     parser.add_argument(
@@ -94,7 +94,7 @@ def main(argv: Sequence[str]) -> int:
             sizes = {**from_config, **sizes}
         if missing := [f"--{name}" for name in given if name not in sizes]:
             raise ValueError(f"say how many: {', '.join(missing)}; or name a configuration that says it")
-        target = PrivacyTarget(options.epsilon, options.delta, adversary_named(options.against), options.over)
+        target = PrivacyTarget(options.epsilon, options.delta, options.adversary, options.over)
         problem = Problem(**sizes, target=target, active=options.active, homogeneity=options.homogeneity)
         found = plan(problem, candidates(problem.params))
     except (ValueError, FileNotFoundError) as error:
@@ -133,7 +133,7 @@ def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
     target = problem.target
     console.print(
         f"epsilon {target.epsilon:g} at delta {target.delta:g} over the {target.over}, against "
-        f"{target.adversary.value}; {problem.clients:,} clients, {problem.params:,} parameters, "
+        f"{target.against.value}; {problem.clients:,} clients, {problem.params:,} parameters, "
         f"{problem.rounds} rounds",
         highlight=False,
     )
@@ -203,7 +203,7 @@ def to_yaml(option: Option, problem: Problem, clip_norm: float) -> str:
         "privacy": {
             "epsilon": target.epsilon,
             "delta": target.delta,
-            "against": target.adversary.name.lower(),
+            "adversary": target.against.name.lower(),
             "over": target.over,
         },
     }
@@ -242,7 +242,7 @@ def picture(problem: Problem, found: Sequence[Option]) -> Figure:
     right.set_xticks(clients, [f"{n:,}" for n in clients])
     left.legend(fontsize="small")
     figure.suptitle(
-        f"epsilon {problem.target.epsilon:g} against {problem.target.adversary.name.lower()}, "
+        f"epsilon {problem.target.epsilon:g} against {problem.target.against.name.lower()}, "
         f"{problem.clients:,} clients, {problem.params:,} parameters, {problem.rounds} rounds"
     )
     return figure

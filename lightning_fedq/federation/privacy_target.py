@@ -131,7 +131,7 @@ class KeptTarget:
                 "with secure keys (seed=None)"
             )
         secagg = federated.secure_aggregation
-        if self.target.adversary is Adversary.SECAGG_SERVER and secagg and secagg.run == "accounted":
+        if self.target.against is Adversary.SECAGG_SERVER and secagg and secagg.run == "accounted":
             rank_zero_warn(
                 "masking is accounted for only, so whoever runs this sees every message; the privacy target "
                 "is met by SecAgg(run='masked')"
@@ -182,7 +182,7 @@ class KeptTarget:
             num_byzantine=num_byzantine_of(trainer, federated.planner),
         )
         if self.target.over == "round":
-            one = epsilon_of(setting, engine.mechanism, self.target.adversary, 1)
+            one = epsilon_of(setting, engine.mechanism, self.target.against, 1)
             if one > self.target.epsilon:
                 raise ValueError(
                     f"a round now spends {one:.4g} of {self.target}, because more parameters are trained "

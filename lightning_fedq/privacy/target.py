@@ -49,7 +49,7 @@ class PrivacyTarget:
     Args:
         epsilon: > 0, in nats.
         delta: Chance with which the guarantee may fail, below 1 / clients; there is no default.
-        against: Member of `Adversary` or its name in any case, "secagg_server" say.
+        adversary: Member of `Adversary` or its name in any case, "secagg_server" say.
         over: The "run", or one "round".
 
     Raises:
@@ -58,25 +58,25 @@ class PrivacyTarget:
 
     epsilon: float
     delta: float | None = None
-    against: Adversary | str = Adversary.SERVER
+    adversary: Adversary | str = Adversary.SERVER
     over: Literal["run", "round"] = "run"
 
     def __post_init__(self) -> None:
         if not 0.0 < self.epsilon < math.inf:
             raise ValueError(f"epsilon must be > 0 and finite, got {self.epsilon}")
         check_delta(self.delta, None, "clients")
-        adversary_named(self.against)
+        adversary_named(self.adversary)
         if self.over not in ("run", "round"):
             raise ValueError(f"over must be 'run' or 'round', got {self.over!r}")
 
     @property
-    def adversary(self) -> Adversary:
-        """Against whom."""
-        return adversary_named(self.against)
+    def against(self) -> Adversary:
+        """The adversary, as a member of `Adversary`."""
+        return adversary_named(self.adversary)
 
     def __str__(self) -> str:
         """In words."""
-        return f"epsilon {self.epsilon:g} at delta {self.delta:g} against {self.adversary.name}, {self.over}"
+        return f"epsilon {self.epsilon:g} at delta {self.delta:g} against {self.against.name}, {self.over}"
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def calibrate(
         ValueError: If the mechanism has no free parameter, claims nothing against the adversary in this
             setting, or can't be made private enough; with what could be.
     """
-    dropped, context, adversary = allowed_dropouts(setting), setting.context, target.adversary
+    dropped, context, adversary = allowed_dropouts(setting), setting.context, target.against
 
     def at(level: float) -> Mechanism:
         return mechanism.at_level(level, context, dropped)
@@ -218,13 +218,13 @@ def _smallest_level(at: Callable[[float], Mechanism]) -> float:
 
 def _refuse_where_nothing_is_claimed(mechanism: Mechanism, setting: Setting, target: PrivacyTarget) -> None:
     claims = setting.claims(mechanism)
-    refused = claims[target.adversary].loss
+    refused = claims[target.against].loss
     if not isinstance(refused, NonPrivate):
         return
     others = [who.name for who, claim in claims.items() if not isinstance(claim.loss, NonPrivate)]
     instead = f"it could be against {', '.join(others)}" if others else "nor against anybody else"
     raise ValueError(
-        f"{type(mechanism).__name__} can't be private against {target.adversary.name} here: "
+        f"{type(mechanism).__name__} can't be private against {target.against.name} here: "
         f"{refused.reason}; {instead}"
     )
 
@@ -233,7 +233,7 @@ def affordable(target: PrivacyTarget, mechanism: Mechanism, setting: Setting, at
     """Largest number of charges of a client that stay within the target."""
 
     def fits(charges: int) -> bool:
-        return epsilon_of(setting, mechanism, target.adversary, charges) <= target.epsilon
+        return epsilon_of(setting, mechanism, target.against, charges) <= target.epsilon
 
     low, high = at_least if at_least and fits(at_least) else 0, max(2 * at_least, 1)
     while high < _MOST_ROUNDS and fits(high):

@@ -124,7 +124,7 @@ def train(
     gc.collect()  # a Trainer and its data are a cycle: a grid of runs would hold all their tensors
     clients, rounds = federation.num_clients, federation.rounds
     once = participation == "once"
-    masked = target is not None and target.adversary is Adversary.SECAGG_SERVER
+    masked = target is not None and target.against is Adversary.SECAGG_SERVER
     cohort = clients // rounds if once else clients
     data = ClientMNIST(
         federation.root,

@@ -98,7 +98,7 @@ def test_batches_are_poisson_samples_with_the_clients_own_probability():
 @pytest.mark.filterwarnings("ignore:training left tensors in the attribute before:UserWarning")  # of Snapshot
 @pytest.mark.filterwarnings("ignore:LeakageBudget takes the sampling probability:UserWarning")
 def test_an_empty_batch_is_no_step_and_a_client_without_any_still_answers():
-    budget, fed = LeakageBudget(probe=8, attempts=200, c6=1e9), federation(local_steps=1)
+    budget, fed = LeakageBudget(probe=8, attempts=200, max_squared_distance=1e9), federation(local_steps=1)
     seen = Seen(fed)
 
     def decaying(parameters):
@@ -142,7 +142,7 @@ def test_a_tighter_budget_gets_more_noise():
 
 
 def test_what_no_probability_can_do_is_said_and_the_training_goes_on():
-    budget, fed = LeakageBudget(probe=16, attempts=200, c6=1e6), federation()
+    budget, fed = LeakageBudget(probe=16, attempts=200, max_squared_distance=1e6), federation()
     with pytest.warns(
         UserWarning, match=r"comes closest\. round 1, client \d: the batches' variance would have"
     ):
@@ -150,7 +150,10 @@ def test_what_no_probability_can_do_is_said_and_the_training_goes_on():
     assert len(fed.records) == 2
     assert float(trainer.callback_metrics["leak/sampling_feasible"]) == 0.0
     with pytest.raises(ValueError, match="lower the noise, clip to a smaller norm or allow more leakage"):
-        fit(federation(), LeakageBudget(probe=16, attempts=200, c6=1e6, on_infeasible="raise"))
+        fit(
+            federation(),
+            LeakageBudget(probe=16, attempts=200, max_squared_distance=1e6, on_infeasible="raise"),
+        )
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
@@ -194,7 +197,7 @@ def test_the_gradients_are_those_of_the_training_step():
         ({"probe": 3}, "probe must be >= 4, got 3"),
         ({"attempts": 0}, "attempts must be >= 1"),
         ({"every_n_rounds": 0}, "every_n_rounds must be >= 1"),
-        ({"c6": 0.0}, "c6 must be > 0 or None"),
+        ({"max_squared_distance": 0.0}, "max_squared_distance must be > 0 or None"),
         ({"on_infeasible": "half"}, "on_infeasible must be 'warn' or 'raise', got 'half'"),
     ],
 )

@@ -188,7 +188,7 @@ def test_a_configuration_says_it_and_fedq_privacy_reads_it(tmp_path: Path) -> No
             "num_clients": 20,
             "clients_per_round": 4,
             "participation": "once",
-            "privacy": {"epsilon": 4.0, "delta": 1e-3, "against": "server"},
+            "privacy": {"epsilon": 4.0, "delta": 1e-3, "adversary": "server"},
         },
     }
     config = {**PLAIN, "trainer": {**PLAIN["trainer"], "max_epochs": 5, "callbacks": [callback]}}

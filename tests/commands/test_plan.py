@@ -42,7 +42,12 @@ def test_a_configuration_says_the_sizes_and_gets_settings_to_paste(capsys, monke
     settings = yaml.safe_load(printed[printed.index("mechanism:\n") :])
     assert settings["mechanism"]["class_path"] == "lightning_fedq.mechanisms.RotatedCoins"
     assert settings["mechanism"]["init_args"]["clip_norm"] == 2.0
-    assert settings["privacy"] == {"epsilon": 4.0, "delta": 1e-05, "against": "secagg_server", "over": "run"}
+    assert settings["privacy"] == {
+        "epsilon": 4.0,
+        "delta": 1e-05,
+        "adversary": "secagg_server",
+        "over": "run",
+    }
     assert settings["secure_aggregation"] == {"run": "masked"}
 
 
@@ -56,7 +61,7 @@ def test_the_picture(tmp_path, monkeypatch):
     "arguments, message",
     [
         (["--epsilon", "8", "--clients", "60"], "say how many: --params, --rounds"),
-        ([*SMALL, "--against", "serverr"], "adversary must be one of"),
+        ([*SMALL, "--adversary", "serverr"], "adversary must be one of"),
         ([*SMALL, "--delta", "0.5"], "delta must be"),
     ],
 )

@@ -201,7 +201,7 @@ def test_a_run_without_a_number_of_rounds_is_refused():
         ({}, "delta is missing"),
         ({"delta": 2.0}, "delta must be > 0 and below 1"),
         ({"delta": 1e-5, "epsilon": -1.0}, "epsilon must be > 0 and finite"),
-        ({"delta": 1e-5, "against": "nobody"}, "adversary must be one of eavesdropper, .*got 'nobody'"),
+        ({"delta": 1e-5, "adversary": "nobody"}, "adversary must be one of eavesdropper, .*got 'nobody'"),
         ({"delta": 1e-5, "over": "week"}, "over must be 'run' or 'round', got 'week'"),
     ],
 )
