@@ -3,21 +3,27 @@
     python examples/deploy.py                # CorBin, LDPQ, AggregateGaussian, CPA, CorBin behind SecAgg
     python examples/deploy.py "LDPQ(epsilon=4.0)"
 
-Writes the app that `fedq flower init` writes, starts it with `flwr run`, waits for its end, runs the same
-federation as a simulation and compares the models bit for bit. Everything that it starts it stops.
+For each of them it writes the app that `fedq flower init` writes, starts it with `flwr run`, waits for its
+end, runs the same federation as a simulation and compares the models bit for bit. Everything that it starts
+it stops. What takes the time is Python: Flower starts a process for every message to a client.
 """
 
 from __future__ import annotations
 
 import datetime
+import importlib
+import importlib.metadata
 import ipaddress
 import os
+import signal
 import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from cryptography import x509
@@ -69,112 +75,149 @@ def write_certificate(folder: Path) -> None:
 
 
 def tool(name: str) -> str:
-    """A command of Flower, beside this Python or on the path."""
-    beside = Path(sys.executable).parent / name
-    return str(beside) if beside.exists() else os.environ.get("FLOWER_BIN", "") + name
+    """A command of Flower: beside this Python, or where its package was installed."""
+    scripts = [Path(sys.executable).parent / name]
+    for file in importlib.metadata.files("flwr") or []:
+        if file.name == name:
+            scripts.append(Path(str(file.locate())).resolve())
+    return str(next(script for script in scripts if script.exists()))
 
 
 class Machines:
-    """The processes of one deployment, each with a log; leaving the block ends them."""
+    """The processes of one deployment, each with a log; leaving the block ends them.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder, self._running = folder, []
+    Args:
+        folder: Of certificates, logs, and everybody's own folder.
+        nodes: Further arguments of each SuperNode.
+        link: Further arguments of the SuperLink, such as a database to survive in.
+    """
+
+    def __init__(self, folder: Path, nodes: Sequence[Sequence[str]] = (), link: Sequence[str] = ()) -> None:
+        self.folder, self._nodes, self._link, self.running = folder, nodes, link, {}
         self.environment = {**os.environ, "FLWR_HOME": str(folder / "flwr"), "OMP_NUM_THREADS": "1"}
-        self.environment |= {"FLWR_TELEMETRY_ENABLED": "0", "FEDQ_SERVER": str(folder / "server")}
+        self.environment |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
         self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         self.environment["PATH"] = f"{Path(tool('flwr')).parent}{os.pathsep}{os.environ['PATH']}"
+        self.port = free_port()
+        self.address, self.pem = f"127.0.0.1:{self.port}", str(folder / "server.pem")
 
     def __enter__(self) -> Machines:
+        self.folder.mkdir(exist_ok=True)
         write_certificate(self.folder)
-        port = free_port()
-        pem = str(self.folder / "server.pem")
-        tls = [
-            "--ssl-certfile",
-            pem,
-            "--ssl-keyfile",
-            str(self.folder / "server.key"),
-            "--ssl-ca-certfile",
-            pem,
-        ]
-        link = ["--host", "127.0.0.1", "--port", str(port), "--disable-runtime-dependency-installation"]
-        self.start("superlink", [tool("flower-superlink"), *tls, *link])
-        self.address = f"127.0.0.1:{port}"
+        self.start_link()
         for client in range(CLIENTS):
-            own = f'partition-id={client} fedq-home="{self.folder / f"client-{client}"}"'
-            node = ["--superlink", self.address, "--root-certificates", pem, "--port", str(free_port())]
-            self.start(f"client-{client}", [tool("flower-supernode"), *node, "--node-config", own])
+            self.start_node(client)
         (self.folder / "flwr").mkdir(exist_ok=True)
         (self.folder / "flwr" / "config.toml").write_text(
             f'[superlink]\ndefault = "demo"\n\n[superlink.demo]\naddress = "{self.address}"\n'
-            f'root-certificates = "{pem}"\n'
+            f'root-certificates = "{self.pem}"\n'
         )
         return self
 
-    def start(self, name: str, command: list[str]) -> None:
-        log = (self.folder / f"{name}.log").open("w")
-        out = {"stdout": log, "stderr": subprocess.STDOUT}
-        process = subprocess.Popen(
-            command, env=self.environment, cwd=self.folder, start_new_session=True, **out
-        )
-        self._running.append(process)
+    def start_link(self) -> None:
+        """Start the SuperLink."""
+        key = str(self.folder / "server.key")
+        tls = ["--ssl-certfile", self.pem, "--ssl-keyfile", key, "--ssl-ca-certfile", self.pem]
+        link = ["--host", "127.0.0.1", "--port", str(self.port), "--disable-runtime-dependency-installation"]
+        self.start("superlink", [tool("flower-superlink"), *tls, *link, *self._link])
 
-    def run(self, app: Path, timeout: float) -> Path:
-        """Start an app and wait until its last round is over; return the server's folder."""
-        last = self.folder / "server" / "runs" / "deployed" / "summary.json"
-        command = [tool("flwr"), "run", str(app), "demo", "--run-config", f"rounds={ROUNDS}"]
+    def start_node(self, client: int) -> None:
+        """Start one client's SuperNode."""
+        own = f'partition-id={client} fedq-home="{self.folder / f"client-{client}"}"'
+        node = ["--superlink", self.address, "--root-certificates", self.pem, "--port", str(free_port())]
+        more = self._nodes[client] if self._nodes else ()
+        command = [tool("flower-supernode"), *node, "--node-config", own, *more]
+        self.start(f"client-{client}", command)
+
+    def start(self, name: str, command: list[str]) -> None:
+        """Start a process with its own log."""
+        with (self.folder / f"{name}.log").open("a") as log:
+            self.running[name] = subprocess.Popen(
+                command,
+                env=self.environment,
+                cwd=self.folder,
+                start_new_session=True,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def kill(self, name: str) -> None:
+        """SIGKILL a process, and everything that it has started."""
+        os.killpg(self.running[name].pid, signal.SIGKILL)
+        self.running.pop(name).wait()
+
+    def flwr(self, *arguments: str, timeout: float = 300.0) -> str:
+        """An operator's command. The SuperLink takes a while until it answers."""
         end = time.monotonic() + timeout
-        while True:  # the SuperLink takes a while until it answers
+        while True:
+            command = [tool("flwr"), *arguments]
             done = subprocess.run(
                 command, env=self.environment, cwd=self.folder, capture_output=True, text=True
             )
             if done.returncode == 0:
-                break
+                return done.stdout
             if time.monotonic() > end:
                 raise RuntimeError(done.stdout + done.stderr)
             time.sleep(2)
-        while not last.exists():
+
+    def run(self, app: Path, home: Path, rounds: int, **config: object) -> None:
+        """Start an app, whose server keeps its folder in `home`."""
+        given = {"rounds": rounds, "home": f'"{home}"', **config}
+        words = " ".join(f"{name}={value}" for name, value in given.items())
+        self.flwr("run", str(app), "demo", "--run-config", words)
+
+    def wait_for(self, done: Callable[[], bool], timeout: float) -> None:
+        """Wait until something is true."""
+        end = time.monotonic() + timeout
+        while not done():
             if time.monotonic() > end:
                 raise RuntimeError(f"no end after {timeout:g} s\n{self.logs()}")
-            time.sleep(1)
-        return self.folder / "server"
+            time.sleep(0.2)
 
     def logs(self) -> str:
+        """The end of every log."""
         return "\n".join(f"--- {p.name}\n{p.read_text()[-3000:]}" for p in sorted(self.folder.glob("*.log")))
 
     def __exit__(self, *_: object) -> None:
-        for process in self._running:
+        for process in self.running.values():
             try:
-                os.killpg(process.pid, 15)
+                os.killpg(process.pid, signal.SIGTERM)
             except ProcessLookupError:
                 continue
-        for process in self._running:
+        for process in self.running.values():
             try:
                 process.wait(20)
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, 9)
+                os.killpg(process.pid, signal.SIGKILL)
 
 
-def deploy(mechanism: str, folder: Path, secagg: bool = False, timeout: float = 900.0) -> dict[str, object]:
-    """Deploy, simulate, compare."""
-    app = folder / "fedq_app"
+def deploy(
+    machines: Machines, mechanism: str, name: str, secagg: bool = False, timeout: float = 1800.0
+) -> dict[str, object]:
+    """Deploy, simulate, compare.
+
+    Args:
+        machines: Running.
+        mechanism: As in Python.
+        name: Of the app, new for every one.
+        secagg: Behind secure aggregation.
+        timeout: Seconds until the deployment has to be over.
+    """
+    app, server = machines.folder / name, machines.folder / f"{name}-server"
     package = write_app(app, mechanism, clients=CLIENTS, seed=SEED, secure_aggregation=secagg)
     began = time.monotonic()
-    with Machines(folder) as machines:
-        server = machines.run(app, timeout)
+    machines.run(app, server, ROUNDS)
+    machines.wait_for((server / "runs" / "deployed" / "summary.json").exists, timeout)
     seconds = time.monotonic() - began
     sys.path.insert(0, str(app))
-    for name in [name for name in sys.modules if name.partition(".")[0] == package]:
-        del sys.modules[name]
-    task = __import__(f"{package}.task").task
+    task = importlib.import_module(f"{package}.task")
     sys.path.remove(str(app))
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
     trainer = pl.Trainer(
         max_epochs=ROUNDS, accelerator="cpu", callbacks=[task.federated], enable_model_summary=False, **quiet
     )
     trainer.fit(task.module(), datamodule=DigitsDataModule(batch_size=16))
-    saved = torch.load(server / "checkpoints" / "last.ckpt", weights_only=True)
-    deployed = next(s["engine"] for k, s in saved["callbacks"].items() if "Federated" in k)
-    engine = task.federated.engine
+    engine, deployed = task.federated.engine, deployed_engine(server)
     return {
         "mechanism": ("SecAgg " if secagg else "") + mechanism,
         "same weights": torch.equal(deployed["weights"], engine.weights),
@@ -184,12 +227,18 @@ def deploy(mechanism: str, folder: Path, secagg: bool = False, timeout: float = 
     }
 
 
+def deployed_engine(server: Path) -> dict[str, Any]:
+    """State of a server, as its checkpoint has it."""
+    saved = torch.load(server / "checkpoints" / "last.ckpt", weights_only=True)
+    return next(state["engine"] for name, state in saved["callbacks"].items() if "Federated" in name)
+
+
 def main() -> int:
     rows = []
-    for chosen in sys.argv[1:] or DEFAULT:
-        with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, Machines(Path(folder)) as machines:
+        for number, chosen in enumerate(sys.argv[1:] or DEFAULT):
             secagg, mechanism = chosen.startswith("secagg "), chosen.removeprefix("secagg ")
-            rows.append(deploy(mechanism, Path(folder), secagg))
+            rows.append(deploy(machines, mechanism, f"fedq_app_{number}", secagg))
             print("  ".join(f"{name}: {value}" for name, value in rows[-1].items()), flush=True)
     return 0 if all(row["same weights"] for row in rows) else 1
 

@@ -31,6 +31,7 @@ clientapp = "{package}.client_app:app"
 
 [tool.flwr.app.config]
 rounds = 3
+home = "fedq-server"
 """
 TASK = '''\
 """What both sides share: the module, the federation's settings, and each client's own data."""
@@ -96,7 +97,7 @@ from {package}.task import data, federated, module
 app = client_app(module, data, federated, trainer={{"accelerator": "cpu"}})
 """
 SERVER = """\
-import os
+from pathlib import Path
 
 from lightning_fedq.callbacks import RunFolder
 from lightning_fedq.datasets import DigitsDataModule
@@ -104,12 +105,14 @@ from lightning_fedq.flower import server_app
 
 from {package}.task import federated, module
 
-HOME = os.environ.get("FEDQ_SERVER", "fedq-server")
+
+def home(context):
+    return Path(context.run_config["home"])
 
 
 def trainer(context):
     rounds = int(context.run_config["rounds"])
-    folder = RunFolder("deployed", root=os.path.join(HOME, "runs"), show=False)
+    folder = RunFolder("deployed", root=home(context) / "runs", show=False)
     return {{"accelerator": "cpu", "max_epochs": rounds, "callbacks": [folder], "logger": False}}
 
 
@@ -117,7 +120,7 @@ def data():
     return DigitsDataModule(batch_size=64)
 
 
-app = server_app(module, federated, data=data, trainer=trainer, home=HOME, round_timeout=600)
+app = server_app(module, federated, data=data, trainer=trainer, home=home, round_timeout=600)
 """
 NEXT = """\
 wrote {folder}. In {folder}/{package}/task.py stand the module, the data and the settings.

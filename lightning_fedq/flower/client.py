@@ -10,6 +10,7 @@ payloads.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower.local_round import train_locally
 from lightning_fedq.flower.records import Fields, from_record, to_record
-from lightning_fedq.flower.settings import check_deployable, differences, fingerprint
+from lightning_fedq.flower.settings import RefusedError, check_deployable, differences, fingerprint
 from lightning_fedq.flower.store import Store
 from lightning_fedq.party_keys import ClientSecrets, HeldClientKeys
 from lightning_fedq.randomness import Keys, PublicRandomness, SeededKeys
@@ -35,33 +36,29 @@ _KEYS, _ROUND, _SYMBOLS = "keys", "round", "symbols"
 _SETTINGS = "setting "
 
 
-class RefusedError(RuntimeError):
-    """A refusal of this client, in words that the server is told, too."""
-
-
-class DeployedClient:
-    """One client's answers, message by message, without a transport.
+class RemoteClient(ABC):
+    """One client's answers, message by message, without a transport; a subclass knows how it trains.
 
     Args:
-        module: Makes the client's own module.
-        data: Makes the client's own data.
         federated: The federation's settings, from the client's own code.
-        trainer: Arguments of its `Trainer`.
         store: Its folder; None keeps nothing, which takes a seed and no secure aggregation.
         partition: Its number, where it has one from elsewhere; -1 takes the server's.
     """
 
-    def __init__(
-        self,
-        module: Callable[[], pl.LightningModule],
-        data: Callable[[], pl.LightningDataModule],
-        federated: Federated,
-        trainer: dict[str, Any],
-        store: Store | None,
-        partition: int = -1,
-    ) -> None:
-        self._module, self._data, self._federated, self._trainer = module, data, federated, trainer
-        self._store, self._partition = store, partition
+    def __init__(self, federated: Federated, store: Store | None, partition: int = -1) -> None:
+        self._federated, self._store, self._partition = federated, store, partition
+
+    @abstractmethod
+    def settings(self) -> dict[str, str]:
+        """What the server's settings are compared with, by name."""
+
+    @abstractmethod
+    def num_samples(self) -> int:
+        """Number of samples that it holds, where the mean is weighted by that."""
+
+    @abstractmethod
+    def update(self, number: int, task: RoundTask, weights: Tensor) -> Tensor:
+        """Train, as client `number`, and return `(dim,)` local - global."""
 
     def answer(self, kind: str, fields: Fields) -> Fields:
         """Answer one message.
@@ -78,8 +75,16 @@ class DeployedClient:
         }
         try:
             return answers[kind](fields)
-        except (ValueError, RuntimeError, NotImplementedError, PermissionError) as error:
+        except (ValueError, RuntimeError, PermissionError) as error:
             raise RefusedError(f"{kind}: {error}") from error
+
+    def reply(self, kind: str, fields: Fields) -> Fields:
+        """Answer one message, or say why not."""
+        try:
+            return self.answer(kind, fields)
+        except RefusedError as error:
+            rank_zero_warn(str(error))
+            return {"refused": str(error)}
 
     # ---- before the first round ---------------------------------------------------------------------------
 
@@ -91,13 +96,13 @@ class DeployedClient:
         """
         theirs = {name.removeprefix(_SETTINGS): v for name, v in fields.items() if name.startswith(_SETTINGS)}
         check_deployable(self._federated)
-        if found := differences(fingerprint(self._federated, self._module()), theirs):
+        if found := differences(self.settings(), theirs):
             raise ValueError(
                 f"this client and the server differ: {found}; run the same code and settings on both"
             )
         answer: Fields = {"partition": self._partition}
         if self._federated.weighting == "samples":
-            answer["samples"] = _samples(self._data())
+            answer["samples"] = self.num_samples()
         if self._federated.seed is None:
             answer["key"] = self._own_secrets(fields).public_key
         return answer
@@ -161,20 +166,27 @@ class DeployedClient:
         federated, task = self._federated, RoundTask.from_bytes(fields["task"])
         weights, keys = _weights(fields), self._keys(fields)
         client = self._round_client(fields, keys)
-        seed = int.from_bytes(os.urandom(7), "big") if federated.seed is None else federated.seed
-        update = train_locally(
-            federated, self._module(), self._data(), client.client, seed, task, weights, self._trainer
-        )
-        message = client.encode(task, weights, update.to(weights))
+        message = client.encode(task, weights, self._trained(client.client, task, weights))
         if federated.secure_aggregation is None:
             return {"answer": client.pack(task, message)}
         digest = model_digest(weights)
         machine = self._machine(fields, keys, task, digest)
         reply = machine.advertise(fields["invitation"])
         kept = {name: value for name, value in fields.items() if name not in ("weights", "invitation")}
+        self._rounds().drop(_ROUND)  # killed here, an older round does not find these symbols
         self._rounds().put_bytes(_SYMBOLS, message.symbols[0].cpu().numpy().astype("<i8").tobytes())
         self._keep({**kept, "digest": digest}, machine)
         return {"secagg": reply}
+
+    def _trained(self, number: int, task: RoundTask, weights: Tensor) -> Tensor:
+        """The update. What went wrong with the data is said here and not to the server."""
+        try:
+            return self.update(number, task, weights).to(weights)
+        except RefusedError:
+            raise
+        except Exception as error:
+            rank_zero_warn(f"round {task.round + 1}: {type(error).__name__}: {error}")
+            raise RefusedError("the training has failed; the client's own log says why") from error
 
     # ---- secure aggregation: three more exchanges ---------------------------------------------------------
 
@@ -230,6 +242,50 @@ class DeployedClient:
         return {"secagg": machine.unmask(fields["secagg"])}
 
 
+class DeployedClient(RemoteClient):
+    """A client that trains with a `Trainer` of its own.
+
+    Args:
+        module: Makes the client's own module.
+        data: Makes the client's own data.
+        federated: The federation's settings, from the client's own code.
+        trainer: Arguments of its `Trainer`.
+        store: Its folder; None keeps nothing, which takes a seed and no secure aggregation.
+        partition: Its number, where it has one from elsewhere; -1 takes the server's.
+    """
+
+    def __init__(
+        self,
+        module: Callable[[], pl.LightningModule],
+        data: Callable[[], pl.LightningDataModule],
+        federated: Federated,
+        trainer: dict[str, Any],
+        store: Store | None,
+        partition: int = -1,
+    ) -> None:
+        super().__init__(federated, store, partition)
+        self._module, self._data, self._trainer = module, data, trainer
+
+    def settings(self) -> dict[str, str]:
+        """See `RemoteClient.settings`."""
+        return fingerprint(self._federated, self._module())
+
+    def num_samples(self) -> int:
+        """See `RemoteClient.num_samples`."""
+        data = self._data()
+        data.prepare_data()
+        data.setup("fit")
+        return len(data.train_dataloader().dataset)
+
+    def update(self, number: int, task: RoundTask, weights: Tensor) -> Tensor:
+        """See `RemoteClient.update`."""
+        own = self._federated.seed
+        seed = int.from_bytes(os.urandom(7), "big") if own is None else own
+        return train_locally(
+            self._federated, self._module(), self._data(), number, seed, task, weights, self._trainer
+        )
+
+
 def _weights(fields: Fields) -> Tensor:
     dtype = {"float32": torch.float32, "float64": torch.float64}[fields["dtype"]]
     return torch.frombuffer(bytearray(fields["weights"]), dtype=dtype)
@@ -239,10 +295,15 @@ def _cut(data: bytes, size: int) -> list[bytes]:
     return [data[start : start + size] for start in range(0, len(data), size)]
 
 
-def _samples(data: pl.LightningDataModule) -> int:
-    data.prepare_data()
-    data.setup("fit")
-    return len(data.train_dataloader().dataset)
+def own_folder(context: Context, home: Callable[[Context], Path] | None) -> Store | None:
+    """A client's folder: `home`, or `fedq-home` of the node's configuration, or none."""
+    where = context.node_config.get("fedq-home") if home is None else home(context)
+    return None if where is None else Store(Path(str(where)))
+
+
+def own_number(context: Context) -> int:
+    """A client's number, `partition-id` of the node's configuration, or -1."""
+    return int(context.node_config.get("partition-id", -1))
 
 
 def client_app(
@@ -270,16 +331,9 @@ def client_app(
     app = ClientApp()
 
     def reply(kind: str, message: Message, context: Context) -> Message:
-        where = context.node_config.get("fedq-home") if home is None else home(context)
-        store = None if where is None else Store(Path(str(where)))
-        number = int(context.node_config.get("partition-id", -1))
+        store, number = own_folder(context, home), own_number(context)
         client = DeployedClient(module, lambda: data(context), federated, trainer or {}, store, number)
-        try:
-            answer = client.answer(kind, from_record(message.content))
-        except RefusedError as error:
-            rank_zero_warn(str(error))
-            answer = {"refused": str(error)}
-        return Message(to_record(answer), reply_to=message)
+        return Message(to_record(client.reply(kind, from_record(message.content))), reply_to=message)
 
     @app.train()  # type: ignore[untyped-decorator]
     def train(message: Message, context: Context) -> Message:

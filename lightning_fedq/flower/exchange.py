@@ -20,10 +20,14 @@ class Exchange:
         grid: Flower's.
         timeout: Seconds after which an exchange ends with those who have answered.
         warn: Told who refused, or failed, and why.
+        message_type: Flower's name of every message, which then carries what is asked as a field; None
+            makes it the name.
     """
 
-    def __init__(self, grid: Grid, timeout: float, warn: Callable[[str], None]) -> None:
-        self._grid, self.timeout, self._warn = grid, timeout, warn
+    def __init__(
+        self, grid: Grid, timeout: float, warn: Callable[[str], None], message_type: str | None = None
+    ) -> None:
+        self._grid, self.timeout, self._warn, self._type = grid, timeout, warn, message_type
 
     def online(self) -> list[int]:
         """Nodes that are connected now."""
@@ -37,11 +41,7 @@ class Exchange:
             contents: By node.
             group: Names the round, for Flower's log.
         """
-        name = "train" if kind == "train" else f"query.{kind}"
-        messages = [
-            Message(to_record(fields), dst_node_id=node, message_type=name, group_id=group, ttl=self.timeout)
-            for node, fields in contents.items()
-        ]
+        messages = [self.message(kind, node, fields, group) for node, fields in contents.items()]
         asked = dict(zip(self._grid.push_messages(messages), contents, strict=True))
         answers: dict[int, Fields] = {}
         left, end = {number for number in asked if number}, time.monotonic() + self.timeout
@@ -50,7 +50,7 @@ class Exchange:
                 # an error that the SuperLink makes up names no node, so replies are known by what they answer
                 left.discard(reply.metadata.reply_to_message_id)
                 node = asked[reply.metadata.reply_to_message_id]
-                if (fields := self._fields(node, reply)) is not None:
+                if (fields := self.fields(node, reply)) is not None:
                     answers[node] = fields
             if left:
                 time.sleep(_POLL)
@@ -58,7 +58,16 @@ class Exchange:
             self._warn(f"node {asked[number]}: no answer to {kind} in {self.timeout:g} s")
         return answers
 
-    def _fields(self, node: int, reply: Message) -> Fields | None:
+    def message(self, kind: str, node: int, fields: Fields, group: str) -> Message:
+        """What one node is sent, see `__call__`."""
+        name = self._type or ("train" if kind == "train" else f"query.{kind}")
+        asked = fields if self._type is None else {**fields, "asked": kind}
+        return Message(
+            to_record(asked), dst_node_id=node, message_type=name, group_id=group, ttl=self.timeout
+        )
+
+    def fields(self, node: int, reply: Message) -> Fields | None:
+        """What one node has answered; None is nothing that can be read, which is warned of."""
         if reply.has_error():
             self._warn(f"node {node}: {reply.error.reason or f'error {reply.error.code}'}")
             return None

@@ -22,6 +22,7 @@ from lightning_fedq.core import Mechanism
 from lightning_fedq.data.batches import BatchRule
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.federation.clock import LocalClock
+from lightning_fedq.flower.settings import RefusedError
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundPlanner, RoundTask
@@ -98,7 +99,7 @@ class LocalRound(Federated):
 
     def _new_engine(self, weights: Tensor, segments: Sequence[int]) -> RoundEngine:
         if list(segments) != list(self._task.segments):
-            raise ValueError(
+            raise RefusedError(
                 f"the server's model is cut into segments of {_shown(self._task.segments)}, this client's "
                 f"into {_shown(segments)}; both sides need the same module, with the same parameters frozen"
             )
@@ -124,9 +125,9 @@ class LocalRound(Federated):
         """Refuse: what a rule remembers of a client would be lost between two rounds.
 
         Raises:
-            ValueError: Always.
+            RefusedError: Always.
         """
-        raise ValueError(
+        raise RefusedError(
             f"{type(rule).__name__} remembers what a client has spent, and a client between two messages "
             "does not keep it yet; leave it out, or use a mechanism that protects clients"
         )
@@ -137,7 +138,7 @@ class LocalRound(Federated):
         assert self._clock is not None
         for config in trainer.lr_scheduler_configs:
             if config.reduce_on_plateau:
-                raise ValueError(
+                raise RefusedError(
                     "ReduceLROnPlateau follows a validation metric, which the server has; use a schedule by "
                     "rounds"
                 )
@@ -184,7 +185,7 @@ def train_locally(
         `(dim,)` local - global.
 
     Raises:
-        ValueError: If the model is of another shape than the server's, or a setting can't work.
+        RefusedError: If the model is of another shape than the server's, or a setting can't work.
     """
     local = LocalRound(federated, number, seed, task, weights)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}

@@ -39,3 +39,8 @@ def from_record(record: RecordDict) -> Fields:
     if any(array.stype != _KIND for array in large.values()):
         raise ValueError("arrays where bytes were expected; is the other side of the same version?")
     return {**small, **{name: array.data for name, array in large.items()}}
+
+
+def without_fields(record: RecordDict) -> RecordDict:
+    """What else there is beside `to_record`."""
+    return RecordDict({name: part for name, part in record.items() if name not in (_SMALL, _LARGE)})

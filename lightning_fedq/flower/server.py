@@ -9,7 +9,7 @@ page.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -184,6 +184,79 @@ class Roster:
         }
 
 
+class Cohort:
+    """The clients of one open round: what each is asked, and what their answers come to.
+
+    Args:
+        server: In an open round.
+        exchange: To the nodes.
+        roster: Who is who.
+    """
+
+    def __init__(self, server: RoundServer, exchange: Exchange, roster: Roster) -> None:
+        assert server.plan is not None
+        self._server, self._exchange, self._roster, self._plan = server, exchange, roster, server.plan
+        self.group = f"round {server.plan.round + 1}"
+        self._sum = None if server.secure_sum is None else remote_sum(server)
+
+    def questions(self) -> dict[int, Fields]:
+        """What each client is told beside the model. Whoever is not connected is told nothing."""
+        self._roster.refresh()
+        task, online = self._server.task().to_bytes(), set(self._exchange.online())
+        found: dict[int, Fields] = {}
+        for members in self._plan.groups:
+            for client in members:
+                if self._roster.nodes.get(client) not in online:
+                    rank_zero_warn(f"{self.group}: client {client} is not connected")
+                    continue
+                keys = self._roster.introduction(self._server.keys, client, members)
+                found[client] = {"task": task, "client": client, **keys}
+                if self._sum is not None:
+                    found[client]["invitation"] = self._sum.invitation(client)
+        return found
+
+    def ask(self, kind: str, contents: dict[int, Fields]) -> dict[int, Fields]:
+        """Ask clients by number, and return who has not refused."""
+        nodes = self._roster.nodes
+        sent = {nodes[client]: fields for client, fields in contents.items()}
+        return self.by_client(self._exchange(kind, sent, self.group))
+
+    def by_client(self, answers: Mapping[int, Fields]) -> dict[int, Fields]:
+        """Answers of nodes, by client, without refusals."""
+        clients = {node: client for client, node in self._roster.nodes.items()}
+        return {clients[node]: fields for node, fields in answers.items() if "refused" not in fields}
+
+    def conclude(self, answers: dict[int, Fields]) -> None:
+        """Give the server what came back, after the further exchanges of secure aggregation."""
+        if self._sum is None:
+            self._take(answers)
+        else:
+            self._secure(self._sum, answers)
+
+    def _take(self, answers: dict[int, Fields]) -> None:
+        """In the order of a simulation, so that sums of floats have the same last bits."""
+        for client in self._plan.survivors:
+            if client not in answers:
+                continue
+            try:
+                self._server.take(bytes(answers[client]["answer"]))
+            except (RefusedMessageError, KeyError, TypeError) as error:
+                rank_zero_warn(f"the message of client {client} is refused: {error}")
+
+    def _secure(self, secure: RemoteSum, answers: dict[int, Fields]) -> None:
+        def exchange(kind: str, messages: dict[int, bytes]) -> dict[int, bytes]:
+            return _answered(self.ask(kind, {client: {"secagg": m} for client, m in messages.items()}))
+
+        try:
+            self._server.answered(secure.run(_answered(answers), exchange, rank_zero_warn))
+        except AbortedRoundError as error:
+            self._server.abort(str(error))
+
+
+def _answered(found: dict[int, Fields]) -> dict[int, bytes]:
+    return {client: bytes(fields.get("secagg", b"")) for client, fields in found.items()}
+
+
 class ClientsElsewhere(RoundServer):
     """A `RoundServer` whose `finish` asks the clients first."""
 
@@ -307,68 +380,13 @@ class FederatedServer(Federated):
         server.collect = lambda: self._collect(server)
         return server
 
-    # ---- one round ----------------------------------------------------------------------------------------
-
     def _collect(self, server: ClientsElsewhere) -> None:
         """Ask the cohort, and give the server what comes back. Whoever is silent has dropped out."""
-        self._roster.refresh()
-        plan, nodes, task = server.plan, self._roster.nodes, server.task().to_bytes()
-        assert plan is not None
-        online, group = set(self._exchange.online()), f"round {plan.round + 1}"
         weights = server.weights.detach().cpu().contiguous()
-        common = {
-            "task": task,
-            "weights": weights.numpy().tobytes(),
-            "dtype": str(weights.dtype).partition(".")[2],
-        }
-        secure = None if server.secure_sum is None else remote_sum(server)
-        contents: dict[int, Fields] = {}
-        for members in plan.groups:
-            for client in members:
-                if nodes.get(client) not in online:
-                    rank_zero_warn(f"{group}: client {client} is not connected")
-                    continue
-                own = {"client": client, **self._roster.introduction(server.keys, client, members)}
-                if secure is not None:
-                    own["invitation"] = secure.invitation(client)
-                contents[client] = {**common, **own}
-        answers = self._ask("train", contents, group)
-        if secure is None:
-            self._take(server, plan.survivors, answers)
-        else:
-            self._secure(server, secure, answers, group)
-
-    def _ask(self, kind: str, contents: dict[int, Fields], group: str) -> dict[int, Fields]:
-        """Ask clients by number."""
-        nodes = self._roster.nodes
-        clients = {nodes[client]: client for client in contents}
-        sent = {nodes[client]: fields for client, fields in contents.items()}
-        answers = self._exchange(kind, sent, group)
-        return {clients[node]: fields for node, fields in answers.items() if "refused" not in fields}
-
-    @staticmethod
-    def _take(server: RoundServer, order: Sequence[int], answers: dict[int, Fields]) -> None:
-        """In the order of a simulation, so that sums of floats have the same last bits."""
-        for client in order:
-            if client not in answers:
-                continue
-            try:
-                server.take(bytes(answers[client]["answer"]))
-            except (RefusedMessageError, KeyError, TypeError) as error:
-                rank_zero_warn(f"the message of client {client} is refused: {error}")
-
-    def _secure(self, server: RoundServer, secure: RemoteSum, answers: dict[int, Fields], group: str) -> None:
-        def exchange(kind: str, messages: dict[int, bytes]) -> dict[int, bytes]:
-            found = self._ask(
-                kind, {client: {"secagg": message} for client, message in messages.items()}, group
-            )
-            return {client: bytes(fields.get("secagg", b"")) for client, fields in found.items()}
-
-        first = {client: bytes(fields.get("secagg", b"")) for client, fields in answers.items()}
-        try:
-            server.answered(secure.run(first, exchange, rank_zero_warn))
-        except AbortedRoundError as error:
-            server.abort(str(error))
+        model = {"weights": weights.numpy().tobytes(), "dtype": str(weights.dtype).partition(".")[2]}
+        cohort = Cohort(server, self._exchange, self._roster)
+        contents = {client: {**model, **fields} for client, fields in cohort.questions().items()}
+        cohort.conclude(cohort.ask("train", contents))
 
 
 @dataclass(frozen=True)
@@ -443,7 +461,7 @@ def server_app(
     *,
     data: Callable[[], pl.LightningDataModule] | None = None,
     trainer: Callable[[Context], dict[str, Any]] | dict[str, Any] | None = None,
-    home: str | Path = "fedq-server",
+    home: Callable[[Context], Path] | str | Path = "fedq-server",
     round_timeout: float = 3600.0,
     wait: float = 600.0,
 ) -> ServerApp:
@@ -455,8 +473,8 @@ def server_app(
         data: Makes the data module with the server's own validation data; None validates nothing.
         trainer: Arguments of the server's `Trainer`, or what makes them of Flower's context: `max_epochs` is
             the number of rounds; callbacks, such as `RunFolder()`, and loggers as in a simulation.
-        home: The server's folder: keys, roster, checkpoints with the ledger's journal. A server that is
-            started again with it goes on where it was.
+        home: The server's folder, or what names it by Flower's context: keys, roster, checkpoints with the
+            ledger's journal. A server that is started again with it goes on where it was.
         round_timeout: Seconds in which a client has to answer, training included; then the round goes on
             without it.
         wait: Seconds to wait for `num_clients` clients before the first round.
@@ -470,6 +488,7 @@ def server_app(
     @app.main()  # type: ignore[untyped-decorator]
     def main(grid: Grid, context: Context) -> None:
         given = trainer(context) if callable(trainer) else trainer or {}
-        Deployment(module, federated, data, given, Path(home), round_timeout, wait).run(grid)
+        folder = home(context) if callable(home) else Path(home)
+        Deployment(module, federated, data, given, folder, round_timeout, wait).run(grid)
 
     return app

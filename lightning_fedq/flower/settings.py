@@ -12,6 +12,10 @@ from lightning_fedq.callbacks import Federated
 PROTOCOL = "1"
 
 
+class RefusedError(RuntimeError):
+    """A refusal of a client, in words that the server is told, too: they say nothing of its data."""
+
+
 def model_words(module: pl.LightningModule) -> str:
     """Names, shapes and types of what a module trains, in short. Weights do not count."""
     state = hashlib.sha256()
@@ -23,6 +27,11 @@ def model_words(module: pl.LightningModule) -> str:
 
 def fingerprint(federated: Federated, module: pl.LightningModule) -> dict[str, str]:
     """In words, by name: versions, settings that a client's message follows from, and the model's shape."""
+    return {**common_settings(federated), "model": model_words(module)}
+
+
+def common_settings(federated: Federated) -> dict[str, str]:
+    """Of `fingerprint`, what does not need the module."""
     return {
         "lightning_fedq": __version__,
         "protocol": PROTOCOL,
@@ -35,7 +44,6 @@ def fingerprint(federated: Federated, module: pl.LightningModule) -> dict[str, s
         "weighting": federated.weighting,
         "secure_aggregation": repr(federated.secure_aggregation),
         "seed": str(federated.seed),
-        "model": model_words(module),
     }
 
 

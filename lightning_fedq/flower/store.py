@@ -63,11 +63,13 @@ class Store:
         Raises:
             ValueError: If there is nothing.
         """
-        path = self.folder / f"{name}.bin"
-        if not path.exists():
-            raise ValueError(f"{path} is missing: it was used before, or never written")
-        data = path.read_bytes()
-        path.unlink()
+        path, taken = self.folder / f"{name}.bin", self.folder / f"{name}.taken"
+        try:
+            path.rename(taken)  # of two who ask at once, one finds it
+        except FileNotFoundError as error:
+            raise ValueError(f"{path} is missing: it was used before, or never written") from error
+        data = taken.read_bytes()
+        taken.unlink()
         return data
 
     def _replace(self, name: str, data: bytes) -> None:

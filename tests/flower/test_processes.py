@@ -2,32 +2,34 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from examples.deploy import Machines, deploy
+
+pytestmark = pytest.mark.slow
 
 
-@pytest.mark.slow
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    with Machines(tmp_path_factory.mktemp("machines")) as running:
+        yield running
+
+
 @pytest.mark.parametrize(
-    "mechanism, secagg",
+    "name, mechanism, secagg",
     [
-        ("CorBin(epsilon=4.0, shared_bits=5)", False),
-        ("CorBin(epsilon=4.0, shared_bits=5)", True),
-        ("LDPQ(epsilon=4.0)", False),
-        ("AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05)", False),
-        ("CPA(epsilon=2.0)", False),
+        ("corbin", "CorBin(epsilon=4.0, shared_bits=5)", False),
+        ("ldpq", "LDPQ(epsilon=4.0)", False),
+        ("gaussian", "AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05)", False),
+        ("cpa", "CPA(epsilon=2.0)", False),
+        ("sums", "CorBin(epsilon=4.0, shared_bits=5)", True),
     ],
 )
 def test_a_deployment_ends_with_the_weights_of_the_simulation(
-    mechanism: str, secagg: bool, tmp_path: Path
+    machines: Machines, name: str, mechanism: str, secagg: bool
 ) -> None:
-    spec = importlib.util.spec_from_file_location("deploy_example", ROOT / "examples" / "deploy.py")
-    assert spec is not None and spec.loader is not None
-    example = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(example)
-    found = example.deploy(mechanism, tmp_path, secagg)
+    found = deploy(machines, mechanism, name, secagg)
     assert found["same weights"]
     assert found["bits, deployed"] == found["bits, simulated"]
