@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
-from examples.deploy import Machines, deploy
+from tests.flower.machines import example
 
 pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
-    with Machines(tmp_path_factory.mktemp("machines")) as running:
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with example.Machines(tmp_path_factory.mktemp("machines")) as running:
         yield running
 
 
@@ -28,8 +29,8 @@ def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
     ],
 )
 def test_a_deployment_ends_with_the_weights_of_the_simulation(
-    machines: Machines, name: str, mechanism: str, secagg: bool
+    machines: Any, name: str, mechanism: str, secagg: bool
 ) -> None:
-    found = deploy(machines, mechanism, name, secagg)
+    found = example.deploy(machines, mechanism, name, secagg)
     assert found["same weights"]
     assert found["bits, deployed"] == found["bits, simulated"]
