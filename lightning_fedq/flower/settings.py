@@ -81,3 +81,21 @@ def check_deployable(federated: Federated) -> None:
                 f"{federated.mechanism} shares secret bits in groups of three or more, whose key needs one "
                 "more exchange that real clients do not have; use pairs (CorBin), or a seed"
             )
+
+
+def check_trained_elsewhere(federated: Federated) -> None:
+    """Refuse settings that say how clients train or how the server steps, where others do both.
+
+    Raises:
+        ValueError: With the cure; as `check_deployable`, too.
+    """
+    check_deployable(federated)
+    of_training = {"local_epochs": 1, "local_steps": None, "buffers": "share", "client_metrics": None}
+    of_strategy = {"smoothing": 1.0, "server_optimizer": None, "weighting": "uniform", "aggregator": None}
+    for whose, settings in (("train function", of_training), ("strategy", of_strategy)):
+        for name, default in settings.items():
+            if (given := getattr(federated, name)) != default:
+                raise ValueError(
+                    f"{name}={given!r} is the business of your own {whose}; leave it out, or use client_app "
+                    "and server_app, which carry it"
+                )

@@ -105,8 +105,8 @@ class LoopGrid(Grid):
     def create_message(self, *args: Any, **kwargs: Any) -> Message:
         raise NotImplementedError
 
-    def send_and_receive(self, *args: Any, **kwargs: Any) -> list[Message]:
-        raise NotImplementedError
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        return self.pull_messages(self.push_messages(messages))
 
     def get_node_ids(self) -> list[int]:
         return list(self.contexts)
@@ -122,6 +122,8 @@ class LoopGrid(Grid):
             message.metadata.__dict__["_message_id"] = numbers[-1]
             node = message.metadata.dst_node_id
             kind = message.metadata.message_type.removeprefix("query.")
+            if kind == "train" and "fedq" in message.content:
+                kind = str(message.content.config_records["fedq"].get("asked", kind))
             self.log.append((kind, node - 100))
             try:
                 reply: Message | None = self.apps[node - 100](message, self.contexts[node])
