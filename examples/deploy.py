@@ -25,6 +25,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
@@ -143,7 +144,9 @@ class Machines:
 
     def kill(self, name: str) -> None:
         """SIGKILL a process, and everything that it has started."""
-        os.killpg(self.running[name].pid, signal.SIGKILL)
+        process = psutil.Process(self.running[name].pid)
+        for one in [process, *process.children(recursive=True)]:
+            one.kill()
         self.running.pop(name).wait()
 
     def flwr(self, *arguments: str, timeout: float = 300.0) -> str:
@@ -217,20 +220,22 @@ def deploy(
         max_epochs=ROUNDS, accelerator="cpu", callbacks=[task.federated], enable_model_summary=False, **quiet
     )
     trainer.fit(task.module(), datamodule=DigitsDataModule(batch_size=16))
-    engine, deployed = task.federated.engine, deployed_engine(server)
+    engine, saved = task.federated.engine, checkpoint_of(server)
+    deployed = saved["engine"]
     return {
         "mechanism": ("SecAgg " if secagg else "") + mechanism,
         "same weights": torch.equal(deployed["weights"], engine.weights),
+        "answers": [record["num_received"] for record in saved["records"]],
         "bits, deployed": deployed["total_uplink_bits"],
         "bits, simulated": engine.total_uplink_bits,
         "seconds": round(seconds, 1),
     }
 
 
-def deployed_engine(server: Path) -> dict[str, Any]:
-    """State of a server, as its checkpoint has it."""
+def checkpoint_of(server: Path) -> dict[str, Any]:
+    """What a server's checkpoint holds of the federation."""
     saved = torch.load(server / "checkpoints" / "last.ckpt", weights_only=True)
-    return next(state["engine"] for name, state in saved["callbacks"].items() if "Federated" in name)
+    return next(state for name, state in saved["callbacks"].items() if "Federated" in name)
 
 
 def main() -> int:

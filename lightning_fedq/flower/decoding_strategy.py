@@ -37,13 +37,13 @@ from lightning_fedq.flower.settings import check_trained_elsewhere, common_setti
 from lightning_fedq.flower.store import Store
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.privacy.report import PrivacyReport, privacy_report
+from lightning_fedq.privacy.report import ASSUMED, PrivacyReport, privacy_report
 from lightning_fedq.rounds import RoundRecord, RoundServer
 
 _SINGLE = (Bulyan, FedMedian, FedTrimmedAvg, FedXgbBagging, FedXgbCyclic, Krum, MultiKrum, QFedAvg)
 
 
-class DecodingStrategy(Strategy):
+class DecodingStrategy(Strategy):  # type: ignore[misc]
     """A Flower strategy over clients with `encoding_mod`.
 
     Every client of a round is charged in the ledger before it is asked; the journal in the server's folder
@@ -164,7 +164,7 @@ class DecodingStrategy(Strategy):
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
         """Decode, and let the strategy step along the mean. Without one, the model stays as it is."""
         if self._cohort is None:
-            return self._strategy.aggregate_train(server_round, replies)
+            return None, None
         server, flat = self._server, self._flat
         assert server is not None and flat is not None
         answers = {}
@@ -177,7 +177,7 @@ class DecodingStrategy(Strategy):
         self.records.append(record)
         warn_of(record)
         if record.aborted or not record.num_received:
-            return self._strategy.aggregate_train(server_round, [])
+            return None, None
         content = RecordDict(
             {
                 self._strategy.arrayrecord_key: flat.record_of(server.weights),
@@ -221,7 +221,6 @@ class DecodingStrategy(Strategy):
         if self._server is None:
             raise RuntimeError("no round has begun; ask after strategy.start")
         secagg, server, planner = self._federated.secure_aggregation, self._server, self._federated.planner
-        given = {} if secagg is None else {"protocol": secagg.statement}
         return privacy_report(
             server.mechanism,
             server.charged_context(server.coming_plan()),
@@ -230,8 +229,8 @@ class DecodingStrategy(Strategy):
             num_clients=planner.num_clients,
             secure_keys=self._federated.seed is None,
             secure_aggregation=secagg is not None,
+            protocol=ASSUMED if secagg is None else secagg.statement,
             max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
             fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
             charges=self.ledger.charges,
-            **given,
         )

@@ -88,7 +88,8 @@ def _only_arrays(reply: RecordDict) -> tuple[str, ArrayRecord]:
     records = reply.array_records
     if len(records) != 1:
         raise ValueError(f"the train function must return one record of arrays, got {sorted(records)}")
-    return next(iter(records.items()))
+    ((name, arrays),) = records.items()
+    return name, arrays
 
 
 def _others(reply: RecordDict, arrays: str) -> list[str]:

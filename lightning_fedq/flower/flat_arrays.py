@@ -57,7 +57,7 @@ class Flat:
 
     def record_of(self, vector: Tensor) -> ArrayRecord:
         """The record with another vector `(dim,)` in its float32 arrays; the others stay."""
-        parts = dict(zip(self._shapes, vector.cpu().split(self.sizes), strict=True))
+        parts = dict(zip(self._shapes, torch.split(vector.cpu(), self.sizes), strict=True))
         return ArrayRecord(
             {
                 name: Array(parts[name].numpy().reshape(self._shapes[name])) if name in parts else array

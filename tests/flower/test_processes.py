@@ -32,5 +32,6 @@ def test_a_deployment_ends_with_the_weights_of_the_simulation(
     machines: Any, name: str, mechanism: str, secagg: bool
 ) -> None:
     found = example.deploy(machines, mechanism, name, secagg)
+    assert found["answers"] == [4, 4]
     assert found["same weights"]
     assert found["bits, deployed"] == found["bits, simulated"]

@@ -1,0 +1,316 @@
+"""Processes that are killed (SIGKILL) at a chosen point, and what a deployment makes of it.
+
+Server and clients are processes of their own, as Flower has them: the server one for the whole run, a client
+one for every message. They are forked, so that each begins where an import of minutes would have ended. What
+Flower itself adds (a SuperNode and a SuperLink that are killed) is in `test_killed_machines.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import shutil
+import signal
+import struct
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.flower import server as server_module
+from lightning_fedq.flower.client import RemoteClient
+from lightning_fedq.flower.records import from_record
+from lightning_fedq.flower.server import Roster
+from lightning_fedq.mechanisms import CorBin
+from lightning_fedq.rounds import RoundServer, StreamLog
+from lightning_fedq.secagg import SecAgg
+from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, simulate
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*fork:DeprecationWarning"),
+]
+COIN = CorBin(epsilon=4.0, shared_bits=5)
+ROUNDS = 3
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def after(owner: Any, name: str, when: Callable[[Any], bool]) -> None:
+    """Die when a method has done its work."""
+    whole = getattr(owner, name)
+
+    def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = whole(self, *args, **kwargs)
+        if when(self):
+            die()
+        return found
+
+    setattr(owner, name, dying)
+
+
+def before(owner: Any, name: str, when: Callable[[Any], bool]) -> None:
+    """Die when a method is called."""
+    whole = getattr(owner, name)
+
+    def dying(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if when(self):
+            die()
+        return whole(self, *args, **kwargs)
+
+    setattr(owner, name, dying)
+
+
+def in_process(work: Callable[[], Any], folder: Path) -> Any:
+    """Result of some work in a process of its own, or None where it was killed."""
+    result = folder / "result"
+    result.unlink(missing_ok=True)
+    child = os.fork()
+    if child == 0:
+        try:
+            found = pickle.dumps(work())
+            result.write_bytes(found)
+            os._exit(0)
+        except BaseException as error:  # a traceback would print twice; the parent says it
+            result.write_bytes(pickle.dumps(error))
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return None
+    found = pickle.loads(result.read_bytes())
+    if os.waitstatus_to_exitcode(status):
+        raise found
+    return found
+
+
+class ForkGrid(LoopGrid):
+    """Answers each message in a process of its own, and writes down what was sent.
+
+    Args:
+        dying: A client and what is done in its process before it answers round 2, so that it dies.
+    """
+
+    def __init__(self, apps: Any, homes: Any, folder: Path, dying: dict[int, Callable[[str], None]]) -> None:
+        super().__init__(apps, homes)
+        self.folder, self.dying = folder, dying
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        numbers = []
+        for message in messages:
+            self.sent += 1
+            numbers.append(f"message {self.sent}")
+            message.metadata.__dict__["_message_id"] = numbers[-1]
+            client = message.metadata.dst_node_id - 100
+            content = in_process(lambda: self._answer(client, message), self.folder)  # noqa: B023
+            if content is not None:
+                self._replies[numbers[-1]] = Message(content, reply_to=message)
+        return numbers
+
+    def _answer(self, client: int, message: Message) -> Any:
+        if client in self.dying and message.metadata.group_id == "round 2":
+            self.dying[client](message.metadata.message_type.removeprefix("query."))
+        content = self.apps[client](message, self.contexts[100 + client]).content
+        if answer := from_record(content).get("answer"):
+            with (self.folder / "wire").open("ab") as wire:
+                wire.write(struct.pack(">I", len(answer)) + answer)
+        return content
+
+
+Outcome = dict[str, Any]
+
+
+def serve(
+    make: Callable[[], Federated],
+    folder: Path,
+    dies: Callable[[], None] = lambda: None,
+    dying: dict[int, Callable[[str], None]] | None = None,
+    rounds: int = ROUNDS,
+) -> Outcome | None:
+    """Run the server in a process of its own, and return what it ends with, or None where it was killed."""
+
+    def work() -> Outcome:
+        dies()
+        grid = ForkGrid(*clients(make, folder), folder, dying or {})
+        _, server = deployment(make(), rounds, folder).run(grid)
+        assert server.engine is not None
+        return {
+            "weights": server.engine.weights,
+            "charges": server.engine.ledger.charges.tolist(),
+            "rounds": [record.round for record in server.records],
+            "received": [record.num_received for record in server.records],
+            "aborted": [bool(record.aborted) for record in server.records],
+        }
+
+    inner = folder / "server-process"
+    inner.mkdir(parents=True, exist_ok=True)
+    found: Outcome | None = in_process(work, inner)
+    return found
+
+
+def streams_of(folder: Path, client: int) -> list[tuple[int, int]]:
+    """Streams that a client has used, as its own log has them."""
+    lines = (folder / f"client-{client}" / "streams.jsonl").read_text().splitlines()[1:]
+    return [(entry["round"], entry["attempt"]) for entry in map(json.loads, lines)]
+
+
+def check_streams(folder: Path, charges: list[int]) -> None:
+    """No stream carries two payloads, and whatever may have been sent is charged."""
+    for client in range(CLIENTS):
+        used = streams_of(folder, client)
+        assert used == sorted(set(used))
+        assert len(used) <= charges[client]
+    payloads: dict[tuple[int, int, int], set[bytes]] = {}
+    data = (folder / "wire").read_bytes() if (folder / "wire").exists() else b""
+    while data:
+        (size,) = struct.unpack_from(">I", data)
+        answer, data = data[4 : 4 + size], data[4 + size :]
+        _, _, round, attempt, client = struct.unpack_from(">4s16sQIQ", answer)
+        payloads.setdefault((round, attempt, client), set()).add(answer)
+    assert all(len(found) == 1 for found in payloads.values())
+
+
+def coin(**options: Any) -> Federated:
+    return federated(COIN, **{"local_epochs": 1, "seed": None, **options})
+
+
+def second(server: Any) -> bool:
+    return bool(server.plan is not None and server.plan.round == 1)
+
+
+PHASES: dict[str, Callable[[], None]] = {
+    "registration": lambda: after(Roster, "_own_secrets", lambda roster: True),
+    "before the roster is kept": lambda: before(
+        server_module.Store, "put", lambda store: (store.folder / "server.json").exists()
+    ),
+    "charged": lambda: after(RoundServer, "start", second),
+    "asked": lambda: after(ForkGrid, "push_messages", lambda grid: grid.sent == 3 * CLIENTS),
+    "answered": lambda: before(RoundServer, "finish", second),
+    "stepped": lambda: after(RoundServer, "finish", lambda server: server.round == 2),
+    "saving": lambda: after(
+        server_module.pl.Trainer, "save_checkpoint", lambda trainer: trainer.current_epoch == 1
+    ),
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_server_that_is_killed_goes_on_with_new_streams(phase, tmp_path):
+    assert serve(coin, tmp_path, PHASES[phase]) is None  # it was killed, not ended
+    found = serve(coin, tmp_path)
+    assert found is not None
+    assert found["rounds"] == [0, 1, 2] and found["received"] == [CLIENTS] * 3
+    again = 0 if phase in ("registration", "before the roster is kept") else 1
+    assert found["charges"] == [3 + again] * CLIENTS  # the round that was cut off is paid for
+    check_streams(tmp_path, found["charges"])
+
+
+@pytest.mark.parametrize("phase", ["charged", "answered", "stepped", "saving"])
+def test_a_seeded_server_that_is_killed_ends_with_the_weights_of_the_simulation(phase, tmp_path):
+    """So the model is stepped once a round, or not at all."""
+    make = lambda: coin(seed=5)  # noqa: E731
+    assert serve(make, tmp_path, PHASES[phase]) is None
+    found = serve(make, tmp_path)
+    assert found is not None
+    assert torch.equal(found["weights"], simulate(make(), ROUNDS).engine.weights)
+    assert found["charges"] == [3] * CLIENTS
+
+
+def dies_when(point: str) -> Callable[[str], None]:
+    """What is done in a client's process so that it dies there."""
+
+    def arm(kind: str) -> None:
+        if point == "training" and kind == "train":
+            before(RemoteClient, "_trained", lambda client: True)
+        if point == "stream used" and kind == "train":
+            after(StreamLog, "use", lambda log: True)
+        if point == "encoded" and kind == "train":
+            after(RemoteClient, "train", lambda client: True)
+        if point in ("shares", "masked", "unmask") and kind == point:
+            after(RemoteClient, kind, lambda client: True)
+
+    return arm
+
+
+@pytest.mark.parametrize("point, used", [("training", False), ("stream used", True), ("encoded", True)])
+def test_a_client_that_is_killed_is_missed_for_one_round(point, used, tmp_path):
+    found = serve(coin, tmp_path, dying={2: dies_when(point)})
+    assert found is not None
+    assert found["received"] == [4, 3, 4]
+    assert found["charges"] == [3] * CLIENTS  # what may have been sent is paid for
+    assert streams_of(tmp_path, 2) == [(0, 0), *([(1, 0)] if used else []), (2, 0)]
+    check_streams(tmp_path, found["charges"])
+
+
+def behind_masks() -> Federated:
+    return coin(secure_aggregation=SecAgg())
+
+
+@pytest.mark.parametrize("point", ["training", "encoded", "shares", "masked", "unmask"])
+def test_behind_secure_aggregation_a_killed_client_is_missed(point, tmp_path):
+    """One of four may drop out at any exchange; its masks are opened by the others."""
+    found = serve(behind_masks, tmp_path, dying={2: dies_when(point)})
+    assert found is not None
+    assert found["received"] == [4, 4 if point == "unmask" else 3, 4]  # at last its message is in the sum
+    assert found["aborted"] == [False] * 3
+    assert found["charges"] == [3] * CLIENTS
+    check_streams(tmp_path, found["charges"])
+    assert not list((tmp_path / "client-2").glob("*.bin"))  # nothing of a round is left over
+
+
+def test_behind_secure_aggregation_too_many_killed_give_the_round_up(tmp_path):
+    dying = {1: dies_when("shares"), 2: dies_when("shares")}
+    one = serve(behind_masks, tmp_path, rounds=1)
+    two = serve(behind_masks, tmp_path, dying=dying, rounds=2)
+    assert one is not None and two is not None
+    assert two["aborted"] == [False, True] and torch.equal(one["weights"], two["weights"])
+    found = serve(behind_masks, tmp_path)
+    assert found is not None
+    assert found["aborted"] == [False, True, False] and found["received"][2] == 4
+    assert found["charges"] == [3] * CLIENTS
+    check_streams(tmp_path, found["charges"])
+
+
+@pytest.mark.parametrize("stage", ["shares", "masked", "unmask"])
+def test_behind_secure_aggregation_a_killed_server_begins_a_new_attempt(stage, tmp_path):
+    def dies() -> None:
+        whole = ForkGrid.push_messages
+
+        def push(self: ForkGrid, messages: Iterable[Message]) -> list[str]:
+            messages = list(messages)
+            found = whole(self, messages)
+            meta = messages[0].metadata
+            if meta.group_id == "round 2" and meta.message_type == f"query.{stage}":
+                die()
+            return found
+
+        ForkGrid.push_messages = push
+
+    assert serve(behind_masks, tmp_path, dies) is None
+    found = serve(behind_masks, tmp_path)
+    assert found is not None
+    assert found["received"] == [4, 4, 4] and found["aborted"] == [False] * 3
+    assert found["charges"] == [4] * CLIENTS
+    check_streams(tmp_path, found["charges"])
+    assert [streams_of(tmp_path, client) for client in range(CLIENTS)] == [
+        [(0, 0), (1, 0), (1, 1), (2, 0)]
+    ] * CLIENTS
+
+
+def test_a_server_that_is_set_back_is_refused_by_the_clients(tmp_path):
+    """Its folder is put back to what it was after round 1: it would use the streams of round 2 again."""
+    one = serve(coin, tmp_path, rounds=1)
+    shutil.copytree(tmp_path / "server", tmp_path / "copy")
+    assert serve(coin, tmp_path, rounds=2) is not None
+    shutil.rmtree(tmp_path / "server")
+    shutil.copytree(tmp_path / "copy", tmp_path / "server")
+    back = serve(coin, tmp_path, rounds=2)
+    assert one is not None and back is not None
+    assert back["received"] == [4, 0] and torch.equal(back["weights"], one["weights"])
+    check_streams(tmp_path, back["charges"])
