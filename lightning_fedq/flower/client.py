@@ -37,7 +37,7 @@ _SETTINGS = "setting "
 
 
 class RemoteClient(ABC):
-    """One client's answers, message by message, without a transport; a subclass knows how it trains.
+    """One client's answers, message by message, without a transport. A subclass knows how it trains.
 
     Args:
         federated: The federation's settings, from the client's own code.
@@ -50,7 +50,7 @@ class RemoteClient(ABC):
 
     @abstractmethod
     def settings(self) -> dict[str, str]:
-        """What the server's settings are compared with, by name."""
+        """Settings that the server's are compared with, by name."""
 
     @abstractmethod
     def num_samples(self) -> int:

@@ -210,7 +210,7 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
     # ---- privacy ------------------------------------------------------------------------------------------
 
     def privacy_report(self, delta: float | None = None) -> PrivacyReport:
-        """What the run has given away so far, adversary by adversary.
+        """Privacy report of the run so far, adversary by adversary.
 
         Args:
             delta: In (0, 1 / num_clients).

@@ -61,7 +61,7 @@ class _TrainFunction(RemoteClient):
         raise NotImplementedError("a mean of updates that a mod encodes has equal weights")
 
     def arrays(self) -> Flat:
-        """What the server sent.
+        """The model that the server sent.
 
         Raises:
             RefusedError: If that is not one record of arrays.
@@ -93,7 +93,7 @@ def _only_arrays(reply: RecordDict) -> tuple[str, ArrayRecord]:
 
 
 def _others(reply: RecordDict, arrays: str) -> list[str]:
-    """What a reply holds beside its arrays, by name."""
+    """Metrics and configs of a reply, by name."""
     named = [f"metric {key}" for record in reply.metric_records.values() for key in record]
     named += [f"config {key}" for record in reply.config_records.values() for key in record]
     return sorted(set(named))

@@ -59,7 +59,7 @@ class Exchange:
         return answers
 
     def message(self, kind: str, node: int, fields: Fields, group: str) -> Message:
-        """What one node is sent, see `__call__`."""
+        """Message to one node, see `__call__`."""
         name = self._type or ("train" if kind == "train" else f"query.{kind}")
         asked = fields if self._type is None else {**fields, "asked": kind}
         return Message(
@@ -67,7 +67,7 @@ class Exchange:
         )
 
     def fields(self, node: int, reply: Message) -> Fields | None:
-        """What one node has answered; None is nothing that can be read, which is warned of."""
+        """Answer of one node. None is nothing that can be read, which is warned of."""
         if reply.has_error():
             self._warn(f"node {node}: {reply.error.reason or f'error {reply.error.code}'}")
             return None

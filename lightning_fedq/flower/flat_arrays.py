@@ -56,7 +56,7 @@ class Flat:
         return torch.from_numpy(np.concatenate([found[name].ravel() for name in self._shapes]))
 
     def record_of(self, vector: Tensor) -> ArrayRecord:
-        """The record with another vector `(dim,)` in its float32 arrays; the others stay."""
+        """The record with another vector `(dim,)` in its float32 arrays. The others stay."""
         parts = dict(zip(self._shapes, torch.split(vector.cpu(), self.sizes), strict=True))
         return ArrayRecord(
             {
@@ -66,7 +66,7 @@ class Flat:
         )
 
     def like(self, record: ArrayRecord) -> ArrayRecord:
-        """What a strategy has made of the record, in float32 again; the arrays that are not are these."""
+        """A strategy's version of the record, in float32 again. Arrays that are not float32 are these."""
         return ArrayRecord(
             {
                 name: Array(record[name].numpy().astype(np.float32)) if name in self._shapes else array

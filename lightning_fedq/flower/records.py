@@ -42,5 +42,5 @@ def from_record(record: RecordDict) -> Fields:
 
 
 def without_fields(record: RecordDict) -> RecordDict:
-    """What else there is beside `to_record`."""
+    """Content of a message beside the fields of `to_record`."""
     return RecordDict({name: part for name, part in record.items() if name not in (_SMALL, _LARGE)})

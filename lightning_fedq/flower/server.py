@@ -200,7 +200,7 @@ class Cohort:
         self._sum = None if server.secure_sum is None else remote_sum(server)
 
     def questions(self) -> dict[int, Fields]:
-        """What each client is told beside the model. Whoever is not connected is told nothing."""
+        """Fields for each client beside the model. Whoever is not connected is told nothing."""
         self._roster.refresh()
         task, online = self._server.task().to_bytes(), set(self._exchange.online())
         found: dict[int, Fields] = {}

@@ -115,7 +115,7 @@ class RunningSum:
         elif self._client_weights is not None:
             weights = self._client_weights[list(clients)].tolist()
             for weight, row in zip(weights, self._decode_each(symbols, clients), strict=True):
-                self._decoded = self._decoded + weight * row
+                self._decoded = self._decoded + weight * row.double()
         elif self._mechanism.homomorphic:
             if self._symbols is None:
                 largest = len(self._context.cohort) << 8 * symbols.element_size()
@@ -123,7 +123,8 @@ class RunningSum:
                 self._symbols = torch.zeros(symbols.shape[1], dtype=wide, device=symbols.device)
             add_rows(symbols, self._symbols)
         else:
-            self._decoded = self._decoded + self._decode(symbols, clients)
+            # float32 in float64: whoever comes first, the sum rounds to the same float32
+            self._decoded = self._decoded + self._decode(symbols, clients).double()
 
     def _decode(self, symbols: Tensor, clients: Sequence[int]) -> Tensor:
         decoded = self._mechanism.decode(symbols, clients, self._context, self._public)
@@ -155,7 +156,7 @@ class RunningSum:
             self._decoded = self._decode(self._symbols, counted)
         elif self._mechanism.fixed_cohort and (absent := self.absent()):
             zero = torch.zeros(1, self._message_size, dtype=torch.int32, device=self._like.device)
-            self._decoded = self._decoded + self._decode(zero.expand(len(absent), -1), absent)
+            self._decoded = self._decoded + self._decode(zero.expand(len(absent), -1), absent).double()
         total = torch.as_tensor(self._decoded)
         if (grid := self._mechanism.grid(self._context)) is not None:
             total = round_to_grid(total, grid)

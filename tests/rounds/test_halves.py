@@ -410,3 +410,30 @@ def test_a_server_whose_keys_outlive_it_uses_no_stream_of_its_journal_again(tmp_
     back.start()
     assert (back.round, back.attempt) == (0, 1)
     assert back.ledger.charges.tolist() == [2] * CLIENTS  # what may have been sent is paid for
+
+
+@pytest.mark.parametrize(
+    "mechanism, weighted",
+    [
+        (LayeredGaussian(8.0, 0.1), False),
+        *(
+            (mechanism, weighted)
+            for mechanism in (CPA(2.0), LDPQ(1.0), FedAvg())
+            for weighted in (False, True)
+        ),
+    ],
+)
+def test_the_order_in_which_clients_answer_does_not_change_the_model(mechanism, weighted):
+    """A simulation takes clients with alike batches one after the other; real ones come as they come."""
+    options = {"client_weights": torch.linspace(1.0, 2.0, CLIENTS)} if weighted else {}
+    found = []
+    for step in (1, 2, 3, 4):  # 5 clients, so all of these walk through everybody
+        server, clients = deployed(mechanism, **options)
+        for _ in range(12):
+            messages = answers(server, clients, server.start())
+            order = sorted(messages)
+            for place in range(CLIENTS):
+                server.take(messages[order[place * step % CLIENTS]])
+            server.finish()
+        found.append(server.weights)
+    assert all(torch.equal(one, found[0]) for one in found)
