@@ -13,7 +13,7 @@ against the adversary of its view:
 
 Learning rates and ranges are tuned by validation accuracy with a seed of their own, once a view and epsilon,
 for `GaussianNoise` (mechanisms that clip vectors), `RotatedAxes` (directions) and `LDPQ` or `CPA`
-(coordinates); vectors are clipped to twice the learning rate. Tuning is not charged. What is reported is the
+(coordinates); vectors are clipped to twice the learning rate, without privacy too. Tuning is not charged. What is reported is the
 last model or that of `TailAveraging`, whichever does better in validation.
 """
 
@@ -52,7 +52,7 @@ Kind = Literal["linear", "cnn2"]
 View = Literal["secagg", "outsider", "once", "message"]
 PLAIN = "FedAvg, no privacy"
 TUNING_SEED = 1000
-_RATES = {"vector": (0.1, 0.25, 0.5), "direction": (0.025, 0.05, 0.1, 0.25)}
+_RATES = {"vector": (0.1, 0.25, 0.5, 1.0), "direction": (0.025, 0.05, 0.1, 0.25)}
 _CLIP = 2.0
 """Norm to which vectors are clipped, over the learning rate."""
 _RANGES = (0.5, 1.5, 4.5)
@@ -250,6 +250,7 @@ class _Bench:
             lr,
             spread * clip / math.sqrt(dim),
             seed,
+            gradient_clip=_CLIP if plain else None,  # one step: the update's norm is lr times the gradient's
         )
         return {"lr": lr, "spread": spread} | _columns(run)
 

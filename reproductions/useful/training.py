@@ -108,6 +108,7 @@ def train(
     lr: float,
     radius: float,
     seed: int,
+    gradient_clip: float | None = None,
 ) -> Run:
     """Train one federation and test it.
 
@@ -119,6 +120,7 @@ def train(
         lr: Of the one local step.
         radius: Range of mechanisms that clip coordinates.
         seed: Of model, split, data order and coins; the claims are those of the same run with secure keys.
+        gradient_clip: Largest norm of a client's gradient, for mechanisms that don't clip.
     """
     start = time.process_time()
     gc.collect()  # a Trainer and its data are a cycle: a grid of runs would hold all their tensors
@@ -156,6 +158,7 @@ def train(
         enable_progress_bar=False,
         enable_model_summary=False,
         limit_val_batches=0,
+        gradient_clip_val=gradient_clip,
         callbacks=[federated, TailAveraging()],
     )
     trainer.fit(model, datamodule=data)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal, localcontext
+from functools import lru_cache
 from itertools import combinations
 from typing import Any
 
@@ -50,6 +51,7 @@ class CoinThresholds:
         return self.low / 2**self.word_bits, self.high / 2**self.word_bits
 
 
+@lru_cache(maxsize=1024)  # the exponential in 60 digits takes 0.1 ms
 def coin_thresholds(epsilon: float, word_bits: int = WORD_BITS) -> CoinThresholds:
     """Return the widest symmetric thresholds whose coin is epsilon-LDP with delta = 0.
 
