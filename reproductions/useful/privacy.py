@@ -12,8 +12,8 @@ against the adversary of its view:
   run: every further round costs as much again.
 
 Learning rates and ranges are tuned by validation accuracy with a seed of their own, once a view and epsilon,
-for `GaussianNoise` (mechanisms that clip vectors), `RotatedAxes` (directions) and `LDPQ` or `CPA`
-(coordinates); vectors are clipped to twice the learning rate, without privacy too. Tuning is not charged. What is reported is the
+for `RotatedCoins` or, where nothing is summed, `GaussianNoise` (mechanisms that clip vectors), `RotatedAxes`
+(directions) and `LDPQ` or `CPA` (coordinates); vectors are clipped to twice the learning rate, without privacy too. Tuning is not charged. What is reported is the
 last model or that of `TailAveraging`, whichever does better in validation.
 """
 
@@ -111,7 +111,7 @@ _VIEWS: dict[View, _View] = {
             *("RotatedCoins", "GaussianNoise", "RotatedCoins, share 1/8", "DistributedDiscreteGaussian"),
             *("LDPQ", "RotatedCoins, paired", "PairedCoins", "AugCorBin"),
         ),
-        {"vector": "GaussianNoise", "coordinate": "LDPQ"},
+        {"vector": "RotatedCoins", "coordinate": "LDPQ"},
     ),
     "outsider": _View(Adversary.OUTSIDER, "run", "random", ("AggregateGaussian",), {}),
     "once": _View(
@@ -216,12 +216,11 @@ class _Bench:
         """Learning rate and range, by validation."""
         clips, stands = _METHODS[name].clips, _VIEWS[self.view].tuned
         if self.view == "outsider":  # the same noise behind masks, where it is tuned
-            return replace(self, view="secagg")._tuned("GaussianNoise", epsilon)
+            return replace(self, view="secagg")._tuned("RotatedCoins", epsilon)
         if name == PLAIN:
             grid, tuned = [(rate, 1.0) for rate in _RATES["vector"]], PLAIN
         elif clips == "coordinate":
-            other = "GaussianNoise" if "direction" not in stands else "RotatedAxes"
-            rate, _ = self._tuned(other, epsilon)
+            rate, _ = self._tuned(stands.get("direction", stands["vector"]), epsilon)
             grid, tuned = [(rate, spread) for spread in _RANGES], stands[clips]
         else:
             grid, tuned = [(rate, _RANGES[-1]) for rate in _RATES[clips]], stands[clips]

@@ -49,7 +49,7 @@ def test_the_table_tunes_calibrates_and_says_what_was_spent(
     assert set(results) == {"RotatedCoins", "RotatedAxes", privacy.PLAIN}
     tuning = [row for row in table if row["what"] == "tuning"]
     assert {row["seed"] for row in tuning} == {str(privacy.TUNING_SEED)}
-    assert {row["method"] for row in tuning} == {"GaussianNoise", "RotatedAxes", privacy.PLAIN}
+    assert {row["method"] for row in tuning} == {"RotatedCoins", "RotatedAxes", privacy.PLAIN}
     best = max((r for r in tuning if r["method"] == "RotatedAxes"), key=lambda r: float(r["val_acc"]))
     assert results["RotatedAxes"]["lr"] == best["lr"]
     assert results[privacy.PLAIN]["epsilon"] == "inf" and float(results[privacy.PLAIN]["acc"]) > 40.0
