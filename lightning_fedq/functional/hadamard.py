@@ -11,6 +11,7 @@ import math
 from typing import Any
 
 import numba
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -20,6 +21,8 @@ Floats = NDArray[Any]
 
 _BLOCK = 1 << 12
 """Coordinates whose first 12 stages are done while they are in a first-level cache."""
+NEAR = 1 << 16
+"""Coordinates whose first 16 stages are done while they are in a second-level cache."""
 
 
 def padded_size(dim: int) -> int:
@@ -61,28 +64,18 @@ def hadamard(values: Tensor) -> Tensor:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _stages_of_8(x: Floats) -> None:
-    """The first three stages, neighbours with neighbours."""
-    for k in range(0, x.size, 8):
-        a, b, c, d = x[k], x[k + 1], x[k + 2], x[k + 3]
-        e, f, g, h = x[k + 4], x[k + 5], x[k + 6], x[k + 7]
-        a, b, c, d, e, f, g, h = a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h
-        a, b, c, d, e, f, g, h = a + c, b + d, a - c, b - d, e + g, f + h, e - g, f - h
-        x[k], x[k + 1], x[k + 2], x[k + 3] = a + e, b + f, c + g, d + h
-        x[k + 4], x[k + 5], x[k + 6], x[k + 7] = a - e, b - f, c - g, d - h
+def _first_two_stages(x: Floats, y: Floats) -> None:
+    """The stages at distances 1 and 2, with the two lowest bits of an index moved to its top.
 
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _stages_of_64(x: Floats) -> None:
-    """Three stages at distances 8, 16 and 32. The inner loop is one vector of 8."""
-    for s in range(0, x.size, 64):
-        for k in range(s, s + 8):
-            a, b, c, d = x[k], x[k + 8], x[k + 16], x[k + 24]
-            e, f, g, h = x[k + 32], x[k + 40], x[k + 48], x[k + 56]
-            a, b, c, d, e, f, g, h = a + b, a - b, c + d, c - d, e + f, e - f, g + h, g - h
-            a, b, c, d, e, f, g, h = a + c, b + d, a - c, b - d, e + g, f + h, e - g, f - h
-            x[k], x[k + 8], x[k + 16], x[k + 24] = a + e, b + f, c + g, d + h
-            x[k + 32], x[k + 40], x[k + 48], x[k + 56] = a - e, b - f, c - g, d - h
+    Sums of neighbours land in quarters, so that loads and stores are of whole vectors; who repeats it for
+    all bits has done all stages, and every index is in its place again.
+    """
+    quarter = x.size // 4
+    y0, y1, y2, y3 = y[:quarter], y[quarter : 2 * quarter], y[2 * quarter : 3 * quarter], y[3 * quarter :]
+    for i in range(quarter):
+        a, b, c, d = x[4 * i], x[4 * i + 1], x[4 * i + 2], x[4 * i + 3]
+        a, b, c, d = a + b, a - b, c + d, c - d
+        y0[i], y1[i], y2[i], y3[i] = a + c, b + d, a - c, b - d
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -111,24 +104,38 @@ def _stage(x: Floats, half: int) -> None:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def transform(x: Floats) -> None:
-    """Walsh-Hadamard transform of a power of two of values, in place, not normalised."""
-    size, done = x.size, 1
-    if size >= _BLOCK:
-        for start in range(0, size, _BLOCK):
-            block = x[start : start + _BLOCK]
-            _stages_of_8(block)
-            _stages_of_64(block)
-            _three_stages(block, 64)
-            _three_stages(block, 512)
-        done = _BLOCK
-    while done < size:
-        if 8 * done <= size:
+def stages(x: Floats, done: int) -> None:
+    """All stages at distances of `done` and more, one pass each three."""
+    while done < x.size:
+        if 8 * done <= x.size:
             _three_stages(x, done)
             done *= 8
         else:
             _stage(x, done)
             done *= 2
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def near_stages(x: Floats) -> None:
+    """All stages of up to `NEAR` values."""
+    if x.size < _BLOCK:
+        stages(x, 1)
+        return
+    other = np.empty(_BLOCK, x.dtype)
+    for start in range(0, x.size, _BLOCK):
+        block = x[start : start + _BLOCK]
+        for _ in range(3):  # 12 stages
+            _first_two_stages(block, other)
+            _first_two_stages(other, block)
+    stages(x, _BLOCK)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def transform(x: Floats) -> None:
+    """Walsh-Hadamard transform of a power of two of values, in place, not normalised."""
+    for start in range(0, x.size, NEAR):
+        near_stages(x[start : start + NEAR])
+    stages(x, NEAR)
 
 
 def rotate(values: Tensor, signs: Tensor) -> Tensor:

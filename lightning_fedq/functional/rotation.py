@@ -15,7 +15,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fedq.functional.hadamard import padded_size, transform
+from lightning_fedq.functional.hadamard import NEAR, near_stages, padded_size, stages, transform
 
 Floats = NDArray[np.float32]
 Words = NDArray[np.uint32]
@@ -36,6 +36,46 @@ def _flip(bits: Words, words: Words) -> None:
             bits[32 * i + j] ^= ((word >> np.uint32(j)) & np.uint32(1)) << np.uint32(31)
     for k in range(32 * whole, bits.size):
         bits[k] ^= ((words[whole] >> np.uint32(k - 32 * whole)) & np.uint32(1)) << np.uint32(31)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _rotate(row: Floats, first: Words, second: Words, values: Floats, out: Floats) -> None:
+    """Rotate one row; what has to be done to every value is done to a block that is in a cache anyway.
+
+    Args:
+        row: The row.
+        first: Words of the first flip.
+        second: Words of the second one.
+        values: `(D,)`, overwritten; `out` itself if that has D values.
+        out: `(keep,)`, overwritten.
+    """
+    size, kept = values.size, out.size
+    step, scale = min(NEAR, size), np.float32(1.0 / size)  # a power of two: exact wherever it is done
+    for start in range(0, size, step):
+        block, part = values[start : start + step], row[start : start + step]
+        block[: part.size] = part
+        block[part.size :] = 0.0
+        if part.size:
+            _flip(block.view(np.uint32), first[start // 32 :])
+            near_stages(block)
+    stages(values, step)
+    if kept < size:
+        out[:] = 0.0
+    for start in range(0, size, step):
+        block = values[start : start + step]
+        _flip(block.view(np.uint32), second[start // 32 :])
+        block *= scale
+        if kept == size:
+            near_stages(block)
+        elif kept >= step:  # the first rows of H repeat: fold what they see alike
+            out[start % kept : start % kept + step] += block
+        else:
+            for k in range(0, step, kept):
+                out += block[k : k + kept]
+    if kept == size:
+        stages(out, step)
+    else:
+        transform(out)
 
 
 def _signs(size: int, words: Words) -> tuple[Words, Words]:
@@ -67,6 +107,10 @@ def rotate(rows: Floats, words: Words, keep: int | None = None) -> Floats:
     first, second = _signs(size, words)
     kept = _kept(size, keep)
     rotated = np.empty((len(rows), kept), np.float32)
+    for row, out in zip(rows, rotated, strict=True):
+        values = out if kept == size else np.empty(size, np.float32)
+        _rotate(row, first, second, values, out)
+    return rotated
     for row, out in zip(rows, rotated, strict=True):
         values = out if kept == size else np.empty(size, np.float32)
         values[: len(row)], values[len(row) :] = row, 0.0

@@ -95,8 +95,7 @@ class RotatedCoins(Mechanism):
         kappa: Range of a rotated coordinate in standard deviations, clip_norm / sqrt(D), > 0; 4.5 holds
             practically all of them.
         coins: Coins a coordinate, 1 to 255; more of them only where `epsilon` would be above 1.
-        share: Part of the rotated coordinates that is sent in a round, a power of 1/2: the first ones, which
-        a
+        share: Part of the rotated coordinates that is sent in a round, a power of 1/2: the first ones, which a
             fresh rotation makes a random subspace; the same for all clients.
         paired: Do pairs of clients share the words that round? See above; worth it above `epsilon` 0.6 or so.
         max_dropped: Dropouts that the claims about sums allow for; a round with more is given up.
@@ -194,7 +193,7 @@ class RotatedCoins(Mechanism):
         """See `Mechanism.encode`. Symbols are uint8, how many of a rotated coordinate's coins are one."""
         rows = update.detach().reshape(len(rand.clients), context.dim).cpu().float().contiguous()
         count, signs = self.num_symbols(context), self._words(context, rand)
-        symbols = np.zeros((len(rows), count), np.uint8)
+        symbols = np.empty((len(rows), count), np.uint8)
         clipped = 0
         for row, client in enumerate(rand.clients):
             scaled, scale = _scaled(rows[row : row + 1].numpy())
@@ -218,12 +217,13 @@ class RotatedCoins(Mechanism):
         context: RoundContext,
         rand: ClientRandomness,
     ) -> int:
-        """Add one row's coins to `ones`. Return how many coordinates were out of range."""
+        """Write how many of one row's coins are one. Return how many coordinates were out of range."""
         group, rank = context.place(client)
         private, coin, outside = rand.private(client, _COINS), self.coin, 0
         shared = rand.peer(group, _ROUNDING) if len(group) == 2 else None
-        which, bits = np.zeros(1, np.int64), np.empty_like(ones)
+        which = np.zeros(1, np.int64)
         for number in range(self.coins):
+            bits = np.empty_like(ones) if number else ones
             for first in range(0, ones.shape[1], _CHUNK):
                 part = slice(first, min(first + _CHUNK, ones.shape[1]))
                 words = private.words(part.stop - first)[None]
@@ -239,7 +239,8 @@ class RotatedCoins(Mechanism):
                     )
                     bits[:, part] ^= words < np.uint32(coin.low)
                 outside += out if number == 0 else 0
-                ones[:, part] += bits[:, part]
+                if number:
+                    ones[:, part] += bits[:, part]
         return outside
 
     def decode(
