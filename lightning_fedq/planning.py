@@ -5,7 +5,7 @@ refusals of the report, and its error follows from its own noise bound. Errors a
 relative to the
 update: all candidates see updates of l2 norm 1, the same clip for mechanisms that clip vectors; mechanisms
 that clip coordinates get a range of 4.5 / sqrt(dim), which holds every coordinate of an update that is spread
-evenly, as after a rotation.
+evenly, as after a rotation. Dropouts are in the settings, that is in what is claimed, and not in the error.
 
 What decides is R = E / (eta T): E the squared error of the mean of one round, summed over coordinates; T
 rounds; eta = |mean|^2, how alike the clients' updates are. Noise over signal of the whole run: it hardly
@@ -28,6 +28,7 @@ from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import Calibration, PrivacyTarget, calibrate
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.secagg import SecAgg
+from lightning_fedq.wire.coding import FixedLength
 
 KAPPA = 4.5
 """Range of a coordinate in standard deviations, for mechanisms that clip coordinates."""
@@ -52,7 +53,9 @@ class Problem:
         params: Parameters of the model, >= 1.
         rounds: >= 1.
         target: Epsilon over the run, delta, against whom.
-        active: May the server behind secure aggregation lie about who dropped out?
+        secure_aggregation: How sums are masked if the target is about a server behind secure aggregation:
+            who may collude (`max_corrupt`) and whether the server may lie (`active`).
+        dropout_probability: Chance that a client does not answer.
         homogeneity: eta, in (0, 1].
 
     Raises:
@@ -63,7 +66,8 @@ class Problem:
     params: int
     rounds: int
     target: PrivacyTarget
-    active: bool = False
+    secure_aggregation: SecAgg = SecAgg()  # noqa: RUF009 (frozen)
+    dropout_probability: float = 0.0
     homogeneity: float = HOMOGENEITY
 
     def __post_init__(self) -> None:
@@ -72,6 +76,8 @@ class Problem:
                 "clients >= 1, params >= 1, rounds >= 1 and homogeneity in (0, 1] are needed, "
                 f"got {self.clients}, {self.params}, {self.rounds} and {self.homogeneity}"
             )
+        if not 0.0 <= self.dropout_probability < 1.0:
+            raise ValueError(f"dropout_probability must be in [0, 1), got {self.dropout_probability}")
         check_delta(self.target.delta, self.clients, "clients")
 
     @property
@@ -156,7 +162,7 @@ def _solve(name: str, mechanism: Mechanism, problem: Problem, participation: Par
     charges = 1 if once else problem.rounds
     try:
         if problem.behind_masks:
-            SecAgg().check(mechanism)
+            problem.secure_aggregation.check(mechanism)
         found = _calibrated(mechanism, problem, cohort, charges)
     except (ValueError, TypeError) as refused:
         return Option(name, None, participation, reason=str(refused))
@@ -176,13 +182,15 @@ def _calibrated(
     Raises:
         ValueError: If the target can't be met.
     """
-    target = problem.target
+    target, secagg = problem.target, problem.secure_aggregation if problem.behind_masks else None
     setting = Setting(
         context_of(mechanism, cohort, problem.params),
         problem.rounds,
         check_delta(target.delta, problem.clients, "clients"),
-        secure_aggregation=problem.behind_masks,
-        fewest_survivors=SecAgg(active=True).fewest_survivors(cohort) if problem.active else None,
+        dropout_probability=problem.dropout_probability,
+        secure_aggregation=secagg is not None,
+        max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
+        fewest_survivors=None if secagg is None else secagg.fewest_survivors(cohort),
     )
     return calibrate(target, mechanism, setting, 1 if target.over == "round" else charges, near)
 
@@ -200,20 +208,20 @@ def context_of(mechanism: Mechanism, cohort: int, params: int) -> RoundContext:
 def bits_of(mechanism: Mechanism, context: RoundContext, problem: Problem) -> float:
     """Bits a parameter of one client's message. Behind masks, of its masked form.
 
-    Measured on a message about a random update of norm 1 where codes have variable length; of no more than
+    Where codes have variable length, measured on a message about a random update of norm 1, of no more than
     16,384 coordinates, whose share of the norm stands for the others.
     """
     keys = SeededKeys(0)
     if problem.behind_masks:
-        layout = SecAgg().layout(mechanism, context, PublicRandomness(keys, 0))
+        layout = problem.secure_aggregation.layout(mechanism, context, PublicRandomness(keys, 0))
         return 8.0 * layout.num_bytes / context.dim
+    code = mechanism.code(context)
+    if isinstance(code, FixedLength):
+        return code.bits_per_symbol * mechanism.num_symbols(context) / context.dim
     dim = min(context.dim, _MOST_ENCODED)
     part = RoundContext(0, context.groups, (dim,), context.center, context.radius)
     update = torch.randn(dim, generator=torch.Generator().manual_seed(0)) / math.sqrt(context.dim)
-    client = context.cohort[0]
-    message = mechanism.encode(update[None], part, ClientRandomness(keys, [client], 0))
-    if message.symbols.shape[-1] == 1:  # one symbol for the whole update
-        return mechanism.code(context).num_bits(message.symbols[0]) / context.dim
+    message = mechanism.encode(update[None], part, ClientRandomness(keys, [context.cohort[0]], 0))
     return message.num_bits / dim
 
 

@@ -3,12 +3,16 @@
 import math
 
 import pytest
+import torch
 
 from lightning_fedq.core import Adversary
 from lightning_fedq.functional.divergences import gaussian_epsilon, randomized_response_epsilon
-from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, GaussianNoise, RotatedAxes, RotatedCoins
-from lightning_fedq.planning import Problem, plan
+from lightning_fedq.mechanisms import CPA, LDPQ, CorBin, FedAvg, GaussianNoise, RotatedAxes, RotatedCoins
+from lightning_fedq.planning import Problem, context_of, plan
+from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.randomness import ClientRandomness, SeededKeys
+from lightning_fedq.secagg import SecAgg
 
 CANDIDATES = {"LDP-FL": LDPQ(1.0), "CorBin": CorBin(1.0, 5), "FedAvg": FedAvg()}
 
@@ -93,7 +97,7 @@ def test_what_is_no_sum_is_not_possible_behind_masks():
 def test_a_server_that_may_lie_costs_clients():
     honest, lying = (
         plan(
-            problem(100, 500, 10, 8.0, Adversary.SECAGG_SERVER, active=active),
+            problem(100, 500, 10, 8.0, Adversary.SECAGG_SERVER, secure_aggregation=SecAgg(active=active)),
             {"coins": RotatedCoins(1.0, 1.0)},
         )[0].error
         for active in (False, True)
@@ -101,7 +105,59 @@ def test_a_server_that_may_lie_costs_clients():
     assert lying > 1.3 * honest
 
 
+def test_a_partner_that_may_collude_is_counted():
+    """A partner tells the shared word: changes count in l1 then, so pairs are no match for single clients."""
+    both = {"coins": RotatedCoins(1.0, 1.0), "paired": RotatedCoins(1.0, 1.0, paired=True)}
+    trusted, curious = (
+        {
+            option.name: option
+            for option in plan(
+                problem(
+                    200,
+                    1000,
+                    10,
+                    8.0,
+                    Adversary.SECAGG_SERVER,
+                    secure_aggregation=SecAgg(max_corrupt=fraction),
+                ),
+                both,
+            )
+        }
+        for fraction in (None, 0.02)
+    )
+    assert trusted["paired"].error <= trusted["coins"].error
+    assert curious["paired"].error > 4.0 * curious["coins"].error
+    assert curious["coins"].error == pytest.approx(trusted["coins"].error * 200 / 196, rel=0.03)
+    for option in curious.values():
+        context = context_of(option.mechanism, 200, 1000)
+        report = privacy_report(
+            option.mechanism, context, 10, 1e-5, secure_aggregation=True, max_corrupt=0.02
+        )
+        spent = report.row(Adversary.SECAGG_SERVER).epsilon_run
+        assert option.epsilon == pytest.approx(spent, rel=1e-6) and 7.9 < spent <= 8.0
+
+
+def test_dropouts_are_paid_for():
+    asked, coins = (1000, 1000, 10, 8.0, Adversary.SECAGG_SERVER), {"coins": RotatedCoins(1.0, 1.0)}
+    safe, losing = (plan(problem(*asked, dropout_probability=p), coins)[0] for p in (0.0, 0.1))
+    assert losing.mechanism.max_dropped > 100
+    assert losing.mechanism.epsilon < safe.mechanism.epsilon
+    assert losing.error > safe.error
+
+
+@pytest.mark.parametrize("params", [16_384, 100_000])
+def test_bits_are_of_the_whole_message(params):
+    """CPA sends some blocks, however many there are: a cut update would stand for too many of them."""
+    found = plan(problem(100, params, 1, 8.0, Adversary.SERVER), {"CPA": CPA(1.0, epsilon_scope="round")})[0]
+    context = context_of(found.mechanism, 100, params)
+    rand = ClientRandomness(SeededKeys(0), [0], 0)
+    message = found.mechanism.encode(torch.zeros(1, params), context, rand)
+    assert found.bits == message.num_bits / params
+
+
 def test_bad_numbers_are_refused():
+    with pytest.raises(ValueError, match="dropout_probability"):
+        problem(5, 5, 5, 1.0, Adversary.SERVER, dropout_probability=1.0)
     with pytest.raises(ValueError, match="epsilon must be > 0"):
         problem(5, 5, 5, 0.0, Adversary.SERVER)
     with pytest.raises(ValueError, match="clients >= 1"):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -19,6 +19,7 @@ from lightning_fedq.core import Adversary, Mechanism
 from lightning_fedq.discovery import class_path, installed
 from lightning_fedq.planning import HOMOGENEITY, Option, Problem, plan
 from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.secagg import SecAgg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -73,6 +74,14 @@ def _parser() -> argparse.ArgumentParser:
         help="the server behind secure aggregation may lie about who dropped out (SecAgg(active=True))",
     )
     parser.add_argument(
+        "--max_corrupt",
+        type=float,
+        help="fraction of the clients that may collude with the server behind secure aggregation",
+    )
+    parser.add_argument(
+        "--dropout_probability", type=float, help="chance that a client does not answer (default: 0)"
+    )
+    parser.add_argument(
         "--homogeneity",
         type=float,
         default=HOMOGENEITY,
@@ -88,14 +97,21 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     try:
         given = {name: getattr(options, name) for name in ("clients", "params", "rounds")}
-        sizes, clip_norm = {name: value for name, value in given.items() if value is not None}, 1.0
+        sizes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        clip_norm, secagg = 1.0, SecAgg()
+        if options.dropout_probability is not None:
+            sizes["dropout_probability"] = options.dropout_probability
         if options.config:
-            from_config, clip_norm = _sizes(options.config)
+            from_config, secagg, clip_norm = _sizes(options.config)
             sizes = {**from_config, **sizes}
+        if options.active:
+            secagg = replace(secagg, active=True)
+        if options.max_corrupt is not None:
+            secagg = replace(secagg, max_corrupt=options.max_corrupt)
         if missing := [f"--{name}" for name in given if name not in sizes]:
             raise ValueError(f"say how many: {', '.join(missing)}; or name a configuration that says it")
         target = PrivacyTarget(options.epsilon, options.delta, options.adversary, options.over)
-        problem = Problem(**sizes, target=target, active=options.active, homogeneity=options.homogeneity)
+        problem = Problem(**sizes, target=target, secure_aggregation=secagg, homogeneity=options.homogeneity)
         found = plan(problem, candidates(problem.params))
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
@@ -110,8 +126,8 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _sizes(config: str) -> tuple[dict[str, int], float]:
-    """Clients, parameters and rounds of a configuration, and the norm its mechanism clips to (else 1)."""
+def _sizes(config: str) -> tuple[dict[str, Any], SecAgg, float]:
+    """Numbers of a configuration, its secure aggregation, and the norm its mechanism clips to (else 1)."""
     from lightning_fedq.callbacks.federated import federated_of
     from lightning_fedq.commands.configs import find
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here
@@ -123,10 +139,11 @@ def _sizes(config: str) -> tuple[dict[str, int], float]:
     clip = parse_call(repr(federated.mechanism))[1].get("clip_norm", 1.0)
     planner = federated.planner
     once = planner.participation == "once"
-    sizes = {"clients": planner.num_clients if once else planner.cohort_size, "params": params}
+    sizes: dict[str, Any] = {"clients": planner.num_clients if once else planner.cohort_size}
+    sizes |= {"params": params, "dropout_probability": planner.dropout_probability}
     if (rounds := cli.trainer.max_epochs) is not None and rounds > 0:
         sizes["rounds"] = rounds
-    return sizes, float(clip)
+    return sizes, federated.secure_aggregation or SecAgg(), float(clip)
 
 
 def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
@@ -134,7 +151,7 @@ def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
     console.print(
         f"epsilon {target.epsilon:g} at delta {target.delta:g} over the {target.over}, against "
         f"{target.against.value}; {problem.clients:,} clients, {problem.params:,} parameters, "
-        f"{problem.rounds} rounds",
+        f"{problem.rounds} rounds{_trust(problem)}",
         highlight=False,
     )
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
@@ -160,6 +177,18 @@ def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
     impossible = [option for option in found if option.mechanism is None]
     for option in impossible:
         console.print(f"  not possible: {option.name}: {option.reason}", highlight=False, soft_wrap=True)
+
+
+def _trust(problem: Problem) -> str:
+    """Collusion, lies and dropouts that are reckoned with."""
+    words, secagg = "", problem.secure_aggregation
+    if problem.behind_masks and secagg.max_corrupt:
+        words += f"; {secagg.max_corrupt:.2%} of the clients may collude with it"
+    if problem.behind_masks and secagg.active:
+        words += "; it may lie about who dropped out"
+    if problem.dropout_probability:
+        words += f"; {problem.dropout_probability:.2%} of the clients drop out"
+    return words
 
 
 def _short(number: int) -> str:
@@ -208,7 +237,12 @@ def to_yaml(option: Option, problem: Problem, clip_norm: float) -> str:
         },
     }
     if problem.behind_masks:
-        settings["secure_aggregation"] = {"run": "masked", **({"active": True} if problem.active else {})}
+        given, default = asdict(problem.secure_aggregation), asdict(SecAgg())
+        settings["secure_aggregation"] = {
+            name: value for name, value in given.items() if name == "run" or value != default[name]
+        }
+    if problem.dropout_probability:
+        settings["dropout_probability"] = problem.dropout_probability
     if option.participation == "once":
         settings["clients_per_round"] = max(problem.clients // problem.rounds, 1)
         settings["participation"] = "once"

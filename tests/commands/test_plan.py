@@ -48,7 +48,19 @@ def test_a_configuration_says_the_sizes_and_gets_settings_to_paste(capsys, monke
         "adversary": "secagg_server",
         "over": "run",
     }
-    assert settings["secure_aggregation"] == {"run": "masked"}
+    kept = {"run": "masked", "degree": "auto", "max_corrupt": 0.02, "max_dropout": 0.02}
+    assert settings["secure_aggregation"] == kept
+
+
+def test_who_is_not_trusted_is_in_the_table_and_in_what_is_pasted(capsys, monkeypatch):
+    only(monkeypatch, "RotatedCoins")
+    asked = ["digits_private", "--epsilon", "4", "--max_corrupt", "0.05", "--dropout_probability", "0.01"]
+    assert main(asked) == 0
+    printed = capsys.readouterr().out
+    assert "5.00% of the clients may collude" in printed and "1.00% of the clients drop out" in printed
+    settings = yaml.safe_load(printed[printed.index("mechanism:\n") :])
+    assert settings["secure_aggregation"]["max_corrupt"] == 0.05
+    assert settings["dropout_probability"] == 0.01
 
 
 def test_the_picture(tmp_path, monkeypatch):
