@@ -95,8 +95,8 @@ class RotatedCoins(Mechanism):
         kappa: Range of a rotated coordinate in standard deviations, clip_norm / sqrt(D), > 0; 4.5 holds
             practically all of them.
         coins: Coins a coordinate, 1 to 255; more of them only where `epsilon` would be above 1.
-        share: Part of the rotated coordinates that is sent in a round, a power of 1/2: the first ones, which a
-            fresh rotation makes a random subspace; the same for all clients.
+        share: Part of the rotated coordinates that is sent in a round, a power of 1/2: the first ones, which
+            a fresh rotation makes a random subspace; the same for all clients.
         paired: Do pairs of clients share the words that round? See above; worth it above `epsilon` 0.6 or so.
         max_dropped: Dropouts that the claims about sums allow for; a round with more is given up.
         wrap_chance: Chance that a coordinate of a sum wraps around, at most, if all updates are alike (the

@@ -13,8 +13,9 @@ against the adversary of its view:
 
 Learning rates and ranges are tuned by validation accuracy with a seed of their own, once a view and epsilon,
 for `RotatedCoins` or, where nothing is summed, `GaussianNoise` (mechanisms that clip vectors), `RotatedAxes`
-(directions) and `LDPQ` or `CPA` (coordinates); vectors are clipped to twice the learning rate, without privacy too. Tuning is not charged. What is reported is the
-last model or that of `TailAveraging`, whichever does better in validation.
+(directions) and `LDPQ` or `CPA` (coordinates); vectors are clipped to twice the learning rate, without
+privacy too. Tuning is not charged. What is reported is the last model or that of `TailAveraging`, whichever
+does better in validation.
 """
 
 from __future__ import annotations
