@@ -35,7 +35,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "secagg": {"core", "wire", "randomness", "functional", "cryptography", *ARRAYS},
     "privacy": {"core", "extras", "losses", "functional", "randomness", "dp_accounting", "opacus", *ARRAYS},
-    "planning": {"core", "privacy", "randomness", "secagg", "torch"},
+    "planning": {"core", "privacy", "randomness", "secagg", "wire", "torch"},
     "audit": {"core", "privacy", "randomness", "ranges", "rounds", *ARRAYS, "functional"},
     "leakage": {"core", "mechanisms", "randomness", "functional", "matplotlib", "torchmetrics", *ARRAYS},
     "rounds": {

@@ -290,11 +290,17 @@ class RotatedCoins(Mechanism):
     def mean_error(self, context: RoundContext, num_clients: int, homogeneity: float) -> float:
         """See `Mechanism.mean_error`: the coins', and what lies outside of a shared random subspace.
 
-        That is |mean|^2 (1 / share - 1); in the worst case, `noise_variance`, all updates agree.
+        That is |mean|^2 (1 / share - 1); in the worst case, `noise_variance`, all updates agree. Of a pair's
+        coins 2 (1 / t^2 - 1) + 2 E|s| - E s^2 is left, s the sum of two rotated coordinates in units of the
+        range: about Gaussian.
         """
-        size = padded_size(context.dim)
+        size, square = padded_size(context.dim), (self.kappa / self._bias) ** 2
         share = self.num_symbols(context) / size
-        coins = (self.kappa / self._bias) ** 2 / (self.coins * num_clients) / share * context.dim / size
+        pairs = 2 * (num_clients // 2) / num_clients if self.paired else 0.0
+        alike = 1.0 + homogeneity
+        rounding = self.kappa * math.sqrt(4.0 * alike / math.pi) - alike
+        coin = (1.0 - pairs) * square + pairs * (square - self.kappa**2 + rounding)
+        coins = coin / (self.coins * num_clients) / share * context.dim / size
         return self.clip_norm**2 * (coins + homogeneity * (1.0 / share - 1.0))
 
     # ---- claims -----------------------------------------------------------------------------------------

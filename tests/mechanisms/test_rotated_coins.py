@@ -154,6 +154,27 @@ def test_error_of_the_mean_is_that_of_the_formula(settings):
     assert np.mean(errors) == pytest.approx(wanted, rel=0.1)
 
 
+@pytest.mark.parametrize("homogeneity", [0.0, 0.5])
+def test_expected_error_of_pairs(homogeneity):
+    """What a plan reckons with: of a pair's own coins the response is left, and little of the rounding."""
+    mechanism, clients, dim, rounds = RotatedCoins(1.0, 1.2, paired=True), 40, 250, 60
+    found, generator = 0.0, torch.Generator().manual_seed(0)
+
+    def directions(count):
+        rows = torch.randn(count, dim, generator=generator)
+        return rows / rows.norm(dim=1, keepdim=True)
+
+    for number in range(rounds):
+        updates = math.sqrt(homogeneity) * directions(1) + math.sqrt(1 - homogeneity) * directions(clients)
+        updates /= updates.norm(dim=1, keepdim=True)
+        context = context_of(mechanism, tuple(range(clients)), (dim,), round=number)
+        total = decode(mechanism, encode(mechanism, updates, context).symbols, context.cohort, context)
+        found += float((total / clients - updates.mean(0)).square().sum()) / rounds
+    expected = mechanism.mean_error(context, clients, homogeneity)
+    assert found == pytest.approx(expected, rel=0.05)
+    assert expected < 0.8 * replace(mechanism, paired=False).mean_error(context, clients, homogeneity)
+
+
 def test_updates_that_are_too_long_are_shortened_and_counted():
     mechanism = RotatedCoins(1.0, 20.0)
     context = context_of(mechanism, (0,), (4096,))
