@@ -40,7 +40,7 @@ def _flip(bits: Words, words: Words) -> None:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _rotate(row: Floats, first: Words, second: Words, values: Floats, out: Floats) -> None:
-    """Rotate one row; what has to be done to every value is done to a block that is in a cache anyway.
+    """Rotate one row, block by block, each of them in a cache for all that is done to it.
 
     Args:
         row: The row.
