@@ -131,7 +131,7 @@ def test_a_partner_that_may_collude_is_counted():
     for option in curious.values():
         context = context_of(option.mechanism, 200, 1000)
         report = privacy_report(
-            option.mechanism, context, 10, 1e-5, secure_aggregation=True, max_corrupt=0.02
+            option.mechanism, context, rounds=10, delta=1e-5, secure_aggregation=True, max_corrupt=0.02
         )
         spent = report.row(Adversary.SECAGG_SERVER).epsilon_run
         assert option.epsilon == pytest.approx(spent, rel=1e-6) and 7.9 < spent <= 8.0
