@@ -21,6 +21,7 @@ side by side), `client_parallel` (stacks), `resume` (checkpoints), `secure_sum`;
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -63,9 +64,12 @@ from lightning_fedq.federation.client_parallel import ClientParallelStrategy, fu
 from lightning_fedq.federation.clock import LocalClock
 from lightning_fedq.federation.distributed_clients import (
     DistributedClientsStrategy,
+    EndOfRound,
     RankEngine,
     RankSchedule,
     check_for_ranks,
+    check_same_on_all_ranks,
+    check_streams,
     ranks_of,
 )
 from lightning_fedq.federation.handed_loader import ask_module_instead, forget_loader, handed_loader
@@ -277,6 +281,8 @@ class Federated(pl.Callback):
         done = 0 if self._loaded is not None else self._engine.round - trainer.current_epoch
         check_cohorts_last(self.planner, done + (trainer.max_epochs or 0))
         keep_journal(trainer, self._engine.ledger, self.seed is not None)
+        if self._ranks is not None:
+            self._agree_on_start(self._ranks)
         if self._target is not None:
             self._hold_to_target(trainer)
             if self.seed is None:
@@ -294,12 +300,14 @@ class Federated(pl.Callback):
             self._coming_stacks,
             skips_empty,
             self._change_vector,
+            self._end_of_round(),
         )
         self._undo.later(self._training.detach)
         if self.seed is None:
             check_exact_monitors(trainer)
         choice = choose(self.client_metrics, trainer, self._engine)
-        self.client_log = ClientMetrics(choice, trainer, pl_module, lambda: self.training_clients)
+        group = None if self._ranks is None else self._ranks.group
+        self.client_log = ClientMetrics(choice, trainer, pl_module, lambda: self.training_clients, group)
         self.client_log.attach(self._undo)
         self._averages = RoundAverages(trainer, lambda: self.round_is_open)
         self._averages.attach(self._undo)
@@ -309,6 +317,21 @@ class Federated(pl.Callback):
         self._undo.later(hook.remove)
         if self._schedule.rounds_differ or clock.max_steps != -1:  # the last one may be shorter
             self._undo.replace(trainer, "reload_dataloaders_every_n_epochs", 1)
+
+    def _end_of_round(self) -> EndOfRound | None:
+        if self._ranks is None:
+            return None
+        assert isinstance(self._schedule, RankSchedule)
+        return EndOfRound(self._ranks.group, self._schedule)
+
+    def _agree_on_start(self, ranks: DistributedClientsStrategy) -> None:
+        """All ranks have the same federation and data, and rank 0, which keeps the journal, the ledger."""
+        held = hashlib.sha256(b"".join(part.numpy().tobytes() for part in self.client_indices))
+        round = {"round": str(self._engine.round), "who holds which samples": held.hexdigest()[:16]}
+        check_same_on_all_ranks(ranks.group, {**self._identity, **round})
+        ledger = ranks.group.broadcast(self.ledger.state_dict(), "the ledger at the start")
+        if not ranks.is_global_zero:
+            self.ledger.follow(ledger)
 
     def _meet_target(self, trainer: pl.Trainer) -> None:
         """Set the mechanism to the privacy target."""
@@ -365,6 +388,8 @@ class Federated(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Leave the last global model in the module."""
+        if self._ranks is not None:
+            self._ranks.fails = True
         self._abandon_round()
         self._undo.all()
 
@@ -422,7 +447,8 @@ class Federated(pl.Callback):
             self.planner = replace(self.planner, seed=self._loaded["plan_seed"])
         if self._ranks is not None:
             check_for_ranks(self, self._rule)
-            self.planner = replace(self.planner, seed=self._ranks.broadcast(self.planner.seed))
+            seed = self._ranks.group.broadcast(self.planner.seed, "the plan")
+            self.planner = replace(self.planner, seed=seed)
         run = RoundPlan(0, (), frozenset(), self.planner.seed)
         dealt = deal(
             self._user_loader(),
@@ -438,6 +464,8 @@ class Federated(pl.Callback):
         self.client_indices, work, self._renew = dealt.client_indices, dealt.work, dealt.renew
         self._own_loaders = dealt.own_loaders
         check_own_loaders(dealt.own_loaders, self.clients_per_step, self.weighting, self.client_indices)
+        if self._ranks is not None:
+            check_streams(self.client_indices)
         check_limit(work)
         if self._rule is not None:
             self._rule.begin(work)
@@ -483,10 +511,9 @@ class Federated(pl.Callback):
         settings |= {"diagnostics": self.diagnostics}
         if self._ranks is not None:
             if self.seed is None:
-                keys = RootKeys(self._ranks.broadcast(os.urandom(32)))
+                keys = RootKeys(self._ranks.group.broadcast(os.urandom(32), "the keys"))
             settings |= {"strategy": self._ranks, "order": self._coming_clients}
-            return RankEngine(self.mechanism, self.planner, keys, weights, segments, self.ranges, **settings)
-        return RoundEngine(
+        return (RoundEngine if self._ranks is None else RankEngine)(
             self.mechanism,
             self.planner,
             keys,
@@ -500,7 +527,6 @@ class Federated(pl.Callback):
     def _coming_clients(self) -> list[int]:
         """Clients of the open round on all ranks, in the order of one process."""
         schedule, engine, most = self._schedule, self._engine, self._most_batches()
-        assert isinstance(schedule, RankSchedule)
         stacks = schedule.of_all_ranks(engine.round, engine.attempt, self.clients_per_step_chosen, most)
         return [client for stack in stacks for client in stack.clients]
 
@@ -530,7 +556,7 @@ class Federated(pl.Callback):
             return Rehearsed(known, known)
 
         def step(double: pl.LightningModule) -> None:
-            stack = self._schedule.stacks(0, 0, 1)[0]
+            stack = self._schedule.of_all_ranks(0, 0, 1)[0]
             batch = trainer.precision_plugin.convert_input(self.fetch(next(self._loader.indices(stack))))
             batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
             double.trainer = trainer
@@ -604,14 +630,15 @@ class Federated(pl.Callback):
             self._local.names,
             self.clients_per_step,
             largest_stack(self._local.parameters[0].device.type, self._engine.weights.numel(), self.planner),
-            lambda size: max(self._schedule.stacks(0, 0, size), key=lambda stack: len(stack.clients)),
+            lambda size: max(self._schedule.of_all_ranks(0, 0, size), key=lambda stack: len(stack.clients)),
             lambda stack: self.fetch(next(self._loader.indices(stack))),
             self._local.buffer_names,
         )
         self._local.release_statistics()
         if self._ranks is not None and self.clients_per_step == "auto":  # every rank takes whole stacks
             share = -(-self.planner.cohort_size // self._ranks.num_ranks)
-            self.clients_per_step_chosen = self._ranks.broadcast(min(self.clients_per_step_chosen, share))
+            least = min(self.clients_per_step_chosen, share)
+            self.clients_per_step_chosen = self._ranks.group.broadcast(least, "the size of a stack")
 
     def _coming_steps(self) -> int:
         """Batches of the round to come. Before there is one, of the longest client: a user's own loader."""
@@ -684,6 +711,8 @@ class Federated(pl.Callback):
         if record is not None:
             self.records.append(record)
             warn_of(record)
+            if self.client_log is not None:
+                self.client_log.add_up()
             if self._target is not None:
                 self._target.check_direction(record)
             if not trainer.barebones:

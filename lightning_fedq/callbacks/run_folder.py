@@ -90,10 +90,10 @@ class RunFolder(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Choose the folder: the one of the run that goes on, or a new one."""
         if self.path is None or len(self.rows) != len(federated_of(trainer, "RunFolder").records):
-            self.path, self.rows = fresh_folder(self.root / self.name), []
+            self.path, self.rows = trainer.strategy.broadcast(fresh_folder(self.root / self.name)), []
         client_log = federated_of(trainer, "RunFolder").client_log
         assert client_log is not None
-        client_log.keep = trainer.is_global_zero
+        client_log.keep = True
         self._private = not isinstance(engine_of(trainer, "RunFolder").keys, SeededKeys)
         if self.config is not None and trainer.is_global_zero:
             write_atomically(self.path / "config.yaml", self.config)
@@ -113,14 +113,15 @@ class RunFolder(pl.Callback):
         self.rows.append({**logged, **record.metrics(), "seconds": seconds})
         if trainer.is_global_zero:
             write_rows(self._folder() / "metrics.csv", self.rows)
-            self._write_clients(trainer, int(record.round))
+        self._write_clients(trainer, int(record.round))
         trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
 
     def _write_clients(self, trainer: pl.Trainer, round: int) -> None:
         """Add a line to the file of every client that has logged something which stays with it."""
         client_log = federated_of(trainer, "RunFolder").client_log
         assert client_log is not None
-        for client, values in client_log.take().items():
+        taken = client_log.take()  # of all ranks, so all of them ask
+        for client, values in taken.items() if trainer.is_global_zero else ():
             path = self._folder() / CLIENTS / f"{client}.jsonl"
             path.parent.mkdir(exist_ok=True)
             with path.open("a") as file:

@@ -12,10 +12,12 @@ from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
+import torch
 from torch import Tensor, nn
 
 from lightning_fedq._lightning import pl, rank_zero_info
 from lightning_fedq.core import Mechanism, NonPrivate, RoundContext
+from lightning_fedq.federation.rank_group import RankGroup
 from lightning_fedq.federation.undo import Undo
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.rounds import RoundEngine
@@ -63,6 +65,7 @@ class ClientMetrics:
         trainer: Of the fit in progress.
         module: Whose `log`.
         clients: Returns who trains.
+        ranks: The ranks that the clients are spread over, where there are several.
 
     Attributes:
         names: What clients have logged, in order.
@@ -75,7 +78,9 @@ class ClientMetrics:
         trainer: pl.Trainer,
         module: pl.LightningModule,
         clients: Callable[[], tuple[int, ...]],
+        ranks: RankGroup | None = None,
     ) -> None:
+        self._ranks = ranks
         self.choice, self.keep = choice, False
         self.names: dict[str, None] = {}
         self._trainer, self._module, self._clients, self._log = trainer, module, clients, module.log
@@ -115,6 +120,12 @@ class ClientMetrics:
     def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Stand in for `LightningModule.log`. In a stack, of a value that is reduced over its clients."""
         training = self._trainer.training and self._module._current_fx_name != "on_train_start"
+        if training and self._ranks is not None and isinstance(value, nn.Module) and self.choice == "shared":
+            raise ValueError(
+                f"{name!r} is a metric object that clients update in training, and every rank's own has seen "
+                "its own clients only; log the metric's value of each batch, leave it to the validation, or "
+                "train in one process (devices=1)"
+            )
         if training and self.withholds(name):
             self._hold(name, value)
             return
@@ -148,7 +159,9 @@ class ClientMetrics:
         if name not in self.names:
             self.names[name] = None
             if self.choice != "shared":
-                self._check_monitors(name)
+                self._check_monitors(name, f"and which stays with them (client_metrics={self.choice!r})")
+            elif self._ranks is not None:
+                self._check_monitors(name, "each rank those of its own clients")
         return self.choice != "shared"
 
     def add(self, name: str, clients: tuple[int, ...], values: Any) -> None:
@@ -177,22 +190,57 @@ class ClientMetrics:
             metric.reset()
         self._metrics = []
 
+    def add_up(self) -> None:
+        """Let what clients have logged in a round be that of all ranks: its mean, or what reduces it.
+
+        A rank none of whose clients has logged a metric goes without; rank 0 has clients if any rank has.
+        """
+        if self._ranks is None or self.choice != "shared":
+            return
+        results: Any = self._trainer._results  # type: ignore[attr-defined]
+        kept = {
+            key: result
+            for key, result in results.items()
+            if result.meta.name in self.names and result.meta.on_epoch and not result.has_reset
+        }
+        own = {key: (result.value, result.cumulated_batch_size) for key, result in kept.items()}
+        everybody = self._ranks.gather((own, self.names), "what clients have logged")
+        for _, names in everybody:
+            self.names |= names
+        for key, result in kept.items():
+            values = [part[key] for part, _ in everybody if key in part]
+            meta = result.meta
+            both = torch.stack([torch.as_tensor(value).to(result.value) for value, _ in values])
+            extreme = both.amax(0) if meta.is_max_reduction else both.amin(0)
+            result.value = extreme if meta.is_max_reduction or meta.is_min_reduction else both.sum(0)
+            result.cumulated_batch_size = sum(size for _, size in values)
+            result._computed = None
+
     def take(self) -> dict[int, dict[str, float]]:
         """Metrics that each client has logged since the round began: the mean of each over its batches."""
         taken = {
             client: {name: total / count for name, (total, count) in own.items()}
             for client, own in self._sums.items()
         }
+        if self._ranks is not None:
+            everybody = self._ranks.gather((taken, self.names), "what stays with clients")
+            for others, names in everybody:
+                taken |= others
+                self.names |= names
         self.begin_round()
         return taken
 
-    def _check_monitors(self, name: str) -> None:
+    def _check_monitors(self, name: str, why: str) -> None:
         for who, monitor in _monitors(self._trainer):
             if monitor in (name, f"{name}_step", f"{name}_epoch") and monitor not in self._elsewhere:
                 raise ValueError(
-                    f"{who} watches {monitor!r}, which clients log in training and which stays with them "
-                    f"(client_metrics={self.choice!r}); watch a metric of the validation, or let it out "
-                    "without noise by Federated(client_metrics='shared')"
+                    f"{who} watches {monitor!r}, which clients log in training, {why}; "
+                    "watch a metric of the validation"
+                    + (
+                        ""
+                        if self.choice == "shared"
+                        else ", or let it out without noise by Federated(client_metrics='shared')"
+                    )
                 )
 
 

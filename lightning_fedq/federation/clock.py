@@ -71,6 +71,30 @@ class _Moment(NamedTuple):
     schedules: list[dict[str, Any]]
 
 
+class RankClock(NamedTuple):
+    """What one rank's clients have done in a round, for the clocks of the other ranks.
+
+    Args:
+        place: Of the longest client's stack, among those of one process.
+        longest: What it leaves and how many steps it took; only of a module that optimises by hand.
+        last_place: Of the last stack.
+        left: What it leaves; only of a module that optimises by hand.
+        most_steps: Of any client.
+        scales: Loss scales that clients leave.
+        batches: Of this rank's clients.
+        steps: Lightning's count of them.
+    """
+
+    place: int
+    longest: tuple[_Moment, int] | None
+    last_place: int
+    left: _Moment | None
+    most_steps: int
+    scales: list[dict[str, Any] | None]
+    batches: int
+    steps: int
+
+
 class LocalClock:
     """The clock of every client of one fit.
 
@@ -97,6 +121,7 @@ class LocalClock:
         self._scale: dict[str, Any] | None = None
         self._elsewhere: int | None = None
         self._steps = self._most_steps = 0
+        self._stack = self._longest_stack = -1
 
     # ---- how many steps -----------------------------------------------------------------------------
 
@@ -146,6 +171,7 @@ class LocalClock:
         if self._start is None:
             self._begin_round(stacks)
         assert self._start is not None
+        self._stack += 1
         self._restore(self._start)
         self._load_scale(self._scale)
         self._steps = 0
@@ -157,6 +183,8 @@ class LocalClock:
         self._per_batch = [c for c in configs if c.interval == "step"] if automatic else []
         self._put_back = configs if self._per_batch or not automatic else []  # by hand, anything may step
         self._start, self._longest, self._longest_steps, self._most_steps = self._moment(), None, 0, 0
+        self._stack = -1
+        self._counted, self._trained = self._counter.completed, sum(lengths)
         self._scale = self._loss_scale()
         self._scales.clear()
         self._accumulate = int(trainer.accumulate_grad_batches)
@@ -193,8 +221,57 @@ class LocalClock:
         self._most_steps = max(self._most_steps, self._steps)
         if self._put_back and self._steps > self._longest_steps:
             self._longest, self._longest_steps, self._longest_is_last = self._moment(), self._steps, last
+            self._longest_stack = self._stack
         if not last:  # whoever looks before the next batch starts sees the next client's
             self._restore(self._start)
+
+    def of_rank(self, places: Sequence[int]) -> RankClock | None:
+        """What this rank's clients have done in the round, for `of_all_ranks`; None if it has none.
+
+        Args:
+            places: Of its stacks, among those of one process.
+        """
+        if not places:
+            return None
+        by_hand = not self._trainer.lightning_module.automatic_optimization
+        longest = (self._longest, self._longest_steps) if by_hand and self._longest is not None else None
+        return RankClock(
+            place=places[max(self._longest_stack, 0)],
+            longest=longest,
+            last_place=places[-1],
+            left=self._moment() if by_hand else None,
+            most_steps=self._most_steps,
+            scales=self._scales,
+            batches=self._trained,
+            steps=self._counter.completed - self._counted,
+        )
+
+    def of_all_ranks(self, clocks: Sequence[RankClock | None]) -> None:
+        """Count what the clients of all ranks have done, before `end_round`."""
+        others = [clock for clock in clocks if clock is not None]
+        if not others:
+            return
+        self._most_steps = max(clock.most_steps for clock in others)
+        self._scales = [scale for clock in others for scale in clock.scales]
+        by_hand = [(-clock.longest[1], clock.place, clock.longest) for clock in others if clock.longest]
+        if by_hand:
+            self._longest, self._longest_steps = min(by_hand, key=lambda found: found[:2])[2]
+            self._longest_is_last = False  # it may have trained elsewhere
+        last = max(others, key=lambda clock: clock.last_place)
+        if last.left is not None and not self._put_back:
+            self._restore(last.left)
+        self._count_for_all(sum(clock.steps for clock in others), sum(clock.batches for clock in others))
+
+    def _count_for_all(self, steps: int, batches: int) -> None:
+        """Let Lightning's counts be those of one process, which loggers and checkpoints go by."""
+        counter, loop = self._counter, self._trainer.fit_loop.epoch_loop
+        more = self._counted + steps - counter.completed
+        counter.completed += more
+        counter.ready += more
+        loop._batches_that_stepped += more
+        progress, more = loop.batch_progress.total, batches - self._trained
+        for name in ("ready", "started", "processed", "completed"):
+            setattr(progress, name, getattr(progress, name) + more)
 
     def end_round(self) -> None:
         """The schedules as the longest client of the federation leaves them. The smallest loss scale."""

@@ -1,27 +1,34 @@
 """Many devices: ranks own disjoint clients of a round, and exchange one integer sum at its end.
 
 To Lightning every rank is a single device: no sampler is swapped, no gradient is averaged, nothing is said
-between batches, and ranks may have different numbers of them. What has to be one for all goes over the
-process group explicitly: the round's sum, rank 0's files, and anybody's wish to stop. Every rank steps the
-server on the same sum, so no model is sent back; that they agree is checked every round.
+between batches, and ranks may have different numbers of them. What has to be one for all goes over a
+process group of their own (`rank_group`): the round's sum, rank 0's files, and anybody's wish to stop. Every
+rank steps the server on the same sum, so no model is sent back; that they agree is checked every round.
+
+Mechanisms whose messages add up to one integer sum exchange that sum. For all others, and for robust rules
+and secure aggregation, every rank is given all messages, in the order of one process, and is the whole
+server.
+
+All ranks are one trust domain, as the clients of any simulation are: they hold the same keys.
 """
 
 from __future__ import annotations
 
 import atexit
 import hashlib
-import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, get_args
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.core import Mechanism
+from lightning_fedq.core import AbortedRoundError
 from lightning_fedq.data.batches import Stack
+from lightning_fedq.data.generator_turns import generator_state
+from lightning_fedq.federation.clock import LocalClock
+from lightning_fedq.federation.rank_group import Backend, RankGroup
 from lightning_fedq.federation.schedule import Schedule
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
 
@@ -31,22 +38,35 @@ NAME = "fedq_clients"
 class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
     """`Trainer(strategy="fedq_clients", devices=N, num_nodes=M)`, launched by Lightning, torchrun or SLURM.
 
+    While a round is open every rank is on its own: what Lightning asks all ranks, each answers itself,
+    because they have different numbers of batches and would wait for each other at different places. Rank 0's
+    answer counts wherever files are written.
+
     Args:
-        process_group_backend: "gloo" or "nccl"; None goes by the device.
+        process_group_backend: "gloo" or "nccl" for the round's sum; None goes by the device.
         timeout: After which a rank that does not answer ends the run of the others.
+
+    Raises:
+        ValueError: If there is no such backend.
     """
 
     strategy_name = NAME
 
     def __init__(
-        self, process_group_backend: str | None = None, timeout: timedelta = timedelta(minutes=30)
+        self, process_group_backend: Backend | None = None, timeout: timedelta = timedelta(minutes=30)
     ) -> None:
         super().__init__(device="cpu")
+        if process_group_backend not in (*get_args(Backend), None):
+            raise ValueError(
+                f"process_group_backend must be 'gloo', 'nccl' or None, got {process_group_backend!r}"
+            )
         self._backend, self._timeout = process_group_backend, timeout
         self.parallel_devices: list[torch.device] | None = None  # the Trainer fills in these three
         self.cluster_environment: Any = None
         self.num_nodes = 1
         self.global_rank = self.local_rank = 0
+        self.on_its_own = self.fails = False
+        self.group: RankGroup
 
     @property
     def num_processes(self) -> int:
@@ -68,6 +88,29 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
         """Is this the rank that writes files?"""
         return self.global_rank == 0
 
+    @property
+    def backend(self) -> Backend:
+        """Backend that the round's sum goes by.
+
+        Raises:
+            ValueError: If NCCL is to add up what is on no GPU.
+        """
+        on_gpu = self.root_device.type == "cuda"
+        if self._backend == "nccl" and not on_gpu:
+            raise ValueError(
+                f"NCCL adds up tensors on GPUs, and this rank's device is {self.root_device}; "
+                "use process_group_backend='gloo' or None"
+            )
+        return self._backend or ("nccl" if on_gpu else "gloo")
+
+    def set_world_ranks(self) -> None:
+        """Find out which rank this is, once the Trainer knows where it runs."""
+        environment = self.cluster_environment
+        environment.set_global_rank(environment.node_rank() * self.num_processes + environment.local_rank())
+        environment.set_world_size(self.num_ranks)
+        self.global_rank, self.local_rank = environment.global_rank(), environment.local_rank()
+        pl.utilities.rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
+
     def _configure_launcher(self) -> None:
         environment = self.cluster_environment
         if not environment.creates_processes_externally:
@@ -75,56 +118,59 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
             self._launcher = launcher(environment, self.num_processes, self.num_nodes)
 
     def setup_environment(self) -> None:
-        """Join the process group."""
+        """Join the group.
+
+        Raises:
+            ValueError: If another number of processes was launched.
+        """
+        self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
+        self.set_world_ranks()
         super().setup_environment()
-        environment = self.cluster_environment
-        environment.set_global_rank(environment.node_rank() * self.num_processes + environment.local_rank())
-        environment.set_world_size(self.num_ranks)
-        self.global_rank, self.local_rank = environment.global_rank(), environment.local_rank()
-        pl.utilities.rank_zero_only.rank = self.global_rank  # type: ignore[attr-defined]
-        if dist.is_initialized():
-            return
-        os.environ["MASTER_ADDR"] = str(environment.main_address)
-        os.environ["MASTER_PORT"] = str(environment.main_port)
-        backend = self._backend or ("nccl" if self.root_device.type == "cuda" else "gloo")
-        dist.init_process_group(
-            backend, rank=self.global_rank, world_size=self.num_ranks, timeout=self._timeout
-        )
-        atexit.register(_leave)
+        self.on_its_own = self.fails = False
+        if self.num_ranks > 1:
+            self.group = _joined(self)
 
     def barrier(self, *args: Any, **kwargs: Any) -> None:
         """Wait for all ranks."""
-        if dist.is_initialized():
-            dist.barrier()
+        if self._asks_others:
+            self.group.gather(None, f"the barrier {args}")
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """One rank's object, on all ranks."""
-        if not dist.is_initialized():
-            return obj
-        box = [obj]
-        dist.broadcast_object_list(box, src)
-        return box[0]
+        return self.group.broadcast(obj, "a broadcast", src) if self._asks_others else obj
 
-    def gather(self, obj: Any) -> list[Any]:
-        """Everybody's object, on all ranks, in their order."""
-        found: list[Any] = [None] * self.num_ranks
-        dist.all_gather_object(found, obj)
-        return found
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Do all ranks, or does any, say so?"""
+        votes = self.group.gather(bool(decision), "a vote") if self._asks_others else [bool(decision)]
+        return bool(min(votes) if all else max(votes))
+
+    @property
+    def _asks_others(self) -> bool:
+        return self.num_ranks > 1 and not self.on_its_own and not self.group.is_lost
 
     def share(self, module: torch.nn.Module) -> None:
         """Give every rank rank 0's parameters and buffers, those that nobody trains included."""
         for tensor in (*module.parameters(), *module.buffers()):
-            dist.broadcast(tensor.detach(), 0)
+            self.group.share(tensor.detach())
 
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Do all ranks, or does any, say so?"""
-        votes = self.gather(bool(decision))
-        return bool(min(votes) if all else max(votes))
+    def on_exception(self, exception: BaseException) -> None:
+        """Ask nobody any more: this rank is about to end, and others may have."""
+        self.on_its_own = self.fails = True
 
 
-def _leave() -> None:
-    if dist.is_initialized():
-        dist.destroy_process_group()
+_groups: dict[tuple[int, int], RankGroup] = {}
+"""The group that this process has joined: one Trainer after another uses it."""
+
+
+def _joined(strategy: DistributedClientsStrategy) -> RankGroup:
+    place, environment = (strategy.global_rank, strategy.num_ranks), strategy.cluster_environment
+    if place not in _groups:
+        address = str(environment.main_address), int(environment.main_port)
+        _groups[place] = RankGroup(*place, address, strategy.backend, strategy._timeout)
+    return _groups[place]
+
+
+atexit.register(_groups.clear)
 
 
 pl.strategies.StrategyRegistry.register(
@@ -150,19 +196,20 @@ class RankSchedule(Schedule):
         whole: The schedule of one process, cut into the same stacks.
         rank: This one.
         num_ranks: How many there are.
+
+    Attributes:
+        places: Of each own stack of the round last asked for, its place among those of one process.
     """
 
     def __init__(self, whole: Schedule, rank: int, num_ranks: int) -> None:
         vars(self).update(vars(whole))
         self._kept, self._rank, self._num_ranks = None, rank, num_ranks
-
-    def of_all_ranks(self, round: int, attempt: int, clients_per_step: int, most: int | None) -> list[Stack]:
-        """Stacks that one process would train, in its order."""
-        return super()._new(round, attempt, clients_per_step, most)
+        self.places: list[int] = []
 
     def _new(self, round: int, attempt: int, clients_per_step: int, most: int | None) -> list[Stack]:
         stacks = self.of_all_ranks(round, attempt, clients_per_step, most)
-        own = [stacks[index] for index in deal(stacks, self._num_ranks)[self._rank]]
+        self.places = deal(stacks, self._num_ranks)[self._rank] if stacks[0].clients else []
+        own = [stacks[index] for index in self.places]
         return own or [Stack((), (1,), stacks[0].training_seed, ())]  # nobody's step, for a rank without work
 
     @property
@@ -171,8 +218,44 @@ class RankSchedule(Schedule):
         return True
 
 
+class EndOfRound:
+    """The end of a round for what Lightning and the clients' training keep beside the server.
+
+    Args:
+        group: Of the ranks.
+        schedule: Of this one.
+    """
+
+    def __init__(self, group: RankGroup, schedule: RankSchedule) -> None:
+        self._group, self._schedule = group, schedule
+
+    def end_round(self, clock: LocalClock) -> None:
+        """Bring the clock, and torch's generators, to where one process would have them."""
+        places = self._schedule.places
+        own = (max(places, default=-1), generator_state()[0], clock.of_rank(places))
+        found = self._group.gather(own, "the clocks at the end of a round")
+        torch.default_generator.set_state(max(found, key=lambda one: one[0])[1])
+        clock.of_all_ranks([one[2] for one in found])
+
+
+class OtherRankStoppedError(RuntimeError):
+    """Signal that another rank has given the open round up, so that it is void for all."""
+
+
+class _Part(NamedTuple):
+    """Contribution of one rank to a round, beside its sum."""
+
+    received: list[int]
+    uplink_bits: int
+    clipped: int
+    non_finite: list[int]
+    energy: float
+    kind: tuple[torch.Size, torch.dtype] | None
+    messages: list[tuple[list[int], Tensor]]
+
+
 class RankEngine(RoundEngine):
-    """The server of every rank: each takes its own clients' messages, and all step on the sum over ranks.
+    """The server of every rank: each takes its own clients' messages, and all step on those of all ranks.
 
     Args:
         *args: See `RoundEngine`.
@@ -191,6 +274,11 @@ class RankEngine(RoundEngine):
         super().__init__(*args, **options)
         self._strategy, self._order = strategy, order
 
+    @property
+    def adds_up(self) -> bool:
+        """Is one integer sum all that a rank has to tell? Else it tells every message."""
+        return self.mechanism.homomorphic and self.plain_sum and self.secure_sums is None
+
     def start(self) -> RoundPlan:
         """See `RoundEngine.start`. Rank 0, which alone reads the journal, says which attempt it is.
 
@@ -203,41 +291,86 @@ class RankEngine(RoundEngine):
                 "a callback that changes updates, or clients that lie, need all clients in one process; "
                 f'leave it out, or use devices=1 in place of strategy="{NAME}"'
             )
+        group, number, known = self._strategy.group, self.round + 1, self.ledger.rounds
         state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
-        free = self.ledger.free_attempt(self.round, self.attempt, state)
-        self.attempt, digest = self._strategy.broadcast((free, _digest(self.weights)))
+        attempt = self.ledger.free_attempt(self.round, self.attempt, state)
+        news = self.ledger.state_dict() if self.ledger.rounds != known else None
+        first = group.broadcast((attempt, _digest(self.weights), news), f"the start of round {number}")
+        self.attempt, digest, news = first
         if digest != _digest(self.weights):
             raise RuntimeError(
-                f"rank {self._strategy.global_rank} has another model than rank 0 in round {self.round + 1}; "
+                f"rank {group.rank} has another model than rank 0 in round {number}; "
                 "a callback has changed it on one of them only"
             )
-        return super().start()
+        if news is not None and group.rank:
+            self.ledger.follow(news)
+        plan = super().start()
+        self._strategy.on_its_own = True
+        return plan
+
+    def _open(self, plan: RoundPlan) -> None:
+        super()._open(plan)
+        self._messages: list[tuple[list[int], Tensor]] = []
+
+    def _add(self, symbols: Tensor, clients: Sequence[int]) -> None:
+        if self.adds_up:
+            super()._add(symbols, clients)
+        else:
+            self._messages.append((list(clients), symbols.cpu()))
 
     def finish(self) -> RoundRecord:
-        """Add up over the ranks, and finish as one process would."""
-        self._exchange()
-        return super().finish()
+        """Add up over the ranks, and finish as one process would.
 
-    def _exchange(self) -> None:
+        Raises:
+            OtherRankStoppedError: If another rank has given the round up.
+        """
         total = self._sum
         symbols = total.integer_sum
         kind = None if symbols is None else (symbols.shape, symbols.dtype)
-        own = (total.received, self._uplink_bits, self._clipped, self._non_finite, kind)
-        everybody = self._strategy.gather(own)
-        received = {client for part in everybody for client in part[0]}
-        order = self._order()
-        total.received = [client for client in order if client in received]
-        self._uplink_bits, self._clipped = (sum(part[i] for part in everybody) for i in (1, 2))
-        named = {client for part in everybody for client in part[3]}
-        self._non_finite = [client for client in order if client in named]
-        kinds = [part[4] for part in everybody if part[4] is not None]
+        own = total.received, self._uplink_bits, self._clipped, self._non_finite, self._energy
+        parts = self._meet(_Part(*own, kind, self._messages))
+        whole = [part for part in parts if part is not None]
+        if len(whole) < len(parts):
+            raise OtherRankStoppedError(f"rank {parts.index(None)} has given up round {self.round + 1}")
+        self._take_in(whole)
+        return super().finish()
+
+    def abandon(self) -> None:
+        """See `RoundEngine.abandon`. The others are told."""
+        if self.plan is not None and self._strategy.on_its_own and not self._strategy.fails:
+            self._meet(None)
+        super().abandon()
+
+    def _meet(self, part: _Part | None) -> list[_Part | None]:
+        found = self._strategy.group.gather(part, f"the end of round {self.round + 1}")
+        self._strategy.on_its_own = False
+        return found
+
+    def _take_in(self, parts: Sequence[_Part]) -> None:
+        total, group, order = self._sum, self._strategy.group, self._order()
+        place = {client: number for number, client in enumerate(order)}
+        total.received = sorted((c for part in parts for c in part.received), key=place.__getitem__)
+        self._non_finite = sorted((c for part in parts for c in part.non_finite), key=place.__getitem__)
+        self._uplink_bits = sum(part.uplink_bits for part in parts)
+        self._clipped = sum(part.clipped for part in parts)
+        self._energy = sum(part.energy for part in parts)
+        kinds = [part.kind for part in parts if part.kind is not None]
         if kinds:
+            symbols = total.integer_sum
             if symbols is None:
                 symbols = torch.zeros(kinds[0][0], dtype=kinds[0][1], device=self.weights.device)
-            dist.all_reduce(symbols)
+            group.add(symbols)
             total.integer_sum = symbols
+        messages = [message for part in parts for message in part.messages]
+        for clients, rows in sorted(messages, key=lambda message: place[message[0][0]]):
+            try:
+                total.add(rows.to(self.weights.device), clients)
+            except AbortedRoundError as error:
+                self._aborted = str(error)
+                break
+        self._messages = []
         if self._exact is not None:
-            dist.all_reduce(self._exact)
+            group.add(self._exact)
 
 
 def _digest(weights: Tensor) -> bytes:
@@ -247,37 +380,58 @@ def _digest(weights: Tensor) -> bytes:
 class Settings(Protocol):
     """The settings of a federation that matter to ranks."""
 
-    mechanism: Mechanism
-    secure_aggregation: Any
-
     @property
     def buffers(self) -> str:
         """Way with buffers that training changes."""
 
-    @property
-    def plain_sum(self) -> bool:
-        """Does the model depend on the messages through their plain sum only?"""
-
 
 def check_for_ranks(settings: Settings, rule: object | None) -> None:
-    """Refuse what needs every message, or a client's memory, in one place.
+    """Refuse what needs a client's memory in one place.
 
     Raises:
         ValueError: With the cure.
     """
-    why, mechanism = "", settings.mechanism
-    if not mechanism.homomorphic or mechanism.joint:
-        why = f"the messages of {mechanism} do not add up to one integer sum"
-    elif not settings.plain_sum:
-        why = "a weighted mean or a robust rule needs every message in one place"
-    elif settings.secure_aggregation is not None:
-        why = "the parties of secure aggregation are simulated in one process"
-    elif settings.buffers == "local":
+    if settings.buffers == "local":
         why = "buffers='local' keeps every client's buffers where it trained, and clients change ranks"
     elif rule is not None:
         why = f"{type(rule).__name__} keeps every client's account in one process"
-    if why:
-        raise ValueError(f'{why}; train in one process (devices=1), or leave it out with strategy="{NAME}"')
+    else:
+        return
+    raise ValueError(f'{why}; train in one process (devices=1), or leave it out with strategy="{NAME}"')
+
+
+def check_streams(held: Sequence[Tensor]) -> None:
+    """Refuse clients whose data come in a stream, which goes on where it stopped on one rank only.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    streams = [client for client, part in enumerate(held) if not len(part)]
+    if streams:
+        raise ValueError(
+            f"the data of clients {streams[:10]} are streams, and every rank would read its own copy; "
+            f'train in one process (devices=1), or use data sets with a length with strategy="{NAME}"'
+        )
+
+
+def check_same_on_all_ranks(group: RankGroup, facts: dict[str, str]) -> None:
+    """Refuse ranks that were started with different settings.
+
+    Args:
+        group: Of the ranks.
+        facts: What must be the same, in words.
+
+    Raises:
+        ValueError: On every rank that differs, naming what does.
+    """
+    theirs = group.broadcast(facts, "the comparison of settings")
+    differing = [key for key in facts if facts[key] != theirs[key]]
+    if differing:
+        raise ValueError(
+            f"rank {group.rank} was started with other settings than rank 0: "
+            + ", ".join(f"{key} = {facts[key]} (on rank 0 {theirs[key]})" for key in differing)
+            + "; start all ranks with the same program, arguments and data"
+        )
 
 
 def ranks_of(trainer: pl.Trainer) -> DistributedClientsStrategy | None:

@@ -125,6 +125,12 @@ class Schedule:
         return self._batches[index]
 
     def _new(self, round: int, attempt: int, clients_per_step: int, most: int | None) -> list[Stack]:
+        return self.of_all_ranks(round, attempt, clients_per_step, most)
+
+    def of_all_ranks(
+        self, round: int, attempt: int, clients_per_step: int, most: int | None = None
+    ) -> list[Stack]:
+        """The stacks that one process would train, in its order, however many processes there are."""
         plan, work = self._planner.plan(round, self._mechanism), self._work
         if self._rule is None:
             stacks = round_stacks(plan, lambda c: work.sizes[c][:most], work.shuffles, clients_per_step)

@@ -115,6 +115,15 @@ class Ledger:
             self.charges[rows] += 1
             self.rounds += 1
 
+    def follow(self, state: dict[str, Any]) -> None:
+        """Say what another process's ledger of the same federation says, which keeps the journal.
+
+        Args:
+            state: From its `state_dict`.
+        """
+        self.charges, self._streams = state["charges"].clone(), state["streams"].clone()
+        self.rounds, self.dim = state["rounds"], state["dim"]
+
     def state(self, *tensors: Tensor) -> str:
         """Name what a round begins with: 64 bits of SHA-256 of its model and range. "" where none is kept."""
         if self._repeatable is None:

@@ -136,13 +136,16 @@ class RoundEngine(RoundServer):
         self._uplink_bits += message.num_bits
         self._clipped += message.num_clipped
         try:
-            self._sum.add(message.symbols, clients)
+            self._add(message.symbols, clients)
         except AbortedRoundError as error:
             self._aborted = str(error)
             return
         if self._exact is not None:
             self._exact += self._scale(encoded.updates, clients).sum(0, dtype=self._exact.dtype)
             self._energy += float(torch.linalg.vector_norm(encoded.updates, dtype=torch.float64)) ** 2
+
+    def _add(self, symbols: Tensor, clients: Sequence[int]) -> None:
+        self._sum.add(symbols, clients)
 
     def _scale(self, rows: Tensor, clients: Sequence[int]) -> Tensor:
         if self.client_weights is None:

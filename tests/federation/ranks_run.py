@@ -1,10 +1,11 @@
-"""A federation over some ranks, as a program: DEVICES ROUNDS FOLDER [resume | die]."""
+"""A federation over some ranks, as a program: DEVICES ROUNDS FOLDER [resume] [private] [die0 | die1]."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import os
+import signal
 import sys
 import warnings
 from pathlib import Path
@@ -23,11 +24,11 @@ RANK = int(os.environ.get("LOCAL_RANK", 0))
 
 
 class Dies(pl.Callback):
-    """Rank 1 is killed after its second round."""
+    """One rank is killed in the middle of its third round."""
 
-    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        if RANK == 1 and trainer.current_epoch == 1:
-            os._exit(9)
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if f"die{RANK}" in sys.argv and (trainer.current_epoch, batch_idx) == (2, 2):
+            os.kill(os.getpid(), signal.SIGKILL)
 
 
 def main() -> None:
@@ -39,12 +40,12 @@ def main() -> None:
         CorBin(epsilon=4.0, shared_bits=5),
         11,
         clients_per_step=3,
-        seed=5,
+        seed=None if "private" in sys.argv else 5,
         dropout_probability=0.2,
         partition=Dirichlet(alpha=1.0),
     )
     keep = pl.callbacks.ModelCheckpoint(dirpath=folder, save_last=True)
-    callbacks: list[Any] = [fed, keep, *([Dies()] if "die" in sys.argv else [])]
+    callbacks: list[Any] = [fed, keep, Dies()]
     trainer = pl.Trainer(
         max_epochs=rounds,
         callbacks=callbacks,
@@ -65,6 +66,7 @@ def main() -> None:
         "bits": [record.uplink_bits for record in fed.records],
         "received": [record.num_received for record in fed.records],
         "charges": fed.engine.ledger.charges.tolist(),
+        "steps": trainer.global_step,
         "accuracy": float(trainer.callback_metrics["val_acc"]),
     }
     (folder / f"rank-{RANK}.json").write_text(json.dumps(found))

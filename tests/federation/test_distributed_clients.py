@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,26 +11,22 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.aggregation import RobustAggregation
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.batches import LocalWork, Stack
-from lightning_fedq.federation import distributed_clients
 from lightning_fedq.federation.distributed_clients import (
     DistributedClientsStrategy,
+    OtherRankStoppedError,
     RankEngine,
     RankSchedule,
     check_for_ranks,
+    check_same_on_all_ranks,
     deal,
 )
 from lightning_fedq.federation.schedule import Schedule
-from lightning_fedq.mechanisms import CPA, CorBin, SubtractiveDither
+from lightning_fedq.mechanisms import CPA, CorBin, SignRR, SubtractiveDither
 from lightning_fedq.randomness import RootKeys, SeededKeys
 from lightning_fedq.ranges import AdaptiveRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
-from lightning_fedq.secagg import SecAgg
-
-ROOT = Path(__file__).parents[2]
-
 
 # ---- who owns whom --------------------------------------------------------------------------------------
 
@@ -67,36 +59,51 @@ def test_work_is_spread() -> None:
 # ---- one sum, in one process that plays both ranks ------------------------------------------------------
 
 
-class Together:
-    """Both ranks in one process: each one's exchange is kept, and answered once the other's is known."""
+class Meeting:
+    """The group of one rank, in one process that plays both: what the other one says is known beforehand."""
 
     def __init__(self, rank: int) -> None:
-        self.global_rank, self.num_ranks = rank, 2
-        self.gathered: list[Any] = []
+        self.rank, self.size = rank, 2
+        self.parts: list[Any] = []
+        self.sums: list[Tensor] = []
 
-    def broadcast(self, obj: Any) -> Any:
+    def broadcast(self, obj: Any, place: str) -> Any:
         return obj
 
-    def gather(self, obj: Any) -> list[Any]:
-        return self.gathered
+    def gather(self, obj: Any, place: str) -> list[Any]:
+        self.parts[self.rank] = obj
+        return self.parts
+
+    def add(self, tensor: Tensor) -> None:
+        tensor.copy_(self.sums.pop(0))
 
 
 DIM = 12
 
 
-def engines(mechanism: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[RoundEngine, list[RankEngine]]:
+def engines(mechanism: Any, **options: Any) -> tuple[RoundEngine, list[RankEngine]]:
     def make(kind: Any, **more: Any) -> Any:
         weights = torch.linspace(-0.5, 0.5, DIM)
-        return kind(mechanism, RoundPlanner(5, 3), SeededKeys(3), weights, (8, 4), AdaptiveRange(), **more)
+        settings = {**options, **more}
+        return kind(
+            mechanism, RoundPlanner(5, 3), SeededKeys(3), weights, (8, 4), AdaptiveRange(), **settings
+        )
+
+    def of_rank(rank: int) -> RankEngine:
+        strategy = DistributedClientsStrategy()
+        strategy.group = Meeting(rank)  # type: ignore[assignment]
+        engine: RankEngine = make(RankEngine, strategy=strategy, order=order)
+        return engine
 
     whole = make(RoundEngine)
     order = lambda: list(whole.planner.plan(whole.round, mechanism).survivors)  # noqa: E731
-    return whole, [make(RankEngine, strategy=Together(rank), order=order) for rank in range(2)]
+    return whole, [of_rank(rank) for rank in range(2)]
 
 
-@pytest.mark.parametrize("mechanism", [CorBin(2.0, 5), SubtractiveDither(bits=4)])
-def test_the_sum_over_ranks_is_that_of_one_process(mechanism: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole, ranks = engines(mechanism, monkeypatch)
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("mechanism", [CorBin(2.0, 5), SubtractiveDither(bits=4), CPA(1.0), SignRR(1.0)])
+def test_the_server_of_every_rank_is_that_of_one_process(mechanism: Any, order: tuple[int, int]) -> None:
+    whole, ranks = engines(mechanism)
     for number in range(3):
         plan = whole.start()
         for rank in ranks:
@@ -104,37 +111,40 @@ def test_the_sum_over_ranks_is_that_of_one_process(mechanism: Any, monkeypatch: 
         for place, client in enumerate(plan.survivors):
             update = torch.randn(1, DIM, generator=torch.Generator().manual_seed(10 * number + client))
             whole.receive([client], update.clone())
-            ranks[place % 2].receive([client], update.clone())
-        symbols: list[Any] = [rank._sum.integer_sum for rank in ranks]
-        own = [
-            (rank._sum.received, rank._uplink_bits, rank._clipped, [], (s.shape, s.dtype))
-            for rank, s in zip(ranks, symbols, strict=True)
-        ]
-        exact = sum(rank._exact for rank in ranks)
-        total = sum(symbols)
-
-        def all_reduce(tensor: Tensor, total: Tensor = total, exact: Tensor = exact) -> None:
-            tensor.copy_(exact if tensor.is_floating_point() else total)
-
-        monkeypatch.setattr(distributed_clients.dist, "all_reduce", all_reduce)
+            ranks[order[place % 2]].receive([client], update.clone())
+        groups: list[Any] = [rank._strategy.group for rank in ranks]
+        sums = [rank._sum.integer_sum for rank in ranks]
+        exact = sum(rank._exact for rank in ranks)  # type: ignore[misc]
+        for rank, group in zip(ranks, groups, strict=True):
+            group.parts, group.sums = [None, None], [exact.clone()]
+            if sums[0] is not None:
+                group.sums.insert(0, sums[0] + sums[1])
+            with pytest.raises(OtherRankStoppedError):  # which leaves this rank's part
+                rank.finish()
+        parts = [group.parts[group.rank] for group in groups]
+        received = list(whole._sum.received)
         record = whole.finish()
-        for rank in ranks:
-            rank._strategy.gathered = own  # type: ignore[attr-defined]
-            assert rank.finish().uplink_bits == record.uplink_bits
+        for rank, group in zip(ranks, groups, strict=True):
+            group.parts = list(parts)
+            rank._order = partial(list, received)
+            found = rank.finish()
+            assert found.uplink_bits == record.uplink_bits
+            assert found.homogeneity == pytest.approx(record.homogeneity)
             assert torch.equal(rank.weights, whole.weights)
             assert torch.equal(rank.ranges.radius, whole.ranges.radius)
             assert rank.ledger.charges.tolist() == whole.ledger.charges.tolist()
 
 
 def test_a_rank_with_another_model_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, (_, second) = engines(CorBin(2.0, 5), monkeypatch)
-    monkeypatch.setattr(second._strategy, "broadcast", lambda pair: (pair[0], b"another"))
+    _, (_, second) = engines(CorBin(2.0, 5))
+    other = lambda first, place: (first[0], b"another", None)  # noqa: E731
+    monkeypatch.setattr(second._strategy.group, "broadcast", other)
     with pytest.raises(RuntimeError, match="rank 1 has another model than rank 0 in round 1"):
         second.start()
 
 
-def test_updates_that_somebody_changes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, (first, _) = engines(CorBin(2.0, 5), monkeypatch)
+def test_updates_that_somebody_changes_are_refused() -> None:
+    _, (first, _) = engines(CorBin(2.0, 5))
     first.transform = lambda clients, updates: updates
     with pytest.raises(ValueError, match="need all clients in one process"):
         first.start()
@@ -147,6 +157,45 @@ def test_keys_of_one_root_are_private_and_the_same_on_all_ranks() -> None:
     assert first.peer((2, 1)) == second.peer((1, 2)) != other.peer((1, 2))
 
 
+def test_a_rank_takes_over_what_the_journal_of_rank_0_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, (first, second) = engines(CorBin(2.0, 5))
+    first.ledger.charge([1, 2], 7)
+    state = first.ledger.state_dict()
+    told = lambda one, place: (0, one[1], state)  # noqa: E731
+    monkeypatch.setattr(second._strategy.group, "broadcast", told)
+    second.round = second.ledger.rounds = 0
+    second.ledger.follow(state)
+    assert second.ledger.charges.tolist() == [0, 1, 1, 0, 0]
+    assert second.ledger.rounds == 1
+
+
+def test_a_round_that_is_given_up_is_void_on_all_ranks() -> None:
+    _, (first, second) = engines(CorBin(2.0, 5))
+    told: list[Any] = []
+    for rank in (first, second):
+        group: Any = rank._strategy.group
+        group.parts = [None, None]
+        rank.start()
+        assert rank._strategy.on_its_own
+    second._strategy.group.gather = lambda obj, place: told.append((obj, place)) or [None, None]  # type: ignore[method-assign,func-returns-value]
+    second.abandon()
+    assert told == [(None, "the end of round 1")]
+    assert not second._strategy.on_its_own
+    with pytest.raises(OtherRankStoppedError, match="rank 1 has given up round 1"):
+        first.finish()
+    first.abandon()  # says nothing more, because all know
+    assert first.attempt == second.attempt == 1
+
+
+def test_a_rank_that_fails_asks_nobody() -> None:
+    _, (first, _) = engines(CorBin(2.0, 5))
+    first.start()
+    first._strategy.fails = True
+    first._strategy.group.gather = lambda obj, place: pytest.fail("asked")  # type: ignore[method-assign]
+    first.abandon()
+    assert first.attempt == 1
+
+
 # ---- refused --------------------------------------------------------------------------------------------
 
 
@@ -154,19 +203,9 @@ def fed(mechanism: Any = None, **options: Any) -> Federated:
     return Federated(mechanism or CorBin(1.0), 4, seed=0, **options)
 
 
-@pytest.mark.parametrize(
-    "federated, words",
-    [
-        (fed(CPA(1.0)), "do not add up to one integer sum"),
-        (fed(weighting="samples"), "a weighted mean or a robust rule"),
-        (fed(aggregator=RobustAggregation("median")), "a weighted mean or a robust rule"),
-        (fed(secure_aggregation=SecAgg()), "simulated in one process"),
-        (fed(buffers="local"), "buffers='local' keeps"),
-    ],
-)
-def test_what_needs_one_process_is_refused_with_the_cure(federated: Federated, words: str) -> None:
-    with pytest.raises(ValueError, match=rf'{words}.*devices=1.*strategy="fedq_clients"'):
-        check_for_ranks(federated, None)
+def test_buffers_of_clients_are_refused_with_the_cure() -> None:
+    with pytest.raises(ValueError, match=r'buffers=.local. keeps.*devices=1.*strategy="fedq_clients"'):
+        check_for_ranks(fed(buffers="local"), None)
 
 
 def test_a_batch_rule_is_refused() -> None:
@@ -174,41 +213,38 @@ def test_a_batch_rule_is_refused() -> None:
         check_for_ranks(fed(), SimpleNamespace())
 
 
+def test_ranks_with_other_settings_are_refused_by_name() -> None:
+    group: Any = Meeting(1)
+    group.broadcast = lambda facts, place: {**facts, "mechanism": "CorBin(9)"}
+    with pytest.raises(ValueError, match=r"rank 1 .* other settings .*: mechanism = LDPQ \(on rank 0 CorBin"):
+        check_same_on_all_ranks(group, {"mechanism": "LDPQ", "seed": "3"})
+    group.broadcast = lambda facts, place: facts
+    check_same_on_all_ranks(group, {"mechanism": "LDPQ"})
+
+
+# ---- where it runs --------------------------------------------------------------------------------------
+
+
+def on(device: str, backend: Any = None, local_rank: int = 1) -> DistributedClientsStrategy:
+    strategy = DistributedClientsStrategy(backend)
+    strategy.parallel_devices = [torch.device(device, index) for index in range(2)]
+    strategy.local_rank = local_rank
+    return strategy
+
+
+def test_the_sum_goes_by_nccl_on_gpus_and_by_gloo_elsewhere() -> None:
+    assert on("cuda").root_device == torch.device("cuda", 1)
+    assert [on("cuda").backend, on("cuda", "gloo").backend, on("cpu").backend] == ["nccl", "gloo", "gloo"]
+
+
+def test_backends_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="NCCL adds up tensors on GPUs, and this rank's device is cpu"):
+        _ = on("cpu", "nccl").backend
+    with pytest.raises(ValueError, match="must be 'gloo', 'nccl' or None, got 'mpi'"):
+        DistributedClientsStrategy("mpi")  # type: ignore[arg-type]
+
+
 def test_lightning_knows_the_strategy_by_name() -> None:
     assert "fedq_clients" in pl.strategies.StrategyRegistry.available_strategies()
     strategy = pl.strategies.StrategyRegistry.get("fedq_clients")
     assert isinstance(strategy, DistributedClientsStrategy)
-
-
-# ---- real processes -------------------------------------------------------------------------------------
-
-
-def run(*arguments: object) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(Path(__file__).parent / "ranks_run.py"), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    options: dict[str, Any] = {"capture_output": True, "text": True, "timeout": 600, "check": False}
-    return subprocess.run(command, env=environment, **options)
-
-
-def result(folder: Path, rank: int = 0) -> Any:
-    return json.loads((folder / f"rank-{rank}.json").read_text())
-
-
-@pytest.mark.slow
-def test_one_and_two_ranks_end_with_the_same_bits(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    for devices, folder in ((1, one), (2, two)):
-        done = run(devices, 3, folder)
-        assert done.returncode == 0, done.stderr
-    assert result(one) == result(two, 0) == result(two, 1)
-
-
-@pytest.mark.slow
-def test_a_rank_that_dies_ends_the_run_which_goes_on_with_another_number_of_ranks(tmp_path: Path) -> None:
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert run(1, 4, whole).returncode == 0
-    done = run(2, 4, broken, "die")  # a hang would run into the timeout
-    assert done.returncode != 0 and not (broken / "rank-0.json").exists()
-    again = run(1, 4, broken, "resume")
-    assert again.returncode == 0, again.stderr
-    assert result(broken) == result(whole)

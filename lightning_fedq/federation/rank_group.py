@@ -1,0 +1,135 @@
+"""The process group of the ranks, which nobody else knows of.
+
+It is no default group of `torch.distributed`: to Lightning, torchmetrics and the user's module there are no
+other processes, so that nobody adds up a metric that every rank has in full, or waits for a rank that is
+busy with its own clients. Objects always go by gloo, which notices at once that a rank is gone; tensors on a
+GPU go by NCCL, unless gloo is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
+
+Backend = Literal["gloo", "nccl"]
+
+
+class RankLostError(RuntimeError):
+    """Error of a rank that does not get an answer from another one."""
+
+
+class RankGroup:
+    """Exchange of objects and sums between the ranks of a federation. Every rank makes the same calls.
+
+    Args:
+        rank: This one.
+        size: Number of ranks.
+        address: Host and port at which rank 0 answers.
+        backend: For tensors; NCCL takes those on a GPU only.
+        timeout: After which a rank that does not answer counts as lost.
+
+    Attributes:
+        is_lost: Has another rank failed to answer? Then nobody is to be asked any more.
+
+    Raises:
+        RankLostError: In every method, if another rank is gone or does not answer.
+    """
+
+    def __init__(
+        self, rank: int, size: int, address: tuple[str, int], backend: Backend, timeout: timedelta
+    ) -> None:
+        self.rank, self.size, self.backend = rank, size, backend
+        self.is_lost = False
+        os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address[0], str(address[1])
+        with self._answers():
+            store = next(rendezvous("env://", rank, size, timeout=timeout))[0]  # type: ignore[no-untyped-call]
+            store.set_timeout(timeout)
+            prefix = PrefixStore("fedq objects", store)
+            self._objects: Any = dist.ProcessGroupGloo(prefix, rank, size, timeout)
+            self._tensors: Any = self._objects
+            if backend == "nccl":
+                options = dist.ProcessGroupNCCL.Options()
+                options._timeout = timeout
+                prefix = PrefixStore("fedq tensors", store)
+                self._tensors = dist.ProcessGroupNCCL(prefix, rank, size, options)
+        self._store = store
+
+    @contextmanager
+    def _answers(self) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            self.is_lost = True
+            raise RankLostError(
+                f"rank {self.rank} of {self.size} gets no answer from another rank, so the run ends here; "
+                f"see what that one says, and go on from the last checkpoint with fit(ckpt_path=...): {error}"
+            ) from error
+
+    def gather(self, obj: Any, place: str) -> list[Any]:
+        """Everybody's object, on all ranks, in their order.
+
+        Args:
+            obj: What can be pickled. Ranks trust each other.
+            place: Where the run is, in words, which all ranks must agree on.
+
+        Raises:
+            RuntimeError: If another rank is somewhere else.
+        """
+        found = self._gather((place, obj))
+        for rank, (where, _) in enumerate(found):
+            if where != place:
+                raise RuntimeError(
+                    f"rank {rank} is at {where!r} while rank {self.rank} is at {place!r}; let all ranks do "
+                    "the same, and stop on all of them where one stops"
+                )
+        return [other for _, other in found]
+
+    def _gather(self, obj: Any) -> list[Any]:
+        own = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
+        with self._answers():
+            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+            self._objects.allgather([lengths], [torch.tensor([len(own)])]).wait()
+            padded = torch.zeros(int(torch.cat(lengths).max()), dtype=torch.uint8)
+            padded[: len(own)] = own
+            parts = [torch.empty_like(padded) for _ in range(self.size)]
+            self._objects.allgather([parts], [padded]).wait()
+        sizes = [int(length) for length in lengths]
+        return [pickle.loads(part[:size].numpy().data) for part, size in zip(parts, sizes, strict=True)]
+
+    def broadcast(self, obj: Any, place: str, src: int = 0) -> Any:
+        """One rank's object, on all ranks. See `gather`."""
+        return self.gather(obj if self.rank == src else None, place)[src]
+
+    def add(self, tensor: Tensor) -> None:
+        """Add a tensor up over the ranks, in place. Integers exactly."""
+        with self._answers(), self._within_reach(tensor) as shown:
+            self._tensors.allreduce([shown]).wait()
+
+    def share(self, tensor: Tensor) -> None:
+        """Give a tensor rank 0's values, in place."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = 0, 0
+        with self._answers(), self._within_reach(tensor) as shown:
+            self._tensors.broadcast([shown], options).wait()
+
+    @contextmanager
+    def _within_reach(self, tensor: Tensor) -> Iterator[Tensor]:
+        """The tensor itself, or a copy that the backend can read, which is written back."""
+        wanted = "cuda" if self.backend == "nccl" else "cpu"
+        if tensor.device.type == wanted and tensor.is_contiguous():
+            yield tensor
+            return
+        device = torch.device("cuda", torch.cuda.current_device()) if wanted == "cuda" else wanted
+        copy = tensor.to(device, copy=True).contiguous()
+        yield copy
+        tensor.copy_(copy)
