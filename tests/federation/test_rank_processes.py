@@ -20,7 +20,7 @@ from tests.federation.ranks_features import FEATURES
 HERE = Path(__file__).parent
 NAMES = list(FEATURES)
 QUICK = [
-    *("dropouts", "stacks", "optimised by hand", "random numbers", "BatchNorm, shared", "CPA(epsilon=1.0)"),
+    *("dropouts", "stacks", "optimised by hand", "random numbers", "BatchNorm, shared", "CPA over rounds"),
     *("a median", "secure aggregation", "metrics that stay with clients", "a schedule by batch", "resumed"),
     *("stopped in mid-round", "DPSGD", "a metric object", "metric objects in the validation", "cohorts"),
 ]
