@@ -72,7 +72,7 @@ class _Moment(NamedTuple):
 
 
 class RankClock(NamedTuple):
-    """What one rank's clients have done in a round, for the clocks of the other ranks.
+    """One rank's share of a round, for the clocks of the other ranks.
 
     Args:
         place: Of the longest client's stack, among those of one process.
@@ -226,7 +226,7 @@ class LocalClock:
             self._restore(self._start)
 
     def of_rank(self, places: Sequence[int]) -> RankClock | None:
-        """What this rank's clients have done in the round, for `of_all_ranks`; None if it has none.
+        """This rank's share of the round, for `of_all_ranks`. None where it has no clients.
 
         Args:
             places: Of its stacks, among those of one process.

@@ -95,6 +95,10 @@ def one_bit_thresholds(update: Tensor, center: Tensor, radius: Tensor, coin: Coi
         int64 tensor of `update`'s shape with values in [coin.low, coin.high].
     """
     x = ((update.double() - center.double()) * (1.0 / radius.double())).clamp(-1.0, 1.0)
+    return _thresholds(x, coin)
+
+
+def _thresholds(x: Tensor, coin: CoinThresholds) -> Tensor:
     return coin.low + torch.floor((x + 1.0) * (0.5 * (coin.high - coin.low)) + 0.5).to(torch.int64)
 
 
@@ -114,6 +118,31 @@ def one_bit_quantize(
         uint8 bits of `update`'s shape.
     """
     return (words < one_bit_thresholds(update, center, radius, coin)).to(torch.uint8)
+
+
+def one_bit_quantize_words(
+    update: Tensor, words: Tensor, center: Tensor, radius: Tensor, coin: CoinThresholds
+) -> tuple[Tensor, Tensor]:
+    """Quantise to one bit a coordinate with words of 32 bits, which stay 32 bits wide. Any device.
+
+    Words and thresholds lie in [0, 2^32), and are compared less 2^31, as signed integers: the bits equal
+    `one_bit_quantize`'s.
+
+    Args:
+        update: `(..., dim)` finite floats.
+        words: int32 tensor of the same shape, the bits of uniform unsigned words.
+        center: Broadcastable to `update`.
+        radius: Broadcastable to `update`, > 0.
+        coin: The coin, of 32 bits.
+
+    Returns:
+        uint8 bits of `update`'s shape, and how many coordinates were clipped, int64 `()`.
+    """
+    half = 1 << (WORD_BITS - 1)
+    x = (update.double() - center.double()) * (1.0 / radius.double())
+    thresholds = _thresholds(x.clamp(-1.0, 1.0), coin) - half
+    bits = (words ^ -half) < thresholds.to(torch.int32)
+    return bits.to(torch.uint8), (x.abs() > 1.0).sum()
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]

@@ -23,8 +23,8 @@ from lightning_fedq.functional.one_bit.threshold_coin import (
     CoinThresholds,
     coin_thresholds,
     one_bit_dequantize_sum,
-    one_bit_quantize,
     one_bit_quantize_rows,
+    one_bit_quantize_words,
     splice_words,
     stratify_words,
 )
@@ -35,6 +35,8 @@ COINS = "one-bit coins"
 """Purpose of the streams of words, private and shared."""
 _CHUNK = 1 << 14
 """Coordinates of a message that are worked on at once."""
+_ON_DEVICE = 1 << 22
+"""Words that go to a device at once, 16 MiB: while it works on them, the next ones are drawn."""
 _BLOCK = 1 << 15
 """Words of several clients that wait for the quantiser: 256 KiB, so that they are still in the cache."""
 
@@ -155,7 +157,7 @@ class OneBitMechanism(Mechanism):
         rows = update.detach().reshape(len(rand.clients), context.dim).float()
         encode = self._encode_on_cpu if rows.device.type == "cpu" else self._encode_on_device
         bits, clipped = encode(rows, context, rand)
-        return Message(bits.reshape(update.shape), bits.numel(), clipped)
+        return Message(bits.reshape(update.shape), bits.numel(), int(clipped))
 
     def _encode_on_cpu(
         self, rows: Tensor, context: RoundContext, rand: ClientRandomness
@@ -189,19 +191,27 @@ class OneBitMechanism(Mechanism):
 
     def _encode_on_device(
         self, rows: Tensor, context: RoundContext, rand: ClientRandomness
-    ) -> tuple[Tensor, int]:
-        words = np.empty(rows.shape, np.uint32)
-        for group, members in stack_by_group(context, rand.clients).items():
-            coupling = self.coupling(group, rand)
-            shared = coupling.draw(context.dim) if coupling else None
-            for row, rank in members:
-                rand.private(group[rank], COINS).fill(words[row])
-                if coupling and shared is not None:
-                    coupling.apply(words[row], shared, rank)
-        center, radius = (context.expand(t.to(rows.device)) for t in (context.center, context.radius))
-        drawn = torch.from_numpy(words.astype(np.int64)).to(rows.device)
-        clipped = ((rows.double() - center) * (1.0 / radius)).abs() > 1.0
-        return one_bit_quantize(rows, drawn, center, radius, self.coin), int(clipped.sum())
+    ) -> tuple[Tensor, Tensor]:
+        """Encode where the updates are. The words, 4 bytes a coordinate, are all that crosses the bus."""
+        device, dim = rows.device, context.dim
+        center, radius = (context.expand(t.to(device)) for t in (context.center, context.radius))
+        bits = torch.empty(rows.shape, dtype=torch.uint8, device=device)
+        clipped = torch.zeros((), dtype=torch.int64, device=device)
+        for groups in _batches(stack_by_group(context, rand.clients), _ON_DEVICE // dim or 1):
+            which = [row for _, members in groups for row, _ in members]
+            words = torch.empty(len(which), dim, dtype=torch.int32, pin_memory=device.type == "cuda")
+            slots = iter(words.numpy().view(np.uint32))
+            for group, members in groups:
+                coupling = self.coupling(group, rand)
+                shared = coupling.draw(dim) if coupling else None
+                for (_, rank), own in zip(members, slots, strict=False):
+                    rand.private(group[rank], COINS).fill(own)
+                    if coupling and shared is not None:
+                        coupling.apply(own, shared, rank)
+            drawn = words.to(device, non_blocking=True)
+            bits[which], outside = one_bit_quantize_words(rows[which], drawn, center, radius, self.coin)
+            clipped += outside
+        return bits, clipped
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness

@@ -4,9 +4,11 @@ import math
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_fedq.functional.one_bit import threshold_coin as ob
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, StratifiedCorBin
+from lightning_fedq.mechanisms.bases import one_bit
 from lightning_fedq.randomness import AgreedKeys, ClientRandomness, SeededKeys
 from tests.functional.one_bit.closed_forms import mean_mse
 from tests.one_round import context_of, decode, encode
@@ -136,6 +138,49 @@ def test_the_device_path_gives_the_same_bits_as_the_kernel(mechanism):
     tensor, clipped_too = mechanism._encode_on_device(updates, context, rand)
     assert torch.equal(kernel, tensor)
     assert clipped == clipped_too > 0
+
+
+@pytest.mark.parametrize("mechanism", ALL, ids=repr)
+@pytest.mark.parametrize("at_once", [1, 3000, 1 << 22])
+def test_the_device_path_may_take_any_number_of_clients_at_once(mechanism, at_once, monkeypatch):
+    context = context_of(mechanism, (4, 2, 7, 1, 9), (700, 1), radius=(0.5, 1.0), center=(0.1, 0.0))
+    updates = torch.randn(5, 701, generator=torch.Generator().manual_seed(1))
+    rand = ClientRandomness(SeededKeys(0), context.cohort, 0)
+    kernel, clipped = mechanism._encode_on_cpu(updates, context, rand)
+    monkeypatch.setattr(one_bit, "_ON_DEVICE", at_once)
+    tensor, clipped_too = mechanism._encode_on_device(updates, context, rand)
+    assert torch.equal(kernel, tensor)
+    assert clipped == clipped_too > 0
+
+
+class Bus(TorchDispatchMode):
+    """Counts the bytes of tensors that go from one device to another, each way."""
+
+    def __init__(self):
+        super().__init__()
+        self.there, self.back = 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        if func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.copy_):
+            source = args[1] if func.overloadpacket is torch.ops.aten.copy_ else args[0]
+            if source.device != out.device:
+                size = source.numel() * source.element_size()
+                self.there, self.back = self.there + size * out.is_meta, self.back + size * source.is_meta
+        return out
+
+
+@pytest.mark.parametrize("mechanism", ALL, ids=repr)
+def test_only_the_words_cross_the_bus_four_bytes_each(mechanism):
+    """On the meta device, which holds no values, as on any other that is not the CPU."""
+    context = context_of(mechanism, (4, 2, 7, 1, 9), (700, 1), radius=(0.5, 1.0), center=(0.1, 0.0))
+    rand = ClientRandomness(SeededKeys(0), context.cohort, 0)
+    with Bus() as bus:
+        bits, clipped = mechanism._encode_on_device(torch.empty(5, 701, device="meta"), context, rand)
+    ranges = 2 * 2 * 8  # centre and radius of two segments
+    assert bus.back == 0
+    assert 5 * 701 * 4 <= bus.there <= 5 * 701 * 4 + ranges + 100  # and indices
+    assert bits.is_meta and bits.dtype == torch.uint8 and clipped.shape == ()
 
 
 def test_secure_keys_couple_pairs_too():
