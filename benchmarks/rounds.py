@@ -88,8 +88,8 @@ def run_ours(
     import pytorch_lightning as pl
     from torch.utils.data import DataLoader, TensorDataset
 
+    from lightning_fedq import mechanisms
     from lightning_fedq.callbacks import Federated
-    from lightning_fedq.discovery import mechanism_class
     from lightning_fedq.ranges import FixedRange
 
     class Module(pl.LightningModule):
@@ -118,7 +118,7 @@ def run_ours(
             clock.mark()
 
     options = dict(OURS[setting])
-    seed, mechanism = options.pop("seed"), mechanism_class(options.pop("mechanism"))
+    seed, mechanism = options.pop("seed"), getattr(mechanisms, options.pop("mechanism"))
     size = options.pop("clients_per_step", "auto")
     federated = Federated(
         mechanism(**options),

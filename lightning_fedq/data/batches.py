@@ -124,7 +124,12 @@ class LocalWork:
 
     def shuffles(self, client: int) -> bool:
         """Is there anything to shuffle for this client?"""
-        return self.shuffle and (self.sampling is not None or len(self.held[client]) > self.batch_size)
+        return self._shuffled[client]
+
+    @cached_property
+    def _shuffled(self) -> list[bool]:
+        drawn = self.sampling is not None
+        return [self.shuffle and (drawn or len(held) > self.batch_size) for held in self.held]
 
 
 class BatchRule(Protocol):

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.core import Mechanism, Message, RoundContext
+from lightning_fedq.functional.accumulate import sum_of_squares
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.randomness import ClientRandomness, Keys, PublicRandomness
 from lightning_fedq.rounds.messages import RoundTask, frame
@@ -30,6 +32,7 @@ class Encoded(NamedTuple):
         values: `(clients, dim)`, what was encoded: updates, or weights.
         non_finite: Clients whose update held a NaN or an infinity.
         rand: The streams that were used.
+        energy: Sum of squares of all `updates`.
     """
 
     message: Message
@@ -37,6 +40,7 @@ class Encoded(NamedTuple):
     values: Tensor
     non_finite: tuple[int, ...]
     rand: ClientRandomness
+    energy: float
 
 
 def encode_updates(
@@ -59,14 +63,16 @@ def encode_updates(
         weights: `(dim,)` the global model.
         context: The round.
     """
-    finite, non_finite = torch.isfinite(updates.sum(1)), tuple[int, ...]()
-    if not bool(finite.all()):
+    energy, non_finite = sum_of_squares(updates), tuple[int, ...]()
+    if not math.isfinite(energy):
         finite = torch.isfinite(updates).all(1)
         updates = torch.where(finite[:, None], updates, 0.0)
+        energy = sum_of_squares(updates)
         non_finite = tuple(c for c, good in zip(clients, finite.tolist(), strict=True) if not good)
     values = updates if target == "updates" else updates + weights
     rand = ClientRandomness(keys, clients, context.round, context.attempt)
-    return Encoded(mechanism.encode(values, context, rand), updates, values, non_finite, rand)
+    message = mechanism.encode(values, context, rand)
+    return Encoded(message, updates, values, non_finite, rand, energy)
 
 
 class UsedStreamError(RuntimeError):

@@ -142,7 +142,7 @@ class RoundEngine(RoundServer):
             return
         if self._exact is not None:
             self._exact += self._scale(encoded.updates, clients).sum(0, dtype=self._exact.dtype)
-            self._energy += float(torch.linalg.vector_norm(encoded.updates, dtype=torch.float64)) ** 2
+            self._energy += encoded.energy
 
     def _add(self, symbols: Tensor, clients: Sequence[int]) -> None:
         self._sum.add(symbols, clients)

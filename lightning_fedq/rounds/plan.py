@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
 from lightning_fedq.core import Mechanism
@@ -99,7 +99,12 @@ class RoundPlanner:
         """Disjoint cohorts that there are. None where every round draws its own."""
         return self.num_clients // self.cohort_size if self.participation == "once" else None
 
-    def _cohort(self, round: int) -> list[int]:
+    def cohort(self, round: int) -> list[int]:
+        """The clients of one round, in the order in which they fall into groups.
+
+        Raises:
+            ValueError: If every cohort has had its round.
+        """
         size, last = self.cohort_size, self.num_rounds
         if last is None:
             rand = PublicRandomness(SeededKeys(self.seed), round)
@@ -118,17 +123,22 @@ class RoundPlanner:
         Raises:
             ValueError: If the mechanism can't serve a cohort of this size, or every cohort has had its round.
         """
-        rand, order = PublicRandomness(SeededKeys(self.seed), round), self._cohort(round)
-        start, groups = 0, []
-        for size in mechanism.group_sizes(len(order)):
-            groups.append(tuple(order[start : start + size]))
-            start += size
-        if start != len(order):
-            raise ValueError(f"group_sizes sums to {start}, the cohort has {len(order)} clients")
-        words = rand.public("dropouts").words(len(order))
-        threshold = round_half_up(self.dropout_probability * 2**32)
-        dropped = frozenset(c for c, word in zip(order, words.tolist(), strict=True) if word < threshold)
-        return RoundPlan(round, tuple(groups), dropped, self.seed)
+        return _plan(self, round, tuple(mechanism.group_sizes(self.cohort_size)))
+
+
+@lru_cache(maxsize=1)  # loader, callback and server ask for the same one
+def _plan(planner: RoundPlanner, round: int, group_sizes: tuple[int, ...]) -> RoundPlan:
+    rand, order = PublicRandomness(SeededKeys(planner.seed), round), planner.cohort(round)
+    start, groups = 0, []
+    for size in group_sizes:
+        groups.append(tuple(order[start : start + size]))
+        start += size
+    if start != len(order):
+        raise ValueError(f"group_sizes sums to {start}, the cohort has {len(order)} clients")
+    words = rand.public("dropouts").words(len(order))
+    threshold = round_half_up(planner.dropout_probability * 2**32)
+    dropped = frozenset(c for c, word in zip(order, words.tolist(), strict=True) if word < threshold)
+    return RoundPlan(round, tuple(groups), dropped, planner.seed)
 
 
 def round_half_up(value: float) -> int:
