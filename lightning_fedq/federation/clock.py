@@ -7,6 +7,10 @@ takes part. So a schedule that steps with every batch, a recipe that reads `trai
 training step or in `optimizer_step`, and `accumulate_grad_batches` mean for each client what they mean in an
 ordinary training of its own.
 
+Manual optimisation takes as many steps of as many optimisers as it likes, and nobody knows it beforehand.
+There a round advances the clock by the most steps that a client of it has taken, and where `max_steps` are
+reached in a client's middle the rest of its batches are no step.
+
 Outside of a batch `trainer.global_step` goes on counting the steps of all clients, as loggers and checkpoints
 need it.
 """
@@ -135,8 +139,8 @@ class LocalClock:
 
     @property
     def most_batches(self) -> int | None:
-        """Most batches of a client in the coming round, where the run ends in it. Else None."""
-        if self.max_steps == -1 or self.is_over:
+        """Most batches of a client in the coming round, where it is known that the run ends in it."""
+        if self.max_steps == -1 or self.is_over or not self._automatic:
             return None
         if self.max_steps - self.now >= -(-self._batches // self.accumulation):
             return None
@@ -147,16 +151,27 @@ class LocalClock:
         """Are there no steps left?"""
         return self.max_steps != -1 and self.now >= self.max_steps
 
+    @property
+    def client_is_over(self) -> bool:
+        """Has the present client no steps left?"""
+        return self.max_steps != -1 and self.now + self._steps >= self.max_steps
+
     def _steps_of_longest(self) -> int:
         """Steps of the federation's longest client in the present round."""
+        if not self._automatic:
+            return self._most_steps
         steps = -(-self._batches // self._accumulate)
         return steps if self.max_steps == -1 else min(steps, self.max_steps - self.now)
+
+    @property
+    def _automatic(self) -> bool:
+        return bool(self._trainer.lightning_module.automatic_optimization)
 
     @property
     def _counter(self) -> Any:
         """Lightning's own count of optimiser steps, which is `trainer.global_step`."""
         loop = self._trainer.fit_loop.epoch_loop
-        if self._trainer.lightning_module.automatic_optimization:
+        if self._automatic:
             return loop.automatic_optimization.optim_progress.optimizer.step.total
         return loop.manual_optimization.optim_step_progress.total
 
@@ -179,7 +194,7 @@ class LocalClock:
     def _begin_round(self, stacks: Sequence[Stack]) -> None:
         """Remember the start. It is the first batch, so that `on_train_epoch_start` may still set a rate."""
         trainer, lengths = self._trainer, [len(stack.batch_sizes) for stack in stacks]
-        configs, automatic = trainer.lr_scheduler_configs, trainer.lightning_module.automatic_optimization
+        configs, automatic = trainer.lr_scheduler_configs, self._automatic
         self._per_batch = [c for c in configs if c.interval == "step"] if automatic else []
         self._put_back = configs if self._per_batch or not automatic else []  # by hand, anything may step
         self._start, self._longest, self._longest_steps, self._most_steps = self._moment(), None, 0, 0
@@ -280,7 +295,7 @@ class LocalClock:
         steps = self._steps_of_longest()
         if self._put_back:
             self._leave_at_longest(start, steps)
-        self.now += max(steps, self._most_steps)
+        self.now += steps
         self._load_scale(min(filter(None, self._scales), key=lambda s: s["scale"], default=None))
         self._give_back()
 

@@ -114,7 +114,8 @@ class LocalTraining:
         if self.present is None:
             self._begin_stack()
         assert self.present is not None
-        if self._skips_empty and not self.present.batch_sizes[-self._steps_left]:
+        empty = self._skips_empty and not self.present.batch_sizes[-self._steps_left]
+        if empty or self.clock.client_is_over:
             self._parallel.open(0, *self._local.start_of((), self._weights))  # nobody's step
         length = len(self.present.batch_sizes)
         self._parallel.batches.begin(length - self._steps_left, length)

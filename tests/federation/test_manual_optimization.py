@@ -34,8 +34,13 @@ class Adversaries(pl.LightningModule):
         critic = nn.functional.softplus(-real).mean() + nn.functional.softplus(fake).mean()
         return nn.functional.softplus(-self.critic(made)).mean(), critic
 
+    critic_every = 1
+    """The critic trains on every so-many-th batch."""
+
     def training_step(self, batch: Any, batch_idx: int) -> None:
         for index, optimizer in enumerate(self.optimizers()):  # type: ignore[arg-type]
+            if index == 1 and batch_idx % self.critic_every:
+                continue
             self.toggle_optimizer(optimizer)
             loss = self.losses(batch[0])[index]
             self.manual_backward(loss)
@@ -57,18 +62,26 @@ def loader(num_samples: int = 60) -> DataLoader[Any]:
     return DataLoader(TensorDataset(inputs[:num_samples], labels[:num_samples]), batch_size=BATCH)
 
 
-def by_hand(module: Adversaries, parts: list[list[int]]) -> tuple[Tensor, list[float]]:
+def by_hand(
+    module: Adversaries, parts: list[list[int]], max_steps: int | None = None
+) -> tuple[Tensor, list[float]]:
     """Client after client from the same weights with fresh optimisers, then the mean; losses by round."""
     inputs, _ = digits()
     seen: list[float] = []
-    for _ in range(ROUNDS):
-        trained, losses = [], []
+    now, rounds = 0, 0
+    while rounds < ROUNDS if max_steps is None else now < max_steps:
+        trained, losses, most = [], [], 0
         for part in parts:
-            local = copy.deepcopy(module)
+            local, steps = copy.deepcopy(module), 0
             optimizers = local.configure_optimizers()
-            for start in range(0, len(part), BATCH):
+            for batch, start in enumerate(range(0, len(part), BATCH)):
+                if max_steps is not None and now + steps >= max_steps:
+                    break
                 images = inputs[part[start : start + BATCH]]
                 for index, optimizer in enumerate(optimizers):
+                    if index == 1 and batch % local.critic_every:
+                        continue
+                    steps += 1
                     local.zero_grad()
                     loss = local.losses(images)[index]
                     loss.backward()
@@ -78,6 +91,8 @@ def by_hand(module: Adversaries, parts: list[list[int]]) -> tuple[Tensor, list[f
                     if index == 0:
                         losses.append(loss.item())
             trained.append(weights_of(local))
+            most = max(most, steps)
+        now, rounds = now + most, rounds + 1
         torch.nn.utils.vector_to_parameters(torch.stack(trained).mean(0), module.parameters())
         seen.append(sum(losses) / len(losses))
     return weights_of(module), seen
@@ -143,3 +158,54 @@ def test_resume_is_bit_for_bit(tmp_path: Any) -> None:
         resumed = make_trainer(Federated(FedAvg(), NUM_CLIENTS, seed=0), max_epochs=ROUNDS)
         resumed.fit(again, loader(), ckpt_path=tmp_path / name)
         assert torch.equal(weights_of(again), weights_of(whole)), name
+
+
+@pytest.mark.parametrize("critic_every", [1, 2])
+@pytest.mark.parametrize("max_steps", [2, 5, 6, 7, 10])
+def test_max_steps_counts_the_steps_of_all_optimisers_of_one_client(
+    max_steps: int, critic_every: int
+) -> None:
+    """A client's last batch is the one in which they are reached, as in an ordinary training."""
+    ours, steps = Adversaries(), []
+    ours.critic_every = critic_every
+    expected = copy.deepcopy(ours)
+
+    class Watch(pl.Callback):
+        def on_train_epoch_end(self, trainer: Any, module: Any) -> None:
+            steps.append(trainer.global_step)
+
+    fed = Federated(FedAvg(), NUM_CLIENTS, seed=0)  # three batches a client, 6 (or 5) steps a round
+    trainer = make_trainer(fed, Watch(), max_steps=max_steps, max_epochs=-1)
+    trainer.fit(ours, loader())
+    parts = [part.tolist() for part in fed.client_indices]
+    weights, losses = by_hand(expected, parts, max_steps)
+    torch.testing.assert_close(weights_of(ours), weights, atol=1e-5, rtol=1e-4)
+    assert len(fed.records) == len(losses) == len(steps)
+
+
+def test_accumulation_by_hand_counts_the_steps_that_are_taken() -> None:
+    """`trainer.global_step` and `max_steps` go by steps, of which there are fewer than batches."""
+
+    class Slow(Adversaries):
+        """Steps on every second batch; remembers the step it begins with."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.seen: list[int] = []
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            optimizer = self.optimizers()
+            self.seen.append(self.trainer.global_step)
+            self.manual_backward(self.losses(batch[0])[1])
+            if batch_idx % 2:
+                optimizer.step()  # type: ignore[union-attr]
+                optimizer.zero_grad()  # type: ignore[union-attr]
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD(self.critic.parameters(), lr=0.1)
+
+    module, fed = Slow(), Federated(FedAvg(), 2, seed=0)
+    make_trainer(fed, max_steps=5, max_epochs=-1).fit(module, loader(40))  # 4 batches, 2 steps a round
+    assert len(fed.records) == 3
+    one = [[0, 0, 1, 1], [2, 2, 3, 3], [4, 4]]
+    assert module.seen == [step for of_round in one for step in of_round * 2]
