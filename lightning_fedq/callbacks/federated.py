@@ -633,6 +633,7 @@ class Federated(pl.Callback):
             lambda size: max(self._schedule.of_all_ranks(0, 0, size), key=lambda stack: len(stack.clients)),
             lambda stack: self.fetch(next(self._loader.indices(stack))),
             self._local.buffer_names,
+            self._local.members.integers,
         )
         self._local.release_statistics()
         if self._ranks is not None and self.clients_per_step == "auto":  # every rank takes whole stacks

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from lightning_fedq._lightning import pl
 
 _STATISTICS = ("running_mean", "running_var")
+_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def layers_with_statistics(module: nn.Module) -> dict[str, nn.Module]:
@@ -53,10 +54,12 @@ class Rehearsed(NamedTuple):
     Args:
         expected: Running statistics that were to change, by the modes of their layers.
         changed: Floating point buffers that did change in the rehearsal; `expected` where there was none.
+        integers: Other buffers that did, beside the counters of batches: pointers, counts.
     """
 
     expected: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
+    integers: tuple[str, ...] = ()
 
     def now(self, module: nn.Module) -> tuple[str, ...]:
         """The buffers that training changes by the present modes of the layers, in the module's order."""
@@ -72,7 +75,7 @@ class Rehearsed(NamedTuple):
 def rehearse_buffers(
     module: pl.LightningModule, step: Callable[[pl.LightningModule], object], devices: Sequence[int]
 ) -> Rehearsed:
-    """Take one step on a copy and look which floating point buffers have changed.
+    """Take one step on a copy and look which buffers have changed.
 
     Args:
         module: The module; left alone.
@@ -80,7 +83,7 @@ def rehearse_buffers(
         devices: CUDA devices whose generators are put back.
     """
     expected = updated_statistics(module)
-    if not any(buffer.is_floating_point() for buffer in module.buffers()):
+    if not any(True for _ in module.buffers()):
         return Rehearsed()
     with torch.random.fork_rng(devices):
         try:
@@ -90,9 +93,8 @@ def rehearse_buffers(
             after = dict(double.named_buffers())
         except Exception:  # whatever the user's code raises: then the types of the layers must do
             return Rehearsed(expected, expected)
-    changed = [
-        name
-        for name, old in before.items()
-        if old.is_floating_point() and name in after and not torch.equal(old, after[name].detach())
-    ]
-    return Rehearsed(expected, tuple(changed))
+    changed = [n for n, old in before.items() if n in after and not torch.equal(old, after[n].detach())]
+    floats = tuple(name for name in changed if before[name].is_floating_point())
+    counters = counters_of(module, tuple(before))
+    integers = tuple(n for n in changed if before[n].dtype in _INTEGERS and n not in counters)
+    return Rehearsed(expected, floats, integers)

@@ -18,6 +18,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -222,7 +223,8 @@ class ClientParallelStrategy:
         module = trainer.lightning_module
         self._step = StackedStep(module, names, buffer_names, turns)
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-        self._owners = _owners([parameters[name] for name in names], self._optimizer)
+        self._parameters = [parameters[name] for name in names]
+        self._owners = _owners(self._parameters, self._optimizer)
         members = [*(parameters[name] for name in names), *(buffers[name] for name in buffer_names)]
         self._shapes, self._sizes = [m.shape for m in members], [m.numel() for m in members]
         self._stacks = [member.detach().new_empty(capacity, *member.shape) for member in members]
@@ -274,6 +276,11 @@ class ClientParallelStrategy:
         for index, group in enumerate(self._optimizer.param_groups):
             pairs = zip(self._active, self._owners, strict=True) if num_clients else ()
             group["params"] = [active for active, owner in pairs if owner == index]
+        for parameter, active in zip(self._parameters, self._active, strict=True):
+            if state := self._optimizer.state.get(parameter):  # Adagrad is made with one
+                self._optimizer.state[active] = {
+                    name: _stacked(value, parameter, num_clients) for name, value in state.items()
+                }
 
     def updates(self) -> Tensor:
         """Return `(clients, dim)`, local - global of the open stack. Overwritten by the next one.
@@ -382,6 +389,13 @@ class ClientParallelStrategy:
             # not in place: two parameters may have been given one and the same gradient
             weight.grad = gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
         return None
+
+
+def _stacked(value: Any, parameter: Tensor, num_clients: int) -> Any:
+    """A fresh optimiser's state of one parameter, of a stack of them."""
+    if isinstance(value, Tensor) and value.shape == parameter.shape and value.dim():
+        return value.expand(num_clients, *value.shape).clone()
+    return deepcopy(value)
 
 
 def _owners(parameters: Sequence[Tensor], optimizer: Optimizer) -> list[int]:

@@ -13,7 +13,8 @@ client counted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -63,11 +64,13 @@ class Members(NamedTuple):
         buffers: Floating point buffers that training changes; where they are shared, in the same order
             behind the parameters.
         counters: Integer buffers that count batches.
+        integers: Other integer buffers, which every client keeps for itself.
     """
 
     parameters: tuple[str, ...]
     buffers: tuple[str, ...] = ()
     counters: tuple[str, ...] = ()
+    integers: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, list[str]]:
         """In the types that a checkpoint may hold."""
@@ -107,6 +110,7 @@ class LocalModel:
     ) -> None:
         self.module, self.mode, self._rehearsed = module, mode, rehearsed
         self.optimizers = list(optimizers)
+        self._fresh = [_before_a_step(optimizer.state) for optimizer in self.optimizers]
         self._own: dict[int, Tensor] = {}  # of every client that has trained: its buffers
         self._new: dict[int, Tensor] = {}  # the same, of the open round
         self._in_eval: list[nn.Module] = []
@@ -134,7 +138,8 @@ class LocalModel:
         if self.mode == "frozen":
             return Members(parameters)
         buffers = self._rehearsed.now(self.module)
-        return Members(parameters, buffers, counters_of(self.module, buffers))
+        integers = self._rehearsed.integers if self.mode == "local" else ()
+        return Members(parameters, buffers, counters_of(self.module, buffers), integers)
 
     def take(self, members: Members) -> None:
         """Let the flat vector be made of these.
@@ -143,13 +148,13 @@ class LocalModel:
             ValueError: If the module lacks one of them.
         """
         parameters, buffers = dict(self.module.named_parameters()), dict(self.module.named_buffers())
-        wanted = [*members.parameters, *members.buffers, *members.counters]
+        wanted = [*members.parameters, *members.buffers, *members.integers, *members.counters]
         missing = [name for name in wanted if name not in parameters and name not in buffers]
         if missing:
             raise ValueError(f"the model has no {', '.join(missing)}; use the checkpoint's own model")
         self.members = members
         self.parameters = [parameters[name] for name in members.parameters]
-        self._owners = [_owner(self.module, name) for name in (*members.buffers, *members.counters)]
+        self._owners = [_owner(self.module, name) for name in wanted[len(self.parameters) :]]
         self.shared = members.buffers if self.mode == "share" else ()
         self._shapes = [p.shape for p in self.parameters] + [buffers[name].shape for name in self.shared]
         self._fixed = [buffers[name].detach().clone() for name in wanted[len(self.parameters) :]]
@@ -165,8 +170,8 @@ class LocalModel:
 
     @property
     def buffer_names(self) -> list[str]:
-        """Names of the buffers that differ between clients: those of floats, then counters."""
-        return [*self.members.buffers, *self.members.counters]
+        """Names of the buffers that differ between clients: those of floats, of integers, then counters."""
+        return [*self.members.buffers, *self.members.integers, *self.members.counters]
 
     @property
     def travelling(self) -> tuple[str, ...]:
@@ -184,8 +189,13 @@ class LocalModel:
         return sum(self.segments[len(self.parameters) :])
 
     @property
+    def _counters(self) -> list[Tensor]:
+        """Counters of batches, as they were when the round began."""
+        return self._fixed[len(self._fixed) - len(self.members.counters) :]
+
+    @property
     def _num_counted(self) -> int:
-        return sum(fixed.numel() for fixed in self._fixed[len(self.members.buffers) :])
+        return sum(fixed.numel() for fixed in self._counters)
 
     def _buffers(self) -> list[Tensor]:
         """The present buffers, floats and counters. Training may have put another tensor in place of one."""
@@ -226,9 +236,8 @@ class LocalModel:
 
     def commit(self) -> None:
         """A round has ended: counters advance by what its longest client has counted, clients keep theirs."""
-        sizes = [fixed.numel() for fixed in self._fixed[len(self.members.buffers) :]]
-        ends = torch.split(self._most, sizes)
-        for fixed, steps in zip(self._fixed[len(self.members.buffers) :], ends, strict=True):
+        ends = torch.split(self._most, [fixed.numel() for fixed in self._counters])
+        for fixed, steps in zip(self._counters, ends, strict=True):
             fixed += steps.to(fixed.device).view_as(fixed)
         self._own.update(self._new)
 
@@ -270,9 +279,8 @@ class LocalModel:
         """Take what the client has counted and keeps. Return its weights, `(dim,)`."""
         weights, buffers = self.flat(), self._buffers()
         if buffers:
-            self.keep(
-                [client], flatten([b.to(torch.promote_types(b.dtype, torch.float32)) for b in buffers])[None]
-            )
+            wide = torch.float64 if self.members.integers else torch.float32  # exact up to 2^53
+            self.keep([client], flatten([b.to(torch.promote_types(b.dtype, wide)) for b in buffers])[None])
         return weights
 
     def keep(self, clients: Sequence[int], buffers: Tensor) -> None:
@@ -283,7 +291,7 @@ class LocalModel:
             buffers: `(len(clients), buffer_dim)`, floats and counters.
         """
         if self._num_counted:
-            start = flatten(self._fixed[len(self.members.buffers) :]).cpu()
+            start = flatten(self._counters).cpu()
             most = buffers[:, -self._num_counted :].amax(0).cpu().round().long() - start
             self._most = torch.maximum(self._most, most)
         if self.mode == "local":
@@ -329,9 +337,10 @@ class LocalModel:
     # ---- the optimiser -------------------------------------------------------------------------------
 
     def renew_optimizer(self) -> None:
-        """No momentum. Settings and schedules are the clock's."""
-        for optimizer in self.optimizers:
+        """No momentum, and what an optimiser was made with. Settings and schedules are the clock's."""
+        for optimizer, fresh in zip(self.optimizers, self._fresh, strict=True):
             optimizer.state.clear()
+            optimizer.state.update(_copied(fresh))
 
     def forget_client(self) -> None:
         """Global weights in the module, and nothing of a client in the optimisers."""
@@ -343,6 +352,16 @@ def origins(names: Sequence[str], before: Sequence[str]) -> list[int | None]:
     """For each name of a segment the index of the segment that it was before, None if it was none."""
     index = {name: number for number, name in enumerate(before)}
     return [index.get(name) for name in names]
+
+
+def _before_a_step(state: Mapping[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
+    """State that an optimiser was made with. One that somebody has loaded into it is not fresh."""
+    return _copied({parameter: own for parameter, own in state.items() if own.get("step", 1) == 0})
+
+
+def _copied(state: Mapping[Any, dict[str, Any]]) -> dict[Any, dict[str, Any]]:
+    """An optimiser's state, of the same parameters."""
+    return {parameter: deepcopy(own) for parameter, own in state.items()}
 
 
 def _owner(module: nn.Module, name: str) -> tuple[nn.Module, str]:

@@ -38,6 +38,7 @@ def choose_clients_per_step(
     largest_of: Callable[[int], Stack],
     first_batch: Callable[[Stack], Any],
     buffer_names: Sequence[str] = (),
+    integers: Sequence[str] = (),
 ) -> int:
     """Return how many clients train side by side, 1 where a stack can't run or does not pay.
 
@@ -49,6 +50,7 @@ def choose_clients_per_step(
         largest_of: The largest stack of the first round, for a size.
         first_batch: A stack's first batch.
         buffer_names: Of the buffers that training changes.
+        integers: Of those among them that hold integers of one client's own.
 
     Raises:
         ValueError: If a stack was asked for and the optimiser is not elementwise.
@@ -61,6 +63,13 @@ def choose_clients_per_step(
         say(
             "Federated trains one client at a time, which is slower and gives the same results, because "
             f"{type(trainer.lightning_module).__name__} uses manual optimisation"
+        )
+        return 1
+    if integers:
+        say = rank_zero_info if wanted == "auto" else rank_zero_warn
+        say(
+            "Federated trains one client at a time, which is slower and gives the same results, because "
+            f"every client keeps integers of its own ({', '.join(integers)}), and a stack is of floats"
         )
         return 1
     optimizer = trainer.optimizers[0]

@@ -39,6 +39,10 @@ _CURE_BUFFERS = (
     "make them floating point buffers that change from the first step on, so that buffers='share' carries "
     "them, use layers without statistics (GroupNorm), or compute them in validation"
 )
+_CURE_INTEGERS = (
+    "integers have no mean: use buffers='local', in which every client keeps its own of those that change "
+    "from the first step on, or compute them in validation"
+)
 _DEPTH = 6
 _FOREIGN = ("torch.", "pytorch_lightning.", "lightning.", "tqdm.", "rich.", "logging", "lightning_fedq.")
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -184,6 +188,9 @@ class Watch:
         parameters = [name for name, _ in self._module.named_parameters() if name in changed]
         lost = self._put_back(changed)
         kind, cure = ("parameters", _CURE_PARAMETERS) if parameters else ("buffers", _CURE_BUFFERS)
+        tensors = [self._outside[name].tensor if name in self._outside else now[name] for name in changed]
+        if not parameters and not any(tensor.is_floating_point() for tensor in tensors):
+            cure = _CURE_INTEGERS
         raise ValueError(
             f"training changed the {kind} {', '.join(parameters or changed)}, which no update carries: "
             f"clients would mix, and what they wrote would be in the model without noise; {cure}"

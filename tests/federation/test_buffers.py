@@ -123,6 +123,72 @@ def test_statistics_go_through_the_mechanism(mode: str, clients_per_step: int) -
         assert torch.equal(found, value) or name.endswith("num_batches_tracked"), name
 
 
+class Queue(Classifier):
+    """Contrasts a batch with earlier ones, which wait in a ring with a pointer, as MoCo's keys do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("queue", torch.zeros(8, 10))
+        self.register_buffer("pointer", torch.zeros(1, dtype=torch.int64))
+        self.register_buffer("large", torch.tensor(2**40 + 1))
+
+    def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        scores = self.backbone(inputs)
+        start = int(self.pointer)
+        rows = torch.arange(start, start + len(scores)) % len(self.queue)
+        contrast = (scores.tanh() @ self.queue.clone().T).mean()
+        self.queue[rows] = scores.detach().tanh()
+        self.pointer[0] = (start + len(scores)) % len(self.queue)
+        self.large += 1
+        return nn.functional.cross_entropy(scores, labels) + 0.1 * contrast
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self.loss(*batch)
+
+
+@pytest.mark.parametrize("clients_per_step", ["auto", 4])
+def test_a_queue_with_an_integer_pointer_is_each_client_s_own(clients_per_step: Any) -> None:
+    fed, module = federated("local", clients_per_step=clients_per_step), Queue()
+    if clients_per_step == 4:
+        with pytest.warns(UserWarning, match=r"one client at a time.*integers of its own \(pointer, large\)"):
+            fit(fed, module)
+    else:
+        fit(fed, module)
+    model, own = Queue(), {}
+    inputs, labels = digits()
+    buffers = {name: value.clone() for name, value in model.named_buffers()}
+    for round in range(3):
+        plan = fed.planner.plan(round, fed.mechanism)
+        start = {name: value.clone() for name, value in model.state_dict().items()}
+        ends = []
+        for client in plan.survivors:
+            model.load_state_dict({**start, **own.get(client, buffers)})
+            held = fed.client_indices[client]
+            order = torch.Generator().manual_seed(plan.stream_seed("data order", client))
+            for part in held[torch.randperm(len(held), generator=order)].split(BATCH):
+                parameters = list(model.parameters())
+                loss = model.loss(inputs[part], labels[part])
+                for p, gradient in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+                    p.data.sub_(0.5 * gradient)
+            ends.append({name: value.clone() for name, value in model.named_parameters()})
+            own[client] = {name: value.clone() for name, value in model.named_buffers()}
+        mean = {name: torch.stack([end[name] for end in ends]).mean(0) for name in ends[0]}
+        model.load_state_dict({**buffers, **mean})
+    assert int(own[0]["large"]) == 2**40 + 1 + 3 * 4, "four batches a round"
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(module.state_dict()[name], value, atol=2e-6, rtol=1e-5, msg=name)
+    assert fed.engine is not None and fed.engine.weights.numel() == 650, "neither travels"
+    assert torch.equal(module.pointer, torch.zeros(1, dtype=torch.int64)), "between rounds those of the start"
+
+
+def test_an_integer_pointer_that_nobody_keeps_is_refused_with_a_cure_that_helps() -> None:
+    with pytest.raises(
+        ValueError, match=r"changed the buffers pointer, large,.*use buffers='local', in which"
+    ):
+        fit(federated("share"), Queue())
+    fit(federated("local"), Queue(), rounds=1)
+
+
 class Whitens(nn.Module):
     """Keeps a running mean of its own, assigned anew or in place."""
 

@@ -124,7 +124,7 @@ def test_random_transforms_and_masks_come_from_one_sequence() -> None:
 
 def test_in_place_draws_that_cannot_be_mapped_go_one_client_at_a_time() -> None:
     def sampled(scores: Tensor) -> Tensor:
-        return torch.distributions.Normal(scores, 0.1).rsample()
+        return torch.distributions.Normal(scores, 0.1, validate_args=False).rsample()
 
     with pytest.warns(UserWarning, match="draws in place") as caught:
         chosen, weights = fit(4, Random(sampled))
