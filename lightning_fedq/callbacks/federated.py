@@ -121,9 +121,8 @@ class Federated(pl.Callback):
         local_steps: Batches of each client in a round, >= 1, instead of `local_epochs`.
         clients_per_step: How many clients train side by side in one step. "auto" decides by the size of the
             model and of a step, never by the clock (`federation.stack_size`). Any number gives the same
-            weights up to rounding, dropout masks and other random numbers of the training included;
-            only random transforms in worker processes, and those that draw from Python's or NumPy's
-            generators, may differ.
+            weights up to rounding, dropout masks, random transforms of the data and other random numbers of
+            the training included.
         target: What is quantised: "updates" (local - global) or, as in the CorBin paper, "weights".
         ranges: Rule for the quantiser's range; None is `AdaptiveRange()` for updates and
             `PreviousMinMax()` for weights.

@@ -1,14 +1,18 @@
-"""Several sequences of draws from torch's default generators, taken in turns.
+"""Several sequences of draws from the process's default generators, taken in turns.
 
 Code that draws without a generator of its own, as dropout and random transforms do, then draws in each turn
-what it would draw if its sequence were the only one.
+what it would draw if its sequence were the only one. Python's and NumPy's generators are for transforms of
+the data; a training step that draws from them is never mapped over clients.
 """
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -20,6 +24,13 @@ def seed_everywhere(seed: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.manual_seed_all(seed)
+
+
+def seed_for_transforms(seed: int) -> None:
+    """`seed_everywhere`, and the generators of Python and NumPy, from which transforms may draw."""
+    seed_everywhere(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 (the one that transforms draw from)
 
 
 def generator_state() -> State:
@@ -42,11 +53,12 @@ def same_state(left: State, right: State) -> bool:
 
 
 class GeneratorTurns:
-    """One state of torch's default generators for each sequence of draws. Made when it is first needed."""
+    """One state of the default generators for each sequence of draws. Made when it is first needed."""
 
     def __init__(self) -> None:
         self._seed_of: Callable[[int], int] | None = None
         self._states: dict[int, State] = {}
+        self._others: dict[int, tuple[Any, Any]] = {}
 
     def begin(self, seed_of: Callable[[int], int]) -> None:
         """Forget the old sequences.
@@ -54,11 +66,11 @@ class GeneratorTurns:
         Args:
             seed_of: Seed of each new sequence.
         """
-        self._seed_of, self._states = seed_of, {}
+        self._seed_of, self._states, self._others = seed_of, {}, {}
 
     @contextmanager
     def of(self, index: int) -> Iterator[None]:
-        """Draw from one sequence. From the generators as they are before the first `begin`."""
+        """Draw from one sequence of torch's. From the generators as they are before the first `begin`."""
         if self._seed_of is None:
             yield
             return
@@ -68,3 +80,17 @@ class GeneratorTurns:
             seed_everywhere(self._seed_of(index))
         yield
         self._states[index] = generator_state()
+
+    @contextmanager
+    def of_transforms(self, index: int) -> Iterator[None]:
+        """The same, and from one sequence each of Python's and NumPy's."""
+        if self._seed_of is not None:
+            if index in self._others:
+                random.setstate(self._others[index][0])
+                np.random.set_state(self._others[index][1])  # noqa: NPY002
+            else:
+                seed_for_transforms(self._seed_of(index))
+        with self.of(index):
+            yield
+        if self._seed_of is not None:
+            self._others[index] = random.getstate(), np.random.get_state()  # noqa: NPY002

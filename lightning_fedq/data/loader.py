@@ -3,11 +3,11 @@
 The batches of a stack of clients have the same shapes, and arrive as one batch with a leading client
 dimension. A client on its own gets its batches
 as the user's own loader would have made them. Nothing here depends on the order of the clients: the
-data order of a client follows from its own seed, and torch's generators are re-seeded for every client
-right before its first batch is fetched, so that dropout masks and random transforms do not depend on who
-trained before; in a stack the clients take turns (`data.generator_turns`), so that they do not depend
-on who trains beside it either. Only worker processes, whose generators are torch's own, know no turns. That
-re-seeding is the package's one use of the global generator.
+data order of a client follows from its own seed, and the generators of torch, Python and NumPy are re-seeded
+for every client right before its first batch is fetched, so that dropout masks and random transforms do not
+depend on who trained before; in a stack the clients take turns (`data.generator_turns`), so that they do not
+depend on who trains beside it either. Worker processes are told a seed for every client of every batch. That
+re-seeding is the package's one use of the global generators.
 """
 
 from __future__ import annotations
@@ -26,15 +26,17 @@ from torch.utils.data import (
     Subset,
     TensorDataset,
     default_collate,
-    get_worker_info,
 )
 
 from lightning_fedq.data.batches import LocalWork, Stack
-from lightning_fedq.data.generator_turns import GeneratorTurns, seed_everywhere
+from lightning_fedq.data.generator_turns import GeneratorTurns, seed_for_transforms
 from lightning_fedq.data.labels import Labels, labels_of
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.data.sampling import batching_of, collation_of, sampling_of
 from lightning_fedq.functional.batch_stack import stacked
+
+_APART = 0x9E3779B97F4A7C15
+"""Odd, so that the seeds of one client's batches differ."""
 
 
 def check_loader(loader: object) -> DataLoader[Any]:
@@ -145,7 +147,7 @@ class ClientBatches(Dataset[Any]):
         dataset: Map-style dataset. A `TensorDataset` with the default collation, or a subset of one,
             is read with one `index_select` a tensor, whatever the number of clients.
         collate_fn: Makes a batch of a list of samples.
-        turns: The clients' sequences of torch's random numbers, for random transforms; None is one for all.
+        turns: The clients' sequences of random numbers, for random transforms; None is one for all.
     """
 
     def __init__(
@@ -168,10 +170,15 @@ class ClientBatches(Dataset[Any]):
         if type(dataset) is TensorDataset:
             self._tensors, self._subset = dataset.tensors, subset
 
-    def __getitem__(self, indices: Tensor) -> Any:
-        """Fetch one batch, each client in its turn."""
-        in_turn = get_worker_info() is None  # type: ignore[no-untyped-call]
-        return self.fetch(indices, self._turns if in_turn else GeneratorTurns())
+    def __getitem__(self, asked: Tensor | tuple[Tensor, Sequence[int]]) -> Any:
+        """Fetch one batch, each client in its turn, or from its own seed where there are seeds."""
+        indices, seeds = asked if isinstance(asked, tuple) else (asked, ())
+        if not seeds:
+            return self.fetch(indices, self._turns)
+        seed_for_transforms(seeds[0])
+        turns = GeneratorTurns()
+        turns.begin(seeds.__getitem__)
+        return self.fetch(indices, turns)
 
     def fetch(self, indices: Tensor, turns: GeneratorTurns) -> Any:
         """Fetch one batch, the clients of a stack from given sequences of random numbers."""
@@ -188,7 +195,7 @@ class ClientBatches(Dataset[Any]):
             return self._one(indices.tolist())
         rows = []
         for index, row in enumerate(indices.tolist()):
-            with turns.of(index):
+            with turns.of_transforms(index):
                 rows.append(self._one(row))
         return stacked(rows)
 
@@ -337,13 +344,16 @@ class ClientLoader:
         """One batch of given samples, to try something on. The clients' sequences do not move."""
         return self._batches.fetch(indices, GeneratorTurns())
 
-    def round_indices(self) -> Iterator[Tensor]:
-        """Yield the sample indices of every batch of the round."""
+    def round_indices(self) -> Iterator[tuple[Tensor, Sequence[int]]]:
+        """Yield the sample indices of every batch of the round, and for workers a seed of each client's."""
         for stack in self._stacks():
-            yield from self.indices(stack)
+            rows = 0 if self._workers is None else max(len(stack.clients), 1)
+            seeds = [stack.row_seed(row) for row in range(rows)]
+            for number, indices in enumerate(self.indices(stack)):
+                yield indices, [(seed + number * _APART) % 2**63 for seed in seeds]
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the round to come, re-seeding torch's generators before each stack's first."""
+        """Yield the batches of the round to come, re-seeding the generators before each stack's first."""
         stacks = self._stacks()
         if self._workers is None:
             batches: Iterator[Any] = map(self._batches.__getitem__, self.round_indices())
@@ -351,19 +361,19 @@ class ClientLoader:
             self._generator.manual_seed(stacks[0].training_seed)
             batches = iter(self._workers)
         for stack in stacks:
-            seed_everywhere(stack.training_seed)
+            seed_for_transforms(stack.training_seed)
             self.turns.begin(stack.row_seed)
             for _ in stack.batch_sizes:
                 yield next(batches)
 
 
 class _Indices:
-    """The sampler of the worker processes: the indices of whole batches."""
+    """The sampler of the worker processes: the indices of whole batches, with seeds."""
 
     def __init__(self, loader: ClientLoader) -> None:
         self._loader = loader
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[tuple[Tensor, Sequence[int]]]:
         return self._loader.round_indices()
 
     def __len__(self) -> int:

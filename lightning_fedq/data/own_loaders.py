@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset, WeightedRandomSampler
 
 from lightning_fedq.data.batches import LocalWork, Stack
-from lightning_fedq.data.generator_turns import GeneratorTurns, seed_everywhere
+from lightning_fedq.data.generator_turns import GeneratorTurns, seed_for_transforms
 from lightning_fedq.data.loader import ClientLoader, check_loader, deal_out
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.data.sampling import OrderOfAll, RandomSampling, batching_of, collation_of, sampling_of
@@ -116,9 +116,9 @@ class OwnClientLoader(ClientLoader):
         return self.loader
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the round to come, re-seeding torch's generators at each client's start."""
+        """Yield the batches of the round to come, re-seeding the generators at each client's start."""
         for stack in self._stacks():
-            seed_everywhere(stack.training_seed)
+            seed_for_transforms(stack.training_seed)
             self.turns.begin(stack.row_seed)
             client = stack.clients[0] if stack.clients else 0  # somebody's batch in a round of nobody
             yield from self._batches_of(client, len(stack.batch_sizes), stack.training_seed)

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import random
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import (
@@ -81,6 +83,41 @@ def test_random_transforms_follow_the_round_and_not_what_was_before(workers: int
     again = [batch["x"] for batch in loader]
     assert torch.equal(torch.cat(first), torch.cat(again))
     assert not torch.equal(first[0], first[2])
+
+
+class Jittered(Dataset[Any]):
+    """Draws from all three global generators, as transforms do, a different number of times each."""
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> Any:
+        return {
+            "torch": torch.rand(2),
+            "numpy": np.random.rand(1 + index % 2).sum(),  # noqa: NPY002
+            "python": random.random() + random.gauss(0, 1),
+        }
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_client_s_random_transforms_do_not_depend_on_who_is_in_its_stack(workers: int) -> None:
+    """From whatever generator they draw, in this process and in workers."""
+    seeds, clients = [11, 12, 13], [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    user = DataLoader(Jittered(), batch_size=2, num_workers=workers)
+
+    def batches(*stacks: Stack) -> list[Any]:
+        random.seed(sum(stack.training_seed for stack in stacks))
+        np.random.seed(len(stacks))  # noqa: NPY002
+        return list(client_loader(user, clients, list(stacks)))
+
+    first, second = batches(Stack((0, 1, 2), (2, 2), seeds[0], (), training_seed_of=seeds.__getitem__))
+    alone = batches(*(Stack((c,), (2, 2), seeds[c], ()) for c in (2, 0, 1)))
+    for row, start in ((2, 0), (0, 2), (1, 4)):
+        for name in ("torch", "numpy", "python"):
+            assert torch.equal(first[name][row], alone[start][name]), (row, name)
+            assert torch.equal(second[name][row], alone[start + 1][name]), (row, name)
+    flat = torch.cat([first["python"].flatten(), second["python"].flatten()])
+    assert len(set(flat.tolist())) == 12, "and no two samples have the same"
 
 
 def test_seeds_the_training_of_each_stack() -> None:
