@@ -6,6 +6,9 @@ a process of its own, one after the other, on the same data from the same initia
 rounds of every system are warm-up and not counted; nothing is evaluated while the clock runs. The
 accuracy of the resulting models stands beside the seconds, since a system that trains nothing is fast.
 
+With `--before FOLDER`, another checkout, only `ours` runs, on the package of that folder and on this one in
+turns, and the ratios are after : before.
+
 A benchmark is not a test: it prints ratios and asserts nothing about seconds.
 """
 
@@ -165,9 +168,18 @@ def child(system: str, job: Workload, path: str, rounds: int, threads: int, devi
 
 
 def measure(
-    system: str, job: Workload, path: Path, rounds: int, threads: int, options: argparse.Namespace
+    system: str,
+    job: Workload,
+    path: Path,
+    rounds: int,
+    threads: int,
+    options: argparse.Namespace,
+    package: Path | None = None,
 ) -> Any:
-    """Run one system in a process of its own; None, with the reason printed, where it is missing or fails."""
+    """Run one system in a process of its own; None, with the reason printed, where it is missing or fails.
+
+    `package` is a checkout whose package to take in place of the installed one.
+    """
     peer = PEERS.get(system)
     python = options.peers_python if peer else sys.executable
     if peer and subprocess.run([python, "-c", f"import {peer}"], capture_output=True).returncode:
@@ -176,7 +188,8 @@ def measure(
     command = [python, __file__, "--child", system, "--data.root", str(path), "--rounds", str(rounds)]
     command += ["--workloads", job.name, "--clients", str(job.num_clients)]
     command += ["--threads", str(threads), "--device", options.device]
-    environment = {**os.environ, "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+    environment = {**os.environ, **({"PYTHONPATH": str(package)} if package else {})}
+    environment |= {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     lines = [line for line in done.stdout.splitlines() if line.startswith(MARK)]
     if not lines:
@@ -220,6 +233,38 @@ def compare(job: Workload, options: argparse.Namespace) -> str:
     return "\n".join(text)
 
 
+def against(job: Workload, options: argparse.Namespace) -> str:
+    """Measure settings of ours before and after, in turns; return a Markdown section.
+
+    CPU seconds, the median of all timed rounds. A setting that one of the two refuses stands beside the loop.
+    """
+    rounds = options.rounds or job.rounds
+    text = [f"## {job.name}: {job.describe()}\n"]
+    text += [f"{options.turns} turns of {options.warmup} + {rounds} rounds each; median CPU s/round.\n"]
+    rows = [["setting", "loop", "before", "after", "after : before", "after : loop"], ["---", *["---:"] * 5]]
+    with tempfile.TemporaryDirectory() as folder:
+        path, here = Path(folder, "federation.pt"), Path(__file__).parents[1]
+        prepare(job, options.root, path)
+        for system in (system for system in options.systems if system in OURS):
+            seconds: dict[str, list[float]] = {"loop": [], "before": [], "after": []}
+            for turn in range(options.turns):
+                kinds = [("before", options.before), ("after", here), ("loop", None)]
+                for name, package in kinds if turn % 2 else kinds[::-1]:
+                    what = "loop" if name == "loop" else system
+                    done = measure(
+                        what, job, path, options.warmup + rounds, options.threads[0], options, package
+                    )
+                    if done is not None:
+                        seconds[name] += [cpu for _, cpu in done["rounds"][options.warmup :]]
+            found = {name: statistics.median(times) if times else None for name, times in seconds.items()}
+            row = [system, *(f"{value:.4f}" if value else "refused" for value in found.values())]
+            for below in ("before", "loop"):
+                row.append(f"{found['after'] / found[below]:.2f}" if found[below] else "")
+            rows.append(row)
+            print("| " + " | ".join(row) + " |", flush=True)
+    return "\n".join([*text, *("| " + " | ".join(row) + " |" for row in rows), ""])
+
+
 def main() -> None:
     """Read the command line, measure, print the tables."""
     parser = argparse.ArgumentParser(
@@ -243,6 +288,8 @@ def main() -> None:
     parser.add_argument(
         "--peers-python", default=sys.executable, help="interpreter that has the peers installed"
     )
+    parser.add_argument("--before", type=Path, help="another checkout: ours there and here, in turns")
+    parser.add_argument("--turns", type=int, default=3, help="processes of each, with --before")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="of loop and ours")
     parser.add_argument("--output", type=Path, help="also write the tables to this file")
     parser.add_argument("--child", help=argparse.SUPPRESS)
@@ -261,7 +308,10 @@ def main() -> None:
     if options.device == "cuda":
         machine += f", {torch.cuda.get_device_name()}"
     machine += f", load {os.getloadavg()[0]:.1f} before the run"
-    text = "\n".join([f"# Seconds per round ({machine})\n", *[compare(job, options) for job in jobs]])
+    if options.before:
+        options.threads = options.threads or [1]
+    table_of = against if options.before else compare
+    text = "\n".join([f"# Seconds per round ({machine})\n", *[table_of(job, options) for job in jobs]])
     print("\n" + text)
     if options.output:
         options.output.write_text(text)
