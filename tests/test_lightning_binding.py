@@ -26,6 +26,9 @@ for clients_per_step in (1, 5):
     trainer.fit(Classifier(), datamodule=FederatedDataModule(Digits(300)))
     assert len(fed.records) == 3
     print("accuracy", float(trainer.callback_metrics["val_acc"]))
+import pytest
+file = "tests/federation/test_around_a_fit.py"
+sys.exit(pytest.main(["-q", "--assert=plain", "-p", "no:cacheprovider", file]))
 """
 
 
@@ -40,6 +43,6 @@ def test_federates_under_the_other_package() -> None:
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     accuracies = [line.split()[1] for line in done.stdout.splitlines() if line.startswith("accuracy")]
     assert accuracies[0] == accuracies[1]

@@ -7,6 +7,7 @@ logged, so the run itself does not notice.
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -145,7 +146,8 @@ def _try(
     step.replay(num_clients, batch, log=lambda *args, **kwargs: None)
     if leak := _leak(module):
         return Rehearsal(f"training_step keeps tensors in {leak}")
-    with FlopCounterMode(display=False) as counter:
+    with FlopCounterMode(display=False) as counter, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Using `torch.compile")  # speaks of the counter's own hooks
         single()
     unused = [name for name in names if parameters[name].grad is None]
     if unused:

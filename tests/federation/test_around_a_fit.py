@@ -1,0 +1,187 @@
+"""Before, between and after fits, as tutorials do it: files, resuming, `test`, `predict`, compiled modules.
+
+`tests/test_lightning_binding.py` runs this file under the other import name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.mechanisms import CorBin, FedAvg
+from tests.digits_run import digits, make_trainer, weights_of
+
+CLIENTS = 8
+
+
+class Normed(pl.LightningModule):
+    """Hyperparameters, BatchNorm, dropout, Adam and a schedule: a tutorial's classifier."""
+
+    def __init__(self, hidden: int = 16, lr: float = 0.05, dropout: float = 0.1) -> None:
+        super().__init__()
+        self.save_hyperparameters()
+        layers = [nn.Linear(64, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Dropout(dropout)]
+        self.net = nn.Sequential(*layers, nn.Linear(hidden, 10))
+
+    def forward(self, x: torch.Tensor) -> Any:
+        return self.net(x)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = nn.functional.cross_entropy(self(batch[0]), batch[1])
+        self.log("train_loss", loss, prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_acc", (self(batch[0]).argmax(1) == batch[1]).float().mean())
+
+    def test_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("test_acc", (self(batch[0]).argmax(1) == batch[1]).float().mean())
+
+    def predict_step(self, batch: Any, batch_idx: int) -> Any:
+        return self(batch[0]).argmax(1)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=self.hparams["lr"])
+        return {"optimizer": optimizer, "lr_scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2)}
+
+
+def train() -> DataLoader[Any]:
+    inputs, labels = digits()
+    return DataLoader(TensorDataset(inputs[:256], labels[:256]), batch_size=8, shuffle=True)
+
+
+def val() -> DataLoader[Any]:
+    inputs, labels = digits()
+    return DataLoader(TensorDataset(inputs[256:512], labels[256:512]), batch_size=64)
+
+
+def federated(mechanism: Any = None, **settings: Any) -> Federated:
+    return Federated(mechanism or FedAvg(), CLIENTS, **{"seed": 0, "clients_per_step": 4, **settings})
+
+
+def made(**settings: Any) -> Normed:
+    torch.manual_seed(0)
+    return Normed(**settings)
+
+
+def saving(folder: Path, **settings: Any) -> Any:
+    return pl.callbacks.ModelCheckpoint(dirpath=folder, **settings)
+
+
+def same_state(one: nn.Module, other: nn.Module) -> None:
+    for name, value in one.state_dict().items():
+        assert torch.equal(value, other.state_dict()[name]), name
+
+
+@pytest.mark.parametrize("buffers", ["share", "local"])
+def test_the_best_file_loads_and_goes_on_federated_or_centrally(tmp_path: Path, buffers: Any) -> None:
+    module, keep = made(hidden=12), saving(tmp_path, monitor="val_acc", mode="max")
+    trainer = make_trainer(federated(buffers=buffers), keep, max_epochs=3, enable_checkpointing=True)
+    trainer.fit(module, train(), val())
+    best = Normed.load_from_checkpoint(keep.best_model_path)
+    assert best.hparams["hidden"] == 12
+    found = make_trainer().validate(best, val(), verbose=False)[0]["val_acc"]
+    assert found == pytest.approx(float(keep.best_model_score))
+    again = Normed.load_from_checkpoint(keep.best_model_path, lr=0.01)
+    assert again.hparams["lr"] == 0.01
+    make_trainer(federated(), max_epochs=1).fit(again, train(), val())
+    make_trainer(max_epochs=1).fit(best, train(), val())
+
+
+def test_the_saved_model_is_the_module(tmp_path: Path) -> None:
+    module, trainer = made(), make_trainer(federated())
+    trainer.fit(module, train(), val())
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    same_state(module, Normed.load_from_checkpoint(tmp_path / "end.ckpt"))
+    torch.load(tmp_path / "end.ckpt", weights_only=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint need to be provided")
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty")
+@pytest.mark.parametrize("file", ["last", "end of a round", "middle of a round"])
+def test_resumes_from_the_user_s_own_model_checkpoint(tmp_path: Path, file: str) -> None:
+    whole, cut = made(), made()
+    make_trainer(federated(clients_per_step=1), max_epochs=4).fit(whole, train(), val())
+    if file == "middle of a round":
+        keep = saving(tmp_path, every_n_train_steps=5, save_top_k=-1, filename="{step}")
+    else:
+        keep = saving(tmp_path, save_last=True, every_n_epochs=1, filename="{epoch}")
+    first = make_trainer(federated(clients_per_step=1), keep, max_epochs=2, enable_checkpointing=True)
+    first.fit(cut, train(), val())
+    files = {"last": "last", "end of a round": tmp_path / "epoch=1.ckpt"}
+    path = files.get(file, tmp_path / "step=50.ckpt")  # of 64 steps in two rounds
+    settings = {"max_epochs": 4, "enable_checkpointing": True}
+    resumed, module = make_trainer(federated(clients_per_step=1), saving(tmp_path), **settings), made(lr=9.0)
+    resumed.fit(module, train(), val(), ckpt_path=path)
+    assert resumed.current_epoch == 4
+    same_state(module, whole)
+
+
+def test_the_same_trainer_validates_tests_and_predicts_the_global_model(tmp_path: Path) -> None:
+    keep = saving(tmp_path, monitor="val_acc", mode="max")
+    module, trainer = made(), make_trainer(federated(), keep, enable_checkpointing=True)
+    trainer.validate(module, val(), verbose=False)
+    trainer.fit(module, train(), val())
+    weights = weights_of(module)
+    shown = trainer.validate(module, val(), verbose=False)[0]["val_acc"]
+    tested = trainer.test(module, val(), verbose=False)[0]["test_acc"]
+    predicted = torch.cat(trainer.predict(module, val()))  # type: ignore[arg-type]
+    accuracy = (predicted == digits()[1][256:512]).float().mean().item()
+    assert shown == pytest.approx(tested) == pytest.approx(accuracy)
+    assert torch.equal(weights_of(module), weights)
+    best = trainer.test(dataloaders=val(), ckpt_path="best", verbose=False)[0]["test_acc"]
+    assert best == pytest.approx(float(keep.best_model_score))
+
+
+def test_one_trainer_goes_on_after_a_look_between_fits() -> None:
+    whole, module, fed = made(), made(), federated()
+    make_trainer(federated(), max_epochs=4).fit(whole, train(), val())
+    trainer = make_trainer(fed, max_epochs=2)
+    trainer.fit(module, train(), val())
+    trainer.validate(module, val(), verbose=False)
+    trainer.fit_loop.max_epochs = 4
+    trainer.fit(module, train(), val())
+    assert trainer.current_epoch == 4 and len(fed.records) == 4
+    assert fed.ledger.charges.tolist() == [4] * CLIENTS
+
+
+def test_one_federated_object_serves_several_fits_and_remembers_what_they_cost() -> None:
+    fed = federated(CorBin(epsilon=5.0), seed=None)
+    for fit, hidden in enumerate((16, 16, 24), start=1):
+        make_trainer(fed, max_epochs=2).fit(Normed(hidden=hidden), train(), val())
+        assert len(fed.records) == 2, "of the last fit"
+        assert fed.ledger.charges.tolist() == [2 * fit] * CLIENTS, "of all fits"
+
+
+def test_a_compiled_module_trains_as_it_does_uncompiled(tmp_path: Path) -> None:
+    plain, whole, part = made(dropout=0.0), made(dropout=0.0), made(dropout=0.0)
+    make_trainer(federated(clients_per_step=1)).fit(plain, train(), val())
+    compiled: Any = torch.compile(whole, backend="eager")
+    trainer = make_trainer(federated(clients_per_step="auto"))
+    with pytest.warns(UserWarning, match=r"one client at a time.*torch.compile\(module\)"):
+        trainer.fit(compiled, train(), val())
+    part.net = torch.compile(part.net, backend="eager")  # type: ignore[assignment]
+    make_trainer(federated(clients_per_step="auto")).fit(part, train(), val())
+    torch.testing.assert_close(weights_of(whole), weights_of(plain), atol=1e-5, rtol=1e-4)
+    trainer.test(compiled, val(), verbose=False)
+    trainer.save_checkpoint(tmp_path / "compiled.ckpt")
+    same_state(whole, Normed.load_from_checkpoint(tmp_path / "compiled.ckpt"))
+
+
+@pytest.mark.filterwarnings("ignore:.*callbacks used to create the checkpoint need to be provided")
+def test_files_of_central_trainings_and_of_federated_ones_are_each_other_s(tmp_path: Path) -> None:
+    for order in ((False, True), (True, False)):
+        first, second = ([federated()] if is_federated else [] for is_federated in order)
+        trainer = make_trainer(*first, max_epochs=1)
+        trainer.fit(made(), train(), val())
+        trainer.save_checkpoint(tmp_path / "first.ckpt")
+        other = make_trainer(*second, max_epochs=2)
+        other.fit(made(), train(), val(), ckpt_path=tmp_path / "first.ckpt")
+        assert other.current_epoch == 2
