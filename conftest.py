@@ -1,5 +1,45 @@
-"""What can't be imported here is not collected: the Flower adapter needs the extra `flower`."""
+"""Collection and speed of the tests.
 
+What can't be imported here is not collected: the Flower adapter needs the extra `flower`. The files that take
+longest come first, so that two workers (`--dist loadfile`) end together.
+"""
+
+import sys
 from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
 
 collect_ignore_glob = [] if find_spec("flwr") else ["lightning_fedq/flower/*", "tests/flower/*"]
+LONGEST = (
+    "test_third_party.py",
+    "test_wheel.py",
+    "test_readme.py",
+    "test_attack.py",
+    "test_plan.py",
+    "test_client_metrics.py",
+    "test_audit_training.py",
+    "test_reproductions.py",
+    "test_simulation.py",
+)
+"""Half a minute of CPU and less each; the order of all others does not matter."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the longest files first."""
+    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
+@pytest.fixture(autouse=True)
+def _undrawn_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run folder's two pictures take longer than a training of these sizes.
+
+    They are made in every test, and drawn in those that are marked `pictures`.
+    """
+    run_folder = sys.modules.get("lightning_fedq.callbacks.run_folder")
+    if run_folder is not None and "pictures" not in request.keywords:
+
+        def write(figure: object, path: Path) -> None:
+            path.write_bytes(b"\x89PNG, not drawn")
+
+        monkeypatch.setattr(run_folder, "save_figure", write)

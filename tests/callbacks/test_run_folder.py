@@ -12,6 +12,7 @@ from tests.callbacks.runs import small_data, small_model, small_run
 DIM = 650
 
 
+@pytest.mark.pictures
 def test_everything_is_written(tmp_path: Path) -> None:
     folder = RunFolder("mine", str(tmp_path))
     folder.config = "seed: 1\n"
@@ -92,6 +93,7 @@ class StopInRound(pl.Callback):
         trainer.should_stop = trainer.current_epoch == 1 and batch_idx == 1
 
 
+@pytest.mark.pictures
 def test_a_round_that_was_stopped_adds_no_row(tmp_path: Path) -> None:
     folder = RunFolder("mine", str(tmp_path))
     trainer = small_run(folder, StopInRound(), rounds=3)
