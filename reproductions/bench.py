@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import gc
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lightning_fedq._lightning import pl
@@ -190,6 +192,21 @@ def train(
         time.process_time() - clocks[0],
         time.monotonic() - clocks[1],
     )
+
+
+def torchs_law(model: nn.Module, seed: int) -> nn.Module:
+    """Draw weights and biases of linear and convolutional layers anew by torch's default law.
+
+    Uniform in +- 1 / sqrt(inputs of a unit), from a generator of its own, so that no global one is touched.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.Linear | nn.Conv2d):
+                bound = 1.0 / math.sqrt(module.weight[0].numel())
+                for parameter in module.parameters():
+                    parameter.uniform_(-bound, bound, generator=generator)
+    return model
 
 
 # ---- the table of an experiment ------------------------------------------------------------------------

@@ -5,8 +5,9 @@ pooled images, 20% of train for validation, equal IID shares, weights quantised 
 global model's layer-wise min and max, d = 5 shared bits, gamma = 0.2, a grid of lambda tuned per mechanism
 and experiment, the best model reloaded after 5 epochs (we read rounds) without improvement.
 
-What it leaves open, and what is taken here, the same in both presets unless said: local epochs, optimiser
-(SGD, momentum 0.9), learning rate, rounds, the Gaussian's delta (1e-5), no augmentation, He's initial law.
+What it leaves open is in the authors' public code, and `paper` has it from there: one local epoch, Adam (see
+`authors`), 100 rounds, the Gaussian's delta (1e-5), no augmentation, torch's initial law. `small` has three
+local epochs, SGD with momentum 0.9, 30 rounds and He's initial law.
 BatchNorm's running statistics are coordinates like any other (`buffers="share"`); GroupNorm stands beside it.
 A range of no width (a norm's scales, all one at the start) is floored at a thousandth of the widest.
 
@@ -27,7 +28,8 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.core import Mechanism
 from lightning_fedq.models import Classifier, ResNet18, seeded
 from lightning_fedq.ranges import PreviousMinMax
-from reproductions.bench import CIFAR10, ImageData, Row, Rows, load_cifar10, train
+from reproductions.bench import CIFAR10, ImageData, Row, Rows, load_cifar10, torchs_law, train
+from reproductions.corbin.authors import LEARNING_RATE, ROUNDS, WEIGHT_DECAY, AdamClassifier
 from reproductions.corbin.tuning import tune
 
 Norm = Literal["batch", "group"]
@@ -61,7 +63,8 @@ class Preset(NamedTuple):
         num_val: Validation images; None is all 9,600.
         local_epochs: Passes of a client over its images in a round.
         rounds: Rounds.
-        learning_rate: Of the clients' SGD.
+        learning_rate: Of the clients' optimiser.
+        adam: Clients run Adam as in the authors' code, from torch's initial law; otherwise SGD, from He's.
         smoothing: The grid of lambda.
         norms: Kinds of normalisation.
         clients: The grid of experiment 4.
@@ -75,6 +78,7 @@ class Preset(NamedTuple):
     local_epochs: int
     rounds: int
     learning_rate: float
+    adam: bool
     smoothing: tuple[float, ...]
     norms: tuple[Norm, ...]
     clients: tuple[int, ...]
@@ -84,9 +88,22 @@ class Preset(NamedTuple):
 TENTHS = tuple(n / 10 for n in range(1, 11))
 PRESETS: dict[Scale, Preset] = {
     "paper": Preset(
-        ResNet18, 32, None, None, 1, 200, 0.05, TENTHS, ("batch", "group"), (50, 100, 200, 500), "auto"
+        network=ResNet18,
+        side=32,
+        num_train=None,
+        num_val=None,
+        local_epochs=1,
+        rounds=ROUNDS,
+        learning_rate=LEARNING_RATE,
+        adam=True,
+        smoothing=TENTHS,
+        norms=("batch", "group"),
+        clients=(50, 100, 200, 500),
+        accelerator="auto",
     ),
-    "small": Preset(SmallNet, 16, 2_000, 500, 3, 30, 0.1, (1.0, 0.3), ("group",), (50, 150, 500), "cpu"),
+    "small": Preset(
+        SmallNet, 16, 2_000, 500, 3, 30, 0.1, False, (1.0, 0.3), ("group",), (50, 150, 500), "cpu"
+    ),
 }
 
 
@@ -179,7 +196,8 @@ def compare(
         "rounds": rounds,
         "local_epochs": preset.local_epochs,
         "batch_size": batch_size,
-        "optimizer": f"SGD, lr {preset.learning_rate}, momentum {MOMENTUM}",
+        "optimizer": f"{'Adam' if preset.adam else 'SGD'}, lr {preset.learning_rate}, "
+        + (f"L2 {WEIGHT_DECAY}" if preset.adam else f"momentum {MOMENTUM}"),
         "margin": setting.margin,
     }
     rows, chosen = Rows(out, common, setting.resume), dict[tuple[str, str], list[Row]]()
@@ -208,6 +226,11 @@ def _train(
         smoothing=smoothing,
         seed=seed,
     )
-    model = Classifier(seeded(preset.network(norm=norm), seed), preset.learning_rate, MOMENTUM)
+    network = preset.network(norm=norm)
+    if preset.adam:
+        initial = torchs_law(network, seed)
+        model: Classifier = AdamClassifier(initial, preset.learning_rate, weight_decay=WEIGHT_DECAY)
+    else:
+        model = Classifier(seeded(network, seed), preset.learning_rate, MOMENTUM)
     images = CIFAR10(setting.data, batch_size, preset.num_train, preset.num_val, seed, preset.side)
     return train(model, images, federated, rounds, PATIENCE, accelerator=preset.accelerator).columns

@@ -7,7 +7,6 @@ share out the whole training part instead; the paper does not say which experime
 
 from __future__ import annotations
 
-import math
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from lightning_fedq.datasets import CIFAR10DataModule, MNISTDataModule
 from lightning_fedq.datasets.tensors import TensorDataModule
 from lightning_fedq.models import MLP, Linear
+from reproductions.bench import torchs_law
 
 Network = Literal["linear", "mlp", "cnn2", "cnn3"]
 Images = Literal["mnist", "cifar10"]
@@ -25,7 +25,12 @@ BATCH = 16
 
 
 @lru_cache(maxsize=2)
-def _load(name: Images, root: str, download: bool) -> tuple[Tensor, Tensor, int]:
+def load_images(name: Images, root: str, download: bool) -> tuple[Tensor, Tensor, int]:
+    """Images with pixels in [-1, 1], labels, and how many of the last are the official test set.
+
+    Raises:
+        FileNotFoundError: If they are not there and are not to be downloaded.
+    """
     if name == "mnist":
         images, labels, official = MNISTDataModule(root, download).load()
         return images.mul_(2 * 0.3081).add_(2 * 0.1307 - 1.0), labels, official
@@ -66,7 +71,7 @@ class ClientImages(TensorDataModule):
 
     def load(self) -> tuple[Tensor, Tensor, int]:
         """See `TensorDataModule.load`; read from disk once a process."""
-        return _load(self.name, self.root, self.download)
+        return load_images(self.name, self.root, self.download)
 
 
 @torch.no_grad()
@@ -126,11 +131,4 @@ def network(kind: Network, seed: int, images: Images = "mnist") -> nn.Module:
         model = _cnn3(3)
     else:
         model = Linear() if kind == "linear" else MLP(784, (32, 16))
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, nn.Linear | nn.Conv2d):
-                bound = 1.0 / math.sqrt(module.weight[0].numel())
-                for parameter in module.parameters():
-                    parameter.uniform_(-bound, bound, generator=generator)
-    return model
+    return torchs_law(model, seed)

@@ -30,7 +30,7 @@ from lightning_fedq.mechanisms import CPA
 from lightning_fedq.models import Classifier
 from lightning_fedq.ranges import FixedRange, RangeRule
 from reproductions.bench import ImageData, quiet_trainer
-from reproductions.cpa.data import ClientImages, Images, Network, accuracy, network
+from reproductions.cpa.data import ClientImages, Images, Network, accuracy, load_images, network
 
 GAMMA, STACK = 0.05, 250
 
@@ -284,9 +284,15 @@ class Options:
     resume: bool = False
 
     def task(self, rounds: int, seed: int, **more: Any) -> Task:
-        """One run; `more` is further arguments of `Task`."""
+        """One run; `more` is further arguments of `Task`.
+
+        Raises:
+            FileNotFoundError: If its images are not there and are not to be downloaded.
+        """
         where = self.data.root, self.data.download
-        return Task(*where, rounds, self.val_samples, seed, self.momentum, **more)
+        task = Task(*where, rounds, self.val_samples, seed, self.momentum, **more)
+        load_images(task.images, *where)  # before any training of a table
+        return task
 
 
 # ---- the two readings of CPA --------------------------------------------------------------------------

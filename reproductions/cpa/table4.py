@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from lightning_fedq.reports import save_figure
 from reproductions.bench import Rows
 from reproductions.cpa.baselines import AuthorsLaplace
 from reproductions.cpa.data import Network
-from reproductions.cpa.runs import GAMMA, Options, Run, authors_cpa, unbiased_cpa
+from reproductions.cpa.runs import GAMMA, Options, Run, Task, authors_cpa, unbiased_cpa
 
 PUBLISHED: dict[str, dict[Network, float]] = {
     "FL": {"linear": 87, "mlp": 90, "cnn2": 48, "cnn3": 60},
@@ -82,22 +81,22 @@ def cpa_table4(
         out: Folder of table and picture.
         options: See `Options`.
     """
-    asked = Options(**options)
-    task = asked.task(rounds, seed)
-    own = {"num_clients": num_clients, "epsilon": epsilon, "mlp_rounds": mlp_rounds, "cnn_rounds": cnn_rounds}
-    rows = Rows(out, own | task.settings, asked.resume)
+    asked, tasks = Options(**options), dict[Network, Task]()
     for kind in models:
         length = {"linear": rounds, "mlp": mlp_rounds}.get(kind, cnn_rounds)
-        one = replace(task, rounds=length)
-        if kind in ("cnn2", "cnn3"):
-            one = replace(one, images="cifar10", samples_per_client=None)
+        cifar = {"images": "cifar10", "samples_per_client": None} if kind in ("cnn2", "cnn3") else {}
+        tasks[kind] = asked.task(length, seed, **cifar)
+    own = {"num_clients": num_clients, "epsilon": epsilon, "mlp_rounds": mlp_rounds, "cnn_rounds": cnn_rounds}
+    common = tasks[models[0]].settings | {"rounds": rounds}
+    rows = Rows(out, own | common, asked.resume)
+    for kind, task in tasks.items():
         for lr in learning_rates:
             for method, variant, mechanism, radius in _mechanisms(epsilon):
                 if method not in methods:
                     continue
-                train = partial(one.run, mechanism, num_clients, lr, radius, kind, test_at=(rounds,))
+                train = partial(task.run, mechanism, num_clients, lr, radius, kind, test_at=(rounds,))
                 rows.add(
-                    {"model": kind, "method": method, "variant": variant, "lr": lr, "rounds": length},
+                    {"model": kind, "method": method, "variant": variant, "lr": lr, "rounds": task.rounds},
                     partial(_columns, PUBLISHED[method][kind], rounds, train),
                 )
     _draw(rows.rows, models, rows.folder / "accuracy.png")

@@ -121,9 +121,32 @@ def test_small_trains_with_either_norm(tmp_path: Path, images: None) -> None:
     assert [row["cpu_seconds"] for row in again] == [row["cpu_seconds"] for row in table]  # nothing was run
 
 
+def test_a_run_that_was_stopped_goes_on_where_it_was(
+    tmp_path: Path, trained: list[tuple[Case, str, float, int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = cifar_runs._train
+
+    def stopped(*arguments: Any) -> dict[str, Any]:
+        if len(trained) == 2:
+            raise KeyboardInterrupt
+        return train(*arguments)
+
+    out, options = str(tmp_path / "2"), {"seeds": [0], "smoothing": [1.0, 0.5]}
+    with monkeypatch.context() as patch:
+        patch.setattr(cifar_runs, "_train", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            cifar.corbin_exp2(out, **options)
+    assert len((tmp_path / "2" / "table.csv").read_text().splitlines()) == 1 + 2
+    assert len(cifar.corbin_exp2(out, **options, resume=True)["table"]) == 6
+    assert (
+        len(trained) == len({case.method + str(value) for case, _, value, *_ in trained}) == 6
+    )  # none twice
+
+
 def test_the_papers_preset_is_the_papers() -> None:
     preset = PRESETS["paper"]
     assert preset.smoothing == (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+    assert (preset.adam, preset.learning_rate, preset.rounds, preset.local_epochs) == (True, 1e-3, 100, 1)
     assert preset.norms == ("batch", "group") and (preset.num_train, preset.num_val) == (None, None)
     for norm in preset.norms:
         assert preset.network(norm=norm)(torch.zeros(2, 3, 32, 32)).shape == (2, 10)

@@ -4,26 +4,29 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
 from lightning_fedq.commands.reproduce import main
 from lightning_fedq.datasets import DigitsDataModule, TensorDataModule
-from reproductions.corbin.exp7 import corbin_exp7
+from reproductions.corbin.authors import AdamClassifier
+from reproductions.corbin.exp7 import PRESETS, Setting, corbin_exp7
 
 FEDQ_DATA = os.environ.get("FEDQ_DATA", "")
-QUICK = "--scale 0.002 --num_clients 4 --rounds 1 --local_epochs 1 --smoothing [1.0] --targets [updates]"
+QUICK = "--images 90 --num_clients 4 --rounds 1 --smoothing [1.0] --targets [updates] --seeds [0]"
 
 
 class LargeDigits(TensorDataModule):
     """scikit-learn's digits in MNIST's size, in place of MNIST."""
 
-    def __init__(self, root, download, batch_size, pooled, num_train, num_val, seed) -> None:
-        super().__init__(batch_size, pooled, num_train, None, seed)
+    def __init__(self, data, batch_size, num_train, seed, side) -> None:
+        self.side = side
+        super().__init__(batch_size, True, num_train, None, seed)
 
     def load(self) -> tuple[Tensor, Tensor, int]:
         images, labels, _ = DigitsDataModule().load()
-        return interpolate(images, (28, 28)), labels, 0
+        return interpolate(images, (self.side, self.side)), labels, 0
 
 
 def check_the_command(root: str, out: Path) -> None:
@@ -40,7 +43,7 @@ def test_settings_table_picture_and_verdict_are_left_behind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # the function of the same name hides the module from a dotted path
-    monkeypatch.setattr(import_module("reproductions.corbin.exp7"), "MNISTDataModule", LargeDigits)
+    monkeypatch.setattr(import_module("reproductions.corbin.exp7"), "MNIST", LargeDigits)
     check_the_command("unused", tmp_path / "exp7")
     assert "updates: vanilla" in capsys.readouterr().out
 
@@ -59,6 +62,32 @@ def test_without_data_it_says_so_before_anything_else(
     assert "no MNIST/raw in" in capsys.readouterr().err and not out.exists()
 
 
-def test_scale_is_checked() -> None:
-    with pytest.raises(ValueError, match=r"scale must be in \(0, 1\], got 2"):
-        corbin_exp7(scale=2)
+def test_the_number_of_images_is_checked() -> None:
+    with pytest.raises(ValueError, match="images must be 1 to 44800, got 50000"):
+        corbin_exp7(images=50_000)
+
+
+def test_authors_is_the_network_and_the_law_of_their_code() -> None:
+    preset = PRESETS["authors"]
+    model = preset.network(0)
+    assert sum(p.numel() for p in model.parameters()) == 421_642
+    assert model(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+    torch.manual_seed(0)
+    own = nn.Conv2d(32, 64, 3)  # torch's own draw of the second layer: the same uniform law, to 1%
+    ours = next(m for m in model.modules() if isinstance(m, nn.Conv2d) and m.in_channels == 32)
+    assert own.weight.std().item() == pytest.approx(ours.weight.std().item(), rel=0.02)
+    assert own.weight.abs().max().item() == pytest.approx(ours.weight.abs().max().item(), rel=0.01)
+    assert (preset.num_clients, preset.images, preset.rounds, preset.batch_size) == (50, 44_800, 100, 64)
+
+
+def test_what_is_asked_for_takes_the_place_of_the_presets() -> None:
+    asked = Setting(preset="sgd", rounds=60, smoothing=[0.2]).complete
+    assert (asked.rounds, asked.smoothing, asked.num_clients, asked.margin) == (60, [0.2], 100, 1.1)
+    assert PRESETS["sgd"].rounds == 10
+
+
+def test_the_clients_of_the_authors_reading_run_adam() -> None:
+    model = AdamClassifier(PRESETS["small"].network(0), 1e-3, weight_decay=3e-3)
+    optimizer = model.configure_optimizers()
+    assert isinstance(optimizer, torch.optim.Adam)
+    assert (optimizer.defaults["lr"], optimizer.defaults["weight_decay"]) == (1e-3, 3e-3)

@@ -57,6 +57,18 @@ def test_table4(tmp_path: Path) -> None:
 
 
 @needs_mnist
+def test_table4_without_cifar_says_so_before_the_columns_of_mnist(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "MNIST").symlink_to(Path(FEDQ_DATA).resolve() / "MNIST")
+    options = ["--models", "[linear,cnn2]", "--num_clients", "10", *QUICK.split()]
+    out = tmp_path / "run"
+    assert main(["cpa-table4", "--data.root", str(tmp_path), *options, "--out", str(out)]) == 2
+    error = capsys.readouterr().err
+    assert "no cifar-10-batches-py in" in error and "download" in error and not out.exists()
+
+
+@needs_mnist
 def test_fig8(tmp_path: Path) -> None:
     options = "--num_clients 10 --learning_rates [0.1]"
     table, summary = reproduce("cpa-fig8", options, tmp_path / "run")
