@@ -23,6 +23,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from lightning_fedq.randomness import (
     PUBLIC_KEY_BYTES,
     Keys,
+    OneOwner,
     ServerKeys,
     agree,
     group_info,
@@ -176,7 +177,7 @@ def _seal_key(client_key: bytes) -> bytes:
     return hkdf_expand(client_key, pack_fields("seal members"))
 
 
-class HeldClientKeys(Keys):
+class HeldClientKeys(OneOwner, Keys):
     """Keys of one client of a secure federation: its own secrets, and public keys of those it meets.
 
     Args:

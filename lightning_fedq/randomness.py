@@ -203,6 +203,30 @@ class Keys(ServerKeys):
         """Key that nobody but the client knows."""
 
 
+class OneOwner:
+    """Keys that can't be copied or pickled: two owners would draw the same secret coins for two payloads."""
+
+    def __copy__(self) -> NoReturn:
+        """Refuse.
+
+        Raises:
+            TypeError: Always, with the cure.
+        """
+        raise TypeError(
+            "secure keys can't be copied or pickled: both owners would draw the same secret "
+            "coins; make a new Federated (or RoundEngine), which draws keys of its own, or use a seed, which "
+            "protects nothing"
+        )
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        """Refuse. See `__copy__`."""
+        self.__copy__()
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse. See `__copy__`."""
+        self.__copy__()
+
+
 class _DerivedKeys(Keys):
     """Keys that all follow from one root, 32 bytes."""
 
@@ -251,11 +275,11 @@ class SeededKeys(_DerivedKeys):
         super().__init__(hkdf_extract(_PROTOCOL, pack_fields("reproducible", hex(seed))))
 
 
-class RootKeys(_DerivedKeys):
+class RootKeys(OneOwner, _DerivedKeys):
     """Keys of a simulation over several processes: all follow from 32 bytes of the operating system.
 
     Args:
-        root: Drawn by one process, and told to the others.
+        root: Drawn by one process, and told to the others, which own disjoint clients.
     """
 
     mode = "secure"
@@ -313,7 +337,7 @@ def private_key(seed: bytes, federation: bytes) -> bytes:
     return hkdf_expand(seed, pack_fields("private", federation))
 
 
-class AgreedKeys(Keys):
+class AgreedKeys(OneOwner, Keys):
     """Keys of all parties of one secure federation, held by one process that simulates them.
 
     Every client gets an X25519 pair and a private seed from the operating system; the server has a
@@ -351,26 +375,6 @@ class AgreedKeys(Keys):
     def client(self, client: int) -> bytes:
         """See `Keys.client`."""
         return self._client(client)
-
-    def __copy__(self) -> NoReturn:
-        """Refuse.
-
-        Raises:
-            TypeError: Always, with the cure.
-        """
-        raise TypeError(
-            "secure keys can't be copied or pickled: both owners would draw the same secret "
-            "coins; make a new Federated (or RoundEngine), which draws keys of its own, or use a seed, which "
-            "protects nothing"
-        )
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
-        """Refuse. See `__copy__`."""
-        self.__copy__()
-
-    def __reduce__(self) -> NoReturn:
-        """Refuse. See `__copy__`."""
-        self.__copy__()
 
     def _agree_with_server(self, client: int) -> bytes:
         info = server_info(self._public, client)

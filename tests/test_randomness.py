@@ -1,3 +1,5 @@
+import copy
+import pickle
 from collections import Counter
 from itertools import combinations, permutations, product
 
@@ -14,6 +16,7 @@ from lightning_fedq.randomness import (
     AgreedKeys,
     ClientRandomness,
     PublicRandomness,
+    RootKeys,
     SeededKeys,
     Stream,
     agree,
@@ -260,3 +263,12 @@ def test_words_of_different_streams_are_uncorrelated():
     rows = [np.unpackbits(rand.private(c, "x").words(1000).view(np.uint8)) * 2.0 - 1.0 for c in range(8)]
     for first, second in combinations(rows, 2):
         assert abs((first * second).mean()) < 6 / 32_000**0.5
+
+
+@pytest.mark.parametrize("make", [lambda: RootKeys(bytes(32)), lambda: AgreedKeys([0, 1])])
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_secret_keys_have_one_owner(make, copied):
+    """A second one would draw the same coins for another payload."""
+    with pytest.raises(TypeError, match="secure keys can't be copied or pickled"):
+        copied(make())
+    assert copied(SeededKeys(3)) is not None  # nothing of these is secret
