@@ -4,9 +4,9 @@
 
 One SuperLink and two SuperNodes, each behind a proxy of its own, without TLS so that requests can be told
 from each other. Three apps: CorBin and LDPQ by `client_app`, and Flower's FedAvg with float arrays. A row is
-the mean over clients and rounds, of the messages of a round: the packed bits that the mechanism counts, what this
-package puts around them, and what Flower puts around that (HTTP headers, one request for each object of a
-message). Polling for messages is counted apart: it depends on how long a round takes.
+the mean over clients and rounds, of the messages of a round: the packed bits that the mechanism counts, what
+this package puts around them, and what Flower puts around that (HTTP headers, one request for each object of
+a message). Polling for messages is counted apart: it depends on how long a round takes.
 """
 
 from __future__ import annotations

@@ -23,9 +23,16 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks import Federated
+from lightning_fedq.core import Mechanism
 from lightning_fedq.flower.local_round import train_locally
 from lightning_fedq.flower.records import Fields, from_record, to_record
-from lightning_fedq.flower.settings import RefusedError, check_deployable, differences, fingerprint
+from lightning_fedq.flower.settings import (
+    RefusedError,
+    check_deployable,
+    deployed_mechanism,
+    differences,
+    fingerprint,
+)
 from lightning_fedq.flower.store import Store
 from lightning_fedq.party_keys import ClientSecrets, HeldClientKeys
 from lightning_fedq.randomness import Keys, PublicRandomness, SeededKeys
@@ -51,6 +58,10 @@ class RemoteClient(ABC):
     @abstractmethod
     def settings(self) -> dict[str, str]:
         """Settings that the server's are compared with, by name."""
+
+    def mechanism(self) -> Mechanism:
+        """The mechanism, from the client's own code and never from the server."""
+        return self._federated.mechanism
 
     @abstractmethod
     def num_samples(self) -> int:
@@ -158,7 +169,7 @@ class RemoteClient(ABC):
         if federated.seed is None:  # with one, a repeated round repeats its bits
             path = self._kept().folder / "streams.jsonl"
         return RoundClient(
-            fields["client"], federated.mechanism, keys, StreamLog(path, owner), target=federated.target
+            fields["client"], self.mechanism(), keys, StreamLog(path, owner), target=federated.target
         )
 
     def train(self, fields: Fields) -> Fields:
@@ -194,7 +205,7 @@ class RemoteClient(ABC):
         secagg, context = self._federated.secure_aggregation, task.context()
         assert isinstance(secagg, SecAgg)
         public = PublicRandomness(keys, task.round, task.attempt)
-        layout = secagg.layout(self._federated.mechanism, context, public)
+        layout = secagg.layout(self.mechanism(), context, public)
         terms = secagg.terms(keys.public(), task.round, task.attempt, context.cohort, layout)
         return Client(fields["client"], terms, digest)
 
@@ -268,7 +279,13 @@ class DeployedClient(RemoteClient):
 
     def settings(self) -> dict[str, str]:
         """See `RemoteClient.settings`."""
-        return fingerprint(self._federated, self._module())
+        return fingerprint(self._federated, self._module(), self._trainer.get("max_epochs"))
+
+    def mechanism(self) -> Mechanism:
+        """See `RemoteClient.mechanism`; set to the privacy target, where there is one."""
+        if self._federated._target is None:
+            return self._federated.mechanism
+        return deployed_mechanism(self._federated, self._module(), self._trainer.get("max_epochs"))
 
     def num_samples(self) -> int:
         """See `RemoteClient.num_samples`."""
@@ -321,7 +338,8 @@ def client_app(
         data: Makes the client's own data, whose `train_dataloader` is all that is trained on. Given Flower's
             context, where `node_config` says what a SuperNode was started with.
         federated: The same settings as the server's and the simulation's.
-        trainer: Arguments of the client's `Trainer`, such as `{"accelerator": "gpu"}`.
+        trainer: Arguments of the client's `Trainer`, such as `{"accelerator": "gpu"}`. A privacy target over
+            the run needs `max_epochs`, the number of rounds, as on the server.
         home: The client's folder; None takes `fedq-home` of the node's configuration.
 
     Raises:

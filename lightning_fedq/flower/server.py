@@ -325,6 +325,7 @@ class FederatedServer(Federated):
             diagnostics=False,
             ledger=None if federated.ledger is federated._own_ledger else federated.ledger,
             client_metrics="none",
+            privacy=None if federated._target is None else federated._target.target,
         )
         self._exchange, self._roster = exchange, roster
 
@@ -415,7 +416,8 @@ class Deployment:
         """Register the clients, and train until the rounds are over, or go on where a killed server was."""
         module, store = self.module(), Store(self.home)
         exchange = Exchange(grid, self.round_timeout, rank_zero_warn)
-        roster = Roster(self.federated, exchange, store, fingerprint(self.federated, module))
+        words = fingerprint(self.federated, module, self.trainer.get("max_epochs"))
+        roster = Roster(self.federated, exchange, store, words)
         roster.gather(self.wait)
         server = FederatedServer(self.federated, exchange, roster)
         kept, given = _EveryRound(self.home / "checkpoints"), dict(self.trainer)

@@ -8,6 +8,8 @@ from typing import Any
 from lightning_fedq import __version__
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
+from lightning_fedq.core import Mechanism
+from lightning_fedq.federation.local_model import num_coordinates
 
 PROTOCOL = "1"
 
@@ -25,9 +27,37 @@ def model_words(module: pl.LightningModule) -> str:
     return f"{sum(p.numel() for _, p in members)} parameters, {state.hexdigest()[:12]}"
 
 
-def fingerprint(federated: Federated, module: pl.LightningModule) -> dict[str, str]:
-    """In words, by name: versions, settings that a client's message follows from, and the model's shape."""
-    return {**common_settings(federated), "model": model_words(module)}
+def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | None) -> dict[str, str]:
+    """In words, by name: versions, settings that a client's message follows from, and the model's shape.
+
+    Args:
+        federated: The settings.
+        module: The module.
+        rounds: Of the run, which a privacy target hangs on, see `deployed_mechanism`.
+    """
+    mechanism = repr(deployed_mechanism(federated, module, rounds))
+    return {**common_settings(federated), "mechanism": mechanism, "model": model_words(module)}
+
+
+def deployed_mechanism(federated: Federated, module: pl.LightningModule, rounds: int | None) -> Mechanism:
+    """The mechanism, which each side sets to the privacy target by itself, where there is one.
+
+    Args:
+        federated: The settings.
+        module: The module, whose size a target hangs on.
+        rounds: Of the run; `max_epochs` of both sides' trainers.
+
+    Raises:
+        ValueError: If a target over the run has no number of rounds, or can't be met.
+    """
+    if (kept := federated._target) is None:
+        return federated.mechanism
+    if kept.target.over == "run" and (rounds is None or rounds < 1):
+        raise ValueError(
+            "a privacy target over the run hangs on the number of rounds, which both sides must know: give "
+            f'client_app and server_app trainer={{"max_epochs": ...}}, got {rounds}'
+        )
+    return federated.calibrated(num_coordinates(module, federated.buffers), rounds or 1, 0)
 
 
 def common_settings(federated: Federated) -> dict[str, str]:
@@ -70,11 +100,6 @@ def check_deployable(federated: Federated) -> None:
             "between real machines secure aggregation runs masked, for a server that follows the protocol; "
             "use SecAgg() without active=True and run='accounted'"
         )
-    if federated._target is not None:
-        raise ValueError(
-            "a privacy target is met by the mechanism's own parameter here, which both sides must have in "
-            "their code; `fedq plan` prints the settings to paste"
-        )
     for cohort in {federated.num_clients, federated.planner.cohort_size}:
         if max(federated.mechanism.group_sizes(cohort)) > 2 and federated.seed is None:
             raise ValueError(
@@ -90,6 +115,12 @@ def check_trained_elsewhere(federated: Federated) -> None:
         ValueError: With the cure; as `check_deployable`, too.
     """
     check_deployable(federated)
+    if federated._target is not None:
+        raise ValueError(
+            "a privacy target is met by a setting that follows from the module and the number of rounds, "
+            "which a mod does not know; `fedq plan` prints the setting to paste, or use client_app and "
+            "server_app"
+        )
     of_training = {"local_epochs": 1, "local_steps": None, "buffers": "share", "client_metrics": None}
     of_strategy = {"smoothing": 1.0, "server_optimizer": None, "weighting": "uniform", "aggregator": None}
     for whose, settings in (("train function", of_training), ("strategy", of_strategy)):

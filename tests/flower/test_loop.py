@@ -20,11 +20,12 @@ from lightning_fedq.flower.server import ClientsElsewhere, FederatedServer
 from lightning_fedq.mechanisms import CPA, LDPQ, AggregateGaussian, CorBin
 from lightning_fedq.models import MLP
 from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import AdaptiveRange
 from lightning_fedq.rounds import RoundPlanner, RoundTask
 from lightning_fedq.secagg import SecAgg
-from tests.flower.loop import LoopGrid, Net, clients, deployment, federated, simulate
+from tests.flower.loop import TRAINER, LoopGrid, Net, clients, deployment, federated, simulate
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:round .* client|the message of client|node |register:UserWarning"
@@ -53,6 +54,39 @@ def test_a_seeded_deployment_ends_with_the_weights_of_the_simulation(mechanism, 
     assert [r.uplink_bits for r in server.records] == [r.uplink_bits for r in expected.records]
     assert [r.num_received for r in server.records] == [r.cohort_size for r in server.records]
     assert "val_acc" in trainer.callback_metrics and "fed/uplink_bits" in trainer.callback_metrics
+
+
+TARGET = PrivacyTarget(epsilon=30.0, delta=1e-3, adversary="server")
+
+
+def with_target(**options):
+    return federated(CorBin(epsilon=1.0, shared_bits=5), local_epochs=1, privacy=TARGET, **options)
+
+
+@pytest.mark.filterwarnings("ignore:the keys come from a seed:UserWarning")
+def test_both_sides_set_the_mechanism_to_a_privacy_target(tmp_path):
+    """Each from its own code, for the module and the rounds that it knows, and they agree."""
+    expected = simulate(with_target(), 2)
+    grid = LoopGrid(*clients(with_target, tmp_path, trainer={**TRAINER, "max_epochs": 2}))
+    _, server = deployment(with_target(), 2, tmp_path).run(grid)
+    assert server.mechanism == expected.mechanism != CorBin(epsilon=1.0, shared_bits=5)
+    assert server.calibration.epsilon == expected.calibration.epsilon <= TARGET.epsilon
+    assert torch.equal(server.engine.weights, expected.engine.weights)
+    assert server.engine.ledger.limits.tolist() == expected.engine.ledger.limits.tolist()
+    with pytest.warns(UserWarning, match="mechanism is"), pytest.raises(RuntimeError, match="one refuses: "):
+        deployment(with_target(), 3, tmp_path).run(grid)  # the budget is for two
+
+
+def test_a_privacy_target_for_other_rounds_is_another_mechanism(tmp_path):
+    grid = LoopGrid(*clients(with_target, tmp_path, trainer={**TRAINER, "max_epochs": 3}))
+    with pytest.warns(UserWarning, match="mechanism is"), pytest.raises(RuntimeError, match="one refuses: "):
+        deployment(with_target(), 2, tmp_path).run(grid)
+
+
+def test_a_privacy_target_needs_the_rounds_on_the_client_too(tmp_path):
+    grid = LoopGrid(*clients(with_target, tmp_path, trainer=TRAINER))
+    with pytest.raises(RuntimeError, match="hangs on the number of rounds, which both sides must know"):
+        deployment(with_target(), 2, tmp_path).run(grid)
 
 
 def secure(**options):
@@ -195,8 +229,8 @@ def test_settings_of_simulations_are_refused(options, words, tmp_path):
 
 CARRIED = {"mechanism", "num_clients", "clients_per_round", "participation", "local_epochs", "local_steps"}
 CARRIED |= {"target", "ranges", "smoothing", "server_optimizer", "weighting", "aggregator", "buffers"}
-CARRIED |= {"secure_aggregation", "seed", "ledger", "labels"}
-REFUSED = {"dropout_probability", "privacy"}
+CARRIED |= {"secure_aggregation", "seed", "ledger", "labels", "privacy"}
+REFUSED = {"dropout_probability"}
 OF_SIMULATIONS = {"partition", "clients_per_step", "diagnostics", "client_metrics"}
 
 

@@ -18,6 +18,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower import DecodingStrategy, client_app, encoding_mod
 from lightning_fedq.mechanisms import LDPQ, AggregateGaussian, CorBin
 from lightning_fedq.mechanisms import FedAvg as Plain
+from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import AdaptiveRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
@@ -286,6 +287,7 @@ def test_a_strategy_that_looks_at_single_replies():
         ({"smoothing": 0.5}, "smoothing=0.5 is the business of your own strategy"),
         ({"weighting": "samples"}, "weighting='samples' is the business of your own strategy"),
         ({"dropout_probability": 0.1}, "real clients drop out by themselves"),
+        ({"privacy": PrivacyTarget(30.0, 1e-3)}, "which a mod does not know"),
     ],
 )
 def test_settings_of_somebody_else(options, words):
