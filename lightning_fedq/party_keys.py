@@ -141,6 +141,32 @@ class ClientSecrets:
         return X25519PrivateKey.from_private_bytes(self.secret).public_key().public_bytes_raw()
 
 
+@dataclass(frozen=True)
+class Identities:
+    """Signing key of a client, and everybody's verification keys, from elsewhere than the server.
+
+    Args:
+        own: Signs this client's key for a federation.
+        directory: Verification key of each client, by number; its own is among them.
+    """
+
+    own: Ed25519PrivateKey
+    directory: Mapping[int, Ed25519PublicKey]
+
+    def check_number(self, client: int) -> None:
+        """Refuse a number that is somebody else's.
+
+        Raises:
+            KeyVerificationError: If the directory has another key for it, or none.
+        """
+        known = self.directory.get(client)
+        if known is None or known.public_bytes_raw() != self.own.public_key().public_bytes_raw():
+            raise KeyVerificationError(
+                f"the server takes this client for number {client}, which the directory gives to "
+                f"{'nobody' if known is None else 'another identity'}"
+            )
+
+
 def sign_key(identity: Ed25519PrivateKey, federation: bytes, public_key: bytes) -> bytes:
     """Signature of a client's identity under its key for one federation."""
     return identity.sign(_statement(federation, public_key))

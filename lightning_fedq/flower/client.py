@@ -34,7 +34,7 @@ from lightning_fedq.flower.settings import (
     fingerprint,
 )
 from lightning_fedq.flower.store import Store
-from lightning_fedq.party_keys import ClientSecrets, HeldClientKeys
+from lightning_fedq.party_keys import ClientSecrets, HeldClientKeys, Identities, sign_key, verify_key
 from lightning_fedq.randomness import Keys, PublicRandomness, SeededKeys
 from lightning_fedq.rounds import RoundClient, RoundTask, StreamLog
 from lightning_fedq.secagg import Client, SecAgg, model_digest
@@ -50,10 +50,19 @@ class RemoteClient(ABC):
         federated: The federation's settings, from the client's own code.
         store: Its folder; None keeps nothing, which takes a seed and no secure aggregation.
         partition: Its number, where it has one from elsewhere; -1 takes the server's.
+        identities: With which it signs its key, and accepts those of its peers signed only; None trusts the
+            server to relay them.
     """
 
-    def __init__(self, federated: Federated, store: Store | None, partition: int = -1) -> None:
+    def __init__(
+        self,
+        federated: Federated,
+        store: Store | None,
+        partition: int = -1,
+        identities: Identities | None = None,
+    ) -> None:
         self._federated, self._store, self._partition = federated, store, partition
+        self._identities = identities
 
     @abstractmethod
     def settings(self) -> dict[str, str]:
@@ -115,7 +124,9 @@ class RemoteClient(ABC):
         if self._federated.weighting == "samples":
             answer["samples"] = self.num_samples()
         if self._federated.seed is None:
-            answer["key"] = self._own_secrets(fields).public_key
+            key = answer["key"] = self._own_secrets(fields).public_key
+            if self._identities is not None:
+                answer["signature"] = sign_key(self._identities.own, fields["federation"], key)
         return answer
 
     def _kept(self) -> Store:
@@ -153,6 +164,12 @@ class RemoteClient(ABC):
             return SeededKeys(self._federated.seed)
         secrets = self._own_secrets(fields)
         peers = dict(zip(fields["peers"], _cut(fields["peer_keys"], 32), strict=True))
+        if self._identities is not None:
+            self._identities.check_number(fields["client"])
+            signed = dict(zip(fields["peers"], _cut(fields.get("signatures", b""), 64), strict=False))
+            for peer, key in peers.items():
+                directory, federation = self._identities.directory, fields["federation"]
+                verify_key(directory, peer, federation, key, signed.get(peer, b""))
         return HeldClientKeys(
             fields["client"],
             secrets,
@@ -175,6 +192,7 @@ class RemoteClient(ABC):
     def train(self, fields: Fields) -> Fields:
         """Train, encode, and return the packed bits, or the first answer of the secure aggregation."""
         federated, task = self._federated, RoundTask.from_bytes(fields["task"])
+        self._check_cohort(task)
         weights, keys = _weights(fields), self._keys(fields)
         client = self._round_client(fields, keys)
         message = client.encode(task, weights, self._trained(client.client, task, weights))
@@ -188,6 +206,17 @@ class RemoteClient(ABC):
         self._rounds().put_bytes(_SYMBOLS, message.symbols[0].cpu().numpy().astype("<i8").tobytes())
         self._keep({**kept, "digest": digest}, machine)
         return {"secagg": reply}
+
+    def _check_cohort(self, task: RoundTask) -> None:
+        """Refuse another cohort than the settings say: noise, masks and shared bits count on its size."""
+        planner, mechanism = self._federated.planner, self.mechanism()
+        members = [client for group in task.groups for client in group]
+        sizes, wanted = tuple(map(len, task.groups)), mechanism.group_sizes(planner.cohort_size)
+        if sizes != tuple(wanted) or len(set(members)) != len(members) or max(members) >= planner.num_clients:
+            raise ValueError(
+                f"the server asks {len(members)} clients in groups of {sizes[:10]}, these settings say "
+                f"{planner.cohort_size} of {planner.num_clients} in groups of {tuple(wanted)[:10]}"
+            )
 
     def _trained(self, number: int, task: RoundTask, weights: Tensor) -> Tensor:
         """The update. What went wrong with the data is said here and not to the server."""
@@ -263,6 +292,7 @@ class DeployedClient(RemoteClient):
         trainer: Arguments of its `Trainer`.
         store: Its folder; None keeps nothing, which takes a seed and no secure aggregation.
         partition: Its number, where it has one from elsewhere; -1 takes the server's.
+        identities: See `RemoteClient`.
     """
 
     def __init__(
@@ -273,8 +303,9 @@ class DeployedClient(RemoteClient):
         trainer: dict[str, Any],
         store: Store | None,
         partition: int = -1,
+        identities: Identities | None = None,
     ) -> None:
-        super().__init__(federated, store, partition)
+        super().__init__(federated, store, partition, identities)
         self._module, self._data, self._trainer = module, data, trainer
 
     def settings(self) -> dict[str, str]:
@@ -282,7 +313,7 @@ class DeployedClient(RemoteClient):
         return fingerprint(self._federated, self._module(), self._trainer.get("max_epochs"))
 
     def mechanism(self) -> Mechanism:
-        """See `RemoteClient.mechanism`; set to the privacy target, where there is one."""
+        """See `RemoteClient.mechanism`. It is set to the privacy target, where there is one."""
         if self._federated._target is None:
             return self._federated.mechanism
         return deployed_mechanism(self._federated, self._module(), self._trainer.get("max_epochs"))
@@ -330,6 +361,7 @@ def client_app(
     *,
     trainer: dict[str, Any] | None = None,
     home: Callable[[Context], Path] | None = None,
+    identities: Callable[[Context], Identities] | None = None,
 ) -> ClientApp:
     """Flower's `ClientApp` of one client.
 
@@ -341,6 +373,8 @@ def client_app(
         trainer: Arguments of the client's `Trainer`, such as `{"accelerator": "gpu"}`. A privacy target over
             the run needs `max_epochs`, the number of rounds, as on the server.
         home: The client's folder; None takes `fedq-home` of the node's configuration.
+        identities: The client's signing key and everybody's verification keys; with them a client accepts the
+            keys of those it shares bits with if they are signed, and does not trust the server to relay them.
 
     Raises:
         ValueError: If a setting is for simulations only.
@@ -350,7 +384,10 @@ def client_app(
 
     def reply(kind: str, message: Message, context: Context) -> Message:
         store, number = own_folder(context, home), own_number(context)
-        client = DeployedClient(module, lambda: data(context), federated, trainer or {}, store, number)
+        signing = None if identities is None else identities(context)
+        client = DeployedClient(
+            module, lambda: data(context), federated, trainer or {}, store, number, signing
+        )
         return Message(to_record(client.reply(kind, from_record(message.content))), reply_to=message)
 
     @app.train()  # type: ignore[untyped-decorator]

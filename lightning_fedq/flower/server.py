@@ -44,7 +44,7 @@ from lightning_fedq.randomness import SeededKeys, ServerKeys
 from lightning_fedq.rounds import RefusedMessageError, RoundRecord, RoundServer
 
 _SIMULATED = (ByzantineClients, DPSGD, Langevin, LeakageBudget, LeakageMonitor)
-_SECRETS, _ROSTER = "server", "roster"
+_SECRETS, _ROSTER, _SIGNATURES = "server", "roster", "signatures"
 
 
 class Roster:
@@ -68,11 +68,14 @@ class Roster:
         self.samples: dict[int, int] = {}
         self._strangers: set[int] = set()
         self._known: dict[int, bytes] = {}
+        self._signatures: dict[int, bytes] = {}
         self._secrets: ServerSecrets | None = None
         if federated.seed is None:
             self._secrets = self._own_secrets()
             kept = store.get(_ROSTER) or {}
             self._known = {int(client): key for client, key in kept.items()}
+            signed = store.get(_SIGNATURES) or {}
+            self._signatures = {int(client): signature for client, signature in signed.items()}
 
     def _own_secrets(self) -> ServerSecrets:
         kept = self._store.get(_SECRETS)
@@ -111,6 +114,8 @@ class Roster:
                 )
             time.sleep(1.0)
         if self._secrets is not None:
+            signed = {str(client): signature for client, signature in sorted(self._signatures.items())}
+            self._store.put(_SIGNATURES, signed)
             self._store.put(_ROSTER, {str(client): key for client, key in sorted(self._known.items())})
 
     def refresh(self) -> list[str]:
@@ -133,6 +138,8 @@ class Roster:
                 rank_zero_warn(f"node {node} is no client of this federation, or its number is taken")
                 continue
             self.nodes[client] = node
+            if signature := bytes(answers[node].get("signature", b"")):
+                self._signatures[client] = signature
             if "samples" in answers[node]:
                 self.samples[client] = int(answers[node]["samples"])
         return refusals
@@ -181,6 +188,7 @@ class Roster:
             "sealed": keys.sealed_members(client),
             "peers": peers,
             "peer_keys": b"".join(keys.roster[other] for other in peers),
+            "signatures": b"".join(self._signatures.get(other, bytes(64)) for other in peers),
         }
 
 

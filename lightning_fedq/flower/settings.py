@@ -67,6 +67,7 @@ def common_settings(federated: Federated) -> dict[str, str]:
         "protocol": PROTOCOL,
         "mechanism": repr(federated.mechanism),
         "num_clients": str(federated.num_clients),
+        "clients_per_round": str(federated.planner.cohort_size),
         "local_epochs": str(federated.local_epochs),
         "local_steps": str(federated.local_steps),
         "target": federated.target,

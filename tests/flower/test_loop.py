@@ -8,17 +8,20 @@ from __future__ import annotations
 import inspect
 import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message
 
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower.client import RefusedError
 from lightning_fedq.flower.records import to_record
-from lightning_fedq.flower.server import ClientsElsewhere, FederatedServer
+from lightning_fedq.flower.server import ClientsElsewhere, FederatedServer, Roster
 from lightning_fedq.mechanisms import CPA, LDPQ, AggregateGaussian, CorBin
 from lightning_fedq.models import MLP
+from lightning_fedq.party_keys import ClientSecrets, Identities
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.randomness import SeededKeys
@@ -28,7 +31,7 @@ from lightning_fedq.secagg import SecAgg
 from tests.flower.loop import TRAINER, LoopGrid, Net, clients, deployment, federated, simulate
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:round .* client|the message of client|node |register:UserWarning"
+    "ignore:round .* client|the message of client|node |register|train. :UserWarning"
 )
 slow = pytest.mark.slow
 COIN = CorBin(epsilon=4.0, shared_bits=5)
@@ -275,3 +278,55 @@ def test_a_refusal_names_the_message():
     assert issubclass(RefusedError, RuntimeError)
     with pytest.raises(ValueError, match="no task of a round"):
         RoundTask.from_bytes(b"junk")
+
+
+# ---- identities that the server does not control ---------------------------------------------------------
+
+
+def signed_clients(folder, directory, own):
+    identities = lambda context: Identities(own[int(context.node_config["partition-id"])], directory)  # noqa: E731
+    return clients(secure, folder, identities=identities)
+
+
+def test_keys_that_identities_have_signed(tmp_path):
+    own = [Ed25519PrivateKey.generate() for _ in range(4)]
+    directory = {client: identity.public_key() for client, identity in enumerate(own)}
+    _, server = deployment(secure(), 1, tmp_path).run(LoopGrid(*signed_clients(tmp_path, directory, own)))
+    assert [record.num_received for record in server.records] == [4]
+    names = {path.name for path in (tmp_path / "server").iterdir()}
+    assert "signatures.json" in names
+
+
+def test_a_key_that_the_server_has_exchanged_is_refused(tmp_path, monkeypatch):
+    """The server puts a key of its own between clients 0 and their partners: nobody of them answers."""
+    own = [Ed25519PrivateKey.generate() for _ in range(4)]
+    directory = {client: identity.public_key() for client, identity in enumerate(own)}
+    whole = Roster.introduction
+
+    def between(self, keys, client, group):
+        fields = whole(self, keys, client, group)
+        mine = ClientSecrets.draw().public_key
+        return {**fields, "peer_keys": mine * len(fields["peers"])}
+
+    monkeypatch.setattr(Roster, "introduction", between)
+    with pytest.warns(UserWarning, match="is not signed by its identity"):
+        _, server = deployment(secure(), 1, tmp_path).run(LoopGrid(*signed_clients(tmp_path, directory, own)))
+    assert [record.num_received for record in server.records] == [0]
+
+
+def test_a_client_whose_number_is_another_identity_s(tmp_path):
+    own = [Ed25519PrivateKey.generate() for _ in range(4)]
+    directory = {client: own[(client + 1) % 4].public_key() for client in range(4)}
+    with pytest.warns(UserWarning, match="client for number 0, which the directory gives to another"):
+        deployment(secure(), 1, tmp_path).run(LoopGrid(*signed_clients(tmp_path, directory, own)))
+
+
+def test_another_cohort_than_the_settings_say_is_refused(tmp_path, monkeypatch):
+    """Noise and masks count on the cohort, so a client does not take its size from the server."""
+    make = lambda: federated(COIN)  # noqa: E731
+    whole = RoundTask.to_bytes
+    smaller = lambda task: whole(replace(task, groups=task.groups[:1]))  # noqa: E731
+    monkeypatch.setattr(RoundTask, "to_bytes", smaller)
+    with pytest.warns(UserWarning, match="asks 2 clients in groups of .*, these settings say 4 of 4"):
+        _, server = deployment(make(), 1, tmp_path).run(LoopGrid(*clients(make, tmp_path)))
+    assert [record.num_received for record in server.records] == [0]
