@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fedq.commands.flower import write_app
+from lightning_fedq.rounds.messages import FRAME_BYTES
 
 ROOT = Path(__file__).parents[1]
 _spec = importlib.util.spec_from_file_location("deploy_example", ROOT / "examples" / "deploy.py")
@@ -75,6 +76,7 @@ class Request:
     """One request of a SuperNode and its reply."""
 
     path: str
+    head: int = 0
     up: int = 0
     down: int = 0
 
@@ -103,7 +105,7 @@ class Proxy:
         try:
             while True:
                 head = await reader.readuntil(b"\r\n\r\n")
-                request = Request(head.split(b" ", 2)[1].decode())
+                request = Request(head.split(b" ", 2)[1].decode(), len(head))
                 present[:] = [request]
                 self.requests.append(request)
                 await self._send(head, request, back)
@@ -232,6 +234,8 @@ def measure(machines: CountedMachines, name: str, mechanism: str, hidden: int, r
         "payload up": round(packed),
         "answer on the wire": round(up),
         "over the payload": round(up - packed),
+        "of it: frame": FRAME_BYTES if mechanism else 0,
+        "HTTP headers": round(sum(request.head for one in pushes for request in one) / len(messages)),
         "requests of an answer": round(sum(map(len, pushes)) / len(messages), 1),
         "other requests, up": round(sum(r.up for one in work for r in one) / len(messages) - up),
         "model, down": 4 * dim,

@@ -28,6 +28,7 @@ from lightning_fedq.flower.local_round import train_locally
 from lightning_fedq.flower.records import Fields, from_record, to_record
 from lightning_fedq.flower.settings import (
     RefusedError,
+    check_client_callbacks,
     check_deployable,
     deployed_mechanism,
     differences,
@@ -380,6 +381,7 @@ def client_app(
         ValueError: If a setting is for simulations only.
     """
     check_deployable(federated)
+    check_client_callbacks((trainer or {}).get("callbacks") or ())
     app = ClientApp()
 
     def reply(kind: str, message: Message, context: Context) -> Message:

@@ -135,13 +135,9 @@ class LocalRound(Federated):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Set up as for any fit, and move schedules to the round at hand."""
         super().on_fit_start(trainer, pl_module)
+        check_schedules(trainer)
         assert self._clock is not None
         for config in trainer.lr_scheduler_configs:
-            if config.reduce_on_plateau:
-                raise RefusedError(
-                    "ReduceLROnPlateau follows a validation metric, which the server has; use a schedule by "
-                    "rounds"
-                )
             steps = self._clock.now if config.interval == "step" else self._task.round
             with warnings.catch_warnings():  # torch expects the optimiser to have stepped; other rounds' have
                 warnings.simplefilter("ignore", UserWarning)
@@ -152,6 +148,19 @@ class LocalRound(Federated):
         clock = super()._start_clock(trainer, optimizers)
         clock.now = self._task.round * -(-self._schedule.longest // int(trainer.accumulate_grad_batches))
         return clock
+
+
+def check_schedules(trainer: pl.Trainer) -> None:
+    """Refuse schedules that clients can't follow by themselves.
+
+    Raises:
+        RefusedError: If there is one that follows a metric.
+    """
+    if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+        raise RefusedError(
+            "ReduceLROnPlateau follows a validation metric, which the server has and clients do not; use a "
+            "schedule by rounds, such as StepLR, or a server_optimizer"
+        )
 
 
 def _shown(segments: Sequence[int]) -> str:

@@ -1,8 +1,8 @@
 """Plain fields, as the parties exchange them, to Flower's records and back: bytes stay bytes.
 
-Small values travel in a `ConfigRecord`. Long bytes, such as the packed bits and the weights, are one-
-dimensional `Array`s of a serialisation of their own: Flower sends them in chunks, and nobody takes them for
-numbers.
+All travels in one `ConfigRecord`, because Flower sends every object of a message by a request of its own, a
+kilobyte each. Bytes that are long, such as the weights of a large model, are one-dimensional `Array`s of a
+serialisation of their own: Flower sends them in chunks, and nobody takes them for numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 _SMALL, _LARGE, _KIND = "fedq", "fedq.bytes", "fedq/1"
-_LONG = 1024
+_LONG = 1 << 20
 
 Fields = dict[str, Any]
 """Bytes, text, numbers and lists of numbers by name."""
@@ -23,7 +23,7 @@ def to_record(fields: Fields) -> RecordDict:
     large = {name: value for name, value in fields.items() if isinstance(value, bytes) and len(value) > _LONG}
     arrays = {name: Array("uint8", (len(value),), _KIND, value) for name, value in large.items()}
     small = {name: value for name, value in fields.items() if name not in large}
-    return RecordDict({_SMALL: ConfigRecord(small), _LARGE: ArrayRecord(arrays)})
+    return RecordDict({_SMALL: ConfigRecord(small)} | ({_LARGE: ArrayRecord(arrays)} if arrays else {}))
 
 
 def from_record(record: RecordDict) -> Fields:
@@ -32,10 +32,9 @@ def from_record(record: RecordDict) -> Fields:
     Raises:
         ValueError: If it is something else's content.
     """
-    try:
-        small, large = record.config_records[_SMALL], record.array_records[_LARGE]
-    except KeyError as error:
-        raise ValueError(f"no message of lightning_fedq: {sorted(record)}") from error
+    if _SMALL not in record.config_records:
+        raise ValueError(f"no message of lightning_fedq: {sorted(record)}")
+    small, large = record.config_records[_SMALL], record.array_records.get(_LARGE, {})
     if any(array.stype != _KIND for array in large.values()):
         raise ValueError("arrays where bytes were expected; is the other side of the same version?")
     return {**small, **{name: array.data for name, array in large.items()}}

@@ -21,29 +21,22 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
-from lightning_fedq.callbacks import (
-    DPSGD,
-    ByzantineClients,
-    Federated,
-    Langevin,
-    LeakageBudget,
-    LeakageMonitor,
-)
+from lightning_fedq.callbacks import Federated
 from lightning_fedq.core import AbortedRoundError
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.federation.changing_buffers import Rehearsed, updated_statistics
 from lightning_fedq.federation.schedule import Schedule
 from lightning_fedq.flower.exchange import Exchange
+from lightning_fedq.flower.local_round import check_schedules
 from lightning_fedq.flower.records import Fields
 from lightning_fedq.flower.secure import RemoteSum, remote_sum, remote_sums
-from lightning_fedq.flower.settings import check_deployable, fingerprint
+from lightning_fedq.flower.settings import SIMULATED, check_deployable, fingerprint
 from lightning_fedq.flower.store import Store
 from lightning_fedq.party_keys import HeldServerKeys, ServerSecrets
 from lightning_fedq.randomness import SeededKeys, ServerKeys
 from lightning_fedq.rounds import RefusedMessageError, RoundRecord, RoundServer
 
-_SIMULATED = (ByzantineClients, DPSGD, Langevin, LeakageBudget, LeakageMonitor)
 _SECRETS, _ROSTER, _SIGNATURES = "server", "roster", "signatures"
 
 
@@ -350,12 +343,17 @@ class FederatedServer(Federated):
         """Refuse what belongs to clients or to simulations, see `Federated.setup`."""
         if stage == "fit":
             for callback in trainer.callbacks:  # type: ignore[attr-defined]
-                if isinstance(callback, _SIMULATED):
+                if isinstance(callback, SIMULATED):
                     raise ValueError(
                         f"{type(callback).__name__} works on clients that are simulated here, and the server "
                         "has none; leave it out"
                     )
         super().setup(trainer, pl_module, stage)
+
+    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Refuse schedules that clients can't follow, before anybody is charged; see `Federated`."""
+        check_schedules(trainer)
+        super().on_fit_start(trainer, pl_module)
 
     def _deal_out(self, trainer: Any) -> None:
         if self._loaded is not None and self.seed is None:

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any
 
 from lightning_fedq import __version__
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import Federated
+from lightning_fedq.callbacks import (
+    DPSGD,
+    ByzantineClients,
+    Federated,
+    Langevin,
+    LeakageBudget,
+    LeakageMonitor,
+)
 from lightning_fedq.core import Mechanism
 from lightning_fedq.federation.local_model import num_coordinates
 
 PROTOCOL = "1"
+SIMULATED = (ByzantineClients, DPSGD, Langevin, LeakageBudget, LeakageMonitor)
+"""Callbacks that work on the clients of a simulation."""
 
 
 class RefusedError(RuntimeError):
@@ -106,6 +116,22 @@ def check_deployable(federated: Federated) -> None:
             raise ValueError(
                 f"{federated.mechanism} shares secret bits in groups of three or more, whose key needs one "
                 "more exchange that real clients do not have; use pairs (CorBin), or a seed"
+            )
+
+
+def check_client_callbacks(callbacks: Sequence[object]) -> None:
+    """Refuse callbacks of a client's own Trainer that only a simulation has a place for.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    for callback in callbacks:
+        if isinstance(callback, (*SIMULATED, Federated)):
+            name = type(callback).__name__
+            raise ValueError(
+                f"{name} works on the clients of a simulation; a real client trains one round at a time and "
+                "keeps nothing of it between two. Leave it out, and protect clients by the mechanism (LDPQ, "
+                "CorBin, a privacy target)"
             )
 
 

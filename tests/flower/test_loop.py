@@ -15,7 +15,7 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message
 
-from lightning_fedq.callbacks import Federated
+from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.flower.client import RefusedError
 from lightning_fedq.flower.records import to_record
 from lightning_fedq.flower.server import ClientsElsewhere, FederatedServer, Roster
@@ -28,7 +28,7 @@ from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import AdaptiveRange
 from lightning_fedq.rounds import RoundPlanner, RoundTask
 from lightning_fedq.secagg import SecAgg
-from tests.flower.loop import TRAINER, LoopGrid, Net, clients, deployment, federated, simulate
+from tests.flower.loop import TRAINER, LoopGrid, Net, clients, deployment, federated, module, simulate
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:round .* client|the message of client|node |register|train. :UserWarning"
@@ -57,6 +57,28 @@ def test_a_seeded_deployment_ends_with_the_weights_of_the_simulation(mechanism, 
     assert [r.uplink_bits for r in server.records] == [r.uplink_bits for r in expected.records]
     assert [r.num_received for r in server.records] == [r.cohort_size for r in server.records]
     assert "val_acc" in trainer.callback_metrics and "fed/uplink_bits" in trainer.callback_metrics
+
+
+class Plateau(Net):
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"}}
+
+
+def test_a_schedule_that_follows_a_metric_is_refused_before_anybody_is_charged(tmp_path):
+    make = lambda: federated(COIN)  # noqa: E731
+    grid = LoopGrid(*clients(make, tmp_path))
+    plateau = lambda: Plateau(module().backbone, lr=0.1)  # noqa: E731
+    with pytest.raises(RefusedError, match="use a schedule by rounds, such as StepLR"):
+        deployment(make(), 1, tmp_path, module=plateau).run(grid)
+    assert {kind for kind, _ in grid.log} == {"register"}
+
+
+def test_sample_level_privacy_on_a_client_is_refused_where_the_person_sits(tmp_path):
+    own = {"callbacks": [DPSGD(1.0, 1.0, delta=1e-5)]}
+    with pytest.raises(ValueError, match="DPSGD works on the clients of a simulation"):
+        clients(lambda: federated(COIN), tmp_path, trainer=own)
 
 
 TARGET = PrivacyTarget(epsilon=30.0, delta=1e-3, adversary="server")
