@@ -351,7 +351,7 @@ class FederatedServer(Federated):
         super().setup(trainer, pl_module, stage)
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse schedules that clients can't follow, before anybody is charged; see `Federated`."""
+        """Refuse schedules that clients can't follow, before anybody is charged. See `Federated`."""
         check_schedules(trainer)
         super().on_fit_start(trainer, pl_module)
 
