@@ -92,7 +92,6 @@ def _of_a_split(low: float, high: float, num_coins: int, num_high: int, orders: 
 def _excess(p: Array, q: Array, orders: Array) -> Array:
     """sum P^a Q^(1 - a) - 1, as E_Q[(1 + u)^a - 1 - a u] with u = P / Q - 1, free of cancellation."""
     ratio = p / q
-    found: Array = np.array(
-        [float(q @ (np.expm1(order * np.log(ratio)) - order * (ratio - 1.0))) for order in orders]
-    )
+    logs, gaps = np.log(ratio), ratio - 1.0
+    found: Array = np.array([float(q @ (np.expm1(order * logs) - order * gaps)) for order in orders])
     return found
