@@ -14,7 +14,8 @@ against the adversary of its view:
 Learning rates and ranges are tuned by validation accuracy with a seed of their own, once a view and epsilon,
 for `RotatedCoins` or, where nothing is summed, `GaussianNoise` (mechanisms that clip vectors), `RotatedAxes`
 (directions) and `LDPQ` or `CPA` (coordinates); vectors are clipped to twice the learning rate, without
-privacy too. Tuning is not charged. What is reported is the last model or that of `TailAveraging`, whichever
+privacy too. With 10,000 clients the noise of a sum decides on no rate, and rates are those tuned without
+privacy. Tuning is not charged. What is reported is the last model or that of `TailAveraging`, whichever
 does better in validation.
 """
 
@@ -54,6 +55,8 @@ View = Literal["secagg", "outsider", "once", "message"]
 PLAIN = "FedAvg, no privacy"
 TUNING_SEED = 1000
 _RATES = {"vector": (0.1, 0.25, 0.5, 1.0), "direction": (0.025, 0.05, 0.1, 0.25)}
+_CROWD = 9_600
+"""Clients beyond which noise behind a sum is too small to decide on a rate."""
 _CLIP = 2.0
 """Norm to which vectors are clipped, over the learning rate."""
 _RANGES = (0.5, 1.5, 4.5)
@@ -166,7 +169,7 @@ def useful_privacy(
     unknown = sorted(set(methods or ()) - set(_METHODS))
     if unknown:
         raise ValueError(f"methods must be among {', '.join(_METHODS)}, got {', '.join(unknown)}")
-    samples = 5 if num_clients <= 9_600 else 4
+    samples = 5 if num_clients <= _CROWD else 4
     settings = {"delta": delta, "rounds": rounds}
     rows, results = Rows(out, settings, resume), list[Row]()
     for seed, kind, view in product(seeds, kinds, views):
@@ -216,6 +219,9 @@ class _Bench:
     def _tuned(self, name: str, epsilon: float) -> tuple[float, float]:
         """Learning rate and range, by validation."""
         clips, stands = _METHODS[name].clips, _VIEWS[self.view].tuned
+        crowd = self.federation.num_clients > _CROWD and self.view in ("secagg", "outsider")
+        if crowd and name != PLAIN and clips == "vector":
+            return replace(self, view="secagg")._tuned(PLAIN, math.inf)
         if self.view == "outsider":  # the same noise behind masks, where it is tuned
             return replace(self, view="secagg")._tuned("RotatedCoins", epsilon)
         if name == PLAIN:
