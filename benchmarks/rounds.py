@@ -259,7 +259,8 @@ def against(job: Workload, options: argparse.Namespace) -> str:
             found = {name: statistics.median(times) if times else None for name, times in seconds.items()}
             row = [system, *(f"{value:.4f}" if value else "refused" for value in found.values())]
             for below in ("before", "loop"):
-                row.append(f"{found['after'] / found[below]:.2f}" if found[below] else "")
+                ratio = found["after"] / found[below] if found["after"] and found[below] else None
+                row.append("" if ratio is None else f"{ratio:.2f}")
             rows.append(row)
             print("| " + " | ".join(row) + " |", flush=True)
     return "\n".join([*text, *("| " + " | ".join(row) + " |" for row in rows), ""])
