@@ -71,6 +71,7 @@ from lightning_fedq.federation.distributed_clients import (
     check_same_on_all_ranks,
     check_streams,
     ranks_of,
+    say_who_is_idle,
 )
 from lightning_fedq.federation.handed_loader import ask_module_instead, forget_loader, handed_loader
 from lightning_fedq.federation.journal import keep_journal, say_at_start
@@ -287,6 +288,9 @@ class Federated(pl.Callback):
             if self.seed is None:
                 self._target.skip_what_is_spent(self._engine)
         self._choose_stack(trainer)
+        if self._ranks is not None:
+            first = self._schedule.of_all_ranks(0, 0, self.clients_per_step_chosen)
+            say_who_is_idle(first, self._ranks.num_ranks)
         clock = self._clock = self._start_clock(trainer, optimizers)
         self._loaded = None
         skips_empty = self._rule is not None and self._rule.skips_empty

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, Protocol, get_args
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import pl
+from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.core import AbortedRoundError
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.generator_turns import generator_state
@@ -431,6 +431,21 @@ def check_same_on_all_ranks(group: RankGroup, facts: dict[str, str]) -> None:
             f"rank {group.rank} was started with other settings than rank 0: "
             + ", ".join(f"{key} = {facts[key]} (on rank 0 {theirs[key]})" for key in differing)
             + "; start all ranks with the same program, arguments and data"
+        )
+
+
+def say_who_is_idle(stacks: Sequence[Stack], num_ranks: int) -> None:
+    """Warn where a round has fewer stacks than there are ranks.
+
+    Args:
+        stacks: Of a round, those of all ranks.
+        num_ranks: How many ranks there are.
+    """
+    if len(stacks) < num_ranks:
+        most = max(len(stack.clients) for stack in stacks)
+        rank_zero_warn(
+            f"a round has {len(stacks)} stacks of up to {most} clients, so only {len(stacks)} of {num_ranks} "
+            "ranks have work; use a smaller clients_per_step, or fewer devices"
         )
 
 

@@ -21,6 +21,7 @@ from lightning_fedq.federation.distributed_clients import (
     check_for_ranks,
     check_same_on_all_ranks,
     deal,
+    say_who_is_idle,
 )
 from lightning_fedq.federation.schedule import Schedule
 from lightning_fedq.mechanisms import CPA, CorBin, SignRR, SubtractiveDither
@@ -220,6 +221,15 @@ def test_ranks_with_other_settings_are_refused_by_name() -> None:
         check_same_on_all_ranks(group, {"mechanism": "LDPQ", "seed": "3"})
     group.broadcast = lambda facts, place: facts
     check_same_on_all_ranks(group, {"mechanism": "LDPQ"})
+
+
+def test_ranks_without_work_are_said() -> None:
+    stacks = [Stack((0, 1, 2), (10,), 0, ()), Stack((3, 4), (10,), 0, ())]
+    say_who_is_idle(stacks, 2)
+    with pytest.warns(
+        UserWarning, match="2 stacks of up to 3 clients, so only 2 of 4 ranks have work"
+    ):
+        say_who_is_idle(stacks, 4)
 
 
 # ---- where it runs --------------------------------------------------------------------------------------

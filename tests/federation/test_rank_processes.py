@@ -92,7 +92,8 @@ def check(name: str, one: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
         if feature.refused:
             assert "devices=1" in ranks[0]["error"] or "watch a metric of the validation" in ranks[0]["error"]
         return
-    assert "error" not in one
+    for found in (one, *ranks):
+        assert "error" not in found, found["error"]
     same = [key for key in one if key not in ("rounded", "files", "checkpoints", "generator", "steps")]
     if feature.stops:  # in mid-round, which is another step of the run; what counts is that all ranks agree
         for rank in ranks[1:]:
