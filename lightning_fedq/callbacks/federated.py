@@ -717,6 +717,8 @@ class Federated(pl.Callback):
             warn_of(record)
             if self.client_log is not None:
                 self.client_log.add_up()
+            if self._ranks is not None:
+                self._ranks.share_counts(pl_module)
             if self._target is not None:
                 self._target.check_direction(record)
             if not trainer.barebones:

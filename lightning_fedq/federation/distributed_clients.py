@@ -148,6 +148,12 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
     def _asks_others(self) -> bool:
         return self.num_ranks > 1 and not self.on_its_own and not self.group.is_lost
 
+    def share_counts(self, module: torch.nn.Module) -> None:
+        """Give every rank rank 0's integer buffers, which count batches and are in no update."""
+        for buffer in module.buffers():
+            if not buffer.is_floating_point():
+                self.group.share(buffer)
+
     def share(self, module: torch.nn.Module) -> None:
         """Give every rank rank 0's parameters and buffers, those that nobody trains included."""
         for tensor in (*module.parameters(), *module.buffers()):
