@@ -226,9 +226,7 @@ def test_ranks_with_other_settings_are_refused_by_name() -> None:
 def test_ranks_without_work_are_said() -> None:
     stacks = [Stack((0, 1, 2), (10,), 0, ()), Stack((3, 4), (10,), 0, ())]
     say_who_is_idle(stacks, 2)
-    with pytest.warns(
-        UserWarning, match="2 stacks of up to 3 clients, so only 2 of 4 ranks have work"
-    ):
+    with pytest.warns(UserWarning, match="2 stacks of up to 3 clients, so only 2 of 4 ranks have work"):
         say_who_is_idle(stacks, 4)
 
 
