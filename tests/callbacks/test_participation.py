@@ -15,7 +15,7 @@ from lightning_fedq.core import Adversary
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, RotatedAxes
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.target import PrivacyTarget
-from tests.callbacks.test_privacy_target import Line, loader, trained
+from tests.federation.test_privacy_target import Line, loader, trained
 from tests.one_round import context_of
 
 SERVER = PrivacyTarget(4.0, 1e-3, "server")

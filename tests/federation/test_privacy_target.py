@@ -99,7 +99,7 @@ def test_a_run_ends_at_its_target():
 def test_every_mechanism_with_a_parameter_is_calibrated(mechanism, against):
     federated = federation(mechanism, PrivacyTarget(2.0, 1e-5, against))
     trained(federated, rounds=2)
-    assert 1.99 < spent_by(federated, PrivacyTarget(2.0, 1e-5, against).adversary, 2) <= 2.0
+    assert 1.99 < spent_by(federated, PrivacyTarget(2.0, 1e-5, against).against, 2) <= 2.0
 
 
 def test_a_target_for_one_round_sets_no_limit():

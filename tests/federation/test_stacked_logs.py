@@ -30,9 +30,10 @@ def assert_same_run(kind: Any, **settings: Any) -> dict[str, Any]:
     fed, trainer = fit(stacked, 4, **settings)
     assert fed.clients_per_step_chosen == 4
     torch.testing.assert_close(weights_of(stacked), weights_of(alone), atol=2e-6, rtol=1e-5)
-    assert trainer.callback_metrics.keys() == expected.callback_metrics.keys()
+    rounded = {"fed/sim_snr_db"}  # of a sum without noise: there only where the last bit was rounded
+    assert trainer.callback_metrics.keys() - rounded == expected.callback_metrics.keys() - rounded
     for name, value in expected.callback_metrics.items():
-        if not name.endswith("_step"):
+        if not name.endswith("_step") and name not in rounded:
             torch.testing.assert_close(trainer.callback_metrics[name], value, atol=1e-5, rtol=1e-5, msg=name)
     return dict(trainer.callback_metrics)
 

@@ -70,7 +70,7 @@ class Keeps(Classifier):
     [
         (
             "integers",
-            "training changed the buffers codes, which no update carries: .* buffers='share' carries",
+            "training changed the buffers codes, which no update carries: .* use buffers='local', in which",
         ),
         ("late buffer", "training changed the buffers late, which no update carries"),
         ("data buffer", "training changed the buffers late, which no update carries"),
