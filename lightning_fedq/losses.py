@@ -527,13 +527,22 @@ class SampledGaussianLoss(Loss):
         mixture = (1.0 - g) * away + g * near - np.exp(values) * away
         return np.where(odds > 0.0, mixture, -np.expm1(values))
 
+    def _backward(self, values: Array) -> Array:
+        """Hockey stick of N(0, z^2) over (1 - g) N(0, z^2) + g N(1, z^2)."""
+        z, g = self.noise_multiplier, self.sampling_probability
+        odds = (np.expm1(-values) + g) / g
+        cut = np.where(odds > 0.0, z * z * np.log(np.maximum(odds, 1e-300)) + 0.5, -np.inf)
+        away, near = special.ndtr(cut / z), special.ndtr((cut - 1.0) / z)
+        # as 1 - e^x + e^x forward(-x) it would be the rounding of e^x, any number at all from x = 40 on
+        below: Array = away - np.exp(values) * ((1.0 - g) * away + g * near)
+        return below
+
     def curve(self, epsilons: Array) -> Array:
         """See `Loss.curve`. The larger of both orders."""
         # exp overflows beyond; the curve falls, so its value there is an upper bound
         epsilons = np.clip(epsilons, -700.0, 700.0)
-        backward = -np.expm1(epsilons) + np.exp(epsilons) * self._forward(-epsilons)
         floor = np.maximum(-np.expm1(epsilons), 0.0)
-        return np.maximum(np.maximum(self._forward(epsilons), backward), floor)
+        return np.maximum(np.maximum(self._forward(epsilons), self._backward(epsilons)), floor)
 
     @property
     def scale(self) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from lightning_fedq.losses import (
     NonPrivate,
     PmfPairs,
     RenyiLoss,
+    SampledGaussianLoss,
 )
 from lightning_fedq.privacy.accounting import ClaimAccountant, spent
 from lightning_fedq.privacy.grid import loss_grid
@@ -198,6 +199,25 @@ def test_the_grid_of_a_renyi_curve_dominates_the_gaussian():
 def test_renyi_curves_that_make_no_sense(orders, divergences, match):
     with pytest.raises(ValueError, match=match):
         RenyiLoss(orders, divergences)
+
+
+@pytest.mark.parametrize("share", [0.001, 0.0997123, 0.5, 0.931, 1.0])
+def test_the_curve_of_a_sampled_gaussian_falls_to_nothing(share):
+    """One side was a difference of numbers of the size of exp(epsilon): deltas of 1e257, now and then."""
+    curve = SampledGaussianLoss(1.5, share).curve(np.linspace(0.0, 700.0, 7001))
+    assert (np.diff(curve) <= 0.0).all() and 0.0 <= curve[-1] < 1e-300 and curve[0] < 0.3
+
+
+@pytest.mark.parametrize("share", [0.01, 0.3, 0.9])
+def test_both_orders_of_a_sampled_gaussian_are_its_integrals(share):
+    x = np.linspace(-12.0, 13.0, 2_000_001)
+    plain, moved = (np.exp(-((x - shift) ** 2) / 2.0) / math.sqrt(2.0 * math.pi) for shift in (0.0, 1.0))
+    mixed = (1.0 - share) * plain + share * moved
+    for epsilon in (-0.5, 0.0, 0.1, 1.0, 3.0):
+        orders = [np.maximum(p - math.exp(epsilon) * q, 0.0) for p, q in ((mixed, plain), (plain, mixed))]
+        exact = max(float(order.sum()) * (x[1] - x[0]) for order in orders)
+        found = SampledGaussianLoss(1.0, share).curve(np.array([epsilon]))
+        assert found[0] == pytest.approx(exact, abs=1e-9)
 
 
 def test_a_named_method_needs_a_closed_form():
