@@ -25,6 +25,8 @@ QUICK = [
     *("stopped in mid-round", "DPSGD", "a metric object", "metric objects in the validation", "cohorts"),
 ]
 """Each of another kind."""
+UNEQUAL = ("save_checkpoint at batch ends, after", "stopped in mid-round", "resumed in mid-round")
+"""Done at a batch that the last of four ranks, which has fewer clients, does not reach in that round."""
 
 
 def free_port() -> str:
@@ -130,7 +132,11 @@ def test_two_ranks_find_what_one_process_finds(name: str, table: Table) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_ranks_find_what_one_process_finds(name: str, ranks: int, table: Table) -> None:
     names = tuple(NAMES)
-    check(name, table(1, names)[0][name], [rank[name] for rank in table(ranks, names)])
+    found = [rank[name] for rank in table(ranks, names)]
+    if ranks == 4 and name in UNEQUAL:
+        assert all("let all ranks do the same" in each["error"] for each in found)
+        return
+    check(name, table(1, names)[0][name], found)
 
 
 # ---- launched by others ---------------------------------------------------------------------------------
