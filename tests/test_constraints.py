@@ -10,6 +10,7 @@ from packaging.version import Version
 
 ROOT = Path(__file__).parents[1]
 CHECKERS = {"ruff", "mypy"}  # not run with the oldest packages
+BESIDE = {"transformers"}  # no requirement of ours, but the oldest peft needs an old one
 
 
 def test_the_oldest_constraints_are_the_lower_bounds() -> None:
@@ -26,4 +27,4 @@ def test_the_oldest_constraints_are_the_lower_bounds() -> None:
         for line in (ROOT / "constraints-oldest.txt").read_text().splitlines()
         if not line.startswith("#")
     )
-    assert {name: Version(version) for name, version in pins.items()} == bounds
+    assert {name: Version(version) for name, version in pins.items() if name not in BESIDE} == bounds
