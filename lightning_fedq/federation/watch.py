@@ -43,6 +43,10 @@ _CURE_INTEGERS = (
     "integers have no mean: use buffers='local', in which every client keeps its own of those that change "
     "from the first step on, or compute them in validation"
 )
+_CURE_BY_HAND = (
+    "in manual optimisation no first step tells which buffers change, so updates carry those of BatchNorm "
+    "only: keep others in automatic optimisation, or compute them in validation"
+)
 _DEPTH = 6
 _FOREIGN = ("torch.", "pytorch_lightning.", "lightning.", "tqdm.", "rich.", "logging", "lightning_fedq.")
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -191,6 +195,8 @@ class Watch:
         tensors = [self._outside[name].tensor if name in self._outside else now[name] for name in changed]
         if not parameters and not any(tensor.is_floating_point() for tensor in tensors):
             cure = _CURE_INTEGERS
+        if not parameters and not self._module.automatic_optimization:
+            cure = _CURE_BY_HAND
         raise ValueError(
             f"training changed the {kind} {', '.join(parameters or changed)}, which no update carries: "
             f"clients would mix, and what they wrote would be in the model without noise; {cure}"

@@ -189,6 +189,23 @@ def test_an_integer_pointer_that_nobody_keeps_is_refused_with_a_cure_that_helps(
     fit(federated("local"), Queue(), rounds=1)
 
 
+class QueueByHand(Queue):
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(self.loss(*batch))
+        optimizer.step()
+
+
+def test_a_queue_in_manual_optimisation_is_refused_with_another_cure() -> None:
+    with pytest.raises(ValueError, match="keep others in automatic optimisation"):
+        fit(federated("local"), QueueByHand())
+
+
 class Whitens(nn.Module):
     """Keeps a running mean of its own, assigned anew or in place."""
 
