@@ -50,5 +50,6 @@ def sum_of_squares(values: Tensor) -> float:
     PyTorch's own norm is several times slower with float64 sums, and loses digits without them.
     """
     if values.device.type != "cpu" or values.dtype not in (torch.float32, torch.float64):
-        return float(torch.linalg.vector_norm(values, dtype=torch.float64)) ** 2
+        norm = float(torch.linalg.vector_norm(values, dtype=torch.float64))
+        return norm * norm  # infinite where ** 2 would raise
     return float(_squares(values.detach().reshape(-1).numpy()))

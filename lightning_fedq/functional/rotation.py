@@ -111,17 +111,6 @@ def rotate(rows: Floats, words: Words, keep: int | None = None) -> Floats:
         values = out if kept == size else np.empty(size, np.float32)
         _rotate(row, first, second, values, out)
     return rotated
-    for row, out in zip(rows, rotated, strict=True):
-        values = out if kept == size else np.empty(size, np.float32)
-        values[: len(row)], values[len(row) :] = row, 0.0
-        _flip(values.view(np.uint32), first)
-        transform(values)
-        _flip(values.view(np.uint32), second)
-        if kept < size:  # the first rows of H repeat: fold what they see alike
-            out[:] = values.reshape(-1, kept).sum(0)
-        transform(out)
-        out *= np.float32(1.0 / size)
-    return rotated
 
 
 def rotate_back(values: Floats, words: Words, dim: int) -> Floats:

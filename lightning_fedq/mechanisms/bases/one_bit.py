@@ -196,10 +196,10 @@ class OneBitMechanism(Mechanism):
         device, dim = rows.device, context.dim
         center, radius = (context.expand(t.to(device)) for t in (context.center, context.radius))
         bits = torch.empty(rows.shape, dtype=torch.uint8, device=device)
-        clipped = torch.zeros((), dtype=torch.int64, device=device)
+        clipped, pinned = torch.zeros((), dtype=torch.int64, device=device), device.type == "cuda"
         for groups in _batches(stack_by_group(context, rand.clients), _ON_DEVICE // dim or 1):
             which = [row for _, members in groups for row, _ in members]
-            words = torch.empty(len(which), dim, dtype=torch.int32, pin_memory=device.type == "cuda")
+            words = torch.empty(len(which), dim, dtype=torch.int32, pin_memory=pinned)
             slots = iter(words.numpy().view(np.uint32))
             for group, members in groups:
                 coupling = self.coupling(group, rand)
@@ -208,7 +208,7 @@ class OneBitMechanism(Mechanism):
                     rand.private(group[rank], COINS).fill(own)
                     if coupling and shared is not None:
                         coupling.apply(own, shared, rank)
-            drawn = words.to(device, non_blocking=True)
+            drawn = words.to(device, non_blocking=pinned)  # else it could be written again before it is read
             bits[which], outside = one_bit_quantize_words(rows[which], drawn, center, radius, self.coin)
             clipped += outside
         return bits, clipped
