@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +27,12 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.core import Mechanism
 from lightning_fedq.flower.local_round import train_locally
 from lightning_fedq.flower.records import Fields, from_record, to_record
+from lightning_fedq.flower.secure import session_of
 from lightning_fedq.flower.settings import (
     RefusedError,
     check_client_callbacks,
     check_deployable,
+    check_identities,
     deployed_mechanism,
     differences,
     fingerprint,
@@ -38,7 +41,7 @@ from lightning_fedq.flower.store import Store
 from lightning_fedq.party_keys import ClientSecrets, HeldClientKeys, Identities, sign_key, verify_key
 from lightning_fedq.randomness import Keys, PublicRandomness, SeededKeys
 from lightning_fedq.rounds import RoundClient, RoundTask, StreamLog
-from lightning_fedq.secagg import Client, SecAgg, model_digest
+from lightning_fedq.secagg import Client, SecAgg, SecAggError, StageError, model_digest
 
 _KEYS, _ROUND, _SYMBOLS = "keys", "round", "symbols"
 _SETTINGS = "setting "
@@ -92,11 +95,12 @@ class RemoteClient(ABC):
             "train": self.train,
             "shares": self.shares,
             "masked": self.masked,
+            "confirm": self.confirm,
             "unmask": self.unmask,
         }
         try:
             return answers[kind](fields)
-        except (ValueError, RuntimeError, PermissionError) as error:
+        except (ValueError, RuntimeError, PermissionError, SecAggError) as error:
             raise RefusedError(f"{kind}: {error}") from error
 
     def reply(self, kind: str, fields: Fields) -> Fields:
@@ -229,15 +233,21 @@ class RemoteClient(ABC):
             rank_zero_warn(f"round {task.round + 1}: {type(error).__name__}: {error}")
             raise RefusedError("the training has failed; the client's own log says why") from error
 
-    # ---- secure aggregation: three more exchanges ---------------------------------------------------------
+    # ---- secure aggregation: three more exchanges, or four ------------------------------------------------
 
     def _machine(self, fields: Fields, keys: Keys, task: RoundTask, digest: bytes) -> Client:
         secagg, context = self._federated.secure_aggregation, task.context()
         assert isinstance(secagg, SecAgg)
         public = PublicRandomness(keys, task.round, task.attempt)
-        layout = secagg.layout(self.mechanism(), context, public)
-        terms = secagg.terms(keys.public(), task.round, task.attempt, context.cohort, layout)
-        return Client(fields["client"], terms, digest)
+        layout, session = secagg.layout(self.mechanism(), context, public), session_of(keys.public(), task)
+        terms = secagg.terms(session, task.round, task.attempt, context.cohort, layout)
+        if not secagg.active:
+            return Client(fields["client"], terms, digest)
+        identities = self._identities
+        assert identities is not None  # `check_identities` made sure
+        identities.check_number(fields["client"])
+        own, directory = identities.own, identities.directory
+        return Client(fields["client"], terms, digest, identity=own, directory=directory)
 
     def _keep(self, fields: Fields, machine: Client) -> None:
         plain = {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
@@ -251,36 +261,47 @@ class RemoteClient(ABC):
             )
         return self._store
 
-    def _goes_on(self) -> tuple[Fields, Client]:
-        kept = self._rounds().get(_ROUND)
+    @contextmanager
+    def _goes_on(self, last: bool = False) -> Iterator[Client]:
+        """The open round's machine. It is in one pair of hands at a time, so nothing is answered twice.
+
+        After an error this client is out of the round; a message out of turn changes nothing.
+        """
+        kept = self._rounds().take(_ROUND)
         if kept is None:
-            raise ValueError("no round is open at this client")
+            raise ValueError("no round is open at this client, or another message of it is being answered")
         task = RoundTask.from_bytes(kept["task"])
         machine = self._machine(kept, self._keys(kept), task, kept["digest"])
         machine.resume(kept["machine"])
-        return kept, machine
+        try:
+            yield machine
+        except StageError:
+            self._keep(kept, machine)
+            raise
+        if not last:
+            self._keep(kept, machine)
 
     def shares(self, fields: Fields) -> Fields:
         """Answer the roster with shares for the neighbours."""
-        kept, machine = self._goes_on()
-        reply = machine.share_keys(fields["secagg"])
-        self._keep(kept, machine)
-        return {"secagg": reply}
+        with self._goes_on() as machine:
+            return {"secagg": machine.share_keys(fields.get("secagg", b""))}
 
     def masked(self, fields: Fields) -> Fields:
         """Take the neighbours' shares, and send the masked symbols."""
-        kept, machine = self._goes_on()
-        symbols = self._rounds().take_bytes(_SYMBOLS)  # whatever happens, they are masked once
-        machine.accept_shares(fields["secagg"])
-        reply = machine.masked_input(np.frombuffer(symbols, "<i8"))
-        self._keep(kept, machine)
-        return {"secagg": reply}
+        with self._goes_on() as machine:
+            machine.accept_shares(fields.get("secagg", b""))
+            symbols = self._rounds().take_bytes(_SYMBOLS)
+            return {"secagg": machine.masked_input(np.frombuffer(symbols, "<i8"))}
+
+    def confirm(self, fields: Fields) -> Fields:
+        """Sign the list of survivors, where the server may lie about it."""
+        with self._goes_on() as machine:
+            return {"secagg": machine.confirm(fields.get("secagg", b""))}
 
     def unmask(self, fields: Fields) -> Fields:
         """Open one share of every neighbour. Then nothing of the round is left here."""
-        _, machine = self._goes_on()
-        self._rounds().drop(_ROUND)
-        return {"secagg": machine.unmask(fields["secagg"])}
+        with self._goes_on(last=True) as machine:
+            return {"secagg": machine.unmask(fields.get("secagg", b""))}
 
 
 class DeployedClient(RemoteClient):
@@ -376,11 +397,13 @@ def client_app(
         home: The client's folder; None takes `fedq-home` of the node's configuration.
         identities: The client's signing key and everybody's verification keys; with them a client accepts the
             keys of those it shares bits with if they are signed, and does not trust the server to relay them.
+            `SecAgg(active=True)` needs them.
 
     Raises:
-        ValueError: If a setting is for simulations only.
+        ValueError: If a setting is for simulations only, or identities are missing.
     """
     check_deployable(federated)
+    check_identities(federated, identities is not None, "client_app(identities=...)")
     check_client_callbacks((trainer or {}).get("callbacks") or ())
     app = ClientApp()
 
@@ -401,6 +424,6 @@ def client_app(
         def query(message: Message, context: Context) -> Message:
             return reply(kind, message, context)
 
-    for kind in ("register", "shares", "masked", "unmask"):
+    for kind in ("register", "shares", "masked", "confirm", "unmask"):
         asked(kind)
     return app

@@ -8,9 +8,10 @@ are sent is the strategy's, and so is the step: it is handed one reply, the mode
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import (
@@ -33,7 +34,7 @@ from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.flat_arrays import Flat
 from lightning_fedq.flower.secure import remote_sums
 from lightning_fedq.flower.server import Cohort, Roster
-from lightning_fedq.flower.settings import check_trained_elsewhere, common_settings
+from lightning_fedq.flower.settings import check_identities, check_trained_elsewhere, common_settings
 from lightning_fedq.flower.store import Store
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
@@ -56,6 +57,7 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
         wait: Seconds to wait for `num_clients` clients before the first round.
         round_timeout: Seconds in which a client has to answer, training included, as `timeout` of the
             strategy's `start`.
+        directory: See `server_app`.
 
     Attributes:
         ledger: Who was charged for how many rounds.
@@ -63,7 +65,8 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
 
     Raises:
         TypeError: If the strategy looks at single replies, which nobody has here.
-        ValueError: If a setting is the train function's business, or for simulations only.
+        ValueError: If a setting is the train function's business, or for simulations only, or the directory
+            is missing.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
         home: str | Path = "fedq-server",
         wait: float = 600.0,
         round_timeout: float = 3600.0,
+        directory: Mapping[int, Ed25519PublicKey] | None = None,
     ) -> None:
         if not isinstance(strategy, FedAvg) or isinstance(strategy, _SINGLE):
             raise TypeError(
@@ -82,13 +86,14 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
                 "aggregators"
             )
         check_trained_elsewhere(federated)
+        check_identities(federated, directory is not None, "DecodingStrategy(directory=...)")
         if federated.seed is None and federated.planner.num_rounds is not None:
             raise ValueError(
                 "a strategy keeps no checkpoint, so a server that is started again would deal other cohorts; "
                 "use participation='random', or server_app"
             )
         self._strategy, self._federated, self._home = strategy, federated, Path(home)
-        self._wait, self._timeout = wait, round_timeout
+        self._wait, self._timeout, self._directory = wait, round_timeout, directory
         self.ledger = federated.ledger
         if self.ledger is federated._own_ledger:  # the journal is told to one ledger once
             self.ledger = Ledger(federated.num_clients, repr(federated.mechanism))
@@ -138,7 +143,8 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
     def _begin(self, flat: Flat, grid: Grid, message_type: str) -> None:
         federated = self._federated
         self._exchange = Exchange(grid, self._timeout, rank_zero_warn, message_type)
-        self._roster = Roster(federated, self._exchange, Store(self._home), common_settings(federated))
+        words, store = common_settings(federated), Store(self._home)
+        self._roster = Roster(federated, self._exchange, store, words, self._directory)
         self._roster.gather(self._wait)
         secagg, path = federated.secure_aggregation, self._home / "ledger.jsonl"
         used = Journal(path, self.ledger.mechanism, self.ledger.num_clients).unread()
@@ -153,7 +159,7 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
             flat.sizes,
             federated.ranges,
             target=federated.target,
-            secure_sums=None if secagg is None else remote_sums(secagg),
+            secure_sums=None if secagg is None else remote_sums(secagg, self._directory),
             ledger=self.ledger,
         )
         if federated.seed is None:  # clients refuse what they have answered before

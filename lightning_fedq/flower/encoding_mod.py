@@ -22,8 +22,14 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower.client import RemoteClient, own_folder, own_number
 from lightning_fedq.flower.flat_arrays import Flat
 from lightning_fedq.flower.records import Fields, from_record, to_record, without_fields
-from lightning_fedq.flower.settings import RefusedError, check_trained_elsewhere, common_settings
+from lightning_fedq.flower.settings import (
+    RefusedError,
+    check_identities,
+    check_trained_elsewhere,
+    common_settings,
+)
 from lightning_fedq.flower.store import Store
+from lightning_fedq.party_keys import Identities
 from lightning_fedq.rounds import RoundTask
 
 _REFUSED = 6
@@ -39,6 +45,7 @@ class _TrainFunction(RemoteClient):
         partition: Its number, or -1.
         call: The train function; takes the message's own records, returns the reply's.
         content: The message's own records.
+        identities: See `RemoteClient`.
     """
 
     def __init__(
@@ -48,8 +55,9 @@ class _TrainFunction(RemoteClient):
         partition: int,
         call: Callable[[RecordDict], RecordDict],
         content: RecordDict,
+        identities: Identities | None,
     ) -> None:
-        super().__init__(federated, store, partition)
+        super().__init__(federated, store, partition, identities)
         self._call, self._content = call, content
 
     def settings(self) -> dict[str, str]:
@@ -99,18 +107,26 @@ def _others(reply: RecordDict, arrays: str) -> list[str]:
     return sorted(set(named))
 
 
-def encoding_mod(federated: Federated, *, home: Callable[[Context], Path] | None = None) -> Mod:
+def encoding_mod(
+    federated: Federated,
+    *,
+    home: Callable[[Context], Path] | None = None,
+    identities: Callable[[Context], Identities] | None = None,
+) -> Mod:
     """Client mod that encodes what the train function returns, and lets nothing else leave.
 
     Args:
         federated: The federation's settings, the same as the server's: mechanism, number of clients, cohort,
             ranges, secure aggregation, seed. How a client trains is its train function's.
         home: The client's folder; None takes `fedq-home` of the node's configuration.
+        identities: See `client_app`.
 
     Raises:
-        ValueError: If a setting is the train function's business, or for simulations only.
+        ValueError: If a setting is the train function's business, or for simulations only, or identities are
+            missing.
     """
     check_trained_elsewhere(federated)
+    check_identities(federated, identities is not None, "encoding_mod(identities=...)")
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         try:
@@ -133,7 +149,9 @@ def encoding_mod(federated: Federated, *, home: Callable[[Context], Path] | None
                 raise RuntimeError(f"the train function answers with an error: {reply.error.reason}")
             return reply.content
 
-        client = _TrainFunction(federated, own_folder(context, home), own_number(context), call, own)
+        signing = None if identities is None else identities(context)
+        store, number = own_folder(context, home), own_number(context)
+        client = _TrainFunction(federated, store, number, call, own, signing)
         if kind == "train":
             fields["weights"], fields["dtype"] = b"", "float32"
             try:

@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from torch import Tensor
 
 from lightning_fedq.core import AbortedRoundError, Mechanism, RoundContext
-from lightning_fedq.randomness import PublicRandomness
-from lightning_fedq.rounds import RoundServer, SecureSums
+from lightning_fedq.randomness import PublicRandomness, pack_fields
+from lightning_fedq.rounds import RoundServer, RoundTask, SecureSums
 from lightning_fedq.secagg import SecAgg, SecAggError, Server, Stage, model_digest
 from lightning_fedq.secagg.simulation import Traffic
 
 Exchange = Callable[[str, dict[int, bytes]], dict[int, bytes]]
 """Sends each client its message of one stage, and returns what came back in time."""
+
+
+_ASKED = {Stage.SHARE: "shares", Stage.MASK: "masked", Stage.CONFIRM: "confirm", Stage.UNMASK: "unmask"}
+
+
+def session_of(federation: bytes, task: RoundTask) -> bytes:
+    """Name of one round's session: clients that were told different tasks have no key in common.
+
+    Args:
+        federation: The key that everybody knows.
+        task: As the client, or the server, has it: groups and ranges included.
+    """
+    return hashlib.sha256(pack_fields("fedq round of", federation, task.to_bytes())).digest()
 
 
 class RemoteSum:
@@ -28,6 +43,7 @@ class RemoteSum:
         rand: What the server knows.
         session: Names the federation.
         weights: The model that is sent out.
+        directory: Everybody's verification key, where the configuration is active; else None.
     """
 
     def __init__(
@@ -39,10 +55,11 @@ class RemoteSum:
         *,
         session: bytes,
         weights: Tensor,
+        directory: Mapping[int, Ed25519PublicKey] | None = None,
     ) -> None:
-        layout = secagg.layout(mechanism, context, rand)
-        terms = secagg.terms(session, context.round, context.attempt, context.cohort, layout)
-        self.machine = Server(terms, model_digest(weights))
+        layout, name = secagg.layout(mechanism, context, rand), session_of(session, RoundTask.of(context))
+        terms = secagg.terms(name, context.round, context.attempt, context.cohort, layout)
+        self.machine = Server(terms, model_digest(weights), directory=directory)
         self.traffic = Traffic()
 
     def add(self, clients: Sequence[int], symbols: Tensor) -> None:
@@ -79,31 +96,25 @@ class RemoteSum:
             AbortedRoundError: If too few are left at some stage.
         """
         replies = first
-        for stage, following in (
-            (Stage.ADVERTISE, "shares"),
-            (Stage.SHARE, "masked"),
-            (Stage.MASK, "unmask"),
-            (Stage.UNMASK, ""),
-        ):
+        while True:
             for client, message in sorted(replies.items()):
-                self.traffic.sent(stage, len(message))
+                self.traffic.sent(self.machine.stage, len(message))
                 try:
                     self.machine.receive(message)
                 except SecAggError as error:
                     warn(f"client {client}: {error}")
             outgoing = self.machine.close()
-            if not following:
-                break
-            next_stage = {"shares": Stage.SHARE, "masked": Stage.MASK, "unmask": Stage.UNMASK}[following]
+            stage = self.machine.stage
+            if stage is Stage.DONE:
+                return self.machine.survivors
             for message in outgoing.values():
-                self.traffic.sent(next_stage, down=len(message))
-            replies = exchange(following, outgoing)
-        return self.machine.survivors
+                self.traffic.sent(stage, down=len(message))
+            replies = exchange(_ASKED[stage], outgoing)
 
 
-def remote_sums(secagg: SecAgg) -> SecureSums:
-    """Opens a `RemoteSum` a round."""
-    return partial(RemoteSum, secagg)
+def remote_sums(secagg: SecAgg, directory: Mapping[int, Ed25519PublicKey] | None) -> SecureSums:
+    """Opens a `RemoteSum` a round. The directory is used where the configuration is active."""
+    return partial(RemoteSum, secagg, directory=directory if secagg.active else None)
 
 
 def remote_sum(server: RoundServer) -> RemoteSum:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from torch import Tensor
@@ -31,9 +32,9 @@ from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.local_round import check_schedules
 from lightning_fedq.flower.records import Fields
 from lightning_fedq.flower.secure import RemoteSum, remote_sum, remote_sums
-from lightning_fedq.flower.settings import SIMULATED, check_deployable, fingerprint
+from lightning_fedq.flower.settings import SIMULATED, check_deployable, check_identities, fingerprint
 from lightning_fedq.flower.store import Store
-from lightning_fedq.party_keys import HeldServerKeys, ServerSecrets
+from lightning_fedq.party_keys import HeldServerKeys, ServerSecrets, verify_key
 from lightning_fedq.randomness import SeededKeys, ServerKeys
 from lightning_fedq.rounds import RefusedMessageError, RoundRecord, RoundServer
 
@@ -48,14 +49,23 @@ class Roster:
         exchange: To the nodes.
         store: The server's folder.
         words: The server's fingerprint.
+        directory: Everybody's verification key; with it a number is given to its identity only.
 
     Attributes:
         nodes: The node of each client.
         samples: How many samples each client holds, where the mean is weighted by that.
     """
 
-    def __init__(self, federated: Federated, exchange: Exchange, store: Store, words: dict[str, str]) -> None:
+    def __init__(
+        self,
+        federated: Federated,
+        exchange: Exchange,
+        store: Store,
+        words: dict[str, str],
+        directory: Mapping[int, Ed25519PublicKey] | None = None,
+    ) -> None:
         self._federated, self._exchange, self._store = federated, exchange, store
+        self.directory = directory
         self._words = {f"setting {name}": value for name, value in words.items()}
         self.nodes: dict[int, int] = {}
         self.samples: dict[int, int] = {}
@@ -155,6 +165,9 @@ class Roster:
             return None
         try:
             HeldServerKeys(self._secrets, {client: key}).client(client)
+            if self.directory is not None:
+                signature = bytes(answer.get("signature", b""))
+                verify_key(self.directory, client, self._secrets.federation, key, signature)
         except ValueError as error:
             rank_zero_warn(f"node {node}: {error}")
             return None
@@ -381,7 +394,7 @@ class FederatedServer(Federated):
             weights,
             segments,
             self.ranges,
-            secure_sums=None if secagg is None else remote_sums(secagg),
+            secure_sums=None if secagg is None else remote_sums(secagg, self._roster.directory),
             **self._server_settings(segments),
         )
         server.collect = lambda: self._collect(server)
@@ -408,6 +421,7 @@ class Deployment:
         home: The server's folder: keys, roster, checkpoints with the ledger's journal.
         round_timeout: Seconds in which a client has to answer, training included.
         wait: Seconds to wait for `num_clients` clients before the first round.
+        directory: Everybody's verification key; `SecAgg(active=True)` needs it.
     """
 
     module: Callable[[], pl.LightningModule]
@@ -417,13 +431,14 @@ class Deployment:
     home: Path
     round_timeout: float
     wait: float
+    directory: Mapping[int, Ed25519PublicKey] | None = None
 
     def run(self, grid: Grid) -> tuple[pl.Trainer, FederatedServer]:
         """Register the clients, and train until the rounds are over, or go on where a killed server was."""
         module, store = self.module(), Store(self.home)
         exchange = Exchange(grid, self.round_timeout, rank_zero_warn)
         words = fingerprint(self.federated, module, self.trainer.get("max_epochs"))
-        roster = Roster(self.federated, exchange, store, words)
+        roster = Roster(self.federated, exchange, store, words, self.directory)
         roster.gather(self.wait)
         server = FederatedServer(self.federated, exchange, roster)
         kept, given = _EveryRound(self.home / "checkpoints"), dict(self.trainer)
@@ -472,6 +487,7 @@ def server_app(
     home: Callable[[Context], Path] | str | Path = "fedq-server",
     round_timeout: float = 3600.0,
     wait: float = 600.0,
+    directory: Mapping[int, Ed25519PublicKey] | None = None,
 ) -> ServerApp:
     """Flower's `ServerApp` of the server.
 
@@ -486,17 +502,20 @@ def server_app(
         round_timeout: Seconds in which a client has to answer, training included; then the round goes on
             without it.
         wait: Seconds to wait for `num_clients` clients before the first round.
+        directory: Everybody's verification key, by number, as the clients have it: a client whose key its
+            identity has not signed is turned away. `SecAgg(active=True)` needs it.
 
     Raises:
-        ValueError: If a setting is for simulations only.
+        ValueError: If a setting is for simulations only, or the directory is missing.
     """
     check_deployable(federated)
+    check_identities(federated, directory is not None, "server_app(directory=...)")
     app = ServerApp()
 
     @app.main()  # type: ignore[untyped-decorator]
     def main(grid: Grid, context: Context) -> None:
         given = trainer(context) if callable(trainer) else trainer or {}
         folder = home(context) if callable(home) else Path(home)
-        Deployment(module, federated, data, given, folder, round_timeout, wait).run(grid)
+        Deployment(module, federated, data, given, folder, round_timeout, wait, directory).run(grid)
 
     return app

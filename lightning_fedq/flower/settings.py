@@ -106,10 +106,9 @@ def check_deployable(federated: Federated) -> None:
     secagg = federated.secure_aggregation
     if federated.planner.dropout_probability:
         raise ValueError("real clients drop out by themselves; leave dropout_probability out")
-    if secagg is not None and (secagg.active or secagg.run != "masked"):
+    if secagg is not None and secagg.run != "masked":
         raise ValueError(
-            "between real machines secure aggregation runs masked, for a server that follows the protocol; "
-            "use SecAgg() without active=True and run='accounted'"
+            "between real machines secure aggregation runs masked; use SecAgg() without run='accounted'"
         )
     for cohort in {federated.num_clients, federated.planner.cohort_size}:
         if max(federated.mechanism.group_sizes(cohort)) > 2 and federated.seed is None:
@@ -117,6 +116,26 @@ def check_deployable(federated: Federated) -> None:
                 f"{federated.mechanism} shares secret bits in groups of three or more, whose key needs one "
                 "more exchange that real clients do not have; use pairs (CorBin), or a seed"
             )
+
+
+def check_identities(federated: Federated, given: bool, where: str) -> None:
+    """Refuse secure aggregation against an active server without identities that it does not control.
+
+    Args:
+        federated: The settings.
+        given: Whether this side has them.
+        where: Where they are given.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    secagg = federated.secure_aggregation
+    if secagg is not None and secagg.active and not given:
+        raise ValueError(
+            "SecAgg(active=True) has clients sign their keys and the list of survivors, because the server "
+            f"may lie about both: give {where}, Ed25519 keys from a source that the server does not control; "
+            "or use SecAgg(), for a server that follows the protocol"
+        )
 
 
 def check_client_callbacks(callbacks: Sequence[object]) -> None:

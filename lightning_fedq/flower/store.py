@@ -49,6 +49,21 @@ class Store:
         }
         self._replace(f"{name}.json", json.dumps(plain).encode())
 
+    def take(self, name: str) -> dict[str, Any] | None:
+        """Read a table and forget it. Of two who ask at once, one finds it.
+
+        Raises:
+            ValueError: If the file is damaged.
+        """
+        taken = f"{name}.taken"
+        try:
+            (self.folder / f"{name}.json").rename(self.folder / f"{taken}.json")
+        except FileNotFoundError:
+            return None
+        found = self.get(taken)
+        self.drop(taken)
+        return found
+
     def drop(self, name: str) -> None:
         """Forget a table."""
         (self.folder / f"{name}.json").unlink(missing_ok=True)

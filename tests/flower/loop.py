@@ -163,8 +163,8 @@ def deployment(fed: Federated, rounds: int, folder: Path, **options: Any) -> Dep
     given = {**TRAINER, "max_epochs": rounds, "callbacks": options.pop("callbacks", [])}
     make = options.pop("module", module)
     timeout = options.pop("timeout", 1.0)
-    data = lambda: Digits(batch_size=16)  # noqa: E731
-    return Deployment(make, fed, data, given, folder / "server", timeout, 2.0)
+    data, directory = lambda: Digits(batch_size=16), options.pop("directory", None)
+    return Deployment(make, fed, data, given, folder / "server", timeout, 2.0, directory)
 
 
 def clients(

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message
 
 from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.flower import server_app
 from lightning_fedq.flower.client import RefusedError
 from lightning_fedq.flower.records import to_record
 from lightning_fedq.flower.server import ClientsElsewhere, FederatedServer, Roster
@@ -28,10 +29,12 @@ from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import AdaptiveRange
 from lightning_fedq.rounds import RoundPlanner, RoundTask
 from lightning_fedq.secagg import SecAgg
+from lightning_fedq.secagg import messages as wire
+from lightning_fedq.secagg import server as secagg_server
 from tests.flower.loop import TRAINER, LoopGrid, Net, clients, deployment, federated, module, simulate
 
 pytestmark = pytest.mark.filterwarnings(
-    "ignore:round .* client|the message of client|node |register|train. :UserWarning"
+    "ignore:round .* client|the message of client|node |register|train|unmask. :UserWarning"
 )
 slow = pytest.mark.slow
 COIN = CorBin(epsilon=4.0, shared_bits=5)
@@ -57,6 +60,64 @@ def test_a_seeded_deployment_ends_with_the_weights_of_the_simulation(mechanism, 
     assert [r.uplink_bits for r in server.records] == [r.uplink_bits for r in expected.records]
     assert [r.num_received for r in server.records] == [r.cohort_size for r in server.records]
     assert "val_acc" in trainer.callback_metrics and "fed/uplink_bits" in trainer.callback_metrics
+
+
+def signing():
+    """Everybody's directory, and what gives each client its identity."""
+    own = [Ed25519PrivateKey.generate() for _ in range(4)]
+    directory = {client: identity.public_key() for client, identity in enumerate(own)}
+    return directory, lambda context: Identities(own[int(context.node_config["partition-id"])], directory)
+
+
+def active(**options):
+    return federated(COIN, local_epochs=1, secure_aggregation=SecAgg(active=True), **options)
+
+
+@slow
+def test_against_a_lying_server_a_seeded_deployment_ends_with_the_weights_of_the_simulation(tmp_path):
+    expected, (directory, identities) = simulate(active(), 2), signing()
+    grid = LoopGrid(*clients(active, tmp_path, identities=identities))
+    _, server = deployment(active(), 2, tmp_path, directory=directory).run(grid)
+    assert torch.equal(server.engine.weights, expected.engine.weights)
+    assert [r.uplink_bits for r in server.records] == [r.uplink_bits for r in expected.records]
+    assert [r.downlink_bits for r in server.records] == [r.downlink_bits for r in expected.records]
+    assert [r.num_received for r in server.records] == [4, 4]
+    assert [kind for kind, client in grid.log if client == 2][-5:] == [
+        "train", "shares", "masked", "confirm", "unmask"
+    ]  # fmt: skip
+
+
+@slow
+def test_a_server_that_tells_two_lists_of_survivors_gets_no_sum(tmp_path, monkeypatch):
+    """In round 2 client 0 hears that client 3 has dropped out. The round is given up, the next goes on."""
+    make, (directory, identities) = lambda: active(seed=None), signing()
+    whole = secagg_server.Server._send_survivors
+
+    def lie(self, left):
+        stage, messages = whole(self, left)
+        if self.terms.round == 1:
+            body = wire.client_bits(left[:-1], self.terms)
+            messages[0] = wire.seal(wire.Kind.SURVIVORS, self.terms, 0, body, self._channel_keys[0])
+            self._take_confirmation = lambda reader, client: self._confirmations.update(
+                {client: reader.take(64)}
+            )
+        return stage, messages
+
+    monkeypatch.setattr(secagg_server.Server, "_send_survivors", lie)
+    grid = LoopGrid(*clients(make, tmp_path, identities=identities))
+    with pytest.warns(
+        UserWarning, match="the signature does not verify: other keys, another model or another"
+    ):
+        _, server = deployment(make(), 3, tmp_path, directory=directory).run(grid)
+    assert [bool(record.aborted) for record in server.records] == [False, True, False]
+    assert server.engine.ledger.charges.tolist() == [3, 3, 3, 3]
+
+
+def test_against_a_lying_server_both_sides_need_identities(tmp_path):
+    with pytest.raises(ValueError, match=r"give client_app\(identities=...\), Ed25519 keys from a source"):
+        clients(active, tmp_path)
+    with pytest.raises(ValueError, match=r"give server_app\(directory=...\)"):
+        server_app(module, active())
 
 
 class Plateau(Net):
@@ -243,7 +304,6 @@ def test_keys_need_a_folder(tmp_path):
     "options, words",
     [
         ({"dropout_probability": 0.1}, "real clients drop out by themselves"),
-        ({"secure_aggregation": SecAgg(active=True)}, "without active=True"),
         ({"secure_aggregation": SecAgg(run="accounted")}, "run='accounted'"),
     ],
 )

@@ -1,0 +1,110 @@
+"""Both halves of a deployment without Flower, a Trainer or a network: fields in, fields out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.flower.client import RemoteClient
+from lightning_fedq.flower.secure import remote_sums
+from lightning_fedq.flower.server import Cohort, Roster
+from lightning_fedq.flower.store import Store
+from lightning_fedq.party_keys import Identities
+from lightning_fedq.rounds import RoundRecord, RoundServer, RoundTask
+
+DIM = 40
+Fields = dict[str, Any]
+
+
+class Still(RemoteClient):
+    """A client that has trained already: its update is always the same."""
+
+    def settings(self) -> dict[str, str]:
+        return {}
+
+    def num_samples(self) -> int:
+        return 1
+
+    def update(self, number: int, task: RoundTask, weights: Tensor) -> Tensor:
+        return torch.linspace(-1.0, 1.0, DIM) * (number + 1)
+
+
+class Line:
+    """An exchange that brings each message to its client at once, as Flower would, through a new object.
+
+    Args:
+        clients: Makes client i at node i.
+        nodes: How many there are.
+
+    Attributes:
+        tells: What the server really sends `(kind, client, fields)`; a lying one changes it.
+        answers: `(kind, client)` to the fields that came back last.
+    """
+
+    def __init__(self, clients: Callable[[int], RemoteClient], nodes: int) -> None:
+        self.clients, self.nodes = clients, nodes
+        self.tells: Callable[[str, int, Fields], Fields] = lambda kind, client, fields: fields
+        self.answers: dict[tuple[str, int], Fields] = {}
+
+    def online(self) -> list[int]:
+        return list(range(self.nodes))
+
+    def __call__(self, kind: str, contents: Mapping[int, Fields], group: str) -> dict[int, Fields]:
+        for node, fields in contents.items():
+            told = self.tells(kind, node, fields)
+            self.answers[kind, node] = self.clients(node).reply(kind, told)
+        return {node: self.answers[kind, node] for node in contents}
+
+
+class Halves:
+    """A server and its clients.
+
+    Args:
+        federated: The settings.
+        folder: Of everybody's folders.
+        identities: Of each client, and the server's directory; None for none.
+        options: Of every client.
+    """
+
+    def __init__(
+        self, federated: Federated, folder: Path, identities: list[Identities] | None = None, **options: Any
+    ) -> None:
+        self.federated = federated
+        directory = None if identities is None else identities[0].directory
+
+        def client(number: int) -> RemoteClient:
+            own = None if identities is None else identities[number]
+            return Still(federated, Store(folder / f"client-{number}"), number, own, **options)
+
+        self.client, self.line = client, Line(client, federated.num_clients)
+        self.roster = Roster(federated, self.line, Store(folder / "server"), {}, directory)  # type: ignore[arg-type]
+        self.roster.gather(1.0)
+        secagg = federated.secure_aggregation
+        self.server = RoundServer(
+            federated.mechanism,
+            federated.planner,
+            self.roster.keys(),
+            torch.zeros(DIM),
+            [DIM],
+            federated.ranges,
+            secure_sums=None if secagg is None else remote_sums(secagg, directory),
+        )
+
+    def questions(self) -> tuple[Cohort, dict[int, Fields]]:
+        """Open a round, and return what each client is to be asked."""
+        self.server.abandon()
+        self.server.start()
+        cohort = Cohort(self.server, self.line, self.roster)  # type: ignore[arg-type]
+        model = {"weights": self.server.weights.numpy().tobytes(), "dtype": "float32"}
+        return cohort, {client: {**model, **fields} for client, fields in cohort.questions().items()}
+
+    def round(self) -> RoundRecord:
+        """Play one round."""
+        cohort, questions = self.questions()
+        cohort.conclude(cohort.ask("train", questions))
+        return self.server.finish()

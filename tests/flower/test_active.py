@@ -1,0 +1,201 @@
+"""Secure aggregation against a server that lies, on the halves: `SecAgg(active=True)`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from lightning_fedq.flower.secure import RemoteSum
+from lightning_fedq.mechanisms import CorBin
+from lightning_fedq.party_keys import Identities
+from lightning_fedq.rounds import RoundTask
+from lightning_fedq.secagg import Client, SecAgg
+from lightning_fedq.secagg import messages as wire
+from tests.flower.halves import Fields, Halves
+from tests.flower.loop import CLIENTS, federated
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:client|confirm|unmask|train|register|masked|shares|node:UserWarning"
+)
+COIN = CorBin(epsilon=4.0, shared_bits=5)
+
+
+def identities() -> list[Identities]:
+    own = [Ed25519PrivateKey.generate() for _ in range(CLIENTS)]
+    directory = {client: key.public_key() for client, key in enumerate(own)}
+    return [Identities(key, directory) for key in own]
+
+
+def halves(folder: Path, **options: Any) -> Halves:
+    given = {"secure_aggregation": SecAgg(active=True), "seed": None, **options}
+    return Halves(federated(COIN, **given), folder, identities())
+
+
+def machine_of(played: Halves) -> Any:
+    found = played.server.secure_sum
+    assert isinstance(found, RemoteSum)
+    return found.machine
+
+
+def survivors(played: Halves, client: int, listed: list[int]) -> bytes:
+    """The message in which a server tells one client who has survived."""
+    machine = machine_of(played)
+    body = wire.client_bits(listed, machine.terms)
+    return wire.seal(wire.Kind.SURVIVORS, machine.terms, client, body, machine._channel_keys[client])
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+def test_the_sum_is_that_of_the_same_round_without_it(seed: int | None, tmp_path: Path) -> None:
+    """With a seed to the last bit; without one coins differ, so the counts are compared."""
+    played = halves(tmp_path / "active", seed=seed)
+    record = played.round()
+    assert (record.num_received, record.aborted) == (CLIENTS, "")
+    kinds = {kind for kind, _ in played.line.answers}
+    assert kinds == {"register", "train", "shares", "masked", "confirm", "unmask"}
+    if seed is not None:
+        plain = Halves(federated(COIN, seed=seed), tmp_path / "plain")
+        plain.round()
+        assert torch.equal(played.server.weights, plain.server.weights)
+    left = {path.name for path in (tmp_path / "active" / "client-1").iterdir()}
+    assert left <= {"keys.json", "streams.jsonl"}  # nothing of a round outlives it
+
+
+def test_one_of_four_may_drop_out_and_two_may_not(tmp_path: Path) -> None:
+    played = halves(tmp_path)
+    played.line.tells = lambda kind, client, fields: fields if (kind, client) != ("masked", 3) else {}
+    assert played.round().num_received == 3
+    played.line.tells = lambda kind, client, fields: fields if kind != "masked" or client < 2 else {}
+    before = played.server.weights.clone()
+    assert "3 clients are needed, 2 are left" in played.round().aborted
+    assert torch.equal(played.server.weights, before)
+
+
+def test_a_server_that_tells_two_lists_of_survivors_is_refused_by_all(tmp_path: Path) -> None:
+    """Half of the clients hear that client 3 has dropped out: with both answers its mask would open twice."""
+    played = halves(tmp_path)
+    lists = {0: [0, 1, 2, 3], 1: [0, 1, 2], 2: [0, 1, 2], 3: [0, 1, 2, 3]}
+    signed: dict[int, bytes] = {}
+
+    def tells(kind: str, client: int, fields: Fields) -> Fields:
+        if kind == "confirm":
+            return {"secagg": survivors(played, client, lists[client])}
+        if kind == "unmask":  # the real server has dropped who signed another list; the liar forwards all
+            machine = machine_of(played)
+            told, key = lists[client], machine._channel_keys[client]
+            body = wire.client_bits(told, machine.terms) + b"".join(signed[c] for c in told)
+            fields = {"secagg": wire.seal(wire.Kind.CONFIRMATIONS, machine.terms, client, body, key)}
+        return fields
+
+    played.line.tells = tells
+    cohort, questions = played.questions()
+    first = cohort.ask("train", questions)
+    machine = machine_of(played)
+    for kind in ("shares", "masked"):
+        for fields in first.values():
+            machine.receive(fields["secagg"])
+        first = cohort.ask(kind, {client: {"secagg": m} for client, m in machine.close().items()})
+    for fields in first.values():
+        machine.receive(fields["secagg"])
+    machine.close()
+    head = wire.FRAME_BYTES - wire.TAG_BYTES
+    for client, fields in cohort.ask("confirm", {c: {} for c in range(CLIENTS)}).items():
+        signed[client] = fields["secagg"][head : -wire.TAG_BYTES]
+    assert len(signed) == CLIENTS  # each has signed the list that it was told
+    opened = cohort.ask("unmask", {c: {} for c in range(CLIENTS)})
+    assert opened == {}
+    for client in range(CLIENTS):
+        assert "the signature does not verify: " in played.line.answers["unmask", client]["refused"]
+
+
+def test_a_server_that_leaves_the_confirmation_out_is_refused(tmp_path: Path) -> None:
+    played = halves(tmp_path)
+
+    def tells(kind: str, client: int, fields: Fields) -> Fields:
+        if kind == "confirm":  # asks for the shares at once
+            answer = played.client(client).reply("unmask", {"secagg": survivors(played, client, [0, 1, 2])})
+            assert "expects 'confirm' now, not 'unmask'" in answer["refused"]
+        return fields
+
+    played.line.tells = tells
+    assert played.round().num_received == CLIENTS  # a message out of turn changes nothing
+
+
+def test_a_second_list_is_never_signed(tmp_path: Path) -> None:
+    played = halves(tmp_path)
+
+    def tells(kind: str, client: int, fields: Fields) -> Fields:
+        if kind == "unmask":
+            again = played.client(client).reply("confirm", {"secagg": survivors(played, client, [0, 1, 2])})
+            assert "expects 'unmask' now, not 'confirm'" in again["refused"]
+        return fields
+
+    played.line.tells = tells
+    assert played.round().num_received == CLIENTS
+
+
+@pytest.mark.parametrize("active", [False, True])
+@pytest.mark.parametrize("method", ["confirm", "unmask"])
+def test_of_two_messages_at_once_one_is_answered(
+    active: bool, method: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Flower answers each message in a process of its own: a server may send two that overlap."""
+    if method == "confirm" and not active:
+        return
+    played = halves(tmp_path, secure_aggregation=SecAgg(active=active))
+    whole, inner = getattr(Client, method), dict[int, Fields]()
+
+    def overlapping(self: Client, message: bytes) -> bytes:
+        if self.client not in inner:
+            inner[self.client] = {}
+            inner[self.client] = played.client(self.client).reply(method, {"secagg": message})
+        return bytes(whole(self, message))
+
+    monkeypatch.setattr(Client, method, overlapping)
+    assert played.round().num_received == CLIENTS
+    assert len(inner) == CLIENTS
+    for answer in inner.values():
+        assert "another message of it is being answered" in answer["refused"]
+
+
+@pytest.mark.parametrize(
+    "lie",
+    [
+        lambda task: replace(task, groups=task.groups[::-1] if len(task.groups) > 1 else task.groups),
+        lambda task: replace(task, radius=task.radius * 2.0),
+    ],
+)
+def test_a_server_that_tells_clients_different_tasks_is_refused(lie: Any, tmp_path: Path) -> None:
+    """Client 0 hears of other pairs, or of another range, than everybody else."""
+    played = halves(tmp_path)
+
+    def tells(kind: str, client: int, fields: Fields) -> Fields:
+        if kind == "train" and client == 0:
+            return {**fields, "task": lie(RoundTask.from_bytes(fields["task"])).to_bytes()}
+        return fields
+
+    played.line.tells = tells
+    assert played.round().num_received == CLIENTS - 1
+    assert "belongs to another session" in played.line.answers["train", 0]["refused"]
+
+
+def test_a_number_that_is_another_identity_s_is_refused(tmp_path: Path) -> None:
+    played = halves(tmp_path, seed=5)
+    _, questions = played.questions()
+    answer = played.client(1).reply("train", {**questions[1], "client": 2})
+    assert "number 2, which the directory gives to another identity" in answer["refused"]
+
+
+def test_a_client_whose_key_its_identity_has_not_signed_is_turned_away(tmp_path: Path) -> None:
+    known, stranger = identities(), Ed25519PrivateKey.generate()
+    known[2] = Identities(stranger, known[0].directory)
+    settings = federated(COIN, secure_aggregation=SecAgg(active=True), seed=None)
+    with (
+        pytest.warns(UserWarning, match="public key of client 2 is not signed by its identity"),
+        pytest.raises(RuntimeError, match="4 clients are needed and 3 have registered"),
+    ):
+        Halves(settings, tmp_path, known)
