@@ -36,11 +36,13 @@ from lightning_fedq.flower.settings import (
     deployed_mechanism,
     differences,
     fingerprint,
+    own_budget,
 )
 from lightning_fedq.flower.store import Store
 from lightning_fedq.party_keys import ClientSecrets, HeldClientKeys, Identities, sign_key, verify_key
+from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.randomness import Keys, PublicRandomness, SeededKeys
-from lightning_fedq.rounds import RoundClient, RoundTask, StreamLog
+from lightning_fedq.rounds import BudgetSpentError, RoundClient, RoundTask, StreamLog
 from lightning_fedq.secagg import Client, SecAgg, SecAggError, StageError, model_digest
 
 _KEYS, _ROUND, _SYMBOLS = "keys", "round", "symbols"
@@ -56,6 +58,7 @@ class RemoteClient(ABC):
         partition: Its number, where it has one from elsewhere; -1 takes the server's.
         identities: With which it signs its key, and accepts those of its peers signed only; None trusts the
             server to relay them.
+        budget: Of this client, over all that its log knows; None leaves it to the server's ledger.
     """
 
     def __init__(
@@ -64,9 +67,11 @@ class RemoteClient(ABC):
         store: Store | None,
         partition: int = -1,
         identities: Identities | None = None,
+        budget: PrivacyTarget | None = None,
     ) -> None:
         self._federated, self._store, self._partition = federated, store, partition
         self._identities = identities
+        self._budget = own_budget(federated, budget, identities is not None)
 
     @abstractmethod
     def settings(self) -> dict[str, str]:
@@ -190,9 +195,8 @@ class RemoteClient(ABC):
         owner = f"client {fields['client']} of {keys.public().hex()}"
         if federated.seed is None:  # with one, a repeated round repeats its bits
             path = self._kept().folder / "streams.jsonl"
-        return RoundClient(
-            fields["client"], self.mechanism(), keys, StreamLog(path, owner), target=federated.target
-        )
+        log, target = StreamLog(path, owner), federated.target
+        return RoundClient(fields["client"], self.mechanism(), keys, log, target, self._budget)
 
     def train(self, fields: Fields) -> Fields:
         """Train, encode, and return the packed bits, or the first answer of the secure aggregation."""
@@ -200,7 +204,12 @@ class RemoteClient(ABC):
         self._check_cohort(task)
         weights, keys = _weights(fields), self._keys(fields)
         client = self._round_client(fields, keys)
-        message = client.encode(task, weights, self._trained(client.client, task, weights))
+        try:
+            client.check_budget(task)
+            message = client.encode(task, weights, self._trained(client.client, task, weights))
+        except BudgetSpentError as error:  # how much is left is nobody else's business
+            rank_zero_warn(f"round {task.round + 1}, BudgetSpentError: {error}")
+            raise RefusedError("declined") from error
         if federated.secure_aggregation is None:
             return {"answer": client.pack(task, message)}
         digest = model_digest(weights)
@@ -315,6 +324,7 @@ class DeployedClient(RemoteClient):
         store: Its folder; None keeps nothing, which takes a seed and no secure aggregation.
         partition: Its number, where it has one from elsewhere; -1 takes the server's.
         identities: See `RemoteClient`.
+        budget: See `RemoteClient`.
     """
 
     def __init__(
@@ -326,8 +336,9 @@ class DeployedClient(RemoteClient):
         store: Store | None,
         partition: int = -1,
         identities: Identities | None = None,
+        budget: PrivacyTarget | None = None,
     ) -> None:
-        super().__init__(federated, store, partition, identities)
+        super().__init__(federated, store, partition, identities, budget)
         self._module, self._data, self._trainer = module, data, trainer
 
     def settings(self) -> dict[str, str]:
@@ -384,6 +395,7 @@ def client_app(
     trainer: dict[str, Any] | None = None,
     home: Callable[[Context], Path] | None = None,
     identities: Callable[[Context], Identities] | None = None,
+    budget: Callable[[Context], PrivacyTarget] | PrivacyTarget | None = None,
 ) -> ClientApp:
     """Flower's `ClientApp` of one client.
 
@@ -398,20 +410,27 @@ def client_app(
         identities: The client's signing key and everybody's verification keys; with them a client accepts the
             keys of those it shares bits with if they are signed, and does not trust the server to relay them.
             `SecAgg(active=True)` needs them.
+        budget: The client's own, over all that it sends while it keeps its folder, or what makes it of
+            Flower's context. A message that would overspend is not encoded, whatever the server asks; the
+            server is told "declined", and goes on without this client.
 
     Raises:
-        ValueError: If a setting is for simulations only, or identities are missing.
+        ValueError: If a setting is for simulations only, identities are missing, or the client can't know
+            what its budget is about.
     """
     check_deployable(federated)
     check_identities(federated, identities is not None, "client_app(identities=...)")
+    if isinstance(budget, PrivacyTarget):
+        own_budget(federated, budget, identities is not None)
     check_client_callbacks((trainer or {}).get("callbacks") or ())
     app = ClientApp()
 
     def reply(kind: str, message: Message, context: Context) -> Message:
         store, number = own_folder(context, home), own_number(context)
         signing = None if identities is None else identities(context)
+        own = budget(context) if callable(budget) else budget
         client = DeployedClient(
-            module, lambda: data(context), federated, trainer or {}, store, number, signing
+            module, lambda: data(context), federated, trainer or {}, store, number, signing, own
         )
         return Message(to_record(client.reply(kind, from_record(message.content))), reply_to=message)
 

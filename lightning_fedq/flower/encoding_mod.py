@@ -27,9 +27,11 @@ from lightning_fedq.flower.settings import (
     check_identities,
     check_trained_elsewhere,
     common_settings,
+    own_budget,
 )
 from lightning_fedq.flower.store import Store
 from lightning_fedq.party_keys import Identities
+from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundTask
 
 _REFUSED = 6
@@ -46,6 +48,7 @@ class _TrainFunction(RemoteClient):
         call: The train function; takes the message's own records, returns the reply's.
         content: The message's own records.
         identities: See `RemoteClient`.
+        budget: See `RemoteClient`.
     """
 
     def __init__(
@@ -56,8 +59,9 @@ class _TrainFunction(RemoteClient):
         call: Callable[[RecordDict], RecordDict],
         content: RecordDict,
         identities: Identities | None,
+        budget: PrivacyTarget | None,
     ) -> None:
-        super().__init__(federated, store, partition, identities)
+        super().__init__(federated, store, partition, identities, budget)
         self._call, self._content = call, content
 
     def settings(self) -> dict[str, str]:
@@ -112,6 +116,7 @@ def encoding_mod(
     *,
     home: Callable[[Context], Path] | None = None,
     identities: Callable[[Context], Identities] | None = None,
+    budget: Callable[[Context], PrivacyTarget] | PrivacyTarget | None = None,
 ) -> Mod:
     """Client mod that encodes what the train function returns, and lets nothing else leave.
 
@@ -120,13 +125,16 @@ def encoding_mod(
             ranges, secure aggregation, seed. How a client trains is its train function's.
         home: The client's folder; None takes `fedq-home` of the node's configuration.
         identities: See `client_app`.
+        budget: See `client_app`.
 
     Raises:
-        ValueError: If a setting is the train function's business, or for simulations only, or identities are
-            missing.
+        ValueError: If a setting is the train function's business, or for simulations only, identities are
+            missing, or the client can't know what its budget is about.
     """
     check_trained_elsewhere(federated)
     check_identities(federated, identities is not None, "encoding_mod(identities=...)")
+    if isinstance(budget, PrivacyTarget):
+        own_budget(federated, budget, identities is not None)
 
     def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         try:
@@ -151,7 +159,8 @@ def encoding_mod(
 
         signing = None if identities is None else identities(context)
         store, number = own_folder(context, home), own_number(context)
-        client = _TrainFunction(federated, store, number, call, own, signing)
+        limit = budget(context) if callable(budget) else budget
+        client = _TrainFunction(federated, store, number, call, own, signing, limit)
         if kind == "train":
             fields["weights"], fields["dtype"] = b"", "float32"
             try:

@@ -16,8 +16,10 @@ from lightning_fedq.callbacks import (
     LeakageBudget,
     LeakageMonitor,
 )
-from lightning_fedq.core import Mechanism
+from lightning_fedq.core import Adversary, Mechanism
 from lightning_fedq.federation.local_model import num_coordinates
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.rounds import ClientBudget
 
 PROTOCOL = "1"
 SIMULATED = (ByzantineClients, DPSGD, Langevin, LeakageBudget, LeakageMonitor)
@@ -136,6 +138,36 @@ def check_identities(federated: Federated, given: bool, where: str) -> None:
             f"may lie about both: give {where}, Ed25519 keys from a source that the server does not control; "
             "or use SecAgg(), for a server that follows the protocol"
         )
+
+
+def own_budget(federated: Federated, target: PrivacyTarget | None, signed: bool) -> ClientBudget | None:
+    """Budget that a client enforces by itself, or None.
+
+    Args:
+        federated: The settings.
+        target: Of this client, over all that it sends.
+        signed: Whether peers' keys are accepted signed only.
+
+    Raises:
+        ValueError: If the client can't know what it is to enforce; with the cure.
+    """
+    if target is None:
+        return None
+    if federated.seed is not None:
+        raise ValueError(
+            "keys from a seed hide nothing, so there is no budget to keep to; leave out seed=, or budget="
+        )
+    secagg, size = federated.secure_aggregation, federated.planner.cohort_size
+    paired = max(federated.mechanism.group_sizes(size)) > 1
+    if target.against is Adversary.SERVER and paired and not signed:
+        raise ValueError(
+            f"{type(federated.mechanism).__name__} shares bits between clients, and a server that relays "
+            "their keys could know them: give the client identities, so that its partner's key is signed, or "
+            "a budget with adversary='server_and_partner'"
+        )
+    fewest = None if secagg is None else secagg.fewest_survivors(size)
+    corrupt = 0.0 if secagg is None else secagg.max_corrupt or 0.0
+    return ClientBudget(target, federated.num_clients, fewest, corrupt)
 
 
 def check_client_callbacks(callbacks: Sequence[object]) -> None:

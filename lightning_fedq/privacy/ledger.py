@@ -20,11 +20,13 @@ from __future__ import annotations
 import hashlib
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_fedq.core import RoundContext
 from lightning_fedq.privacy.journal import Journal
 
 
@@ -271,6 +273,16 @@ class Ledger:
         self.rounds = state["rounds"] + (0 if empty else self.rounds)
         self._id = state.get("id", self._id) if empty else secrets.token_hex(8)
         self.journal, self.recorded = None, (state["journal"], state["position"])
+
+
+def as_long_as(context: RoundContext, dim: int) -> RoundContext:
+    """The round of a vector of at least `dim` coordinates, as accounts see it: a charge has no length."""
+    more = dim - sum(context.segments)
+    if more <= 0:
+        return context
+    one = torch.ones(1, dtype=torch.float64)
+    center, radius = torch.cat([context.center, 0.0 * one]), torch.cat([context.radius, one])
+    return replace(context, segments=(*context.segments, more), center=center, radius=radius)
 
 
 def _later(own: Tensor, other: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """One federated round in two halves: clients encode and pack, the server decodes, steps and records."""
 
 from lightning_fedq.rounds.client import RoundClient, StreamLog, UsedStreamError, encode_updates
+from lightning_fedq.rounds.client_budget import BudgetSpentError, ClientBudget
 from lightning_fedq.rounds.engine import RoundEngine
 from lightning_fedq.rounds.messages import (
     ForeignMessageError,
@@ -28,6 +29,8 @@ from lightning_fedq.rounds.server import RoundServer
 
 __all__ = [
     "Aggregator",
+    "BudgetSpentError",
+    "ClientBudget",
     "ForeignMessageError",
     "ForgedMessageError",
     "LateMessageError",

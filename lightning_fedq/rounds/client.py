@@ -7,7 +7,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -18,6 +19,7 @@ from lightning_fedq.core import Mechanism, Message, RoundContext
 from lightning_fedq.functional.accumulate import sum_of_squares
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.randomness import ClientRandomness, Keys, PublicRandomness
+from lightning_fedq.rounds.client_budget import ClientBudget
 from lightning_fedq.rounds.messages import RoundTask, frame
 
 Target = Literal["updates", "weights"]
@@ -92,6 +94,8 @@ class StreamLog:
 
     Attributes:
         charges: Streams that were used, which is what the client has paid for.
+        dim: Coordinates of the longest vector that one of them was used for.
+        mechanisms: That they were used with, as text; "" where an earlier version did not say.
 
     Raises:
         ValueError: If the file is damaged, or another client's or federation's.
@@ -99,20 +103,35 @@ class StreamLog:
     """
 
     def __init__(self, path: Path | None, owner: str) -> None:
-        self._last, self.charges = (-1, -1), 0
+        self._last, self.charges, self.dim = (-1, -1), 0, 0
+        self.mechanisms: set[str] = set()
         self._journal = None if path is None else Journal(path, owner, 1)
         self._read()
 
     def _read(self) -> None:
         for entry in [] if self._journal is None else self._journal.unread():
-            self._last = max(self._last, (entry.round, entry.attempt))
-            self.charges += 1
+            self._used(entry.round, entry.attempt, entry.dim, entry.state)
 
-    def use(self, round: int, attempt: int, dim: int) -> None:
-        """Use up one stream for a vector of `dim` coordinates. When it returns, the disk knows.
+    def _used(self, round: int, attempt: int, dim: int, mechanism: str) -> None:
+        self._last, self.dim = max(self._last, (round, attempt)), max(self.dim, dim)
+        self.charges += 1
+        self.mechanisms.add(mechanism)
+
+    def use(
+        self, round: int, attempt: int, dim: int, mechanism: str, check: Callable[[], None] = lambda: None
+    ) -> None:
+        """Use up one stream. When it returns, the disk knows.
+
+        Args:
+            round: Round number.
+            attempt: Attempt at this round.
+            dim: Coordinates of the vector that is encoded.
+            mechanism: That encodes it, as text.
+            check: Raises where one more is too much, by what the log holds now.
 
         Raises:
             UsedStreamError: If it, or a later one, was used before.
+            RuntimeError: If another process uses one at the same time.
             OSError: If it can't be written; then nothing may be sent.
         """
         self._read()
@@ -122,10 +141,10 @@ class StreamLog:
                 f"{self._last[0]}, attempt {self._last[1]}: a stream serves one payload. A server that was "
                 "restarted goes on with a new attempt; one that has lost its state needs a new federation"
             )
+        check()
         if self._journal is not None:
-            self._journal.append(round, attempt, "", None, dim)
-        self._last = (round, attempt)
-        self.charges += 1
+            self._journal.append(round, attempt, mechanism, None, dim)
+        self._used(round, attempt, dim, mechanism)
 
 
 class RoundClient:
@@ -137,12 +156,29 @@ class RoundClient:
         keys: What this client knows.
         log: Of the streams that it has used.
         target: "updates" or "weights", see `RoundEngine`.
+        budget: That it keeps to by itself; None leaves that to the server's ledger.
     """
 
     def __init__(
-        self, client: int, mechanism: Mechanism, keys: Keys, log: StreamLog, target: Target = "updates"
+        self,
+        client: int,
+        mechanism: Mechanism,
+        keys: Keys,
+        log: StreamLog,
+        target: Target = "updates",
+        budget: ClientBudget | None = None,
     ) -> None:
         self.client, self.mechanism, self.keys, self.log, self.target = client, mechanism, keys, log, target
+        self.budget = budget
+
+    def check_budget(self, task: RoundTask) -> None:
+        """Refuse a round that this client's own budget has no room for. `encode` asks again.
+
+        Raises:
+            BudgetSpentError: If there is none.
+        """
+        if self.budget is not None:
+            self.budget.check(self.mechanism, self._context(task), self.log)
 
     def encode(self, task: RoundTask, weights: Tensor, update: Tensor) -> Message:
         """Encode this client's update. Its stream is used up, whatever happens to the message.
@@ -155,6 +191,7 @@ class RoundClient:
         Raises:
             ValueError: If the client is not in the cohort, or the model has another shape than the task.
             UsedStreamError: If the stream was used before.
+            BudgetSpentError: If the message would overspend the client's own budget.
         """
         context = self._context(task)
         if not update.shape == weights.shape == (context.dim,):
@@ -162,7 +199,8 @@ class RoundClient:
                 f"the server's round is about {context.dim} coordinates, this client's model has "
                 f"{update.numel()} and the server sent {weights.numel()}; both sides need the same module"
             )
-        self.log.use(task.round, task.attempt, context.dim)
+        name, check = repr(self.mechanism), partial(self.check_budget, task)
+        self.log.use(task.round, task.attempt, context.dim, name, check)
         return encode_updates(
             self.mechanism, self.target, self.keys, [self.client], update[None], weights, context
         ).message

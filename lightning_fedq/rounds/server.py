@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor
 from lightning_fedq.contract import check_claims, check_decoded
 from lightning_fedq.core import AbortedRoundError, Mechanism, RoundContext
 from lightning_fedq.functional.flatten import rearrange
-from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.ledger import Ledger, as_long_as
 from lightning_fedq.randomness import PublicRandomness, ServerKeys
 from lightning_fedq.ranges import RangeRule, Ranges
 from lightning_fedq.rounds.client import Target
@@ -130,12 +129,7 @@ class RoundServer:
 
         Parameters may join and leave in mid-run, and a charge has no length; so all of them have the longest.
         """
-        context, more = self.context(plan), self.ledger.dim - sum(self.segments)
-        if more <= 0:
-            return context
-        one = torch.ones(1, dtype=torch.float64)
-        center, radius = torch.cat([context.center, 0.0 * one]), torch.cat([context.radius, one])
-        return replace(context, segments=(*self.segments, more), center=center, radius=radius)
+        return as_long_as(self.context(plan), self.ledger.dim)
 
     def rearrange(
         self, parts: Sequence[Tensor], origins: Sequence[int | None], client_weights: Tensor | None

@@ -15,6 +15,7 @@ from lightning_fedq.flower.secure import remote_sums
 from lightning_fedq.flower.server import Cohort, Roster
 from lightning_fedq.flower.store import Store
 from lightning_fedq.party_keys import Identities
+from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundRecord, RoundServer, RoundTask
 
 DIM = 40
@@ -68,18 +69,23 @@ class Halves:
         federated: The settings.
         folder: Of everybody's folders.
         identities: Of each client, and the server's directory; None for none.
-        options: Of every client.
+        budgets: Of clients that have one of their own.
     """
 
     def __init__(
-        self, federated: Federated, folder: Path, identities: list[Identities] | None = None, **options: Any
+        self,
+        federated: Federated,
+        folder: Path,
+        identities: list[Identities] | None = None,
+        budgets: dict[int, PrivacyTarget] | None = None,
     ) -> None:
         self.federated = federated
         directory = None if identities is None else identities[0].directory
 
         def client(number: int) -> RemoteClient:
             own = None if identities is None else identities[number]
-            return Still(federated, Store(folder / f"client-{number}"), number, own, **options)
+            store, budget = Store(folder / f"client-{number}"), (budgets or {}).get(number)
+            return Still(federated, store, number, own, budget)
 
         self.client, self.line = client, Line(client, federated.num_clients)
         self.roster = Roster(federated, self.line, Store(folder / "server"), {}, directory)  # type: ignore[arg-type]

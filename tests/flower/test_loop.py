@@ -14,13 +14,14 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message
+from flwr.serverapp.strategy import FedAvg as StepsAlong
 
 from lightning_fedq.callbacks import DPSGD, Federated
-from lightning_fedq.flower import server_app
+from lightning_fedq.flower import DecodingStrategy, client_app, encoding_mod, server_app
 from lightning_fedq.flower.client import RefusedError
 from lightning_fedq.flower.records import to_record
 from lightning_fedq.flower.server import ClientsElsewhere, FederatedServer, Roster
-from lightning_fedq.mechanisms import CPA, LDPQ, AggregateGaussian, CorBin
+from lightning_fedq.mechanisms import CPA, LDPQ, AggregateGaussian, CorBin, StratifiedCorBin
 from lightning_fedq.models import MLP
 from lightning_fedq.party_keys import ClientSecrets, Identities
 from lightning_fedq.privacy.ledger import Ledger
@@ -31,7 +32,17 @@ from lightning_fedq.rounds import RoundPlanner, RoundTask
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.secagg import messages as wire
 from lightning_fedq.secagg import server as secagg_server
-from tests.flower.loop import TRAINER, LoopGrid, Net, clients, deployment, federated, module, simulate
+from tests.flower.loop import (
+    TRAINER,
+    LoopGrid,
+    Net,
+    clients,
+    deployment,
+    federated,
+    module,
+    own_digits,
+    simulate,
+)
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:round .* client|the message of client|node |register|train|unmask. :UserWarning"
@@ -140,6 +151,29 @@ def test_sample_level_privacy_on_a_client_is_refused_where_the_person_sits(tmp_p
     own = {"callbacks": [DPSGD(1.0, 1.0, delta=1e-5)]}
     with pytest.raises(ValueError, match="DPSGD works on the clients of a simulation"):
         clients(lambda: federated(COIN), tmp_path, trainer=own)
+
+
+def test_sample_level_privacy_on_the_server_is_refused_before_anybody_is_charged(tmp_path):
+    make = lambda: federated(COIN)  # noqa: E731
+    grid = LoopGrid(*clients(make, tmp_path))
+    with pytest.raises(
+        ValueError, match="DPSGD works on clients that are simulated here, and the server has"
+    ):
+        deployment(make(), 1, tmp_path, callbacks=[DPSGD(1.0, 1.0, delta=1e-5)]).run(grid)
+    assert {kind for kind, _ in grid.log} == {"register"}
+
+
+@pytest.mark.parametrize("app", [client_app, server_app, encoding_mod, DecodingStrategy])
+def test_groups_of_three_or_more_without_a_seed_are_refused_at_once(app):
+    """Their key takes one more exchange; with a seed, and in pairs, there is none to make."""
+    threes = StratifiedCorBin(epsilon=4.0, group_size=3)
+    given = {client_app: (module, own_digits), server_app: (module,), DecodingStrategy: (StepsAlong(),)}
+    with pytest.raises(
+        ValueError, match=r"StratifiedCorBin\(.* groups of three or more, .*; use pairs \(CorB"
+    ):
+        app(*given.get(app, ()), federated(threes, seed=None, local_epochs=1))
+    app(*given.get(app, ()), federated(threes, local_epochs=1))
+    app(*given.get(app, ()), federated(COIN, seed=None, local_epochs=1))
 
 
 TARGET = PrivacyTarget(epsilon=30.0, delta=1e-3, adversary="server")

@@ -1,0 +1,103 @@
+"""A privacy budget that a client keeps to by itself, whatever the server asks.
+
+The server's ledger protects clients from an honest server that miscounts. A client that does not trust the
+server counts for itself: its own log has one line for every stream that it has used, repeated rounds and
+attempts included, and before a stream is used the accountant says what that many messages spend. It enforces
+what a client can know by itself: the claim of its own messages against those who receive them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from lightning_fedq.core import Adversary, Mechanism, RoundContext
+from lightning_fedq.privacy.accounting import check_delta
+from lightning_fedq.privacy.ledger import as_long_as
+from lightning_fedq.privacy.setting import Setting
+from lightning_fedq.privacy.target import PrivacyTarget, epsilon_of
+
+if TYPE_CHECKING:
+    from lightning_fedq.rounds.client import StreamLog
+
+_ENFORCED = (Adversary.SERVER, Adversary.SERVER_AND_PARTNER, Adversary.SECAGG_SERVER)
+
+
+class BudgetSpentError(RuntimeError):
+    """A message that would overspend the client's own budget. Nothing is encoded, and no stream is used."""
+
+
+@dataclass(frozen=True)
+class ClientBudget:
+    """One client's own budget over all messages that its log knows.
+
+    Args:
+        target: Over the "run", which is the life of the client's log. Against the server that receives its
+            messages, that server and the partner that it shares bits with, or the server behind secure
+            aggregation.
+        num_clients: Of the federation; the target's delta is below 1 / num_clients.
+        fewest_survivors: Behind secure aggregation against a server that may lie, `SecAgg.fewest_survivors`;
+            else None, and then there is no budget against the server behind secure aggregation: a client can
+            not see that the others' coins are in the sum.
+        max_corrupt: Fraction of the cohort that may collude with that server.
+
+    Raises:
+        ValueError: If the target is over a round, or against somebody of whom a client knows too little.
+    """
+
+    target: PrivacyTarget
+    num_clients: int
+    fewest_survivors: int | None = None
+    max_corrupt: float = 0.0
+
+    def __post_init__(self) -> None:
+        against = self.target.against
+        check_delta(self.target.delta, self.num_clients, "clients")
+        if self.target.over != "run":
+            raise ValueError(
+                "a client's own budget is over the run: all that it sends; leave over='round' out"
+            )
+        if against not in _ENFORCED:
+            raise ValueError(
+                f"a client can't see what {against.name} learns, so it can't hold to a budget against it; "
+                "take adversary='server' or 'server_and_partner'"
+            )
+        if against is Adversary.SECAGG_SERVER and self.fewest_survivors is None:
+            raise ValueError(
+                "whether a sum hides a client is the server's to say, unless it is held to it: use "
+                "SecAgg(active=True), or a budget with adversary='server', which counts on no sum"
+            )
+
+    def check(self, mechanism: Mechanism, context: RoundContext, log: StreamLog) -> None:
+        """Refuse one more message.
+
+        Args:
+            mechanism: That encodes it.
+            context: The round.
+            log: What was sent before; all of it counts as encoded by `mechanism` and as long as the longest.
+
+        Raises:
+            BudgetSpentError: If it would overspend, or the log has messages of another mechanism.
+        """
+        target, charges = self.target, log.charges
+        if others := log.mechanisms - {repr(mechanism)}:
+            raise BudgetSpentError(
+                f"this client's log has messages of {', '.join(sorted(others)) or 'an unknown mechanism'}, "
+                f"and what they spent is not known to {mechanism!r}; begin a new federation in a new folder, "
+                "whose privacy adds to that of the old one"
+            )
+        setting = Setting(
+            as_long_as(context, log.dim),
+            charges + 1,
+            float(target.delta or 0.0),
+            secure_aggregation=self.fewest_survivors is not None,
+            max_corrupt=self.max_corrupt,
+            fewest_survivors=self.fewest_survivors,
+        )
+        spent = epsilon_of(setting, mechanism, target.against, charges + 1)
+        if spent > target.epsilon:
+            raise BudgetSpentError(
+                f"this client's own budget is {target}: {charges} messages were encoded before, and with one "
+                f"more they would spend epsilon {spent:.4g}; nothing is sent. Raise the budget, or leave the "
+                "federation"
+            )

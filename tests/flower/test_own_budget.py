@@ -1,0 +1,131 @@
+"""A deployed client with a budget of its own; what it counts is in `tests/rounds/test_client_budget.py`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from flwr.app import Context
+
+from lightning_fedq.core import Adversary
+from lightning_fedq.flower import client_app, encoding_mod
+from lightning_fedq.mechanisms import LDPQ, CorBin
+from lightning_fedq.party_keys import Identities
+from lightning_fedq.privacy.accounting import spent
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.rounds import RoundTask
+from lightning_fedq.secagg import SecAgg
+from tests.flower.halves import DIM, Fields, Halves
+from tests.flower.loop import (
+    CLIENTS,
+    LoopGrid,
+    clients,
+    deployment,
+    federated,
+    module,
+    own_digits,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:node |train|round .* client:UserWarning")
+COIN, DELTA = LDPQ(epsilon=0.5), 1e-5
+
+
+def budget_for(messages: int, dim: int = DIM) -> PrivacyTarget:
+    """Room for so many messages of one bit a coordinate, by the accountant."""
+    (claim,) = (c for c in COIN.claims(_context(dim)) if c.adversary is Adversary.SERVER)
+    found = spent(claim.loss, DELTA, compositions=claim.compositions, rounds=messages)
+    return PrivacyTarget(found.epsilon * 1.0001, DELTA, "server")
+
+
+def _context(dim: int) -> Any:
+    one = torch.ones(1, dtype=torch.float64)
+    return RoundTask(0, 0, tuple((c,) for c in range(CLIENTS)), (dim,), 0.0 * one, one).context()
+
+
+def coin(**options: Any) -> Any:
+    return federated(COIN, seed=None, local_epochs=1, **options)
+
+
+@pytest.mark.parametrize("secagg", [None, SecAgg()])
+def test_a_server_that_asks_for_more_rounds_than_agreed(secagg: Any, tmp_path: Path) -> None:
+    """Client 2 pays for two rounds. Every message finds a new process here, so it counts by its own log."""
+    played = Halves(coin(secure_aggregation=secagg), tmp_path, budgets={2: budget_for(2)})
+    assert [played.round().num_received for _ in range(2)] == [4, 4]
+    for _ in range(2):
+        with pytest.warns(
+            UserWarning, match="BudgetSpentError: this client's own budget is epsilon .* 2 messag"
+        ):
+            assert played.round().num_received == 3
+        assert played.line.answers["train", 2] == {"refused": "train: declined"}  # and not a word more
+    lines = (tmp_path / "client-2" / "streams.jsonl").read_text().splitlines()[1:]
+    assert [json.loads(line)["round"] for line in lines] == [0, 1]
+    assert played.server.ledger.charges.tolist() == [4, 4, 4, 4]  # the server may count more, never less
+
+
+def test_a_server_that_forgets_what_it_has_asked(tmp_path: Path) -> None:
+    """A new server object begins again at round 0, and with rounds that it makes up."""
+    played = Halves(coin(), tmp_path, budgets={2: budget_for(2)})
+    played.round()
+
+    def tells(kind: str, client: int, fields: Fields) -> Fields:
+        if kind == "train" and client == 2:
+            task = RoundTask.from_bytes(fields["task"])
+            told.append(RoundTask(rounds.pop(0), 0, task.groups, task.segments, task.center, task.radius))
+            return {**fields, "task": told[-1].to_bytes()}
+        return fields
+
+    told: list[RoundTask] = []
+    rounds = [0, 50, 51, 10**6]
+    played.line.tells = tells
+    answers = []
+    for _ in range(4):
+        with pytest.warns(UserWarning):
+            played.round()
+        answers.append(played.line.answers["train", 2])
+    assert "a stream serves one payload" in answers[0]["refused"]
+    assert set(answers[1]) == {"answer"}
+    assert answers[2:] == [{"refused": "train: declined"}] * 2
+
+
+def test_in_flower_s_own_app(tmp_path: Path) -> None:
+    """Of client 1's node configuration, through `client_app`, with a restart of the server in between."""
+    dim = sum(parameter.numel() for parameter in module().parameters())
+
+    def budget(context: Context) -> PrivacyTarget:
+        return budget_for(1 if context.node_config["partition-id"] == 1 else 3, dim)
+
+    apps, homes = clients(coin, tmp_path, budget=budget)
+    _, server = deployment(coin(), 1, tmp_path).run(LoopGrid(apps, homes))
+    assert [record.num_received for record in server.records] == [4]
+    with pytest.warns(UserWarning, match="node 101 refuses: train: declined"):
+        _, server = deployment(coin(), 2, tmp_path).run(LoopGrid(apps, homes))
+    assert [record.num_received for record in server.records] == [4, 3]
+
+
+@pytest.mark.parametrize("make", [client_app, encoding_mod])
+def test_a_budget_that_a_client_cannot_know_is_refused_at_once(make: Any) -> None:
+    def app(settings: Any, **options: Any) -> Any:
+        return (
+            make(module, own_digits, settings, **options) if make is client_app else make(settings, **options)
+        )
+
+    target = PrivacyTarget(1.0, DELTA, "server")
+    with pytest.raises(ValueError, match="keys from a seed hide nothing"):
+        app(federated(COIN, local_epochs=1), budget=target)
+    pairs = federated(CorBin(4.0, 5), seed=None, local_epochs=1)
+    with pytest.raises(
+        ValueError, match=r"give the client identities, .* or a budget with adversary='server_and"
+    ):
+        app(pairs, budget=target)
+    own = Ed25519PrivateKey.generate()
+    app(pairs, budget=target, identities=lambda context: Identities(own, {0: own.public_key()}))
+    app(pairs, budget=PrivacyTarget(1.0, DELTA, "server_and_partner"))
+    with pytest.raises(ValueError, match=r"use SecAgg\(active=True\)"):
+        app(coin(secure_aggregation=SecAgg()), budget=PrivacyTarget(1.0, DELTA, "secagg_server"))
+    identities = lambda context: Identities(own, {0: own.public_key()})  # noqa: E731
+    settings = coin(secure_aggregation=SecAgg(active=True))
+    app(settings, budget=PrivacyTarget(1.0, DELTA, "secagg_server"), identities=identities)
