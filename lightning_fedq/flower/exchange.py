@@ -10,7 +10,8 @@ from flwr.serverapp import Grid
 
 from lightning_fedq.flower.records import Fields, from_record, to_record
 
-_POLL = 0.2
+POLL = 0.2
+"""Seconds between two questions whether answers have come."""
 
 
 class Exchange:
@@ -41,21 +42,31 @@ class Exchange:
             contents: By node.
             group: Names the round, for Flower's log.
         """
-        messages = [self.message(kind, node, fields, group) for node, fields in contents.items()]
-        asked = dict(zip(self._grid.push_messages(messages), contents, strict=True))
+        asked = self.push(kind, contents, group)
         answers: dict[int, Fields] = {}
-        left, end = {number for number in asked if number}, time.monotonic() + self.timeout
-        while left and time.monotonic() < end:
-            for reply in self._grid.pull_messages(left):
-                # an error that the SuperLink makes up names no node, so replies are known by what they answer
-                left.discard(reply.metadata.reply_to_message_id)
-                node = asked[reply.metadata.reply_to_message_id]
-                if (fields := self.fields(node, reply)) is not None:
-                    answers[node] = fields
-            if left:
-                time.sleep(_POLL)
-        for number in left:
-            self._warn(f"node {asked[number]}: no answer to {kind} in {self.timeout:g} s")
+        end = time.monotonic() + self.timeout
+        while asked and time.monotonic() < end:
+            answers |= self.pull(asked)
+            if asked:
+                time.sleep(POLL)
+        for node in asked.values():
+            self._warn(f"node {node}: no answer to {kind} in {self.timeout:g} s")
+        return answers
+
+    def push(self, kind: str, contents: Mapping[int, Fields], group: str) -> dict[str, int]:
+        """Send each node its fields, see `__call__`, and return the node of each message that has left."""
+        messages = [self.message(kind, node, fields, group) for node, fields in contents.items()]
+        numbers = zip(self._grid.push_messages(messages), contents, strict=True)
+        return {number: node for number, node in numbers if number}
+
+    def pull(self, asked: dict[str, int]) -> dict[int, Fields]:
+        """Answers that have come by now, by node. Their messages are taken out of `asked`."""
+        answers: dict[int, Fields] = {}
+        for reply in self._grid.pull_messages(list(asked)):
+            # an error that the SuperLink makes up names no node, so replies are known by what they answer
+            node = asked.pop(reply.metadata.reply_to_message_id)
+            if (fields := self.fields(node, reply)) is not None:
+                answers[node] = fields
         return answers
 
     def message(self, kind: str, node: int, fields: Fields, group: str) -> Message:

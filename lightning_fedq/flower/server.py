@@ -28,7 +28,7 @@ from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.federation.changing_buffers import Rehearsed, updated_statistics
 from lightning_fedq.federation.schedule import Schedule
-from lightning_fedq.flower.exchange import Exchange
+from lightning_fedq.flower.exchange import POLL, Exchange
 from lightning_fedq.flower.local_round import check_schedules
 from lightning_fedq.flower.records import Fields
 from lightning_fedq.flower.secure import RemoteSum, remote_sum, remote_sums
@@ -39,6 +39,8 @@ from lightning_fedq.randomness import SeededKeys, ServerKeys
 from lightning_fedq.rounds import RefusedMessageError, RoundRecord, RoundServer
 
 _SECRETS, _ROSTER, _SIGNATURES = "server", "roster", "signatures"
+_WAIT_FOR_NEW = 60.0
+"""Seconds that a round waits for a node that has just come; it may be a client that has come back."""
 
 
 class Roster:
@@ -70,6 +72,7 @@ class Roster:
         self.nodes: dict[int, int] = {}
         self.samples: dict[int, int] = {}
         self._strangers: set[int] = set()
+        self._asked: dict[str, int] = {}
         self._known: dict[int, bytes] = {}
         self._signatures: dict[int, bytes] = {}
         self._secrets: ServerSecrets | None = None
@@ -95,42 +98,64 @@ class Roster:
         return {**self._words, **public}
 
     def gather(self, wait: float) -> None:
-        """Wait until every client has registered.
+        """Wait until every client has registered, and no longer, whoever else is silent.
 
         Raises:
             RuntimeError: If some are missing after `wait` seconds, or refuse, with what they say.
         """
-        wanted, end, refused = self._federated.num_clients, time.monotonic() + wait, ""
-        while len(self.nodes) < wanted:
-            for words in self.refresh():
-                refused = words
+        wanted, end = self._federated.num_clients, time.monotonic() + wait
+        while True:
+            self._ask_new()
+            refused = self._take_in()
             if len(self.nodes) >= wanted:
                 break
             if refused or time.monotonic() > end:
                 raise RuntimeError(
                     f"{wanted} clients are needed and {len(self.nodes)} have registered"
                     + (
-                        f"; one refuses: {refused}"
+                        f"; one refuses: {refused[-1]}"
                         if refused
-                        else f" within {wait:g} s; start more SuperNodes"
+                        else f" within {wait:g} s; {self._missing()}"
                     )
                 )
-            time.sleep(1.0)
+            time.sleep(POLL)
         if self._secrets is not None:
             signed = {str(client): signature for client, signature in sorted(self._signatures.items())}
             self._store.put(_SIGNATURES, signed)
             self._store.put(_ROSTER, {str(client): key for client, key in sorted(self._known.items())})
 
-    def refresh(self) -> list[str]:
-        """Ask new nodes, such as a client that has come back, who they are, and return their refusals."""
-        online = set(self._exchange.online())
-        new = sorted(online - set(self.nodes.values()) - self._strangers)
+    def _missing(self) -> str:
+        """Who has not registered, and what an operator can do."""
+        missing = [c for c in range(self._federated.num_clients) if c not in self.nodes]
+        quiet = sorted(self._asked.values())
+        found = f"missing are clients {missing[:10]}" + (", ..." if missing[10:] else "")
+        if quiet:
+            found += f", and nodes {quiet[:10]} are connected and have not answered; look at their logs, or"
+        else:
+            found += "; no other node is connected:"
+        return f"{found} start more SuperNodes"
+
+    def refresh(self) -> None:
+        """Ask new nodes, such as a client that comes back, who they are. A silent one is waited for once."""
+        end, new = time.monotonic() + min(self._exchange.timeout, _WAIT_FOR_NEW), self._ask_new()
+        self._take_in()
+        while new & set(self._asked) and time.monotonic() < end:
+            time.sleep(POLL)
+            self._take_in()
+
+    def _ask_new(self) -> set[str]:
+        """Ask nodes that were never asked, and return the numbers of the messages."""
+        known = {*self.nodes.values(), *self._strangers, *self._asked.values()}
+        new = sorted(set(self._exchange.online()) - known)
         if not new:
-            return []
-        answers, refusals = (
-            self._exchange("register", {node: self._greeting() for node in new}, "register"),
-            [],
-        )
+            return set()
+        sent = self._exchange.push("register", {node: self._greeting() for node in new}, "register")
+        self._asked |= sent
+        return set(sent)
+
+    def _take_in(self) -> list[str]:
+        """Give numbers to those who have answered by now, and return refusals."""
+        answers, refusals = self._exchange.pull(self._asked) if self._asked else {}, []
         for node in sorted(answers):
             if "refused" in answers[node]:
                 refusals.append(str(answers[node]["refused"]))

@@ -51,9 +51,18 @@ class Line:
         self.clients, self.nodes = clients, nodes
         self.tells: Callable[[str, int, Fields], Fields] = lambda kind, client, fields: fields
         self.answers: dict[tuple[str, int], Fields] = {}
+        self.timeout = 1.0
+        self._come: dict[int, Fields] = {}
 
     def online(self) -> list[int]:
         return list(range(self.nodes))
+
+    def push(self, kind: str, contents: Mapping[int, Fields], group: str) -> dict[str, int]:
+        self._come |= self(kind, contents, group)
+        return {f"to {node}": node for node in contents}
+
+    def pull(self, asked: dict[str, int]) -> dict[int, Fields]:
+        return {node: self._come.pop(node) for node in (asked.pop(number) for number in list(asked))}
 
     def __call__(self, kind: str, contents: Mapping[int, Fields], group: str) -> dict[int, Fields]:
         for node, fields in contents.items():

@@ -1,0 +1,109 @@
+"""Registration: nobody is waited for longer than it takes, and whoever is missing is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_fedq.flower import exchange, server
+from lightning_fedq.flower.exchange import Exchange
+from lightning_fedq.flower.server import Roster
+from lightning_fedq.flower.settings import fingerprint
+from lightning_fedq.flower.store import Store
+from lightning_fedq.mechanisms import CorBin
+from tests.flower.loop import CLIENTS, LoopGrid, clients, federated, module
+
+pytestmark = pytest.mark.filterwarnings("ignore:node:UserWarning")
+HOUR = 3600.0
+
+
+class Clock:
+    """Time that passes in sleep only."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+@pytest.fixture
+def clock(monkeypatch: Any) -> Clock:
+    found = Clock()
+    monkeypatch.setattr(exchange, "time", found)
+    monkeypatch.setattr(server, "time", found)
+    return found
+
+
+def settings() -> Any:
+    return federated(CorBin(epsilon=4.0, shared_bits=5), seed=None)
+
+
+def roster_of(grid: LoopGrid, folder: Path, warned: list[str]) -> Roster:
+    fed = settings()
+    found = Exchange(grid, HOUR, warned.append)
+    return Roster(fed, found, Store(folder / "server"), fingerprint(fed, module(), None))
+
+
+def silent(*nodes: int) -> Any:
+    """Nodes that are connected and never answer a registration."""
+    return lambda kind, client, reply: None if kind == "register" and client in nodes else reply
+
+
+def grid_of(folder: Path, nodes: int, *quiet: int) -> LoopGrid:
+    apps, homes = clients(settings, folder)
+    apps, homes = [*apps, *apps][:nodes], [*homes, *(folder / "more" / str(i) for i in range(nodes))][:nodes]
+    return LoopGrid(apps, homes, silent(*quiet))
+
+
+def test_it_begins_when_the_wanted_number_is_there(clock: Clock, tmp_path: Path) -> None:
+    """A fifth SuperNode is connected and says nothing: four are wanted, and four have answered."""
+    roster = roster_of(grid_of(tmp_path, 5, 4), tmp_path, [])
+    roster.gather(600.0)
+    assert sorted(roster.nodes) == [0, 1, 2, 3] and clock.now < 2.0
+
+
+def test_who_is_missing_is_named_after_the_time_to_wait(clock: Clock, tmp_path: Path) -> None:
+    """Client 2's node is connected and silent, client 3 has not come: ten minutes are waited, not an hour."""
+    roster = roster_of(grid_of(tmp_path, 3, 2), tmp_path, [])
+    words = (
+        r"4 clients are needed and 2 have registered within 600 s; missing are clients \[2, 3\], and nodes "
+        r"\[102\] are connected and have not answered; "
+    )
+    with pytest.raises(RuntimeError, match=words):
+        roster.gather(600.0)
+    assert 600.0 <= clock.now < 610.0
+
+
+def test_one_that_answers_late_is_taken_in(clock: Clock, tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, CLIENTS)
+    whole = grid.pull_messages
+
+    def late(numbers: Any) -> Any:
+        wanted = [n for n in numbers if n != "message 3" or clock.now >= 300.0]
+        return whole(wanted)
+
+    grid.pull_messages = late  # type: ignore[method-assign]
+    roster = roster_of(grid, tmp_path, [])
+    roster.gather(600.0)
+    assert sorted(roster.nodes) == [0, 1, 2, 3] and 300.0 <= clock.now < 310.0
+    assert [kind for kind, _ in grid.log] == ["register"] * CLIENTS  # asked once
+
+
+def test_a_stranger_does_not_hold_up_every_round(clock: Clock, tmp_path: Path) -> None:
+    """A silent node that joins in mid-run costs one short wait, and no more in the rounds to come."""
+    grid = grid_of(tmp_path, 5, 4)
+    stranger = grid.contexts.pop(104)
+    roster = roster_of(grid, tmp_path, [])
+    roster.gather(600.0)
+    grid.contexts[104] = stranger
+    roster.refresh()
+    first = clock.now
+    assert first < 120.0
+    roster.refresh()
+    assert clock.now == first
