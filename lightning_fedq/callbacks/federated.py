@@ -303,7 +303,6 @@ class Federated(pl.Callback):
             self._coming_stacks,
             skips_empty,
             self._change_vector,
-            self._end_of_round(),
         )
         self._undo.later(self._training.detach)
         if self.seed is None:
@@ -312,6 +311,8 @@ class Federated(pl.Callback):
         group = None if self._ranks is None else self._ranks.group
         self.client_log = ClientMetrics(choice, trainer, pl_module, lambda: self.training_clients, group)
         self.client_log.attach(self._undo)
+        if isinstance(self._engine, RankEngine) and isinstance(self._schedule, RankSchedule):
+            self._engine.beside = EndOfRound(self._schedule, clock, self.client_log)
         self._averages = RoundAverages(trainer, lambda: self.round_is_open)
         self._averages.attach(self._undo)
         hook = pl_module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
@@ -320,12 +321,6 @@ class Federated(pl.Callback):
         self._undo.later(hook.remove)
         if self._schedule.rounds_differ or clock.max_steps != -1:  # the last one may be shorter
             self._undo.replace(trainer, "reload_dataloaders_every_n_epochs", 1)
-
-    def _end_of_round(self) -> EndOfRound | None:
-        if self._ranks is None:
-            return None
-        assert isinstance(self._schedule, RankSchedule)
-        return EndOfRound(self._ranks.group, self._schedule)
 
     def _agree_on_start(self, ranks: DistributedClientsStrategy) -> None:
         """All ranks have the same federation and data, and rank 0, which keeps the journal, the ledger."""
@@ -715,8 +710,6 @@ class Federated(pl.Callback):
         if record is not None:
             self.records.append(record)
             warn_of(record)
-            if self.client_log is not None:
-                self.client_log.add_up()
             if self._ranks is not None:
                 self._ranks.share_counts(pl_module)
             if self._target is not None:

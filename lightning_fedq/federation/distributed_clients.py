@@ -27,7 +27,8 @@ from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.core import AbortedRoundError
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.generator_turns import generator_state
-from lightning_fedq.federation.clock import LocalClock
+from lightning_fedq.federation.client_metrics import ClientMetrics, Logged
+from lightning_fedq.federation.clock import LocalClock, RankClock
 from lightning_fedq.federation.rank_group import Backend, RankGroup
 from lightning_fedq.federation.schedule import Schedule
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
@@ -130,10 +131,10 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
         if self.num_ranks > 1:
             self.group = _joined(self)
 
-    def barrier(self, *args: Any, **kwargs: Any) -> None:
-        """Wait for all ranks."""
-        if self._asks_others:
-            self.group.gather(None, f"the barrier {args}")
+    def barrier(self, name: str | None = None) -> None:
+        """Wait for all ranks, except where a round is about to start, which all ranks do together anyway."""
+        if self._asks_others and name != "train_dataloader()":
+            self.group.gather(None, f"the barrier {name}")
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:
         """One rank's object, on all ranks."""
@@ -150,9 +151,14 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
 
     def share_counts(self, module: torch.nn.Module) -> None:
         """Give every rank rank 0's integer buffers, which count batches and are in no update."""
-        for buffer in module.buffers():
-            if not buffer.is_floating_point():
-                self.group.share(buffer)
+        counts = [buffer for buffer in module.buffers() if not buffer.is_floating_point()]
+        if not counts:
+            return
+        flat = torch.cat([buffer.flatten().to(torch.int64) for buffer in counts])
+        self.group.share(flat)
+        parts = torch.split(flat, [buffer.numel() for buffer in counts])
+        for buffer, values in zip(counts, parts, strict=True):
+            buffer.copy_(values.view_as(buffer))
 
     def share(self, module: torch.nn.Module) -> None:
         """Give every rank rank 0's parameters and buffers, those that nobody trains included."""
@@ -225,27 +231,42 @@ class RankSchedule(Schedule):
 
 
 class EndOfRound:
-    """The end of a round for what Lightning and the clients' training keep beside the server.
+    """Exchange, at the end of a round, of what Lightning and the clients' training keep beside the server.
 
     Args:
-        group: Of the ranks.
-        schedule: Of this one.
+        schedule: Of this rank.
+        clock: Of its clients.
+        log: What its clients have logged.
     """
 
-    def __init__(self, group: RankGroup, schedule: RankSchedule) -> None:
-        self._group, self._schedule = group, schedule
+    def __init__(self, schedule: RankSchedule, clock: LocalClock, log: ClientMetrics) -> None:
+        self._schedule, self._clock, self._log = schedule, clock, log
 
-    def end_round(self, clock: LocalClock) -> None:
-        """Bring the clock, and torch's generators, to where one process would have them."""
+    def of_rank(self) -> _Beside:
+        """This rank's share, for `of_all_ranks`."""
         places = self._schedule.places
-        own = (max(places, default=-1), generator_state()[0], clock.of_rank(places))
-        found = self._group.gather(own, "the clocks at the end of a round")
-        torch.default_generator.set_state(max(found, key=lambda one: one[0])[1])
-        clock.of_all_ranks([one[2] for one in found])
+        drawn = generator_state()[0].numpy().tobytes()
+        return _Beside(max(places, default=-1), drawn, self._clock.of_rank(places), self._log.of_rank())
+
+    def of_all_ranks(self, found: Sequence[_Beside]) -> None:
+        """Bring the clock, torch's generator and the log to where one process would have them."""
+        drawn = bytearray(max(found, key=lambda one: one.last_place).drawn)
+        torch.default_generator.set_state(torch.frombuffer(drawn, dtype=torch.uint8))
+        self._clock.of_all_ranks([one.clock for one in found])
+        self._log.of_all_ranks([one.logged for one in found])
 
 
 class OtherRankStoppedError(RuntimeError):
     """Signal that another rank has given the open round up, so that it is void for all."""
+
+
+class _Beside(NamedTuple):
+    """One rank's share of what is kept beside the server. See `EndOfRound`."""
+
+    last_place: int
+    drawn: bytes
+    clock: RankClock | None
+    logged: Logged | None
 
 
 class _Part(NamedTuple):
@@ -258,6 +279,7 @@ class _Part(NamedTuple):
     energy: float
     kind: tuple[torch.Size, torch.dtype] | None
     messages: list[tuple[list[int], Tensor]]
+    beside: _Beside | None
 
 
 class RankEngine(RoundEngine):
@@ -268,6 +290,9 @@ class RankEngine(RoundEngine):
         strategy: Of this rank.
         order: Returns the clients of the open round in the order of one process.
         **options: See `RoundEngine`.
+
+    Attributes:
+        beside: What else the ranks exchange with their parts of a round, before the server steps.
     """
 
     def __init__(
@@ -279,6 +304,7 @@ class RankEngine(RoundEngine):
     ) -> None:
         super().__init__(*args, **options)
         self._strategy, self._order = strategy, order
+        self.beside: EndOfRound | None = None
 
     @property
     def adds_up(self) -> bool:
@@ -334,11 +360,14 @@ class RankEngine(RoundEngine):
         symbols = total.integer_sum
         kind = None if symbols is None else (symbols.shape, symbols.dtype)
         own = total.received, self._uplink_bits, self._clipped, self._non_finite, self._energy
-        parts = self._meet(_Part(*own, kind, self._messages))
+        beside = None if self.beside is None else self.beside.of_rank()
+        parts = self._meet(_Part(*own, kind, self._messages, beside))
         whole = [part for part in parts if part is not None]
         if len(whole) < len(parts):
             raise OtherRankStoppedError(f"rank {parts.index(None)} has given up round {self.round + 1}")
         self._take_in(whole)
+        if self.beside is not None:  # now, because a server's optimiser may draw random numbers, too
+            self.beside.of_all_ranks([part.beside for part in whole if part.beside is not None])
         return super().finish()
 
     def abandon(self) -> None:

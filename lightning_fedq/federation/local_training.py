@@ -8,7 +8,6 @@ weights. `Federated` says when, by Lightning's hooks.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.data.batches import Stack
@@ -19,13 +18,6 @@ from lightning_fedq.federation.local_model import LocalModel, Members
 from lightning_fedq.federation.resume import RoundStart
 from lightning_fedq.federation.watch import Watch
 from lightning_fedq.rounds import RoundEngine, RoundRecord
-
-
-class RankMeeting(Protocol):
-    """The other ranks, at the end of a round."""
-
-    def end_round(self, clock: LocalClock) -> None:
-        """Bring the clock, and torch's generators, to where one process would have them."""
 
 
 class LocalTraining:
@@ -41,7 +33,6 @@ class LocalTraining:
         skips_empty: Is an empty batch no step at all?
         changed: Called with the new members of the flat vector when a round finds it changed; puts the server
             right, or raises what speaks against it.
-        ranks: Where the clients of a round are spread over several.
 
     Attributes:
         start: What a checkpoint of the open round goes back to; None between rounds.
@@ -59,12 +50,10 @@ class LocalTraining:
         stacks: Callable[[], list[Stack]],
         skips_empty: bool,
         changed: Callable[[Members], None],
-        ranks: RankMeeting | None = None,
     ) -> None:
         self._trainer, self._local, self._engine, self.clock = trainer, local, engine, clock
         self._new_parallel, self._attached = parallel, False
         self._stacks, self._skips_empty, self._changed = stacks, skips_empty, changed
-        self._ranks = ranks
         self._watch = Watch(trainer, lambda: {*local.names, *local.buffer_names})
         self.start: RoundStart | None = None
         self.present: Stack | None = None
@@ -177,8 +166,6 @@ class LocalTraining:
             self._trainer.should_stop = True
             self.abandon()
             return None
-        if self._ranks is not None:
-            self._ranks.end_round(self.clock)
         first = self.clock.now
         self.clock.end_round()
         self.steps = range(first, self.clock.now)

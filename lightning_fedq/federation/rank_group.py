@@ -24,6 +24,10 @@ from torch.distributed.rendezvous import rendezvous
 Backend = Literal["gloo", "nccl"]
 
 
+_HEAD = 2**14
+"""Bytes of an object that travel with its length: one exchange in place of two, for most."""
+
+
 class RankLostError(RuntimeError):
     """Error of a rank that does not get an answer from another one."""
 
@@ -95,16 +99,24 @@ class RankGroup:
         return [other for _, other in found]
 
     def _gather(self, obj: Any) -> list[Any]:
-        own = torch.frombuffer(bytearray(pickle.dumps(obj)), dtype=torch.uint8)
+        own = pickle.dumps(obj)
+        head = torch.zeros(_HEAD, dtype=torch.uint8)
+        _write(head, len(own).to_bytes(8, "little") + own[: _HEAD - 8])
         with self._answers():
-            lengths = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-            self._objects.allgather([lengths], [torch.tensor([len(own)])]).wait()
-            padded = torch.zeros(int(torch.cat(lengths).max()), dtype=torch.uint8)
-            padded[: len(own)] = own
-            parts = [torch.empty_like(padded) for _ in range(self.size)]
-            self._objects.allgather([parts], [padded]).wait()
-        sizes = [int(length) for length in lengths]
+            heads = self._all_of(head)
+            sizes = [int.from_bytes(part[:8].numpy().tobytes(), "little") for part in heads]
+            parts, longest = [part[8:] for part in heads], max(sizes) + 8 - _HEAD
+            if longest > 0:
+                rest = torch.zeros(longest, dtype=torch.uint8)
+                _write(rest, own[_HEAD - 8 :])
+                parts = [torch.cat(both) for both in zip(parts, self._all_of(rest), strict=True)]
         return [pickle.loads(part[:size].numpy().data) for part, size in zip(parts, sizes, strict=True)]
+
+    def _all_of(self, tensor: Tensor) -> list[Tensor]:
+        """Everybody's tensor, all of one shape."""
+        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        self._objects.allgather([found], [tensor]).wait()
+        return found
 
     def broadcast(self, obj: Any, place: str, src: int = 0) -> Any:
         """One rank's object, on all ranks. See `gather`."""
@@ -133,3 +145,9 @@ class RankGroup:
         copy = tensor.to(device, copy=True).contiguous()
         yield copy
         tensor.copy_(copy)
+
+
+def _write(tensor: Tensor, data: bytes) -> None:
+    """Bytes to the beginning of a tensor of them."""
+    if data:
+        tensor[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -102,6 +102,16 @@ class Draws(Model):
         super().validation_step([batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]], batch_idx)
 
 
+class Drawing(torch.optim.SGD):
+    """Steps with noise from torch's default generator."""
+
+    def step(self, closure: Any = None) -> Any:
+        found = super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data.add_(torch.randn_like(parameter), alpha=0.01)
+        return found
+
+
 class Judged(Model):
     """Validates with metric objects, one of which counts."""
 
@@ -184,6 +194,9 @@ FEATURES: dict[str, Feature] = {
     "secure aggregation": Feature(federated={"secure_aggregation": SecAgg(), "dropout_probability": 0.2}),
     "quantised weights": Feature(federated={"target": "weights", "smoothing": 0.5}),
     "a server optimiser": Feature(federated={"server_optimizer": lambda p: torch.optim.Adam(p, lr=0.01)}),
+    "a server that draws": Feature(
+        lambda: Model(nn.Dropout(0.5)), federated={"server_optimizer": lambda p: Drawing(p, lr=1.0)}
+    ),
     "two passes in stacks": Feature(federated={"local_epochs": 2, "clients_per_step": 3}),
     "local steps": Feature(federated={"local_steps": 3, "clients_per_step": 2}),
     "dropped rests": Feature(data=lambda: Data(drop_last=True)),

@@ -197,6 +197,40 @@ def test_a_rank_that_fails_asks_nobody() -> None:
     assert first.attempt == 1
 
 
+def test_counts_of_all_kinds_are_those_of_rank_0() -> None:
+    told: list[Tensor] = []
+    strategies = [DistributedClientsStrategy(), DistributedClientsStrategy()]
+    shares = told.append, lambda tensor: tensor.copy_(told[0])
+    for strategy, share in zip(strategies, shares, strict=True):
+        strategy.group = SimpleNamespace(share=share)  # type: ignore[assignment]
+    first, second = (torch.nn.BatchNorm1d(3) for _ in range(2))
+    for module, factor in ((first, 1), (second, 5)):
+        module.num_batches_tracked.add_(2**40 * factor)
+        module.running_mean.fill_(factor)  # type: ignore[union-attr]
+        module.register_buffer(
+            "seen", torch.tensor([[True, False]]) if factor == 1 else torch.ones(1, 2).bool()
+        )
+    for strategy, module in zip(strategies, (first, second), strict=True):
+        strategy.share_counts(module)
+    assert len(told) == 1
+    assert second.num_batches_tracked == 2**40
+    assert second.get_buffer("seen").tolist() == [[True, False]]
+    assert second.running_mean.tolist() == [5.0, 5.0, 5.0]  # type: ignore[union-attr]
+    strategies[0].share_counts(torch.nn.Linear(1, 1))  # nothing to share, and nobody is asked
+    assert len(told) == 1
+
+
+def test_a_round_that_is_about_to_start_is_not_waited_for_twice() -> None:
+    places: list[str] = []
+    strategy = DistributedClientsStrategy()
+    strategy.parallel_devices = [torch.device("cpu")] * 2
+    gather = lambda obj, place: places.append(place)  # noqa: E731
+    strategy.group = SimpleNamespace(gather=gather, is_lost=False)  # type: ignore[assignment]
+    for name in (None, "train_dataloader()", "val_dataloader()"):
+        strategy.barrier(name)
+    assert places == ["the barrier None", "the barrier val_dataloader()"]
+
+
 # ---- refused --------------------------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from lightning_fedq.federation.rank_group import RankGroup, RankLostError
+from lightning_fedq.federation.rank_group import _HEAD, RankGroup, RankLostError
 
 TIMEOUT = timedelta(seconds=60)
 
@@ -42,6 +43,15 @@ def test_objects_of_any_length_arrive_in_the_order_of_ranks(groups: list[RankGro
         assert torch.equal(second["long"], torch.arange(1000))
     for src in range(2):
         assert on_both(groups, lambda group, src=src: group.broadcast(group.rank, "here", src)) == [src, src]
+
+
+@pytest.mark.parametrize("more", [-9, -8, -7, 0, 1, 8000])
+def test_objects_around_the_size_that_travels_at_once(groups: list[RankGroup], more: int) -> None:
+    empty = len(pickle.dumps(("here", bytes(1000)))) - 1000
+    long = bytes(number % 251 for number in range(_HEAD - empty + more))
+    assert len(pickle.dumps(("here", long))) == _HEAD + more
+    for found in on_both(groups, lambda group: group.gather([b"short", long][group.rank], "here")):
+        assert found == [b"short", long]
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
