@@ -50,7 +50,11 @@ class RoundRecord:
         """Every number, by `metric_name`. `round` from 1, `aborted` 0 or 1."""
         values = {k: v for k, v in vars(self).items() if k != "non_finite_clients"}
         values |= {"round": self.round + 1}
-        values |= {"num_non_finite": len(self.non_finite_clients), "aborted": int(bool(self.aborted))}
+        known = not math.isnan(
+            self.clip_rate
+        )  # a server can't tell a zero update from one that counts as zero
+        values |= {"num_non_finite": len(self.non_finite_clients) if known else math.nan}
+        values |= {"aborted": int(bool(self.aborted))}
         return {metric_name(name): value for name, value in values.items()}
 
     def released(self) -> RoundRecord:

@@ -154,13 +154,15 @@ def federated(mechanism: Any, **options: Any) -> Federated:
 
 def simulate(fed: Federated, rounds: int, **options: Any) -> Federated:
     callbacks = [fed, *options.pop("callbacks", [])]
-    trainer = pl.Trainer(**TRAINER, max_epochs=rounds, callbacks=callbacks, enable_checkpointing=False)
+    given = {**TRAINER, "max_epochs": rounds, "enable_checkpointing": False, **options}
+    trainer = pl.Trainer(**given, callbacks=callbacks)
     trainer.fit(module(), datamodule=Digits(batch_size=16))
     return fed
 
 
 def deployment(fed: Federated, rounds: int, folder: Path, **options: Any) -> Deployment:
     given = {**TRAINER, "max_epochs": rounds, "callbacks": options.pop("callbacks", [])}
+    given["logger"] = options.pop("logger", False)
     make = options.pop("module", module)
     timeout = options.pop("timeout", 1.0)
     data, directory = lambda: Digits(batch_size=16), options.pop("directory", None)
