@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from flwr.proto.message_pb2 import PushObjectRequest
+
 from lightning_fedq.commands.flower import write_app
 from lightning_fedq.rounds.messages import FRAME_BYTES
 
@@ -79,6 +81,7 @@ class Request:
     head: int = 0
     up: int = 0
     down: int = 0
+    sent: bytearray = field(default_factory=bytearray)
 
 
 @dataclass
@@ -121,6 +124,8 @@ class Proxy:
     @staticmethod
     async def _send(data: bytes, request: Request, back: asyncio.StreamWriter) -> None:
         request.up += len(data)
+        if "/push-" in request.path:
+            request.sent += data
         back.write(data)
         await back.drain()
 
@@ -201,6 +206,34 @@ def is_poll(request: Request) -> bool:
     )
 
 
+def anatomy(requests: Iterable[Request]) -> list[tuple[str, int, int, int]]:
+    """Requests of one answer: what each is about, and its bytes: headers, object, and what is around it."""
+    found = []
+    for request in requests:
+        head, body = bytes(request.sent).split(b"\r\n\r\n", 1)
+        if b"transfer-encoding: chunked" in head.lower():
+            body = b"".join(_chunks(body))
+        about, content = "message", 0
+        if request.path.endswith("push-object"):
+            pushed = PushObjectRequest.FromString(body)
+            about, content = pushed.object_content.split(b" ", 1)[0].decode(), len(pushed.object_content)
+        found.append((about, len(head) + 4, content, len(body) - content))
+    return found
+
+
+def _chunks(body: bytes) -> Iterable[bytes]:
+    while body:
+        size, body = body.split(b"\r\n", 1)
+        yield body[: int(size, 16)]
+        body = body[int(size, 16) + 2 :]
+
+
+def header_sizes(request: Request) -> dict[str, int]:
+    """Bytes of each header of a request, its line's end included."""
+    lines = bytes(request.sent).split(b"\r\n\r\n", 1)[0].split(b"\r\n")
+    return {line.split(b":", 1)[0].decode()[:40]: len(line) + 2 for line in lines}
+
+
 def measure(machines: CountedMachines, name: str, mechanism: str, hidden: int, rounds: int) -> dict[str, Any]:
     """Bytes of one app, a message."""
     for proxy in machines.proxies:
@@ -228,6 +261,11 @@ def measure(machines: CountedMachines, name: str, mechanism: str, hidden: int, r
         records = example.checkpoint_of(home)["records"]
         packed = sum(r["uplink_bits"] for r in records) / len(records) / 2 / 8
     up = sum(request.up for one in pushes for request in one) / len(messages)
+    if mechanism:
+        print(f"one answer of {mechanism}: request, HTTP headers, object, around the object")
+        for row in anatomy(pushes[-1]):
+            print("  ", *row)
+        print("   headers:", header_sizes(pushes[-1][-1]), flush=True)
     return {
         "app": mechanism or "FedAvg, float arrays (Flower's own)",
         "coordinates": dim,
@@ -248,8 +286,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--hidden", type=int, default=512, help="width of the model's hidden layer")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--apps", nargs="+", default=["corbin", "ldpq", "floats"], help="of these three")
     chosen = parser.parse_args(arguments)
-    apps = {"corbin": "CorBin(epsilon=4.0)", "ldpq": "LDPQ(epsilon=4.0)", "floats": ""}
+    known = {"corbin": "CorBin(epsilon=4.0)", "ldpq": "LDPQ(epsilon=4.0)", "floats": ""}
+    apps = {name: known[name] for name in chosen.apps}
     with tempfile.TemporaryDirectory() as folder, CountedMachines(Path(folder)) as machines:
         rows = [measure(machines, name, m, chosen.hidden, chosen.rounds) for name, m in apps.items()]
         for proxy in machines.proxies:

@@ -195,7 +195,12 @@ class Machines:
 
 
 def deploy(
-    machines: Machines, mechanism: str, name: str, secagg: bool = False, timeout: float = 1800.0
+    machines: Machines,
+    mechanism: str,
+    name: str,
+    secagg: bool = False,
+    timeout: float = 1800.0,
+    change: Callable[[Path], None] = lambda package: None,
 ) -> dict[str, object]:
     """Deploy, simulate, compare.
 
@@ -205,9 +210,11 @@ def deploy(
         name: Of the app, new for every one.
         secagg: Behind secure aggregation.
         timeout: Seconds until the deployment has to be over.
+        change: Done to the app's package before it starts.
     """
     app, server = machines.folder / name, machines.folder / f"{name}-server"
     package = write_app(app, mechanism, clients=CLIENTS, seed=SEED, secure_aggregation=secagg)
+    change(app / package)
     began = time.monotonic()
     machines.run(app, server, ROUNDS)
     machines.wait_for((server / "runs" / "deployed" / "summary.json").exists, timeout)

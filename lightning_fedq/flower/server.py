@@ -212,6 +212,7 @@ class Roster:
             return {}
         assert self._secrets is not None
         peers = [other for other in group if other != client]
+        signed = [self._signatures.get(other, bytes(64)) for other in peers] if self._signatures else []
         return {
             "federation": self._secrets.federation,
             "server": self._secrets.public_key,
@@ -219,7 +220,7 @@ class Roster:
             "sealed": keys.sealed_members(client),
             "peers": peers,
             "peer_keys": b"".join(keys.roster[other] for other in peers),
-            "signatures": b"".join(self._signatures.get(other, bytes(64)) for other in peers),
+            "signatures": b"".join(signed),
         }
 
 

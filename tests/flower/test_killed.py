@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message
 
 from lightning_fedq.callbacks import Federated
@@ -27,6 +28,7 @@ from lightning_fedq.flower.client import RemoteClient
 from lightning_fedq.flower.records import from_record
 from lightning_fedq.flower.server import Roster
 from lightning_fedq.mechanisms import CorBin
+from lightning_fedq.party_keys import Identities
 from lightning_fedq.rounds import RoundServer, StreamLog
 from lightning_fedq.secagg import SecAgg
 from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, simulate
@@ -133,13 +135,21 @@ def serve(
     dies: Callable[[], None] = lambda: None,
     dying: dict[int, Callable[[str], None]] | None = None,
     rounds: int = ROUNDS,
+    signed: bool = False,
 ) -> Outcome | None:
     """Run the server in a process of its own, and return what it ends with, or None where it was killed."""
+    own = [Ed25519PrivateKey.from_private_bytes(bytes([client] * 32)) for client in range(CLIENTS)]
+    directory = {client: key.public_key() for client, key in enumerate(own)} if signed else None
+
+    def identities(context: Any) -> Identities:
+        assert directory is not None
+        return Identities(own[int(context.node_config["partition-id"])], directory)
 
     def work() -> Outcome:
         dies()
-        grid = ForkGrid(*clients(make, folder), folder, dying or {})
-        _, server = deployment(make(), rounds, folder).run(grid)
+        apps = clients(make, folder, identities=identities if signed else None)
+        grid = ForkGrid(*apps, folder, dying or {})
+        _, server = deployment(make(), rounds, folder, directory=directory).run(grid)
         assert server.engine is not None
         return {
             "weights": server.engine.weights,
@@ -232,7 +242,7 @@ def dies_when(point: str) -> Callable[[str], None]:
             after(StreamLog, "use", lambda log: True)
         if point == "encoded" and kind == "train":
             after(RemoteClient, "train", lambda client: True)
-        if point in ("shares", "masked", "unmask") and kind == point:
+        if point in ("shares", "masked", "confirm", "unmask") and kind == point:
             after(RemoteClient, kind, lambda client: True)
 
     return arm
@@ -262,6 +272,17 @@ def test_behind_secure_aggregation_a_killed_client_is_missed(point, tmp_path):
     assert found["charges"] == [3] * CLIENTS
     check_streams(tmp_path, found["charges"])
     assert not list((tmp_path / "client-2").glob("*.bin"))  # nothing of a round is left over
+
+
+@pytest.mark.parametrize("point, received", [("shares", 3), ("masked", 3), ("confirm", 4), ("unmask", 4)])
+def test_against_a_lying_server_a_killed_client_is_missed(point, received, tmp_path):
+    """Three of four must sign the list of survivors, which the killed one is on once it has sent."""
+    active = lambda: coin(secure_aggregation=SecAgg(active=True))  # noqa: E731
+    found = serve(active, tmp_path, dying={2: dies_when(point)}, signed=True)
+    assert found is not None
+    assert found["received"] == [4, received, 4] and found["aborted"] == [False] * 3
+    assert found["charges"] == [3] * CLIENTS
+    check_streams(tmp_path, found["charges"])
 
 
 def test_behind_secure_aggregation_too_many_killed_give_the_round_up(tmp_path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +33,41 @@ def test_a_deployment_ends_with_the_weights_of_the_simulation(
     machines: Any, name: str, mechanism: str, secagg: bool
 ) -> None:
     found = example.deploy(machines, mechanism, name, secagg)
+    assert found["answers"] == [4, 4]
+    assert found["same weights"]
+    assert found["bits, deployed"] == found["bits, simulated"]
+
+
+SIGNING = """
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from lightning_fedq.party_keys import Identities
+
+own = [Ed25519PrivateKey.from_private_bytes(bytes([client] * 32)) for client in range(CLIENTS)]
+directory = {client: key.public_key() for client, key in enumerate(own)}
+
+
+def identities(context):
+    return Identities(own[int(context.node_config["partition-id"])], directory)
+"""
+
+
+def against_a_lying_server(package: Path) -> None:
+    for name, old, new in (
+        ("task", "SecAgg(),", "SecAgg(active=True),"),
+        ("client_app", "federated, trainer", "federated, identities=task.identities, trainer"),
+        ("server_app", "federated, data", "federated, directory=task.directory, data"),
+    ):
+        text = (package / f"{name}.py").read_text()
+        assert old in text
+        more = SIGNING if name == "task" else ""
+        start = "" if name == "task" else f"from {package.name} import task\n"
+        (package / f"{name}.py").write_text(start + text.replace(old, new) + more)
+
+
+def test_against_a_lying_server_it_ends_with_the_same_weights(machines: Any) -> None:
+    mechanism = "CorBin(epsilon=4.0, shared_bits=5)"
+    found = example.deploy(machines, mechanism, "signed", True, change=against_a_lying_server)
     assert found["answers"] == [4, 4]
     assert found["same weights"]
     assert found["bits, deployed"] == found["bits, simulated"]
