@@ -10,18 +10,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvg, Krum, Strategy
 
 from lightning_fedq.callbacks import Federated
+from lightning_fedq.core import Adversary
 from lightning_fedq.flower import DecodingStrategy, client_app, encoding_mod
 from lightning_fedq.mechanisms import LDPQ, AggregateGaussian, CorBin
 from lightning_fedq.mechanisms import FedAvg as Plain
+from lightning_fedq.party_keys import Identities
+from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import AdaptiveRange
-from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from lightning_fedq.rounds import RoundEngine, RoundPlanner, RoundTask
 from lightning_fedq.secagg import SecAgg
 from tests.callbacks.silent import Silent
 from tests.flower.loop import CLIENTS, TRAINER, LoopGrid, OwnDigits, module
@@ -65,8 +69,10 @@ def train(message: Message, context: Context) -> Message:
     return Message(RecordDict({"arrays": ArrayRecord(arrays), "metrics": metrics}), reply_to=message)
 
 
-def app_of(federated: Federated | None, function: Callable[[Message, Context], Message] = train) -> ClientApp:
-    app = ClientApp(mods=[] if federated is None else [encoding_mod(federated)])
+def app_of(
+    federated: Federated | None, function: Callable[[Message, Context], Message] = train, **options: Any
+) -> ClientApp:
+    app = ClientApp(mods=[] if federated is None else [encoding_mod(federated, **options)])
     app.train()(function)
 
     @app.evaluate()
@@ -147,6 +153,37 @@ def test_with_keys_of_their_own_and_a_server_that_begins_again(tmp_path):
         assert [json.loads(line)["round"] for line in lines] == [0, 1, 2]
     report = again.privacy_report(1e-3)
     assert report.rounds == 3
+
+
+@pytest.mark.filterwarnings("ignore:train|round .*BudgetSpentError:UserWarning")
+def test_against_a_lying_server_and_with_a_budget_of_its_own(tmp_path):
+    """Signed survivors through the mod; client 2 pays for one message of two, as its own accountant says."""
+    mechanism, rounds = LDPQ(epsilon=0.5), 2
+    make = lambda: federation(mechanism, seed=None, secure_aggregation=SecAgg(active=True))  # noqa: E731
+    own = [Ed25519PrivateKey.generate() for _ in range(CLIENTS)]
+    directory = {client: identity.public_key() for client, identity in enumerate(own)}
+    one = torch.ones(1, dtype=torch.float64)
+    groups = tuple((client,) for client in range(CLIENTS))
+    context = RoundTask(0, 0, groups, (17,), 0.0 * one, one).context()
+    (claim,) = (c for c in mechanism.claims(context) if c.adversary is Adversary.SERVER)
+    paid = spent(claim.loss, 1e-5, compositions=claim.compositions).epsilon * 1.0001
+
+    def budget(context: Context) -> PrivacyTarget:
+        return PrivacyTarget(paid if context.node_config["partition-id"] == 2 else 10 * paid, 1e-5)
+
+    def identities(context: Context) -> Identities:
+        return Identities(own[int(context.node_config["partition-id"])], directory)
+
+    apps = [app_of(make(), identities=identities, budget=budget) for _ in range(CLIENTS)]
+    grid = LoopGrid(apps, [tmp_path / f"client-{client}" for client in range(CLIENTS)])
+    strategy = DecodingStrategy(FedAvg(), make(), home=tmp_path / "server", directory=directory)
+    with pytest.warns(UserWarning, match="node 102 refuses: train: declined"):
+        run(strategy, grid, rounds)
+    assert [record.num_received for record in strategy.records] == [CLIENTS, CLIENTS - 1]
+    assert [record.aborted for record in strategy.records] == ["", ""]
+    assert grid.log.count(("confirm", 0)) == rounds
+    with pytest.raises(ValueError, match=r"give DecodingStrategy\(directory=...\)"):
+        DecodingStrategy(FedAvg(), make(), home=tmp_path / "other")
 
 
 def test_a_silent_client_is_left_out(tmp_path):
