@@ -313,8 +313,16 @@ class HiddenPair:
             )
 
     def laws(self, low: float, high: float) -> Iterator[Law]:
-        """(P, Q, weight) of the sum in both orders, for all splits of the other coins."""
+        """(P, Q, weight) of the sum in both orders, for all splits of the other coins.
+
+        Where zeros and ones exchanged turn one world into the other, or leave both what they are, a split and
+        its mirror image show the same, and half of the splits are enough.
+        """
+        mirrored = {self.p[::-1], self.q[::-1]} == {self.p, self.q}
+        most = (self.num_coins + 1) // 2 if mirrored else self.num_coins
         for num_coins, num_high in coin_splits(self.num_coins):
+            if num_high > most:
+                break
             noise = coin_sum_pmf(num_coins, num_high, low, high)
             p, q = np.convolve(noise, self.p), np.convolve(noise, self.q)
             yield p, q, self.weight

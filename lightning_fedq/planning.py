@@ -236,7 +236,7 @@ def _clients_needed(
     clients = max(math.ceil(guess), problem.rounds if once else 1)
     cohort, charges = (clients // problem.rounds, 1) if once else (clients, problem.rounds)
     try:
-        near = level * (clients / problem.clients) ** (power - 1.0)
+        near = level * (clients / problem.clients) ** (0.5 * (power - 1.0))
         found = _calibrated(mechanism, problem, cohort, charges, near).mechanism
     except ValueError:
         return clients

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
-from scipy import optimize, stats
+from scipy import stats
 
 from lightning_fedq.core import Adversary, Mechanism, NonPrivate
 from lightning_fedq.privacy.accounting import check_delta
@@ -156,41 +156,40 @@ def calibrate(
     _refuse_where_nothing_is_claimed(at(guess), setting, target)
 
     @cache
-    def excess(log_level: float) -> float:
+    def spends(log_level: float) -> float:
         try:
-            found = epsilon_of(setting, at(math.exp(log_level)), adversary, charges)
+            return epsilon_of(setting, at(max(math.exp(log_level), lowest)), adversary, charges)
         except ValueError:  # a mechanism may refuse to be so loud
-            found = math.inf
-        return math.log(min(max(found, 1e-9), 1e9) / target.epsilon)
+            return math.inf
+
+    def excess(log_level: float) -> float:
+        return math.log(min(max(spends(log_level), 1e-9), 1e9) / target.epsilon)
 
     log_level = _root(excess, math.log(lowest), math.log(_LARGEST_LEVEL), math.log(guess), within)
     if log_level is None:
         claim = setting.claims(at(lowest))[adversary]
         run = setting.spent(claim, charges)
-        spends = f"spend {run.epsilon:.3g}" if math.isfinite(run.epsilon) else f"have none: {run.method}"
+        spends_least = f"spend {run.epsilon:.3g}" if math.isfinite(run.epsilon) else f"have none: {run.method}"
         raise ValueError(
             f"{type(mechanism).__name__} can't meet {target}: with the most noise it has, {charges} rounds "
-            f"of a client still {spends}; take fewer rounds, more clients, or a larger epsilon"
+            f"of a client still {spends_least}; take fewer rounds, more clients, or a larger epsilon"
         )
-    level = math.exp(log_level)
-    while level > lowest and excess(math.log(level)) > 0.0:
-        level *= 1.0 - 2.5 * within
-    found = at(level)
-    return Calibration(found, level, setting.rounds, charges, epsilon_of(setting, found, adversary, charges))
+    level = max(math.exp(log_level), lowest)
+    return Calibration(at(level), level, setting.rounds, charges, spends(log_level))
 
 
 def _root(
     excess: Callable[[float], float], low: float, high: float, guess: float, within: float
 ) -> float | None:
-    """Where a rising excess changes its sign: the upper end if it stays below 0, None if above.
+    """Where a rising excess reaches 0, at most `within` too low: the upper end if it is below 0, None if above.
 
     Every evaluation is an accounting of a run, so the bracket is found by steps of slope 1, which epsilon has
-    about: it grows like the level, or a little faster.
+    about: it grows like the level, or a little faster. Then the bracket shrinks by secants or halves.
     """
     here = guess
     value = excess(here)
     rising = value <= 0.0
-    while True:
+    while not (rising and value >= -within):
         step = min(max(1.1 * abs(value), within), _LONGEST_STEP)
         there = min(here + step, high) if rising else max(here - step, low)
         if there == here:
@@ -199,8 +198,20 @@ def _root(
         if (after <= 0.0) != rising:
             break
         here, value = there, after
-    low, high = min(here, there), max(here, there)
-    return float(optimize.brentq(excess, low, high, xtol=within))
+    else:
+        return here
+    low, high, safe = min(here, there), max(here, there), min(value, after)
+    while safe < -within and high - low > within:
+        # a line through the last two, aimed just below 0; where it does not get nearer, the middle
+        place = there - (after + 0.5 * within) * (there - here) / (after - value) if after != value else low
+        if not low < place < high or abs(after) > 0.5 * abs(value):
+            place = 0.5 * (low + high)
+        here, value, there, after = there, after, place, excess(place)
+        if after <= 0.0:
+            low, safe = there, after
+        else:
+            high = there
+    return low
 
 
 def _smallest_level(at: Callable[[float], Mechanism]) -> float:
