@@ -6,21 +6,22 @@ decoded as alpha_j. P and alpha minimise the mean variance over grid points subj
 epsilon-LDP.
 
 Departures: for fixed alpha the problem is a linear programme and is solved as one (scipy's HiGHS); alpha
-is found by Nelder-Mead over symmetric values from a few starts, where the authors alternate with a penalty.
+is found by Nelder-Mead over symmetric values, from a few starts of which the best two go on, where the
+authors alternate with a penalty.
 The result is rounded to integers over 2^32, so that the coin is exact and the claim is read off them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.optimize import linprog, minimize
+from scipy.optimize import OptimizeResult, linprog, minimize
 from torch import Tensor
 
 from lightning_fedq.core import (
@@ -42,6 +43,8 @@ _WORD = 1 << 32
 _SMALLEST = 1e-6  # an output that every input avoids to this degree is dropped, and P solved again
 _CHUNK = 1 << 16
 _LEAST_LEVEL = 1e-4
+_IMPOSSIBLE = 100.0
+"""More than the log of any variance: no P is unbiased and private with these outputs."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -141,28 +144,46 @@ def solve_mvu(input_bits: int, output_bits: int, epsilon: float) -> MVUDesign:
 
     def objective(increments: NDArray[np.float64]) -> float:
         solved = _solve_probabilities(_symmetric(increments, size), num_inputs, level)
-        return 1e9 if solved is None else solved[0]
+        return _IMPOSSIBLE if solved is None else math.log(solved[0])
 
     half = size // 2
-    widest = 0.5 / math.tanh(epsilon / 2)
-    shapes = [(reach, inner) for reach in (1.05, 1.5) for inner in (0.5, 0.1)] if half > 1 else [(1.0, 0.5)]
-    best, least = np.zeros(half), math.inf
-    for reach, inner in shapes:
+    found = [_search(objective, start, 15) for start in _starts(half, 0.5 / math.tanh(epsilon / 2))]
+    best = min(
+        (_search(objective, rough.x, 15, rough.final_simplex[0]) for rough in sorted(found, key=_value)[:2]),
+        key=_value,
+    )
+    before = math.inf
+    while before - best.fun > 1e-4:  # a new simplex gets out of a flat valley
+        before, best = best.fun, min(best, _search(objective, best.x, 60), key=_value)
+    if best.fun >= _IMPOSSIBLE:
+        raise RuntimeError(f"no MVU design found for {input_bits}, {output_bits}, epsilon = {epsilon}")
+    return _round(_symmetric(best.x, size), num_inputs, level, epsilon)
+
+
+def _starts(half: int, widest: float) -> Iterator[NDArray[np.float64]]:
+    """Increments of evenly spaced outputs, but for the first: their reach over randomised response's, that.
+
+    A late first output is best around epsilon 1, an early one at 2, an even one far from there.
+    """
+    for reach, inner in ((1.05, 0.5), (1.1, 0.1), (1.2, 2.5), (1.5, 0.5)) if half > 1 else ((1.0, 0.5),):
         steps = np.full(half, reach * widest * 1.0001 / (half - 1 + inner))
         steps[0] *= inner
-        best, least = min((best, least), _search(objective, np.log(steps)), key=lambda found: found[1])
-    best, least = min((best, least), _search(objective, best), key=lambda found: found[1])
-    if least >= 1e9:
-        raise RuntimeError(f"no MVU design found for {input_bits}, {output_bits}, epsilon = {epsilon}")
-    return _round(_symmetric(best, size), num_inputs, level, epsilon)
+        yield np.log(steps)
 
 
 def _search(
-    objective: Callable[[NDArray[np.float64]], float], start: NDArray[np.float64]
-) -> tuple[NDArray[np.float64], float]:
-    options = {"xatol": 1e-4, "fatol": 1e-9, "maxfev": 60 * len(start)}
-    found = minimize(objective, start, method="Nelder-Mead", options=options)
-    return found.x, float(found.fun)
+    objective: Callable[[NDArray[np.float64]], float],
+    start: NDArray[np.float64],
+    most: int,
+    simplex: NDArray[np.float64] | None = None,
+) -> OptimizeResult:
+    """Nelder-Mead with `most` evaluations a coordinate, from a point or on from a simplex."""
+    options = {"xatol": 1e-4, "fatol": 1e-7, "maxfev": most * len(start), "initial_simplex": simplex}
+    return minimize(objective, start, method="Nelder-Mead", options=options)
+
+
+def _value(found: OptimizeResult) -> float:
+    return float(found.fun)
 
 
 def _round(outputs: NDArray[np.float64], num_inputs: int, level: float, epsilon: float) -> MVUDesign:

@@ -290,18 +290,27 @@ class RotatedCoins(Mechanism):
     def mean_error(self, context: RoundContext, num_clients: int, homogeneity: float) -> float:
         """See `Mechanism.mean_error`: the coins', and what lies outside of a shared random subspace.
 
-        That is |mean|^2 (1 / share - 1); in the worst case, `noise_variance`, all updates agree. Of a pair's
-        coins 2 (1 / t^2 - 1) + 2 E|s| - E s^2 is left, s the sum of two rotated coordinates in units of the
-        range: about Gaussian.
+        For updates of norm clip_norm, spread evenly. A coin's variance falls by the square of what it tells:
+        (kappa / t)^2 - 1 over all rotated coordinates, of which the padding's are cut. Of a pair's coins
+        2 (1 / t^2 - 1) + 2 E|s| - E s^2 is left, s the sum of two rotated coordinates in units of the range:
+        about Gaussian. The subspace loses |mean|^2 (1 / share - 1) before the cut, most of it within blocks
+        of as many coordinates as are sent; in the worst case, `noise_variance`, all updates agree.
         """
         size, square = padded_size(context.dim), (self.kappa / self._bias) ** 2
-        share = self.num_symbols(context) / size
+        sent = self.num_symbols(context)
+        lost = size / sent - 1.0
         pairs = 2 * (num_clients // 2) / num_clients if self.paired else 0.0
         alike = 1.0 + homogeneity
         rounding = self.kappa * math.sqrt(4.0 * alike / math.pi) - alike
-        coin = (1.0 - pairs) * square + pairs * (square - self.kappa**2 + rounding)
-        coins = coin / (self.coins * num_clients) / share * context.dim / size
-        return self.clip_norm**2 * (coins + homogeneity * (1.0 / share - 1.0))
+        coin = (1.0 - pairs) * (square - 1.0) + pairs * (square - self.kappa**2 + rounding)
+        coins = coin / (self.coins * num_clients) * context.dim / sent
+        # The transform's first rows fold D coordinates into `sent`, `lost` others onto each. Each of them
+        # adds 2 / D to E G_ij^2 where i and j lie in one block; elsewhere (lost - 1) / 2 of them do.
+        blocks, rest = divmod(context.dim, sent)
+        within = blocks * sent**2 + rest**2
+        between = (context.dim**2 - within) * (0.5 * lost - 0.5)
+        subspace = 2.0 * (within * lost + between) / (context.dim * size)
+        return self.clip_norm**2 * (coins + homogeneity * subspace)
 
     # ---- claims -----------------------------------------------------------------------------------------
 

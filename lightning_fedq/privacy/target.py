@@ -19,7 +19,7 @@ from lightning_fedq.core import Adversary, Mechanism, NonPrivate
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
 
-_LARGEST_LEVEL, _SMALLEST_LEVEL = 1e4, 1e-6
+_LARGEST_LEVEL, _SMALLEST_EXPONENT = 1e4, -6
 _LONGEST_STEP = math.log(1e3)
 _MANY_DROPOUTS = 1e-3
 """Chance that a round has more dropouts than are allowed for, and is given up."""
@@ -153,12 +153,12 @@ def calibrate(
     lowest = _smallest_level(at)
     guess, within = (0.1, 2e-4) if near is None else (near, 0.02)
     guess = min(max(guess, lowest), _LARGEST_LEVEL)
-    _refuse_where_nothing_is_claimed(at(guess), setting, target)
+    _refuse_where_nothing_is_claimed(at(_level(math.log(guess), lowest)), setting, target)
 
     @cache
     def spends(log_level: float) -> float:
         try:
-            return epsilon_of(setting, at(max(math.exp(log_level), lowest)), adversary, charges)
+            return epsilon_of(setting, at(_level(log_level, lowest)), adversary, charges)
         except ValueError:  # a mechanism may refuse to be so loud
             return math.inf
 
@@ -169,19 +169,21 @@ def calibrate(
     if log_level is None:
         claim = setting.claims(at(lowest))[adversary]
         run = setting.spent(claim, charges)
-        spends_least = f"spend {run.epsilon:.3g}" if math.isfinite(run.epsilon) else f"have none: {run.method}"
+        spends_least = (
+            f"spend {run.epsilon:.3g}" if math.isfinite(run.epsilon) else f"have none: {run.method}"
+        )
         raise ValueError(
             f"{type(mechanism).__name__} can't meet {target}: with the most noise it has, {charges} rounds "
             f"of a client still {spends_least}; take fewer rounds, more clients, or a larger epsilon"
         )
-    level = max(math.exp(log_level), lowest)
+    level = _level(log_level, lowest)
     return Calibration(at(level), level, setting.rounds, charges, spends(log_level))
 
 
 def _root(
     excess: Callable[[float], float], low: float, high: float, guess: float, within: float
 ) -> float | None:
-    """Where a rising excess reaches 0, at most `within` too low: the upper end if it is below 0, None if above.
+    """Where a rising excess is 0, at most `within` too low: the upper end if it is below, None if above.
 
     Every evaluation is an accounting of a run, so the bracket is found by steps of slope 1, which epsilon has
     about: it grows like the level, or a little faster. Then the bracket shrinks by secants or halves.
@@ -214,17 +216,20 @@ def _root(
     return low
 
 
+def _level(log_level: float, lowest: float) -> float:
+    return max(math.exp(log_level), lowest)  # exp(log(lowest)) may lie below it
+
+
 def _smallest_level(at: Callable[[float], Mechanism]) -> float:
-    level = _SMALLEST_LEVEL
-    while True:
+    """The smallest power of ten up to 1 that a mechanism takes."""
+    for exponent in range(_SMALLEST_EXPONENT, 0):
         try:
-            at(level)
+            at(10.0**exponent)
         except ValueError:
-            if level >= 1.0:
-                raise
-            level *= 10.0
-        else:
-            return level
+            continue
+        return 10.0**exponent
+    at(1.0)
+    return 1.0
 
 
 def _refuse_where_nothing_is_claimed(mechanism: Mechanism, setting: Setting, target: PrivacyTarget) -> None:

@@ -155,24 +155,48 @@ def test_error_of_the_mean_is_that_of_the_formula(settings):
 
 
 @pytest.mark.parametrize("homogeneity", [0.0, 0.5])
-def test_expected_error_of_pairs(homogeneity):
-    """What a plan reckons with: of a pair's own coins the response is left, and little of the rounding."""
-    mechanism, clients, dim, rounds = RotatedCoins(1.0, 1.2, paired=True), 40, 250, 60
-    found, generator = 0.0, torch.Generator().manual_seed(0)
+@pytest.mark.parametrize(
+    ("settings", "dim"),
+    [
+        ({"epsilon": 1.2, "paired": True}, 250),
+        ({"epsilon": 6.0, "kappa": 3.0}, 250),
+        ({"epsilon": 6.0, "kappa": 3.0, "coins": 2}, 250),
+        ({"epsilon": 6.0, "kappa": 3.0, "share": 0.5}, 300),
+        ({"epsilon": 6.0, "kappa": 3.0, "share": 0.125}, 530),
+    ],
+    ids=str,
+)
+def test_the_planned_error_is_the_error(settings, dim, homogeneity):
+    """Loud coins were planned 13% too noisy (a coin errs less the more it tells), and a share of them more.
+
+    4.5 standard errors, 10 cases: false alarm 7e-5; and 1% of slack for what is clipped.
+    """
+    mechanism, clients, found, alike = RotatedCoins(1.0, **settings), 40, [], []
+    generator = torch.Generator().manual_seed(0)
 
     def directions(count):
         rows = torch.randn(count, dim, generator=generator)
         return rows / rows.norm(dim=1, keepdim=True)
 
-    for number in range(rounds):
+    for number in range(60):
         updates = math.sqrt(homogeneity) * directions(1) + math.sqrt(1 - homogeneity) * directions(clients)
         updates /= updates.norm(dim=1, keepdim=True)
         context = context_of(mechanism, tuple(range(clients)), (dim,), round=number)
         total = decode(mechanism, encode(mechanism, updates, context).symbols, context.cohort, context)
-        found += float((total / clients - updates.mean(0)).square().sum()) / rounds
-    expected = mechanism.mean_error(context, clients, homogeneity)
-    assert found == pytest.approx(expected, rel=0.05)
-    assert expected < 0.8 * replace(mechanism, paired=False).mean_error(context, clients, homogeneity)
+        found.append(float((total / clients - updates.mean(0)).square().sum()))
+        alike.append(float(updates.mean(0).square().sum()))
+    expected = mechanism.mean_error(context, clients, float(np.mean(alike)))
+    slack = 4.5 * np.std(found) / math.sqrt(len(found)) + 0.01 * expected
+    assert np.mean(found) == pytest.approx(expected, abs=slack)
+    assert slack < 0.1 * expected
+
+
+def test_pairs_err_less():
+    pairs = RotatedCoins(1.0, 1.2, paired=True)
+    context = context_of(pairs, tuple(range(40)), (250,))
+    assert pairs.mean_error(context, 40, 0.5) < 0.8 * replace(pairs, paired=False).mean_error(
+        context, 40, 0.5
+    )
 
 
 def test_updates_that_are_too_long_are_shortened_and_counted():

@@ -1,0 +1,82 @@
+"""The level of a target is found with few accountings, on the safe side, and however low it lies."""
+
+import pytest
+
+from lightning_fedq.core import Adversary
+from lightning_fedq.mechanisms import LDPQ, PairedCoins, RotatedCoins
+from lightning_fedq.planning import context_of
+from lightning_fedq.privacy import target as module
+from lightning_fedq.privacy.setting import Setting
+from lightning_fedq.privacy.target import PrivacyTarget, calibrate
+
+TARGET = PrivacyTarget(8.0, 1e-5, Adversary.SECAGG_SERVER)
+
+
+def behind_masks(mechanism):
+    return Setting(context_of(mechanism, 100, 1000), 10, 1e-5, secure_aggregation=True)
+
+
+@pytest.mark.parametrize("mechanism", [LDPQ(1.0), PairedCoins(1.0), RotatedCoins(1.0, 1.0)], ids=repr)
+def test_a_calibration_accounts_for_few_runs(mechanism, monkeypatch):
+    """Five runs or six: an accounting of a large cohort takes tenths of a second."""
+    asked, exact = [], module.epsilon_of
+
+    def counted(setting, mechanism, adversary, charges):
+        asked.append(exact(setting, mechanism, adversary, charges))
+        return asked[-1]
+
+    monkeypatch.setattr(module, "epsilon_of", counted)
+    found = calibrate(TARGET, mechanism, behind_masks(mechanism), 10)
+    assert len(asked) <= 6
+    assert 8.0 * (1 - 3e-4) <= found.epsilon <= 8.0
+    assert found.epsilon == exact(behind_masks(mechanism), found.mechanism, TARGET.against, 10)
+
+
+def costs(*, jump=None, slope=1.0, scale=3.0):
+    """log(epsilon / target) at a log level: a line, or one that jumps."""
+
+    def excess(log_level):
+        if jump is not None and log_level > jump:
+            return 18.0
+        return slope * (log_level - scale)
+
+    return excess
+
+
+@pytest.mark.parametrize("guess", [-13.0, -2.3, 2.9999, 3.0, 3.0001, 9.0])
+@pytest.mark.parametrize("slope", [0.5, 1.0, 2.0])
+def test_the_root_is_just_below_the_target(guess, slope):
+    found = module._root(costs(slope=slope), -13.8, 9.2, guess, 2e-4)
+    assert -2e-4 * max(slope, 1.0) <= slope * (found - 3.0) <= 0.0
+
+
+@pytest.mark.parametrize("guess", [-13.0, -2.3, 5.0])
+def test_where_it_jumps_over_the_target_the_level_before_is_found(guess):
+    """A mechanism may refuse to be so loud, or lose its guarantee: infinite from one level to the next."""
+    found = module._root(costs(jump=1.0), -13.8, 9.2, guess, 2e-4)
+    assert 1.0 - 2e-4 <= found <= 1.0
+
+
+def test_no_root_is_an_end_or_none():
+    assert module._root(costs(scale=20.0), -13.8, 9.2, -2.3, 2e-4) == 9.2
+    assert module._root(costs(scale=-20.0), -13.8, 9.2, -2.3, 2e-4) is None
+
+
+@pytest.mark.parametrize("smallest", [1e-6, 1e-5, 1e-4, 1e-3, 1.0])
+def test_the_smallest_level_is_the_one_that_a_mechanism_takes(smallest):
+    """1e-6 times ten twice is below 1e-4 as floats, so that 0.001 was taken for the smallest."""
+
+    def at(level):
+        if level < smallest:
+            raise ValueError("too small")
+        return LDPQ(level)
+
+    assert module._smallest_level(at) == smallest
+
+
+def test_a_mechanism_that_takes_no_level_up_to_1_says_so():
+    def at(level):
+        raise ValueError(f"never {level:g}")
+
+    with pytest.raises(ValueError, match="never 1"):
+        module._smallest_level(at)
