@@ -95,6 +95,18 @@ def _three_stages(x: Floats, half: int) -> None:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _two_stages(x: Floats, half: int) -> None:
+    """Two stages at distances half and 2 half, in one pass."""
+    for s in range(0, x.size, 4 * half):
+        x0, x1 = x[s : s + half], x[s + half : s + 2 * half]
+        x2, x3 = x[s + 2 * half : s + 3 * half], x[s + 3 * half : s + 4 * half]
+        for k in range(half):
+            a, b, c, d = x0[k], x1[k], x2[k], x3[k]
+            a, b, c, d = a + b, a - b, c + d, c - d
+            x0[k], x1[k], x2[k], x3[k] = a + c, b + d, a - c, b - d
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _stage(x: Floats, half: int) -> None:
     for s in range(0, x.size, 2 * half):
         p, q = x[s : s + half], x[s + half : s + 2 * half]
@@ -105,11 +117,15 @@ def _stage(x: Floats, half: int) -> None:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def stages(x: Floats, done: int) -> None:
-    """All stages at distances of `done` and more, one pass each three."""
+    """All stages at distances of `done` and more, in as few passes of up to three as there can be."""
     while done < x.size:
-        if 8 * done <= x.size:
+        left = x.size // done
+        if left == 8 or left >= 32:
             _three_stages(x, done)
             done *= 8
+        elif left >= 4:  # four are two passes of two, which are faster than three and one
+            _two_stages(x, done)
+            done *= 4
         else:
             _stage(x, done)
             done *= 2

@@ -19,6 +19,8 @@ from lightning_fedq.functional.hadamard import NEAR, near_stages, padded_size, s
 
 Floats = NDArray[np.float32]
 Words = NDArray[np.uint32]
+Bytes = NDArray[np.uint8]
+Octets = NDArray[np.uint64]
 
 
 def sign_words(size: int) -> int:
@@ -27,44 +29,60 @@ def sign_words(size: int) -> int:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _flip(bits: Words, words: Words) -> None:
-    """Change the sign of float k, given by its bits, where bit k of the words is one."""
-    whole = bits.size // 32
-    for i in range(whole):
-        word = words[i]
-        for j in range(32):
-            bits[32 * i + j] ^= ((word >> np.uint32(j)) & np.uint32(1)) << np.uint32(31)
-    for k in range(32 * whole, bits.size):
-        bits[k] ^= ((words[whole] >> np.uint32(k - 32 * whole)) & np.uint32(1)) << np.uint32(31)
+def _spread(packed: Bytes, flags: Octets) -> None:
+    """Bit k of the packed bytes to the top of byte k of the flags, eight at a time.
+
+    A byte times 0x0101... is eight copies. Of copy j bit j is left, and the addition carries it to the top.
+    """
+    copies, pick = np.uint64(0x0101010101010101), np.uint64(0x8040201008040201)
+    carry, top = np.uint64(0x7F7F7F7F7F7F7F7F), np.uint64(0x8080808080808080)
+    for i in range(flags.size):
+        flags[i] = (((np.uint64(packed[i]) * copies) & pick) + carry) & top
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _rotate(row: Floats, first: Words, second: Words, values: Floats, out: Floats) -> None:
+def _flip(block: Floats, packed: Bytes, flags: Octets, scale: np.float32) -> None:
+    """Multiply a block by a power of two, and float k of it by -1 where bit k of the packed bytes is one.
+
+    Args:
+        block: Its length is a power of two.
+        packed: Bytes of little-endian words.
+        flags: Scratch, an octet for eight floats at least.
+        scale: The power of two.
+    """
+    _spread(packed, flags[: (block.size + 7) // 8])
+    bits, both = flags.view(np.uint8), scale / np.float32(64.0)  # 2 scale / 128
+    for k in range(block.size):
+        block[k] *= scale - np.float32(bits[k]) * both
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _rotate(row: Floats, first: Bytes, second: Bytes, values: Floats, out: Floats) -> None:
     """Rotate one row, block by block, each of them in a cache for all that is done to it.
 
     Args:
         row: The row.
-        first: Words of the first flip.
-        second: Words of the second one.
+        first: Bytes of the first flip.
+        second: Bytes of the second one.
         values: `(D,)`, overwritten; `out` itself if that has D values.
         out: `(keep,)`, overwritten.
     """
     size, kept = values.size, out.size
     step, scale = min(NEAR, size), np.float32(1.0 / size)  # a power of two: exact wherever it is done
+    flags = np.empty((step + 7) // 8, np.uint64)
     for start in range(0, size, step):
         block, part = values[start : start + step], row[start : start + step]
         block[: part.size] = part
         block[part.size :] = 0.0
         if part.size:
-            _flip(block.view(np.uint32), first[start // 32 :])
+            _flip(block, first[start // 8 :], flags, np.float32(1.0))
             near_stages(block)
     stages(values, step)
     if kept < size:
         out[:] = 0.0
     for start in range(0, size, step):
         block = values[start : start + step]
-        _flip(block.view(np.uint32), second[start // 32 :])
-        block *= scale
+        _flip(block, second[start // 8 :], flags, scale)
         if kept == size:
             near_stages(block)
         elif kept >= step:  # the first rows of H repeat: fold what they see alike
@@ -78,15 +96,31 @@ def _rotate(row: Floats, first: Words, second: Words, values: Floats, out: Float
         transform(out)
 
 
-def _signs(size: int, words: Words) -> tuple[Words, Words]:
-    """The words of the first and of the second flip.
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _rotate_back(values: Floats, first: Bytes, second: Bytes) -> None:
+    """Both flips and both transforms in reverse, in place."""
+    size = values.size
+    step = min(NEAR, size)
+    flags = np.empty((step + 7) // 8, np.uint64)
+    for start in range(0, size, step):
+        block = values[start : start + step]
+        _flip(block, second[start // 8 :], flags, np.float32(1.0))
+        near_stages(block)
+    stages(values, step)
+    for start in range(0, size, step):
+        _flip(values[start : start + step], first[start // 8 :], flags, np.float32(1.0 / size))
+
+
+def _signs(size: int, words: Words) -> tuple[Bytes, Bytes]:
+    """The bytes of the first and of the second flip.
 
     Raises:
         ValueError: If their number doesn't fit.
     """
     if words.shape != (sign_words(size),):
         raise ValueError(f"{size} coordinates need {sign_words(size)} words of signs, got {words.shape}")
-    return words[: len(words) // 2], words[len(words) // 2 :]
+    packed = np.ascontiguousarray(words, "<u4").view(np.uint8)
+    return packed[: len(packed) // 2], packed[len(packed) // 2 :]
 
 
 def rotate(rows: Floats, words: Words, keep: int | None = None) -> Floats:
@@ -133,10 +167,8 @@ def rotate_back(values: Floats, words: Words, dim: int) -> Floats:
     folded = values.astype(np.float32)
     transform(folded)
     whole = np.tile(folded, size // kept)
-    _flip(whole.view(np.uint32), second)
-    transform(whole)
-    _flip(whole.view(np.uint32), first)
-    return whole[:dim] * np.float32(1.0 / size)
+    _rotate_back(whole, first, second)
+    return whole[:dim]
 
 
 def _kept(size: int, keep: int | None) -> int:

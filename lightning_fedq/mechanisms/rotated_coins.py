@@ -68,7 +68,7 @@ from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.wire.coding import FixedLength
 
 _ROTATION, _COINS, _ROUNDING = "rotation signs", "rotated coins", "rounding words"
-_CHUNK = 1 << 14
+_CHUNK = 1 << 15
 _SUBSET_SLACK = 1.1
 """Norm of a share s of the rotated coordinates that is allowed, in units of clip_norm sqrt(s)."""
 
@@ -77,7 +77,8 @@ _moments = lru_cache(maxsize=256)(hidden_coin_moments)
 
 def _scaled(row: Floats) -> tuple[Floats, float]:
     """The row times a power of two, which rounds nothing, so that sums of squares stay within float32."""
-    top = max(float(row.max()), -float(row.min()))
+    low, high = torch.aminmax(torch.from_numpy(row))
+    top = max(float(high), -float(low))
     if top == 0.0 or 1e-15 < top < 1e15:
         return row, 1.0
     scale = math.ldexp(1.0, -math.frexp(top)[1])

@@ -1,9 +1,13 @@
+import math
+from fractions import Fraction
+
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_fedq.functional.clip import truncate_to_grid, unit_ball_factors
+from lightning_fedq.functional.clip import truncate_to_grid, unit_ball_factor, unit_ball_factors
 
 
 @given(
@@ -37,3 +41,16 @@ def test_short_rows_keep_their_size_and_long_ones_are_reported():
     factors, clipped = unit_ball_factors(rows, 1.0, 2)
     assert clipped.tolist() == [False, True]
     assert factors.tolist() == pytest.approx([1.0, 0.2], rel=1e-13)
+
+
+@pytest.mark.parametrize("size", [1, 2, 255, 256, 257, 5000])
+@pytest.mark.parametrize("clip_norm", [1e-3, 1e9])
+def test_one_row_stays_in_the_ball_in_exact_arithmetic(size, clip_norm):
+    """Squares of float32 and their sum as fractions: the product with the factor is never longer than one."""
+    generator = np.random.default_rng(size)
+    row = (generator.normal(size=size) * 10.0 ** generator.uniform(-6, 6, size)).astype(np.float32)
+    factor, shortened = unit_ball_factor(row, clip_norm)
+    norm = math.sqrt(math.fsum(float(value) ** 2 for value in row))
+    assert shortened == (norm > clip_norm)
+    assert factor == pytest.approx(1.0 / max(norm, clip_norm), rel=1e-11)
+    assert Fraction(factor) ** 2 * sum(Fraction(float(value)) ** 2 for value in row) <= 1

@@ -45,7 +45,7 @@ def test_bad_sizes():
         padded_size(0)
 
 
-@pytest.mark.parametrize("log_size", [0, 1, 2, 3, 5, 6, 7, 12, 13, 14, 17])
+@pytest.mark.parametrize("log_size", [0, 1, 2, 3, 4, 5, 6, 7, 12, 13, 14, 17, 20])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_compiled_transform_agrees_with_the_plain_loop_to_the_last_bit(log_size, dtype):
     size, generator = 1 << log_size, torch.Generator().manual_seed(log_size)
