@@ -191,12 +191,24 @@ class RemoteClient(ABC):
         )
 
     def _round_client(self, fields: Fields, keys: Keys) -> RoundClient:
-        federated, path = self._federated, None
-        owner = f"client {fields['client']} of {keys.public().hex()}"
-        if federated.seed is None:  # with one, a repeated round repeats its bits
-            path = self._kept().folder / "streams.jsonl"
-        log, target = StreamLog(path, owner), federated.target
+        log = self._log(f"client {fields['client']} of {keys.public().hex()}")
+        target = self._federated.target
         return RoundClient(fields["client"], self.mechanism(), keys, log, target, self._budget)
+
+    def _log(self, owner: str) -> StreamLog:
+        if self._federated.seed is not None:  # with one, a repeated round repeats its bits
+            return StreamLog(None, owner)
+        store = self._kept()
+        kept, path = store.get(_KEYS) or {}, store.folder / "streams.jsonl"
+        if kept.get("logged") and not path.exists():
+            raise ValueError(
+                f"{path} is missing, so what these keys have encoded is not known; put it back, or begin a "
+                "new federation in another folder"
+            )
+        log = StreamLog(path, owner)
+        if not kept.get("logged"):
+            store.put(_KEYS, {**kept, "logged": True})
+        return log
 
     def train(self, fields: Fields) -> Fields:
         """Train, encode, and return the packed bits, or the first answer of the secure aggregation."""

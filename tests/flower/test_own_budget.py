@@ -91,6 +91,16 @@ def test_a_server_that_forgets_what_it_has_asked(tmp_path: Path) -> None:
     assert answers[2:] == [{"refused": "train: declined"}] * 2
 
 
+def test_a_folder_without_its_log_is_refused(tmp_path: Path) -> None:
+    """The keys are there and what they have encoded is not: every stream could be used again."""
+    played = Halves(coin(), tmp_path)
+    assert played.round().num_received == 4
+    (tmp_path / "client-2" / "streams.jsonl").unlink()
+    with pytest.warns(UserWarning, match=r"streams.jsonl is missing, .* put it back, or begin"):
+        assert played.round().num_received == 3
+    assert not (tmp_path / "client-2" / "streams.jsonl").exists()
+
+
 def test_in_flower_s_own_app(tmp_path: Path) -> None:
     """Of client 1's node configuration, through `client_app`, with a restart of the server in between."""
     dim = sum(parameter.numel() for parameter in module().parameters())
