@@ -59,6 +59,20 @@ def test_the_spec_s_table_of_a_sum():
     assert 8.0 <= small.bits <= 8.5  # modulo 2^8, on 8,192 rotated coordinates
 
 
+def test_what_no_number_of_clients_brings_down_is_not_promised():
+    """An eighth of the rotated coordinates loses 7 |mean|^2 a round: R is 7 / 5 at least in 5 rounds.
+
+    "Good from 99,000 clients" used to be said.
+    """
+    eighth = RotatedCoins(1.0, 1.0, share=0.125)
+    few, many = (
+        plan(problem(60, 100, rounds, 8.0, Adversary.SECAGG_SERVER), {"coins": eighth})[0]
+        for rounds in (5, 200)
+    )
+    assert few.ratio > 7 / 5 * 0.75 and few.clients_needed is None
+    assert many.clients_needed > 60
+
+
 def test_the_spec_s_table_of_a_server_that_sees_every_message():
     """Once each with the whole budget: E 31, R 3.5, poor; good from 33 c d clients, c = .133 at epsilon 8."""
     axes = plan(problem(1000, 7850, 30, 8.0, Adversary.SERVER), {"axes": RotatedAxes(1.0, 1.0)})[0]

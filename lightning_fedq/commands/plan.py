@@ -156,7 +156,8 @@ def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
     )
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
     for heading in ("mechanism", "setting", "bits", "R", "verdict", "good from"):
-        table.add_column(heading, no_wrap=True)
+        # a narrow terminal folds the names: no figure is cut
+        table.add_column(heading, no_wrap=heading != "mechanism", overflow="fold")
     for option in found:
         if option.mechanism is None:
             continue

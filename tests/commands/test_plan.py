@@ -32,6 +32,15 @@ def test_the_table_has_a_row_for_everybody(capsys, monkeypatch):
     assert "no visible loss" in printed or "costs points" in printed
 
 
+def test_a_narrow_terminal_cuts_no_figure(capsys, monkeypatch):
+    """With 80 columns names, "no visible loss" and "good from" used to end in an ellipsis."""
+    only(monkeypatch, "DistributedDiscreteGaussian", "LDPQ")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["--epsilon", "8", "--clients", "1000", "--params", "100", "--rounds", "5"]) == 0
+    printed = capsys.readouterr().out
+    assert "no visible loss" in printed and "good from" in printed and "…" not in printed
+
+
 def test_a_configuration_says_the_sizes_and_gets_settings_to_paste(capsys, monkeypatch):
     only(monkeypatch, "RotatedCoins")
     assert main(["digits_private", "--epsilon", "4"]) == 0
