@@ -40,6 +40,18 @@ def from_record(record: RecordDict) -> Fields:
     return {**small, **{name: array.data for name, array in large.items()}}
 
 
+def bytes_in(fields: Fields, name: str) -> bytes:
+    """Bytes of a field that somebody else wrote, or b"". A number there does not mean so many zeros."""
+    found = fields.get(name)
+    return found if isinstance(found, bytes) else b""
+
+
+def number_in(fields: Fields, name: str) -> int | None:
+    """Integer in a field that somebody else wrote, or None."""
+    found = fields.get(name)
+    return found if type(found) is int else None
+
+
 def without_fields(record: RecordDict) -> RecordDict:
     """Content of a message beside the fields of `to_record`."""
     return RecordDict({name: part for name, part in record.items() if name not in (_SMALL, _LARGE)})

@@ -30,7 +30,7 @@ from lightning_fedq.federation.changing_buffers import Rehearsed, updated_statis
 from lightning_fedq.federation.schedule import Schedule
 from lightning_fedq.flower.exchange import POLL, Exchange
 from lightning_fedq.flower.local_round import check_schedules
-from lightning_fedq.flower.records import Fields
+from lightning_fedq.flower.records import Fields, bytes_in, number_in
 from lightning_fedq.flower.secure import RemoteSum, remote_sum, remote_sums
 from lightning_fedq.flower.settings import SIMULATED, check_deployable, check_identities, fingerprint
 from lightning_fedq.flower.store import Store
@@ -39,6 +39,7 @@ from lightning_fedq.randomness import SeededKeys, ServerKeys
 from lightning_fedq.rounds import RefusedMessageError, RoundRecord, RoundServer
 
 _SECRETS, _ROSTER, _SIGNATURES = "server", "roster", "signatures"
+_SIGNATURE_BYTES = 64
 _WAIT_FOR_NEW = 60.0
 """Seconds that a round waits for a node that has just come; it may be a client that has come back."""
 
@@ -160,27 +161,34 @@ class Roster:
             if "refused" in answers[node]:
                 refusals.append(str(answers[node]["refused"]))
                 continue
+            samples = number_in(answers[node], "samples")
+            if self._federated.weighting == "samples" and (samples is None or samples < 1):
+                self._strangers.add(node)
+                rank_zero_warn(f"node {node} does not say how many samples it holds, at least one")
+                continue
             client = self._number(node, answers[node])
             if client is None:
                 self._strangers.add(node)
                 rank_zero_warn(f"node {node} is no client of this federation, or its number is taken")
                 continue
             self.nodes[client] = node
-            if signature := bytes(answers[node].get("signature", b"")):
+            if len(signature := bytes_in(answers[node], "signature")) == _SIGNATURE_BYTES:
                 self._signatures[client] = signature
-            if "samples" in answers[node]:
-                self.samples[client] = int(answers[node]["samples"])
+            if samples is not None:
+                self.samples[client] = samples
         return refusals
 
     def _number(self, node: int, answer: Fields) -> int | None:
         """Whose node this is: by its key, else by its own number, else the next that is free."""
-        total, partition = self._federated.num_clients, int(answer["partition"])
+        total, partition = self._federated.num_clients, number_in(answer, "partition")
+        if partition is None:
+            return None
         if self._secrets is None:
             free = [c for c in range(total) if c not in self.nodes]
             if partition >= 0:  # a number of its own: a client that comes back has another node
                 return partition if partition < total else None
             return free[0] if free else None
-        key = bytes(answer["key"])
+        key = bytes_in(answer, "key")
         for client, known in self._known.items():
             if known == key:
                 return client
@@ -191,7 +199,7 @@ class Roster:
         try:
             HeldServerKeys(self._secrets, {client: key}).client(client)
             if self.directory is not None:
-                signature = bytes(answer.get("signature", b""))
+                signature = bytes_in(answer, "signature")
                 verify_key(self.directory, client, self._secrets.federation, key, signature)
         except ValueError as error:
             rank_zero_warn(f"node {node}: {error}")
@@ -212,7 +220,11 @@ class Roster:
             return {}
         assert self._secrets is not None
         peers = [other for other in group if other != client]
-        signed = [self._signatures.get(other, bytes(64)) for other in peers] if self._signatures else []
+        signed = (
+            [self._signatures.get(other, bytes(_SIGNATURE_BYTES)) for other in peers]
+            if self._signatures
+            else []
+        )
         return {
             "federation": self._secrets.federation,
             "server": self._secrets.public_key,
@@ -279,8 +291,8 @@ class Cohort:
             if client not in answers:
                 continue
             try:
-                self._server.take(bytes(answers[client]["answer"]))
-            except (RefusedMessageError, KeyError, TypeError) as error:
+                self._server.take(bytes_in(answers[client], "answer"))
+            except RefusedMessageError as error:
                 rank_zero_warn(f"the message of client {client} is refused: {error}")
 
     def _secure(self, secure: RemoteSum, answers: dict[int, Fields]) -> None:
@@ -294,7 +306,7 @@ class Cohort:
 
 
 def _answered(found: dict[int, Fields]) -> dict[int, bytes]:
-    return {client: bytes(fields.get("secagg", b"")) for client, fields in found.items()}
+    return {client: bytes_in(fields, "secagg") for client, fields in found.items()}
 
 
 class ClientsElsewhere(RoundServer):

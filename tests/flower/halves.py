@@ -45,12 +45,14 @@ class Line:
     Attributes:
         tells: What the server really sends `(kind, client, fields)`; a lying one changes it.
         answers: `(kind, client)` to the fields that came back last.
+        answered: What comes back in their place; None is themselves.
     """
 
     def __init__(self, clients: Callable[[int], RemoteClient], nodes: int) -> None:
         self.clients, self.nodes = clients, nodes
         self.tells: Callable[[str, int, Fields], Fields] = lambda kind, client, fields: fields
         self.answers: dict[tuple[str, int], Fields] = {}
+        self.answered: Callable[[str, int, Fields], Fields] | None = None
         self.timeout = 1.0
         self._come: dict[int, Fields] = {}
 
@@ -68,6 +70,8 @@ class Line:
         for node, fields in contents.items():
             told = self.tells(kind, node, fields)
             self.answers[kind, node] = self.clients(node).reply(kind, told)
+            if self.answered is not None:
+                self.answers[kind, node] = self.answered(kind, node, self.answers[kind, node])
         return {node: self.answers[kind, node] for node in contents}
 
 
@@ -79,6 +83,8 @@ class Halves:
         folder: Of everybody's folders.
         identities: Of each client, and the server's directory; None for none.
         budgets: Of clients that have one of their own.
+        wait: Seconds to wait for everybody.
+        change: Done before anybody registers.
     """
 
     def __init__(
@@ -87,6 +93,8 @@ class Halves:
         folder: Path,
         identities: list[Identities] | None = None,
         budgets: dict[int, PrivacyTarget] | None = None,
+        wait: float = 1.0,
+        change: Callable[[Halves], None] = lambda played: None,
     ) -> None:
         self.federated = federated
         directory = None if identities is None else identities[0].directory
@@ -98,7 +106,8 @@ class Halves:
 
         self.client, self.line = client, Line(client, federated.num_clients)
         self.roster = Roster(federated, self.line, Store(folder / "server"), {}, directory)  # type: ignore[arg-type]
-        self.roster.gather(1.0)
+        change(self)
+        self.roster.gather(wait)
         secagg = federated.secure_aggregation
         self.server = RoundServer(
             federated.mechanism,

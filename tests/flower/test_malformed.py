@@ -1,0 +1,69 @@
+"""Clients that answer with anything at all: the server refuses it by name, and goes on without them."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_fedq.mechanisms import CorBin
+from lightning_fedq.secagg import SecAgg
+from tests.flower.halves import Halves
+from tests.flower.loop import federated
+
+pytestmark = pytest.mark.filterwarnings("ignore:the message of client|client|node|unmask:UserWarning")
+COIN = CorBin(epsilon=4.0, shared_bits=5)
+JUNK: list[Any] = [None, "text", 7, 1 << 40, -1, 0.5, [1, 2], b"", b"junk"]
+
+
+def answering(played: Halves, kind: str, field: str, value: Any) -> None:
+    """Let client 2 put something else into one field of its answers; None leaves the field out."""
+    played.line.answered = lambda asked, client, fields: (
+        fields
+        if (asked, client) != (kind, 2)
+        else {name: found for name, found in {**fields, field: value}.items() if found is not None}
+    )
+
+
+@pytest.mark.parametrize("value", JUNK)
+def test_an_answer_of_another_kind(value: Any, tmp_path: Path) -> None:
+    played = Halves(federated(COIN, seed=None), tmp_path)
+    answering(played, "train", "answer", value)
+    assert played.round().num_received == 3
+    played.line.answered = None
+    assert played.round().num_received == 4
+
+
+@pytest.mark.parametrize("kind", ["train", "shares", "masked", "unmask"])
+@pytest.mark.parametrize("value", JUNK)
+def test_behind_secure_aggregation(kind: str, value: Any, tmp_path: Path) -> None:
+    played = Halves(federated(COIN, seed=None, secure_aggregation=SecAgg()), tmp_path)
+    answering(played, kind, "secagg", value)
+    assert played.round().num_received == (4 if kind == "unmask" else 3)
+    played.line.answered = None
+    assert played.round().num_received == 4
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize(
+    "field, value",
+    [(field, value) for field in ("partition", "key", "samples", "signature") for value in JUNK]
+    + [("partition", 4), ("partition", 1 << 70), ("key", bytes(32)), ("samples", 0)],
+)
+def test_a_registration(seed: int | None, field: str, value: Any, tmp_path: Path) -> None:
+    """The server waits for a fourth client and says which one is missing, or has no use for the field."""
+    settings = federated(COIN, seed=seed)
+    harmless = field == "signature" or (field, value) == ("partition", -1) or (field == "key" and seed)
+    if field == "samples":
+        settings = federated(COIN, seed=seed, weighting="samples")
+        harmless = value in (7, 1 << 40)
+    change = partial(answering, kind="register", field=field, value=value)
+    if harmless:
+        assert len(Halves(settings, tmp_path, wait=0.0, change=change).roster.nodes) == 4
+        return
+    with pytest.raises(
+        RuntimeError, match=r"4 clients are needed and 3 have registered .* missing are clients"
+    ):
+        Halves(settings, tmp_path, wait=0.0, change=change)
