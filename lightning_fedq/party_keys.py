@@ -12,7 +12,7 @@ signature only.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -27,6 +27,7 @@ from lightning_fedq.randomness import (
     ServerKeys,
     agree,
     group_info,
+    group_key,
     hkdf_expand,
     pack_fields,
     private_key,
@@ -35,7 +36,11 @@ from lightning_fedq.randomness import (
 )
 
 _NONCE = bytes(12)
-"""The key that seals the members' key serves this one message, so the nonce may be constant."""
+"""Every AES-GCM key seals one message (again and again the same), so the nonce may be constant."""
+
+
+CONTRIBUTION_BYTES = 48
+"""Sealed contribution of one client to a group's key, for one other member."""
 
 
 class NotHeldError(PermissionError):
@@ -236,6 +241,7 @@ class HeldClientKeys(OneOwner, Keys):
         self.number, self._secrets, self._federation = client, secrets, federation
         self._secret = X25519PrivateKey.from_private_bytes(secrets.secret)
         self._salt, self._peers = salt, dict(peers)
+        self._groups: dict[tuple[int, ...], bytes] = {}
         server = X25519PublicKey.from_public_bytes(server_key)
         self._own = agree(self._secret, server, salt, server_info(federation, client))
         try:
@@ -267,22 +273,79 @@ class HeldClientKeys(OneOwner, Keys):
         """See `Keys.peer`.
 
         Raises:
-            NotHeldError: If the client is not in the group, or has not been told the other's public key.
-            NotImplementedError: If the group has three members or more.
+            NotHeldError: If the client is not in the group, or has not been told the other's public key, or,
+                of three or more, the others' contributions (`take_contributions`).
         """
+        members = self._members_of(group)
+        if len(members) == 2:
+            return self._pair_key(next(member for member in members if member != self.number))
+        if members not in self._groups:
+            raise NotHeldError(f"client {self.number} has no contributions to the key of the group {members}")
+        return self._groups[members]
+
+    def contributions(self, group: Sequence[int]) -> dict[int, bytes]:
+        """Contribution to the key of a group of three or more, 48 bytes for each other member's eyes.
+
+        Raises:
+            NotHeldError: See `peer`.
+        """
+        members = self._members_of(group)
+        own = self._contribution(members)
+        return {
+            other: AESGCM(self._contribution_key(other, self.number, members)).encrypt(_NONCE, own, b"")
+            for other in members
+            if other != self.number
+        }
+
+    def take_contributions(self, group: Sequence[int], sealed: Mapping[int, bytes]) -> None:
+        """Form the key of a group of three or more.
+
+        Args:
+            group: Its members.
+            sealed: What each other member has sent to this one, see `contributions`.
+
+        Raises:
+            NotHeldError: See `peer`; also where a contribution is missing.
+            KeyVerificationError: If one does not open: from somebody else, or tampered with.
+        """
+        members = self._members_of(group)
+        shares = []
+        for member in members:
+            if member == self.number:
+                shares.append(self._contribution(members))
+                continue
+            if member not in sealed:
+                raise NotHeldError(f"client {self.number} has no contribution of client {member}")
+            key = self._contribution_key(member, member, members)
+            try:
+                shares.append(AESGCM(key).decrypt(_NONCE, sealed[member], b""))
+            except InvalidTag as error:
+                raise KeyVerificationError(
+                    f"what came as the contribution of client {member} to a group's key does not open: it is "
+                    "somebody else's, or tampered with"
+                ) from error
+        info = group_info(self._federation, members)
+        self._groups[members] = group_key(shares, self._salt, info)
+
+    def _members_of(self, group: Sequence[int]) -> tuple[int, ...]:
         members = tuple(sorted(group))
         if self.number not in members:
             raise NotHeldError(f"client {self.number} is not in the group {members}")
-        if len(members) != 2:
-            raise NotImplementedError(
-                f"the key of a group of {len(members)} needs one more exchange between its members, which "
-                "real clients do not have; use a mechanism with pairs (CorBin) or without groups"
-            )
-        (other,) = (member for member in members if member != self.number)
+        return members
+
+    def _pair_key(self, other: int) -> bytes:
         if other not in self._peers:
             raise NotHeldError(f"client {self.number} has no public key of client {other}")
         key = X25519PublicKey.from_public_bytes(self._peers[other])
-        return agree(self._secret, key, self._salt, group_info(self._federation, members))
+        info = group_info(self._federation, sorted((self.number, other)))
+        return agree(self._secret, key, self._salt, info)
+
+    def _contribution(self, members: tuple[int, ...]) -> bytes:
+        return hkdf_expand(self._secrets.seed, group_info(self._federation, members))
+
+    def _contribution_key(self, other: int, sender: int, members: tuple[int, ...]) -> bytes:
+        """Key that seals one contribution for one member, and never anything else."""
+        return hkdf_expand(self._pair_key(other), pack_fields("contribution", sender, *members))
 
     def private(self, client: int) -> bytes:
         """See `Keys.private`.

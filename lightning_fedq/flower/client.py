@@ -39,7 +39,14 @@ from lightning_fedq.flower.settings import (
     own_budget,
 )
 from lightning_fedq.flower.store import Store
-from lightning_fedq.party_keys import ClientSecrets, HeldClientKeys, Identities, sign_key, verify_key
+from lightning_fedq.party_keys import (
+    CONTRIBUTION_BYTES,
+    ClientSecrets,
+    HeldClientKeys,
+    Identities,
+    sign_key,
+    verify_key,
+)
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.randomness import Keys, PublicRandomness, SeededKeys
 from lightning_fedq.rounds import BudgetSpentError, RoundClient, RoundTask, StreamLog
@@ -97,6 +104,7 @@ class RemoteClient(ABC):
         """
         answers = {
             "register": self.register,
+            "contribute": self.contribute,
             "train": self.train,
             "shares": self.shares,
             "masked": self.masked,
@@ -170,8 +178,10 @@ class RemoteClient(ABC):
     # ---- a round ------------------------------------------------------------------------------------------
 
     def _keys(self, fields: Fields) -> Keys:
-        if self._federated.seed is not None:
-            return SeededKeys(self._federated.seed)
+        seed = self._federated.seed
+        return self._own_keys(fields) if seed is None else SeededKeys(seed)
+
+    def _own_keys(self, fields: Fields) -> HeldClientKeys:
         secrets = self._own_secrets(fields)
         peers = dict(zip(fields["peers"], _cut(fields["peer_keys"], 32), strict=True))
         if self._identities is not None:
@@ -210,11 +220,24 @@ class RemoteClient(ABC):
             store.put(_KEYS, {**kept, "logged": True})
         return log
 
+    def contribute(self, fields: Fields) -> Fields:
+        """Contribute to the key of a group of three or more, sealed for each other member."""
+        task = RoundTask.from_bytes(fields["task"])
+        self._check_cohort(task)
+        group = _group_of(fields["client"], task)
+        sealed = self._own_keys(fields).contributions(group)
+        return {"contributions": b"".join(sealed[other] for other in group if other in sealed)}
+
     def train(self, fields: Fields) -> Fields:
         """Train, encode, and return the packed bits, or the first answer of the secure aggregation."""
         federated, task = self._federated, RoundTask.from_bytes(fields["task"])
         self._check_cohort(task)
         weights, keys = _weights(fields), self._keys(fields)
+        group = _group_of(fields["client"], task)
+        if isinstance(keys, HeldClientKeys) and len(group) > 2:
+            sealed = _cut(fields.get("contributions", b""), CONTRIBUTION_BYTES)
+            others = [member for member in group if member != fields["client"]]
+            keys.take_contributions(group, dict(zip(others, sealed, strict=False)))
         client = self._round_client(fields, keys)
         try:
             client.check_budget(task)
@@ -384,6 +407,10 @@ def _weights(fields: Fields) -> Tensor:
     return torch.frombuffer(bytearray(fields["weights"]), dtype=dtype)
 
 
+def _group_of(client: int, task: RoundTask) -> tuple[int, ...]:
+    return next((group for group in task.groups if client in group), (client,))
+
+
 def _cut(data: bytes, size: int) -> list[bytes]:
     return [data[start : start + size] for start in range(0, len(data), size)]
 
@@ -455,6 +482,6 @@ def client_app(
         def query(message: Message, context: Context) -> Message:
             return reply(kind, message, context)
 
-    for kind in ("register", "shares", "masked", "confirm", "unmask"):
+    for kind in ("register", "contribute", "shares", "masked", "confirm", "unmask"):
         asked(kind)
     return app

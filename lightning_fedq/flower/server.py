@@ -34,7 +34,7 @@ from lightning_fedq.flower.records import Fields, bytes_in, number_in
 from lightning_fedq.flower.secure import RemoteSum, remote_sum, remote_sums
 from lightning_fedq.flower.settings import SIMULATED, check_deployable, check_identities, fingerprint
 from lightning_fedq.flower.store import Store
-from lightning_fedq.party_keys import HeldServerKeys, ServerSecrets, verify_key
+from lightning_fedq.party_keys import CONTRIBUTION_BYTES, HeldServerKeys, ServerSecrets, verify_key
 from lightning_fedq.randomness import SeededKeys, ServerKeys
 from lightning_fedq.rounds import RefusedMessageError, RoundRecord, RoundServer
 
@@ -263,9 +263,35 @@ class Cohort:
                     continue
                 keys = self._roster.introduction(self._server.keys, client, members)
                 found[client] = {"task": task, "client": client, **keys}
-                if self._sum is not None:
-                    found[client]["invitation"] = self._sum.invitation(client)
+        found = self._with_group_keys(found)
+        if self._sum is not None:
+            for client, fields in found.items():
+                fields["invitation"] = self._sum.invitation(client)
         return found
+
+    def _with_group_keys(self, asked: dict[int, Fields]) -> dict[int, Fields]:
+        """Relay what members of groups of three or more contribute to a key. Who lacks some is left out."""
+        contributing = {
+            client: fields for client, fields in asked.items() if len(fields.get("peers", ())) > 1
+        }
+        if not contributing:
+            return asked
+        sealed: dict[tuple[int, int], bytes] = {}
+        for client, answer in self.ask("contribute", contributing).items():
+            parts, peers = bytes_in(answer, "contributions"), contributing[client]["peers"]
+            if len(parts) == CONTRIBUTION_BYTES * len(peers):
+                for place, other in enumerate(peers):
+                    start = CONTRIBUTION_BYTES * place
+                    sealed[client, other] = parts[start : start + CONTRIBUTION_BYTES]
+        for client, fields in contributing.items():
+            if missing := [other for other in fields["peers"] if (other, client) not in sealed]:
+                rank_zero_warn(
+                    f"{self.group}: client {client} is left out, as {missing[:10]} of its group are silent"
+                )
+                del asked[client]
+                continue
+            fields["contributions"] = b"".join(sealed[other, client] for other in fields["peers"])
+        return asked
 
     def ask(self, kind: str, contents: dict[int, Fields]) -> dict[int, Fields]:
         """Ask clients by number, and return who has not refused."""

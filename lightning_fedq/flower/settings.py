@@ -21,7 +21,7 @@ from lightning_fedq.federation.local_model import num_coordinates
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget
 
-PROTOCOL = "1"
+PROTOCOL = "2"
 SIMULATED = (ByzantineClients, DPSGD, Langevin, LeakageBudget, LeakageMonitor)
 """Callbacks that work on the clients of a simulation."""
 
@@ -112,12 +112,6 @@ def check_deployable(federated: Federated) -> None:
         raise ValueError(
             "between real machines secure aggregation runs masked; use SecAgg() without run='accounted'"
         )
-    for cohort in {federated.num_clients, federated.planner.cohort_size}:
-        if max(federated.mechanism.group_sizes(cohort)) > 2 and federated.seed is None:
-            raise ValueError(
-                f"{federated.mechanism} shares secret bits in groups of three or more, whose key needs one "
-                "more exchange that real clients do not have; use pairs (CorBin), or a seed"
-            )
 
 
 def check_identities(federated: Federated, given: bool, where: str) -> None:

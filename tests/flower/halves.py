@@ -22,6 +22,11 @@ DIM = 40
 Fields = dict[str, Any]
 
 
+def update_of(client: int) -> Tensor:
+    """The same in every round."""
+    return torch.linspace(-1.0, 1.0, DIM) * (client + 1)
+
+
 class Still(RemoteClient):
     """A client that has trained already: its update is always the same."""
 
@@ -32,7 +37,7 @@ class Still(RemoteClient):
         return 1
 
     def update(self, number: int, task: RoundTask, weights: Tensor) -> Tensor:
-        return torch.linspace(-1.0, 1.0, DIM) * (number + 1)
+        return update_of(number)
 
 
 class Line:

@@ -14,10 +14,9 @@ import pytest
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message
-from flwr.serverapp.strategy import FedAvg as StepsAlong
 
 from lightning_fedq.callbacks import DPSGD, Federated
-from lightning_fedq.flower import DecodingStrategy, client_app, encoding_mod, server_app
+from lightning_fedq.flower import server_app
 from lightning_fedq.flower.client import RefusedError
 from lightning_fedq.flower.records import to_record
 from lightning_fedq.flower.server import ClientsElsewhere, FederatedServer, Roster
@@ -40,7 +39,6 @@ from tests.flower.loop import (
     deployment,
     federated,
     module,
-    own_digits,
     simulate,
 )
 
@@ -163,17 +161,16 @@ def test_sample_level_privacy_on_the_server_is_refused_before_anybody_is_charged
     assert {kind for kind, _ in grid.log} == {"register"}
 
 
-@pytest.mark.parametrize("app", [client_app, server_app, encoding_mod, DecodingStrategy])
-def test_groups_of_three_or_more_without_a_seed_are_refused_at_once(app):
-    """Their key takes one more exchange; with a seed, and in pairs, there is none to make."""
+@slow
+@pytest.mark.parametrize("options", [{}, {"secure_aggregation": SecAgg()}])
+def test_groups_of_three_with_keys_of_their_own(options, tmp_path):
+    """A group's key takes one more exchange a round; the fourth client works alone and has none."""
     threes = StratifiedCorBin(epsilon=4.0, group_size=3)
-    given = {client_app: (module, own_digits), server_app: (module,), DecodingStrategy: (StepsAlong(),)}
-    with pytest.raises(
-        ValueError, match=r"StratifiedCorBin\(.* groups of three or more, .*; use pairs \(CorB"
-    ):
-        app(*given.get(app, ()), federated(threes, seed=None, local_epochs=1))
-    app(*given.get(app, ()), federated(threes, local_epochs=1))
-    app(*given.get(app, ()), federated(COIN, seed=None, local_epochs=1))
+    make = lambda: federated(threes, seed=None, local_epochs=1, **options)  # noqa: E731
+    grid = LoopGrid(*clients(make, tmp_path))
+    _, server = deployment(make(), 2, tmp_path).run(grid)
+    assert [record.num_received for record in server.records] == [4, 4]
+    assert [kind for kind, _ in grid.log].count("contribute") == 2 * 3
 
 
 TARGET = PrivacyTarget(epsilon=30.0, delta=1e-3, adversary="server")
