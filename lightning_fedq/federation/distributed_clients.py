@@ -269,6 +269,32 @@ class _Beside(NamedTuple):
     logged: Logged | None
 
 
+class _Kind(NamedTuple):
+    """Shape and type of a rank's integer sum, and the interval that its coordinates lie in."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    lowest: int
+    highest: int
+
+    @classmethod
+    def of(cls, symbols: Tensor) -> _Kind:
+        lowest, highest = torch.aminmax(symbols)
+        return cls(symbols.shape, symbols.dtype, int(lowest), int(highest))
+
+
+def _dtype_of_sum(kinds: Sequence[_Kind]) -> torch.dtype:
+    """A type of one byte, if the sum over the ranks fits: gloo and NCCL add up no integers of two.
+
+    On the way from rank to rank a partial sum may wrap around, which the rest of the sum undoes.
+    """
+    lowest, highest = sum(kind.lowest for kind in kinds), sum(kind.highest for kind in kinds)
+    for dtype in (torch.uint8, torch.int8):
+        if torch.iinfo(dtype).min <= lowest and highest <= torch.iinfo(dtype).max:
+            return dtype
+    return kinds[0].dtype
+
+
 class _Part(NamedTuple):
     """Contribution of one rank to a round, beside its sum."""
 
@@ -277,7 +303,7 @@ class _Part(NamedTuple):
     clipped: int
     non_finite: list[int]
     energy: float
-    kind: tuple[torch.Size, torch.dtype] | None
+    kind: _Kind | None
     messages: list[tuple[list[int], Tensor]]
     beside: _Beside | None
 
@@ -358,7 +384,7 @@ class RankEngine(RoundEngine):
         """
         total = self._sum
         symbols = total.integer_sum
-        kind = None if symbols is None else (symbols.shape, symbols.dtype)
+        kind = None if symbols is None else _Kind.of(symbols)
         own = total.received, self._uplink_bits, self._clipped, self._non_finite, self._energy
         beside = None if self.beside is None else self.beside.of_rank()
         parts = self._meet(_Part(*own, kind, self._messages, beside))
@@ -393,9 +419,10 @@ class RankEngine(RoundEngine):
         if kinds:
             symbols = total.integer_sum
             if symbols is None:
-                symbols = torch.zeros(kinds[0][0], dtype=kinds[0][1], device=self.weights.device)
-            group.add(symbols)
-            total.integer_sum = symbols
+                symbols = torch.zeros(kinds[0].shape, dtype=kinds[0].dtype, device=self.weights.device)
+            narrow = symbols.to(_dtype_of_sum(kinds))
+            group.add(narrow)
+            total.integer_sum = narrow.to(symbols.dtype)
         messages = [message for part in parts for message in part.messages]
         for clients, rows in sorted(messages, key=lambda message: place[message[0][0]]):
             try:

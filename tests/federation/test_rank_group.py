@@ -54,7 +54,7 @@ def test_objects_around_the_size_that_travels_at_once(groups: list[RankGroup], m
         assert found == [b"short", long]
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64, torch.float32])
 def test_sums_are_exact_and_in_place(groups: list[RankGroup], dtype: torch.dtype) -> None:
     wide = [torch.arange(12).reshape(3, 4).to(dtype) * (rank + 1) for rank in range(2)]
     parts = [wide[0], wide[1].T.contiguous().T]  # one that is not contiguous
