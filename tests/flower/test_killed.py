@@ -298,8 +298,11 @@ def test_behind_secure_aggregation_too_many_killed_give_the_round_up(tmp_path):
     check_streams(tmp_path, found["charges"])
 
 
-@pytest.mark.parametrize("stage", ["shares", "masked", "unmask"])
+@pytest.mark.parametrize("stage", ["shares", "masked", "confirm", "unmask"])
 def test_behind_secure_aggregation_a_killed_server_begins_a_new_attempt(stage, tmp_path):
+    active = stage == "confirm"
+    make = lambda: coin(secure_aggregation=SecAgg(active=active))  # noqa: E731
+
     def dies() -> None:
         whole = ForkGrid.push_messages
 
@@ -313,8 +316,8 @@ def test_behind_secure_aggregation_a_killed_server_begins_a_new_attempt(stage, t
 
         ForkGrid.push_messages = push
 
-    assert serve(behind_masks, tmp_path, dies) is None
-    found = serve(behind_masks, tmp_path)
+    assert serve(make, tmp_path, dies, signed=active) is None
+    found = serve(make, tmp_path, signed=active)
     assert found is not None
     assert found["received"] == [4, 4, 4] and found["aborted"] == [False] * 3
     assert found["charges"] == [4] * CLIENTS
