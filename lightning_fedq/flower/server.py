@@ -41,7 +41,7 @@ from lightning_fedq.rounds import RefusedMessageError, RoundRecord, RoundServer
 _SECRETS, _ROSTER, _SIGNATURES = "server", "roster", "signatures"
 _SIGNATURE_BYTES = 64
 _WAIT_FOR_NEW = 60.0
-"""Seconds that a round waits for a node that has just come; it may be a client that has come back."""
+"""Seconds that a round waits for a node that has just come, where no client is missing."""
 
 
 class Roster:
@@ -137,12 +137,23 @@ class Roster:
         return f"{found} start more SuperNodes"
 
     def refresh(self) -> None:
-        """Ask new nodes, such as a client that comes back, who they are. A silent one is waited for once."""
-        end, new = time.monotonic() + min(self._exchange.timeout, _WAIT_FOR_NEW), self._ask_new()
+        """Ask new nodes, such as a client that comes back, who they are. A silent one is waited for once.
+
+        That is as long as for an answer where a client is missing, and else a minute at most: a client may be
+        back before its old node counts as gone.
+        """
+        new, began = self._ask_new(), time.monotonic()
         self._take_in()
-        while new & set(self._asked) and time.monotonic() < end:
+        while new & set(self._asked):
+            limit = self._exchange.timeout if self._somebody_is_gone() else _WAIT_FOR_NEW
+            if time.monotonic() - began >= min(limit, self._exchange.timeout):
+                break
             time.sleep(POLL)
             self._take_in()
+
+    def _somebody_is_gone(self) -> bool:
+        online = set(self._exchange.online())
+        return any(self.nodes.get(client) not in online for client in range(self._federated.num_clients))
 
     def _ask_new(self) -> set[str]:
         """Ask nodes that were never asked, and return the numbers of the messages."""

@@ -107,3 +107,19 @@ def test_a_stranger_does_not_hold_up_every_round(clock: Clock, tmp_path: Path) -
     assert first < 120.0
     roster.refresh()
     assert clock.now == first
+
+
+def test_a_client_that_comes_back_is_waited_for_as_long_as_for_an_answer(
+    clock: Clock, tmp_path: Path
+) -> None:
+    """Client 3's node is gone; a new one with its folder takes five minutes to say who it is."""
+    grid = grid_of(tmp_path, CLIENTS)
+    roster = roster_of(grid, tmp_path, [])
+    roster.gather(600.0)
+    grid.apps.append(grid.apps[3])
+    grid.contexts[104] = grid.contexts.pop(103)
+    grid.contexts[104].node_id = 104
+    whole = grid.pull_messages
+    grid.pull_messages = lambda numbers: whole(numbers) if clock.now >= 300.0 else []  # type: ignore[method-assign]
+    roster.refresh()
+    assert roster.nodes[3] == 104 and 300.0 <= clock.now < 310.0
