@@ -62,9 +62,9 @@ def test_where_everything_is_held_nothing_hides(mechanism, monkeypatch):
     assert {who.name.lower() for who in expected} <= found
 
 
-ALONE = {"num_clients": 1, "trials": 256, "cells": 2000}
+ALONE = {"num_clients": 1, "trials": 256, "cells": 1000}
 """A and B of the aggregate Gaussian are seen best in a cohort of one, whose noise is uniform given them."""
-MANY = {"trials": 16, "cells": 3000}
+MANY = {"trials": 16, "cells": 2000}
 
 
 @pytest.mark.parametrize(

@@ -102,7 +102,7 @@ def frozen(randomness, key, purpose, who):
 def test_without_fresh_randomness_the_command_refutes_every_family(name, monkeypatch):
     """Every stream is the same in every round and world, so that a message is a function of the update."""
     monkeypatch.setattr(PublicRandomness, "_stream", frozen)
-    draws = {"CPA": 300_000, "DistributedDiscreteGaussian": 300_000, "RotatedAxes": 1_000_000}
+    draws = {"CPA": 150_000, "DistributedDiscreteGaussian": 100_000, "RotatedAxes": 200_000}
     verdicts = [row[6] for row in command.rows(name, draws.get(name, 20_000), command.ALPHA)]
     assert any(verdict.startswith("refuted") for verdict in verdicts), verdicts
 
