@@ -64,7 +64,7 @@ def test_configuration_runs(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.chdir(tmp_path)
     # most of the time goes into figures
     monkeypatch.setattr("lightning_fedq.callbacks.run_folder.save_figure", lambda *_: None)
-    config["trainer"].update(max_epochs=1, **QUIET)
+    config["trainer"].update(max_epochs=1, limit_test_batches=1, **QUIET)
     federated = config["trainer"]["callbacks"][0]["init_args"]
     alone = any("LeakageBudget" in callback["class_path"] for callback in config["trainer"]["callbacks"])
     federated.update(num_clients=10, local_epochs=1, clients_per_step=1 if alone else 10)
