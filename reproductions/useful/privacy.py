@@ -347,4 +347,5 @@ def _curve(axes: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
     high = [max(values[e]) - m for e, m in zip(epsilons, middle, strict=True)]
     number = names.index(name)
     style = {"color": f"C{number % 10}", "marker": "osD^v<>phX*P"[number % 12], "markersize": 4}
+    style["linestyle"] = "-" if number < 10 else "--"  # there are ten colours
     axes.errorbar(epsilons, middle, [low, high], label=name, capsize=2, linewidth=1.2, **style)
