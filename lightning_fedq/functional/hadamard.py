@@ -117,7 +117,10 @@ def _stage(x: Floats, half: int) -> None:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def stages(x: Floats, done: int) -> None:
-    """All stages at distances of `done` and more, in as few passes of up to three as there can be."""
+    """All stages at distances of `done` and more, in as few passes of up to three as there can be.
+
+    A constant is handed over as np.int64(...): a literal would be a type of its own, and compiled anew.
+    """
     while done < x.size:
         left = x.size // done
         if left == 8 or left >= 32:
@@ -135,7 +138,7 @@ def stages(x: Floats, done: int) -> None:
 def near_stages(x: Floats) -> None:
     """All stages of up to `NEAR` values."""
     if x.size < _BLOCK:
-        stages(x, 1)
+        stages(x, np.int64(1))
         return
     other = np.empty(_BLOCK, x.dtype)
     for start in range(0, x.size, _BLOCK):
@@ -143,7 +146,7 @@ def near_stages(x: Floats) -> None:
         for _ in range(3):  # 12 stages
             _first_two_stages(block, other)
             _first_two_stages(other, block)
-    stages(x, _BLOCK)
+    stages(x, np.int64(_BLOCK))
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
@@ -151,7 +154,7 @@ def transform(x: Floats) -> None:
     """Walsh-Hadamard transform of a power of two of values, in place, not normalised."""
     for start in range(0, x.size, NEAR):
         near_stages(x[start : start + NEAR])
-    stages(x, NEAR)
+    stages(x, np.int64(NEAR))
 
 
 def rotate(values: Tensor, signs: Tensor) -> Tensor:
