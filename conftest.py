@@ -4,6 +4,7 @@ What can't be imported here is not collected: the Flower adapter needs the extra
 longest come first, so that two workers (`--dist loadfile`) end together.
 """
 
+import gc
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,22 +13,39 @@ import pytest
 
 collect_ignore_glob = [] if find_spec("flwr") else ["lightning_fedq/flower/*", "tests/flower/*"]
 LONGEST = (
+    "test_rank_processes.py",
+    "test_knowledge.py",
+    "test_configs.py",
+    "test_readme.py",
     "test_third_party.py",
     "test_wheel.py",
-    "test_readme.py",
-    "test_attack.py",
-    "test_plan.py",
-    "test_client_metrics.py",
-    "test_audit_training.py",
-    "test_reproductions.py",
+    "test_lightning_binding.py",
+    "test_mechanisms.py",
+    "test_audit.py",
     "test_simulation.py",
+    "test_plants.py",
+    "test_audit_training.py",
+    "test_plan.py",
+    "test_attack.py",
+    "test_reproductions.py",
 )
-"""Half a minute of CPU and less each; the order of all others does not matter."""
+"""A minute of CPU and less each; the order of all others does not matter."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put the longest files first."""
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+
+def pytest_collection_finish() -> None:
+    """What was imported stays: the garbage collector need not look at it again, 5% of the tests' time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure() -> None:
+    """Give it back, so that it is freed in order."""
+    gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
