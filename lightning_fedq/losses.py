@@ -315,8 +315,8 @@ class HiddenPair:
     def laws(self, low: float, high: float) -> Iterator[Law]:
         """(P, Q, weight) of the sum in both orders, for all splits of the other coins.
 
-        Where zeros and ones exchanged turn one world into the other, or leave both what they are, a split and
-        its mirror image show the same, and half of the splits are enough.
+        Where zeros and ones exchanged turn a low coin into a high one, and one world into the other or both
+        into themselves, a split and its mirror image show the same, and half of the splits are enough.
         """
         mirrored = {self.p[::-1], self.q[::-1]} == {self.p, self.q}
         most = (self.num_coins + 1) // 2 if mirrored else self.num_coins
@@ -342,6 +342,9 @@ class CoinSum(_OfPairs):
         high: Largest, 1 - low.
         victims: One pair for every place that the victim may have in the round.
         note: Where the pairs come from, one line for the report.
+
+    Raises:
+        ValueError: If low is not in (0, 1/2), or high is not 1 - low.
     """
 
     low: float
@@ -349,6 +352,12 @@ class CoinSum(_OfPairs):
     victims: tuple[HiddenPair, ...]
     note: str = ""
     counts_answers: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.low < 0.5 or abs(self.low + self.high - 1.0) > 1e-12:
+            raise ValueError(
+                f"a sum of coins needs low in (0, 1/2) and high = 1 - low, got {self.low} and {self.high}"
+            )
 
     def _laws(self) -> Iterator[Law]:
         for victim in self.victims:

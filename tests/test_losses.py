@@ -86,6 +86,38 @@ def test_pure_levels():
     assert GaussianLoss(0.5).pure_epsilon == math.inf
 
 
+@pytest.mark.parametrize(
+    ("p", "q", "half"),
+    [
+        ((HIGH, LOW), (LOW, HIGH), True),
+        ((0.2, 0.6, 0.2), (0.4, 0.2, 0.4), True),
+        ((0.7, 0.3), (0.2, 0.8), False),
+    ],
+)
+def test_half_of_the_splits_stands_for_all_where_they_mirror_each_other(p, q, half):
+    coins, points = 9, np.linspace(-1.0, 1.0, 21)
+    laws = list(HiddenPair(p, q, coins).laws(LOW, HIGH))
+    assert len(laws) == (2 * 6 if half else 2 * (coins + 1))
+    worst = np.zeros(len(points))
+    for ones in range(coins + 1):
+        noise = np.ones(1)
+        for coin in range(coins):
+            chance = HIGH if coin < ones else LOW
+            noise = np.convolve(noise, (1.0 - chance, chance))
+        both = np.convolve(noise, p), np.convolve(noise, q)
+        for one, other in (both, both[::-1]):
+            delta = np.maximum(one - np.exp(points)[:, None] * other, 0.0).sum(1)
+            worst = np.maximum(worst, delta)
+    assert CoinSum(LOW, HIGH, (HiddenPair(p, q, coins),)).curve(points) == pytest.approx(worst, abs=1e-12)
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.1, 0.8), (0.6, 0.4), (0.0, 1.0)])
+def test_coins_that_do_not_mirror_each_other_are_refused(low, high):
+    """All that is computed of a sum of coins takes a mirrored low coin for a high one."""
+    with pytest.raises(ValueError, match="high = 1 - low"):
+        CoinSum(low, high, (HiddenPair((0.8, 0.2), (0.2, 0.8), 9),))
+
+
 def test_grid_dominates_the_curve():
     loss = CoinSum(LOW, HIGH, (HiddenPair((HIGH, LOW), (LOW, HIGH), 9),))
     grid = loss_grid(loss, 1e-9)

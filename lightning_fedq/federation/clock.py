@@ -248,7 +248,7 @@ class LocalClock:
         """
         if not places:
             return None
-        by_hand = not self._trainer.lightning_module.automatic_optimization
+        by_hand = not self._automatic
         longest = (self._longest, self._longest_steps) if by_hand and self._longest is not None else None
         return RankClock(
             place=places[max(self._longest_stack, 0)],

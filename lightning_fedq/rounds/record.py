@@ -50,9 +50,8 @@ class RoundRecord:
         """Every number, by `metric_name`. `round` from 1, `aborted` 0 or 1."""
         values = {k: v for k, v in vars(self).items() if k != "non_finite_clients"}
         values |= {"round": self.round + 1}
-        known = not math.isnan(
-            self.clip_rate
-        )  # a server can't tell a zero update from one that counts as zero
+        # a server, which has no clip rate, can't tell a zero update from one that counts as zero
+        known = not math.isnan(self.clip_rate)
         values |= {"num_non_finite": len(self.non_finite_clients) if known else math.nan}
         values |= {"aborted": int(bool(self.aborted))}
         return {metric_name(name): value for name, value in values.items()}
