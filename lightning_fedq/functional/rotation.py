@@ -1,9 +1,14 @@
 """Public random rotation of a vector: two sign flips and two Walsh-Hadamard transforms, in O(D log D).
 
-R = H D2 H D1 / D on a vector padded with zeros to a power of two, D1 and D2 random signs, H the matrix of
-+-1. R is orthonormal. Two rounds are enough for a rotated coordinate of any vector to be close to Gaussian
-with variance |x|^2 / D; one round leaves sparse vectors on few values (Ailon and Chazelle's HD is such a
-round).
+R = H D2 B D1 / c on a vector padded with zeros to a power of two D, D1 and D2 random signs, H the matrix of
++-1, B = H up to 65,536 coordinates, c the number that makes R orthonormal. A rotated coordinate is a sum of
+what B D1 made of the vector, with random signs: its variance is |x|^2 / D for any vector. Two rounds are
+enough for it to be close to Gaussian, too; one round leaves sparse vectors on few values (Ailon and
+Chazelle's HD is such a round).
+
+Beyond 65,536 coordinates B has blocks of 65,536 on its diagonal: a sum of that many signs is Gaussian enough,
+and a block stays in a cache for all that is done to it. Where only a part of the rotated coordinates is kept,
+B = H at any size: a subspace must not see some pairs of coordinates more than others.
 
 In single precision on the CPU, additions in a fixed order (`hadamard.transform`). What has to hold exactly (a
 norm) is enforced on the result by whoever needs it; the rotation itself may err in the last digits.
@@ -42,13 +47,13 @@ def _spread(packed: Bytes, flags: Octets) -> None:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _flip(block: Floats, packed: Bytes, flags: Octets, scale: np.float32) -> None:
-    """Multiply a block by a power of two, and float k of it by -1 where bit k of the packed bytes is one.
+    """Multiply a block by a scale, and float k of it by -1 where bit k of the packed bytes is one.
 
     Args:
         block: Its length is a power of two.
         packed: Bytes of little-endian words.
         flags: Scratch, an octet for eight floats at least.
-        scale: The power of two.
+        scale: The scale.
     """
     _spread(packed, flags[: (block.size + 7) // 8])
     bits, both = flags.view(np.uint8), scale / np.float32(64.0)  # 2 scale / 128
@@ -57,15 +62,40 @@ def _flip(block: Floats, packed: Bytes, flags: Octets, scale: np.float32) -> Non
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _rotate(row: Floats, first: Bytes, second: Bytes, values: Floats, out: Floats) -> None:
-    """Rotate one row, block by block, each of them in a cache for all that is done to it.
+def _rotate(row: Floats, first: Bytes, second: Bytes, out: Floats) -> None:
+    """Rotate one row into D coordinates, block by block.
 
     Args:
         row: The row.
         first: Bytes of the first flip.
         second: Bytes of the second one.
-        values: `(D,)`, overwritten; `out` itself if that has D values.
-        out: `(keep,)`, overwritten.
+        out: `(D,)`, overwritten.
+    """
+    step = min(NEAR, out.size)
+    scale = np.float32(1.0 / np.sqrt(step * out.size))
+    flags = np.empty((step + 7) // 8, np.uint64)
+    for start in range(0, out.size, step):
+        block, part = out[start : start + step], row[start : start + step]
+        block[: part.size] = part
+        block[part.size :] = 0.0
+        if part.size:
+            _flip(block, first[start // 8 :], flags, np.float32(1.0))
+            near_stages(block)
+            _flip(block, second[start // 8 :], flags, scale)
+            near_stages(block)
+    stages(out, step)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _rotate_and_keep(row: Floats, first: Bytes, second: Bytes, values: Floats, out: Floats) -> None:
+    """Rotate one row and keep the first coordinates.
+
+    Args:
+        row: The row.
+        first: Bytes of the first flip.
+        second: Bytes of the second one.
+        values: `(D,)`, overwritten.
+        out: `(keep,)`, fewer than D, overwritten.
     """
     size, kept = values.size, out.size
     step, scale = min(NEAR, size), np.float32(1.0 / size)  # a power of two: exact wherever it is done
@@ -78,37 +108,40 @@ def _rotate(row: Floats, first: Bytes, second: Bytes, values: Floats, out: Float
             _flip(block, first[start // 8 :], flags, np.float32(1.0))
             near_stages(block)
     stages(values, step)
-    if kept < size:
-        out[:] = 0.0
-    for start in range(0, size, step):
+    out[:] = 0.0
+    for start in range(0, size, step):  # the first rows of H repeat: fold what they see alike
         block = values[start : start + step]
         _flip(block, second[start // 8 :], flags, scale)
-        if kept == size:
-            near_stages(block)
-        elif kept >= step:  # the first rows of H repeat: fold what they see alike
+        if kept >= step:
             out[start % kept : start % kept + step] += block
         else:
             for k in range(0, step, kept):
                 out += block[k : k + kept]
-    if kept == size:
-        stages(out, step)
-    else:
-        transform(out)
+    transform(out)
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _rotate_back(values: Floats, first: Bytes, second: Bytes) -> None:
-    """Both flips and both transforms in reverse, in place."""
+def _rotate_back(values: Floats, first: Bytes, second: Bytes, whole: bool) -> None:
+    """Both flips and the first transform in reverse, in place.
+
+    Args:
+        values: `(D,)`, transformed back by H.
+        first: Bytes of the first flip.
+        second: Bytes of the second one.
+        whole: Is B of blocks?
+    """
     size = values.size
     step = min(NEAR, size)
+    scale = np.float32(1.0 / (np.sqrt(step * size) if whole else size))
     flags = np.empty((step + 7) // 8, np.uint64)
     for start in range(0, size, step):
         block = values[start : start + step]
         _flip(block, second[start // 8 :], flags, np.float32(1.0))
         near_stages(block)
-    stages(values, step)
+    if not whole:
+        stages(values, step)
     for start in range(0, size, step):
-        _flip(values[start : start + step], first[start // 8 :], flags, np.float32(1.0 / size))
+        _flip(values[start : start + step], first[start // 8 :], flags, scale)
 
 
 def _signs(size: int, words: Words) -> tuple[Bytes, Bytes]:
@@ -142,8 +175,10 @@ def rotate(rows: Floats, words: Words, keep: int | None = None) -> Floats:
     kept = _kept(size, keep)
     rotated = np.empty((len(rows), kept), np.float32)
     for row, out in zip(rows, rotated, strict=True):
-        values = out if kept == size else np.empty(size, np.float32)
-        _rotate(row, first, second, values, out)
+        if kept == size:
+            _rotate(row, first, second, out)
+        else:
+            _rotate_and_keep(row, first, second, np.empty(size, np.float32), out)
     return rotated
 
 
@@ -167,7 +202,7 @@ def rotate_back(values: Floats, words: Words, dim: int) -> Floats:
     folded = values.astype(np.float32)
     transform(folded)
     whole = np.tile(folded, size // kept)
-    _rotate_back(whole, first, second)
+    _rotate_back(whole, first, second, kept == size)
     return whole[:dim]
 
 

@@ -1,11 +1,13 @@
 """The rotation against matrices, and how flat it makes vectors."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
-from lightning_fedq.functional.hadamard import hadamard, padded_size
+from lightning_fedq.functional.hadamard import NEAR, hadamard, padded_size
 from lightning_fedq.functional.rotation import rotate, rotate_back, sign_words
 
 
@@ -15,25 +17,35 @@ def drawn(dim, seed=0):
     return rng, words
 
 
-def by_matrices(rows, words):
-    """H D2 H D1 / D in float64, by the other implementation of the transform."""
+def by_matrices(rows, words, block=None):
+    """H D2 B D1 in float64, by the other implementation of the transform; B = H, or has blocks."""
     size = padded_size(rows.shape[1])
     bits = np.unpackbits(words.view(np.uint8), bitorder="little")
     half = len(words) // 2 * 32
     first, second = (torch.from_numpy(1.0 - 2.0 * bits[at : at + size]) for at in (0, half))
     padded = torch.nn.functional.pad(torch.from_numpy(rows).double(), (0, size - rows.shape[1]))
-    return hadamard(second * hadamard(first * padded)).numpy()
+    flat = hadamard((first * padded).view(len(rows), -1, min(block or size, size))).view(len(rows), size)
+    return hadamard(second * flat).numpy()
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3, 7, 8, 63, 100, 5000, 9000, 140_000])
 def test_rotation_is_the_product_of_signs_and_transforms(dim):
     rng, words = drawn(dim)
     rows = rng.normal(size=(2, dim)).astype(np.float32)
-    wanted = by_matrices(rows, words)
+    wanted = by_matrices(rows, words, NEAR)
     np.testing.assert_allclose(rotate(rows, words), wanted, atol=3e-6)
     np.testing.assert_allclose(rotate_back(wanted[1].astype(np.float32), words, dim), rows[1], atol=5e-6)
     keep = max(padded_size(dim) // 8, 1)
-    np.testing.assert_allclose(rotate(rows, words, keep), wanted[:, :keep], atol=3e-6)
+    np.testing.assert_allclose(rotate(rows, words, keep), by_matrices(rows, words)[:, :keep], atol=3e-6)
+
+
+@pytest.mark.parametrize("kept", [1 << 18, 1 << 17, 1 << 15, 32])
+def test_back_is_the_transpose_beyond_a_block(kept):
+    rng, words = drawn(140_000)
+    some = rng.normal(size=(1, 140_000)).astype(np.float32)
+    other = rng.normal(size=kept).astype(np.float32)
+    forth = by_matrices(some, words, NEAR if kept == 1 << 18 else None)[0, :kept] @ other.astype(np.float64)
+    assert forth == pytest.approx(some[0].astype(np.float64) @ rotate_back(other, words, 140_000), rel=1e-4)
 
 
 def test_back_is_the_transpose_where_a_part_is_kept():
@@ -52,6 +64,24 @@ def test_coordinates_look_gaussian_whatever_the_vector(nonzero):
         vector[0, rng.permutation(4096)[:nonzero]] = 1.0 / np.sqrt(nonzero)
         values.append(rotate(vector, words)[0] * 64.0)
     assert stats.kstest(np.concatenate(values), "norm").pvalue > 1e-6
+
+
+@pytest.mark.parametrize("nonzero", [1, 70_000])
+def test_coordinates_look_gaussian_where_the_first_transform_is_in_blocks(nonzero):
+    """One coordinate mixes with its block only: sums of 65,536 signs, in steps of 1/128, which are smoothed.
+
+    Nine rotations of 2^18 coordinates as one sample.
+    """
+    values = []
+    for seed in range(9):
+        rng, words = drawn(200_000, seed)
+        vector = np.zeros((1, 200_000), np.float32)
+        vector[0, rng.permutation(200_000)[:nonzero]] = 1.0 / np.sqrt(nonzero)
+        values.append(rotate(vector, words)[0] * 512.0)
+    sample = np.concatenate(values).astype(np.float64)
+    sample += rng.uniform(-1 / 256, 1 / 256, len(sample))
+    assert stats.kstest(sample, "norm").pvalue > 1e-6
+    assert abs((sample**4).mean() - 3.0) < 5.0 * math.sqrt(96.0 / len(sample))
 
 
 def test_wrong_sizes_are_refused():
