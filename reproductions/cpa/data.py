@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,8 @@ from reproductions.bench import torchs_law
 
 Network = Literal["linear", "mlp", "cnn2", "cnn3"]
 Images = Literal["mnist", "cifar10"]
+CIFAR_NETWORKS: Final = ("cnn2", "cnn3")
+"""Those that the tables train on CIFAR-10, whose images the clients share out."""
 BATCH = 16
 
 

@@ -63,7 +63,7 @@ def cpa_fig8(
         for method, mechanism, radius in _mechanisms(epsilon):
             train = partial(task.run, mechanism, num_clients, lr, radius)
             rows.add({"method": method, "lr": lr}, partial(_columns, train))
-    _draw(rows.rows, rows.folder / "convergence.png")
+    draw_curves(rows.rows, rows.folder / "convergence.png", ["method"])
     return rows.finish(_verdicts(rows.rows), "Figure 8")
 
 
@@ -92,7 +92,14 @@ def _verdicts(table: Sequence[dict[str, Any]]) -> list[str]:
     return lines
 
 
-def _draw(table: Sequence[dict[str, Any]], path: Path) -> None:
+def draw_curves(table: Sequence[dict[str, Any]], path: Path, names: Sequence[str]) -> None:
+    """Validation accuracy against rounds, a field for every learning rate.
+
+    Args:
+        table: Rows with `lr` and `val_acc_by_round`.
+        path: Picture.
+        names: Columns that name a curve.
+    """
     from matplotlib.figure import Figure  # half a second to import, and only needed here
 
     rates = list(dict.fromkeys(row["lr"] for row in table))
@@ -101,7 +108,7 @@ def _draw(table: Sequence[dict[str, Any]], path: Path) -> None:
         for row in table:
             if row["lr"] == lr:
                 values = curve_values(row["val_acc_by_round"])
-                axes.plot(range(1, len(values) + 1), values, label=row["method"])
+                axes.plot(range(1, len(values) + 1), values, label=", ".join(row[name] for name in names))
         axes.set(xlabel="round", ylabel="validation accuracy, %", title=f"lr {lr:g}")
         axes.grid(alpha=0.3)
         axes.legend(fontsize=7)

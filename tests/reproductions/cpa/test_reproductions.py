@@ -54,6 +54,32 @@ def test_table4(tmp_path: Path) -> None:
     assert len(table) == len(summary["verdicts"]) == 10
     assert {row["rounds"] for row in table} == {"2"}
     assert all(float(row["acc_round_1"]) > 0 for row in table)
+    assert all(len(row["val_acc_by_round"].split()) == 2 for row in table)
+    assert (tmp_path / "run" / "convergence_mlp.png").exists()
+
+
+@needs_mnist
+@pytest.mark.parametrize(
+    "name, rows", [("cpa-table4 --models [linear]", 6), ("cpa-table6 --fractions [0.2]", 3)]
+)
+def test_only_what_the_paper_ran(tmp_path: Path, name: str, rows: int) -> None:
+    """Rates or liars aside: one row for every published figure, and every row has one."""
+    name, options = name.split(maxsplit=1)
+    more = " --learning_rates [1.0]" if name == "cpa-table4" else ""
+    options += f" --num_clients 10 --published_only true{more}"
+    table, summary = reproduce(name, options, tmp_path / "run")
+    assert len(table) == len(summary["verdicts"]) == rows
+    assert all(float(row["published_acc"]) > 0 for row in table)
+
+
+@needs_mnist
+def test_table6_looks_for_cifar_before_it_trains(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert (
+        main(["cpa-table6", "--data.root", FEDQ_DATA, "--model", "cnn2", *QUICK.split(), "--out", str(out)])
+        == 2
+    )
+    assert "no cifar-10-batches-py in" in capsys.readouterr().err and not out.exists()
 
 
 @needs_mnist
