@@ -76,9 +76,14 @@ _moments = lru_cache(maxsize=256)(hidden_coin_moments)
 
 
 def _scaled(row: Floats) -> tuple[Floats, float]:
-    """The row times a power of two, which rounds nothing, so that sums of squares stay within float32."""
+    """The row times a power of two, which rounds nothing, so that sums of squares stay within float32.
+
+    What float32 can't hold becomes its largest number, and NaN zero: whatever a row was, its norm is clipped.
+    """
     low, high = torch.aminmax(torch.from_numpy(row))
     top = max(float(high), -float(low))
+    if not math.isfinite(top):
+        return _scaled(np.nan_to_num(row))
     if top == 0.0 or 1e-15 < top < 1e15:
         return row, 1.0
     scale = math.ldexp(1.0, -math.frexp(top)[1])

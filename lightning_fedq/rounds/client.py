@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,8 @@ from lightning_fedq.rounds.messages import RoundTask, frame
 
 Target = Literal["updates", "weights"]
 
+_LARGEST = float(torch.finfo(torch.float32).max)
+
 
 class Encoded(NamedTuple):
     """Encoded updates of some clients.
@@ -32,7 +33,7 @@ class Encoded(NamedTuple):
         message: One row a client.
         updates: `(clients, dim)`, those that are not finite replaced by zeros.
         values: `(clients, dim)`, what was encoded: updates, or weights.
-        non_finite: Clients whose update held a NaN or an infinity.
+        non_finite: Clients whose update held what float32 can't hold, or a NaN.
         rand: The streams that were used.
         energy: Sum of squares of all `updates`.
     """
@@ -54,7 +55,7 @@ def encode_updates(
     weights: Tensor,
     context: RoundContext,
 ) -> Encoded:
-    """Encode the updates of one client or of a stack. One with a NaN or an infinity counts as zero.
+    """Encode the updates of one client or of a stack. What float32 can't hold, NaN too, counts as zero.
 
     Args:
         mechanism: Encodes.
@@ -66,8 +67,8 @@ def encode_updates(
         context: The round.
     """
     energy, non_finite = sum_of_squares(updates), tuple[int, ...]()
-    if not math.isfinite(energy):
-        finite = torch.isfinite(updates).all(1)
+    if not energy <= _LARGEST**2:
+        finite = (updates.abs() <= _LARGEST).all(1)
         updates = torch.where(finite[:, None], updates, 0.0)
         energy = sum_of_squares(updates)
         non_finite = tuple(c for c, good in zip(clients, finite.tolist(), strict=True) if not good)
@@ -186,7 +187,7 @@ class RoundClient:
         Args:
             task: From the server.
             weights: `(dim,)` the global model of the round.
-            update: `(dim,)` local - global; a NaN or an infinity makes it a zero update.
+            update: `(dim,)` local - global; a NaN, or what float32 can't hold, makes it a zero update.
 
         Raises:
             ValueError: If the client is not in the cohort, or the model has another shape than the task.

@@ -87,9 +87,9 @@ class RoundEngine(RoundServer):
     def receive(self, clients: Sequence[int], updates: Tensor) -> None:
         """Transform and encode the updates of some clients and add the messages to the running sum.
 
-        An update with a NaN or an infinity counts as a zero update, before anything is encoded, so
-        that neither the model nor the message shows it; the record names the client. In a round that is
-        aborted already, nobody sends anything.
+        An update with a NaN, or a number that float32 can't hold, counts as a zero update, before anything is
+        encoded, so that neither the model nor the message shows it; the record names the client. In a round
+        that is aborted already, nobody sends anything.
 
         Args:
             clients: Clients of this round that have not answered yet.

@@ -125,6 +125,29 @@ def test_probabilities_move_no_further_than_the_claim_counts(paired, size, monke
     assert 0.6 * allowed < distance <= allowed  # some of it is beyond the range
 
 
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("bad", [1e60, math.inf, math.nan], ids=repr)
+def test_the_norm_is_clipped_for_what_float32_cannot_hold(bad, paired, monkeypatch):
+    """1e60 is finite in float64. Such an update became NaN, and then "every coin low": 1.5 times the norm."""
+    import lightning_fedq.mechanisms.rotated_coins as module
+
+    mechanism = RotatedCoins(1.0, 0.4, kappa=1.5, paired=paired)
+    context = context_of(mechanism, (0, 1), (1000,))
+    seen, real = [], module.one_bit_quantize_rows
+
+    def recorded(rows, which, first, words, ranges, low, high, bits):
+        assert np.isfinite(rows).all() and np.isfinite(ranges).all()
+        x = np.clip(rows[0, first : first + words.shape[1]].astype(np.float64) / ranges[2, 0], -1.0, 1.0)
+        seen.append(np.linalg.norm(x))
+        return real(rows, which, first, words, ranges, low, high, bits)
+
+    monkeypatch.setattr(module, "one_bit_quantize_rows", recorded)
+    rows = updates_of(2, 1000).double()
+    rows[0, 3] = bad
+    encode(mechanism, rows, context)
+    assert len(seen) == 2 and max(seen) <= math.sqrt(1024) / 1.5 * (1.0 + 1e-6)
+
+
 # ---- messages ----------------------------------------------------------------------------------------------
 
 

@@ -14,6 +14,7 @@ from lightning_fedq.mechanisms import (
     FedAvg,
     GaussianNoise,
     LayeredGaussian,
+    RotatedCoins,
     StratifiedCorBin,
 )
 from lightning_fedq.randomness import SeededKeys
@@ -145,6 +146,25 @@ def test_large_finite_updates_are_not_taken_for_infinite_ones():
     engine.receive([0], torch.full((1, DIM), 3e38))
     assert engine.finish().non_finite_clients == ()
     assert bool(torch.isfinite(engine.weights).all())
+
+
+@pytest.mark.parametrize("bad", [1e60, 1e300])
+@pytest.mark.parametrize("target", ["updates", "weights"])
+@pytest.mark.parametrize("mechanism", [CorBin(1.0), FedAvg(), RotatedCoins(1.0, 1.0)])
+def test_a_number_of_float64_that_float32_cannot_hold_counts_as_not_finite(mechanism, target, bad):
+    def poisoned(client, round):
+        update = update_of(client, round).double()
+        update[5] = bad if client == 2 else update[5]
+        return update
+
+    def zeroed(client, round):
+        return update_of(client, round).double() * (client != 2)
+
+    engine, reference = make_engine(mechanism, target=target), make_engine(mechanism, target=target)
+    record = run_round(engine, stack=5, updates=poisoned)
+    run_round(reference, stack=5, updates=zeroed)
+    assert torch.equal(engine.weights, reference.weights)
+    assert record.non_finite_clients == (2,)
 
 
 def test_a_round_without_answers_leaves_the_model_and_is_recorded():
