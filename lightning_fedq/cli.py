@@ -41,6 +41,8 @@ def usage() -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status."""
+    if os.getcwd() not in sys.path:  # for classes named in a YAML, as with `python -m`
+        sys.path.insert(0, os.getcwd())
     try:
         status = _run(argv)
         sys.stdout.flush()

@@ -62,6 +62,7 @@ def configuration(folder: Path, **federated: object) -> Path:
 @pytest.fixture(autouse=True)
 def in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the command adds the current folder
 
 
 def test_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -141,6 +142,15 @@ def test_fit_ends_with_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "the curious server" in shown and "runs/mine/report.md" in shown and "accuracy.png" in shown
     resolved = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
     assert resolved["trainer"]["callbacks"][0]["init_args"]["smoothing"] == 1.0  # defaults are filled in
+
+
+def test_a_module_of_the_current_folder_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As with `python train.py fit`."""
+    Path("my_own_training.py").write_text("from lightning_fedq.models import Classifier as Mine\n")
+    path = configuration(tmp_path)
+    path.write_text(path.read_text().replace("lightning_fedq.models.Classifier", "my_own_training.Mine"))
+    assert main(["privacy", str(path)]) == 0
+    assert "CorBin(epsilon=1.0" in capsys.readouterr().out
 
 
 def test_the_trained_model_is_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
