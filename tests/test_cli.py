@@ -126,6 +126,21 @@ def test_a_wrong_flag_names_the_nearest(
     assert hint in error and len(error.splitlines()) < 6, error
 
 
+@pytest.mark.parametrize(("key", "option"), [("model", "hidden"), ("data", "batch_size")])
+def test_the_configuration_of_a_script_needs_class_paths(
+    key: str, option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As `examples/plain.yaml`, whose script says which classes it means."""
+    config = yaml.safe_load(configuration(tmp_path).read_text())
+    Path("plain.yaml").write_text(yaml.safe_dump({**config, key: {option: 3}}))
+    with pytest.raises(SystemExit, match="2"):
+        main(["fit", "plain.yaml", "--with", "corbin"])
+    error = capsys.readouterr().err
+    assert f"Option '{option}' is not accepted" in error
+    assert f"`{key}` names no class. Here it needs one, {key}: {{class_path: MODULE.CLASS" in error
+    assert "python train.py fit --config YOURS.yaml --config FRAGMENT.yaml" in error
+
+
 def test_a_wrong_mechanism_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(["audit", "LPDQ"])

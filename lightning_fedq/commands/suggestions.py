@@ -35,6 +35,8 @@ def suggest(message: str, keys: Iterable[str]) -> str:
     refused = re.search(r"Option '([\w.]+)' is not accepted", message)
     if refused:
         owners = re.findall(r"class_path '([\w.]+)'", message[: refused.start()])
+        if owners and owners[-1].endswith((".LightningModule", ".LightningDataModule")):
+            return _class_wanted("data" if owners[-1].endswith("DataModule") else "model")
         if owners:
             module, _, name = owners[-1].rpartition(".")
             parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
@@ -48,6 +50,16 @@ def concise(message: str) -> str:
     told = re.compile("is not accepted|does not accept|has no attribute")
     refused = [line for line in lines[1:] if told.search(line)]
     return "\n".join(lines if len(lines) < 4 or not refused else [lines[0], *refused[-1:]])
+
+
+def _class_wanted(key: str) -> str:
+    """For the configuration of a script that names its classes in Python."""
+    return (
+        f" `{key}` names no class. Here it needs one, "
+        f"{key}: {{class_path: MODULE.CLASS, init_args: {{...}}}}, "
+        "or leave it to the script that calls LightningCLI: python train.py fit --config YOURS.yaml "
+        "--config FRAGMENT.yaml (`fedq configs NAME --out FRAGMENT.yaml` writes a fragment out)"
+    )
 
 
 def _nearest_start(option: str, keys: list[str]) -> str:
