@@ -39,6 +39,7 @@ from lightning_fedq.audit.bench import (
 from lightning_fedq.audit.views import Array, Finding, View
 from lightning_fedq.core import Adversary, AuditCase, Loss, Mechanism, PrivacyClaim
 
+FEWEST_ROUNDS = 8
 _WIRE_ROUNDS = 400
 _GROUP_PATTERNS = 4
 _FEWEST_ANSWERS = 2
@@ -105,7 +106,7 @@ def audit(
         segments = FEW_SEGMENTS if case.concentrated else CROWD_SEGMENTS
     size = case.num_clients or (CROWD if case.everybody else cohort_size(case.mechanism))
     first = Bench.of(case, seed, segments, size, Adversary.SERVER)
-    fewest = 64 if case.concentrated else 8 * first.draws
+    fewest = 64 if case.concentrated else FEWEST_ROUNDS * first.draws
     if draws < fewest:
         raise ValueError(f"draws must be >= {fewest}, got {draws}")
     levels = _LEVELS

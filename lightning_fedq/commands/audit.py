@@ -14,11 +14,11 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from lightning_fedq.audit import audit
-from lightning_fedq.audit.bench import CROWD
+from lightning_fedq.audit import audit, bench
 from lightning_fedq.audit.enumeration import enumerate_coin, enumerate_pair
 from lightning_fedq.audit.enumeration_words import enumerate_words
 from lightning_fedq.audit.knowledge import SEGMENTS, audit_knowledge
+from lightning_fedq.audit.simulation import FEWEST_ROUNDS
 from lightning_fedq.audit.views import Finding
 from lightning_fedq.commands.described import example
 from lightning_fedq.commands.suggestions import nearest
@@ -34,6 +34,8 @@ CONCENTRATED_SHARE = 500
 """One draw in so many is an encoding of a whole vector whose difference lies in one coordinate."""
 EVERYBODY_SHARE = 100
 """One draw in so many is a message of one symbol."""
+FEWEST_DRAWS = FEWEST_ROUNDS * sum(bench.SEGMENTS)
+"""Of a case in which every coordinate is a draw."""
 DITHERS = (0, 1 << 51, (1 << 52) - 1)
 """Public dithers for which the law of a symbol is worked out exactly."""
 _DIM = 1024
@@ -44,7 +46,7 @@ def findings_of(case: AuditCase, draws: int, alpha: float, seed: int = 0) -> tup
     if case.concentrated:
         draws = max(draws // CONCENTRATED_SHARE, 64)
     if case.everybody:
-        draws = max(draws // EVERYBODY_SHARE, 8 * CROWD)
+        draws = max(draws // EVERYBODY_SHARE, FEWEST_ROUNDS * bench.CROWD)
     return audit(case, draws, alpha=alpha, seed=seed)
 
 
@@ -189,6 +191,8 @@ def main(argv: Sequence[str]) -> int:
             mechanism_class(name)
         except ValueError as error:
             parser.error(f"{error}.{nearest(name, installed())} `fedq mechanisms` lists them")
+    if not options.draws >= FEWEST_DRAWS:
+        parser.error(f"draws must be >= {FEWEST_DRAWS}, got {options.draws:g}")
     console, start = Console(), time.process_time()
     console.width = max(console.width, 110)
     names = options.names or list(installed())

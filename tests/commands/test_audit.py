@@ -118,4 +118,13 @@ def test_holds_is_never_said_where_the_audit_could_not_see():
 def test_bad_arguments_are_explained(arguments, capsys):
     with pytest.raises(SystemExit):
         main(["audit", *arguments])
-    assert "there is no mechanism Nonsense" in (error := capsys.readouterr().err) or "draws must be" in error
+    shown = capsys.readouterr()
+    assert "there is no mechanism Nonsense" in shown.err or "draws must be >= 8168, got 5" in shown.err
+    assert shown.out == ""  # before the first audit
+
+
+def test_the_fewest_draws_are_enough():
+    case = command.cases(mechanisms.LDPQ)[0]
+    assert command.findings_of(case, command.FEWEST_DRAWS, command.ALPHA)
+    with pytest.raises(ValueError, match=f"draws must be >= {command.FEWEST_DRAWS}"):
+        command.findings_of(case, command.FEWEST_DRAWS - 1, command.ALPHA)
