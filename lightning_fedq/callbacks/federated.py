@@ -45,6 +45,7 @@ from lightning_fedq.federation.averaging import RoundAverages, check_averaging
 from lightning_fedq.federation.changing_buffers import Rehearsed, rehearse_buffers, updated_statistics
 from lightning_fedq.federation.checks import (
     check_cohorts_last,
+    check_kinds,
     check_limit,
     check_loader_is_ours,
     check_numbers,
@@ -163,7 +164,8 @@ class Federated(pl.Callback):
 
     Raises:
         ValueError: If a setting is out of its range, or two do not go together.
-        TypeError: If the mechanism is not homomorphic and there is secure aggregation.
+        TypeError: If a setting is of another kind, or the mechanism is not homomorphic and there is secure
+            aggregation.
     """
 
     def __init__(
@@ -193,6 +195,24 @@ class Federated(pl.Callback):
         client_metrics: ClientMetricsChoice | None = None,
         privacy: PrivacyTarget | None = None,
     ) -> None:
+        check_kinds(
+            mechanism=mechanism,
+            num_clients=num_clients,
+            clients_per_round=clients_per_round,
+            dropout_probability=dropout_probability,
+            partition=partition,
+            local_epochs=local_epochs,
+            local_steps=local_steps,
+            clients_per_step=None if clients_per_step == "auto" else clients_per_step,
+            ranges=ranges,
+            smoothing=smoothing,
+            server_optimizer=server_optimizer,
+            aggregator=aggregator,
+            secure_aggregation=secure_aggregation,
+            seed=seed,
+            ledger=ledger,
+            privacy=privacy,
+        )
         check_numbers(local_epochs, local_steps, clients_per_step, weighting)
         check_choice(client_metrics)
         check_buffer_mode(buffers)
@@ -723,19 +743,29 @@ class Federated(pl.Callback):
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Validation in mid-round means that the run stops there: validate the global model."""
         if not trainer.sanity_checking:
-            self._abandon_round()
+            self._drop_open_round()
             if self._training is not None:
                 self._training.forget_scratch()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """A round that was stopped on the way does not count."""
-        self._abandon_round()
+        self._drop_open_round()
         assert self._training is not None
         self._training.end_round()
         if self._engine.round == self.planner.num_rounds:
             trainer.should_stop = True  # every cohort has had its round
         elif self._target is not None:
             self._target.end_round(self._engine, trainer)
+
+    def _drop_open_round(self) -> None:
+        if self._training is not None and self._engine.plan is not None:
+            rank_zero_warn(
+                f"stopped in the middle of round {self._engine.round + 1}: what its clients have trained is "
+                f"dropped, and charged if they have sent anything; {len(self.records)} rounds are finished, "
+                "and the model is that of the last one. A checkpoint goes on from there; local_steps makes "
+                "rounds shorter"
+            )
+        self._abandon_round()
 
     def _abandon_round(self) -> None:
         if self._training is not None:

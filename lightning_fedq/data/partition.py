@@ -63,7 +63,10 @@ def _shares(num_samples: int, num_parts: int) -> list[int]:
 
 @dataclass(frozen=True)
 class IID(Partition):
-    """IID partition: a random permutation cut into equal parts. Sizes differ by at most one."""
+    """IID partition: a random permutation cut into equal parts. Sizes differ by at most one.
+
+    A single client has the samples in their own order.
+    """
 
     needs_labels = False
 
@@ -72,6 +75,8 @@ class IID(Partition):
     ) -> list[Tensor]:
         """See `Partition.split`."""
         _check(labels, num_samples, num_clients, self.needs_labels)
+        if num_clients == 1:
+            return [torch.arange(num_samples)]
         order = torch.randperm(num_samples, generator=generator)
         return list(torch.split(order, _shares(num_samples, num_clients)))
 

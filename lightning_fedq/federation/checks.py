@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from numbers import Integral, Real
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import is_overridden, pl
-from lightning_fedq.aggregation import Weighting
+from lightning_fedq.aggregation import RobustAggregation, Weighting
+from lightning_fedq.core import Mechanism
 from lightning_fedq.data.batches import LocalWork, pass_sizes
+from lightning_fedq.data.partition import Partition
 from lightning_fedq.federation.handed_loader import handed_loader
 from lightning_fedq.federation.undo import Undo
+from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.ranges import RangeRule
 from lightning_fedq.rounds import RoundPlanner
+from lightning_fedq.secagg import SecAgg
 
 _NAMED = 10
 """Clients that an error names."""
@@ -23,6 +30,46 @@ _FROM_LOADER = (
     "the training loader is not the clients' own, and would train centrally; "
     "use trainer.fit(model, datamodule=FederatedDataModule.from_loader(loader, val_loader))"
 )
+
+
+_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
+    "mechanism": (Mechanism, "a mechanism, such as LDPQ(epsilon=1.0)"),
+    "num_clients": (Integral, "an integer"),
+    "clients_per_round": (Integral, "an integer, or None for everybody"),
+    "dropout_probability": (Real, "a number in [0, 1)"),
+    "partition": (Partition, "a partition, such as IID() or Dirichlet(0.5)"),
+    "local_epochs": (Integral, "an integer"),
+    "local_steps": (Integral, "an integer, or None for local_epochs"),
+    "clients_per_step": (Integral, "an integer or 'auto'"),
+    "ranges": (RangeRule, "a rule, such as FixedRange(0.1) or AdaptiveRange()"),
+    "smoothing": (Real, "a number in (0, 1]"),
+    "server_optimizer": (
+        Callable,
+        "a function of the parameters, such as partial(torch.optim.Adam, lr=0.01)",
+    ),  # type: ignore[dict-item]
+    "aggregator": (RobustAggregation, "a robust rule, such as RobustAggregation('median')"),
+    "secure_aggregation": (SecAgg, "SecAgg(), with its settings"),
+    "seed": (Integral, "an integer, or None for a private run"),
+    "ledger": (Ledger, "the ledger of another Federated: other.ledger"),
+    "privacy": (PrivacyTarget, "PrivacyTarget(epsilon=8.0, delta=1e-5, adversary='secagg_server')"),
+}
+"""What `Federated` takes, and how it is written; those with a default of None may be None."""
+
+
+def check_kinds(**settings: object) -> None:
+    """Refuse settings of another kind, which would fail later and in words that don't help.
+
+    Args:
+        settings: By the names of `Federated`'s arguments; None is left to the argument itself.
+
+    Raises:
+        TypeError: Naming the setting, what it is and what is wanted.
+    """
+    for name, value in settings.items():
+        kind, wanted = _KINDS[name]
+        if not isinstance(value, kind) and not (value is None and name not in ("mechanism", "num_clients")):
+            got = f"the class {value.__name__} itself" if isinstance(value, type) else repr(value)
+            raise TypeError(f"{name} must be {wanted}; got {got}")
 
 
 def check_numbers(

@@ -94,6 +94,10 @@ def choose_clients_per_step(
         return 1
     largest = largest_of(size)
     if len(largest.clients) < 2:
+        rank_zero_info(
+            "Federated trains one client at a time, which is slower and gives the same results, because no "
+            "two clients of the first round have batches of the same sizes"
+        )
         return 1
     batch = trainer.precision_plugin.convert_input(first_batch(largest))
     batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)

@@ -377,3 +377,26 @@ def test_an_exception_while_the_first_round_opens_is_the_one_that_shows(monkeypa
     with pytest.raises(RuntimeError, match="the roster is gone"):
         run(federated(clients_per_step=1), module)
     assert torch.equal(weights_of(module), before)
+
+
+def test_a_round_that_is_cut_short_says_that_it_is_dropped() -> None:
+    """A time limit, or anything else that stops Lightning between two clients."""
+
+    class Stop(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+            trainer.should_stop = trainer.global_step >= 3
+
+    fed, module = federated(clients_per_step=1), Classifier()
+    before = weights_of(module).clone()
+    words = r"stopped in the middle of round 1: .* is dropped, .*; 0 rounds are finished"
+    with pytest.warns(UserWarning, match=words):
+        make_trainer(fed, Stop()).fit(module, datamodule=Digits())
+    assert torch.equal(weights_of(module), before) and fed.records == []
+
+
+def test_unequal_clients_say_why_they_train_one_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
+    fed = federated(num_clients=3, clients_per_step=3, partition=Dirichlet(0.3))
+    with caplog.at_level("INFO"):
+        run(fed)
+    assert fed.clients_per_step_chosen == 1
+    assert "because no two clients of the first round have batches of the same sizes" in caplog.text

@@ -77,3 +77,8 @@ def test_refusals() -> None:
         LabelShards(0)
     with pytest.raises(ValueError, match="need 600 samples, got 500; use fewer shards_per_client"):
         LabelShards(2).split(LABELS[:500], 500, 300, generator)
+
+
+def test_one_client_has_the_samples_in_their_own_order() -> None:
+    """As the training without clients has them, where the loader does not shuffle."""
+    assert torch.equal(split(IID(), 1)[0], torch.arange(len(LABELS)))

@@ -1,15 +1,24 @@
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.batches import LocalWork, pass_sizes
-from lightning_fedq.federation.checks import check_limit, check_optimizers, check_setup, least_fraction
-from lightning_fedq.mechanisms import FedAvg
+from lightning_fedq.data.partition import Dirichlet
+from lightning_fedq.federation.checks import (
+    _KINDS,
+    check_limit,
+    check_optimizers,
+    check_setup,
+    least_fraction,
+)
+from lightning_fedq.mechanisms import LDPQ, FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer
 
 
@@ -141,3 +150,48 @@ def test_a_stack_needs_an_elementwise_optimiser() -> None:
     with pytest.warns(UserWarning, match="one client at a time, .* because LBFGS is not elementwise"):
         make_trainer(fed, max_epochs=1).fit(Classifier(optimizer=lbfgs), datamodule=Digits(80))
     assert fed.clients_per_step_chosen == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"mechanism": LDPQ},
+            "mechanism must be a mechanism, such as LDPQ.epsilon=1.0.; got the class LDPQ itself",
+        ),
+        ({"mechanism": "LDPQ"}, "got 'LDPQ'"),
+        ({"num_clients": 20.0}, "num_clients must be an integer; got 20.0"),
+        ({"num_clients": None}, "num_clients must be an integer; got None"),
+        ({"secure_aggregation": True}, r"secure_aggregation must be SecAgg\(\), with its settings; got True"),
+        ({"clients_per_step": "all"}, "clients_per_step must be an integer or 'auto'; got 'all'"),
+        ({"seed": "0"}, "seed must be an integer, or None for a private run; got '0'"),
+        ({"privacy": 8.0}, "privacy must be PrivacyTarget"),
+        ({"ranges": 0.1}, r"ranges must be a rule, such as FixedRange\(0.1\)"),
+        ({"partition": "dirichlet"}, r"Dirichlet\(0.5\); got 'dirichlet'"),
+        ({"partition": Dirichlet}, "got the class Dirichlet itself"),
+        ({"aggregator": "median"}, r"RobustAggregation\('median'\); got 'median'"),
+        ({"server_optimizer": "adam"}, "server_optimizer must be a function of the parameters"),
+        ({"local_epochs": 1.5}, "local_epochs must be an integer; got 1.5"),
+        ({"local_steps": 2.5}, "local_steps must be an integer"),
+        ({"ledger": 3}, "ledger must be the ledger of another Federated"),
+    ],
+)
+def test_settings_of_another_kind_are_refused_at_once(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        Federated(**{"mechanism": LDPQ(1.0), "num_clients": 4, **settings})
+
+
+def test_kinds_are_asked_for_by_every_argument_that_is_no_word() -> None:
+    """Words (weighting, target ...) have checks of their own; numpy's integers are integers."""
+    words = {
+        "self",
+        "participation",
+        "labels",
+        "target",
+        "weighting",
+        "buffers",
+        "diagnostics",
+        "client_metrics",
+    }
+    assert set(signature(Federated.__init__).parameters) - words == set(_KINDS)
+    Federated(LDPQ(1.0), np.int64(4), dropout_probability=np.float64(0.1), seed=np.int32(1))
