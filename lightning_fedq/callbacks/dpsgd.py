@@ -134,7 +134,7 @@ class DPSGD(pl.Callback):
 
         check_delta(self.delta, max(map(len, work.held)), "samples")
         self._batches = PoissonBatches(work, lambda client, step: self._stream("batch", client, step))
-        self._spent.open(self._batches, self.noise_multiplier, repeatable=self.seed is not None)
+        self._spent.open(self._batches, self.noise_multiplier)
 
     def draw(self, round: int, attempt: int, clients: Sequence[int]) -> list[tuple[Tensor, ...]]:
         """The next steps of each client, whatever the round."""
@@ -365,8 +365,8 @@ class DPSGD(pl.Callback):
         return self._spent.state_dict(charges, round_taken_by=survivors)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what a checkpoint had spent. Without a seed, on streams of its own."""
-        self._spent.load_state_dict(state_dict)
+        """Go on from what a checkpoint had spent, and this object besides. Without a seed, on new streams."""
+        self._spent.load_state_dict(state_dict, repeatable=self.seed is not None)
         if self.seed is None:
             self._new_root()
 

@@ -4,10 +4,14 @@ Streams from a seed repeat a step with the same batch and the same noise, so tha
 from the operating system do not: there, what was spent stays spent, an open round counts as taken in full,
 and so do rounds that only the ledger's journal knows. The journal counts rounds and does not price them, so
 such a run goes on with rounds of the checkpoint's price or not at all.
+
+Accounts have a name, and know by name whose histories they hold and up to which step: a saved history that
+is part of theirs changes nothing, and any other is added.
 """
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -29,19 +33,28 @@ class SampleAccounts:
 
     def __init__(self) -> None:
         self.of_client: dict[int, Account] = {}
+        self._id = secrets.token_hex(8)
+        self._ancestors: dict[str, dict[int, int]] = {}
+        self._joined_at: dict[str, dict[int, int]] = {}
         self._histories: dict[int, History] = {}
         self._before_round: dict[int, History] = {}
-        self._loaded_steps: dict[int, int] = {}
+        self._rounds: dict[int, int] = {}
+        self._rounds_since_loaded: dict[int, int] = {}
         self._loaded_prices: list[list[float]] = []
         self._charges: list[int] = []
 
-    def open(self, batches: PoissonBatches, noise_multiplier: float, repeatable: bool) -> None:
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Give a copy a name of its own."""
+        vars(self).update(state)
+        name, self._id = self._id, secrets.token_hex(8)
+        self._inherit(name, _steps(self._now()))
+
+    def open(self, batches: PoissonBatches, noise_multiplier: float) -> None:
         """Open the accounts of a fit. What was spent before stays spent.
 
         Args:
             batches: Of the steps to come.
             noise_multiplier: Of the steps to come.
-            repeatable: Do batches and noise follow from a seed?
 
         Raises:
             ValueError: If rounds of a killed process may have had another price.
@@ -51,14 +64,11 @@ class SampleAccounts:
         self._batches = batches
         for client in range(len(batches.steps)):
             account = Account(noise_multiplier, batches.sample_rate(client))
-            old, loaded = self.of_client.get(client), self._histories.get(client)
-            if old is not None:
-                account.accountant = old.accountant
-            # without a seed, what this process has spent since it wrote the checkpoint is spent
-            if loaded is not None and (repeatable or account.steps < self._loaded_steps[client]):
-                account.accountant.history = loaded
+            if client in self.of_client:
+                account.accountant = self.of_client[client].accountant
+            if client in self._histories:
+                account.accountant.history = self._histories.pop(client)
             self.of_client[client] = account
-        self._histories = {}
         if self._charges:
             self._check_prices()
 
@@ -87,7 +97,9 @@ class SampleAccounts:
     def charge(self, client: int) -> int:
         """Pay for one step of a client, before its noise is drawn, and return its number."""
         account = self.of_client[client]
-        self._before_round.setdefault(client, list(account.accountant.history))
+        if client not in self._before_round:
+            self._before_round[client] = list(account.accountant.history)
+            self._rounds[client] = self._rounds.get(client, 0) + 1
         return account.charge()
 
     def charge_lost_rounds(self, charges: Sequence[int]) -> bool:
@@ -100,12 +112,12 @@ class SampleAccounts:
             Whether there was such a round.
         """
         loaded, self._charges = self._charges, []
-        lost = [int(now) - then for now, then in zip(charges, loaded, strict=True)] if loaded else []
-        for client, rounds in enumerate(lost):
-            account = self.of_client[client]
-            paid = self._loaded_steps[client] + rounds * self._batches.steps[client]
-            for _ in range(paid - account.steps):
-                account.charge()
+        lost = [max(int(now) - then, 0) for now, then in zip(charges, loaded, strict=True)] if loaded else []
+        for client in range(len(lost)):
+            lost[client] = max(lost[client] - self._rounds_since_loaded.get(client, 0), 0)
+            for _ in range(lost[client] * self._batches.steps[client]):
+                self.of_client[client].charge()
+            self._rounds[client] = self._rounds.get(client, 0) + lost[client]
         return any(lost)
 
     def state_dict(
@@ -121,12 +133,26 @@ class SampleAccounts:
             at_start_of_round: Leave out the open round, which will be repeated bit for bit.
             round_taken_by: Clients for whom the open round counts as taken in full.
         """
-        histories = {c: account.accountant.history for c, account in self.of_client.items()} | self._histories
+        histories, rounds = self._now(), dict(self._rounds)
         if at_start_of_round:
             histories |= self._before_round
-        histories |= {client: self._after_round(client) for client in round_taken_by}
+        for client in round_taken_by:
+            histories[client] = self._after_round(client)
+            rounds[client] = rounds.get(client, 0) + (client not in self._before_round)
         plain = {str(client): [list(entry) for entry in history] for client, history in histories.items()}
-        return {"histories": plain, "charges": list(charges), "prices": self._prices()}
+        return {
+            "id": self._id,
+            "ancestors": {name: _named(steps) for name, steps in self._ancestors.items()},
+            "histories": plain,
+            "rounds": _named(rounds),
+            "charges": list(charges),
+            "prices": self._prices(),
+        }
+
+    def _now(self) -> dict[int, History]:
+        """Every client's history, what was loaded included."""
+        opened = {client: list(account.accountant.history) for client, account in self.of_client.items()}
+        return opened | self._histories
 
     def _after_round(self, client: int) -> History:
         """A client's history once it has taken all its steps of the open round."""
@@ -137,16 +163,89 @@ class SampleAccounts:
         history: History = account.accountant.history + rest
         return history
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Load `state_dict`.
+    def load_state_dict(self, state_dict: dict[str, Any], repeatable: bool) -> None:
+        """Load `state_dict`: add what is not in these accounts yet, which go on from it when they are opened.
 
-        The accounts go on from it when they are opened.
+        Args:
+            state_dict: From `state_dict`.
+            repeatable: Do batches and noise follow from a seed? Then what came after a state that these
+                accounts began with is repeated bit for bit, so they go back to it.
         """
         self._charges, self._loaded_prices = state_dict["charges"], state_dict["prices"]
-        self._histories = {
+        name, own = state_dict.get("id") or secrets.token_hex(8), self._now()  # 0.1.0 gave no names
+        theirs: dict[int, History] = {
             int(client): [(nm, rate, steps) for nm, rate, steps in history]
             for client, history in state_dict["histories"].items()
         }
-        self._loaded_steps = {
-            client: sum(steps for _, _, steps in history) for client, history in self._histories.items()
-        }
+        # an open round of one's own may count as taken in full there, and here as far as it came
+        known = _steps(theirs) if name == self._id else self._ancestors.get(name, {})
+        ours = _by_client(state_dict.get("ancestors", {}).get(self._id, {}))
+        for client, steps in ours.items():  # they went on from these accounts
+            if _first(theirs.get(client, []), steps) == _first(own.get(client, []), steps):
+                known = known | {client: max(steps, known.get(client, 0))}
+        new = {client: _after(history, known.get(client, 0)) for client, history in theirs.items()}
+        before = _by_client(state_dict["rounds"]) if name == self._id else self._joined_at.get(name, {})
+        self._rounds_since_loaded = {}
+        past = all(_first(own.get(client, []), n) == theirs[client] for client, n in _steps(theirs).items())
+        if repeatable and known and past:
+            self._histories, self._rounds = theirs, dict(before)
+        elif any(new.values()):
+            self._histories = {
+                client: _joined(own.get(client, []), new.get(client, [])) for client in own | new
+            }
+        elif known:
+            self._rounds_since_loaded = {
+                client: max(number - before.get(client, 0), 0) for client, number in self._rounds.items()
+            }
+        if name != self._id:
+            self._inherit(name, _steps(theirs))
+        for ancestor, steps in state_dict.get("ancestors", {}).items():
+            if ancestor != self._id:
+                self._inherit(ancestor, _by_client(steps))
+
+    def _inherit(self, name: str, steps: dict[int, int]) -> None:
+        """Remember to hold so many steps of other accounts."""
+        known = self._ancestors.setdefault(name, {})
+        self._joined_at.setdefault(name, dict(self._rounds))
+        for client, number in steps.items():
+            known[client] = max(known.get(client, 0), number)
+
+
+def _steps(histories: dict[int, History]) -> dict[int, int]:
+    return {client: sum(steps for _, _, steps in history) for client, history in histories.items()}
+
+
+def _first(history: History, steps: int) -> History:
+    """The first steps of a history."""
+    first: History = []
+    for nm, rate, number in history:
+        if steps > 0:
+            first.append((nm, rate, min(steps, number)))
+        steps -= number
+    return first
+
+
+def _after(history: History, steps: int) -> History:
+    """The rest of a history after its first steps."""
+    rest: History = []
+    for nm, rate, number in history:
+        skipped = min(steps, number)
+        steps -= skipped
+        if number > skipped:
+            rest.append((nm, rate, number - skipped))
+    return rest
+
+
+def _joined(one: History, other: History) -> History:
+    if one and other and one[-1][:2] == other[0][:2]:
+        nm, rate, steps = other[0]
+        return [*one[:-1], (nm, rate, one[-1][2] + steps), *other[1:]]
+    return [*one, *other]
+
+
+def _named(numbers: dict[int, int]) -> dict[str, int]:
+    return {str(client): number for client, number in numbers.items()}
+
+
+def _by_client(numbers: dict[str, int]) -> dict[int, int]:
+    return {int(client): number for client, number in numbers.items()}

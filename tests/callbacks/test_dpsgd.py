@@ -110,6 +110,19 @@ def test_what_this_process_has_spent_since_the_checkpoint_stays_spent(tmp_path):
     assert private._root != root
 
 
+@pytest.mark.parametrize("seed", [None, 1])
+def test_a_checkpoint_of_others_is_paid_for_on_top(tmp_path, seed):
+    loud = trainer(dpsgd(0.5, seed), epochs=1)
+    loud.fit(Classifier())
+    loud.save_checkpoint(tmp_path / "loud.ckpt")
+    private = dpsgd(20.0, seed)
+    trainer(private, epochs=2).fit(Classifier())
+    trainer(private, epochs=2).fit(Classifier(), ckpt_path=tmp_path / "loud.ckpt")
+    steps = [(noise, number) for noise, _, number in private.accountant.history]
+    assert steps == [(20.0, 20), (0.5, 10), (20.0, 10)]
+    assert private.epsilon(1e-3) > next(c for c in loud.callbacks if isinstance(c, DPSGD)).epsilon(1e-3)
+
+
 def test_resuming_with_a_seed_ends_bit_identically(tmp_path):
     whole = Classifier()
     trainer(dpsgd(seed=5), epochs=4).fit(whole)
