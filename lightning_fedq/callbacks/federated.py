@@ -42,6 +42,7 @@ from lightning_fedq.data.labels import Labels, label_figure, labels_of
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import IID, Partition
 from lightning_fedq.federation.averaging import RoundAverages, check_averaging
+from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.changing_buffers import Rehearsed, rehearse_buffers, updated_statistics
 from lightning_fedq.federation.checks import (
     check_cohorts_last,
@@ -297,7 +298,7 @@ class Federated(pl.Callback):
             )
         self._meet_target(trainer)
         self._identity = self._federation()
-        self._make_engine()
+        self._make_engine(trainer)
         done = 0 if self._loaded is not None else self._engine.round - trainer.current_epoch
         check_cohorts_last(self.planner, done + (trainer.max_epochs or 0))
         keep_journal(trainer, self._engine.ledger, self.seed is not None)
@@ -500,22 +501,32 @@ class Federated(pl.Callback):
             return inverse_variance_weights(self.mechanism, segments, self.num_clients)
         return None
 
-    def _make_engine(self) -> None:
-        """A new server, the checkpoint's, or the last fit's if the model is still its own."""
+    def _make_engine(self, trainer: pl.Trainer) -> None:
+        """A new server, the checkpoint's, or the last fit's if the model is still its own.
+
+        Raises:
+            ValueError: If the ledger's charges, or the checkpoint's, are of other terms.
+        """
+        liars = num_byzantine_of(trainer, self.planner)
+        terms = {"secure_aggregation": repr(self.secure_aggregation), "liars": str(liars)}
         weights = self._local.flat()
         weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
         old, self._training = self.engine, None
         if self._loaded is None and old is not None and list(old.segments) == self._local.segments:
             own = old.weights.to(self._local.parameters[0].dtype).to(weights)
             if old.round and old.ledger is self.ledger and torch.equal(own, weights):
+                old.agree(**terms)
                 old.weights = old.weights.to(weights.device)
                 return
         if (
             self.ledger is self._own_ledger and not self.ledger.rounds
         ):  # the mechanism may be another one by now
             self.ledger = self._own_ledger = Ledger(self.num_clients, repr(self.mechanism))
-        say_at_start(self.ledger, self.seed is not None)
-        self.engine = self._new_engine(weights, self._local.segments)
+        saved = None if self._loaded is None else self._loaded["engine"]["ledger"]
+        say_at_start(self.ledger, self.seed is not None, saved)
+        engine = self._new_engine(weights, self._local.segments)
+        engine.agree(**terms)
+        self.engine = engine
         if self.secure_aggregation is not None:
             check_modulus(self.secure_aggregation, self.engine)
         self.records = []

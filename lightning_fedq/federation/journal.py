@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import secrets
 from pathlib import Path
+from typing import Any
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.privacy.journal import Journal
@@ -41,8 +42,14 @@ def keep_journal(trainer: pl.Trainer, ledger: Ledger, repeatable: bool) -> None:
         ledger.keep(Journal(path, ledger.mechanism, ledger.num_clients, position), repeatable)
 
 
-def say_at_start(ledger: Ledger, seeded: bool) -> None:
-    """Say where a new server's keys come from, and that clients who trained before have paid before."""
+def say_at_start(ledger: Ledger, seeded: bool, saved: dict[str, Any] | None = None) -> None:
+    """Say where a new server's keys come from, and that clients who trained before have paid before.
+
+    Args:
+        ledger: Of the clients.
+        seeded: Whether the keys come from a seed.
+        saved: State of the checkpoint's ledger, where the training resumes one.
+    """
     if seeded:
         rank_zero_info("keys from a seed: reproducible, and nothing is private")
     else:
@@ -51,6 +58,12 @@ def say_at_start(ledger: Ledger, seeded: bool) -> None:
         rank_zero_info(
             f"these clients have paid for up to {ledger.most_charged} rounds before this training, which add "
             "up with those to come; other clients need another Federated"
+        )
+    unknown = ledger.rounds and ledger.terms is None
+    if unknown or (saved is not None and saved["rounds"] and saved.get("terms") is None):
+        rank_zero_warn(
+            "rounds were charged before this training without a word on their terms (cohort, secure "
+            "aggregation, lying clients), by hand or by an earlier version; they are priced like its own"
         )
 
 

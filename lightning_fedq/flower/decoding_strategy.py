@@ -162,6 +162,7 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
             secure_sums=None if secagg is None else remote_sums(secagg, self._directory),
             ledger=self.ledger,
         )
+        self._server.agree(secure_aggregation=repr(secagg))
         if federated.seed is None:  # clients refuse what they have answered before
             self._server.round = max((entry.round + 1 for entry in used), default=0)
 

@@ -22,7 +22,8 @@ _VERSION = 1
 class Entry(NamedTuple):
     """One charge: the clients (None is everybody) of one attempt at one round, begun in a `state`.
 
-    `dim` is the length of the vector that is charged for. No clients at all: the vector of the open round has
+    `dim` is the length of the vector that is charged for, `terms` are those that its price hangs on, as text
+    ("" where nobody has said). No clients at all: the vector of the open round has
     become so long.
     """
 
@@ -31,6 +32,7 @@ class Entry(NamedTuple):
     state: str
     clients: tuple[int, ...] | None
     dim: int
+    terms: str = ""
 
 
 class Journal:
@@ -92,7 +94,7 @@ class Journal:
             clients = found["clients"]
             who = None if clients is None else tuple(int(client) for client in clients)
             entry = int(found["round"]), int(found["attempt"]), str(found["state"]), who
-            dim = found.get("dim")
+            dim, terms = found.get("dim"), str(found.get("terms", ""))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{self.path} is damaged at byte {self.position}, so what was spent is not known; "
@@ -103,9 +105,17 @@ class Journal:
                 f"{self.path} is of an older version and does not say how many parameters round {entry[0]} "
                 "had, so what was spent is not known; load only the weights and begin a new federation"
             )
-        return Entry(*entry, dim)
+        return Entry(*entry, dim, terms)
 
-    def append(self, round: int, attempt: int, state: str, clients: Sequence[int] | None, dim: int) -> None:
+    def append(
+        self,
+        round: int,
+        attempt: int,
+        state: str,
+        clients: Sequence[int] | None,
+        dim: int,
+        terms: str = "",
+    ) -> None:
         """Write one entry behind `position` and return when it is on the disk. First read what is `unread`.
 
         Args:
@@ -114,12 +124,13 @@ class Journal:
             state: Names what the round began with.
             clients: Who is charged; None is everybody.
             dim: Coordinates of the vector that is charged for.
+            terms: That its price hangs on, as text.
 
         Raises:
             RuntimeError: If somebody else wrote meanwhile; the entry stands.
             OSError: If it can't be written.
         """
-        entry = {"round": round, "attempt": attempt, "state": state}
+        entry = {"round": round, "attempt": attempt, "state": state, **({"terms": terms} if terms else {})}
         who = None if clients is None else list(clients)
         line = json.dumps({**entry, "clients": who, "dim": dim}) + "\n"
         end = self._write(line.encode())

@@ -3,7 +3,9 @@
 A charge names the stream that it pays for, (round, attempt). Streams of a client must come in ascending
 order, so no stream is ever paid for twice and none carries two payloads: a repeated round is a new attempt,
 and is charged again. Counting is all that the ledger does; what a charge costs follows from the mechanism's
-claims (`accounting`), and a ledger of another mechanism or another federation is refused.
+claims (`accounting`) and from the terms of its round: how many others were in it, whether masks hid it, who
+lied. All charges have one price, so a ledger is refused to another mechanism, another federation, or other
+terms (`agree`).
 
 A ledger belongs to the clients, not to a server or a training: whoever trains with them charges the same
 one, and it only grows. A server that begins with keys of its own says so (`begin`), because its streams are
@@ -18,8 +20,9 @@ more, provided that the round begins with the same model and range; if it does n
 from __future__ import annotations
 
 import hashlib
+import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +44,7 @@ class Ledger:
         charges: `(num_clients,)` int32, how often each client was charged.
         rounds: How many rounds were charged, repetitions included.
         dim: Coordinates of the longest vector that was charged for; every charge counts as one of it.
+        terms: Settings that the price of a charge hangs on, of all that was charged; None if not said.
         limits: `(num_clients,)` int32, charges after which a client is charged no more; a budget sets them.
         journal: Where charges are written first, or None.
         recorded: Journal and position of a loaded state, or ("", 0).
@@ -56,6 +60,7 @@ class Ledger:
         self.charges = torch.zeros(num_clients, dtype=torch.int32)
         self.rounds = 0
         self.dim = 0
+        self.terms: dict[str, str] | None = None
         self.limits: Tensor | None = None
         self.journal: Journal | None = None
         self.recorded: tuple[str, int] = ("", 0)
@@ -83,6 +88,19 @@ class Ledger:
                 "before comes on top of what that one says"
             )
 
+    def agree(self, terms: Mapping[str, str]) -> None:
+        """Say on what terms the rounds to come are charged: those of the charged ones, if there are any.
+
+        Args:
+            terms: Names and values of all settings that the price of a charge hangs on.
+
+        Raises:
+            ValueError: If rounds of other terms are charged; with the cure.
+        """
+        if self.rounds or self.recorded[0]:
+            _check_terms(self.terms, terms)
+        self.terms = dict(terms)
+
     def begin(self, keys: bytes | None) -> None:
         """A server begins: with keys that were not here before, its streams are new, from round 0 on.
 
@@ -107,6 +125,10 @@ class Ledger:
         """Remember what others wrote: a process that was killed, or another run from the same checkpoint."""
         for entry in journal.unread():
             self.dim = max(self.dim, entry.dim)
+            if entry.terms:
+                terms = json.loads(entry.terms)
+                _check_terms(terms, self.terms)
+                self.terms = terms
             if entry.clients == ():
                 continue
             if self._repeatable is not None:
@@ -124,7 +146,7 @@ class Ledger:
             state: From its `state_dict`.
         """
         self.charges, self._streams = state["charges"].clone(), state["streams"].clone()
-        self.rounds, self.dim = state["rounds"], state["dim"]
+        self.rounds, self.dim, self.terms = state["rounds"], state["dim"], state["terms"]
 
     def state(self, *tensors: Tensor) -> str:
         """Name what a round begins with: 64 bits of SHA-256 of its model and range. "" where none is kept."""
@@ -178,7 +200,8 @@ class Ledger:
         self._check_limits(rows, round)
         if self.journal is not None and (round, attempt) not in (self._repeatable or {}):
             everybody = len(rows) == self.num_clients
-            self.journal.append(round, attempt, state, None if everybody else rows.tolist(), dim)
+            who, terms = None if everybody else rows.tolist(), json.dumps(self.terms) if self.terms else ""
+            self.journal.append(round, attempt, state, who, dim, terms)
             if self._repeatable is not None:
                 self._repeatable[round, attempt] = state
         self._streams[rows] = torch.tensor([round, attempt])
@@ -239,6 +262,7 @@ class Ledger:
             "charges": self.charges.clone(),
             "rounds": self.rounds,
             "dim": self.dim,
+            "terms": None if self.terms is None else dict(self.terms),
             "streams": self._streams.clone(),
             "journal": path,
             "position": position,
@@ -256,13 +280,16 @@ class Ledger:
                 this ledger goes back to it.
 
         Raises:
-            ValueError: If the state is of another federation.
+            ValueError: If the state is of another federation, or its rounds were charged on other terms.
         """
         if state["mechanism"] != self.mechanism or len(state["charges"]) != self.num_clients:
             raise ValueError(
                 f"the ledger is of {len(state['charges'])} clients of {state['mechanism']}, this federation "
                 f"has {self.num_clients} with {self.mechanism}; resume with the checkpoint's own federation"
             )
+        terms = state.get("terms")
+        _check_terms(terms, self.terms)
+        self.terms = self.terms or terms
         self.dim = max(self.dim, state.get("dim", 0))
         own = state.get("id") == self._id
         self._streams = state["streams"].clone() if repeatable else _later(self._streams, state["streams"])
@@ -283,6 +310,23 @@ def as_long_as(context: RoundContext, dim: int) -> RoundContext:
     one = torch.ones(1, dtype=torch.float64)
     center, radius = torch.cat([context.center, 0.0 * one]), torch.cat([context.radius, one])
     return replace(context, segments=(*context.segments, more), center=center, radius=radius)
+
+
+def _check_terms(charged: Mapping[str, str] | None, here: Mapping[str, str] | None) -> None:
+    """Refuse to price rounds by other terms than their own. Unknown ones count as the same."""
+    if charged is None or here is None:
+        return
+    differing = [
+        f"{name} = {charged.get(name, 'unknown')} (here {here.get(name, 'unknown')})"
+        for name in sorted({**charged, **here})
+        if charged.get(name) != here.get(name)
+    ]
+    if differing:
+        raise ValueError(
+            f"these clients' rounds were charged with {', '.join(differing)}, and what they have cost hangs "
+            "on it; go on with the settings of the charged rounds, or, where really other clients train, "
+            "with a new Federated and a new Ledger"
+        )
 
 
 def _later(own: Tensor, other: Tensor) -> Tensor:

@@ -7,7 +7,7 @@ number of clients. It names no mechanism, and no transport.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.contract import check_claims, check_decoded
-from lightning_fedq.core import AbortedRoundError, Mechanism, RoundContext
+from lightning_fedq.core import AbortedRoundError, Mechanism, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.functional.flatten import rearrange
 from lightning_fedq.privacy.ledger import Ledger, as_long_as
 from lightning_fedq.randomness import PublicRandomness, ServerKeys
@@ -100,6 +100,7 @@ class RoundServer:
         self.plan: RoundPlan | None = None
         self._aborted = ""
         self._unchecked = True
+        self._terms: dict[str, str] | None = None
         self._sum: RunningSum
         self.ledger = Ledger(planner.num_clients, repr(mechanism)) if ledger is None else ledger
         self.ledger.check(planner.num_clients, repr(mechanism))
@@ -110,6 +111,34 @@ class RoundServer:
     def plain_sum(self) -> bool:
         """Does the model depend on the messages through their unweighted sum only?"""
         return self.client_weights is None and self.aggregator is None
+
+    def agree(self, **further: str) -> None:
+        """Agree with the ledger on the terms of the rounds to come. Each `start` asks again.
+
+        A mechanism that claims nothing has no price, whatever the terms.
+
+        Args:
+            **further: Terms that a server does not know by itself: `secure_aggregation` in words, `liars`.
+
+        Raises:
+            ValueError: If the ledger's charges are of other terms.
+        """
+        self._agree(self.mechanism.claims(self.context(self.coming_plan())), further)
+
+    def _agree(self, claims: Sequence[PrivacyClaim], further: Mapping[str, str]) -> None:
+        terms = {
+            "clients_per_round": str(self.planner.cohort_size),
+            "dropout_probability": str(self.planner.dropout_probability),
+            "keys": "from a seed" if self._seeded else "secure",
+            "mean": "plain" if self.plain_sum else "weighted or robust",
+            "secure_aggregation": "None" if self.secure_sums is None else "on",
+            "liars": "0",
+            **further,
+        }
+        if all(isinstance(claim.loss, NonPrivate) for claim in claims):
+            terms = {"claims": "nothing"}
+        self.ledger.agree(terms)
+        self._terms = terms
 
     # ---- one round --------------------------------------------------------------------------------
 
@@ -173,11 +202,17 @@ class RoundServer:
 
         Raises:
             RuntimeError: If the round was started before and not abandoned.
+            ValueError: If the ledger's charges are of other terms, see `agree`.
             BrokenContractError: In the first round of this object, if claims break a rule.
         """
         plan = self.planner.plan(self.round, self.mechanism)
-        if self._unchecked:
-            check_claims(self.mechanism.claims(self.context(plan)))
+        if self._unchecked or self._terms is None:
+            claims = self.mechanism.claims(self.context(plan))
+            check_claims(claims)
+            if self._terms is None:
+                self._agree(claims, {})
+        assert self._terms is not None
+        self.ledger.agree(self._terms)
         state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
         self.attempt = self.ledger.free_attempt(plan.round, self.attempt, state)
         self.ledger.charge(plan.cohort, plan.round, self.attempt, state, self.weights.numel())

@@ -7,9 +7,10 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from lightning_fedq.callbacks import Federated
-from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.callbacks import ByzantineClients, Federated
+from lightning_fedq.mechanisms import LDPQ, FedAvg
 from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.secagg import SecAgg
 from tests.callbacks.test_privacy import Linear, budget, cost, federated, trainer
 
 
@@ -161,3 +162,75 @@ def test_a_reproducible_run_can_be_copied():
     fed = federated(seed=3)
     trainer(fed, epochs=1).fit(Linear())
     assert copy.deepcopy(fed.engine).ledger.charges.tolist() == [1] * 6
+
+
+# ---- terms -----------------------------------------------------------------------------------------------
+
+LIES = {"fraction": 0.5, "attack": "ones"}
+
+
+@pytest.mark.parametrize(
+    ("first", "then", "words"),
+    [
+        ({"clients_per_round": 2}, {}, r"clients_per_round = 2 \(here 6\)"),
+        ({}, {"secure_aggregation": SecAgg()}, r"secure_aggregation = None \(here SecAgg\("),
+        (
+            {"secure_aggregation": SecAgg()},
+            {"secure_aggregation": SecAgg(max_corrupt=0.3)},
+            r"secure_aggregation = SecAgg\(.*max_corrupt=0.3",
+        ),
+        ({"weighting": "samples"}, {}, r"mean = weighted or robust \(here plain\)"),
+        ({"dropout_probability": 0.2}, {}, r"dropout_probability = 0.2 \(here 0.0\)"),
+        ({"seed": 1}, {}, r"keys = from a seed \(here secure\)"),
+    ],
+)
+def test_rounds_are_not_priced_by_the_terms_of_later_ones(first, then, words):
+    """A charge has no price of its own, so a ledger is for rounds of one price."""
+    fed = federated(**first)
+    trainer(fed, epochs=2).fit(Linear())
+    with pytest.raises(ValueError, match=f"charged with {words}.*go on with the settings of the charged"):
+        trainer(federated(ledger=fed.ledger, **then), epochs=1).fit(Linear())
+    assert fed.ledger.rounds == 2
+    trainer(fed, epochs=1).fit(Linear())
+    assert fed.ledger.rounds == 3
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+def test_liars_of_past_rounds_still_hide_nobody(tmp_path):
+    """Neither in the next fit of the same object, nor after a checkpoint that is resumed without them."""
+    fed, model = federated(), Linear()
+    first = trainer(fed, ByzantineClients(**LIES), epochs=2)
+    first.fit(model)
+    first.save_checkpoint(tmp_path / "lies.ckpt")
+    for honest, start in ((fed, None), (federated(), tmp_path / "lies.ckpt")):
+        with pytest.raises(ValueError, match=r"charged with liars = 3 \(here 0\)"):
+            trainer(honest, epochs=3).fit(model, ckpt_path=start)
+    again = federated()
+    resumed = trainer(again, ByzantineClients(**LIES), epochs=3)
+    resumed.fit(model, ckpt_path=tmp_path / "lies.ckpt")
+    assert again.ledger.charges.tolist() == [3] * 6
+
+
+def test_what_does_not_change_the_price_may_change():
+    fed = federated()
+    trainer(fed, epochs=1).fit(Linear())
+    settings = {"local_epochs": 2, "target": "weights", "smoothing": 0.5}
+    settings["server_optimizer"] = lambda parameters: torch.optim.SGD(parameters, lr=0.5)
+    trainer(federated(ledger=fed.ledger, **settings), epochs=4).fit(Linear())
+    assert fed.ledger.charges.tolist() == [5] * 6
+
+
+def test_a_mechanism_without_a_claim_has_no_price():
+    fed = federated(FedAvg())
+    trainer(fed, ByzantineClients(0.5, "sign_flip"), epochs=1).fit(Linear())
+    trainer(fed, epochs=1).fit(Linear())
+    trainer(federated(FedAvg(), ledger=fed.ledger, clients_per_round=2, seed=1), epochs=1).fit(Linear())
+    assert fed.ledger.rounds == 3
+
+
+def test_rounds_of_unknown_terms_are_priced_like_the_present_ones_with_a_warning():
+    ledger = Ledger(6, "LDPQ(epsilon=0.1)")
+    ledger.charge(range(6), 0)
+    with pytest.warns(UserWarning, match="without a word on their terms"):
+        trainer(federated(ledger=ledger), epochs=1).fit(Linear())
+    assert ledger.charges.tolist() == [2] * 6

@@ -279,3 +279,19 @@ def test_a_longer_vector_is_on_the_disk_before_anybody_answers_for_it(tmp_path):
     with pytest.raises(OSError, match="disk full"):
         server.receive([0], torch.zeros(1, 13))
     assert not sent
+
+
+def test_a_journal_knows_the_terms_of_what_was_lost(tmp_path):
+    """A server that has no checkpoint reads its charges from the journal alone."""
+    path = tmp_path / "ledger.jsonl"
+    first = engine(clients_per_round=2)
+    first.ledger.keep(journal(path), repeatable=False)
+    play(first, 2)
+    other, again = engine(), engine(clients_per_round=2)
+    for server in (other, again):
+        server.ledger.keep(journal(path), repeatable=False)
+        assert server.ledger.rounds == 2
+    with pytest.raises(ValueError, match=r"clients_per_round = 2 \(here 6\)"):
+        other.start()
+    play(again, 1)
+    assert lines(path) == 3
