@@ -28,7 +28,7 @@ from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.loader import ClientBatches, check_plain
 from lightning_fedq.extras import extra
-from lightning_fedq.federation.client_metrics import log_figure
+from lightning_fedq.federation.client_metrics import TrainingLog, log_figure
 from lightning_fedq.federation.undo import Undo
 from lightning_fedq.privacy.samples import SampleStatement
 from lightning_fedq.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
@@ -163,7 +163,7 @@ class DPSGD(pl.Callback):
         return self._loader
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse several optimisers. Remember the user's own."""
+        """Refuse several optimisers, and who decides by training metrics. Remember the user's own."""
         if len(trainer.optimizers) != 1:
             raise ValueError(
                 f"DPSGD needs exactly one optimiser, the module has {len(trainer.optimizers)}; "
@@ -171,6 +171,8 @@ class DPSGD(pl.Callback):
             )
         original = trainer.strategy.optimizers
         self._undo.later(lambda: setattr(trainer.strategy, "optimizers", original))
+        if self._federated is None and self.protects_samples:  # beside it, client_metrics says who may
+            TrainingLog(trainer, pl_module).attach(self._undo)
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse to train on a loader without Poisson sampling."""

@@ -2,12 +2,13 @@
 
 A metric of a training step follows from one client's data without noise. A claim about messages and models
 says nothing about it, so a run that claims something keeps it with the clients unless it is told otherwise.
-What is logged in validation is the server's and passes.
+What is logged in validation is the server's and passes. Where samples are protected without a federation,
+what is logged in training is logged, and nobody decides by it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
 from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
@@ -44,7 +45,7 @@ def claims_something(mechanism: Mechanism, context: RoundContext) -> bool:
 def log_figure(module: pl.LightningModule, name: str, value: float, prog_bar: bool = False) -> None:
     """Log a figure of the federation: no metric of clients, so `client_metrics` says nothing about it."""
     log = vars(module).get("log")
-    with log.passing() if isinstance(log, ClientMetrics) else nullcontext():
+    with log.passing() if isinstance(log, TrainingLog) else nullcontext():
         type(module).log(module, name, value, prog_bar, on_step=False, on_epoch=True, batch_size=1)
 
 
@@ -70,38 +71,20 @@ class ProtectsSamples(Protocol):
         """Does it, as it is set?"""
 
 
-class ClientMetrics:
-    """Stands in for a module's `log` during a fit, and sends on what is not the clients' to keep.
+class TrainingLog:
+    """Stands in for a module's `log` during a fit, and lets nobody decide by what is logged in training.
 
     Args:
-        choice: "shared" logs as usual, "none" drops, "local" keeps for `take` and logs nothing.
         trainer: Of the fit in progress.
         module: Whose `log`.
-        clients: Returns who trains.
-        ranks: The ranks that the clients are spread over, where there are several.
 
     Attributes:
-        names: What clients have logged, in order.
-        keep: Whether somebody takes the clients' values; else they are dropped at once.
+        names: Of what was logged in training, in order.
     """
 
-    def __init__(
-        self,
-        choice: ClientMetricsChoice,
-        trainer: pl.Trainer,
-        module: pl.LightningModule,
-        clients: Callable[[], tuple[int, ...]],
-        ranks: RankGroup | None = None,
-    ) -> None:
-        self._ranks = ranks
-        self.choice, self.keep = choice, False
+    def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         self.names: dict[str, None] = {}
-        self._trainer, self._module, self._clients, self._log = trainer, module, clients, module.log
-        self._elsewhere: set[str] = set()
-        self._sums: dict[int, dict[str, tuple[float, int]]] = {}
-        self._metrics: list[Any] = []
-        self._last: tuple[int, ...] = ()
-        self._shared: dict[Any, Any] = {}
+        self._trainer, self._module, self._log = trainer, module, module.log
         self._passes = False
 
     def attach(self, undo: Undo) -> None:
@@ -127,13 +110,71 @@ class ClientMetrics:
         finally:
             self._passes = before
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> ClientMetrics:
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrainingLog:
         """A copy of the module logs through the same."""
         return self
 
     def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Stand in for `LightningModule.log`.
+
+        Raises:
+            ValueError: If a callback or a schedule decides by what is logged in training.
+        """
+        if self._in_training() and name not in self.names:
+            self.names[name] = None
+            self._check_monitors(
+                name,
+                "which training logs: what it decides would follow from the samples without noise, which no "
+                "epsilon covers; watch a metric of the validation",
+            )
+        with self.passing():
+            self._log(name, value, *args, **kwargs)
+
+    def _in_training(self) -> bool:
+        return bool(self._trainer.training) and self._module._current_fx_name != "on_train_start"
+
+    def _check_monitors(self, name: str, why: str, except_for: Collection[str] = ()) -> None:
+        for who, monitor in _monitors(self._trainer):
+            if monitor in (name, f"{name}_step", f"{name}_epoch") and monitor not in except_for:
+                raise ValueError(f"{who} watches {monitor!r}, {why}")
+
+
+class ClientMetrics(TrainingLog):
+    """Stands in for a module's `log` during a fit, and sends on what is not the clients' to keep.
+
+    Args:
+        choice: "shared" logs as usual, "none" drops, "local" keeps for `take` and logs nothing.
+        trainer: Of the fit in progress.
+        module: Whose `log`.
+        clients: Returns who trains.
+        ranks: The ranks that the clients are spread over, where there are several.
+
+    Attributes:
+        names: What clients have logged, in order.
+        keep: Whether somebody takes the clients' values; else they are dropped at once.
+    """
+
+    def __init__(
+        self,
+        choice: ClientMetricsChoice,
+        trainer: pl.Trainer,
+        module: pl.LightningModule,
+        clients: Callable[[], tuple[int, ...]],
+        ranks: RankGroup | None = None,
+    ) -> None:
+        super().__init__(trainer, module)
+        self._ranks = ranks
+        self.choice, self.keep = choice, False
+        self._clients = clients
+        self._elsewhere: set[str] = set()
+        self._sums: dict[int, dict[str, tuple[float, int]]] = {}
+        self._metrics: list[Any] = []
+        self._last: tuple[int, ...] = ()
+        self._shared: dict[Any, Any] = {}
+
+    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Stand in for `LightningModule.log`. In a stack, of a value that is reduced over its clients."""
-        training = self._trainer.training and self._module._current_fx_name != "on_train_start"
+        training = self._in_training()
         if training and self._ranks is not None and isinstance(value, nn.Module) and self.choice == "shared":
             raise ValueError(
                 f"{name!r} is a metric object that clients update in training, and every rank's own has seen "
@@ -172,10 +213,13 @@ class ClientMetrics:
         """
         if name not in self.names:
             self.names[name] = None
+            why = "which clients log in training, {}; watch a metric of the validation{}".format
             if self.choice != "shared":
-                self._check_monitors(name, f"and which stays with them (client_metrics={self.choice!r})")
+                stays = f"and which stays with them (client_metrics={self.choice!r})"
+                cure = ", or let it out without noise by Federated(client_metrics='shared')"
+                self._check_monitors(name, why(stays, cure), self._elsewhere)
             elif self._ranks is not None:
-                self._check_monitors(name, "each rank those of its own clients")
+                self._check_monitors(name, why("each rank those of its own clients", ""), self._elsewhere)
         return self.choice != "shared"
 
     def add(self, name: str, clients: tuple[int, ...], values: Any) -> None:
@@ -252,19 +296,6 @@ class ClientMetrics:
                 self.names |= names
         self.begin_round()
         return taken
-
-    def _check_monitors(self, name: str, why: str) -> None:
-        for who, monitor in _monitors(self._trainer):
-            if monitor in (name, f"{name}_step", f"{name}_epoch") and monitor not in self._elsewhere:
-                raise ValueError(
-                    f"{who} watches {monitor!r}, which clients log in training, {why}; "
-                    "watch a metric of the validation"
-                    + (
-                        ""
-                        if self.choice == "shared"
-                        else ", or let it out without noise by Federated(client_metrics='shared')"
-                    )
-                )
 
 
 def _plain(value: Any) -> Any:

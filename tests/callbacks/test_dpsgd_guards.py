@@ -294,3 +294,68 @@ def test_the_tuner_is_refused(method):
     with pytest.raises(ValueError, match="Finder trains without clipping and noise"):
         getattr(Tuner(trainer(dpsgd(), epochs=1)), method)(module)
     assert module.seen == []
+
+
+# ---- who decides by what ---------------------------------------------------------------------------------
+
+
+class Watched(Classifier):
+    """Logs a loss of its own in training and in validation, and may schedule by either."""
+
+    def __init__(self, plateau: str = "") -> None:
+        super().__init__()
+        self.plateau = plateau
+
+    def on_train_epoch_end(self):
+        self.log("end", 1.0)
+
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def val_dataloader(self):
+        return DataLoader(samples(), batch_size=50)
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        if not self.plateau:
+            return optimizer
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": self.plateau}}
+
+
+def watching(kind: str, monitor: str, folder) -> tuple[Watched, list[pl.Callback]]:
+    if kind == "ReduceLROnPlateau":
+        return Watched(monitor), []
+    if kind == "EarlyStopping":
+        return Watched(), [pl.callbacks.EarlyStopping(monitor, check_on_train_epoch_end=True)]
+    return Watched(), [pl.callbacks.ModelCheckpoint(folder, monitor=monitor)]
+
+
+KINDS = ("ReduceLROnPlateau", "EarlyStopping", "ModelCheckpoint")
+
+
+@pytest.mark.parametrize("monitor", ["loss", "loss_epoch", "end"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_nobody_decides_by_what_training_logs(tmp_path, kind, monitor):
+    module, callbacks = watching(kind, monitor, tmp_path)
+    private, before = dpsgd(), [p.detach().clone() for p in module.parameters()]
+    with pytest.raises(
+        ValueError, match=f"{kind} watches '{monitor}', which training logs.* of the validation"
+    ):
+        trainer(private, *callbacks, enable_checkpointing=True, default_root_dir=tmp_path).fit(module)
+    if monitor != "end":
+        assert not len(private.accountant)
+        assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+    assert not list(tmp_path.iterdir())
+    assert "log" not in vars(module)
+
+
+@pytest.mark.parametrize(("monitor", "seed"), [("val_loss", None), ("dp/epsilon", None), ("loss", 1)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_validation_what_is_spent_and_a_run_without_privacy_may_be_watched(tmp_path, kind, monitor, seed):
+    module, callbacks = watching(kind, monitor, tmp_path)
+    run = trainer(
+        dpsgd(seed=seed), *callbacks, epochs=2, enable_checkpointing=True, default_root_dir=tmp_path
+    )
+    run.fit(module)
+    assert run.current_epoch >= 1 and {"loss", "end", "val_loss", "dp/epsilon"} <= run.callback_metrics.keys()

@@ -39,11 +39,10 @@ def trainer(*callbacks, epochs: int = 30, **settings) -> pl.Trainer:
         max_epochs=epochs,
         callbacks=list(callbacks),
         logger=False,
-        enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         accelerator="cpu",
-        **settings,
+        **{"enable_checkpointing": False, **settings},
     )
 
 
