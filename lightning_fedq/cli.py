@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
+from lightning_fedq.commands.complaints import TRACE, complaint
 from lightning_fedq.commands.configs import expand
 from lightning_fedq.commands.suggestions import nearest
 
@@ -36,6 +37,7 @@ def usage() -> str:
     lines = ["usage: fedq COMMAND [options]", ""]
     lines += [f"  {name:<11} {text}" for name, text in {**TRAINING, **OTHERS}.items()]
     lines += ["", "fedq COMMAND --help says more. Every option may stand in a YAML file given with --config."]
+    lines += [f"{TRACE}=1 in the environment shows the trace of an error that is told in a line."]
     return "\n".join(lines)
 
 
@@ -49,6 +51,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever reads has seen enough, as in `fedq configs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return 1
+    except Exception as error:
+        if (words := complaint(error)) is None:
+            raise
+        print(words, file=sys.stderr)
+        return 2
     return status
 
 

@@ -168,6 +168,48 @@ def test_a_module_of_the_current_folder_is_found(tmp_path: Path, capsys: pytest.
     assert "CorBin(epsilon=1.0" in capsys.readouterr().out
 
 
+def test_what_a_run_refuses_is_told_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(configuration(tmp_path))
+    elsewhere = ["--data=lightning_fedq.datasets.MNISTDataModule"]
+    in_mid_round = ["--trainer.val_check_interval=0.5"]
+    for more, message in ((elsewhere, "no MNIST/raw in"), (in_mid_round, "in the middle of a round")):
+        assert main(["fit", path, *more]) == 2
+        told = capsys.readouterr().err.splitlines()
+        assert any(line.startswith("error: ") and message in line for line in told)
+        assert not any("Traceback" in line for line in told) and "FEDQ_TRACE=1" in told[-1]
+    monkeypatch.setenv("FEDQ_TRACE", "1")
+    with pytest.raises(ValueError, match="in the middle of a round"):
+        main(["fit", path, *in_mid_round])
+
+
+def test_a_second_mechanism_is_refused_in_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main(["fit", "digits_corbin", "--with", "ldpq"])
+    error = capsys.readouterr().err
+    assert "error: a run has one Federated callback and so one mechanism, got two" in error
+
+
+OWN_MODEL = """
+from lightning_fedq.models import Classifier
+
+class Failing(Classifier):
+    def validation_step(self, batch, batch_idx):
+        raise ValueError("of my own")
+"""
+
+
+def test_errors_in_code_of_ones_own_keep_their_trace(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("my_failing.py").write_text(OWN_MODEL)
+    path = configuration(tmp_path)
+    path.write_text(path.read_text().replace("lightning_fedq.models.Classifier", "my_failing.Failing"))
+    with pytest.raises(ValueError, match="of my own"):
+        main(["fit", str(path)])
+
+
 def test_the_trained_model_is_tested(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = configuration(tmp_path)
     folder = "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder"

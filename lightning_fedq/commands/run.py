@@ -94,7 +94,15 @@ class FedqCLI(LightningCLI):
         )
 
     def before_instantiate_classes(self) -> None:
-        """Refuse to evaluate weights that nobody has trained."""
+        """Refuse a second federation, and to evaluate weights that nobody has trained."""
+        config = self.config if self.subcommand is None else self.config[self.subcommand]
+        names = [c.class_path.rpartition(".")[2] for c in config.trainer.callbacks or []]
+        if names.count("Federated") > 1:
+            self.parser.error(
+                "a run has one Federated callback and so one mechanism, got two; a complete run such as "
+                "digits_corbin has its own, so train another one in place of it (`fedq configs` lists them), "
+                "or write it out (fedq configs NAME --out mine.yaml) and change its mechanism"
+            )
         if self.subcommand in EVALUATION and not self.config[self.subcommand].ckpt_path:
             self.parser.error(
                 f"fedq {self.subcommand} needs a trained model, got no checkpoint, hence random weights: "

@@ -1,0 +1,92 @@
+"""Which errors are told in a line, and which with their trace."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import pytest
+from lightning_fabric.utilities.exceptions import MisconfigurationException
+
+from lightning_fedq.commands.complaints import complaint
+
+
+def of(package: str, code: Callable[..., Any], **names: Any) -> Any:
+    """The function as if it stood in another package."""
+    assert isinstance(code, FunctionType)
+    return FunctionType(
+        code.__code__.replace(co_filename=f"/venv/site-packages/{package}.py"),
+        {**code.__globals__, "__name__": f"{package}.part", **names},
+    )
+
+
+def fails(run: Callable[[], Any]) -> Exception:
+    try:
+        run()
+    except Exception as error:
+        # not the frame of this test
+        return error.with_traceback(error.__traceback__ and error.__traceback__.tb_next)
+    raise AssertionError("no error")
+
+
+def refuse() -> None:
+    raise ValueError("epsilon must be > 0, got 0")
+
+
+def misconfigured() -> None:
+    raise MisconfigurationException("No `test_step()` method")
+
+
+def bug() -> None:
+    _one, _two = (1,)
+
+
+def silent() -> None:
+    raise ValueError
+
+
+def calls() -> None:
+    inner()  # type: ignore[name-defined]  # noqa: F821
+
+
+def wraps() -> None:
+    try:
+        inner()  # type: ignore[name-defined]  # noqa: F821
+    except ValueError as error:
+        raise ValueError("from below") from error
+
+
+@pytest.mark.parametrize("package", ["lightning_fedq", "pytorch_lightning", "lightning"])
+def test_what_is_refused_on_purpose_is_a_line(package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    error = fails(of(package, refuse))
+    told = complaint(error)
+    assert told is not None and told.startswith("error: epsilon must be > 0, got 0\n")
+    monkeypatch.setenv("FEDQ_TRACE", "1")
+    assert complaint(error) is None
+
+
+def test_lightnings_own_kind_is_a_line() -> None:
+    assert complaint(fails(of("pytorch_lightning", misconfigured))) is not None
+
+
+def test_around_libraries_it_stays_a_line() -> None:
+    ours = of("lightning_fedq", refuse)
+    assert complaint(fails(of("jsonargparse", calls, inner=ours))) is not None
+    assert complaint(fails(of("lightning_fedq", wraps, inner=of("torchvision", refuse)))) is not None
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        refuse,  # a module of the user's
+        of("torch", refuse),
+        of("lightning_fedq", bug),
+        of("lightning_fedq", silent),
+        of("lightning_fedq", calls, inner=refuse),
+        of("lightning_fedq", wraps, inner=refuse),
+        lambda: of("lightning_fedq", refuse)(),
+    ],
+)
+def test_what_somebody_has_to_look_into_keeps_its_trace(run: Callable[[], None]) -> None:
+    assert complaint(fails(run)) is None
