@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
@@ -125,7 +125,7 @@ class Option:
             return "not possible"
         if self.ratio is None:
             return "error unknown"
-        return next((words for limit, words in _VERDICTS if self.ratio <= limit), "do not")
+        return verdict_on(self.ratio)
 
 
 def plan(problem: Problem, candidates: Mapping[str, Mechanism]) -> tuple[Option, ...]:
@@ -167,7 +167,7 @@ def _solve(name: str, mechanism: Mechanism, problem: Problem, participation: Par
     except (ValueError, TypeError) as refused:
         return Option(name, None, participation, reason=str(refused))
     context = context_of(found.mechanism, cohort, problem.params)
-    error = found.mechanism.mean_error(context, cohort, problem.homogeneity)
+    error = relative_error(found.mechanism, cohort, problem.params, problem.homogeneity)
     ratio = None if error is None else error / (problem.homogeneity * problem.rounds)
     bits = bits_of(found.mechanism, context, problem)
     needed = None if ratio is None else _clients_needed(mechanism, problem, once, ratio, found.level)
@@ -203,6 +203,21 @@ def context_of(mechanism: Mechanism, cohort: int, params: int) -> RoundContext:
         start += size
     radius = torch.full((1,), KAPPA / math.sqrt(params), dtype=torch.float64)
     return RoundContext(0, tuple(groups), (params,), 0.0 * radius, radius)
+
+
+def relative_error(
+    mechanism: Mechanism, cohort: int, params: int, homogeneity: float = HOMOGENEITY
+) -> float | None:
+    """E for updates of the norm that the mechanism clips to (1 if it clips coordinates), over its square."""
+    context, norm = context_of(mechanism, cohort, params), float(getattr(mechanism, "clip_norm", 1.0))
+    scaled = replace(context, center=norm * context.center, radius=norm * context.radius)
+    error = mechanism.mean_error(scaled, cohort, homogeneity)
+    return None if error is None else error / norm**2
+
+
+def verdict_on(ratio: float) -> str:
+    """R in words."""
+    return next((words for limit, words in _VERDICTS if ratio <= limit), "do not")
 
 
 def bits_of(mechanism: Mechanism, context: RoundContext, problem: Problem) -> float:

@@ -15,6 +15,7 @@ from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.core import Adversary, Mechanism, RoundContext
 from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.protocol import Federation
+from lightning_fedq.planning import HOMOGENEITY, relative_error, verdict_on
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import (
@@ -123,7 +124,7 @@ class KeptTarget:
             self.found = self._restored(saved, federated, dim)
         elif before is None:
             self.found = self.calibrate(federated, dim, wanted, num_byzantine_of(trainer, federated.planner))
-            rank_zero_info(f"privacy target: {self.statement}")
+            rank_zero_info(f"privacy target: {self.statement}{self._prospects(federated, dim, wanted)}")
         self._check_rounds(federated, wanted, again=saved is None and before is not None)
         if federated.seed is not None:
             rank_zero_warn(
@@ -150,6 +151,17 @@ class KeptTarget:
             return ""
         per = "round" if self.target.over == "round" else f"{found.charges} rounds of a client"
         return f"{self.target}: {found.mechanism!r}, which spends {found.epsilon:.4g} over {per}"
+
+    def _prospects(self, federated: Federation, dim: int, rounds: int) -> str:
+        """Noise over signal of the whole run, and the verdict of `fedq plan` on it, in words."""
+        assert self.found is not None
+        error = relative_error(self.found.mechanism, federated.planner.cohort_size, dim)
+        if error is None:
+            return ""
+        ratio = error / (HOMOGENEITY * rounds)
+        return (
+            f"; noise over signal R = {ratio:.3g} ({verdict_on(ratio)}; `fedq plan` ranks what else there is)"
+        )
 
     def _check_rounds(self, federated: Federation, wanted: int, again: bool) -> None:
         assert self.found is not None

@@ -18,6 +18,7 @@ from lightning_fedq.mechanisms import (
     GaussianNoise,
     RotatedCoins,
 )
+from lightning_fedq.planning import Problem, plan
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import PrivacyTarget, allowed_dropouts, calibrate, planned_charges
 from lightning_fedq.randomness import SeededKeys
@@ -311,3 +312,26 @@ def test_a_cohort_that_shrinks_in_memory_is_paid_for_fewer_rounds():
     trainer = pl.Trainer(callbacks=[federated], logger=False, enable_checkpointing=False, accelerator="cpu")
     kept.limit(engine, federated, trainer)
     assert int(engine.ledger.limits.max()) == 0
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "clients", "target", "words"),
+    [
+        (RotatedCoins(3.0), 2000, TARGET, "no visible loss"),
+        (LDPQ(1.0), 20, PrivacyTarget(0.1, 1e-5, "server"), "do not"),
+        (GaussianNoise(0.1, 1.0), 20, PrivacyTarget(8.0, 1e-5, "server"), "do not"),
+    ],
+)
+def test_the_start_of_a_fit_says_what_the_plan_would(mechanism, clients, target, words, caplog):
+    """The same R, whatever the norm that the mechanism clips to."""
+    secagg = SecAgg(run="accounted") if target.against is Adversary.SECAGG_SERVER else None
+    federated = Federated(mechanism, clients, seed=1, privacy=target, secure_aggregation=secagg)
+    kept = federated._target
+    with caplog.at_level("INFO"):
+        kept.found = kept.calibrate(federated, 7850, 30, 0)
+        said = kept._prospects(federated, 7850, 30)
+    unit = replace(mechanism, clip_norm=1.0) if hasattr(mechanism, "clip_norm") else mechanism
+    (option,) = plan(Problem(clients, 7850, 30, target), {"it": unit})
+    if option.participation == "every round":
+        assert f"R = {option.ratio:.3g} ({option.verdict};" in said
+    assert f"({words}; `fedq plan` ranks what else there is)" in said
