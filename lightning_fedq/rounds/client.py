@@ -18,7 +18,7 @@ from lightning_fedq.core import Mechanism, Message, RoundContext
 from lightning_fedq.functional.accumulate import sum_of_squares
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.randomness import ClientRandomness, Keys, PublicRandomness
-from lightning_fedq.rounds.client_budget import ClientBudget
+from lightning_fedq.rounds.client_budget import ClientBudget, terms_of
 from lightning_fedq.rounds.messages import RoundTask, frame
 
 Target = Literal["updates", "weights"]
@@ -97,6 +97,7 @@ class StreamLog:
         charges: Streams that were used, which is what the client has paid for.
         dim: Coordinates of the longest vector that one of them was used for.
         mechanisms: That they were used with, as text; "" where an earlier version did not say.
+        terms: Of their rounds, as far as a message's price hangs on them, as text; "" as above.
 
     Raises:
         ValueError: If the file is damaged, or another client's or federation's.
@@ -106,20 +107,28 @@ class StreamLog:
     def __init__(self, path: Path | None, owner: str) -> None:
         self._last, self.charges, self.dim = (-1, -1), 0, 0
         self.mechanisms: set[str] = set()
+        self.terms: set[str] = set()
         self._journal = None if path is None else Journal(path, owner, 1)
         self._read()
 
     def _read(self) -> None:
         for entry in [] if self._journal is None else self._journal.unread():
-            self._used(entry.round, entry.attempt, entry.dim, entry.state)
+            self._used(entry.round, entry.attempt, entry.dim, entry.state, entry.terms)
 
-    def _used(self, round: int, attempt: int, dim: int, mechanism: str) -> None:
+    def _used(self, round: int, attempt: int, dim: int, mechanism: str, terms: str) -> None:
         self._last, self.dim = max(self._last, (round, attempt)), max(self.dim, dim)
         self.charges += 1
         self.mechanisms.add(mechanism)
+        self.terms.add(terms)
 
     def use(
-        self, round: int, attempt: int, dim: int, mechanism: str, check: Callable[[], None] = lambda: None
+        self,
+        round: int,
+        attempt: int,
+        dim: int,
+        mechanism: str,
+        terms: str,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Use up one stream. When it returns, the disk knows.
 
@@ -128,6 +137,7 @@ class StreamLog:
             attempt: Attempt at this round.
             dim: Coordinates of the vector that is encoded.
             mechanism: That encodes it, as text.
+            terms: Of the round, as text.
             check: Raises where one more is too much, by what the log holds now.
 
         Raises:
@@ -144,8 +154,8 @@ class StreamLog:
             )
         check()
         if self._journal is not None:
-            self._journal.append(round, attempt, mechanism, None, dim)
-        self._used(round, attempt, dim, mechanism)
+            self._journal.append(round, attempt, mechanism, None, dim, terms)
+        self._used(round, attempt, dim, mechanism, terms)
 
 
 class RoundClient:
@@ -200,8 +210,9 @@ class RoundClient:
                 f"the server's round is about {context.dim} coordinates, this client's model has "
                 f"{update.numel()} and the server sent {weights.numel()}; both sides need the same module"
             )
-        name, check = repr(self.mechanism), partial(self.check_budget, task)
-        self.log.use(task.round, task.attempt, context.dim, name, check)
+        name, terms = repr(self.mechanism), terms_of(context, self.budget)
+        check = partial(self.check_budget, task)
+        self.log.use(task.round, task.attempt, context.dim, name, terms, check)
         return encode_updates(
             self.mechanism, self.target, self.keys, [self.client], update[None], weights, context
         ).message

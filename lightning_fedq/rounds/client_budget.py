@@ -4,10 +4,15 @@ The server's ledger protects clients from an honest server that miscounts. A cli
 server counts for itself: its own log has one line for every stream that it has used, repeated rounds and
 attempts included, and before a stream is used the accountant says what that many messages spend. It enforces
 what a client can know by itself: the claim of its own messages against those who receive them.
+
+What a message costs hangs on its round, too: who shares bits with whom, and how many hide it in a sum. That
+is the server's to write, so the log holds these terms with every stream; only groups of the mechanism's own
+rule are answered, and only rounds of the terms of all those before.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -77,7 +82,8 @@ class ClientBudget:
             log: What was sent before; all of it counts as encoded by `mechanism` and as long as the longest.
 
         Raises:
-            BudgetSpentError: If it would overspend, or the log has messages of another mechanism.
+            BudgetSpentError: If it would overspend, if the groups are not the mechanism's, or if the log has
+                messages of another mechanism or other terms.
         """
         target, charges = self.target, log.charges
         if others := log.mechanisms - {repr(mechanism)}:
@@ -85,6 +91,20 @@ class ClientBudget:
                 f"this client's log has messages of {', '.join(sorted(others)) or 'an unknown mechanism'}, "
                 f"and what they spent is not known to {mechanism!r}; begin a new federation in a new folder, "
                 "whose privacy adds to that of the old one"
+            )
+        sizes, wanted = tuple(map(len, context.groups)), tuple(mechanism.group_sizes(len(context.cohort)))
+        if sizes != wanted:
+            raise BudgetSpentError(
+                f"the server asks for groups of {sizes[:10]}, the mechanism's are {wanted[:10]}, so what a "
+                "message spends is not what was agreed; nothing is sent"
+            )
+        terms = terms_of(context, self)
+        if others := log.terms - {terms}:
+            known = "; ".join(other or "unknown terms" for other in sorted(others))
+            raise BudgetSpentError(
+                f"this client's log has messages of {known}, and the server asks for one of {terms}, at "
+                "which those are not priced; begin a new federation in a new folder, whose privacy adds to "
+                "that of the old one"
             )
         setting = Setting(
             as_long_as(context, log.dim),
@@ -101,3 +121,18 @@ class ClientBudget:
                 f"more they would spend epsilon {spent:.4g}; nothing is sent. Raise the budget, or leave the "
                 "federation"
             )
+
+
+def terms_of(context: RoundContext, budget: ClientBudget | None) -> str:
+    """Terms of the price of a client's message, beside the mechanism and its length, in words.
+
+    Args:
+        context: The round.
+        budget: Of the client, which says what it insists on behind secure aggregation.
+    """
+    sizes = Counter(map(len, context.groups))
+    groups = ", ".join(f"{number} of {size}" for size, number in sorted(sizes.items()))
+    terms = f"{len(context.cohort)} clients in groups: {groups}"
+    if budget is None or budget.fewest_survivors is None:
+        return terms
+    return f"{terms}; {budget.fewest_survivors} confirm a sum, a share of {budget.max_corrupt:g} may collude"

@@ -17,9 +17,11 @@ from lightning_fedq.rounds import (
     RoundClient,
     RoundPlanner,
     RoundServer,
+    RoundTask,
     StreamLog,
     UsedStreamError,
 )
+from lightning_fedq.rounds.client_budget import terms_of
 
 DIM, CLIENTS, KEYS = 12, 5, SeededKeys(3)
 COIN = LDPQ(0.5)
@@ -114,10 +116,45 @@ def test_messages_of_another_mechanism_are_not_guessed_at(tmp_path):
 
 def test_a_longer_vector_makes_all_messages_longer(tmp_path):
     log = StreamLog(tmp_path / "streams.jsonl", "client 0")
-    log.use(0, 0, 10 * DIM, repr(COIN))
+    log.use(0, 0, 10 * DIM, repr(COIN), terms_of(task_of(0).context(), None))
     budget = budget_for(2)
     with pytest.raises(BudgetSpentError, match="1 messages were encoded before"):
         RoundClient(0, COIN, KEYS, log, budget=budget).check_budget(task_of(1))
+
+
+def regrouped(task, groups):
+    return RoundTask(task.round, task.attempt, groups, task.segments, task.center, task.radius)
+
+
+def test_the_server_cannot_lower_the_price_of_what_was_sent_by_asking_for_other_groups(tmp_path):
+    """Paired messages cost more than those of clients alone, and the server writes the groups."""
+    pairs, target = PairedCoins(1.0), PrivacyTarget(37.0, 1e-9, "server_and_partner")
+    budget = ClientBudget(target, 4)
+
+    def asked(round, groups):
+        client = client_of(tmp_path / "streams.jsonl", budget, pairs)
+        task = regrouped(task_of(round, mechanism=pairs, clients=4), groups)
+        return client.answer(task, torch.zeros(DIM), torch.ones(DIM))
+
+    for round in range(2):
+        asked(round, ((0, 1), (2, 3)))
+    for groups in (((0,), (1,), (2,), (3,)), ((0, 1), (2,), (3,))):
+        with pytest.raises(
+            BudgetSpentError, match=r"the server asks for groups of .*mechanism's are \(2, 2\)"
+        ):
+            asked(2, groups)
+    for groups in (((0,),), ((0, 1),)):
+        with pytest.raises(BudgetSpentError, match="log has messages of 4 clients in groups: 2 of 2, and"):
+            asked(2, groups)
+    with pytest.raises(BudgetSpentError, match="2 messages were encoded before"):
+        asked(2, ((0, 1), (2, 3)))
+
+
+def test_messages_of_unknown_terms_are_not_guessed_at(tmp_path):
+    log = StreamLog(tmp_path / "streams.jsonl", "client 0")
+    log.use(0, 0, DIM, repr(COIN), "")
+    with pytest.raises(BudgetSpentError, match="log has messages of unknown terms"):
+        RoundClient(0, COIN, KEYS, log, budget=budget_for(9)).check_budget(task_of(1))
 
 
 def test_a_mechanism_without_a_guarantee_sends_nothing(tmp_path):
