@@ -9,6 +9,7 @@ from importlib import import_module
 
 from lightning_fedq.commands.complaints import TRACE, complaint
 from lightning_fedq.commands.configs import expand
+from lightning_fedq.commands.settings import take_changes
 from lightning_fedq.commands.suggestions import nearest
 
 TRAINING = {
@@ -37,6 +38,7 @@ def usage() -> str:
     lines = ["usage: fedq COMMAND [options]", ""]
     lines += [f"  {name:<11} {text}" for name, text in {**TRAINING, **OTHERS}.items()]
     lines += ["", "fedq COMMAND --help says more. Every option may stand in a YAML file given with --config."]
+    lines += ["fit, validate, test and predict also take --with FRAGMENT and --set Federated.num_clients=7."]
     lines += [f"{TRACE}=1 in the environment shows the trace of an error that is told in a line."]
     return "\n".join(lines)
 
@@ -70,13 +72,13 @@ def _run(argv: Sequence[str] | None) -> int:
         return run(arguments[1:])
     if command in TRAINING:
         try:
-            arguments = expand(arguments)
+            arguments, changes = take_changes(expand(arguments))
         except ValueError as error:
             print(f"error: {error}", file=sys.stderr)
             return 2
         from lightning_fedq.commands.run import FedqCLI  # imports Lightning: seconds, and only needed here
 
-        FedqCLI(arguments)
+        FedqCLI(arguments, changes=changes)
         return 0
     hint = nearest(command, [*TRAINING, *OTHERS])
     print(f"error: there is no command {command!r}.{hint}\n\n{usage()}", file=sys.stderr)

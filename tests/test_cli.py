@@ -168,6 +168,25 @@ def test_a_module_of_the_current_folder_is_found(tmp_path: Path, capsys: pytest.
     assert "CorBin(epsilon=1.0" in capsys.readouterr().out
 
 
+def test_settings_by_short_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As in `fedq sweep` and `fedq privacy`; after the flags."""
+    fit = ["fit", str(configuration(tmp_path)), "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder"]
+    changes = ["Federated.num_clients=6", "CorBin.epsilon=2.0", "RunFolder.name=mine", "model.lr=0.01"]
+    assert main([*fit, "--set", *changes, "--trainer.max_epochs=3", "--set=trainer.max_epochs=1"]) == 0
+    assert "runs/mine/model.ckpt" in capsys.readouterr().out
+    resolved = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
+    federated = resolved["trainer"]["callbacks"][0]["init_args"]
+    assert federated["num_clients"] == 6 and federated["mechanism"]["init_args"]["epsilon"] == 2.0
+    assert resolved["trainer"]["max_epochs"] == 1 and resolved["model"]["init_args"]["lr"] == 0.01
+    for change, hint in (
+        ("Federated.num_client=7", "Did you mean 'num_clients'?"),
+        ("num_clients", "a setting is name=value"),
+        ("--trainer.max_epochs=1", "--set needs NAME=VALUE"),
+    ):
+        assert main([*fit, "--set", change]) == 2
+        assert hint in capsys.readouterr().err
+
+
 def test_what_a_run_refuses_is_told_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

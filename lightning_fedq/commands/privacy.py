@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-import yaml
 from rich.console import Console
 from rich.markdown import Markdown
 
@@ -19,7 +17,7 @@ from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.commands.calls import parse_call, parse_mechanism
 from lightning_fedq.commands.configs import SUFFIXES, find
-from lightning_fedq.commands.settings import change_setting
+from lightning_fedq.commands.settings import parse_changes
 from lightning_fedq.core import Mechanism, RoundContext
 from lightning_fedq.discovery import mechanism_class
 from lightning_fedq.federation.byzantine import num_byzantine_of
@@ -60,18 +58,9 @@ def report_of_config(
         ValueError: If it has no `Federated` callback or no number of rounds, or there is no such setting.
     """
     from lightning_fedq.callbacks.federated import federated_of
-    from lightning_fedq.commands.run import FedqCLI, resolve  # imports Lightning's command line: only here
+    from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here
 
-    if changes:
-        resolved = resolve([config])
-        for name, value in changes.items():
-            change_setting(resolved, name, value)
-        with tempfile.TemporaryDirectory() as scratch:
-            path = Path(scratch) / "config.yaml"
-            path.write_text(yaml.safe_dump(resolved, sort_keys=False))
-            cli = FedqCLI(["--config", str(path)], run=False)
-    else:
-        cli = FedqCLI(["--config", config], run=False)
+    cli = FedqCLI(["--config", config], run=False, changes=changes)
     federated: Federated = federated_of(cli.trainer, "fedq privacy")
     limit = cli.trainer.max_epochs if rounds is None else rounds
     if limit is None or limit < 0:
@@ -208,21 +197,6 @@ def _report(
     )
 
 
-def _parse_changes(arguments: Sequence[str]) -> dict[str, Any]:
-    """`name=value` each. The value is YAML.
-
-    Raises:
-        ValueError: If one is not of that form.
-    """
-    changes = {}
-    for argument in arguments:
-        name, equals, value = argument.partition("=")
-        if not equals:
-            raise ValueError(f"a setting is name=value such as LDPQ.epsilon=0.1, got {argument!r}")
-        changes[name] = yaml.safe_load(value)
-    return changes
-
-
 def main(argv: Sequence[str]) -> int:
     """Print the statement. Write it where asked."""
     parser = argparse.ArgumentParser(
@@ -269,7 +243,7 @@ def main(argv: Sequence[str]) -> int:
                 options.delta,
                 options.secagg,
                 params=options.params,
-                changes=_parse_changes(options.changes),
+                changes=parse_changes(options.changes),
             )
         elif options.changes or options.params is not None:
             parser.error("a checkpoint has its own settings; --set and --params are for configurations")

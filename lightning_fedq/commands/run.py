@@ -7,8 +7,10 @@ import logging
 import sys
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, Union, get_args
 
 import yaml
@@ -16,6 +18,7 @@ import yaml
 from lightning_fedq._lightning import callbacks_of, is_overridden, pl
 from lightning_fedq.callbacks.run_folder import RunFolder
 from lightning_fedq.commands.configs import EVALUATION, find
+from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.commands.suggestions import concise, suggest
 from lightning_fedq.discovery import installed
 from lightning_fedq.reports import print_summary
@@ -59,6 +62,15 @@ _hints = pl.Trainer.__init__.__annotations__
 _hints.update({name: int_before_float(hint) for name, hint in _hints.items()})
 
 
+@contextmanager
+def configuration_file(config: Mapping[str, Any]) -> Iterator[str]:
+    """Path of a temporary file that holds the configuration."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "config.yaml"
+        path.write_text(yaml.safe_dump(config, sort_keys=False))
+        yield str(path)
+
+
 class SuggestingParser(LightningArgumentParser):
     """Says what an unknown key probably meant, and leaves out the usage, which is two screens long."""
 
@@ -77,10 +89,22 @@ class SuggestingParser(LightningArgumentParser):
 
 
 class FedqCLI(LightningCLI):
-    """Any LightningModule with any LightningDataModule, by class path."""
+    """Any LightningModule with any LightningDataModule, by class path.
 
-    def __init__(self, args: Sequence[str], run: bool = True) -> None:
+    Args:
+        args: The arguments of the command line.
+        run: Run the subcommand, which is the first argument, or stop before.
+        changes: Settings to change after the configurations and the flags; see `change_setting`.
+
+    Raises:
+        ValueError: If there is no such setting.
+    """
+
+    def __init__(
+        self, args: Sequence[str], run: bool = True, changes: Mapping[str, Any] = MappingProxyType({})
+    ) -> None:
         quieten()
+        self.changes = changes
         super().__init__(
             pl.LightningModule,
             pl.LightningDataModule,
@@ -110,8 +134,17 @@ class FedqCLI(LightningCLI):
             )
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        """Parse `args`, whatever `sys.argv` holds."""
+        """Parse `args`, whatever `sys.argv` holds, and change settings."""
         self.config = parser.parse_args(args)
+        if not self.changes:
+            return
+        self.subcommand = self.config.get("subcommand")  # Lightning sets it after this
+        changed = yaml.safe_load(self.resolved())
+        for name, value in self.changes.items():
+            change_setting(changed, name, value)
+        subcommand = [] if self.subcommand is None else [self.subcommand]
+        with configuration_file(changed) as path:
+            self.config = parser.parse_args([*subcommand, "--config", path])
 
     @property
     def run_folder(self) -> RunFolder | None:
@@ -177,10 +210,8 @@ def run_config(config: dict[str, Any], name: str, root: Path) -> Path:
         folders = [{"class_path": "lightning_fedq.callbacks.RunFolder"}]
         callbacks += folders
     folders[0].setdefault("init_args", {}).update(name=name, root=str(root))
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "config.yaml"
-        path.write_text(yaml.safe_dump(config, sort_keys=False))
-        cli = FedqCLI(["fit", "--config", str(path)])
+    with configuration_file(config) as path:
+        cli = FedqCLI(["fit", "--config", path])
     if cli.run_folder is None or cli.run_folder.path is None or not cli.run_folder.rows:
         raise RuntimeError(f"the run {name} ended before its first round did")
     return cli.run_folder.path

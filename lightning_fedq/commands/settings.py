@@ -1,11 +1,51 @@
-"""Change one setting of a resolved configuration by a short dotted name."""
+"""Change settings of a resolved configuration by short dotted names: `--set Federated.num_clients=7`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+import yaml
+
 from lightning_fedq.commands.suggestions import nearest
+
+
+def parse_changes(arguments: Sequence[str]) -> dict[str, Any]:
+    """`name=value` each. The value is YAML.
+
+    Raises:
+        ValueError: If one is not of that form.
+    """
+    changes = {}
+    for argument in arguments:
+        name, equals, value = argument.partition("=")
+        if not equals:
+            raise ValueError(f"a setting is name=value such as LDPQ.epsilon=0.1, got {argument!r}")
+        changes[name] = yaml.safe_load(value)
+    return changes
+
+
+def take_changes(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Split the arguments of a training command into those for Lightning and the changes after `--set`.
+
+    Raises:
+        ValueError: If a change is not `name=value`, or none follows.
+    """
+    rest: list[str] = []
+    changes: list[str] = []
+    waiting = list(arguments)
+    while waiting:
+        flag, equals, value = waiting.pop(0).partition("=")
+        if flag != "--set":
+            rest.append(flag + equals + value)
+            continue
+        given = [value] if equals else []
+        while waiting and not waiting[0].startswith("-"):
+            given.append(waiting.pop(0))
+        if not given:
+            raise ValueError("--set needs NAME=VALUE such as Federated.num_clients=7")
+        changes += given
+    return rest, parse_changes(changes)
 
 
 def change_setting(config: dict[str, Any], name: str, value: Any) -> None:
