@@ -8,6 +8,7 @@ what is logged in training is logged, and nobody decides by it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import wraps
@@ -122,11 +123,9 @@ class TrainingLog:
         """
         if self._in_training() and name not in self.names:
             self.names[name] = None
-            self._check_monitors(
-                name,
-                "which training logs: what it decides would follow from the samples without noise, which no "
-                "epsilon covers; watch a metric of the validation",
-            )
+            why = "which training logs, without noise: no epsilon covers {}; {} a metric of the validation"
+            self._check_monitors(name, why.format("what it decides", "watch"))
+            self._check_file_names(name, why.format("the files' names, which checkpoints hold", "take"))
         with self.passing():
             self._log(name, value, *args, **kwargs)
 
@@ -135,8 +134,13 @@ class TrainingLog:
 
     def _check_monitors(self, name: str, why: str, except_for: Collection[str] = ()) -> None:
         for who, monitor in _monitors(self._trainer):
-            if monitor in (name, f"{name}_step", f"{name}_epoch") and monitor not in except_for:
+            if monitor in _forks(name) and monitor not in except_for:
                 raise ValueError(f"{who} watches {monitor!r}, {why}")
+
+    def _check_file_names(self, name: str, why: str) -> None:
+        for who, metric in _in_file_names(self._trainer):
+            if metric in _forks(name):
+                raise ValueError(f"{who} names its files by {metric!r}, {why}")
 
 
 class ClientMetrics(TrainingLog):
@@ -314,12 +318,37 @@ def _monitors(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
             yield type(config.scheduler).__name__, config.monitor
 
 
+def _in_file_names(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
+    """Who names files by which metric: `ModelCheckpoint(filename="{epoch}-{loss:.2f}")`."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for template in (
+            getattr(callback, "filename", None),
+            getattr(callback, "CHECKPOINT_NAME_LAST", None),
+        ):
+            if isinstance(template, str):
+                for metric in re.findall(r"\{(.*?)[:}]", template):  # as Lightning reads it
+                    yield type(callback).__name__, metric
+
+
+def _forks(name: str) -> tuple[str, str, str]:
+    """A metric's name, and those that Lightning makes of it."""
+    return name, f"{name}_step", f"{name}_epoch"
+
+
 def check_exact_monitors(trainer: pl.Trainer) -> None:
-    """Refuse to choose a private run's model by what only a simulation knows. Checkpoints keep such scores.
+    """Refuse to choose a private run's model, or to name its files, by what only a simulation knows.
+
+    Checkpoints keep such scores and names.
 
     Raises:
         ValueError: Naming who watches what.
     """
+    for who, metric in _in_file_names(trainer):
+        if metric.startswith(_EXACT):
+            raise ValueError(
+                f"{who} names its files by {metric!r}, which is made of the clients' exact updates: names, "
+                "and checkpoints, which hold them, would tell it without noise; leave it out, or use a seed"
+            )
     for who, monitor in _monitors(trainer):
         if monitor.startswith(_EXACT):
             raise ValueError(

@@ -359,3 +359,16 @@ def test_validation_what_is_spent_and_a_run_without_privacy_may_be_watched(tmp_p
     )
     run.fit(module)
     assert run.current_epoch >= 1 and {"loss", "end", "val_loss", "dp/epsilon"} <= run.callback_metrics.keys()
+
+
+def test_no_file_is_named_by_what_training_logs(tmp_path):
+    for name in ("{epoch}-{loss:.9f}", "{loss_epoch}"):
+        files = pl.callbacks.ModelCheckpoint(tmp_path, filename=name)
+        with pytest.raises(
+            ValueError, match=r"ModelCheckpoint names its files by 'loss.*, which training logs"
+        ):
+            trainer(dpsgd(), files, epochs=1, enable_checkpointing=True).fit(Watched())
+    assert not list(tmp_path.iterdir())
+    files = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}-{val_loss:.3f}-{dp/epsilon:.3f}")
+    trainer(dpsgd(), files, epochs=1, enable_checkpointing=True).fit(Watched())
+    assert "val_loss=" in files.best_model_path

@@ -307,3 +307,33 @@ def test_nobody_chooses_a_private_model_by_exact_updates(tmp_path):
     with pytest.raises(ValueError, match="ModelCheckpoint watches 'fed/sim_mse', which is made of"):
         run(tmp_path, best(tmp_path))
     run(tmp_path / "seeded", best(tmp_path / "seeded"), seed=0)
+
+
+@pytest.mark.parametrize("auto_insert_metric_name", [True, False])
+@pytest.mark.parametrize("name", ["{epoch}-{fed/sim_mse:.9g}", "mse={fed/sim_mse}", "{epoch:{fed/sim_mse}d}"])
+def test_no_file_of_a_private_run_is_named_by_exact_updates(tmp_path, name, auto_insert_metric_name):
+    def named(folder):
+        return pl.callbacks.ModelCheckpoint(
+            folder / "best", filename=name, auto_insert_metric_name=auto_insert_metric_name
+        )
+
+    with pytest.raises(
+        ValueError, match="ModelCheckpoint names its files by 'fed/sim_mse', which is made of"
+    ):
+        run(tmp_path, named(tmp_path))
+    assert not list((tmp_path / "best").glob("**/*.ckpt"))
+    last = pl.callbacks.ModelCheckpoint(tmp_path / "last", save_last=True)
+    last.CHECKPOINT_NAME_LAST = name
+    with pytest.raises(ValueError, match="names its files by 'fed/sim_mse'"):
+        run(tmp_path, last)
+
+
+def test_other_figures_may_be_in_names_and_withheld_ones_are_not(tmp_path):
+    name = "{epoch}-{val_loss:.4f}-{train_other}-{fed/sim_mse:.9g}"
+    files = pl.callbacks.ModelCheckpoint(tmp_path / "seeded", filename=name)
+    run(tmp_path, files, seed=0)
+    assert "train_other=1.8125" in files.best_model_path and "sim_mse=" in files.best_model_path
+    files = pl.callbacks.ModelCheckpoint(tmp_path / "private", filename=name.rpartition("-")[0])
+    trainer, _ = run(tmp_path, files)
+    assert files.best_model_path.endswith("train_other=0.ckpt")
+    assert f"val_loss={trainer.callback_metrics['val_loss']:.4f}" in files.best_model_path
