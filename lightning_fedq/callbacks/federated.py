@@ -79,6 +79,7 @@ from lightning_fedq.federation.handed_loader import ask_module_instead, forget_l
 from lightning_fedq.federation.journal import keep_journal, say_at_start
 from lightning_fedq.federation.local_model import BufferMode, LocalModel, Members, check_buffer_mode, origins
 from lightning_fedq.federation.local_training import LocalTraining
+from lightning_fedq.federation.optimizer_memory import refuse_own_rates, with_nested
 from lightning_fedq.federation.privacy_target import KeptTarget
 from lightning_fedq.federation.records import log_round, say_change, warn_of
 from lightning_fedq.federation.resume import check_federation, plain_records, records_of
@@ -281,6 +282,7 @@ class Federated(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Deal out the data, make the server, choose how many clients train side by side."""
         optimizers = check_optimizers(trainer)
+        refuse_own_rates(with_nested(optimizers), self._undo)
         if self._ranks is not None:
             self._ranks.share(pl_module)
         if self._dealt is None:

@@ -21,11 +21,18 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
 
-from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_fedq._lightning import pl
+from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.data.batches import Stack
+from lightning_fedq.federation.optimizer_memory import (
+    SCHEDULED,
+    groups_of,
+    put_back_settings,
+    same_setting,
+    settings_of,
+    with_nested,
+)
 
 
 class OfOneClient(int):
@@ -117,13 +124,14 @@ class LocalClock:
     def __init__(
         self, trainer: Any, optimizers: Sequence[Optimizer], batches: int, now: int, max_steps: int
     ) -> None:
-        self._trainer, self._optimizers = trainer, optimizers
+        self._trainer, self._optimizers = trainer, with_nested(optimizers)
         self._batches, self.now, self.max_steps = batches, now, max_steps
         self._start: _Moment | None = None
         self._longest: _Moment | None = None
         self._scales: list[dict[str, Any] | None] = []
         self._scale: dict[str, Any] | None = None
         self._elsewhere: int | None = None
+        self._told: set[str] = set()
         self._steps = self._most_steps = 0
         self._stack = self._longest_stack = -1
 
@@ -295,6 +303,7 @@ class LocalClock:
         steps = self._steps_of_longest()
         if self._put_back:
             self._leave_at_longest(start, steps)
+        self._leave_own_settings(start)
         self.now += steps
         self._load_scale(min(filter(None, self._scales), key=lambda s: s["scale"], default=None))
         self._give_back()
@@ -312,6 +321,24 @@ class LocalClock:
                 due = (self._trainer.current_epoch + 1) % config.frequency == 0
                 if config.interval == "epoch" and due and not config.reduce_on_plateau:
                     self._step(config)
+
+    def _leave_own_settings(self, start: _Moment) -> None:
+        """Parameter groups without what the optimiser itself set in them, which goes with the client."""
+        moved: set[str] = set()
+        for group, before in zip(self._groups, start.groups, strict=True):
+            now = settings_of(group)
+            own = (before.keys() | now.keys()) - SCHEDULED
+            moved |= {name for name in own if not same_setting(before.get(name), now.get(name))}
+            scheduled = {name: value for name, value in now.items() if name in SCHEDULED}
+            put_back_settings(group, {**before, **scheduled})
+        names = ", ".join(sorted(moved - self._told))
+        if names:
+            self._told |= moved
+            rank_zero_warn(
+                f"training changed {names} in the optimiser's parameter groups, which is put back: every "
+                "client begins with what the round began with, and so does the next round; what a round is "
+                "to begin with can be set in on_train_epoch_start"
+            )
 
     def _step(self, config: Any) -> None:
         self._trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
@@ -337,18 +364,15 @@ class LocalClock:
 
     @property
     def _groups(self) -> list[dict[str, Any]]:
-        return [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        return groups_of(self._optimizers)
 
     def _moment(self) -> _Moment:
-        groups = [
-            {name: _copy(value) for name, value in group.items() if name != "params"}
-            for group in self._groups
-        ]
+        groups = [settings_of(group) for group in self._groups]
         return _Moment(groups, [deepcopy(config.scheduler.state_dict()) for config in self._put_back])
 
     def _restore(self, moment: _Moment) -> None:
         for group, values in zip(self._groups, moment.groups, strict=True):
-            group.update({name: _copy(value) for name, value in values.items()})
+            put_back_settings(group, values)
         for config, state in zip(self._put_back, moment.schedules, strict=True):
             config.scheduler.load_state_dict(deepcopy(state))
 
@@ -359,8 +383,3 @@ class LocalClock:
     def _load_scale(self, state: dict[str, Any] | None) -> None:
         if state:
             self._trainer.precision_plugin.scaler.load_state_dict(state)
-
-
-def _copy(value: Any) -> Any:
-    """A rate may be a tensor, which a schedule changes in place."""
-    return value.clone() if isinstance(value, Tensor) else value

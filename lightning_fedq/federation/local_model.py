@@ -28,6 +28,7 @@ from lightning_fedq.federation.changing_buffers import (
     layers_with_statistics,
     updated_statistics,
 )
+from lightning_fedq.federation.optimizer_memory import numbers_of, put_back_numbers, with_nested
 from lightning_fedq.functional.flatten import flatten, unflatten
 
 BufferMode = Literal["share", "local", "frozen"]
@@ -110,7 +111,9 @@ class LocalModel:
     ) -> None:
         self.module, self.mode, self._rehearsed = module, mode, rehearsed
         self.optimizers = list(optimizers)
-        self._fresh = [_before_a_step(optimizer.state) for optimizer in self.optimizers]
+        self._all_optimizers = with_nested(self.optimizers)
+        self._fresh = [_before_a_step(optimizer.state) for optimizer in self._all_optimizers]
+        self._numbers = [numbers_of(optimizer) for optimizer in self._all_optimizers]
         self._own: dict[int, Tensor] = {}  # of every client that has trained: its buffers
         self._new: dict[int, Tensor] = {}  # the same, of the open round
         self._in_eval: list[nn.Module] = []
@@ -338,9 +341,11 @@ class LocalModel:
 
     def renew_optimizer(self) -> None:
         """No momentum, and what an optimiser was made with. Settings and schedules are the clock's."""
-        for optimizer, fresh in zip(self.optimizers, self._fresh, strict=True):
+        remembered = zip(self._all_optimizers, self._fresh, self._numbers, strict=True)
+        for optimizer, fresh, numbers in remembered:
             optimizer.state.clear()
             optimizer.state.update(_copied(fresh))
+            put_back_numbers(optimizer, numbers)
 
     def forget_client(self) -> None:
         """Global weights in the module, and nothing of a client in the optimisers."""

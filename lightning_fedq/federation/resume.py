@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.federation.local_model import LocalModel
+from lightning_fedq.federation.optimizer_memory import copy_of
 from lightning_fedq.rounds import RoundRecord
 
 
@@ -32,7 +33,7 @@ class RoundStart(NamedTuple):
         schedulers = [deepcopy(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs]
         callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
         others = {one.state_key: deepcopy(one.state_dict()) for one in callbacks if _goes_back(one)}
-        optimizers = [optimizer.state_dict() for optimizer in local.optimizers]
+        optimizers = [copy_of(optimizer.state_dict()) for optimizer in local.optimizers]
         members = local.members.plain()
         plugin, step = trainer.precision_plugin, trainer.global_step
         precision = {type(plugin).__qualname__: plugin.state_dict()}  # a loss scale

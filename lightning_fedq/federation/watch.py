@@ -9,6 +9,9 @@ write through `.data` or numpy leaves no other trace:
   finds what the round began with, and so does whoever looks between rounds; a warning says so once;
 * lists, dictionaries and other objects in attributes: refused where they have taken in tensors of more than
   one element. Single numbers are what a module keeps of its losses;
+* attributes of parameters and buffers: as those of the module;
+* what an optimiser keeps outside of its state, its parameter groups and single numbers, which every client
+  begins anew: refused where it changes, at the first client;
 * other callbacks: refused where they keep tensors in the shape of the trained weights, such as an average.
 
 Before an error is raised everything of which there is a copy is put back.
@@ -17,15 +20,18 @@ Before an error is raised everything of which there is a copy is put back.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl, rank_zero_warn
+from lightning_fedq.federation.optimizer_memory import others_of, with_nested
 
 _COPIED = 1 << 22
 """Elements up to which a tensor is copied; of larger ones a checksum is kept, and nothing can be put back."""
@@ -47,8 +53,15 @@ _CURE_BY_HAND = (
     "in manual optimisation no first step tells which buffers change, so updates carry those of BatchNorm "
     "only: keep others in automatic optimisation, or compute them in validation"
 )
+_CURE_OPTIMIZERS = (
+    "every client begins with a fresh optimiser: let it keep what it learns in self.state, in the state of "
+    "an optimiser that it holds, or as a setting of its own in the parameter groups"
+)
 _DEPTH = 6
 _FOREIGN = ("torch.", "pytorch_lightning.", "lightning.", "tqdm.", "rich.", "logging", "lightning_fedq.")
+_PER_SAMPLE = {"grad_sample", "summed_grad", "_forward_counter", "_current_grad_sample"}
+"""Attributes in which Opacus hands gradients of samples from a backward pass to a step."""
+
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -104,8 +117,11 @@ class Watch:
         self._machinery = set(vars(pl.LightningModule()))
         self._skipped = {id(trainer), id(trainer.datamodule)}  # type: ignore[attr-defined]
         self._outside: dict[str, Kept] = {}
-        self._attributes: list[tuple[str, nn.Module, dict[str, Any]]] = []
+        self._attributes: list[tuple[str, nn.Module | Tensor, dict[str, Any]]] = []
         self._scratch: dict[int, Kept] = {}
+        self._optimizers = with_nested(trainer.optimizers)
+        self._others: list[tuple[Optimizer, dict[str, Any]]] = []
+        self._of_optimizers: dict[str, Kept | float] = {}
         self._containers: dict[str, tuple[int, ...]] = {}
         self._contents: list[tuple[Any, Any]] = []
         self._averages: dict[str, Kept] = {}
@@ -123,7 +139,7 @@ class Watch:
         self._shapes = {part.shape for part in parts}
         self._dim = sum(part.numel() for part in parts)
         self._outside = {name: Kept.of(tensor) for name, tensor in self._tensors()}
-        self._attributes = [(name, part, self._plain(part)) for name, part in self._parts()]
+        self._attributes = [(name, part, self._plain(part)) for name, part in self._owners()]
         self._scratch = {
             id(leaf): Kept.of(leaf)
             for _, _, values in self._attributes
@@ -138,6 +154,14 @@ class Watch:
             for value in values.values()
             if isinstance(value, list | dict)
         ]
+        self._others = [(optimizer, others_of(optimizer, in_groups=False)) for optimizer in self._optimizers]
+        self._contents += [
+            (value, copy.copy(value))
+            for _, values in self._others
+            for value in values.values()
+            if isinstance(value, list | dict)
+        ]
+        self._of_optimizers = {path: _kept(leaf) for path, leaf in self._in_optimizers()}
         self._averages = {path: Kept.of(tensor) for path, tensor in self._of_callbacks()}
         self._thorough = True
 
@@ -148,6 +172,7 @@ class Watch:
             ValueError: If it has left something behind.
         """
         self._check(content=False)
+        self._check_optimizers()
         if self._thorough:
             self._check_closely()
         self._thorough = False
@@ -159,6 +184,7 @@ class Watch:
             ValueError: If one of them has left something behind.
         """
         self._check(content=True)
+        self._check_optimizers()
         self._check_closely()
 
     def end_round(self) -> None:
@@ -166,6 +192,7 @@ class Watch:
         self.put_back_scratch()
         self._attributes, self._outside, self._scratch, self._averages = [], {}, {}, {}
         self._containers, self._contents, self._parts_sent = {}, [], ()
+        self._others, self._of_optimizers = [], {}
 
     def put_back(self) -> None:
         """Put back what a round that is given up has left behind, as far as there are copies."""
@@ -225,8 +252,16 @@ class Watch:
             if not isinstance(part, Metric) and not _in_metric(self._module, name):
                 yield name, part
 
-    def _plain(self, part: nn.Module) -> dict[str, Any]:
-        return {name: value for name, value in vars(part).items() if name not in self._machinery}
+    def _owners(self) -> Iterator[tuple[str, nn.Module | Tensor]]:
+        """Modules, parameters and buffers: whatever of the model may be given an attribute."""
+        yield from self._parts()
+        for name, tensor in [*self._module.named_parameters(), *self._module.named_buffers()]:
+            if not _in_metric(self._module, name):
+                yield name, tensor
+
+    def _plain(self, part: nn.Module | Tensor) -> dict[str, Any]:
+        machinery = self._machinery if isinstance(part, nn.Module) else ()
+        return {name: value for name, value in vars(part).items() if name not in machinery}
 
     def put_back_scratch(self) -> None:
         """Give plain attributes back what they held when the round began."""
@@ -251,12 +286,12 @@ class Watch:
             return any(not self._scratch[id(leaf)].same(leaf, content=True) for leaf in now)
         return bool(now) or isinstance(before, Tensor | tuple)
 
-    def _tell(self, path: str, part: nn.Module, name: str) -> None:
+    def _tell(self, path: str, part: nn.Module | Tensor, name: str) -> None:
         recomputed = any(
             name in (getattr(hook, "name", None), getattr(hook, "_tensor_name", None))
-            for hook in part._forward_pre_hooks.values()
+            for hook in getattr(part, "_forward_pre_hooks", {}).values()
         )
-        if not recomputed and path not in self._told:
+        if not recomputed and name not in _PER_SAMPLE and path not in self._told:
             self._told.add(path)
             rank_zero_warn(
                 f"training left tensors in the attribute {path}, which no update carries: every client "
@@ -264,12 +299,48 @@ class Watch:
                 "point buffer if it is part of the model"
             )
 
+    # ---- optimisers --------------------------------------------------------------------------------------
+
+    def _in_optimizers(self) -> Iterator[tuple[str, Tensor | float]]:
+        """Tensors and numbers that optimisers hold where no client begins anew."""
+        known = [one for o in self._optimizers for one in (o, o.state, o.param_groups, *o.param_groups)]
+        seen = self._skipped | self._own() | {id(one) for one in (*known, *self._module.modules())}
+        for optimizer in self._optimizers:
+            for name, value in others_of(optimizer).items():
+                yield from _walk(value, f"{type(optimizer).__name__}.{name}", seen, numbers=True)
+
+    def _check_optimizers(self) -> None:
+        now = dict(self._in_optimizers())
+        paths = [*self._of_optimizers, *(path for path in now if path not in self._of_optimizers)]
+        changed = [path for path in paths if not _as_kept(self._of_optimizers.get(path), now.get(path))]
+        if not changed:
+            return
+        for optimizer, before in self._others:
+            for name in others_of(optimizer, in_groups=False):
+                if name not in before:
+                    delattr(optimizer, name)
+            vars(optimizer).update(before)
+        self._put_contents_back()
+        for path in changed:
+            kept = self._of_optimizers.get(path)
+            if isinstance(kept, Kept):
+                kept.put_back()
+        raise ValueError(
+            f"training changed {', '.join(changed[:4])} of the optimiser, which would go on from client to "
+            f"client, past the mechanism; {_CURE_OPTIMIZERS}"
+        )
+
+    def _put_contents_back(self) -> None:
+        for value, before in self._contents:
+            value.clear()
+            value.update(before) if isinstance(value, dict) else value.extend(before)
+
     # ---- what is inside of other things --------------------------------------------------------------------
 
     def _in_containers(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Which tensors the lists, dictionaries and other objects in attributes hold, and their versions."""
         skipped = self._skipped | {id(part) for part in self._module.modules()} | self._own()
-        for path, part in self._parts():
+        for path, part in self._owners():
             for name, value in self._plain(part).items():
                 if isinstance(value, Tensor | tuple | nn.Module) or id(value) in self._skipped:
                     continue
@@ -308,9 +379,7 @@ class Watch:
         now = dict(self._in_containers())
         taken = [path for path, marks in now.items() if marks != self._containers.get(path)]
         if taken:
-            for value, before in self._contents:
-                value.clear()
-                value.update(before) if isinstance(value, dict) else value.extend(before)
+            self._put_contents_back()
             raise ValueError(
                 f"training put tensors of clients into {', '.join(taken)} of the module, where they would "
                 "last; log a metric, keep single numbers, or empty it in on_train_batch_end"
@@ -367,16 +436,34 @@ def _tensors_in(value: Any) -> Iterator[Tensor]:
     return (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
 
 
-def _walk(value: Any, path: str, skipped: set[int], depth: int = 0) -> Iterator[tuple[str, Tensor]]:
-    """Tensors that can be reached from a value, with the way to them. Into no other library's objects."""
+def _kept(leaf: Tensor | float) -> Kept | float:
+    return Kept.of(leaf) if isinstance(leaf, Tensor) else leaf
+
+
+def _as_kept(kept: Kept | float | None, leaf: Tensor | float | None) -> bool:
+    if isinstance(kept, Kept):
+        return isinstance(leaf, Tensor) and kept.same(leaf, content=True)
+    return not isinstance(leaf, Tensor) and (kept is leaf or kept == leaf)
+
+
+def _walk(value: Any, path: str, skipped: set[int], depth: int = 0, numbers: bool = False) -> Iterator[Any]:
+    """Tensors that can be reached from a value, with the way to them. Into no other library's objects.
+
+    Args:
+        value: Where to begin.
+        path: The way to it.
+        skipped: Identities of what is not looked into.
+        depth: How deep this is.
+        numbers: Yield single numbers, too, and look into optimisers.
+    """
     if id(value) in skipped or depth > _DEPTH:
         return
-    if isinstance(value, Tensor):
+    if isinstance(value, Tensor) or (numbers and isinstance(value, int | float | complex)):
         yield path, value
         return
-    if isinstance(
-        value, Metric | torch.optim.Optimizer | torch.utils.data.Dataset | torch.utils.data.DataLoader
-    ):
+    if isinstance(value, Metric | torch.utils.data.Dataset | torch.utils.data.DataLoader):
+        return
+    if isinstance(value, Optimizer) and not numbers:
         return
     inner: Any = ()
     if isinstance(value, dict):
@@ -385,11 +472,13 @@ def _walk(value: Any, path: str, skipped: set[int], depth: int = 0) -> Iterator[
         inner = enumerate(value)
     elif isinstance(value, nn.Module):
         inner = [*value.named_parameters(), *value.named_buffers()]
-    elif hasattr(value, "__dict__") and not _foreign(value):
+    elif isinstance(value, functools.partial):
+        inner = [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
+    elif hasattr(value, "__dict__") and (isinstance(value, Optimizer) or not _foreign(value)):
         inner = vars(value).items()
     skipped = skipped | {id(value)}
     for name, part in list(inner):
-        yield from _walk(part, f"{path}.{name}", skipped, depth + 1)
+        yield from _walk(part, f"{path}.{name}", skipped, depth + 1, numbers)
 
 
 def _foreign(value: Any) -> bool:

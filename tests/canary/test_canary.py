@@ -25,6 +25,7 @@ from lightning_fedq.callbacks import Federated, ReloadBest, RunFolder
 from tests.callbacks.silent import Silent
 from tests.canary.reach import differences, files, tensors
 from tests.digits_run import make_trainer
+from tests.federation.test_optimizer_memory import SAM, Estimates, Lookahead
 
 CLIENTS, BATCHES, SIZE = 3, 2, 4
 
@@ -163,6 +164,17 @@ def _with_average() -> Any:
     return module
 
 
+def _with_importance() -> Any:
+    def extra(module: Any, batch: Any) -> None:
+        module.head.weight.importance = batch[0].mean(0)
+
+    return Model(extra=extra)
+
+
+def _optimised_by(optimizer: Any) -> Any:
+    return lambda: Model(optimizer=lambda params, lr: optimizer(params, lr=lr, momentum=0.9))
+
+
 def _with_metric() -> Any:
     def extra(module: Any, batch: Any) -> None:
         module.accuracy(module.head(module.backbone(batch[0])), batch[1])
@@ -253,6 +265,12 @@ FEATURES: dict[str, Setting] = {
     "a tensor in an attribute": _beside(None, module=_with_attribute),
     "tensors in a list": _beside(
         None, module=_with_lists, raises="training put tensors of clients into kept"
+    ),
+    "an attribute of a parameter": _beside(None, module=_with_importance),
+    "a base optimiser": _beside(None, module=_optimised_by(SAM)),
+    "estimates in parameter groups": _beside(None, module=_optimised_by(Estimates)),
+    "slow weights in an optimiser": _beside(
+        None, module=_optimised_by(Lookahead), raises="training changed Lookahead.slow"
     ),
     "a metric object": _beside(None, module=_with_metric),
     "EarlyStopping": _beside(lambda: pl.callbacks.EarlyStopping("val_loss", patience=1)),
