@@ -16,7 +16,7 @@ TRAINING = {
     "fit": "train a configuration: fedq fit digits_corbin, or fedq fit mine.yaml --with corbin",
     "validate": "evaluate a checkpoint on the validation data",
     "test": "evaluate a checkpoint on the test data",
-    "predict": "predict with a checkpoint",
+    "predict": "predict with a checkpoint and write predictions.pt beside it",
 }
 OTHERS = {
     "configs": "list the runs and fragments that ship with the package; write one out to edit",

@@ -2,10 +2,12 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
 import pytorch_lightning as pl
+import torch
 import yaml
 
 from lightning_fedq import mechanisms
@@ -13,7 +15,9 @@ from lightning_fedq.cli import OTHERS, TRAINING, main
 from lightning_fedq.commands.calls import parse_mechanism
 from lightning_fedq.commands.described import describe
 from lightning_fedq.commands.mechanisms import SHIPPED
+from lightning_fedq.commands.run import FedqCLI
 from lightning_fedq.commands.sweep import parse_grid, wandb_sweep
+from lightning_fedq.datasets import DigitsDataModule
 from lightning_fedq.reports import read_rows, write_rows, write_summary
 
 # Lightning's command line calls what jsonargparse has deprecated
@@ -237,6 +241,36 @@ def test_the_trained_model_is_tested(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["test", "runs/mine", "--trainer.callbacks+=tests.test_cli.Metrics"]) == 0
     assert Metrics.seen["test_acc"] == expected > 0.2
     assert main(["validate", "runs/mine"]) == 0
+    capsys.readouterr()
+    for name in ("predictions", "predictions-2"):  # nothing is written over
+        assert main(["predict", "runs/mine"]) == 0
+        assert f"runs/mine/{name}.pt: a tensor of shape (359,), in the order" in capsys.readouterr().out
+    data = DigitsDataModule(num_train=60)
+    data.setup("predict")
+    labels = torch.cat([labels for _, labels in data.predict_dataloader()])
+    found = torch.load("runs/mine/predictions.pt")
+    assert (found == labels).float().mean().item() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("batches", "told"),
+    [
+        ([None, None], "returned nothing that could be written"),
+        ([torch.ones(2), torch.ones(1)], "predictions.pt: a tensor of shape (3,)"),
+        ([torch.ones(2, 3), torch.ones(2, 4)], "predictions.pt: a list of 2"),
+        ([{"label": torch.ones(2)}], "predictions.pt: a list of 1"),
+    ],
+)
+def test_whatever_is_predicted_is_written(
+    batches: list[object], told: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli = FedqCLI.__new__(FedqCLI)
+    loop = SimpleNamespace(predictions=batches)
+    cli.trainer = SimpleNamespace(predict_loop=loop, world_size=1, global_rank=0)
+    cli.config = {"predict": SimpleNamespace(ckpt_path=str(tmp_path / "model.ckpt"))}
+    cli.after_predict()
+    assert told in capsys.readouterr().out
+    assert (tmp_path / "predictions.pt").exists() == ("nothing" not in told)
 
 
 class Metrics(pl.Callback):

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, Union, get_args
 
+import torch
 import yaml
 
 from lightning_fedq._lightning import callbacks_of, is_overridden, pl
@@ -170,6 +171,27 @@ class FedqCLI(LightningCLI):
         folder = self.run_folder
         if folder is not None and folder.path is not None and folder.summary:
             print_summary(folder.summary, folder.path)
+
+    def after_predict(self) -> None:
+        """Write what `predict_step` returned beside the checkpoint, and say where. A rank writes its own."""
+        found: Any = self.trainer.predict_loop.predictions
+        if not found or all(batch is None for batch in found):
+            print("predict_step returned nothing that could be written")
+            return
+        what = f"a list of {len(found)}, one for each batch (or data loader)"
+        if all(isinstance(batch, torch.Tensor) and batch.ndim > 0 for batch in found):
+            shapes = {batch.shape[1:] for batch in found}
+            if len(shapes) == 1:
+                found = torch.cat(found)
+                what = f"a tensor of shape {tuple(found.shape)}, in the order of predict_dataloader"
+        name = "predictions"
+        if self.trainer.world_size > 1:
+            name += f"-rank{self.trainer.global_rank}"
+        folder, number = Path(self.config["predict"].ckpt_path).parent, 1
+        while (path := folder / f"{name}{f'-{number}' if number > 1 else ''}.pt").exists():
+            number += 1
+        torch.save(found, path)
+        print(f"{path}: {what} (torch.load reads it)")
 
 
 class _Parsed(FedqCLI):
