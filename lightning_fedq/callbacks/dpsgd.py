@@ -105,6 +105,8 @@ class DPSGD(pl.Callback):
         """Refuse what can't work, and put Poisson sampling in place of the user's loader."""
         if stage != "fit":
             return
+        if self.seed is None:  # a copy of this object, or a fork of its process, may have drawn from the old
+            self._new_root()
         found = [c for c in trainer.callbacks if isinstance(c, Federated)]  # type: ignore[attr-defined]
         self._federated = found[0] if found else None
         if sum(isinstance(callback, DPSGD) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
@@ -137,7 +139,8 @@ class DPSGD(pl.Callback):
         self._spent.open(self._batches, self.noise_multiplier)
 
     def draw(self, round: int, attempt: int, clients: Sequence[int]) -> list[tuple[Tensor, ...]]:
-        """The next steps of each client, whatever the round."""
+        """The next steps of each client, whatever the round, which is opened next."""
+        self._spent.begin_round()
         self._first_step = {client: self.accounts[client].steps for client in clients}
         return [
             tuple(
@@ -315,8 +318,6 @@ class DPSGD(pl.Callback):
             self._check_step(0, step)
             self._optimizer.batch_is_empty = size == 0
             return
-        if batch_idx == 0:
-            self._spent.begin_round()
         stack, number = self._federated.present_batch(batch_idx)
         if stack.clients:  # else nobody answers, and no step is taken
             (self._present,) = stack.clients
@@ -367,10 +368,8 @@ class DPSGD(pl.Callback):
         return self._spent.state_dict(charges, round_taken_by=survivors)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from what a checkpoint had spent, and this object besides. Without a seed, on new streams."""
+        """Go on from what a checkpoint had spent, and this object besides."""
         self._spent.load_state_dict(state_dict, repeatable=self.seed is not None)
-        if self.seed is None:
-            self._new_root()
 
 
 def _clear(module: torch.nn.Module) -> None:

@@ -1,5 +1,6 @@
 """DP-SGD on an untouched module: its steps, its sampling, what it spends, what it leaves behind."""
 
+import copy
 import math
 
 import pytest
@@ -121,6 +122,19 @@ def test_a_checkpoint_of_others_is_paid_for_on_top(tmp_path, seed):
     steps = [(noise, number) for noise, _, number in private.accountant.history]
     assert steps == [(20.0, 20), (0.5, 10), (20.0, 10)]
     assert private.epsilon(1e-3) > next(c for c in loud.callbacks if isinstance(c, DPSGD)).epsilon(1e-3)
+
+
+def test_a_copy_of_the_callback_draws_noise_of_its_own():
+    """The same noise on other gradients would leave, in the difference, no noise at all."""
+    private = dpsgd(20.0)
+    ends = []
+    for callback in (private, copy.deepcopy(private), private):
+        module = Classifier(batch_size=200)
+        trainer(callback, epochs=1).fit(module)
+        ends.append(torch.cat([p.detach().flatten() for p in module.parameters()]))
+    std = 0.3 * 20.0 / 200
+    for i, j in ((0, 1), (0, 2), (1, 2)):
+        assert (ends[i] - ends[j]).std().item() > 0.5 * 2**0.5 * std
 
 
 def test_resuming_with_a_seed_ends_bit_identically(tmp_path):

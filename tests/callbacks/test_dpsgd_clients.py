@@ -190,6 +190,21 @@ def test_without_a_seed_an_interrupted_round_stays_paid_for(tmp_path):
     assert sum(account.steps for account in again.accounts.values()) == 3 * 12 + 5
 
 
+def test_a_round_that_is_open_and_has_not_begun_counts_in_full(tmp_path):
+    class KilledAtItsStart(pl.Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            if trainer.current_epoch == 1:
+                trainer.save_checkpoint(tmp_path / "open.ckpt")
+                raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        fit(federation(seed=None), dpsgd(seed=None), KilledAtItsStart(), max_epochs=2)
+    again = dpsgd(seed=None)
+    fit(federation(seed=None), again, ckpt=tmp_path / "open.ckpt", max_epochs=2)
+    # one round, the one that was open, and the one that takes its place
+    assert [account.steps for account in again.accounts.values()] == [3 * own for own in STEPS]
+
+
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 def test_without_a_seed_a_killed_process_is_paid_for_from_the_journal(tmp_path):
     """Rounds without a checkpoint are in the journal; of a round with one in its middle, all of it counts."""
