@@ -26,7 +26,7 @@ OTHERS = {
     "attack": "reconstruct samples from what mechanisms send: one table, one picture grid",
     "tradeoff": "measured leakage against accuracy of several configurations, with the paper's bounds",
     "reproduce": "reproduce an experiment of a paper; without a name, list them",
-    "privacy": "say what a configuration or a checkpoint protects, adversary by adversary",
+    "privacy": "say what a configuration, a checkpoint or a run protects, adversary by adversary",
     "plan": "rank all mechanisms, calibrated to a target epsilon, by error: settings, bits, clients needed",
     "flower": "write an app for Flower, which runs a federation between real machines",
     "audit": "try to refute what the mechanisms claim, by enumeration and by simulation",

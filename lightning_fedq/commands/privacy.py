@@ -1,8 +1,9 @@
-"""`fedq privacy`: what a configuration would protect, or what the run of a checkpoint has spent."""
+"""`fedq privacy`: what a configuration would protect, or what a run or the run of a checkpoint has spent."""
 
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -28,7 +29,7 @@ from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import ASSUMED, PrivacyReport, privacy_report
 from lightning_fedq.privacy.samples import SampleStatement
-from lightning_fedq.reports import write_atomically
+from lightning_fedq.reports import read_rows, write_atomically
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.secagg import SecAgg
 
@@ -93,9 +94,16 @@ def report_of_checkpoint(
         kind: Class of its mechanism, where that is no installed one.
 
     Raises:
-        ValueError: If the checkpoint holds no federation.
+        ValueError: If the checkpoint holds no federation, or weights alone.
     """
-    callbacks = torch.load(path, map_location="cpu", weights_only=True).get("callbacks", {})
+    checkpoint = torch.load(path, map_location="cpu", weights_only=True)
+    if "callbacks" not in checkpoint:
+        page = path.with_name("privacy.md")
+        stated = f"{page} says it" if page.is_file() else "give one of Lightning's own checkpoints of the run"
+        raise ValueError(
+            f"{path} holds weights alone, as model.ckpt of a RunFolder does, and not what they cost; {stated}"
+        )
+    callbacks = checkpoint["callbacks"]
     state = _state_with("federation", callbacks)
     if state is None:
         raise ValueError(f"{path} holds no federation; it was not saved by a run with the Federated callback")
@@ -197,15 +205,38 @@ def _report(
     )
 
 
+def page_of_run(folder: Path) -> str:
+    """The statement that `RunFolder` wrote when the run ended.
+
+    Raises:
+        ValueError: If there is none, or the run went on since.
+    """
+    page, figures = folder / "privacy.md", folder / "privacy.json"
+    if not (page.is_file() and figures.is_file()):
+        raise ValueError(
+            f"{folder} holds no privacy.md, which RunFolder writes when a run ends; "
+            "give a checkpoint of the run, or its configuration"
+        )
+    rounds, table = json.loads(figures.read_text())["rounds"], folder / "metrics.csv"
+    if table.is_file() and len(read_rows(table)) > rounds:
+        raise ValueError(
+            f"{page} is of {rounds} rounds, and the run went on to {len(read_rows(table))}; "
+            "give its last checkpoint"
+        )
+    return page.read_text()
+
+
 def main(argv: Sequence[str]) -> int:
     """Print the statement. Write it where asked."""
     parser = argparse.ArgumentParser(
         prog="fedq privacy",
-        description="Say what a configuration would protect, or what the run of a checkpoint has spent: "
+        description="Say what a configuration would protect, or what a run has spent: "
         "from whom, how much, at which delta, under which assumptions.",
     )
     parser.add_argument(
-        "source", metavar="CONFIG|CKPT", help="a configuration (a file or a name) or a checkpoint"
+        "source",
+        metavar="CONFIG|CKPT|RUN",
+        help="a configuration (a file or a name), a checkpoint, or the folder of a run that ended",
     )
     parser.add_argument("--delta", type=float, default=1e-5, help="below 1 / clients (default: %(default)s)")
     parser.add_argument(
@@ -232,6 +263,15 @@ def main(argv: Sequence[str]) -> int:
     if path.suffix == ".ckpt" and not path.is_file():
         parser.error(f"there is no file {path}")
     try:
+        if path.is_dir():
+            changed = [name for name, value in vars(options).items() if value != parser.get_default(name)]
+            if changed != ["source"]:
+                parser.error(f"the page of a run that ended has its own figures; ask {path}/config.yaml")
+            Console().print(Markdown(page_of_run(path)))
+            print(
+                f"{path / 'privacy.md'} is shown, written when the run ended: rounds after it are not in it."
+            )
+            return 0
         if path.suffix != ".ckpt":
             path = find(options.source)
         if path.suffix in SUFFIXES and options.mechanism is not None:

@@ -62,6 +62,39 @@ def test_without_it_nothing_is_claimed_unless_assumed(tmp_path: Path) -> None:
     assert summary["secure_aggregation"] == "off"
 
 
+def test_the_folder_of_a_run_is_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fit(tmp_path, None)
+    run = tmp_path / "run"
+    capsys.readouterr()
+    assert main([str(run)]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "What was protected, and from whom LDPQ(epsilon=1.0)" in shown
+    assert shown.endswith(
+        "run/privacy.md is shown, written when the run ended: rounds after it are not in it."
+    )
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for arguments, message in [
+        ([str(run), "--rounds", "3"], "the page of a run that ended has its own figures; ask"),
+        ([str(run / "model.ckpt")], "holds weights alone, as model.ckpt of a RunFolder does"),
+        ([str(run / "model.ckpt")], f"{run / 'privacy.md'} says it"),
+        ([str(empty)], "holds no privacy.md"),
+    ]:
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert message in capsys.readouterr().err
+
+
+def test_a_page_older_than_its_run_is_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that was resumed and killed has a page of before: it says less than was spent."""
+    fit(tmp_path, None)
+    table = tmp_path / "run" / "metrics.csv"
+    table.write_text(table.read_text() + table.read_text().splitlines()[-1] + "\n")
+    with pytest.raises(SystemExit):
+        main([str(tmp_path / "run")])
+    assert "is of 1 rounds, and the run went on to 2; give its last checkpoint" in capsys.readouterr().err
+
+
 def test_a_configuration_is_read(capsys: pytest.CaptureFixture[str]) -> None:
     report = report_of_config(str(CONFIGS / "digits_secagg.yaml"), 1, 1e-5, secagg=False)
     assert report.protocol == SecAgg().statement
