@@ -23,7 +23,8 @@ class Entry(NamedTuple):
     """One charge: the clients (None is everybody) of one attempt at one round, begun in a `state`.
 
     `dim` is the length of the vector that is charged for, `terms` are those that its price hangs on, as text
-    ("" where nobody has said). No clients at all: the vector of the open round has
+    ("" where nobody has said); it is the `number`th charge under a `ledger`'s name ("" where it has none). No
+    clients at all: the vector of the open round has
     become so long.
     """
 
@@ -33,6 +34,8 @@ class Entry(NamedTuple):
     clients: tuple[int, ...] | None
     dim: int
     terms: str = ""
+    ledger: str = ""
+    number: int = 0
 
 
 class Journal:
@@ -95,6 +98,7 @@ class Journal:
             who = None if clients is None else tuple(int(client) for client in clients)
             entry = int(found["round"]), int(found["attempt"]), str(found["state"]), who
             dim, terms = found.get("dim"), str(found.get("terms", ""))
+            name, number = str(found.get("ledger", "")), int(found.get("number", 0))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{self.path} is damaged at byte {self.position}, so what was spent is not known; "
@@ -105,7 +109,7 @@ class Journal:
                 f"{self.path} is of an older version and does not say how many parameters round {entry[0]} "
                 "had, so what was spent is not known; load only the weights and begin a new federation"
             )
-        return Entry(*entry, dim, terms)
+        return Entry(*entry, dim, terms, name, number)
 
     def append(
         self,
@@ -115,6 +119,8 @@ class Journal:
         clients: Sequence[int] | None,
         dim: int,
         terms: str = "",
+        ledger: str = "",
+        number: int = 0,
     ) -> None:
         """Write one entry behind `position` and return when it is on the disk. First read what is `unread`.
 
@@ -125,12 +131,17 @@ class Journal:
             clients: Who is charged; None is everybody.
             dim: Coordinates of the vector that is charged for.
             terms: That its price hangs on, as text.
+            ledger: Name that it is charged under.
+            number: Of charges under this name, this one included.
 
         Raises:
             RuntimeError: If somebody else wrote meanwhile; the entry stands.
             OSError: If it can't be written.
         """
-        entry = {"round": round, "attempt": attempt, "state": state, **({"terms": terms} if terms else {})}
+        entry = {"round": round, "attempt": attempt, "state": state}
+        entry |= ({"terms": terms} if terms else {}) | (
+            {"ledger": ledger, "number": number} if ledger else {}
+        )
         who = None if clients is None else list(clients)
         line = json.dumps({**entry, "clients": who, "dim": dim}) + "\n"
         end = self._write(line.encode())

@@ -9,7 +9,9 @@ terms (`agree`).
 
 A ledger belongs to the clients, not to a server or a training: whoever trains with them charges the same
 one, and it only grows. A server that begins with keys of its own says so (`begin`), because its streams are
-new. A saved state is added to what is known here, unless it is part of it.
+new. A saved state is added to what is known here, unless it is part of it: every object charges under a name
+of its own, a restored or copied one too, and of two counts under one name the larger one holds the other (a
+grow-only counter).
 
 With a `Journal` every charge is on the disk before it counts. Whoever resumes reads what the checkpoint does
 not know. With keys from the system those rounds are spent, and their repetition, with new keys, is charged
@@ -65,6 +67,7 @@ class Ledger:
         self.journal: Journal | None = None
         self.recorded: tuple[str, int] = ("", 0)
         self._id = secrets.token_hex(8)
+        self._others: dict[str, tuple[int, Tensor]] = {}
         self._keys: bytes | None = None
         self._streams = torch.full((num_clients, 2), -1, dtype=torch.int64)
         self._repeatable: dict[tuple[int, int], str] | None = None
@@ -87,6 +90,32 @@ class Ledger:
                 f"{num_clients} with {mechanism}; give it a new Ledger, and what the same people have spent "
                 "before comes on top of what that one says"
             )
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """A copy charges under a name of its own."""
+        self.__dict__.update(state)
+        self.charges = self.charges.clone()
+        self._others = {name: (rounds, charges.clone()) for name, (rounds, charges) in self._others.items()}
+        self._rename()
+
+    @property
+    def _own_rounds(self) -> int:
+        """Rounds that were charged under this ledger's name."""
+        return self.rounds - sum(rounds for rounds, _ in self._others.values())
+
+    def _known(self, name: str) -> tuple[int, Tensor]:
+        """Rounds and charges under a name, as far as they are known here."""
+        if name == self._id:
+            others = sum((charges for _, charges in self._others.values()), torch.zeros_like(self.charges))
+            return self._own_rounds, self.charges - others
+        return self._others.get(name) or (0, torch.zeros_like(self.charges))
+
+    def _rename(self) -> None:
+        """Go on under a new name, so that no two ledgers charge under one."""
+        rounds, charges = self._known(self._id)
+        if rounds or bool(charges.any()):
+            self._others[self._id] = rounds, charges
+        self._id = secrets.token_hex(8)
 
     def agree(self, terms: Mapping[str, str]) -> None:
         """Say on what terms the rounds to come are charged: those of the charged ones, if there are any.
@@ -119,6 +148,8 @@ class Ledger:
             repeatable: Whether a stream that is used again carries the same bits (keys from a seed).
         """
         self.journal, self._repeatable = journal, {} if repeatable else None
+        if not repeatable and self._own_rounds:
+            self._rename()  # all that is charged under a name lies in one journal
         self._take_in(journal)
 
     def _take_in(self, journal: Journal) -> None:
@@ -136,6 +167,13 @@ class Ledger:
                 continue
             self._taken.add((entry.round, entry.attempt))  # used, where keys outlive the process
             rows = slice(None) if entry.clients is None else list(entry.clients)
+            if entry.ledger:
+                rounds, charges = self._known(entry.ledger)
+                if entry.number <= rounds:
+                    continue
+                if entry.ledger != self._id:
+                    charges[rows] += 1
+                    self._others[entry.ledger] = rounds + 1, charges
             self.charges[rows] += 1
             self.rounds += 1
 
@@ -147,6 +185,8 @@ class Ledger:
         """
         self.charges, self._streams = state["charges"].clone(), state["streams"].clone()
         self.rounds, self.dim, self.terms = state["rounds"], state["dim"], state["terms"]
+        parts = _parts(state).items()
+        self._others = {name: (n, charges.clone()) for name, (n, charges) in parts if name != self._id}
 
     def state(self, *tensors: Tensor) -> str:
         """Name what a round begins with: 64 bits of SHA-256 of its model and range. "" where none is kept."""
@@ -201,7 +241,8 @@ class Ledger:
         if self.journal is not None and (round, attempt) not in (self._repeatable or {}):
             everybody = len(rows) == self.num_clients
             who, terms = None if everybody else rows.tolist(), json.dumps(self.terms) if self.terms else ""
-            self.journal.append(round, attempt, state, who, dim, terms)
+            number = self._own_rounds + 1
+            self.journal.append(round, attempt, state, who, dim, terms, self._id, number)
             if self._repeatable is not None:
                 self._repeatable[round, attempt] = state
         self._streams[rows] = torch.tensor([round, attempt])
@@ -258,6 +299,10 @@ class Ledger:
             path, position = str(self.journal.path), self.journal.position
         return {
             "id": self._id,
+            "others": {
+                name: {"rounds": rounds, "charges": charges.clone()}
+                for name, (rounds, charges) in self._others.items()
+            },
             "mechanism": self.mechanism,
             "charges": self.charges.clone(),
             "rounds": self.rounds,
@@ -291,15 +336,28 @@ class Ledger:
         _check_terms(terms, self.terms)
         self.terms = self.terms or terms
         self.dim = max(self.dim, state.get("dim", 0))
-        own = state.get("id") == self._id
         self._streams = state["streams"].clone() if repeatable else _later(self._streams, state["streams"])
-        if own and not repeatable and bool((state["charges"] <= self.charges).all()):
-            return
-        empty = not self.rounds or (own and repeatable)
-        self.charges = state["charges"] + (0 if empty else self.charges)
-        self.rounds = state["rounds"] + (0 if empty else self.rounds)
-        self._id = state.get("id", self._id) if empty else secrets.token_hex(8)
+        parts, name = _parts(state), state.get("id")
+        if repeatable and (name == self._id or not self.rounds):
+            self.charges, self.rounds = state["charges"].clone(), state["rounds"]
+            self._id = name or self._id
+            self._others = {other: (n, c.clone()) for other, (n, c) in parts.items() if other != self._id}
+        else:
+            news = {who: part for who, part in parts.items() if self._is_news(who, *part)}
+            if not news and (name == self._id or name in self._others):
+                return
+            self._rename()
+            for who, (rounds, charges) in news.items():
+                known, before = self._known(who)
+                both = max(rounds, known), torch.maximum(charges, before)
+                self.rounds, self.charges = self.rounds + both[0] - known, self.charges + both[1] - before
+                self._others[who] = both
         self.journal, self.recorded = None, (state["journal"], state["position"])
+
+    def _is_news(self, name: str, rounds: int, charges: Tensor) -> bool:
+        """Is there more under a name than is known here?"""
+        known, before = self._known(name)
+        return rounds > known or bool((charges > before).any())
 
 
 def as_long_as(context: RoundContext, dim: int) -> RoundContext:
@@ -310,6 +368,15 @@ def as_long_as(context: RoundContext, dim: int) -> RoundContext:
     one = torch.ones(1, dtype=torch.float64)
     center, radius = torch.cat([context.center, 0.0 * one]), torch.cat([context.radius, one])
     return replace(context, segments=(*context.segments, more), center=center, radius=radius)
+
+
+def _parts(state: dict[str, Any]) -> dict[str, tuple[int, Tensor]]:
+    """Rounds and charges of a saved state, by the name that they were charged under."""
+    rounds, charges, parts = state["rounds"], state["charges"], {}
+    for name, other in state.get("others", {}).items():
+        parts[name] = other["rounds"], other["charges"]
+        rounds, charges = rounds - other["rounds"], charges - other["charges"]
+    return {**parts, state.get("id") or secrets.token_hex(8): (rounds, charges)}
 
 
 def _check_terms(charged: Mapping[str, str] | None, here: Mapping[str, str] | None) -> None:

@@ -108,6 +108,21 @@ def test_an_old_checkpoint_is_no_way_back_to_a_smaller_account(tmp_path):
     assert fed.ledger.charges.tolist() == [6] * 6  # rounds 2 of both have keys of their own
 
 
+def test_rounds_of_a_process_that_resumed_our_checkpoint_are_not_taken_for_ours(tmp_path):
+    """Two go on from one checkpoint, each with keys of its own, and then one resumes the other's."""
+    first, second = federated(), federated()
+    ours = trainer(first, epochs=5)
+    ours.fit(Linear())
+    ours.save_checkpoint(tmp_path / "five.ckpt")
+    theirs = trainer(second, epochs=10)
+    theirs.fit(Linear(), ckpt_path=tmp_path / "five.ckpt")
+    theirs.save_checkpoint(tmp_path / "theirs.ckpt")
+    trainer(first, epochs=10).fit(Linear(), ckpt_path=tmp_path / "five.ckpt")
+    assert first.ledger.charges.tolist() == second.ledger.charges.tolist() == [10] * 6
+    trainer(first, epochs=12).fit(Linear(), ckpt_path=tmp_path / "theirs.ckpt")
+    assert first.ledger.charges.tolist() == [5 + 5 + 5 + 2] * 6
+
+
 def test_a_checkpoint_of_another_training_adds_to_what_was_spent(tmp_path):
     other, fed = federated(), federated()
     first = trainer(other, epochs=3)

@@ -1,6 +1,8 @@
 """Charges come first, once per stream, and survive a checkpoint."""
 
+import copy
 import io
+import random
 from pathlib import Path
 
 import pytest
@@ -295,3 +297,77 @@ def test_a_journal_knows_the_terms_of_what_was_lost(tmp_path):
         other.start()
     play(again, 1)
     assert lines(path) == 3
+
+
+# ---- copies, processes and their checkpoints --------------------------------------------------------------
+
+
+class Known:
+    """A ledger beside the set of charges that it must know of, each with its clients."""
+
+    def __init__(self, ledger: Ledger, charges: set) -> None:
+        self.ledger, self.charges = ledger, charges
+
+    def read(self, written: dict, position: int) -> None:
+        path = str(self.ledger.journal.path)
+        self.charges |= {charge for end, charge in written.setdefault(path, []) if end > position}
+
+    def check(self) -> None:
+        wanted = [sum(client in clients for _, clients in self.charges) for client in range(4)]
+        assert self.ledger.charges.tolist() == wanted and self.ledger.rounds == len(self.charges)
+
+
+def step(draw: random.Random, number: int, ledgers: list, states: list, written: dict, folder: Path) -> None:
+    """One random thing that processes do: charge, save, resume, begin, copy."""
+    one = draw.choice(ledgers)
+    action = draw.choice(["charge"] * 4 + ["save"] * 2 + ["load", "resume", "begin", "copy"])
+    if action == "charge":
+        if one.ledger.journal is not None:
+            position = one.ledger.journal.position
+            one.ledger.free_attempt(number, 0, "")
+            one.read(written, position)
+        clients = tuple(sorted(draw.sample(range(4), draw.randint(1, 4))))
+        one.ledger.charge(clients, number)
+        one.charges.add((number, clients))
+        if one.ledger.journal is not None:
+            entry = one.ledger.journal.position, (number, clients)
+            written.setdefault(str(one.ledger.journal.path), []).append(entry)
+    elif action == "save":
+        states.append((one.ledger.state_dict(), set(one.charges)))
+    elif action == "begin" or (action == "resume" and not states):
+        ledgers.append(Known(Ledger(4, "m"), set()))
+        if draw.random() < 0.5:
+            ledgers[-1].ledger.keep(Journal(folder / f"{number}.jsonl", "m", 4), repeatable=False)
+    elif action == "copy":
+        ledgers.append(Known(copy.deepcopy(one.ledger), set(one.charges)))
+    elif states:
+        state, charges = draw.choice(states)
+        if action == "resume":
+            one = Known(Ledger(4, "m"), set())
+            ledgers.append(one)
+        one.ledger.load_state_dict(state)
+        one.charges |= charges
+        path, position = one.ledger.recorded
+        if one.ledger.journal is None and path:
+            one.ledger.keep(Journal(Path(path), "m", 4, position), repeatable=False)
+            one.read(written, position)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_every_charge_is_known_once_whoever_resumes_whose_checkpoint(tmp_path, seed):
+    draw, states, written = random.Random(seed), [], {}
+    ledgers = [Known(Ledger(4, "m"), set())]
+    for number in range(60):
+        step(draw, number, ledgers, states, written, tmp_path)
+        for one in ledgers:
+            one.check()
+
+
+def test_an_older_journal_is_read_twice_rather_than_never(tmp_path):
+    """Its lines do not say under which name they were charged."""
+    path = tmp_path / "ledger.jsonl"
+    Journal(path, "m", 3).append(0, 0, "", None, 8)
+    ledger = Ledger(3, "m")
+    ledger.keep(Journal(path, "m", 3), repeatable=False)
+    ledger.keep(Journal(path, "m", 3), repeatable=False)
+    assert ledger.charges.tolist() == [2] * 3
