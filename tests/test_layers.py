@@ -59,6 +59,7 @@ ALLOWED: dict[str, set[str]] = {
             "rounds",
             "secagg",
             "data",
+            "numpy",
         ),
         "wire",
         *("torchmetrics", *HOST),

@@ -5,10 +5,12 @@ the start of the round, by identity and version after each client and once a rou
 write through `.data` or numpy leaves no other trace:
 
 * parameters and buffers outside of the vector: refused;
-* tensors, or tuples of them, that are plain attributes of the module: scratch of one client. The next one
-  finds what the round began with, and so does whoever looks between rounds; a warning says so once;
-* lists, dictionaries and other objects in attributes: refused where they have taken in tensors of more than
-  one element. Single numbers are what a module keeps of its losses;
+* tensors and NumPy's arrays, or tuples of them, that are plain attributes of the module: scratch of one
+  client. The next one finds what the round began with, and so does whoever looks between rounds; a warning
+  says so once;
+* lists, dictionaries and other objects in attributes, modules that are not registered and NumPy's arrays
+  included: refused where tensors of more than one element have come in or have changed, by content as
+  well. Single numbers are what a module keeps of its losses;
 * attributes of parameters and buffers: as those of the module;
 * what an optimiser keeps outside of its state, its parameter groups and single numbers, which every client
   begins anew: refused where it changes, at the first client;
@@ -21,9 +23,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
+import types
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -59,43 +64,58 @@ _CURE_OPTIMIZERS = (
 )
 _DEPTH = 6
 _FOREIGN = ("torch.", "pytorch_lightning.", "lightning.", "tqdm.", "rich.", "logging", "lightning_fedq.")
+_SCRATCH = (Tensor, tuple, np.ndarray)
+_OF_MODULES = set(vars(nn.Module()))
 _PER_SAMPLE = {"grad_sample", "summed_grad", "_forward_counter", "_current_grad_sample"}
 """Attributes in which Opacus hands gradients of samples from a backward pass to a step."""
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-class Kept(NamedTuple):
-    """A tensor as it was: itself, its version, and its values or their checksum."""
+Values = Tensor | np.ndarray
+"""What is watched: a tensor, or an array of NumPy's without objects."""
 
-    tensor: Tensor
+
+class Kept(NamedTuple):
+    """A tensor or an array as it was: itself, its version, and its values or their checksum."""
+
+    tensor: Values
     version: int
-    values: Tensor | int | None
+    values: Values | int | None
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Kept:
+    def of(cls, tensor: Values) -> Kept:
         """Remember a tensor."""
+        if isinstance(tensor, np.memmap) and not tensor.flags.writeable:
+            return cls(tensor, 0, None)  # a file of data, which nobody can write to
+        if isinstance(tensor, np.ndarray):
+            return cls(tensor, 0, tensor.copy() if tensor.size <= _COPIED else checksum(tensor))
         small = tensor.numel() <= _COPIED and tensor.layout is torch.strided
         return cls(tensor, _version(tensor), tensor.detach().clone() if small else checksum(tensor))
 
-    def same(self, tensor: Tensor | None, content: bool) -> bool:
+    def same(self, tensor: Values | None, content: bool) -> bool:
         """Is `tensor` still this one, unchanged?"""
         if tensor is not self.tensor or _version(tensor) != self.version:
             return False
         return not content or self.has_values_of(tensor)
 
-    def has_values_of(self, tensor: Tensor) -> bool:
+    def has_values_of(self, tensor: Values) -> bool:
         """The same values, bit for bit?"""
-        if isinstance(self.values, Tensor):
-            return self.values.shape == tensor.shape and torch.equal(_bits(self.values), _bits(tensor))
+        if isinstance(self.values, Tensor | np.ndarray):
+            alike = self.values.shape == tensor.shape and self.values.dtype == tensor.dtype
+            return alike and torch.equal(_bits(self.values), _bits(tensor))
         return self.values is None or self.values == checksum(tensor)
 
     def put_back(self) -> bool:
         """Give the tensor its values again. False where there is no copy."""
-        if not isinstance(self.values, Tensor):
+        if isinstance(self.tensor, Tensor) and isinstance(self.values, Tensor):
+            with torch.no_grad():
+                self.tensor.data.copy_(self.values)
+        elif isinstance(self.tensor, np.ndarray) and isinstance(self.values, np.ndarray):
+            if self.tensor.flags.writeable:
+                self.tensor[...] = self.values
+        else:
             return False
-        with torch.no_grad():
-            self.tensor.data.copy_(self.values)
         return True
 
 
@@ -114,7 +134,7 @@ class Watch:
             for callback in trainer.callbacks  # type: ignore[attr-defined]
             if not type(callback).__module__.startswith("lightning_fedq.")
         ]
-        self._machinery = set(vars(pl.LightningModule()))
+        self._machinery = set(vars(pl.LightningModule())) - {"_example_input_array"}
         self._skipped = {id(trainer), id(trainer.datamodule)}  # type: ignore[attr-defined]
         self._outside: dict[str, Kept] = {}
         self._attributes: list[tuple[str, nn.Module | Tensor, dict[str, Any]]] = []
@@ -122,7 +142,7 @@ class Watch:
         self._optimizers = with_nested(trainer.optimizers)
         self._others: list[tuple[Optimizer, dict[str, Any]]] = []
         self._of_optimizers: dict[str, Kept | float] = {}
-        self._containers: dict[str, tuple[int, ...]] = {}
+        self._containers: dict[str, dict[str, Kept]] = {}
         self._contents: list[tuple[Any, Any]] = []
         self._averages: dict[str, Kept] = {}
         self._parts_sent: Sequence[Tensor] = ()
@@ -144,10 +164,13 @@ class Watch:
             id(leaf): Kept.of(leaf)
             for _, _, values in self._attributes
             for value in values.values()
-            if isinstance(value, Tensor | tuple)
+            if isinstance(value, _SCRATCH)
             for leaf in _tensors_in(value)
         }
-        self._containers = dict(self._in_containers())
+        self._containers = {
+            path: {way: Kept.of(tensor) for way, tensor in held.items()}
+            for path, held in self._in_containers()
+        }
         self._contents = [
             (value, copy.copy(value))
             for _, _, values in self._attributes
@@ -220,7 +243,9 @@ class Watch:
         lost = self._put_back(changed)
         kind, cure = ("parameters", _CURE_PARAMETERS) if parameters else ("buffers", _CURE_BUFFERS)
         tensors = [self._outside[name].tensor if name in self._outside else now[name] for name in changed]
-        if not parameters and not any(tensor.is_floating_point() for tensor in tensors):
+        if not parameters and not any(
+            isinstance(tensor, Tensor) and tensor.is_floating_point() for tensor in tensors
+        ):
             cure = _CURE_INTEGERS
         if not parameters and not self._module.automatic_optimization:
             cure = _CURE_BY_HAND
@@ -239,7 +264,7 @@ class Watch:
                 owner._parameters.pop(leaf, None)
                 owner._buffers.pop(leaf, None)
                 continue
-            if leaf in owner._buffers:
+            if leaf in owner._buffers and isinstance(kept.tensor, Tensor):
                 owner._buffers[leaf] = kept.tensor
             if not kept.put_back():
                 lost.append(name)
@@ -269,7 +294,7 @@ class Watch:
             now = self._plain(part)
             for name in [n for n, value in now.items() if self._is_scratch(value, before.get(n, self))]:
                 old = before.get(name, self)
-                leaves = list(_tensors_in(old)) if isinstance(old, Tensor | tuple) else []
+                leaves = list(_tensors_in(old)) if isinstance(old, _SCRATCH) else []
                 for leaf in leaves:
                     self._scratch[id(leaf)].put_back()
                 if old is self:
@@ -279,12 +304,12 @@ class Watch:
                 self._tell(f"{path}.{name}".lstrip("."), part, name)
 
     def _is_scratch(self, value: Any, before: Any) -> bool:
-        if not any(isinstance(one, Tensor | tuple) for one in (value, before)):
+        if not any(isinstance(one, _SCRATCH) for one in (value, before)):
             return False
-        now = list(_tensors_in(value)) if isinstance(value, Tensor | tuple) else []
+        now = list(_tensors_in(value)) if isinstance(value, _SCRATCH) else []
         if value is before:
             return any(not self._scratch[id(leaf)].same(leaf, content=True) for leaf in now)
-        return bool(now) or isinstance(before, Tensor | tuple)
+        return bool(now) or isinstance(before, _SCRATCH)
 
     def _tell(self, path: str, part: nn.Module | Tensor, name: str) -> None:
         recomputed = any(
@@ -301,7 +326,7 @@ class Watch:
 
     # ---- optimisers --------------------------------------------------------------------------------------
 
-    def _in_optimizers(self) -> Iterator[tuple[str, Tensor | float]]:
+    def _in_optimizers(self) -> Iterator[tuple[str, Values | float]]:
         """Tensors and numbers that optimisers hold where no client begins anew."""
         known = [one for o in self._optimizers for one in (o, o.state, o.param_groups, *o.param_groups)]
         seen = self._skipped | self._own() | {id(one) for one in (*known, *self._module.modules())}
@@ -337,17 +362,27 @@ class Watch:
 
     # ---- what is inside of other things --------------------------------------------------------------------
 
-    def _in_containers(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Which tensors the lists, dictionaries and other objects in attributes hold, and their versions."""
-        skipped = self._skipped | {id(part) for part in self._module.modules()} | self._own()
+    def _in_containers(self) -> Iterator[tuple[str, dict[str, Values]]]:
+        """Which tensors the lists, dictionaries and other objects in attributes hold, by the way to them."""
+        skipped = self._known()
         for path, part in self._owners():
             for name, value in self._plain(part).items():
-                if isinstance(value, Tensor | tuple | nn.Module) or id(value) in self._skipped:
-                    continue
-                found = [tensor for _, tensor in _walk(value, "", skipped) if tensor.numel() > 1]
-                if found:
-                    marks = (mark for tensor in found for mark in (id(tensor), _version(tensor)))
-                    yield f"{path}.{name}".lstrip("."), tuple(marks)
+                attribute = f"{path}.{name}".lstrip(".")
+                inside = tree_leaves(value) if isinstance(value, _SCRATCH) else [value]
+                held = {
+                    way: tensor
+                    for number, one in enumerate(inside)
+                    if not _plain_values(one)  # which are scratch
+                    for way, tensor in _walk(one, f"{attribute}.{number}", skipped)
+                    if math.prod(tensor.shape) > 1
+                }
+                if held:
+                    yield attribute, held
+
+    def _known(self) -> set[int]:
+        """Identities of what is looked at elsewhere."""
+        others = (*self._module.modules(), *self._optimizers)
+        return self._skipped | self._own() | {id(one) for one in others}
 
     def _own(self) -> set[int]:
         """Tensors that the module itself registers.
@@ -358,10 +393,12 @@ class Watch:
 
     def _of_callbacks(self) -> Iterator[tuple[str, Tensor]]:
         """Tensors that callbacks keep in the shape of the trained weights."""
-        skipped = self._skipped | {id(part) for part in self._module.modules()} | self._own()
+        skipped = self._known()
         shown = {_storage(tensor) for tensor in (*self._module.parameters(), *self._module.buffers())}
         for callback in self._callbacks:
             for path, tensor in _walk(vars(callback), type(callback).__name__, skipped):
+                if isinstance(tensor, np.ndarray):
+                    continue
                 like_weights = tensor.shape in self._shapes or tuple(tensor.shape) == (self._dim,)
                 if like_weights and _storage(tensor) not in shown:
                     yield path, tensor
@@ -375,11 +412,26 @@ class Watch:
             sent = [torch.cat([part.reshape(-1) for part in self._parts_sent])]
         return not any(torch.equal(tensor.detach().to(part), part) for part in sent)
 
+    def _as_before(self, path: str, held: dict[str, Values]) -> bool:
+        before = self._containers.get(path, {})
+        return all(way in before and before[way].same(tensor, content=True) for way, tensor in held.items())
+
+    def _put_containers_back(self, taken: Sequence[str]) -> None:
+        self._put_contents_back()
+        for path in taken:
+            for kept in self._containers.get(path, {}).values():
+                kept.put_back()
+        for path, part, before in self._attributes:
+            for name in self._plain(part):
+                if f"{path}.{name}".lstrip(".") in taken:
+                    vars(part).pop(name)
+                    vars(part).update({name: before[name]} if name in before else {})
+
     def _check_closely(self) -> None:
         now = dict(self._in_containers())
-        taken = [path for path, marks in now.items() if marks != self._containers.get(path)]
+        taken = [path for path, held in now.items() if not self._as_before(path, held)]
         if taken:
-            self._put_contents_back()
+            self._put_containers_back(taken)
             raise ValueError(
                 f"training put tensors of clients into {', '.join(taken)} of the module, where they would "
                 "last; log a metric, keep single numbers, or empty it in on_train_batch_end"
@@ -397,18 +449,24 @@ class Watch:
             )
 
 
-def checksum(tensor: Tensor) -> int | None:
+def checksum(tensor: Values) -> int | None:
     """A number that any change of a value changes, up to one in 2^64. None where values can't be read."""
-    if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+    if isinstance(tensor, Tensor) and (
+        tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized
+    ):
         return None
-    flat, total = _bits(tensor), torch.zeros((), dtype=torch.int64, device=tensor.device)
+    flat = _bits(tensor)
+    total = torch.zeros((), dtype=torch.int64, device=flat.device)
     for chunk in torch.split(flat, _CHUNK):
         wide = chunk.to(torch.int64)
         total += (wide * (wide + 0x9E3779B1)).sum()
     return int(total)
 
 
-def _bits(tensor: Tensor) -> Tensor:
+def _bits(tensor: Values) -> Tensor:
+    if isinstance(tensor, np.ndarray):
+        array = np.ascontiguousarray(tensor).reshape(-1)
+        return torch.from_numpy((array if array.flags.writeable else array.copy()).view(np.uint8))
     flat = tensor.detach().reshape(-1)
     flat = torch.view_as_real(flat).reshape(-1) if flat.is_complex() else flat
     return flat.view(_INTEGERS[flat.element_size()])
@@ -418,8 +476,8 @@ def _storage(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else id(tensor)
 
 
-def _version(tensor: Tensor) -> int:
-    return 0 if tensor.is_inference() else tensor._version
+def _version(tensor: Values) -> int:
+    return 0 if isinstance(tensor, np.ndarray) or tensor.is_inference() else tensor._version
 
 
 def _in_metric(module: nn.Module, name: str) -> bool:
@@ -432,18 +490,22 @@ def _in_metric(module: nn.Module, name: str) -> bool:
     return False
 
 
-def _tensors_in(value: Any) -> Iterator[Tensor]:
-    return (leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor))
+def _tensors_in(value: Any) -> Iterator[Values]:
+    return (leaf for leaf in tree_leaves(value) if _plain_values(leaf))
 
 
-def _kept(leaf: Tensor | float) -> Kept | float:
-    return Kept.of(leaf) if isinstance(leaf, Tensor) else leaf
+def _plain_values(value: Any) -> TypeGuard[Values]:
+    return isinstance(value, Tensor) or (isinstance(value, np.ndarray) and not value.dtype.hasobject)
 
 
-def _as_kept(kept: Kept | float | None, leaf: Tensor | float | None) -> bool:
+def _kept(leaf: Values | float) -> Kept | float:
+    return Kept.of(leaf) if isinstance(leaf, Values) else leaf
+
+
+def _as_kept(kept: Kept | float | None, leaf: Values | float | None) -> bool:
     if isinstance(kept, Kept):
-        return isinstance(leaf, Tensor) and kept.same(leaf, content=True)
-    return not isinstance(leaf, Tensor) and (kept is leaf or kept == leaf)
+        return isinstance(leaf, Values) and kept.same(leaf, content=True)
+    return not isinstance(leaf, Values) and (kept is leaf or kept == leaf)
 
 
 def _walk(value: Any, path: str, skipped: set[int], depth: int = 0, numbers: bool = False) -> Iterator[Any]:
@@ -454,16 +516,17 @@ def _walk(value: Any, path: str, skipped: set[int], depth: int = 0, numbers: boo
         path: The way to it.
         skipped: Identities of what is not looked into.
         depth: How deep this is.
-        numbers: Yield single numbers, too, and look into optimisers.
+        numbers: Yield single numbers, too.
     """
     if id(value) in skipped or depth > _DEPTH:
+        return
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        yield path, value
         return
     if isinstance(value, Tensor) or (numbers and isinstance(value, int | float | complex)):
         yield path, value
         return
     if isinstance(value, Metric | torch.utils.data.Dataset | torch.utils.data.DataLoader):
-        return
-    if isinstance(value, Optimizer) and not numbers:
         return
     inner: Any = ()
     if isinstance(value, dict):
@@ -471,17 +534,55 @@ def _walk(value: Any, path: str, skipped: set[int], depth: int = 0, numbers: boo
     elif isinstance(value, list | tuple | set | frozenset) or type(value).__name__ == "deque":
         inner = enumerate(value)
     elif isinstance(value, nn.Module):
-        inner = [*value.named_parameters(), *value.named_buffers()]
+        inner = [*value.named_parameters(), *value.named_buffers(), *_attributes_within(value)]
+    elif isinstance(value, np.ndarray):
+        inner = enumerate(value.flat)
+    elif isinstance(value, types.MethodType):
+        inner = [("self", value.__self__), ("function", value.__func__)]
     elif isinstance(value, functools.partial):
         inner = [("func", value.func), ("args", value.args), ("keywords", value.keywords)]
-    elif hasattr(value, "__dict__") and (isinstance(value, Optimizer) or not _foreign(value)):
-        inner = vars(value).items()
+    elif isinstance(value, Optimizer) or not _foreign(value):
+        inner = _attributes_of(value).items()
     skipped = skipped | {id(value)}
     for name, part in list(inner):
         yield from _walk(part, f"{path}.{name}", skipped, depth + 1, numbers)
 
 
+def _attributes_within(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Attributes of a module and of those inside of it that are no parameters, buffers or modules."""
+    for path, part in module.named_modules():
+        for name, value in vars(part).items():
+            if name not in _OF_MODULES:
+                yield f"{path}.{name}", value
+
+
+def _attributes_of(value: Any) -> dict[str, Any]:
+    """Attributes of an object, those in slots included, or what a function encloses."""
+    if isinstance(value, types.FunctionType):
+        cells = dict(zip(value.__code__.co_freevars, value.__closure__ or (), strict=True))
+        filled = {name: cell.cell_contents for name, cell in cells.items() if _filled(cell)}
+        return {**filled, "defaults": value.__defaults__, "keywords": value.__kwdefaults__, **vars(value)}
+    slots = [
+        slot
+        for kind in type(value).__mro__
+        if "__slots__" in vars(kind)
+        for slot in vars(kind).values()
+        if isinstance(slot, types.MemberDescriptorType) and hasattr(value, slot.__name__)
+    ]
+    held = {slot.__name__: slot.__get__(value) for slot in slots}
+    return {**held, **getattr(value, "__dict__", {})}
+
+
+def _filled(cell: types.CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:
+        return False
+
+
 def _foreign(value: Any) -> bool:
-    kind = type(value) if not isinstance(value, type) else value
-    home = f"{kind.__module__}."
-    return isinstance(value, type) or callable(value) or home.startswith(_FOREIGN)
+    """Is this of a library that looks after its own objects?"""
+    if isinstance(value, type | types.ModuleType | types.BuiltinFunctionType):
+        return True
+    home = value.__module__ if isinstance(value, types.FunctionType) else type(value).__module__
+    return f"{home}.".startswith(_FOREIGN)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torchmetrics
@@ -112,6 +114,125 @@ def test_attributes_are_scratch_of_one_client(how: str) -> None:
         fit(module)
     assert all(torch.equal(run, torch.zeros(64)) and hidden is None for run, hidden in seen)
     assert torch.equal(module.run, torch.zeros(64)) and module.hidden is None
+
+
+VALUES: list[Any] = []
+"""The average that `Hides` keeps, at a place that nobody looks at."""
+
+
+class Average:
+    """An average in an object that is called."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: list[Tensor]) -> None:
+        self.values = values
+
+    def __call__(self) -> None:
+        """Not looked at."""
+
+
+def _enclosed(values: list[Tensor]) -> Any:
+    return lambda: values
+
+
+class Hides(Classifier):
+    """An average of the weights somewhere in the module, registered nowhere."""
+
+    def __init__(self, how: str, in_place: bool) -> None:
+        super().__init__()
+        self.in_place, double = in_place, copy.deepcopy(self.backbone)
+        VALUES[:] = double.parameters()
+        values, arrays = list(VALUES), np.empty(len(VALUES), dtype=object)
+        for number, value in enumerate(values):
+            arrays[number] = value.detach().numpy()
+        self.kept: Any = {
+            "modules in a list": [double],
+            "modules in a dict": {"teacher": double},
+            "modules in a tuple": (double,),
+            "tensors in a list": values,
+            "arrays in a dict": {"a": [p.detach().numpy() for p in double.parameters()]},
+            "arrays of objects": arrays,
+            "a partial": functools.partial(print, values),
+            "a closure": _enclosed(values),
+            "an object": Average(values),
+            "an attribute of a hidden module": [nn.Identity()],
+            "a hidden module": None,
+        }[how]
+        if how == "an attribute of a hidden module":
+            self.kept[0].average = values
+        if how == "a hidden module":
+            vars(self)["kept"] = double
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        with torch.no_grad():
+            for average, p in zip(VALUES, self.backbone.parameters(), strict=True):
+                (average if self.in_place else average.data).lerp_(p, 0.5)
+
+
+HIDDEN = [
+    *("modules in a list", "modules in a dict", "modules in a tuple", "tensors in a list"),
+    *("arrays in a dict", "arrays of objects", "a partial", "a closure", "an object", "a hidden module"),
+    "an attribute of a hidden module",
+]
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+@pytest.mark.parametrize("how", HIDDEN)
+def test_averages_in_containers_are_refused_and_put_back(how: str, in_place: bool) -> None:
+    module = Hides(how, in_place)
+    before = [value.clone() for value in VALUES]
+    with pytest.raises(ValueError, match="training put tensors of clients into kept of the module"):
+        fit(module)
+    assert all(torch.equal(a, b) for a, b in zip(before, VALUES, strict=True))
+
+
+def test_a_frozen_network_out_of_sight_and_data_are_welcome() -> None:
+    class Teacher(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.teacher = [copy.deepcopy(self.backbone)]
+            self.loss = functools.partial(nn.functional.cross_entropy, weight=torch.ones(10))
+            self.sizes, self.mean = {"data": np.arange(64.0)}, np.arange(64.0)
+            self.pair: Any = (copy.deepcopy(self.backbone), torch.zeros(3))
+            self.check = lambda scores: self.pair[0](scores)
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            wanted = self.teacher[0](batch[0]).argmax(1) + 0 * self.check(batch[0]).argmax(1)
+            return self.loss(self.backbone(batch[0]), wanted)
+
+    fit(Teacher())
+
+
+def test_an_array_in_an_attribute_is_scratch_of_one_client() -> None:
+    class Arrays(Classifier):
+        mean: Any = None
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            if batch_idx == 0:
+                assert self.run.sum() == 0 and self.mean is None
+            self.run += batch[0].mean(0).numpy()
+            self.mean = batch[0].mean(0).numpy()
+            return super().training_step(batch, batch_idx)
+
+    module = Arrays()
+    module.run, module.mean = np.zeros(64), None
+    with pytest.warns(UserWarning, match="training left tensors in the attribute"):
+        fit(module)
+    assert module.run.sum() == 0 and module.mean is None
+
+
+def test_an_optimizer_that_the_trainer_does_not_know_is_refused() -> None:
+    class Own(Classifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.own = torch.optim.Adam(self.backbone.parameters(), lr=0.1)
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            self.own.step()
+
+    with pytest.raises(ValueError, match="training put tensors of clients into own of the module"):
+        fit(Own())
 
 
 def test_single_numbers_and_metrics_are_left_alone() -> None:
