@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -35,6 +36,7 @@ from lightning_fedq.randomness import Stream, hkdf_expand, hkdf_extract, pack_fi
 from lightning_fedq.sample_level.accounts import SampleAccounts
 from lightning_fedq.sample_level.checks import (
     UnchangedBuffers,
+    UnchangedParameters,
     check_accumulation,
     check_layers,
     check_settings,
@@ -89,6 +91,7 @@ class DPSGD(pl.Callback):
         self._present = 0
         self._first_step: dict[int, int] = {}
         self._buffers: UnchangedBuffers | None = None
+        self._parameters: UnchangedParameters | None = None
 
     def _new_root(self) -> None:
         secret = os.urandom(32) if self.seed is None else pack_fields("reproducible", hex(self.seed))
@@ -107,6 +110,7 @@ class DPSGD(pl.Callback):
             return
         if self.seed is None:  # a copy of this object, or a fork of its process, may have drawn from the old
             self._new_root()
+        self._buffers = self._parameters = None
         found = [c for c in trainer.callbacks if isinstance(c, Federated)]  # type: ignore[attr-defined]
         self._federated = found[0] if found else None
         if sum(isinstance(callback, DPSGD) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
@@ -211,8 +215,15 @@ class DPSGD(pl.Callback):
             held = torch.cat(self._federated.client_indices)
             batch = self._federated.fetch(held[samples_to_try(len(held))])
         reduction = self._optimizer.loss_reduction = loss_reduction(trainer, module, batch)
-        self._buffers = UnchangedBuffers(module)
-        self._undo.later(lambda: setattr(self, "_buffers", None))
+        self._buffers, self._parameters = UnchangedBuffers(module), UnchangedParameters(module)
+        watch, step_context = self._parameters.watch, trainer.precision_plugin.train_step_context
+
+        @contextmanager
+        def context() -> Iterator[None]:
+            with watch(), step_context():
+                yield
+
+        self._undo.replace(trainer.precision_plugin, "train_step_context", context)
         quiet = warnings.catch_warnings()
         quiet.__enter__()
         self._undo.later(lambda: quiet.__exit__(None, None, None))
@@ -225,11 +236,13 @@ class DPSGD(pl.Callback):
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take everything off again."""
         self._undo.all()
+        if stage == "fit":
+            self._buffers = self._parameters = None
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Take everything off again."""
+        """Take everything off again, but go on to refuse to save what training has changed."""
         self._undo.all()
 
     # ---- training ---------------------------------------------------------------------------------
@@ -347,9 +360,11 @@ class DPSGD(pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Save no model whose buffers hold what training saw."""
+        """Save no model whose buffers or parameters hold what training saw."""
         if self._buffers is not None:
             self._buffers.check(content=True)
+        if self._parameters is not None:
+            self._parameters.check()
 
     def state_dict(self) -> dict[str, Any]:
         """Every account, in plain types.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -118,6 +120,59 @@ class UnchangedBuffers:
                 "get no noise; leave out what keeps them (running statistics, counters, codebooks), freeze "
                 "it, or keep the values in plain attributes that nobody publishes"
             )
+
+
+class UnchangedParameters:
+    """Watches that a training step leaves a module's parameters to the noisy step that follows.
+
+    Args:
+        module: Whose.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._error = ""
+
+    @contextmanager
+    def watch(self) -> Iterator[None]:
+        """Refuse what changes, replaces, adds or takes away parameters within.
+
+        Raises:
+            ValueError: Naming them.
+        """
+        before = {name: (p, p._version, _content(p)) for name, p in self._module.named_parameters()}
+        yield
+        now = dict(self._module.named_parameters())
+        changed = sorted(now.keys() ^ before.keys())
+        for name in now.keys() & before.keys():
+            parameter, version, content = before[name]
+            known = now[name] is parameter and parameter._version == version
+            if not known or not _equal(_content(now[name]), content):
+                changed.append(name)
+        if changed:
+            self._error = (
+                f"training_step changed the parameters {', '.join(changed)}, which are released, and what "
+                "follows from a batch gets no noise there (Embedding(max_norm=...) shortens the rows that a "
+                "batch asks for; codebooks and starts that depend on data are written); leave it out, or, if "
+                "it follows from weights alone, do it in on_train_batch_end"
+            )
+        self.check()
+
+    def check(self) -> None:
+        """Refuse to go on.
+
+        Raises:
+            ValueError: If parameters were changed.
+        """
+        if self._error:
+            raise ValueError(self._error)
+
+
+def _content(parameter: Tensor) -> Tensor:
+    """Values to compare. Of a frozen parameter, of which there may be many, their sum."""
+    if parameter.requires_grad:
+        return parameter.detach().clone()
+    return parameter.detach().sum(dtype=torch.complex128 if parameter.is_complex() else torch.float64)
 
 
 def _equal(one: Tensor, other: Tensor) -> bool:

@@ -12,7 +12,8 @@ from pytorch_lightning.tuner import Tuner
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget
+from lightning_fedq.core import Adversary
 from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.mechanisms import FedAvg
 from tests.callbacks.test_dpsgd import Classifier, dpsgd, samples
@@ -189,6 +190,75 @@ def test_a_checkpoint_never_holds_a_buffer_that_changed(tmp_path):
     with pytest.raises(ValueError, match=r"changed the buffers net\.1\.seen"):
         trainer(dpsgd(), Saves(), epochs=1).fit(With(Remembers("numpy")))
     assert not (tmp_path / "leak.ckpt").exists()
+
+
+def test_nor_does_one_that_is_written_because_the_training_failed(tmp_path):
+    class Saves(pl.Callback):
+        def on_exception(self, trainer, *args):
+            trainer.save_checkpoint(tmp_path / "leak.ckpt")
+
+    with pytest.raises(ValueError, match=r"changed the buffers net\.1\.seen"):
+        trainer(dpsgd(), Saves(), epochs=1).fit(With(Remembers("numpy")))
+    with pytest.raises(ValueError, match="changed the parameters"):
+        trainer(dpsgd(), Saves(), epochs=1).fit(Writes("data"))
+    assert not (tmp_path / "leak.ckpt").exists()
+    with pytest.raises(RuntimeError, match="the privacy budget allows"):
+        trainer(dpsgd(), PrivacyBudget(2.0, 1e-3, Adversary.OUTSIDER), Saves(), min_epochs=50).fit(
+            Classifier()
+        )
+    assert (tmp_path / "leak.ckpt").exists()
+
+
+class Writes(Classifier):
+    """Leaves the mean of a batch in a parameter, in one of several ways."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.kept = nn.Parameter(torch.zeros(6), requires_grad=how == "trained")
+        self.words = nn.Embedding(50, 6, max_norm=0.5 if how == "max_norm" else None)
+
+    def training_step(self, batch, batch_idx):
+        mean = batch[0].mean(0)
+        if self.how == "replaced":
+            self.kept = nn.Parameter(mean, requires_grad=False)
+        elif self.how == "copied":
+            self.kept.data.copy_(mean)
+        elif self.how in ("data", "trained"):
+            self.kept.data = mean
+        scale = 1.0 + 0.0 * (self.words(batch[1]).sum() + self.kept.sum())
+        return scale * nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        with torch.no_grad():  # an average of noisy weights is nobody's secret
+            self.words.weight.lerp_(torch.ones(6), 0.1)
+
+
+@pytest.mark.parametrize("how", ["replaced", "copied", "data", "trained", "max_norm"])
+def test_a_step_that_writes_to_parameters_itself_is_refused(how):
+    name = "words.weight" if how == "max_norm" else "kept"
+    with pytest.raises(ValueError, match=f"training_step changed the parameters {name}, which are released"):
+        trainer(dpsgd(), epochs=1).fit(Writes(how))
+
+
+def test_a_step_of_a_client_that_writes_to_parameters_itself_is_refused():
+    class Remembering(DigitsClassifier):
+        def __init__(self) -> None:
+            super().__init__()
+            self.kept = nn.Parameter(torch.zeros(()), requires_grad=False)
+
+        def training_step(self, batch, batch_idx):
+            self.kept.data = batch[0].mean()
+            return super().training_step(batch, batch_idx)
+
+    for order in (1, -1):
+        callbacks = [Federated(FedAvg(), 2, seed=0), dpsgd()][::order]
+        with pytest.raises(ValueError, match="training_step changed the parameters kept"):
+            make_trainer(*callbacks).fit(Remembering(), datamodule=FederatedDataModule(Digits(40)))
+
+
+def test_parameters_may_change_between_steps():
+    trainer(dpsgd(), epochs=1).fit(Writes("not"))
 
 
 # ---- how the loss is reduced ---------------------------------------------------------------------------
