@@ -156,7 +156,8 @@ class RunFolder(pl.Callback):
         engine = engine_of(trainer, "RunFolder")
         federated = federated_of(trainer, "RunFolder")
         secagg = federated.secure_aggregation
-        privacy = self._privacy(engine, secagg, num_byzantine_of(trainer, federated.planner))
+        liars = max(num_byzantine_of(trainer, federated.planner), engine.ledger.num_liars)
+        privacy = self._privacy(engine, secagg, liars)
         columns = list(dict.fromkeys(k for row in self.rows for k, value in row.items() if value == value))
         privacy = replace(privacy, leaves=what_left(trainer, federated, columns))
         for callback in callbacks_of(trainer):

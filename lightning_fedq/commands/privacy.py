@@ -120,6 +120,8 @@ def report_of_checkpoint(
     if rounds is None:
         ledger = _charged(path, engine["ledger"], federation["seed"] != "None")
         rounds = ledger.rounds
+    liars = min(len((_state_with("liars", callbacks) or {"liars": ()})["liars"]), planner.cohort_size)
+    terms = engine["ledger"].get("terms") or {}  # a Trainer that only tests has no ByzantineClients
     report = _report(
         parse_mechanism(federation["mechanism"], kind),
         planner,
@@ -131,9 +133,7 @@ def report_of_checkpoint(
         secure_keys=federation["seed"] == "None",
         equal_weights=federation["weighting"] == "uniform" and federation["aggregator"] == "None",
         charges=None if ledger is None else ledger.charges,
-        num_byzantine=min(
-            len((_state_with("liars", callbacks) or {"liars": ()})["liars"]), planner.cohort_size
-        ),
+        num_byzantine=max(liars, int(terms.get("liars", "0"))),
     )
     report = replace(report, leaves=(_NOT_KNOWN,))
     private_sgd = _state_with("histories", callbacks)

@@ -78,6 +78,11 @@ class Ledger:
         """Charges of the client that was charged most often."""
         return int(self.charges.max())
 
+    @property
+    def num_liars(self) -> int:
+        """Clients of a cohort that lied in the charged rounds, as far as anybody has said."""
+        return int((self.terms or {}).get("liars", "0"))
+
     def check(self, num_clients: int, mechanism: str) -> None:
         """Refuse to pay for another federation.
 

@@ -7,7 +7,9 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from lightning_fedq.callbacks import ByzantineClients, Federated
+from lightning_fedq.callbacks import ByzantineClients, Federated, RunFolder
+from lightning_fedq.commands.privacy import report_of_checkpoint
+from lightning_fedq.core import Adversary
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.secagg import SecAgg
@@ -249,3 +251,26 @@ def test_rounds_of_unknown_terms_are_priced_like_the_present_ones_with_a_warning
     with pytest.warns(UserWarning, match="without a word on their terms"):
         trainer(federated(ledger=ledger), epochs=1).fit(Linear())
     assert ledger.charges.tolist() == [2] * 6
+
+
+class Evaluated(Linear):
+    def test_step(self, batch, batch_idx):
+        return self.training_step(batch, batch_idx)
+
+    test_dataloader = Linear.train_dataloader
+
+
+def test_the_liars_of_a_fit_count_in_reports_that_another_trainer_writes(tmp_path):
+    """A Trainer that only tests, and a checkpoint that it saves, know of no ByzantineClients."""
+    fed, model = federated(), Evaluated()
+    folder = RunFolder(root=str(tmp_path / "runs"), show=False)
+    trainer(fed, ByzantineClients(**LIES), folder, epochs=2).fit(model)
+    before = (folder.path / "privacy.md").read_text()
+    assert "3 clients lie" in before
+    testing = trainer(fed, folder)
+    testing.test(model, verbose=False)
+    assert (folder.path / "privacy.md").read_text() == before
+    testing.save_checkpoint(tmp_path / "tested.ckpt")
+    for rounds in (None, 2):
+        report = report_of_checkpoint(tmp_path / "tested.ckpt", rounds, 1e-5, secagg=False)
+        assert "3 clients lie" in " ".join(report.row(Adversary.OUTSIDER).assumptions)
