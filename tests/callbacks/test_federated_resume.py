@@ -149,6 +149,7 @@ def test_stopping_early_in_mid_round_does_not_count_the_round() -> None:
             trainer.should_stop = trainer.global_step == 30
 
     fed, model = federation(1), module()
-    make_trainer(fed, Stop(), max_epochs=ROUNDS).fit(model, datamodule=Digits(120))
+    with pytest.warns(UserWarning, match="stopped in the middle of round 2"):
+        make_trainer(fed, Stop(), max_epochs=ROUNDS).fit(model, datamodule=Digits(120))
     assert [r.round for r in fed.records] == [0]
     assert fed.engine is not None and torch.equal(weights_of(model), fed.engine.weights)
