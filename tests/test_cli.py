@@ -161,6 +161,10 @@ def test_fit_ends_with_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "the curious server" in shown and "runs/mine/report.md" in shown and "accuracy.png" in shown
     resolved = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
     assert resolved["trainer"]["callbacks"][0]["init_args"]["smoothing"] == 1.0  # defaults are filled in
+    assert main(["privacy", "runs/mine/config.yaml", "--rounds", "3"]) == 0  # every command reads it
+    assert "3 rounds" in " ".join(capsys.readouterr().out.split())
+    assert main(["fit", "runs/mine/config.yaml", "--trainer.max_epochs=1"]) == 0
+    assert "runs/mine-2/report.md" in capsys.readouterr().out
 
 
 def test_a_module_of_the_current_folder_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

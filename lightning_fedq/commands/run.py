@@ -154,8 +154,12 @@ class FedqCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Hand the resolved configuration to the run folder. Its summary is printed after the test."""
-        if self.run_folder is not None:
-            self.run_folder.config, self.run_folder.show = self.resolved(), False
+        if self.run_folder is None:
+            return
+        config = yaml.safe_load(self.resolved())
+        for name in self._subcommand_method_arguments["fit"]:  # of this call, and no other command has them
+            config.pop(name, None)
+        self.run_folder.config, self.run_folder.show = yaml.safe_dump(config, sort_keys=False), False
 
     def resolved(self) -> str:
         """The configuration with every default filled in, as YAML that `--config` reads."""
