@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
+from lightning_fedq.commands.binding import import_named_classes
 from lightning_fedq.commands.complaints import TRACE, complaint
 from lightning_fedq.commands.configs import expand
 from lightning_fedq.commands.settings import take_changes
@@ -67,6 +68,8 @@ def _run(argv: Sequence[str] | None) -> int:
     if command in ("-h", "--help"):
         print(usage())
         return 0
+    if command in (*TRAINING, *OTHERS) and command != "configs":  # which only writes files
+        import_named_classes(arguments[1:])
     if command in OTHERS:
         run: Callable[[Sequence[str]], int] = import_module(f"lightning_fedq.commands.{command}").main
         return run(arguments[1:])

@@ -75,24 +75,25 @@ def change_setting(config: dict[str, Any], name: str, value: Any) -> None:
 def _start(config: dict[str, Any], first: str, name: str) -> Any:
     if first in config:
         return _inside(config[first])
-    found = [node for label, node in _classes(config) if label == first]
+    found = [node for label, node in classes(config) if label == first]
     if len(found) > 1:
         raise ValueError(f"{name!r}: {first} occurs {len(found)} times; name the setting from the top")
     if not found:
-        choices = [*config, *(label for label, _ in _classes(config))]
+        choices = [*config, *(label for label, _ in classes(config))]
         raise ValueError(f"{name!r}: there is no {first} in the configuration.{nearest(first, choices)}")
     return _inside(found[0])
 
 
-def _classes(node: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def classes(node: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name and node of every class in a configuration, from the outside in."""
     if isinstance(node, dict):
         if "class_path" in node:
             yield str(node["class_path"]).rpartition(".")[2], node
         for child in node.values():
-            yield from _classes(child)
+            yield from classes(child)
     elif isinstance(node, list):
         for child in node:
-            yield from _classes(child)
+            yield from classes(child)
 
 
 def _inside(node: Any) -> Any:

@@ -32,6 +32,9 @@ def suggest(message: str, keys: Iterable[str]) -> str:
     missing = re.search(r"[mM]odule '([\w.]+)' has no attribute '(\w+)'", message)
     if missing:
         return nearest(missing[2], vars(importlib.import_module(missing[1])))
+    other = re.search(r"Import path ([\w.]+) does not correspond to a subclass", message)
+    if other:
+        return _other_package(other[1])
     refused = re.search(r"Option '([\w.]+)' is not accepted", message)
     if refused:
         owners = re.findall(r"class_path '([\w.]+)'", message[: refused.start()])
@@ -47,7 +50,7 @@ def suggest(message: str, keys: Iterable[str]) -> str:
 def concise(message: str) -> str:
     """The first line of a parser's error and the one that names what was refused, without the dump."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    told = re.compile("is not accepted|does not accept|has no attribute")
+    told = re.compile("is not accepted|does not correspond|does not accept|has no attribute")
     refused = [line for line in lines[1:] if told.search(line)]
     return "\n".join(lines if len(lines) < 4 or not refused else [lines[0], *refused[-1:]])
 
@@ -59,6 +62,21 @@ def _class_wanted(key: str) -> str:
         f"{key}: {{class_path: MODULE.CLASS, init_args: {{...}}}}, "
         "or leave it to the script that calls LightningCLI: python train.py fit --config YOURS.yaml "
         "--config FRAGMENT.yaml (`fedq configs NAME --out FRAGMENT.yaml` writes a fragment out)"
+    )
+
+
+def _other_package(path: str) -> str:
+    """For a class of the Lightning package that this run is not of."""
+    from lightning_fedq._lightning import pl  # decided by now
+
+    (other,) = {"pytorch_lightning", "lightning.pytorch"} - {pl.__name__}
+    module, _, name = path.rpartition(".")
+    bases = getattr(getattr(importlib.import_module(module), name), "__mro__", ())
+    if not any(f"{base.__module__}.".startswith(f"{other}.") for base in bases):
+        return ""
+    return (
+        f" {path} is a class of {other}, and this run is one of {pl.__name__}, which was imported first; "
+        "all classes of a run must come from the same of the two"
     )
 
 

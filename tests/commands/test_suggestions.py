@@ -28,3 +28,8 @@ def test_the_nearest_right_one_is_named(message: str, hint: str) -> None:
 def test_what_is_not_understood_gets_no_hint() -> None:
     assert suggest("something else", KEYS) == ""
     assert nearest("qqq", KEYS) == ""
+
+
+def test_a_class_that_is_of_neither_package_gets_no_hint() -> None:
+    message = "- Import path collections.Counter does not correspond to a subclass of LightningModule"
+    assert suggest(message, KEYS) == ""
