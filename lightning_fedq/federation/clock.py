@@ -22,6 +22,7 @@ from copy import deepcopy
 from typing import Any, NamedTuple
 
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.data.batches import Stack
@@ -132,6 +133,7 @@ class LocalClock:
         self._scale: dict[str, Any] | None = None
         self._elsewhere: int | None = None
         self._told: set[str] = set()
+        self._plateaus: list[tuple[ReduceLROnPlateau, dict[str, Any]]] = []
         self._steps = self._most_steps = 0
         self._stack = self._longest_stack = -1
 
@@ -194,6 +196,7 @@ class LocalClock:
         if self._start is None:
             self._begin_round(stacks)
         assert self._start is not None
+        self._check_plateaus()
         self._stack += 1
         self._restore(self._start)
         self._load_scale(self._scale)
@@ -206,6 +209,11 @@ class LocalClock:
         self._per_batch = [c for c in configs if c.interval == "step"] if automatic else []
         self._put_back = configs if self._per_batch or not automatic else []  # by hand, anything may step
         self._start, self._longest, self._longest_steps, self._most_steps = self._moment(), None, 0, 0
+        self._plateaus = [
+            (config.scheduler, deepcopy(config.scheduler.state_dict()))
+            for config in configs
+            if isinstance(config.scheduler, ReduceLROnPlateau)
+        ]
         self._stack = -1
         self._counted, self._trained = self._counter.completed, sum(lengths)
         self._scale = self._loss_scale()
@@ -228,10 +236,26 @@ class LocalClock:
         """Count the step, if there was one, and show the steps of all clients again."""
         if self._elsewhere is None:
             return
+        self._check_plateaus()
         counter = self._counter
         taken = counter.completed - self.now - self._steps
         counter.completed, self._elsewhere = self._elsewhere + taken, None
         self._steps += taken
+
+    def _check_plateaus(self) -> None:
+        """Refuse a plateau that is stepped by hand with what clients' batches say.
+
+        Raises:
+            ValueError: With the cure.
+        """
+        for plateau, before in self._plateaus if self._start is not None else ():
+            if not same_setting(before, plateau.state_dict()):
+                plateau.load_state_dict(deepcopy(before))
+                raise ValueError(
+                    f"{type(plateau).__name__} was stepped in the middle of a round: it would keep one "
+                    "client's exact metric and follow it; step it once a round with a metric of validation, "
+                    "in on_validation_epoch_end or on_train_epoch_end"
+                )
 
     def end_client(self, last: bool) -> None:
         """After the last batch of a client or a stack.

@@ -76,6 +76,18 @@ def _lines(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -
             "The length of messages, which depends on the updates because the code has no fixed length: "
             f"`fed/uplink_bits`, in {places} and in checkpoints."
         )
+    if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        yield (
+            "The loss scale of 16-mixed precision, in checkpoints: the smallest that a client of the round "
+            "left, with which the next round begins. One client's overflow halves it; precision='bf16-mixed' "
+            "has no such scale."
+        )
+    if not trainer.lightning_module.automatic_optimization:
+        yield (
+            "How many steps clients took: `global_step`, in loggers, names of files and checkpoints. Manual "
+            "optimisation may leave steps out by what it sees in a client's data, and so may what schedules "
+            "and rates that it moves by hand are left at: where the client with the most steps left them."
+        )
     if federated.weighting == "samples":
         yield "How many samples every client holds: its weight in the mean, which the server knows."
     yield "How long every round took, which depends on how much data clients hold: `seconds`, in metrics.csv."

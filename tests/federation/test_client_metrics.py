@@ -64,7 +64,7 @@ class WithMetric(Logs):
 
 
 def run(
-    folder: Path, *callbacks, module=None, mechanism=None, rounds=ROUNDS, **settings
+    folder: Path, *callbacks, module=None, mechanism=None, rounds=ROUNDS, plugins=None, **settings
 ) -> tuple[pl.Trainer, Federated]:
     settings = {"clients_per_step": 1, **settings}
     fed = Federated(mechanism or LDPQ(0.1), CLIENTS, **settings)
@@ -77,6 +77,7 @@ def run(
         enable_model_summary=False,
         default_root_dir=folder,
         accelerator="cpu",
+        plugins=plugins,
     )
     trainer.fit(module or Logs())
     trainer.save_checkpoint(folder / "last.ckpt")

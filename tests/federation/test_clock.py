@@ -353,6 +353,51 @@ def test_max_steps_are_one_client_s(max_steps: int, rounds: int, clients_per_ste
     assert "val_acc" in trainer.callback_metrics
 
 
+@pytest.mark.parametrize("where", ["training_step", "on_train_batch_end"])
+@pytest.mark.parametrize("num_clients", [3, 12])  # of four batches, and of one
+def test_a_plateau_stepped_by_hand_on_batches_is_refused(where: str, num_clients: int) -> None:
+    fed, module = federated(num_clients), ByHand(where)
+    with pytest.raises(ValueError, match=r"stepped in the middle of a round: .*; step it once a round"):
+        run(fed, module)
+    assert module.lr_schedulers().best == math.inf  # type: ignore[union-attr]
+    assert fed.records == []
+
+
+def test_a_plateau_stepped_by_hand_once_a_round_is_welcome() -> None:
+    module = ByHand("on_validation_epoch_end")
+    run(federated(3), module, max_epochs=4, num_sanity_val_steps=0)
+    assert module.lr_schedulers().last_epoch == 4  # type: ignore[union-attr]
+
+
+class ByHand(Classifier):
+    """Manual optimisation, and a plateau that is stepped at a place of one's choice."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__()
+        self.automatic_optimization, self.where = False, where
+
+    def _plateau(self, where: str, metric: float) -> None:
+        if where == self.where:
+            self.lr_schedulers().step(metric)  # type: ignore[union-attr, arg-type, call-arg]
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss, optimizer = super().training_step(batch, batch_idx), self.optimizers()
+        optimizer.zero_grad()  # type: ignore[union-attr]
+        self.manual_backward(loss)
+        optimizer.step()  # type: ignore[union-attr]
+        self._plateau("training_step", float(loss.detach()))
+
+    def on_train_batch_end(self, *args: Any) -> None:
+        self._plateau("on_train_batch_end", float(self.backbone.weight.detach().norm()))
+
+    def on_validation_epoch_end(self) -> None:
+        self._plateau("on_validation_epoch_end", 1.0)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+        return [optimizer], [torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0)]
+
+
 def test_max_steps_with_accumulation_and_a_schedule_over_them() -> None:
     fed, module = federated(3), Falling()  # 4 batches, 2 steps a round
     weights, _ = run(fed, module, max_steps=5, max_epochs=-1, accumulate_grad_batches=2)

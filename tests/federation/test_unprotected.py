@@ -131,3 +131,28 @@ def test_the_clients_own_files_are_no_part_of_what_is_sent(tmp_path, monkeypatch
     assert "fed/round" in logged and not any("secret" in name or "train_other" in name for name in logged)
     assert any("W&B: how many samples" in line for line in section(tmp_path))
     assert torch.isfinite(fed.engine.weights).all()
+
+
+class ByHand(Logs):
+    """Leaves out steps by what it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        loss, optimizer = super().training_step(batch, batch_idx), self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        if loss < 1.0:
+            optimizer.step()
+
+
+def test_a_loss_scale_and_steps_by_hand_are_listed(tmp_path):
+    run(tmp_path)
+    assert not any("loss scale" in line or "`global_step`" in line for line in section(tmp_path))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    run(tmp_path / "scaled", plugins=[pl.plugins.MixedPrecision("16-mixed", "cpu", scaler)])
+    assert any(line.startswith("The loss scale of 16-mixed") for line in section(tmp_path / "scaled"))
+    run(tmp_path / "by hand", module=ByHand())
+    assert any("How many steps clients took: `global_step`" in line for line in section(tmp_path / "by hand"))
