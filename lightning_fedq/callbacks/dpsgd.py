@@ -329,13 +329,14 @@ class DPSGD(pl.Callback):
         if self._federated is None:
             step, size = self._epoch.drawn.popleft()
             self._check_step(0, step)
-            self._optimizer.batch_is_empty = size == 0
+            self._optimizer.batch_size, self._optimizer.batch_is_empty = size, size == 0
             return
         stack, number = self._federated.present_batch(batch_idx)
         if stack.clients:  # else nobody answers, and no step is taken
             (self._present,) = stack.clients
             self._check_step(self._present, self._first_step[self._present] + number)
-            self._optimizer.batch_is_empty = stack.batch_sizes[number] == 0
+            size = stack.batch_sizes[number]
+            self._optimizer.batch_size, self._optimizer.batch_is_empty = size, size == 0
             self._optimizer.expected_batch_size = self._expected_size(self._present)
 
     def _check_step(self, client: int, drawn: int) -> None:

@@ -284,6 +284,10 @@ class GridDPOptimizer(DPOptimizer):  # type: ignore[misc]
         expected_batch_size: Divides the noisy sum; the caller changes it where clients take turns.
         words: Called once a step, returns the source of the noise's words.
         loss_reduction: How the user's loss is reduced; the noisy sum is divided where it is a mean.
+
+    Attributes:
+        batch_is_empty: Is nobody in the present batch? Then all that is there counts as zero.
+        batch_size: Samples in the present batch, which every layer must have seen one row of; None is any.
     """
 
     def __init__(
@@ -307,12 +311,14 @@ class GridDPOptimizer(DPOptimizer):  # type: ignore[misc]
         self.grid = noise_multiplier * max_grad_norm / STEPS_PER_SIGMA
         self.num_non_finite = 0
         self.batch_is_empty = False
+        self.batch_size: int | None = None
 
     def clip_and_accumulate(self) -> None:
         """Sum what is left of every sample's gradient, in integer steps of the grid.
 
         Raises:
-            RuntimeError: If there were several backward passes, each of which would count up to the norm.
+            RuntimeError: If there were several backward passes, each of which would count up to the norm, or
+                if layers saw other rows than `batch_size` samples, each of which would.
         """
         if any(isinstance(p.grad_sample, list) for p in self.params):
             raise RuntimeError(
@@ -320,6 +326,14 @@ class GridDPOptimizer(DPOptimizer):  # type: ignore[misc]
                 "each of them; add the losses up in training_step and leave backward to Lightning"
             )
         samples = [self._get_flat_grad_sample(p).double() for p in self.params]
+        rows = {len(g) for g in samples}
+        if self.batch_size is not None and not self.batch_is_empty and rows != {self.batch_size}:
+            raise RuntimeError(
+                f"layers saw {', '.join(map(str, sorted(rows)))} rows of a batch of {self.batch_size} "
+                "samples, and every row could add max_grad_norm: clipping does not bound what a sample adds; "
+                "give every layer the batch with its samples along axis 0 (a Linear takes (batch, time, "
+                "features) as it is, positions need a row for every sample)"
+            )
         squares = torch.stack([g.reshape(len(g), -1).square().sum(1) for g in samples])
         norms = squares.sum(0).sqrt()
         finite = torch.isfinite(norms)

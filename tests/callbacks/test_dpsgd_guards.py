@@ -273,6 +273,48 @@ def released_sum(module, batch_size: int = 100) -> torch.Tensor:
     return before - torch.cat([p.detach().flatten() for p in module.parameters()])
 
 
+class InRows(Classifier):
+    """Gives its layers something else than a row for every sample of the batch."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.positions = nn.Embedding(3, 6)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        steps = torch.stack([x, x, x], 1)  # (batch, time, features)
+        if self.how == "flattened":
+            logits = self.net(steps.reshape(-1, 6)).reshape(len(x), 3, 3)
+        elif self.how == "time first":
+            logits = self.net(steps.transpose(0, 1)).transpose(0, 1)
+        elif self.how == "positions":
+            logits = self.net(steps + self.positions(torch.arange(3)))
+        else:
+            logits = self.net(steps + self.positions(torch.arange(3).expand(len(x), 3)))
+        return nn.functional.cross_entropy(logits.mean(1), y)
+
+    def configure_optimizers(self):
+        trained = [*self.net.parameters(), *(self.positions.parameters() if "pos" in self.how else ())]
+        return torch.optim.SGD(trained, lr=0.3)
+
+
+@pytest.mark.parametrize("how", ["flattened", "time first", "positions"])
+def test_layers_see_one_row_of_every_sample_or_the_run_is_refused(how):
+    """In 3 rows a sample adds up to 3 times the clipping norm."""
+    module, private = InRows(how), dpsgd()
+    module.batch_size = 100
+    before = [p.detach().clone() for p in module.parameters()]
+    with pytest.raises(RuntimeError, match=r"layers saw .* rows of a batch of .* samples"):
+        trainer(private, epochs=1).fit(module)
+    assert not len(private.accountant)
+    assert all(torch.equal(a, b) for a, b in zip(before, module.parameters(), strict=True))
+
+
+def test_axes_behind_the_samples_are_as_before():
+    trainer(dpsgd(), epochs=1).fit(InRows("positions of each sample"))
+
+
 def test_a_summed_loss_is_found_out_and_clipped_per_sample():
     """Clipped per sample, then summed: a summed loss takes the step of a mean one, times the batch."""
 
