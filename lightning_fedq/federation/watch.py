@@ -434,7 +434,7 @@ class Watch:
             self._put_containers_back(taken)
             raise ValueError(
                 f"training put tensors of clients into {', '.join(taken)} of the module, where they would "
-                "last; log a metric, keep single numbers, or empty it in on_train_batch_end"
+                "last; log a metric, keep single numbers (.item()), or empty it before training_step returns"
             )
         kept = dict(self._of_callbacks())
         grown = [path for path, tensor in kept.items() if self._is_of_clients(path, tensor)]
