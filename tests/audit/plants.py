@@ -509,7 +509,7 @@ class NanPasses(RoundEngine):
     """Nobody asks whether an update is finite."""
 
     def _take(self, clients, updates):
-        with patch.object(torch, "isfinite", lambda t: torch.ones_like(t, dtype=torch.bool)):
+        with patch("lightning_fedq.rounds.client.sum_of_squares", lambda updates: 0.0):
             super()._take(clients, updates)
 
 
