@@ -7,8 +7,17 @@ import torch
 
 from lightning_fedq.core import Adversary
 from lightning_fedq.functional.divergences import gaussian_epsilon, randomized_response_epsilon
-from lightning_fedq.mechanisms import CPA, LDPQ, CorBin, FedAvg, GaussianNoise, RotatedAxes, RotatedCoins
-from lightning_fedq.planning import Problem, context_of, plan
+from lightning_fedq.mechanisms import (
+    CPA,
+    LDPQ,
+    CorBin,
+    FedAvg,
+    GaussianNoise,
+    LaplaceNoise,
+    RotatedAxes,
+    RotatedCoins,
+)
+from lightning_fedq.planning import Problem, context_of, plan, relative_error
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.randomness import ClientRandomness, SeededKeys
@@ -178,3 +187,11 @@ def test_bad_numbers_are_refused():
         problem(0, 5, 5, 1.0, Adversary.SERVER)
     with pytest.raises(ValueError, match="delta"):
         PrivacyTarget(1.0, None, Adversary.SERVER)
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, 0.01])
+def test_the_error_is_relative_to_an_update_that_is_hardly_clipped(clip_norm):
+    """Laplace noise has the variance 8 (clip_norm s)^2; an l1 norm is sqrt(2 d / pi) times the l2 norm."""
+    l2, l1 = GaussianNoise(clip_norm, 0.5), LaplaceNoise(clip_norm, 0.5)
+    assert relative_error(l1, 10, 1000) == pytest.approx(1000 * 8 * 0.25 / 10 * 2 * 1000 / math.pi, rel=0.01)
+    assert relative_error(l2, 10, 1000) == pytest.approx(relative_error(GaussianNoise(1.0, 0.5), 10, 1000))
