@@ -28,7 +28,6 @@ from lightning_fedq._lightning import is_overridden, pl, rank_zero_warn
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.loader import ClientBatches, check_plain
-from lightning_fedq.extras import extra
 from lightning_fedq.federation.client_metrics import TrainingLog, log_figure
 from lightning_fedq.federation.undo import Undo
 from lightning_fedq.privacy.samples import SampleStatement
@@ -205,8 +204,7 @@ class DPSGD(pl.Callback):
 
     def _hook_into(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Put Opacus's hooks on the module, whose layers are in the mode of the first step by now."""
-        with extra("opacus", "DPSGD"):
-            from opacus.grad_sample import GradSampleHooks
+        from lightning_fedq.privacy.sgd import SampleGradientHooks
 
         assert self._optimizer is not None
         if self._federated is None:
@@ -229,7 +227,7 @@ class DPSGD(pl.Callback):
         self._undo.later(lambda: quiet.__exit__(None, None, None))
         # torch warns that the first layer's inputs need no gradient, which is as it should be
         warnings.filterwarnings("ignore", message="Full backward hook is firing")
-        hooks = GradSampleHooks(module, loss_reduction=reduction, strict=True)
+        hooks = SampleGradientHooks(module, loss_reduction=reduction, strict=True)
         self._undo.later(lambda: _clear(module))
         self._undo.later(hooks.remove_hooks)
 

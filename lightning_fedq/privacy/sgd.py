@@ -34,6 +34,8 @@ from lightning_fedq.privacy.grid import POINTS_PER_STD, LossGrid
 
 with extra("opacus", "DP-SGD"):
     from opacus.accountants import IAccountant, register_accountant
+    from opacus.grad_sample import GradSampleHooks
+    from opacus.layers.dp_rnn import RNNLinear
     from opacus.optimizers import DPOptimizer
 
 STEPS_PER_SIGMA = 2.0**14
@@ -272,6 +274,26 @@ class Account:
             )
         self.accountant.step(noise_multiplier=self.noise_multiplier, sample_rate=self.sample_rate)
         return step
+
+
+class SampleGradientHooks(GradSampleHooks):  # type: ignore[misc]
+    """Per-sample gradients of Opacus, of passes in which each row of a layer is the same sample's."""
+
+    def rearrange_grad_samples(self, *, module: torch.nn.Module, **settings: Any) -> Any:
+        """Hand over one pass through a layer.
+
+        Raises:
+            RuntimeError: If another pass had more rows: Opacus would add these to the first of them.
+        """
+        activations, backprops = super().rearrange_grad_samples(module=module, **settings)
+        rows, most = len(backprops), module.max_batch_len
+        if rows != most and not isinstance(module, RNNLinear):  # packed sequences end one after the other
+            raise RuntimeError(
+                f"a {type(module).__name__} saw {rows} rows in one pass and {most} in another, and the "
+                "gradients of some samples would count, and be clipped, as those of others; let every pass "
+                "have all samples of the batch, and mask what comes out"
+            )
+        return activations, backprops
 
 
 class GridDPOptimizer(DPOptimizer):  # type: ignore[misc]

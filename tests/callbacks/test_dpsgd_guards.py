@@ -315,6 +315,23 @@ def test_axes_behind_the_samples_are_as_before():
     trainer(dpsgd(), epochs=1).fit(InRows("positions of each sample"))
 
 
+def test_a_second_pass_of_some_samples_is_refused():
+    """Its rows would be those of other samples, each clipped together with one of them."""
+
+    class Again(Classifier):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            losses = nn.functional.cross_entropy(self.net(x), y, reduction="none")
+            again = torch.zeros_like(losses)
+            again[y == 2] = nn.functional.cross_entropy(self.net(-x[y == 2]), y[y == 2], reduction="none")
+            return (losses + again).mean()
+
+    private = dpsgd()
+    with pytest.raises(RuntimeError, match=r"a Linear saw .* rows in one pass and .* in another"):
+        trainer(private, epochs=1).fit(Again(batch_size=100))
+    assert not len(private.accountant)
+
+
 def test_a_summed_loss_is_found_out_and_clipped_per_sample():
     """Clipped per sample, then summed: a summed loss takes the step of a mean one, times the batch."""
 
