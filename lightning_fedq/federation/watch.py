@@ -450,17 +450,29 @@ class Watch:
 
 
 def checksum(tensor: Values) -> int | None:
-    """A number that any change of a value changes, up to one in 2^64. None where values can't be read."""
+    """A number that any change of values or their order changes, up to one in 2^64.
+
+    Every value counts times an odd number that is a hash of its place, modulo 2^64. None where values can't
+    be read.
+    """
     if isinstance(tensor, Tensor) and (
         tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized
     ):
         return None
     flat = _bits(tensor)
     total = torch.zeros((), dtype=torch.int64, device=flat.device)
+    factors = _factors(flat.device, _CHUNK if flat.numel() > _CHUNK else flat.numel())
     for chunk in torch.split(flat, _CHUNK):
-        wide = chunk.to(torch.int64)
-        total += (wide * (wide + 0x9E3779B1)).sum()
+        total = total * 0x3F58476D1CE4E5B9 + (factors[: len(chunk)] * chunk).sum()
     return int(total)
+
+
+@functools.lru_cache(maxsize=2)
+def _factors(device: torch.device, length: int) -> Tensor:
+    """Odd hashes of 0, 1, 2, ..., int64."""
+    places = torch.arange(length, dtype=torch.int64, device=device).mul_(0x1E3779B97F4A7C15)
+    places.bitwise_xor_(places >> 29).mul_(0x3F58476D1CE4E5B9)
+    return places.bitwise_xor_(places >> 32).bitwise_or_(1)
 
 
 def _bits(tensor: Values) -> Tensor:

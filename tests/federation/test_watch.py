@@ -330,3 +330,10 @@ def test_checksums_see_a_single_bit() -> None:
         assert checksum(tensor) != before and not kept.has_values_of(tensor)
         assert kept.put_back() and checksum(tensor) == before
     assert checksum(torch.zeros(3).to_sparse()) is None
+
+
+def test_checksums_see_an_order_and_values_that_make_up_for_each_other() -> None:
+    tensor = torch.arange(10)
+    assert checksum(tensor) != checksum(tensor.flip(0))
+    assert checksum(tensor) != checksum(tensor + torch.tensor([1, -2, 1, 0, 0, 0, 0, 0, 0, 0]))
+    assert checksum(torch.tensor([5])) != checksum(torch.tensor([-0x9E3779B1 - 5]))
