@@ -57,6 +57,7 @@ HOOKS = {
     "symbol_modulus": ("None", "symbols are residues, and sums are modular"),
     "noise_variance": ("None", "there is a bound; adaptive ranges and plans use it"),
     "mean_error": ("from `noise_variance`", "the error depends on how alike the updates are"),
+    "longest_update": ("`None`", "whole updates are clipped by their norm"),
     "gaussian_error": ("False", "the error of the decoded mean is exactly Gaussian"),
     "group_sizes": ("all alone", "clients share randomness with each other"),
     "at_level": ("refused", "a `PrivacyTarget` could set a parameter"),

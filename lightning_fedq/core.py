@@ -408,6 +408,17 @@ class Mechanism(ABC):
             return None
         return float(variance @ torch.tensor(context.segments, dtype=torch.float64))
 
+    def longest_update(self, dim: int) -> float | None:
+        """Largest l2 norm of an evenly spread update that is not shortened, for planning a run.
+
+        Args:
+            dim: Coordinates.
+
+        Returns:
+            In units of the update. None where the range of a round clips coordinates.
+        """
+        return None
+
     @property
     def gaussian_error(self) -> bool:
         """Is the error of the decoded mean exactly Gaussian (or zero), its variance `noise_variance`?"""

@@ -208,18 +208,11 @@ def context_of(mechanism: Mechanism, cohort: int, params: int) -> RoundContext:
 def relative_error(
     mechanism: Mechanism, cohort: int, params: int, homogeneity: float = HOMOGENEITY
 ) -> float | None:
-    """E for updates of the norm that the mechanism clips to (1 if it clips coordinates), over its square."""
-    context, norm = context_of(mechanism, cohort, params), _unclipped_norm(mechanism, params)
+    """E for evenly spread updates of the longest norm that is not clipped, over its square."""
+    context, norm = context_of(mechanism, cohort, params), mechanism.longest_update(params) or 1.0
     scaled = replace(context, center=norm * context.center, radius=norm * context.radius)
     error = mechanism.mean_error(scaled, cohort, homogeneity)
     return None if error is None else error / norm**2
-
-
-def _unclipped_norm(mechanism: Mechanism, params: int) -> float:
-    """The l2 norm at which an evenly spread update is clipped, whose l1 norm is sqrt(2 d / pi) times that."""
-    norm = float(getattr(mechanism, "clip_norm", 1.0))
-    order = getattr(getattr(mechanism, "clipping", None), "order", 2)
-    return norm / math.sqrt(2.0 * params / math.pi) if order == 1 else norm
 
 
 def verdict_on(ratio: float) -> str:

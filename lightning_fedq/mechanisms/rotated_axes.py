@@ -135,6 +135,10 @@ class RotatedAxes(Mechanism):
         """One axis and its sign, in whole bits."""
         return FixedLength(int(2 * padded_size(context.dim)).bit_length() - 1)
 
+    def longest_update(self, dim: int) -> float:
+        """See `Mechanism.longest_update`: `clip_norm`."""
+        return self.clip_norm
+
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """(clip_norm / m)^2 / (D n): for a uniformly random rotation, which two transforms come close to."""
         choice = self.choice(context.dim)

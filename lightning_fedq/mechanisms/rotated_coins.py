@@ -283,6 +283,10 @@ class RotatedCoins(Mechanism):
             bits = min(bits, max(math.ceil(math.log2(2.0 * reach + 2.0)), 1))
         return 1 << bits, self.num_symbols(context)
 
+    def longest_update(self, dim: int) -> float:
+        """See `Mechanism.longest_update`: `clip_norm`."""
+        return self.clip_norm
+
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """Coins, at most (kappa / t)^2 / (coins n) of clip_norm^2 / D, over the share. And the share's own.
 

@@ -79,7 +79,8 @@ def test_a_round_that_is_stopped_enters_no_average() -> None:
             return epoch_idx is not None
 
     seen, module = Globals(), Classifier()
-    make_trainer(Epochs(), federated(), Stop(), seen, max_epochs=3).fit(module, datamodule=Digits(60))
+    with pytest.warns(UserWarning, match="stopped in the middle of round 2"):
+        make_trainer(Epochs(), federated(), Stop(), seen, max_epochs=3).fit(module, datamodule=Digits(60))
     assert torch.equal(weights_of(module), seen.models[0])
 
 

@@ -17,6 +17,7 @@ one client's noise.
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -65,6 +66,9 @@ class Clipping(Protocol):
     def compositions(self, context: RoundContext) -> int:
         """Number of compositions of the noise's loss in one round."""
 
+    def longest_update(self, dim: int) -> float | None:
+        """See `Mechanism.longest_update`."""
+
 
 @dataclass(frozen=True)
 class WholeVector(Clipping):
@@ -91,6 +95,10 @@ class WholeVector(Clipping):
         """Once."""
         return 1
 
+    def longest_update(self, dim: int) -> float:
+        """The bound, in l1 sqrt(pi / (2 dim)) of it."""
+        return self.clip_norm * (1.0 if self.order == 2 else math.sqrt(math.pi / (2.0 * dim)))
+
 
 class PerCoordinate(Clipping):
     """Every coordinate on its own, clipped to the round's range."""
@@ -109,6 +117,10 @@ class PerCoordinate(Clipping):
     def compositions(self, context: RoundContext) -> int:
         """Once a coordinate."""
         return context.dim
+
+    def longest_update(self, dim: int) -> None:
+        """Nothing but the range clips."""
+        return
 
 
 @dataclass(frozen=True)
@@ -130,6 +142,10 @@ class AdditiveNoise(Mechanism):
     @abstractmethod
     def clipping(self) -> Clipping:
         """The clipping rule."""
+
+    def longest_update(self, dim: int) -> float | None:
+        """See `Mechanism.longest_update`: the clipping rule's."""
+        return self.clipping.longest_update(dim)
 
     @property
     def noise(self) -> GridNoise:

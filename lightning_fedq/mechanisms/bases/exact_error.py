@@ -199,6 +199,10 @@ class ExactError(Mechanism):
             return Elias()
         return ConditionalRange(quantizer.dither, quantizer.step, context.segments)
 
+    def longest_update(self, dim: int) -> float:
+        """See `Mechanism.longest_update`: `clip_norm`."""
+        return self.clip_norm
+
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """sigma^2 where everybody answers, (n / n')^2 times as much for the mean of n' survivors."""
         std = self.clip_norm * self.sigma(context) * len(context.cohort) / len(clients)

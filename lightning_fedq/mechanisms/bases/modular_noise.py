@@ -141,6 +141,10 @@ class ModularNoise(Mechanism):
         """Modulus of the sum and number of symbols of a message."""
         return 1 << self.bits, padded_size(context.dim)
 
+    def longest_update(self, dim: int) -> float:
+        """See `Mechanism.longest_update`: `clip_norm`."""
+        return self.clip_norm
+
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """Noise plus a quarter step for rounding, over the number of clients. Wrapped sums are not in it."""
         one = (self._noise_variance() + 0.25) * (self.granularity * self.clip_norm) ** 2
