@@ -22,7 +22,7 @@ test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: setup
-	$(BIN)/python -m pytest -m slow
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
 # the lower bounds of pyproject.toml; other packages warn there of what newer ones have cured
 test-oldest: $(OLDEST)/.ready
