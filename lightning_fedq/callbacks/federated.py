@@ -205,7 +205,7 @@ class Federated(pl.Callback):
             partition=partition,
             local_epochs=local_epochs,
             local_steps=local_steps,
-            clients_per_step=None if clients_per_step == "auto" else clients_per_step,
+            clients_per_step=1 if clients_per_step == "auto" else clients_per_step,
             ranges=ranges,
             smoothing=smoothing,
             server_optimizer=server_optimizer,

@@ -53,21 +53,25 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "ledger": (Ledger, "the ledger of another Federated: other.ledger"),
     "privacy": (PrivacyTarget, "PrivacyTarget(epsilon=8.0, delta=1e-5, adversary='secagg_server')"),
 }
-"""What `Federated` takes, and how it is written; those with a default of None may be None."""
+"""What `Federated` takes, and how it is written."""
+_NEVER_NONE = {
+    *("mechanism", "num_clients", "dropout_probability", "partition"),
+    *("local_epochs", "clients_per_step", "smoothing"),
+}
 
 
 def check_kinds(**settings: object) -> None:
     """Refuse settings of another kind, which would fail later and in words that don't help.
 
     Args:
-        settings: By the names of `Federated`'s arguments; None is left to the argument itself.
+        settings: By the names of `Federated`'s arguments. None where that is their default.
 
     Raises:
         TypeError: Naming the setting, what it is and what is wanted.
     """
     for name, value in settings.items():
         kind, wanted = _KINDS[name]
-        if not isinstance(value, kind) and not (value is None and name not in ("mechanism", "num_clients")):
+        if not isinstance(value, kind) and (value is not None or name in _NEVER_NONE):
             got = f"the class {value.__name__} itself" if isinstance(value, type) else repr(value)
             raise TypeError(f"{name} must be {wanted}; got {got}")
 
