@@ -68,7 +68,8 @@ def test_the_folder_of_a_run_is_read(tmp_path: Path, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     assert main([str(run)]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "What was protected, and from whom LDPQ(epsilon=1.0)" in shown
+    assert "What was protected, and from whom" in shown  # older Rich draws a box around headings
+    assert "LDPQ(epsilon=1.0)" in shown
     assert shown.endswith(
         "run/privacy.md is shown, written when the run ended: rounds after it are not in it."
     )
