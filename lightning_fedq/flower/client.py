@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.core import Mechanism
+from lightning_fedq.core import Mechanism, NonPrivate
 from lightning_fedq.flower.local_round import train_locally
 from lightning_fedq.flower.records import Fields, from_record, to_record
 from lightning_fedq.flower.secure import session_of
@@ -115,6 +115,9 @@ class RemoteClient(ABC):
             return answers[kind](fields)
         except (ValueError, RuntimeError, PermissionError, SecAggError) as error:
             raise RefusedError(f"{kind}: {error}") from error
+        except Exception as error:  # Flower would tell the server its words
+            rank_zero_warn(f"{kind}: {type(error).__name__}: {error}")
+            raise RefusedError(f"{kind}: {type(error).__name__}; the client's own log says more") from error
 
     def reply(self, kind: str, fields: Fields) -> Fields:
         """Answer one message, or say why not."""
@@ -140,12 +143,20 @@ class RemoteClient(ABC):
             )
         answer: Fields = {"partition": self._partition}
         if self._federated.weighting == "samples":
-            answer["samples"] = self.num_samples()
+            answer["samples"] = self._counted()
         if self._federated.seed is None:
             key = answer["key"] = self._own_secrets(fields).public_key
             if self._identities is not None:
                 answer["signature"] = sign_key(self._identities.own, fields["federation"], key)
         return answer
+
+    def _counted(self) -> int:
+        """Number of samples. What went wrong with the data is said here and not to the server."""
+        try:
+            return self.num_samples()
+        except Exception as error:
+            rank_zero_warn(f"{type(error).__name__}: {error}")
+            raise RefusedError("the data can't be counted; the client's own log says why") from error
 
     def _kept(self) -> Store:
         if self._store is None:
@@ -268,14 +279,29 @@ class RemoteClient(ABC):
             )
 
     def _trained(self, number: int, task: RoundTask, weights: Tensor) -> Tensor:
-        """The update. What went wrong with the data is said here and not to the server."""
+        """The update. What went wrong with the data is said here and not to the server.
+
+        Where something is claimed, nor is it said that anything went wrong: whether a training fails follows
+        from the data and from the server's weights, so a refusal would answer any question, without noise.
+        """
         try:
             return self.update(number, task, weights).to(weights)
         except RefusedError:
             raise
         except Exception as error:
-            rank_zero_warn(f"round {task.round + 1}: {type(error).__name__}: {error}")
-            raise RefusedError("the training has failed; the client's own log says why") from error
+            reason = f"round {task.round + 1}: {type(error).__name__}: {error}"
+            if self._claims_nothing(task):
+                rank_zero_warn(reason)
+                raise RefusedError("the training has failed; the client's own log says why") from error
+            rank_zero_warn(
+                f"{reason}; the training has failed, and a zero update is encoded in its place: a refusal "
+                "would tell the server of the data what no noise hides. Cure it here, nobody else sees it"
+            )
+            return torch.zeros_like(weights)
+
+    def _claims_nothing(self, task: RoundTask) -> bool:
+        claims = self.mechanism().claims(task.context())
+        return self._federated.seed is not None or all(isinstance(c.loss, NonPrivate) for c in claims)
 
     # ---- secure aggregation: three more exchanges, or four ------------------------------------------------
 

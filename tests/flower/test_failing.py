@@ -1,0 +1,111 @@
+"""A client whose training or data fail: what of it reaches the server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from flwr.app import Message
+from torch import Tensor
+
+from lightning_fedq.flower import client_app
+from lightning_fedq.mechanisms import LDPQ, FedAvg
+from lightning_fedq.rounds import RoundTask
+from lightning_fedq.secagg import SecAgg
+from tests.flower.halves import DIM, Fields, Halves, Still, update_of
+from tests.flower.loop import (
+    CLIENTS,
+    LoopGrid,
+    OwnDigits,
+    deployment,
+    federated,
+    module,
+)
+from tests.flower.test_own_budget import budget_for
+
+SECRET = 0.7324
+
+
+def failing_above(monkeypatch: Any) -> None:
+    """Client 2's training fails where the server's weights are above a number that only it knows."""
+
+    def update(self: Still, number: int, task: RoundTask, weights: Tensor) -> Tensor:
+        if number == 2 and float(weights[0]) > SECRET:
+            raise ValueError("the loss of sample 3 is not a number")
+        return update_of(number)
+
+    monkeypatch.setattr(Still, "update", update)
+
+
+@pytest.mark.filterwarnings("ignore:train|node|client|round .* BudgetSpent:UserWarning")
+@pytest.mark.parametrize("secagg", [None, SecAgg()])
+def test_a_training_that_fails_is_no_oracle(secagg: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """A server that bisects a client's data by weights for which the training fails, at a cost of nothing."""
+    failing_above(monkeypatch)
+    settings = federated(LDPQ(epsilon=0.5), seed=None, secure_aggregation=secagg)
+    played = Halves(settings, tmp_path, budgets={2: budget_for(2)})
+    weights = [0.5, 0.75, 0.5]  # below and above
+
+    def tells(kind: str, client: int, fields: Fields) -> Fields:
+        if kind == "train" and client == 2:
+            return {**fields, "weights": torch.full((DIM,), weights[len(kinds)]).numpy().tobytes()}
+        return fields
+
+    played.line.tells = tells
+    kinds = []
+    with pytest.warns(UserWarning, match="loss of sample 3 is not a number; the training has failed, and a"):
+        for _ in range(2):
+            played.round()
+            answer = played.line.answers["train", 2]
+            kinds.append({name: len(value) for name, value in answer.items()})
+    assert kinds[0] == kinds[1] and "refused" not in kinds[0]
+    played.round()
+    assert played.line.answers["train", 2] == {"refused": "train: declined"}  # both were paid for
+
+
+@pytest.mark.filterwarnings("ignore:train|round 1:UserWarning")
+@pytest.mark.parametrize("mechanism, seed", [(FedAvg(), None), (LDPQ(epsilon=0.5), 5)])
+def test_where_nothing_is_claimed_the_server_is_told(
+    mechanism: Any, seed: int | None, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(Still, "update", lambda *args: [][0])
+    played = Halves(federated(mechanism, seed=seed), tmp_path)
+    with pytest.warns(UserWarning, match="list index out of range"):
+        played.round()
+    assert "the training has failed" in played.line.answers["train", 0]["refused"]
+
+
+@pytest.mark.filterwarnings("ignore:node|the data can't|register:UserWarning")
+@pytest.mark.parametrize("error", [ValueError, OSError, KeyError])
+def test_data_that_cannot_be_counted_stay_with_the_client(error: Any, tmp_path: Path) -> None:
+    """At registration, where the mean is weighted by samples; `client_app` in Flower's own messages."""
+
+    class Damaged(OwnDigits):
+        def setup(self, stage: str) -> None:
+            raise error("could not convert 'HIV positive' to float, line 3")
+
+    def make() -> Any:
+        return federated(FedAvg(), weighting="samples")
+
+    apps = [client_app(module, lambda context: Damaged(0), make()) for _ in range(CLIENTS)]
+    replies = []
+
+    def tamper(kind: str, client: int, reply: Message) -> Message:
+        replies.append(repr(reply))
+        return reply
+
+    with pytest.warns(UserWarning, match="HIV positive"), pytest.raises(RuntimeError) as refused:
+        deployment(make(), 1, tmp_path).run(LoopGrid(apps, [None] * CLIENTS, tamper))
+    assert replies and not any("HIV" in reply for reply in replies)
+    assert "HIV" not in str(refused.value) and "the client's own log says" in str(refused.value)
+
+
+def test_words_of_any_other_error_stay_with_the_client(tmp_path: Path) -> None:
+    """Flower tells the server the words of what a `ClientApp` raises."""
+    played = Halves(federated(LDPQ(epsilon=0.5), seed=None), tmp_path)
+    with pytest.warns(UserWarning, match="train: KeyError: 'task'"), pytest.warns(match="says more"):
+        assert played.client(0).reply("train", {}) == {
+            "refused": "train: KeyError; the client's own log says more"
+        }
