@@ -44,6 +44,7 @@ from lightning_fedq.party_keys import (
     ClientSecrets,
     HeldClientKeys,
     Identities,
+    registration_proof,
     sign_key,
     verify_key,
 )
@@ -130,7 +131,7 @@ class RemoteClient(ABC):
     # ---- before the first round ---------------------------------------------------------------------------
 
     def register(self, fields: Fields) -> Fields:
-        """Compare settings with the server's, and tell it this client's public key.
+        """Compare settings with the server's, and tell it this client's public key, with a proof of it.
 
         Raises:
             ValueError: If a setting differs, or there is no folder to keep keys in.
@@ -145,9 +146,11 @@ class RemoteClient(ABC):
         if self._federated.weighting == "samples":
             answer["samples"] = self._counted()
         if self._federated.seed is None:
-            key = answer["key"] = self._own_secrets(fields).public_key
+            secrets, federation = self._own_secrets(fields), fields["federation"]
+            key = answer["key"] = secrets.public_key
+            answer["proof"] = registration_proof(secrets.secret, fields["server"], federation, key)
             if self._identities is not None:
-                answer["signature"] = sign_key(self._identities.own, fields["federation"], key)
+                answer["signature"] = sign_key(self._identities.own, federation, key)
         return answer
 
     def _counted(self) -> int:

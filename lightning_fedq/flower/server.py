@@ -8,6 +8,7 @@ page.
 
 from __future__ import annotations
 
+import hmac
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +35,14 @@ from lightning_fedq.flower.records import Fields, bytes_in, number_in
 from lightning_fedq.flower.secure import RemoteSum, remote_sum, remote_sums
 from lightning_fedq.flower.settings import SIMULATED, check_deployable, check_identities, fingerprint
 from lightning_fedq.flower.store import Store
-from lightning_fedq.party_keys import CONTRIBUTION_BYTES, HeldServerKeys, ServerSecrets, verify_key
+from lightning_fedq.party_keys import (
+    CONTRIBUTION_BYTES,
+    HeldServerKeys,
+    KeyVerificationError,
+    ServerSecrets,
+    registration_proof,
+    verify_key,
+)
 from lightning_fedq.randomness import SeededKeys, ServerKeys
 from lightning_fedq.rounds import RefusedMessageError, RoundRecord, RoundServer
 
@@ -200,23 +208,32 @@ class Roster:
                 return partition if partition < total else None
             return free[0] if free else None
         key = bytes_in(answer, "key")
-        for client, known in self._known.items():
-            if known == key:
-                return client
-        free = [client for client in range(total) if client not in self._known]
-        client = partition if partition >= 0 else (free[0] if free else -1)
-        if client not in free:
-            return None
+        client = next((known for known, kept in self._known.items() if kept == key), -1)
+        if client < 0:
+            free = [client for client in range(total) if client not in self._known]
+            client = partition if partition >= 0 else (free[0] if free else -1)
+            if client not in free:
+                return None
         try:
-            HeldServerKeys(self._secrets, {client: key}).client(client)
-            if self.directory is not None:
-                signature = bytes_in(answer, "signature")
-                verify_key(self.directory, client, self._secrets.federation, key, signature)
+            self._check_key(client, key, answer)
         except ValueError as error:
             rank_zero_warn(f"node {node}: {error}")
             return None
         self._known[client] = key
         return client
+
+    def _check_key(self, client: int, key: bytes, answer: Fields) -> None:
+        """Make sure that whoever registers holds this key, and that a client's identity has signed it."""
+        assert self._secrets is not None
+        wanted = registration_proof(self._secrets.secret, key, self._secrets.federation, key)
+        if not hmac.compare_digest(wanted, bytes_in(answer, "proof")):
+            raise KeyVerificationError(
+                f"whoever registers with the public key of client {client} does not hold the private key; "
+                "it is left out"
+            )
+        if self.directory is not None:
+            signature = bytes_in(answer, "signature")
+            verify_key(self.directory, client, self._secrets.federation, key, signature)
 
     def keys(self) -> ServerKeys:
         """Keys that the server holds, once everybody has registered."""

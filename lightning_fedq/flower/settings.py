@@ -21,7 +21,7 @@ from lightning_fedq.federation.local_model import num_coordinates
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget
 
-PROTOCOL = "2"
+PROTOCOL = "3"
 SIMULATED = (ByzantineClients, DPSGD, Langevin, LeakageBudget, LeakageMonitor)
 """Callbacks that work on the clients of a simulation."""
 

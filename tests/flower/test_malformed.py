@@ -49,13 +49,15 @@ def test_behind_secure_aggregation(kind: str, value: Any, tmp_path: Path) -> Non
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize(
     "field, value",
-    [(field, value) for field in ("partition", "key", "samples", "signature") for value in JUNK]
+    [(field, value) for field in ("partition", "key", "proof", "samples", "signature") for value in JUNK]
     + [("partition", 4), ("partition", 1 << 70), ("key", bytes(32)), ("samples", 0)],
 )
 def test_a_registration(seed: int | None, field: str, value: Any, tmp_path: Path) -> None:
     """The server waits for a fourth client and says which one is missing, or has no use for the field."""
     settings = federated(COIN, seed=seed)
-    harmless = field == "signature" or (field, value) == ("partition", -1) or (field == "key" and seed)
+    harmless = (
+        field == "signature" or (field, value) == ("partition", -1) or (field in ("key", "proof") and seed)
+    )
     if field == "samples":
         settings = federated(COIN, seed=seed, weighting="samples")
         harmless = value in (7, 1 << 40)

@@ -1,0 +1,103 @@
+"""A node that registers with a public key that is not its own: partners know each other's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from lightning_fedq.flower.client import RemoteClient
+from lightning_fedq.flower.secure import session_of
+from lightning_fedq.flower.store import Store
+from lightning_fedq.mechanisms import CorBin
+from lightning_fedq.party_keys import Identities
+from lightning_fedq.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.rounds import RoundTask
+from lightning_fedq.secagg import Client, SecAgg, model_digest
+from tests.flower.halves import Fields, Halves, Still
+from tests.flower.loop import federated
+
+COIN = CorBin(epsilon=4.0, shared_bits=5)
+THIEF = 4
+
+
+class Impersonator(Still):
+    """A fifth node, which knows the public key of client 1 and none of its secrets.
+
+    Behind secure aggregation it has all that a client needs there: keys of its own, and what is public.
+    """
+
+    stolen: Fields = {}  # noqa: RUF012
+    machine: Client
+
+    def register(self, fields: Fields) -> Fields:
+        return {"partition": 1, **self.stolen}
+
+    def train(self, fields: Fields) -> Fields:
+        task, secagg = RoundTask.from_bytes(fields["task"]), self._federated.secure_aggregation
+        weights = torch.frombuffer(bytearray(fields["weights"]), dtype=torch.float32)
+        public = PublicRandomness(SeededKeys(0), task.round, task.attempt)
+        layout = secagg.layout(COIN, task.context(), public)
+        session = session_of(fields["federation"], task)
+        terms = secagg.terms(session, task.round, task.attempt, task.context().cohort, layout)
+        type(self).machine = Client(fields["client"], terms, model_digest(weights))
+        return {"secagg": self.machine.advertise(fields["invitation"])}
+
+    def shares(self, fields: Fields) -> Fields:
+        return {"secagg": self.machine.share_keys(fields["secagg"])}
+
+    def masked(self, fields: Fields) -> Fields:
+        self.machine.accept_shares(fields["secagg"])
+        return {"secagg": self.machine.masked_input(np.ones(self.machine.terms.layout.size, np.int64))}
+
+    def unmask(self, fields: Fields) -> Fields:
+        return {"secagg": self.machine.unmask(fields["secagg"])}
+
+
+def with_a_thief(played: Halves, folder: Path) -> None:
+    """Let a fifth node connect, which has heard client 1's registration, but for its proof."""
+    Impersonator.stolen = {"key": played.line.answers["register", 1]["key"], "signature": bytes(64)}
+    honest = played.client
+
+    def client(number: int) -> RemoteClient:
+        if number != THIEF:
+            return honest(number)
+        return Impersonator(played.federated, Store(folder / "thief"), 1)
+
+    played.line.clients, played.line.nodes = client, 5
+
+
+@pytest.mark.filterwarnings("ignore:node 4 is no client:UserWarning")
+@pytest.mark.parametrize("proof", [None, b"", bytes(32), b"junk", 7])
+def test_a_public_key_is_no_proof_of_who_sends_it(proof: Any, tmp_path: Path) -> None:
+    """The thief's ones were in the sum in client 1's name, which is there, and was asked nothing."""
+    played = Halves(federated(COIN, seed=None, secure_aggregation=SecAgg()), tmp_path)
+    with_a_thief(played, tmp_path)
+    Impersonator.stolen |= {} if proof is None else {"proof": proof}
+    with pytest.warns(UserWarning, match=r"node 4: .*client 1.* does not hold the private key"):
+        assert played.round().num_received == 4
+    assert played.roster.nodes[1] == 1
+    assert ("train", THIEF) not in played.line.answers
+
+
+@pytest.mark.filterwarnings("ignore:node 4:UserWarning")
+def test_nor_does_it_change_a_client_s_signature(tmp_path: Path) -> None:
+    """64 bytes of anything took the place of client 1's signature, for good: its partner refused its key."""
+    own = [Ed25519PrivateKey.generate() for _ in range(4)]
+    directory = {number: key.public_key() for number, key in enumerate(own)}
+    played = Halves(federated(COIN, seed=None), tmp_path, [Identities(key, directory) for key in own])
+    with_a_thief(played, tmp_path)
+    assert [played.round().num_received for _ in range(2)] == [4, 4]
+
+
+def test_a_client_that_comes_back_has_its_proof(tmp_path: Path) -> None:
+    played = Halves(federated(COIN, seed=None), tmp_path)
+    for name in list(played.line.answers):
+        del played.line.answers[name]
+    played.roster.nodes.pop(1)
+    assert played.round().num_received == 4
+    assert set(played.line.answers["register", 1]) >= {"key", "proof"}
