@@ -12,7 +12,7 @@ signature only.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
@@ -230,6 +230,10 @@ def _seal_key(client_key: bytes) -> bytes:
 class HeldClientKeys(OneOwner, Keys):
     """Keys of one client of a secure federation: its own secrets, and public keys of those it meets.
 
+    Nobody else needs the coins of a client's own, so every object draws a key for them from the kept seed and
+    the operating system: a client whose folder is set back, and with it the log of used streams, does not
+    draw the same coins for another payload.
+
     Args:
         client: Its number.
         secrets: Its own.
@@ -239,6 +243,7 @@ class HeldClientKeys(OneOwner, Keys):
         sealed_members: From the server, see `HeldServerKeys.sealed_members`.
         peers: Public keys of the clients that share a group with it, their signatures verified (`verify_key`)
             where the server is not trusted to relay them.
+        entropy: Source of what is mixed into the key of its own coins.
 
     Raises:
         KeyVerificationError: If the sealed key does not open: another server, roster, or number.
@@ -256,10 +261,13 @@ class HeldClientKeys(OneOwner, Keys):
         salt: bytes,
         sealed_members: bytes,
         peers: Mapping[int, bytes],
+        *,
+        entropy: Callable[[int], bytes] = os.urandom,
     ) -> None:
         self.number, self._secrets, self._federation = client, secrets, federation
         self._secret = X25519PrivateKey.from_private_bytes(secrets.secret)
         self._salt, self._peers = salt, dict(peers)
+        self._private = private_key(secrets.seed + entropy(32), federation)
         self._groups: dict[tuple[int, ...], bytes] = {}
         server = X25519PublicKey.from_public_bytes(server_key)
         self._own = agree(self._secret, server, salt, server_info(federation, client))
@@ -373,7 +381,7 @@ class HeldClientKeys(OneOwner, Keys):
             NotHeldError: If it is another client's.
         """
         self._check_own(client)
-        return private_key(self._secrets.seed, self._federation)
+        return self._private
 
     def _check_own(self, client: int) -> None:
         if client != self.number:

@@ -29,6 +29,7 @@ def parties(count=3):
             server.salt,
             server.sealed_members(client),
             {other: key for other, key in roster.items() if other != client},
+            entropy=lambda size: b"",
         )
         for client in range(count)
     ]
@@ -56,6 +57,15 @@ def test_parties_derive_what_one_process_derives():
         assert client.private(number) == keys.private(number)
     assert clients[0].peer((2, 0)) == clients[2].peer((0, 2)) == keys.peer((0, 2))
     assert len({keys.peer((0, 1)), keys.peer((0, 2)), keys.peer((1, 2))}) == 3
+
+
+def test_coins_of_a_client_s_own_are_never_drawn_twice():
+    """Of one folder, at one address: what another object draws is new, whatever the folder has forgotten."""
+    secrets, own, server, _ = parties()
+    given = 0, own[0], secrets.federation, secrets.public_key, server.salt, server.sealed_members(0), {}
+    first, again = HeldClientKeys(*given), HeldClientKeys(*given)
+    assert first.private(0) != again.private(0) and first.private(0) == first.private(0)
+    assert len(first.private(0)) == 32 and first.client(0) == again.client(0)
 
 
 def test_streams_of_the_parties_agree():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,19 @@ def test_a_folder_without_its_log_is_refused(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"streams.jsonl is missing, .* put it back, or begin"):
         assert played.round().num_received == 3
     assert not (tmp_path / "client-2" / "streams.jsonl").exists()
+
+
+def test_a_folder_that_is_set_back_draws_new_coins(tmp_path: Path) -> None:
+    """All machines are put back to an old copy of their folders: the log has forgotten what it had used."""
+    played = Halves(coin(), tmp_path / "now")
+    _, asked = played.questions()
+    shutil.copytree(tmp_path / "now", tmp_path / "copy")
+    first = played.line.clients(2).reply("train", asked[2])["answer"]
+    shutil.rmtree(tmp_path / "now")
+    shutil.copytree(tmp_path / "copy", tmp_path / "now")
+    again = played.line.clients(2).reply("train", asked[2])["answer"]
+    assert first[:40] == again[:40] and len(first) == len(again)  # the same round and attempt
+    assert first != again
 
 
 def test_in_flower_s_own_app(tmp_path: Path) -> None:

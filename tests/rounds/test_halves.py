@@ -124,9 +124,8 @@ def test_parties_with_their_own_keys_give_the_model_of_one_process_with_all_of_t
             for client in group:
                 peers = {other: roster[other] for other in group if other != client}
                 sealed = held.sealed_members(client)
-                keys = HeldClientKeys(
-                    client, own[client], secrets.federation, secrets.public_key, held.salt, sealed, peers
-                )
+                given = client, own[client], secrets.federation, secrets.public_key, held.salt, sealed, peers
+                keys = HeldClientKeys(*given, entropy=lambda size: b"")
                 one = client_of(mechanism, client, keys)
                 server.take(one.answer(server.task(), server.weights, update_of(client, plan.round)))
         server.finish()
