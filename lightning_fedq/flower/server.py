@@ -464,7 +464,8 @@ class FederatedServer(Federated):
         if self._loaded is not None and self.seed is None:
             self.planner = type(self.planner)(**{**vars(self.planner), "seed": self._loaded["plan_seed"]})
         loader = DataLoader(TensorDataset(torch.zeros(1, 1)))
-        self.client_indices = [torch.arange(n) for _, n in sorted(self._roster.samples.items())]
+        one = torch.zeros(1, dtype=torch.int64)  # only how many is known here, and a client may say anything
+        self.client_indices = [one.expand(n) for _, n in sorted(self._roster.samples.items())]
         work = LocalWork((torch.zeros(1, dtype=torch.int64),), 1, False, False, 1, None)
         self._own_loaders, self._renew = False, lambda again: again
         self._schedule = _IdleRounds(self.planner, self.mechanism, work, None, 0)

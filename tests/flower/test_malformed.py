@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from flwr.app import Message
 
-from lightning_fedq.mechanisms import CorBin
+from lightning_fedq.mechanisms import CorBin, FedAvg
 from lightning_fedq.secagg import SecAgg
 from tests.flower.halves import Halves
-from tests.flower.loop import federated
+from tests.flower.loop import LoopGrid, clients, deployment, federated
 
 pytestmark = pytest.mark.filterwarnings("ignore:the message of client|client|node|unmask:UserWarning")
 COIN = CorBin(epsilon=4.0, shared_bits=5)
@@ -69,3 +70,21 @@ def test_a_registration(seed: int | None, field: str, value: Any, tmp_path: Path
         RuntimeError, match=r"4 clients are needed and 3 have registered .* missing are clients"
     ):
         Halves(settings, tmp_path, wait=0.0, change=change)
+
+
+@pytest.mark.parametrize("samples", [1 << 40, (1 << 63) - 1])
+def test_a_client_that_says_it_holds_more_samples_than_there_are(samples: int, tmp_path: Path) -> None:
+    """The server took a list of so many numbers, 8 TiB of memory, and died. It needs their count only."""
+
+    def tamper(kind: str, client: int, reply: Message) -> Message:
+        if (kind, client) == ("register", 2):
+            reply.content.config_records["fedq"]["samples"] = samples
+        return reply
+
+    def make() -> Any:
+        return federated(FedAvg(), weighting="samples", local_epochs=1)
+
+    apps, homes = clients(make, tmp_path, home=False)
+    _, server = deployment(make(), 1, tmp_path).run(LoopGrid(apps, homes, tamper))
+    assert [record.num_received for record in server.records] == [4]
+    assert [len(held) for held in server.client_indices] == [50, 50, samples, 50]
