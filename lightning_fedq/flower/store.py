@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from lightning_fedq.privacy.journal import sync_folder
+
 
 class Store:
     """Small tables by name in a folder of one party, each replaced as a whole.
@@ -60,16 +62,20 @@ class Store:
             (self.folder / f"{name}.json").rename(self.folder / f"{taken}.json")
         except FileNotFoundError:
             return None
+        sync_folder(self.folder)  # or a power cut brings it back, and it is answered twice
         found = self.get(taken)
         self.drop(taken)
         return found
 
     def drop(self, name: str) -> None:
-        """Forget a table."""
-        (self.folder / f"{name}.json").unlink(missing_ok=True)
+        """Forget a table, also one that a killed process was taking."""
+        for kept in (f"{name}.json", f"{name}.taken.json"):
+            (self.folder / kept).unlink(missing_ok=True)
+        sync_folder(self.folder)
 
     def put_bytes(self, name: str, data: bytes) -> None:
-        """Write what is too long for a table."""
+        """Write what is too long for a table. What a killed process was taking is forgotten."""
+        (self.folder / f"{name}.taken").unlink(missing_ok=True)
         self._replace(f"{name}.bin", data)
 
     def take_bytes(self, name: str) -> bytes:
@@ -83,6 +89,7 @@ class Store:
             path.rename(taken)  # of two who ask at once, one finds it
         except FileNotFoundError as error:
             raise ValueError(f"{path} is missing: it was used before, or never written") from error
+        sync_folder(self.folder)
         data = taken.read_bytes()
         taken.unlink()
         return data
@@ -95,3 +102,4 @@ class Store:
             file.flush()
             os.fsync(file.fileno())
         new.replace(self.folder / name)
+        sync_folder(self.folder)

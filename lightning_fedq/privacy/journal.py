@@ -58,7 +58,7 @@ class Journal:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._write(header.encode())
-            _sync_folder(path.parent)
+            sync_folder(path.parent)
         with path.open("rb") as file:
             if file.readline() != header.encode():
                 raise ValueError(
@@ -160,7 +160,7 @@ class Journal:
             return file.tell()
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a new file's name durable, where folders can be opened at all."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)

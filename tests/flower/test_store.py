@@ -1,0 +1,58 @@
+"""What a party's folder holds when a call returns, also where the machine loses power then."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_fedq.flower.store import Store
+
+CHANGES: dict[str, Callable[[Store], object]] = {
+    "put": lambda store: store.put("round", {"list": "new"}),
+    "put_bytes": lambda store: store.put_bytes("symbols", b"new"),
+    "take": lambda store: store.take("round"),
+    "take_bytes": lambda store: store.take_bytes("symbols"),
+    "drop": lambda store: store.drop("round"),
+}
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders can be synced on POSIX only")
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_of_names_is_on_the_disk_when_a_call_returns(
+    change: str, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Else a power cut brings the state before back: a client would sign, or open, a second list."""
+    store = Store(tmp_path)
+    store.put("round", {"list": "old"})
+    store.put_bytes("symbols", b"old")
+    synced: list[set[str]] = []
+    sync = os.fsync
+
+    def recording(descriptor: int) -> None:
+        if Path(f"/proc/self/fd/{descriptor}").resolve() == tmp_path.resolve():
+            synced.append(set(os.listdir(tmp_path)))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", recording)
+    CHANGES[change](store)
+    now = set(os.listdir(tmp_path))
+    assert synced and now == ({"round.json", "symbols.bin"} - GONE.get(change, set()))
+    first = synced[0]
+    assert first >= now and not first & GONE.get(change, set())
+
+
+GONE = {"take": {"round.json"}, "drop": {"round.json"}, "take_bytes": {"symbols.bin"}}
+
+
+def test_what_a_killed_process_had_in_its_hands_is_forgotten(tmp_path: Path) -> None:
+    """Killed between taking a round's secrets and forgetting them: the next round does."""
+    store = Store(tmp_path)
+    for name in ("round.taken.json", "symbols.taken"):
+        (tmp_path / name).write_text("{}")
+    store.drop("round")
+    store.put_bytes("symbols", b"new")
+    assert os.listdir(tmp_path) == ["symbols.bin"]
