@@ -27,6 +27,7 @@ from lightning_fedq.secagg.errors import (
     ShareError,
     Stage,
     StageError,
+    SymbolError,
     ThresholdError,
 )
 from lightning_fedq.secagg.graph import is_connected, neighbours
@@ -136,6 +137,7 @@ class Server:
         Raises:
             ThresholdError: If too few clients are left.
             ShareError: If shares do not give a secret back.
+            SymbolError: If no messages of this mechanism have such a sum.
             StageError: If the round is over.
         """
         if self.stage not in _EXPECTED:
@@ -284,7 +286,14 @@ class Server:
                     public = self._roster[other].mask
                     key = wire.mask_key(secret, public, self._context, (client, other), Stage.UNMASK, other)
                     layout.add_mask(self._sum, key, subtract=other < client)
-        self._total = layout.join(self._sum, len(self._survivors))
+        total, count = layout.join(self._sum, len(self._survivors)), len(self._survivors)
+        if bool(((total < layout.low * count) | (total > layout.high * count)).any()):
+            reason = (
+                f"the sum of {count} messages lies in [{total.min()}, {total.max()}]: a client has sent what "
+                "the mechanism can't, and masks hide which one"
+            )
+            raise SymbolError(reason, Stage.UNMASK)
+        self._total = total
         return Stage.DONE, {}
 
     def _open(self, owner: int, what: str, is_right: Any) -> bytes:

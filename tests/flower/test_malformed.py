@@ -6,11 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from flwr.app import Message
 
-from lightning_fedq.mechanisms import CorBin, FedAvg
-from lightning_fedq.secagg import SecAgg
+from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, JoPEQ
+from lightning_fedq.secagg import Client, SecAgg
+from lightning_fedq.secagg.messages import FRAME_BYTES, TAG_BYTES, Kind, seal
 from tests.flower.halves import Halves
 from tests.flower.loop import LoopGrid, clients, deployment, federated
 
@@ -88,3 +90,27 @@ def test_a_client_that_says_it_holds_more_samples_than_there_are(samples: int, t
     _, server = deployment(make(), 1, tmp_path).run(LoopGrid(apps, homes, tamper))
     assert [record.num_received for record in server.records] == [4]
     assert [len(held) for held in server.client_indices] == [50, 50, samples, 50]
+
+
+@pytest.mark.parametrize("mechanism", [JoPEQ(epsilon=1.0), LDPQ(epsilon=1.0), CorBin(1.0, 5)])
+def test_masked_symbols_that_no_client_can_have(mechanism: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """Masks hide whatever a client sends, and JoPEQ's decoder ended the server's process."""
+    honest = Client.masked_input
+
+    def lying(self: Client, symbols: Any) -> bytes:
+        message = honest(self, symbols)
+        if self.client != 2 or not lies:
+            return message
+        layout, header = self.terms.layout, FRAME_BYTES - TAG_BYTES
+        masked = layout.unpack(message[header:-TAG_BYTES])
+        for block, values in zip(layout.blocks, masked, strict=True):
+            values[:] = block.reduce(values + np.arange(len(values), dtype=values.dtype))
+        return seal(Kind.MASKED, self.terms, 2, layout.pack(masked), self._channel_key)
+
+    monkeypatch.setattr(Client, "masked_input", lying)
+    played = Halves(federated(mechanism, seed=5, secure_aggregation=SecAgg()), tmp_path)
+    lies = True
+    record = played.round()
+    assert "a client has sent what" in record.aborted and not played.server.weights.any()
+    lies = False
+    assert played.round().num_received == 4 and played.server.weights.any()
