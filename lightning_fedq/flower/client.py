@@ -313,7 +313,8 @@ class RemoteClient(ABC):
         assert isinstance(secagg, SecAgg)
         public = PublicRandomness(keys, task.round, task.attempt)
         layout, session = secagg.layout(self.mechanism(), context, public), session_of(keys.public(), task)
-        terms = secagg.terms(session, task.round, task.attempt, context.cohort, layout)
+        silent = self.mechanism().tolerated_dropouts(context)
+        terms = secagg.terms(session, task.round, task.attempt, context.cohort, layout, silent)
         if not secagg.active:
             return Client(fields["client"], terms, digest)
         identities = self._identities

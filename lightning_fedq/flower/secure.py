@@ -58,7 +58,8 @@ class RemoteSum:
         directory: Mapping[int, Ed25519PublicKey] | None = None,
     ) -> None:
         layout, name = secagg.layout(mechanism, context, rand), session_of(session, RoundTask.of(context))
-        terms = secagg.terms(name, context.round, context.attempt, context.cohort, layout)
+        silent = mechanism.tolerated_dropouts(context)
+        terms = secagg.terms(name, context.round, context.attempt, context.cohort, layout, silent)
         self.machine = Server(terms, model_digest(weights), directory=directory)
         self.traffic = Traffic()
 

@@ -204,7 +204,7 @@ class Client:
             reader = self._read(message, Kind.ROSTER, stage, self._channel_key)
             roster = reader.clients(self.terms)
             digest = reader.take(wire.HASH_BYTES)
-            self._check_members(roster, self.terms.cohort, stage)
+            self._check_members(roster, self.terms.cohort, stage, self.terms.min_summands)
             self._order = ring_order(roster, digest)
             self._neighbours = neighbours(self._order, self.terms.degree, self._order.index(self.client))
             near = sorted((*self._neighbours, self.client))
@@ -227,17 +227,17 @@ class Client:
             }
             return self._answer(Kind.SHARES, self._make_shares(near))
 
-    def _check_members(self, clients: tuple[int, ...], among: tuple[int, ...], stage: Stage) -> None:
+    def _check_members(
+        self, clients: tuple[int, ...], among: tuple[int, ...], stage: Stage, fewest: int
+    ) -> None:
         if self.client not in clients:
             raise RosterError("this client is missing from the list", stage, self.client)
         if strangers := set(clients) - set(among):
             raise RosterError(
                 f"clients {sorted(strangers)} were not in the stage before", stage, min(strangers)
             )
-        if len(clients) < self.terms.min_survivors:
-            raise ThresholdError(
-                f"{self.terms.min_survivors} clients are needed, {len(clients)} are left", stage
-            )
+        if len(clients) < fewest:
+            raise ThresholdError(f"{fewest} clients are needed, {len(clients)} are left", stage)
 
     def _check_keys(self, keys: dict[int, PublicKeys], digest: bytes) -> None:
         if keys[self.client] != self._keys:
@@ -296,7 +296,7 @@ class Client:
         with self._turn("accept_shares", stage, "masked_input"):
             reader = self._read(message, Kind.DELIVERY, stage, self._channel_key)
             self._sharing = reader.clients(self.terms)
-            self._check_members(self._sharing, self._order, stage)
+            self._check_members(self._sharing, self._order, stage, self.terms.min_summands)
             sharing = set(self._sharing)
             self._partners = tuple(client for client in self._neighbours if client in sharing)
             if len(self._partners) + 1 < self.terms.threshold:
@@ -360,7 +360,7 @@ class Client:
         reader = self._read(message, Kind.SURVIVORS, stage, self._channel_key)
         survivors = reader.clients(self.terms)
         reader.end()
-        self._check_members(survivors, self._sharing, stage)
+        self._check_members(survivors, self._sharing, stage, self.terms.min_summands)
         if not is_connected(self._order, self.terms.degree, set(survivors)):
             raise ThresholdError(
                 "the survivors are split into parts whose sums would show", stage, self.client
@@ -397,7 +397,7 @@ class Client:
         stage = Stage.UNMASK
         reader = self._read(message, Kind.CONFIRMATIONS, stage, self._channel_key)
         confirming = reader.clients(self.terms)
-        self._check_members(confirming, self._survivors, stage)
+        self._check_members(confirming, self._survivors, stage, self.terms.min_survivors)
         statement = wire.survivors_statement(self._context, self._survivors, self.terms)
         for client in confirming:
             signature = reader.take(wire.SIGNATURE_BYTES)

@@ -144,10 +144,10 @@ class Server:
             raise StageError("the round is over", self.stage)
         stage, left = self.stage, tuple(client for client in self._expected if client in self._answered)
         self.stage = Stage.DONE
-        if len(left) < self.terms.min_survivors:
-            raise ThresholdError(
-                f"{self.terms.min_survivors} clients are needed, {len(left)} are left", stage
-            )
+        after = stage in (Stage.CONFIRM, Stage.UNMASK)  # the messages are there
+        fewest = self.terms.min_survivors if after else self.terms.min_summands
+        if len(left) < fewest:
+            raise ThresholdError(f"{fewest} clients are needed, {len(left)} are left", stage)
         following, outgoing = {
             Stage.ADVERTISE: self._send_roster,
             Stage.SHARE: self._send_shares,

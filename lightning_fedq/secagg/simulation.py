@@ -141,7 +141,8 @@ class Aggregation:
     ) -> None:
         layout = secagg.layout(mechanism, context, rand)
         self.secagg = secagg
-        self.terms = secagg.terms(session, context.round, context.attempt, context.cohort, layout)
+        silent = mechanism.tolerated_dropouts(context)
+        self.terms = secagg.terms(session, context.round, context.attempt, context.cohort, layout, silent)
         self._received: set[int] = set()
         self._sum = layout.zeros()
         self._server: Server | None = None
@@ -207,8 +208,8 @@ class Aggregation:
         """
         if self._server is not None:
             return torch.from_numpy(self._unmask(self._server))
-        if len(self._received) < self.terms.min_survivors:
-            reason = f"{self.terms.min_survivors} clients are needed, {len(self._received)} are left"
+        if len(self._received) < self.terms.min_summands:
+            reason = f"{self.terms.min_summands} clients are needed, {len(self._received)} are left"
             raise ThresholdError(reason, Stage.MASK)
         _count_unmasking(self.terms, len(self._received), self.traffic)
         return torch.from_numpy(self.terms.layout.join(self._sum, len(self._received)))

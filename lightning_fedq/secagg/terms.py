@@ -42,6 +42,7 @@ class Terms:
         threshold: Shares that open a secret.
         min_survivors: With fewer clients than this, at any stage, nobody goes on.
         active: Sign keys, and confirm who survived, because the server is not trusted to tell.
+        min_messages: With fewer messages than this no sum is opened, because of the noise that it must hold.
     """
 
     session: bytes
@@ -53,14 +54,19 @@ class Terms:
     threshold: int
     min_survivors: int
     active: bool
+    min_messages: int = 0
+
+    @property
+    def min_summands(self) -> int:
+        """Messages without which nobody goes on to open a sum."""
+        return max(self.min_survivors, self.min_messages)
 
     @cached_property
     def digest(self) -> bytes:
         """32 bytes that stand in every message."""
         fields = (self.round, self.attempt, self.degree, self.threshold, self.min_survivors, int(self.active))
-        state = pack_fields(
-            "fedq secure aggregation v1", self.session, *fields, *self.cohort, self.layout.digest
-        )
+        name = "fedq secure aggregation v1" + (f", {self.min_messages} messages" if self.min_messages else "")
+        state = pack_fields(name, self.session, *fields, *self.cohort, self.layout.digest)
         return hashlib.sha256(state).digest()
 
     @cached_property
@@ -260,17 +266,34 @@ class SecAgg:
                 "leave out secure_aggregation or choose a homomorphic mechanism"
             )
 
-    def terms(self, session: bytes, round: int, attempt: int, cohort: Sequence[int], layout: Layout) -> Terms:
+    def terms(
+        self,
+        session: bytes,
+        round: int,
+        attempt: int,
+        cohort: Sequence[int],
+        layout: Layout,
+        max_silent: int | None = None,
+    ) -> Terms:
         """Fix one attempt at one round.
+
+        Args:
+            session: Names the federation.
+            round: Round number.
+            attempt: Earlier attempts at this round.
+            cohort: The clients that are asked.
+            layout: Ranges and moduli of a message.
+            max_silent: `Mechanism.tolerated_dropouts`: with more clients missing no sum is opened. None does
+                not count.
 
         Raises:
             ValueError: If a client is named twice or the cohort does not suit (`rules`).
         """
         if len(set(cohort)) != len(cohort) or any(not 0 <= client < 2**64 - 1 for client in cohort):
             raise ValueError("clients must be distinct integers in [0, 2^64 - 1)")
-        return Terms(
-            session, round, attempt, tuple(sorted(cohort)), layout, *self.rules(len(cohort)), self.active
-        )
+        rules, wanted = self.rules(len(cohort)), 0 if max_silent is None else len(cohort) - max_silent
+        members = tuple(sorted(cohort))
+        return Terms(session, round, attempt, members, layout, *rules, self.active, max(wanted, 0))
 
 
 def _bound(bound: int | Tensor) -> int | NDArray[np.int64]:

@@ -19,7 +19,7 @@ def summed(mechanism: Mechanism, run: str, updates: Tensor | None = None) -> Non
     context = context_of(mechanism, CLIENTS, SEGMENTS)
     rand = PublicRandomness(SeededKeys(0), context.round, context.attempt)
     message = encode(mechanism, updates_for(len(CLIENTS)) if updates is None else updates, context)
-    silent = context.cohort[1]
+    silent = None if mechanism.tolerated_dropouts(context) == 0 else context.cohort[1]
     rows = [row for row, client in enumerate(context.cohort) if client != silent]
     clients = [context.cohort[row] for row in rows]
     secure = Aggregation(SecAgg(run=run), mechanism, context, rand, session=b"s", model_hash=bytes(32))
