@@ -30,8 +30,12 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     """Write a file beside its place and move it there. Its folder is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     beside = path.with_name(path.name + ".part")
-    beside.write_bytes(content.encode() if isinstance(content, str) else content)
-    os.replace(beside, path)
+    try:
+        beside.write_bytes(content.encode() if isinstance(content, str) else content)
+        os.replace(beside, path)
+    except OSError:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 def fresh_folder(path: Path) -> Path:
@@ -109,6 +113,8 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("clients", f"{summary['num_clients']}, {summary['rounds']} rounds, target {summary['target']}"),
         ("keys", summary["keys"]),
     ]
+    if "ended" in summary:
+        lines.append(("ended", summary["ended"]))
     stages: dict[str, list[str]] = {}
     for name, value in summary["metrics"].items():
         stage = name.partition("_")[0] if name.startswith(("train_", "val_", "test_")) else name
@@ -181,7 +187,8 @@ def report_markdown(summary: Mapping[str, Any], pictures: Sequence[str]) -> str:
     lines += [f"| {name} | {value} |" for name, value in summary_lines(summary)]
     lines += ["", "## Privacy, adversary by adversary", ""]
     lines += [f"- {line}" for line in summary["privacy"]]
-    lines += ["", "## Pictures", ""] + [f"![{name}]({name})" for name in pictures]
+    if pictures:
+        lines += ["", "## Pictures", ""] + [f"![{name}]({name})" for name in pictures]
     lines += [
         "",
         "What begins with `sim_` only a simulation knows: it compares with the exact mean of the clients' "

@@ -53,6 +53,7 @@ from lightning_fedq.federation.checks import (
     check_optimizers,
     check_own_loaders,
     check_setup,
+    check_shapes,
     validate_by_rounds,
 )
 from lightning_fedq.federation.client_metrics import (
@@ -215,7 +216,7 @@ class Federated(pl.Callback):
             ledger=ledger,
             privacy=privacy,
         )
-        check_numbers(local_epochs, local_steps, clients_per_step, weighting)
+        check_numbers(local_epochs, local_steps, clients_per_step, weighting, target)
         check_choice(client_metrics)
         check_buffer_mode(buffers)
         plan_seed = secrets.randbits(63) if seed is None else seed
@@ -281,6 +282,7 @@ class Federated(pl.Callback):
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Deal out the data, make the server, choose how many clients train side by side."""
+        check_shapes(pl_module)
         optimizers = check_optimizers(trainer)
         refuse_own_rates(with_nested(optimizers), self._undo)
         if self._ranks is not None:

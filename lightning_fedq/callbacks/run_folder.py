@@ -8,11 +8,12 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_fedq._lightning import callbacks_of, pl
+from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import engine_of, federated_of
 from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.unprotected import what_left
+from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.randomness import SeededKeys
@@ -60,7 +61,8 @@ class RunFolder(pl.Callback):
         monitor: The metric of the pictures and of "best"; None is `val_acc`, or else the first `val_*` one.
         mode: Is a larger ("max") or a smaller ("min") value better? None goes by the metric's name: losses
             and errors are better small.
-        delta: Chance with which the reported privacy guarantee may fail, in (0, 1 / num_clients).
+        delta: Chance with which the reported privacy guarantee may fail, in (0, 1 / num_clients); the fit
+            refuses another at its start.
         show: Print the summary when the training ends.
         baseline: A value of the metric to draw as a line, such as that of a central training.
     """
@@ -85,7 +87,17 @@ class RunFolder(pl.Callback):
         self.config: str | None = None
         """The resolved configuration as YAML; the `fedq` command sets it."""
         self._test_metrics: dict[str, float] = {}
-        self._round_started, self._private = 0.0, True
+        self._round_started, self._private, self._trains = 0.0, True, False
+
+    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
+        """Refuse a delta that the report at the end could not use."""
+        if stage != "fit":
+            return
+        num_clients = federated_of(trainer, "RunFolder").num_clients
+        try:
+            check_delta(self.delta, num_clients, "clients")
+        except ValueError as error:
+            raise ValueError(f"RunFolder(delta={self.delta!r}): {error}") from None
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Choose the folder: the one of the run that goes on, or a new one."""
@@ -93,7 +105,7 @@ class RunFolder(pl.Callback):
             self.path, self.rows = trainer.strategy.broadcast(fresh_folder(self.root / self.name)), []
         client_log = federated_of(trainer, "RunFolder").client_log
         assert client_log is not None
-        client_log.keep = True
+        client_log.keep, self._trains = True, True
         self._private = not isinstance(engine_of(trainer, "RunFolder").keys, SeededKeys)
         if self.config is not None and trainer.is_global_zero:
             write_atomically(self.path / "config.yaml", self.config)
@@ -128,19 +140,35 @@ class RunFolder(pl.Callback):
                 file.write(json.dumps({"round": round + 1, **values}) + "\n")
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Write the final model, pictures, summary and report."""
+        """Write the final model, summary and report, and pictures last, which are the largest."""
+        self._trains = False
         if not self.rows:
             return
         # once more: a callback may have chosen another model at the end
         trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
+        self._write(trainer)
         if trainer.is_global_zero:
             title = f"{self.name}: {engine_of(trainer, 'RunFolder').mechanism!r}"
             progress = plot_progress({self.name: self.rows}, self._metric(), title, self.baseline)
             save_figure(progress, self._folder() / PICTURES[0])
             save_figure(plot_aggregate(self.rows, title), self._folder() / PICTURES[1])
-        self._write(trainer)
         if self.show and trainer.is_global_zero:
             print_summary(self.summary, self._folder())
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """Write what an interrupted run has reached and spent. Of several ranks only some may know of it."""
+        trains, self._trains = self._trains, False
+        if not trains or not self.rows or trainer.world_size > 1:
+            return
+        ended = f"by {type(exception).__name__} after round {len(self.rows)}"
+        try:
+            self._write(trainer, ended)
+        except OSError as error:  # a full disk may be what has ended the run
+            rank_zero_info(f"no summary of the run was written: {error}")
+            return
+        rank_zero_info(f"ended {ended}; what was spent until then: {self._folder() / 'privacy.md'}")
 
     def on_test_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Add the test metrics, where a run was trained before."""
@@ -152,7 +180,7 @@ class RunFolder(pl.Callback):
         assert self.path is not None
         return self.path
 
-    def _write(self, trainer: pl.Trainer) -> None:
+    def _write(self, trainer: pl.Trainer, ended: str = "") -> None:
         engine = engine_of(trainer, "RunFolder")
         federated = federated_of(trainer, "RunFolder")
         secagg = federated.secure_aggregation
@@ -170,13 +198,15 @@ class RunFolder(pl.Callback):
         self.summary = self._summarize(engine, privacy, num_buffers)
         if stated := federated_of(trainer, "RunFolder").privacy_statement:
             self.summary["privacy_target"] = stated
+        if ended:
+            self.summary["ended"] = ended
         if not trainer.is_global_zero:
             return
         folder = self._folder()
         write_summary(folder / "summary.json", self.summary)
         write_atomically(folder / "privacy.json", privacy.to_json())
         write_atomically(folder / "privacy.md", markdown(privacy))
-        write_atomically(folder / "report.md", report_markdown(self.summary, PICTURES))
+        write_atomically(folder / "report.md", report_markdown(self.summary, () if ended else PICTURES))
 
     def _privacy(self, engine: RoundEngine, secagg: SecAgg | None, num_byzantine: int) -> PrivacyReport:
         planner = engine.planner

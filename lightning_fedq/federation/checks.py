@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from lightning_fedq._lightning import is_overridden, pl
 from lightning_fedq.aggregation import RobustAggregation, Weighting
@@ -77,7 +78,11 @@ def check_kinds(**settings: object) -> None:
 
 
 def check_numbers(
-    local_epochs: int, local_steps: int | None, clients_per_step: int | Literal["auto"], weighting: str
+    local_epochs: int,
+    local_steps: int | None,
+    clients_per_step: int | Literal["auto"],
+    weighting: str,
+    target: str,
 ) -> None:
     """Refuse settings out of their range.
 
@@ -93,6 +98,8 @@ def check_numbers(
     if weighting not in get_args(Weighting):
         known = " or ".join(map(repr, get_args(Weighting)))
         raise ValueError(f"weighting must be {known}, got {weighting!r}")
+    if target not in ("updates", "weights"):
+        raise ValueError(f"target must be 'updates' or 'weights', got {target!r}")
 
 
 def check_cohorts_last(planner: RoundPlanner, rounds: int) -> None:
@@ -252,6 +259,22 @@ def least_fraction(num_batches: int) -> float:
     """A short float, at least 1 / num_batches, so that the fraction of the batches is one or more."""
     scale: int = 10 ** (len(str(num_batches)) + 1)
     return math.ceil(scale / num_batches) / scale
+
+
+def check_shapes(module: torch.nn.Module) -> None:
+    """Refuse parameters that have no shape yet, of which no update could be made.
+
+    Raises:
+        ValueError: Naming them.
+    """
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    lazy = [name for name, tensor in tensors if is_lazy(tensor)]
+    if lazy:
+        raise ValueError(
+            f"{', '.join(lazy[:_NAMED])} have no shape before the first batch (a lazy layer), and the vector "
+            "of an update needs one; run a batch through the model in its setup or configure_model, or give "
+            "the layers their sizes"
+        )
 
 
 def check_optimizers(trainer: pl.Trainer) -> list[torch.optim.Optimizer]:

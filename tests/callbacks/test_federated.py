@@ -344,6 +344,7 @@ def test_secure_keys_by_default() -> None:
         ({"local_steps": 0}, "local_steps must be >= 1 or None, got 0"),
         ({"clients_per_step": 0}, "clients_per_step must be >= 1 or 'auto', got 0"),
         ({"weighting": "size"}, "weighting must be 'uniform' or 'samples' or 'inverse_variance', got 'size'"),
+        ({"target": "weight"}, "target must be 'updates' or 'weights', got 'weight'"),
     ],
 )
 def test_bad_settings(settings: dict[str, Any], message: str) -> None:

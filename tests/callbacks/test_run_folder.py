@@ -149,3 +149,57 @@ def test_without_a_federation_it_is_refused(tmp_path: Path) -> None:
 def test_mode_is_checked() -> None:
     with pytest.raises(ValueError, match=r"mode must be 'max' or 'min', got 'best'"):
         RunFolder(mode="best")
+
+
+def test_a_delta_that_no_report_can_use_is_refused_before_the_training(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"RunFolder\(delta=0\.5\).* below 0\.25 = 1 / 4 clients"):
+        small_run(RunFolder("mine", str(tmp_path), delta=0.5), rounds=1)
+    assert not (tmp_path / "mine").exists()
+
+
+class StopsIn(pl.Callback):
+    """Raises in the second batch of a round."""
+
+    def __init__(self, epoch: int, error: BaseException) -> None:
+        self.epoch, self.error = epoch, error
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx) -> None:
+        if trainer.current_epoch == self.epoch and batch_idx == 1:
+            raise self.error
+
+
+@pytest.mark.parametrize(("error", "raised"), [(KeyboardInterrupt(), SystemExit), (OSError("gone"), OSError)])
+def test_an_interrupted_run_says_what_was_spent(
+    error: BaseException, raised: type[BaseException], tmp_path: Path
+) -> None:
+    with pytest.raises(raised):
+        small_run(RunFolder("mine", str(tmp_path)), StopsIn(2, error), rounds=5, seed=None)
+    path = tmp_path / "mine"
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["rounds"] == 2 and summary["ended"] == f"by {type(error).__name__} after round 2"
+    assert "| 4 | 3 |" in (path / "privacy.md").read_text(), "the round that was begun is charged"
+    assert "| ended | by" in (path / "report.md").read_text()
+
+
+def test_a_run_that_fails_in_its_first_round_has_no_report(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="gone"):
+        small_run(RunFolder("mine", str(tmp_path)), StopsIn(0, OSError("gone")), rounds=2)
+    assert not (tmp_path / "mine" / "summary.json").exists()
+
+
+@pytest.mark.pictures
+def test_a_full_disk_costs_pictures_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pages are written before the pictures, and no half of a file stays."""
+    write_bytes = Path.write_bytes
+
+    def full(path: Path, content: bytes) -> int:
+        if len(content) > 20_000:
+            write_bytes(path, content[:10])
+            raise OSError(28, "No space left on device")
+        return write_bytes(path, content)
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left"):
+        small_run(RunFolder("mine", str(tmp_path)), rounds=1)
+    names = {file.name for file in (tmp_path / "mine").iterdir()}
+    assert names == {"metrics.csv", "model.ckpt", "summary.json", "privacy.json", "privacy.md", "report.md"}

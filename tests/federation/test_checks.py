@@ -152,6 +152,23 @@ def test_a_stack_needs_an_elementwise_optimiser() -> None:
     assert fed.clients_per_step_chosen == 1
 
 
+class Lazy(Classifier):
+    """Its layer learns how wide it is from the first batch, or from a batch in `setup`."""
+
+    def __init__(self, warm: bool) -> None:
+        super().__init__(torch.nn.LazyLinear(10))
+        self.warm = warm
+
+    def setup(self, stage: str) -> None:
+        if self.warm:
+            self.backbone(torch.zeros(2, 64))
+
+
+def test_layers_without_a_shape_are_refused_with_the_cure() -> None:
+    refused(r"backbone\.weight, backbone\.bias have no shape .* run a batch through .* setup", Lazy(False))
+    make_trainer(federated(), max_epochs=1).fit(Lazy(True), datamodule=Digits(80))
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
