@@ -39,7 +39,7 @@ class PrivacyBudget(pl.Callback):
     Logs what is spent every round.
 
     Args:
-        epsilon: Budget over the run, > 0, in nats.
+        epsilon: Budget over the run, > 0, in nats; of a client's, between any two of its updates.
         delta: Chance with which the guarantee may fail, below 1 / clients, or 1 / samples with `DPSGD`.
         adversary: Against whom, as a member of `Adversary` or its name in any case. "secagg_server" needs
             `Federated(secure_aggregation=...)`. `DPSGD` alone protects against the outsider, who sees the
@@ -251,7 +251,7 @@ def _one(trainer: pl.Trainer, kind: Any) -> Any:
 
 
 def _epsilon_of(setting: Setting, claim: PrivacyClaim, rounds: int) -> float:
-    return setting.spent(claim, rounds).epsilon
+    return setting.between_any_two(claim, rounds)
 
 
 def _blocked(engine: RoundEngine, limits: torch.Tensor) -> str:

@@ -19,7 +19,8 @@ from lightning_fedq.core import Adversary
 from lightning_fedq.leakage.inversion import Matching
 from lightning_fedq.leakage.report import TradeOff, plot_trade_off, to_markdown, trade_off
 from lightning_fedq.leakage.study import Study
-from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
+from lightning_fedq.privacy.page import epsilon_of
+from lightning_fedq.privacy.verdict import NO_GUARANTEE
 from lightning_fedq.reports import fresh_folder, save_figure, write_atomically, write_rows, write_summary
 
 
@@ -47,7 +48,7 @@ def epsilon_label(config: str, adversary: Adversary, options: argparse.Namespace
     row = next(r for r in report.with_secure_keys or report.rows if r.adversary == adversary.name)
     if row.verdict == NO_GUARANTEE:
         return "no DP guarantee"
-    return f"eps {format_epsilon(row.epsilon_run)} ({row.verdict})"
+    return f"eps {epsilon_of(row)} ({row.verdict})"
 
 
 def main(argv: Sequence[str]) -> int:

@@ -27,7 +27,8 @@ class ChargedClients:
     Args:
         clients: How many.
         charges: Rounds that each of them was charged for, repetitions included; the largest of them.
-        epsilons: By name of the adversary, the largest of them; infinite where there is no guarantee.
+        epsilons: By name of the adversary, the largest of them, between any two updates; infinite where there
+            is no guarantee.
     """
 
     clients: int
@@ -94,8 +95,8 @@ class Population:
         if isinstance(claim.loss, NonPrivate):
             return math.inf if charges else 0.0
         if (claim, charges) not in self._epsilons:
-            spending = self._setting.spent(claim, charges, self._setting.participation)
-            self._epsilons[claim, charges] = spending.epsilon
+            participation = self._setting.participation
+            self._epsilons[claim, charges] = self._setting.between_any_two(claim, charges, participation)
         return self._epsilons[claim, charges]
 
     def histogram(self) -> tuple[ChargedClients, ...]:

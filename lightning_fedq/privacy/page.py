@@ -88,7 +88,11 @@ def _charged(report: PrivacyReport) -> list[str]:
     for line in report.charged:
         epsilons = " | ".join(format_epsilon(line.epsilons[name]) for name in names)
         lines.append(f"| {line.clients} | {line.charges} | {epsilons} |")
-    return [*lines, "", f"Epsilon of one client over the run, at delta {report.delta:g}."]
+    return [
+        *lines,
+        "",
+        f"Epsilon of one client over the run, between any two updates, at delta {report.delta:g}.",
+    ]
 
 
 def _leaves(report: PrivacyReport) -> list[str]:

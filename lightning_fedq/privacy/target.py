@@ -44,7 +44,7 @@ def adversary_named(name: Adversary | str) -> Adversary:
 
 @dataclass(frozen=True)
 class PrivacyTarget:
-    """Target epsilon of a run, or of each of its rounds, for every client.
+    """Target epsilon of a run, or of each of its rounds, for every client, between any two of its updates.
 
     Args:
         epsilon: > 0, in nats.
@@ -119,14 +119,14 @@ def allowed_dropouts(setting: Setting) -> int:
 
 
 def epsilon_of(setting: Setting, mechanism: Mechanism, adversary: Adversary, charges: int) -> float:
-    """Epsilon of some rounds of one client.
+    """Epsilon of some rounds of one client, between any two updates.
 
     Infinite where there is no guarantee.
     """
     claim = setting.claims(mechanism)[adversary]
     if isinstance(claim.loss, NonPrivate):
         return math.inf
-    return setting.spent(claim, charges).epsilon
+    return setting.between_any_two(claim, charges)
 
 
 def calibrate(
@@ -168,9 +168,11 @@ def calibrate(
     log_level = _root(excess, math.log(lowest), math.log(_LARGEST_LEVEL), math.log(guess), within)
     if log_level is None:
         claim = setting.claims(at(lowest))[adversary]
-        run = setting.spent(claim, charges)
+        least = setting.between_any_two(claim, charges)
         spends_least = (
-            f"spend {run.epsilon:.3g}" if math.isfinite(run.epsilon) else f"have none: {run.method}"
+            f"spend {least:.3g}"
+            if math.isfinite(least)
+            else f"have none: {setting.spent(claim, charges).method}"
         )
         raise ValueError(
             f"{type(mechanism).__name__} can't meet {target}: with the most noise it has, {charges} rounds "

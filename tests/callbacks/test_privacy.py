@@ -9,7 +9,8 @@ from lightning_fedq.aggregation import RobustAggregation
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.callbacks.privacy import PrivacyBudget
 from lightning_fedq.core import Adversary
-from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg
+from lightning_fedq.functional.divergences import gaussian_epsilon
+from lightning_fedq.mechanisms import LDPQ, SIGM, CorBin, FedAvg
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundPlanner
@@ -64,6 +65,15 @@ def context():
     fit = trainer(fed, epochs=1)
     fit.fit(Linear())
     return fed.engine.context(fed.planner.plan(0, fed.mechanism))
+
+
+def test_a_budget_is_about_any_two_updates_where_the_claim_is_about_zero():
+    """A client's five coordinates may be at either end of their range, two steps apart."""
+    fed, limit = federated(SIGM(1.0, 20.0)), budget(adversary=Adversary.OUTSIDER)
+    trainer(limit, fed).fit(Linear())
+    rounds = len(fed.records)
+    assert 0 < rounds == limit.affordable < 30
+    assert gaussian_epsilon(2.0 * (5 * rounds) ** 0.5 / 20.0, 1e-5) <= limit.epsilon_spent <= 2.0
 
 
 @pytest.mark.parametrize("first", [True, False])

@@ -1,9 +1,12 @@
 """The level of a target is found with few accountings, on the safe side, and however low it lies."""
 
+import math
+
 import pytest
 
 from lightning_fedq.core import Adversary
-from lightning_fedq.mechanisms import LDPQ, PairedCoins, RotatedCoins
+from lightning_fedq.functional.divergences import gaussian_epsilon
+from lightning_fedq.mechanisms import CSGM, LDPQ, SIGM, PairedCoins, RotatedCoins
 from lightning_fedq.planning import context_of
 from lightning_fedq.privacy import target as module
 from lightning_fedq.privacy.setting import Setting
@@ -80,3 +83,15 @@ def test_a_mechanism_that_takes_no_level_up_to_1_says_so():
 
     with pytest.raises(ValueError, match="never 1"):
         module._smallest_level(at)
+
+
+@pytest.mark.parametrize("kind", [SIGM, CSGM])
+def test_a_target_is_about_any_two_updates_whatever_the_claim_compares(kind):
+    """A coordinate may be at either end of its range: two steps of a claim that tells an update from zero."""
+    target, mechanism = PrivacyTarget(4.0, 1e-5, Adversary.OUTSIDER), kind(1.0, 1.0)
+    setting = Setting(context_of(mechanism, 100, 20), 5, 1e-5)
+    found = calibrate(target, mechanism, setting, 5).mechanism
+    true = gaussian_epsilon(2.0 * math.sqrt(20 * 5) / found.noise_multiplier, 1e-5)
+    assert true <= 4.0
+    low, high = (module.affordable(target, found, setting, start) for start in (0, 5))
+    assert low == high == 5
