@@ -1,4 +1,5 @@
 import math
+from bisect import bisect_right
 
 import numpy as np
 import pytest
@@ -64,6 +65,19 @@ def test_extreme_words_stay_in_the_tails():
     queue = [0, 2**64 - 1, 12345, 2**64 - 12345]
     low, high = discrete_gaussian(2.0, 2, lambda n: np.array([queue.pop(0) for _ in range(n)], np.uint64))
     assert -28 <= low < -15 and 15 < high <= 28
+
+
+@pytest.mark.parametrize("sigma", [0.3, 4.7, 100.0])
+def test_every_threshold_parts_the_words_beside_it(sigma):
+    largest, found = thresholds(gaussian_weights, sigma, 64)
+    beside = {word + step for word in (0, *found, 2**64 - 1) for step in (-1, 0, 1)}
+    decided = sorted(word for word in beside - set(found) if 0 <= word < 2**64)
+    drawn = discrete_gaussian(sigma, len(decided), lambda n: np.array(decided, np.uint64))
+    assert drawn.tolist() == [bisect_right(found, word) - largest for word in decided]
+
+
+def test_a_tail_thinner_than_any_word_is_no_overflow():
+    assert not discrete_gaussian(0.05, 1000, words()).any()
 
 
 # section 11 of the specification: n = 500, d = 128, c = 10, beta = e^-0.5
