@@ -126,10 +126,16 @@ NEXT = """\
 wrote {folder}. In {folder}/{package}/task.py stand the module, the data and the settings.
 
     pip install 'lightning-fedq[flower]'
-    flower-superlink --insecure                                              # the server's machine
-    flower-supernode --insecure --superlink HOST:9092 \\
+    flower-superlink --insecure --disable-runtime-dependency-installation    # the server's machine
+    flower-supernode --insecure --superlink HOST:8000 \\
         --node-config 'partition-id=0 fedq-home="/a/folder"'                 # each client's machine
     flwr run {folder} LINK --stream                                          # starts the rounds
+
+LINK is a name of yours for that SuperLink in ~/.flwr/config.toml, where the run is started:
+
+    [superlink.LINK]
+    address = "HOST:8000"
+    insecure = true
 
 docs/deployment.md says what each of them needs, TLS and node authentication included.
 """

@@ -9,6 +9,7 @@ page.
 from __future__ import annotations
 
 import hmac
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,7 @@ from lightning_fedq.party_keys import (
     registration_proof,
     verify_key,
 )
+from lightning_fedq.privacy.journal import sync_folder
 from lightning_fedq.randomness import SeededKeys, ServerKeys
 from lightning_fedq.rounds import RefusedMessageError, RoundRecord, RoundServer
 
@@ -568,7 +570,10 @@ class _EveryRound(pl.callbacks.Checkpoint):
     def _save(self, trainer: pl.Trainer) -> None:
         new = self.path.with_suffix(".new")
         trainer.save_checkpoint(new)
+        with new.open("r+b") as file:  # a power cut must not leave an empty file in the old one's place
+            os.fsync(file.fileno())
         new.replace(self.path)
+        sync_folder(self.dirpath)
 
 
 def server_app(

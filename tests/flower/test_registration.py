@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from lightning_fedq.commands.flower import NEXT
 from lightning_fedq.flower import exchange, server
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.server import Roster
@@ -123,3 +124,9 @@ def test_a_client_that_comes_back_is_waited_for_as_long_as_for_an_answer(
     grid.pull_messages = lambda numbers: whole(numbers) if clock.now >= 300.0 else []  # type: ignore[method-assign]
     roster.refresh()
     assert roster.nodes[3] == 104 and 300.0 <= clock.now < 310.0
+
+
+def test_the_commands_of_fedq_flower_init_name_flower_s_own_port() -> None:
+    from flwr.supercore.constant import SUPERLINK_UVICORN_DEFAULT_PORT as PORT
+
+    assert f"--superlink HOST:{PORT}" in NEXT and f'address = "HOST:{PORT}"' in NEXT

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from lightning_fedq.flower.server import _EveryRound
 from lightning_fedq.flower.store import Store
 
 CHANGES: dict[str, Callable[[Store], object]] = {
@@ -56,3 +57,25 @@ def test_what_a_killed_process_had_in_its_hands_is_forgotten(tmp_path: Path) -> 
     store.drop("round")
     store.put_bytes("symbols", b"new")
     assert os.listdir(tmp_path) == ["symbols.bin"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders can be synced on POSIX only")
+def test_a_server_s_checkpoint_is_on_the_disk_before_it_takes_the_old_one_s_place(
+    tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Else a power cut leaves an empty file in the place of a whole one."""
+    synced: list[str] = []
+    sync = os.fsync
+
+    def recording(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}").removeprefix(str(tmp_path)))
+        sync(descriptor)
+
+    class Saving:
+        def save_checkpoint(self, path: Path) -> None:
+            path.write_bytes(b"whole")
+
+    monkeypatch.setattr(os, "fsync", recording)
+    kept = _EveryRound(tmp_path)
+    kept._save(Saving())  # type: ignore[arg-type]
+    assert synced == ["/last.new", ""] and kept.path.read_bytes() == b"whole"
