@@ -397,7 +397,7 @@ class CoinSum(_OfPairs):
         fewest = min(victim.num_coins for victim in victims)
         alone = HiddenPair((self.high, self.low), (self.low, self.high), fewest)
         return CoinSum(
-            self.low, self.high, (*victims, alone), f"{self.note}, without {count} whom the server leaves out"
+            self.low, self.high, (*victims, alone), f"{self.note}, without {count} who are left out"
         )
 
     def advice(self, steps: float, delta: float) -> str:
@@ -491,7 +491,7 @@ class GaussianSumLoss(GaussianLoss):
 
     def left_out(self, count: int) -> GaussianLoss:
         """See `Loss.left_out`."""
-        return self._with(self.num_noises - count, f"without {count} whom the server leaves out")
+        return self._with(self.num_noises - count, f"without {count} who are left out")
 
 
 @dataclass(frozen=True)

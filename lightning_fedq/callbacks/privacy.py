@@ -19,6 +19,7 @@ from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.core import Adversary, NonPrivate, PrivacyClaim
 from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.client_metrics import log_figure
+from lightning_fedq.federation.privacy_target import fewest_answers
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import adversary_named
@@ -153,6 +154,7 @@ class PrivacyBudget(pl.Callback):
             max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
             num_byzantine=num_byzantine,
             fewest_survivors=None if secagg is None else secagg.fewest_survivors(engine.planner.cohort_size),
+            fewest_answers=fewest_answers(engine.planner, secagg),
         )
         limits = torch.empty(engine.planner.num_clients, dtype=torch.int32)
         costs: list[tuple[list[int], Callable[[int], float]]] = []

@@ -12,6 +12,7 @@ from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import engine_of, federated_of
 from lightning_fedq.federation.byzantine import num_byzantine_of
+from lightning_fedq.federation.privacy_target import fewest_answers
 from lightning_fedq.federation.unprotected import what_left
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.page import markdown
@@ -225,6 +226,7 @@ class RunFolder(pl.Callback):
             max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
             num_byzantine=num_byzantine,
             fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
+            fewest_answers=fewest_answers(planner, secagg),
             disjoint_cohorts=planner.participation == "once",
         )
 

@@ -24,6 +24,7 @@ from lightning_fedq.discovery import mechanism_class
 from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.journal import find_journal
 from lightning_fedq.federation.local_model import num_coordinates
+from lightning_fedq.federation.privacy_target import fewest_answers
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.page import markdown
@@ -114,6 +115,7 @@ def report_of_checkpoint(
         int(federation["clients_per_round"]),
         float(federation["dropout_probability"]),
         "once" if federation.get("participation") == "once" else "random",
+        (engine["ledger"].get("terms") or {}).get("clients") == "real",
     )
     protocol = federation["secure_aggregation"]
     ledger = None
@@ -200,6 +202,7 @@ def _report(
         protocol=ASSUMED if protocol is None else protocol.statement,
         max_corrupt=(protocol and protocol.max_corrupt) or 0.0,
         fewest_survivors=None if protocol is None else protocol.fewest_survivors(planner.cohort_size),
+        fewest_answers=fewest_answers(planner, protocol),
         disjoint_cohorts=planner.participation == "once",
         **setup,
     )

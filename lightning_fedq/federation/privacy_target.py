@@ -30,6 +30,16 @@ from lightning_fedq.rounds import RoundEngine, RoundPlanner, RoundRecord
 from lightning_fedq.secagg import SecAgg
 
 
+def fewest_answers(planner: RoundPlanner, secagg: SecAgg | None) -> int | None:
+    """Answers of real clients that a sum is sure to hold: as many as it takes to open it, or one.
+
+    None in a simulation, whose dropouts are drawn with a known chance.
+    """
+    if not planner.real_clients:
+        return None
+    return 1 if secagg is None else secagg.rules(planner.cohort_size)[2]
+
+
 def target_setting(
     target: PrivacyTarget,
     context: RoundContext,
@@ -56,6 +66,7 @@ def target_setting(
         max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
         num_byzantine=num_byzantine,
         fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
+        fewest_answers=fewest_answers(planner, secagg),
     )
 
 

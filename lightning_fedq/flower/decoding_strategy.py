@@ -29,12 +29,18 @@ from flwr.serverapp.strategy import (
 
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.callbacks import Federated
+from lightning_fedq.federation.privacy_target import fewest_answers
 from lightning_fedq.federation.records import warn_of
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.flat_arrays import Flat
 from lightning_fedq.flower.secure import remote_sums
 from lightning_fedq.flower.server import Cohort, Roster
-from lightning_fedq.flower.settings import check_identities, check_trained_elsewhere, common_settings
+from lightning_fedq.flower.settings import (
+    check_identities,
+    check_trained_elsewhere,
+    common_settings,
+    of_real_clients,
+)
 from lightning_fedq.flower.store import Store
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
@@ -153,7 +159,7 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
         )
         self._server = RoundServer(
             federated.mechanism,
-            federated.planner,
+            of_real_clients(federated).planner,
             self._roster.keys(),
             flat.vector,
             flat.sizes,
@@ -227,7 +233,7 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
         """
         if self._server is None:
             raise RuntimeError("no round has begun; ask after strategy.start")
-        secagg, server, planner = self._federated.secure_aggregation, self._server, self._federated.planner
+        secagg, server, planner = self._federated.secure_aggregation, self._server, self._server.planner
         return privacy_report(
             server.mechanism,
             server.charged_context(server.coming_plan()),
@@ -239,5 +245,6 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
             protocol=ASSUMED if secagg is None else secagg.statement,
             max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
             fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
+            fewest_answers=fewest_answers(planner, secagg),
             charges=self.ledger.charges,
         )

@@ -34,7 +34,13 @@ from lightning_fedq.flower.exchange import POLL, Exchange
 from lightning_fedq.flower.local_round import check_schedules
 from lightning_fedq.flower.records import Fields, bytes_in, number_in
 from lightning_fedq.flower.secure import RemoteSum, remote_sum, remote_sums
-from lightning_fedq.flower.settings import SIMULATED, check_deployable, check_identities, fingerprint
+from lightning_fedq.flower.settings import (
+    SIMULATED,
+    check_deployable,
+    check_identities,
+    fingerprint,
+    of_real_clients,
+)
 from lightning_fedq.flower.store import Store
 from lightning_fedq.party_keys import (
     CONTRIBUTION_BYTES,
@@ -435,6 +441,7 @@ class FederatedServer(Federated):
             client_metrics="none",
             privacy=None if federated._target is None else federated._target.target,
         )
+        self.planner = of_real_clients(self).planner
         self._exchange, self._roster = exchange, roster
 
     def use_batches(self, rule: BatchRule) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from copy import copy
+from dataclasses import replace
 from typing import Any
 
 from lightning_fedq import __version__
@@ -69,7 +71,15 @@ def deployed_mechanism(federated: Federated, module: pl.LightningModule, rounds:
             "a privacy target over the run hangs on the number of rounds, which both sides must know: give "
             f'client_app and server_app trainer={{"max_epochs": ...}}, got {rounds}'
         )
-    return federated.calibrated(num_coordinates(module, federated.buffers), rounds or 1, 0)
+    dim = num_coordinates(module, federated.buffers)
+    return of_real_clients(federated).calibrated(dim, rounds or 1, 0)
+
+
+def of_real_clients(federated: Federated) -> Federated:
+    """The same settings for clients that drop out by themselves, as claims about sums have to know."""
+    settings = copy(federated)
+    settings.planner = replace(federated.planner, real_clients=True)
+    return settings
 
 
 def common_settings(federated: Federated) -> dict[str, str]:

@@ -172,6 +172,7 @@ def privacy_report(
     max_corrupt: float = 0.0,
     num_byzantine: int = 0,
     fewest_survivors: int | None = None,
+    fewest_answers: int | None = None,
     validation_choices: bool = True,
     charges: Sequence[int] | Tensor | None = None,
     disjoint_cohorts: bool = False,
@@ -196,6 +197,8 @@ def privacy_report(
         num_byzantine: Clients of a cohort, at most, that don't run the protocol; they hide nobody.
         fewest_survivors: Clients that must confirm a sum, where the server may lie about who dropped out;
             None is a server that follows the protocol.
+        fewest_answers: Answers that a sum is sure to hold, where real clients may be silent; None in a
+            simulation.
         validation_choices: Whether anything was picked on validation scores (smoothing, a checkpoint).
         charges: Of a finished run, how many rounds each client was charged for, `(num_clients,)`; None for a
             run to come, whose rows average over who will be drawn.
@@ -222,6 +225,7 @@ def privacy_report(
         max_corrupt,
         num_byzantine,
         fewest_survivors,
+        fewest_answers,
     )
     population = Population(mechanism, setting, total, charges)
     worst = [population.worst(adversary) for adversary in Adversary]
@@ -289,6 +293,18 @@ def _notes(
             "drawn more often than others will have spent more, and the report of the finished run says how "
             "much. "
             "In a round that a client takes part in there is no amplification by sampling."
+        )
+    if setting.fewest_answers is not None:
+        notes.append(
+            "Real clients may be silent. What hides a client in a sum is counted on "
+            f"{setting.fewest_answers} of {len(setting.context.cohort)} answers, "
+            + (
+                "without which no sum is opened (SecAgg(threshold=...) sets it), or as the mechanism says "
+                "(max_dropped)."
+                if setting.secure_aggregation
+                else "its own, as nothing makes others answer; secure aggregation would, or a mechanism that "
+                "says how many may be missing (max_dropped)."
+            )
         )
     if setting.dropout_probability > 0.0:
         notes.append("Dropouts are taken as independent of the data and caused by nobody.")

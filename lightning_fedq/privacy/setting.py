@@ -41,6 +41,8 @@ class Setting:
         fewest_survivors: Clients without whose confirmation no sum opens, where a server behind secure
             aggregation may lie about who dropped out (`SecAgg(active=True)`): it may leave out all others,
             and choose whom. None is a server that follows the protocol.
+        fewest_answers: Answers that a sum is sure to hold, where real clients drop out as they like; whose is
+            open. None where nobody is silent but with the stated chance.
 
     Raises:
         ValueError: If a number makes no sense.
@@ -56,6 +58,7 @@ class Setting:
     max_corrupt: float = 0.0
     num_byzantine: int = 0
     fewest_survivors: int | None = None
+    fewest_answers: int | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout_probability < 1.0 or not 0.0 <= self.max_corrupt < 1.0 or self.rounds < 0:
@@ -71,6 +74,8 @@ class Setting:
                 f"fewest_survivors must be in [1, cohort = {size}], got {self.fewest_survivors}; "
                 "SecAgg.fewest_survivors(cohort) knows it"
             )
+        if self.fewest_answers is not None and not 1 <= self.fewest_answers <= size:
+            raise ValueError(f"fewest_answers must be in [1, cohort = {size}], got {self.fewest_answers}")
 
     @property
     def num_corrupt(self) -> int:
@@ -203,6 +208,8 @@ class Setting:
             return self._against_a_liar(claim, claims[wider], mechanism, self.fewest_survivors)
         if self.dropout_probability > 0.0:
             return self._after_dropouts(claim, claims[wider], mechanism)
+        if self.fewest_answers is not None and not mechanism.fixed_cohort:
+            return self._of_real_clients(claim, claims[wider], mechanism, self.fewest_answers)
         return claim
 
     def _against_a_liar(
@@ -228,6 +235,23 @@ class Setting:
             why = "a lying server may leave clients out, so this is the claim of a view of all messages"
             return _as_wider(wider, claim.adversary, why)
         return replace(claim, loss=loss, assumptions=(*claim.assumptions, confirmed))
+
+    def _of_real_clients(
+        self, claim: PrivacyClaim, wider: PrivacyClaim, mechanism: Mechanism, answers: int
+    ) -> PrivacyClaim:
+        """The claim of the worst clients that may be silent."""
+        size, tolerated = len(self.context.cohort), mechanism.tolerated_dropouts(self.context)
+        if isinstance(claim.loss, NonPrivate) or answers == size:
+            return claim
+        if tolerated is not None:
+            enforced = f"a round with more than {tolerated} dropouts is aborted"
+            return replace(claim, assumptions=(*claim.assumptions, enforced))
+        loss = claim.loss.left_out(size - answers)
+        if loss is None:
+            why = "real clients may be silent, so this is the claim of a view of all messages"
+            return _as_wider(wider, claim.adversary, why)
+        counted = f"no more than {answers} of {size} real clients are sure to answer, whoever they are"
+        return replace(claim, loss=loss, assumptions=(*claim.assumptions, counted))
 
     def _after_dropouts(self, claim: PrivacyClaim, wider: PrivacyClaim, mechanism: Mechanism) -> PrivacyClaim:
         if isinstance(claim.loss, NonPrivate):

@@ -65,6 +65,7 @@ class RoundPlanner:
         dropout_probability: Chance in [0, 1) that a client of the cohort does not answer.
         participation: "random" draws every cohort anew; "once" deals the clients out into disjoint cohorts,
             so that nobody is asked twice.
+        real_clients: Are these no clients of a simulation? Then any number of them may be silent.
 
     Raises:
         ValueError: If a setting is out of its range.
@@ -75,6 +76,7 @@ class RoundPlanner:
     clients_per_round: int | None = None
     dropout_probability: float = 0.0
     participation: Participation = "random"
+    real_clients: bool = False
 
     def __post_init__(self) -> None:
         if self.num_clients < 1:

@@ -135,6 +135,8 @@ class RoundServer:
             "liars": "0",
             **further,
         }
+        if self.planner.real_clients:
+            terms["clients"] = "real"
         if all(isinstance(claim.loss, NonPrivate) for claim in claims):
             terms = {"claims": "nothing"}
         self.ledger.agree(terms)

@@ -363,8 +363,9 @@ def test_settings_reach_the_server(tmp_path):
         COIN, clients_per_round=2, participation="once", ledger=spent, smoothing=0.5, buffers="frozen"
     )
     server = FederatedServer(fed, None, None)
-    for name in ("planner", "smoothing", "buffers", "ledger", "ranges", "local_epochs", "seed"):
+    for name in ("smoothing", "buffers", "ledger", "ranges", "local_epochs", "seed"):
         assert getattr(server, name) == getattr(fed, name)
+    assert server.planner == replace(fed.planner, real_clients=True)
 
 
 def test_what_works_on_updates_is_refused_on_the_server():

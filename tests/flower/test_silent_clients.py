@@ -1,0 +1,97 @@
+"""What hides a client of a deployment in a sum is counted on those that are sure to answer."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from lightning_fedq.callbacks import Federated, RunFolder
+from lightning_fedq.commands.privacy import report_of_checkpoint
+from lightning_fedq.core import Adversary, CoinSum
+from lightning_fedq.federation.privacy_target import first_context, target_setting
+from lightning_fedq.flower.settings import deployed_mechanism, of_real_clients
+from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
+from lightning_fedq.losses import HiddenPair
+from lightning_fedq.mechanisms import (
+    LDPQ,
+    AugCorBin,
+    DistributedDiscreteGaussian,
+    GaussianNoise,
+    LayeredGaussian,
+    PairedCoins,
+    RotatedCoins,
+)
+from lightning_fedq.privacy.accounting import spent
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.secagg import SecAgg
+from tests.flower.loop import LoopGrid, clients, deployment, federated
+
+DELTA, ROUNDS, CLIENTS = 1e-3, 3, 6
+MASKED = SecAgg()  # of six clients four open a sum
+
+
+def among(epsilon: float, answers: int, losses: int) -> float:
+    """Epsilon of some bits of one client among those of `answers` in all, whatever the others hold."""
+    low, high = coin_thresholds(epsilon).probabilities
+    pair = HiddenPair((high, low), (low, high), answers - 1)
+    return spent(CoinSum(low, high, (pair,)), DELTA, compositions=losses).epsilon
+
+
+@pytest.mark.parametrize("adversary", ["secagg_server", "outsider"])
+@pytest.mark.parametrize("masks, answers", [(MASKED, 4), (None, 1)])
+def test_a_target_counts_on_those_who_are_sure_to_answer(adversary, masks, answers):
+    if masks is None and adversary == "secagg_server":
+        return
+    target = PrivacyTarget(8.0, DELTA, adversary)
+    settings = Federated(LDPQ(1.0), CLIENTS, privacy=target, secure_aggregation=masks, seed=None)
+    module = torch.nn.Linear(4, 1)
+    found = deployed_mechanism(settings, module, ROUNDS)
+    assert 7.9 < among(found.epsilon, answers, 5 * ROUNDS) <= 8.0
+
+
+@pytest.mark.parametrize(
+    "options, who, answers", [({"secure_aggregation": MASKED}, "SECAGG_SERVER", 3), ({}, "OUTSIDER", 1)]
+)
+def test_the_report_of_a_deployment_and_of_its_checkpoint(options, who, answers, tmp_path):
+    """Four clients, of whom three open a sum; without masks nothing makes another one answer."""
+    make = lambda: federated(LDPQ(0.01), local_epochs=1, **options)  # noqa: E731
+    folder = RunFolder("run", str(tmp_path / "runs"), delta=DELTA, show=False)
+    _, server = deployment(make(), 1, tmp_path, callbacks=[folder]).run(LoopGrid(*clients(make, tmp_path)))
+    page = json.loads((tmp_path / "runs" / "run" / "privacy.json").read_text())
+    row = next(r for r in page["with_secure_keys"] or page["rows"] if r["adversary"] == who)
+    exact = among(0.01, answers, server.engine.weights.numel())
+    assert row["epsilon_run"] == pytest.approx(exact, rel=1e-9)
+    assert any("real clients are sure to answer" in text for text in row["assumptions"])
+    saved = next((tmp_path / "server").rglob("*.ckpt"))
+    report = report_of_checkpoint(saved, None, DELTA, False)
+    again = next(r for r in report.with_secure_keys or report.rows if r.adversary == who)
+    assert again.epsilon_run == row["epsilon_run"]
+
+
+def test_what_is_kept_whoever_is_silent():
+    """Noise that allows for missing clients in so many words, dithers that the server adds for them."""
+
+    def rows(mechanism, real):
+        settings = Federated(mechanism, CLIENTS, seed=None)
+        planner = (of_real_clients(settings) if real else settings).planner
+        setting = target_setting(
+            PrivacyTarget(8.0, DELTA, "outsider"),
+            first_context(planner, mechanism, 5),
+            1,
+            planner,
+            None,
+            plain_sum=True,
+            num_byzantine=0,
+        )
+        return setting.claims(mechanism)[Adversary.OUTSIDER].loss
+
+    for kept in (
+        RotatedCoins(1.0, 0.5, max_dropped=1),
+        LayeredGaussian(1.0, 1.0),
+        DistributedDiscreteGaussian(1.0, 0.5, 0.1),
+    ):
+        assert rows(kept, True) == rows(kept, False)
+    for fewer in (LDPQ(1.0), GaussianNoise(1.0, 1.0), PairedCoins(1.0), AugCorBin(1.0, 5, 0.5)):
+        assert rows(fewer, True) != rows(fewer, False)
