@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidSignature, InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
@@ -61,9 +61,9 @@ class ServerSecrets:
         members: Key that goes to each client, 32 bytes.
     """
 
-    secret: bytes
+    secret: bytes = field(repr=False)
     federation: bytes
-    members: bytes
+    members: bytes = field(repr=False)
 
     @classmethod
     def draw(cls) -> ServerSecrets:
@@ -151,8 +151,8 @@ class ClientSecrets:
         seed: Of what nobody else knows, 32 bytes.
     """
 
-    secret: bytes
-    seed: bytes
+    secret: bytes = field(repr=False)
+    seed: bytes = field(repr=False)
 
     @classmethod
     def draw(cls) -> ClientSecrets:

@@ -177,3 +177,12 @@ def test_a_signed_key():
             verify_key(*bad)
     with pytest.raises(KeyVerificationError, match="no identity of client 4"):
         verify_key(directory, 4, federation, key, signature)
+
+
+@pytest.mark.parametrize("secrets", [ServerSecrets, ClientSecrets])
+def test_secrets_do_not_show_in_words(secrets):
+    """As in a log, an error or a debugger's list of variables."""
+    drawn = secrets.draw()
+    for name, value in vars(drawn).items():
+        if name != "federation":
+            assert repr(value) not in repr(drawn) and value.hex() not in repr(drawn)

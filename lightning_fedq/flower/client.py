@@ -230,6 +230,7 @@ class RemoteClient(ABC):
                 "new federation in another folder"
             )
         log = StreamLog(path, owner)
+        path.chmod(0o600)
         if not kept.get("logged"):
             store.put(_KEYS, {**kept, "logged": True})
         return log

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,18 @@ def test_a_folder_that_is_set_back_draws_new_coins(tmp_path: Path) -> None:
     again = played.line.clients(2).reply("train", asked[2])["answer"]
     assert first[:40] == again[:40] and len(first) == len(again)  # the same round and attempt
     assert first != again
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_all_files_of_a_client_are_for_its_owner_alone(tmp_path: Path) -> None:
+    """Also in a folder that somebody else has made, which others may enter."""
+    (tmp_path / "client-2").mkdir(mode=0o755)
+    played = Halves(coin(secure_aggregation=SecAgg()), tmp_path)
+    cohort, questions = played.questions()
+    cohort.ask("train", questions)
+    files = {file.name: oct(file.stat().st_mode & 0o777) for file in (tmp_path / "client-2").iterdir()}
+    assert set(files) == {"keys.json", "round.json", "streams.jsonl", "symbols.bin"}
+    assert set(files.values()) == {"0o600"}
 
 
 def test_in_flower_s_own_app(tmp_path: Path) -> None:
