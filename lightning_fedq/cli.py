@@ -7,18 +7,13 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 
+from lightning_fedq import __version__
 from lightning_fedq.commands.binding import import_named_classes
 from lightning_fedq.commands.complaints import TRACE, complaint
-from lightning_fedq.commands.configs import expand
+from lightning_fedq.commands.configs import TRAINING, expand
 from lightning_fedq.commands.settings import take_changes
 from lightning_fedq.commands.suggestions import nearest
 
-TRAINING = {
-    "fit": "train a configuration: fedq fit digits_corbin, or fedq fit mine.yaml --with corbin",
-    "validate": "evaluate a checkpoint on the validation data",
-    "test": "evaluate a checkpoint on the test data",
-    "predict": "predict with a checkpoint and write predictions.pt beside it",
-}
 OTHERS = {
     "configs": "list the runs and fragments that ship with the package; write one out to edit",
     "mechanisms": "list all mechanisms: bits, homomorphic or not, what each protects against, paper",
@@ -54,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever reads has seen enough, as in `fedq configs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return 1
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
     except Exception as error:
         if (words := complaint(error)) is None:
             raise
@@ -67,6 +65,9 @@ def _run(argv: Sequence[str] | None) -> int:
     command = arguments[0] if arguments else "--help"
     if command in ("-h", "--help"):
         print(usage())
+        return 0
+    if command == "--version":
+        print(f"fedq {__version__}")
         return 0
     if command in (*TRAINING, *OTHERS) and command != "configs":  # which only writes files
         import_named_classes(arguments[1:])

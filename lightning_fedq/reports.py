@@ -33,8 +33,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     try:
         beside.write_bytes(content.encode() if isinstance(content, str) else content)
         os.replace(beside, path)
-    except OSError:
+    except OSError as error:
         beside.unlink(missing_ok=True)
+        error.filename = str(path)  # a full disk does not say where
         raise
 
 

@@ -10,6 +10,7 @@ import pytorch_lightning as pl
 import torch
 import yaml
 
+import lightning_fedq
 from lightning_fedq import mechanisms
 from lightning_fedq.cli import OTHERS, TRAINING, main
 from lightning_fedq.commands.calls import parse_mechanism
@@ -433,3 +434,99 @@ def test_a_reader_that_stops_early_is_no_error(arguments: list[str]) -> None:
         complaint = process.stderr.read()
     assert complaint == ""
     assert process.returncode == 1
+
+
+def test_help_of_training_says_what_lightning_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    for command in TRAINING:
+        with pytest.raises(SystemExit, match="0"):
+            main([command, "--help"])
+        shown = " ".join(capsys.readouterr().out.split())
+        assert f"fedq {command} " in shown and "--with FRAGMENT" in shown
+        assert "--set Federated.num_clients=7" in shown and "--trainer.max_epochs" in shown
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"fedq {lightning_fedq.__version__}\n"
+
+
+def test_a_module_with_loaders_of_its_own_needs_no_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "loaders_of_mine.py").write_text(
+        "from lightning_fedq.datasets import DigitsDataModule\n"
+        "from lightning_fedq.models import Classifier, Linear\n"
+        "class Mine(Classifier):\n"
+        "    def __init__(self):\n"
+        "        super().__init__(Linear(in_features=64))\n"
+        "        self.digits = DigitsDataModule(num_train=60)\n"
+        "        self.digits.setup('fit')\n"
+        "    def train_dataloader(self):\n"
+        "        return self.digits.train_dataloader()\n"
+        "    def val_dataloader(self):\n"
+        "        return self.digits.val_dataloader()\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    config = yaml.safe_load(configuration(tmp_path).read_text())
+    del config["data"]
+    config["model"] = {"class_path": "loaders_of_mine.Mine"}
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
+    assert main(["fit", "mine.yaml"]) == 0
+
+
+def test_a_training_without_a_federation_is_called_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = yaml.safe_load(configuration(tmp_path).read_text())
+    config["trainer"]["callbacks"] = []
+    (tmp_path / "plain.yaml").write_text(yaml.safe_dump(config))
+    assert main(["fit", "plain.yaml", "--trainer.enable_progress_bar=false"]) == 0
+    assert "an ordinary training on all data, nothing is federated or private" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["fit"], "Nothing says what to train: give a run that ships with the package"),
+        (["fit", "small.yaml", "--set", "Federated.num_clients=eight"], "num_clients must be int, got eight"),
+    ],
+)
+def test_mistakes_are_answered_in_a_few_lines(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configuration(tmp_path)
+    with pytest.raises(SystemExit, match="2"):
+        main(arguments)
+    error = capsys.readouterr().err
+    assert said in error and len(error.splitlines()) < 6 and len(error) < 500
+
+
+def test_the_folder_of_a_run_is_no_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("{}")
+    assert main(["fit", "run"]) == 2
+    assert "its configuration is run/config.yaml" in capsys.readouterr().err
+
+
+def test_an_interrupted_command_says_so_without_a_trace(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(argv: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("lightning_fedq.commands.configs.main", interrupted)
+    assert main(["configs"]) == 130
+    assert capsys.readouterr().err == "interrupted\n"
+
+
+def test_a_folder_that_can_not_be_written_is_told_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").write_text("a file")
+    config = yaml.safe_load(configuration(tmp_path).read_text())
+    folder = {"class_path": "lightning_fedq.callbacks.RunFolder", "init_args": {"root": "taken"}}
+    config["trainer"]["callbacks"].append(folder)
+    (tmp_path / "folder.yaml").write_text(yaml.safe_dump(config))
+    assert main(["fit", "folder.yaml"]) == 2
+    error = capsys.readouterr().err
+    assert "Not a directory" in error and "taken" in error and "Traceback" not in error

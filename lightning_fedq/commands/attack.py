@@ -15,6 +15,7 @@ from rich.table import Table
 from torch import nn
 
 from lightning_fedq.commands.configs import find
+from lightning_fedq.commands.defaults import ShowDefaults
 from lightning_fedq.core import Adversary, Mechanism
 from lightning_fedq.leakage.inversion import DLG, Analytic, Attack, InvertingGradients, Matching, iDLG
 from lightning_fedq.leakage.membership import membership_inference
@@ -208,6 +209,7 @@ def main(argv: Sequence[str]) -> int:
     """Attack, print the table, write it and the picture."""
     parser = argparse.ArgumentParser(
         prog="fedq attack",
+        formatter_class=ShowDefaults,
         description="Invert the updates of a small model, or a configuration's, as vanilla FedAvg, LDP-FL, "
         "CorBin, CPA, layered Gaussian, the near-optimal mechanism at several budgets and the configured "
         "mechanism send them: one table, one picture.",

@@ -18,15 +18,17 @@ _KINDS = (ValueError, TypeError, RuntimeError, OSError, ImportError)
 def complaint(error: Exception) -> str | None:
     """Lines to print of an error in place of its trace, or None if the trace is needed.
 
-    It is needed unless a `raise` of this package or of Lightning made the error and no code of the user's was
-    running, neither then nor in what caused it.
+    It is needed unless a `raise` of this package or of Lightning made the error, or the operating system did
+    (no such file, no space left), and no code of the user's was running, neither then nor in what caused it.
     """
     known = isinstance(error, _KINDS) or type(error).__name__ == "MisconfigurationException"
     if os.environ.get(TRACE) or not known or not str(error):
         return None
     *_, last = _places(error)
     raised = dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
-    if not raised or _package(last) not in _SPEAKERS or any(map(_is_of_the_user, _all_places(error))):
+    system = isinstance(error, OSError) and error.errno is not None
+    told = system or (raised and _package(last) in _SPEAKERS)
+    if not told or any(map(_is_of_the_user, _all_places(error))):
         return None
     return f"error: {error}\n{TRACE}=1 in the environment shows the trace."
 

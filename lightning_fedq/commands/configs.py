@@ -14,6 +14,12 @@ from pathlib import Path
 from lightning_fedq.commands.suggestions import nearest
 
 _PACKAGE = Path(__file__).parents[1]
+TRAINING = {
+    "fit": "train a configuration: fedq fit digits_corbin, or fedq fit mine.yaml --with corbin",
+    "validate": "evaluate a checkpoint on the validation data",
+    "test": "evaluate a checkpoint on the test data",
+    "predict": "predict with a checkpoint and write predictions.pt beside it",
+}
 EVALUATION = ("validate", "test", "predict")
 SUFFIXES = (".yaml", ".yml", ".json")
 
@@ -47,6 +53,8 @@ def find(name: str, kind: str = "configuration") -> Path:
     """
     if Path(name).is_file():
         return Path(name)
+    if (Path(name) / "config.yaml").is_file():
+        raise ValueError(f"{name} is the folder of a run; its {kind} is {Path(name) / 'config.yaml'}")
     shipped = configs() if kind == "configuration" else fragments()
     if name in shipped:
         return shipped[name]

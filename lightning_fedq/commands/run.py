@@ -18,7 +18,7 @@ import yaml
 
 from lightning_fedq._lightning import callbacks_of, is_overridden, pl
 from lightning_fedq.callbacks.run_folder import RunFolder
-from lightning_fedq.commands.configs import EVALUATION, find
+from lightning_fedq.commands.configs import EVALUATION, TRAINING, find
 from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.commands.suggestions import concise, suggest
 from lightning_fedq.discovery import installed
@@ -72,6 +72,25 @@ def configuration_file(config: Mapping[str, Any]) -> Iterator[str]:
         yield str(path)
 
 
+CHOICES = (
+    "NAME is a run that ships with the package (`fedq configs` lists them) or a YAML file, RUN the folder of "
+    "a run. --with FRAGMENT adds a mechanism or a callback that ships (corbin, wandb), or a file. Several "
+    "may be given, and stand in that order behind the callbacks of NAME. --set changes settings after all "
+    "else, by the name of a class or from the top: --set Federated.num_clients=7 CorBin.epsilon=2.0 "
+    "trainer.max_epochs=3."
+)
+"""What `expand` and `take_changes` add to LightningCLI."""
+
+
+def described(subcommand: str) -> dict[str, str]:
+    """Usage and description of a training command, of which LightningCLI knows a part."""
+    first = "NAME" if subcommand == "fit" else "RUN"
+    return {
+        "usage": f"fedq {subcommand} {first} [--with FRAGMENT] [--set SETTING=VALUE ...] [--KEY VALUE ...]",
+        "description": f"{TRAINING[subcommand][:1].upper()}{TRAINING[subcommand][1:]}. {CHOICES}",
+    }
+
+
 class SuggestingParser(LightningArgumentParser):
     """Says what an unknown key probably meant, and leaves out the usage, which is two screens long."""
 
@@ -107,13 +126,12 @@ class FedqCLI(LightningCLI):
         quieten()
         self.changes = changes
         super().__init__(
-            pl.LightningModule,
-            pl.LightningDataModule,
+            pl.LightningModule,  # no class for the data: a module may have loaders of its own
             subclass_mode_model=True,
             subclass_mode_data=True,
             save_config_callback=None,
             parser_class=SuggestingParser,
-            parser_kwargs={"prog": "fedq"},
+            parser_kwargs={"prog": "fedq", **{name: described(name) for name in TRAINING}},
             args=list(args),
             run=run,
         )
@@ -154,6 +172,13 @@ class FedqCLI(LightningCLI):
 
     def before_fit(self) -> None:
         """Hand the resolved configuration to the run folder. Its summary is printed after the test."""
+        names = {base.__name__ for c in callbacks_of(self.trainer) for base in type(c).__mro__}
+        if not names & {"Federated", "DPSGD"}:
+            print(
+                "no Federated callback: an ordinary training on all data, nothing is federated or private; "
+                "--with FRAGMENT adds one (`fedq configs` lists them)",
+                file=sys.stderr,
+            )
         if self.run_folder is None:
             return
         config = yaml.safe_load(self.resolved())
@@ -168,7 +193,9 @@ class FedqCLI(LightningCLI):
 
     def after_fit(self) -> None:
         """Test the last global model, where there is something to test, and print the summary."""
-        data = self.datamodule if is_overridden("test_dataloader", self.datamodule) else self.model
+        data = self.datamodule
+        if data is None or not is_overridden("test_dataloader", data):
+            data = self.model
         testable = is_overridden("test_step", self.model) and is_overridden("test_dataloader", data)
         if testable:
             self.trainer.test(self.model, self.datamodule, verbose=False)

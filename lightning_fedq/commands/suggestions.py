@@ -23,6 +23,15 @@ def suggest(message: str, keys: Iterable[str]) -> str:
         keys: Dotted keys that the parser knows.
     """
     keys = list(keys)
+    if re.search(r"arguments are required: .*\bmodel\b", message):
+        return (
+            " Nothing says what to train: give a run that ships with the package (fedq fit digits_corbin; "
+            "`fedq configs` lists them), or a YAML file with model: {class_path: MODULE.CLASS}"
+        )
+    wrong = re.findall(r'Parser key "(\w+)":\n(?: .*\n)*? *Expected (?:an? )?(.*)\. Got value: (.*)', message)
+    if wrong and "class_path" in message:
+        key, kind, value = wrong[-1]
+        return f" {key} must be {_named(kind)}, got {value}"
     unknown = re.search(r"[uU]nrecognized arguments?: --([^\s=]+)", message)
     if unknown:
         return nearest(unknown[1].rstrip("+"), keys) or _nearest_start(unknown[1], keys)
@@ -47,10 +56,17 @@ def suggest(message: str, keys: Iterable[str]) -> str:
     return ""
 
 
+def _named(kind: str) -> str:
+    """A type as it is written: `<class 'int'>` is an int."""
+    return re.sub(r"<class '([\w.]+)'>", r"\1", kind)
+
+
 def concise(message: str) -> str:
     """The first line of a parser's error and the one that names what was refused, without the dump."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    told = re.compile("is not accepted|does not correspond|does not accept|has no attribute")
+    told = re.compile(
+        "is not accepted|does not correspond|does not accept|has no attribute|Problem with given class_path"
+    )
     refused = [line for line in lines[1:] if told.search(line)]
     return "\n".join(lines if len(lines) < 4 or not refused else [lines[0], *refused[-1:]])
 

@@ -14,6 +14,7 @@ from torch import nn
 from lightning_fedq.commands.attack import configured, print_rows
 from lightning_fedq.commands.compare import read_run
 from lightning_fedq.commands.configs import find
+from lightning_fedq.commands.defaults import ShowDefaults
 from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.core import Adversary
 from lightning_fedq.leakage.inversion import Matching
@@ -55,11 +56,14 @@ def main(argv: Sequence[str]) -> int:
     """Attack and train every configuration. Print the table, write it, the bounds and the picture."""
     parser = argparse.ArgumentParser(
         prog="fedq tradeoff",
+        formatter_class=ShowDefaults,
         description="Attack the first round of each configuration, train it, and put measured leakage "
         "against accuracy on one picture, proven epsilons as labels, with the paper's bounds, sound or not.",
     )
     parser.add_argument("configs", nargs="+", metavar="CONFIG", help="configurations, files or names")
-    parser.add_argument("--adversary", choices=[who.name for who in Adversary], default="EAVESDROPPER")
+    parser.add_argument(
+        "--adversary", choices=[who.name for who in Adversary], default="EAVESDROPPER", help="who attacks"
+    )
     parser.add_argument("--monitor", default="val_acc", help="the metric to compare (default: %(default)s)")
     parser.add_argument("--rounds", type=int, help="rounds to train (default: as configured)")
     parser.add_argument("--attempts", type=int, default=200, help="attempts of each attack")
