@@ -13,6 +13,9 @@ from lightning_fedq.flower.records import Fields, from_record, to_record
 POLL = 0.2
 """Seconds between two questions whether answers have come."""
 
+_LONGEST = 2_000
+"""Characters of a refusal that are shown."""
+
 
 class Exchange:
     """Messages to nodes, and their answers. Whoever is silent is missing from them.
@@ -80,14 +83,20 @@ class Exchange:
     def fields(self, node: int, reply: Message) -> Fields | None:
         """Answer of one node. None is nothing that can be read, which is warned of."""
         if reply.has_error():
-            self._warn(f"node {node}: {reply.error.reason or f'error {reply.error.code}'}")
+            self._warn(f"node {node}: {_shown(reply.error.reason or f'error {reply.error.code}')}")
             return None
         try:
             fields = from_record(reply.content)
         except ValueError as error:
-            self._warn(f"node {node}: {error}")
+            self._warn(f"node {node}: {_shown(error)}")
             return None
         if "refused" in fields:
-            self._warn(f"node {node} refuses: {fields['refused']}")
-            return {"refused": fields["refused"]}
+            words = _shown(fields["refused"])
+            self._warn(f"node {node} refuses: {words}")
+            return {"refused": words}
         return fields
+
+
+def _shown(words: object) -> str:
+    """Words of somebody else as part of a line of a log, which they can neither end nor make long."""
+    return "".join(c if c.isprintable() else " " for c in str(words)[:_LONGEST])

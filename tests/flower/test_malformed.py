@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Message
+from flwr.app import ConfigRecord, Error, Message, RecordDict
 
+from lightning_fedq.flower.exchange import Exchange
+from lightning_fedq.flower.records import to_record
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, JoPEQ
 from lightning_fedq.secagg import Client, SecAgg
 from lightning_fedq.secagg.messages import FRAME_BYTES, TAG_BYTES, Kind, seal
@@ -114,3 +116,16 @@ def test_masked_symbols_that_no_client_can_have(mechanism: Any, tmp_path: Path, 
     assert "a client has sent what" in record.aborted and not played.server.weights.any()
     lies = False
     assert played.round().num_received == 4 and played.server.weights.any()
+
+
+@pytest.mark.parametrize("answer", ["refused", "error", "names"])
+def test_words_of_a_client_are_one_short_line_of_the_server_s_log(answer: str) -> None:
+    """A client could write lines in another one's name into the log, or control a terminal that shows it."""
+    words, warned = "no\nnode 3 refuses: train: declined\x1b[2J" + "!" * 10**6, list[str]()
+    LoopGrid([], [])  # Flower's messages want to know who sends them
+    asked = Message(RecordDict(), dst_node_id=2, message_type="train")
+    content: Any = to_record({"refused": words}) if answer == "refused" else Error(2, words)
+    content = RecordDict({words: ConfigRecord()}) if answer == "names" else content
+    Exchange(None, 1.0, warned.append).fields(2, Message(content, reply_to=asked))  # type: ignore[arg-type]
+    (line,) = warned
+    assert line.startswith("node 2") and line.isprintable() and len(line) < 3_000
