@@ -22,6 +22,7 @@ side by side), `client_parallel` (stacks), `resume` (checkpoints), `secure_sum`;
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import secrets
 from collections.abc import Callable, Sequence
@@ -88,6 +89,7 @@ from lightning_fedq.federation.schedule import Schedule
 from lightning_fedq.federation.secure_sum import check_modulus, check_secure_aggregation, secure_sum
 from lightning_fedq.federation.stack_size import choose_clients_per_step, largest_stack
 from lightning_fedq.federation.undo import Undo
+from lightning_fedq.federation.unprotected import lengths_tell
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import Calibration, PrivacyTarget
 from lightning_fedq.randomness import AgreedKeys, Keys, RootKeys, SeededKeys
@@ -331,7 +333,7 @@ class Federated(pl.Callback):
         )
         self._undo.later(self._training.detach)
         if self.seed is None:
-            check_exact_monitors(trainer)
+            check_exact_monitors(trainer, lengths_tell(self._engine))
         choice = choose(self.client_metrics, trainer, self._engine)
         group = None if self._ranks is None else self._ranks.group
         self.client_log = ClientMetrics(choice, trainer, pl_module, lambda: self.training_clients, group)
@@ -818,7 +820,7 @@ class Federated(pl.Callback):
             "clients_per_step": self.clients_per_step_chosen,
             "engine": self._engine_state(),
             "clock": 0 if self._clock is None else self._clock.now,
-            "records": plain_records(self.records, self.seed is None),
+            "records": plain_records(self.records, self.seed is None, not lengths_tell(self.engine)),
         }
 
     def _members(self) -> dict[str, list[str]]:
@@ -832,7 +834,10 @@ class Federated(pl.Callback):
         ledger keeps it, and the repetition is a new attempt.
         """
         start = None if self._training is None else self._training.start
-        return self._engine.state_dict() if start is None or self.seed is None else start.engine
+        if start is not None and self.seed is not None:
+            return start.engine
+        hidden = {"total_uplink_bits": math.nan} if lengths_tell(self._engine) else {}
+        return {**self._engine.state_dict(), **hidden}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue the federation of a checkpoint.

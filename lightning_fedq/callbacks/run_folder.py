@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import fields, replace
 from pathlib import Path
@@ -13,7 +14,7 @@ from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import engine_of, federated_of
 from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.privacy_target import fewest_answers
-from lightning_fedq.federation.unprotected import what_left
+from lightning_fedq.federation.unprotected import lengths_tell, what_left
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
@@ -89,6 +90,7 @@ class RunFolder(pl.Callback):
         """The resolved configuration as YAML; the `fedq` command sets it."""
         self._test_metrics: dict[str, float] = {}
         self._round_started, self._private, self._trains = 0.0, True, False
+        self._lengths_tell = True
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse a delta that the report at the end could not use."""
@@ -108,6 +110,7 @@ class RunFolder(pl.Callback):
         assert client_log is not None
         client_log.keep, self._trains = True, True
         self._private = not isinstance(engine_of(trainer, "RunFolder").keys, SeededKeys)
+        self._lengths_tell = lengths_tell(engine_of(trainer, "RunFolder"))
         if self.config is not None and trainer.is_global_zero:
             write_atomically(self.path / "config.yaml", self.config)
 
@@ -268,10 +271,12 @@ class RunFolder(pl.Callback):
         return {"monitor": monitor, "value": row[monitor], "round": row["round"]}
 
     def state_dict(self) -> dict[str, Any]:
-        """The folder and its rows. Of a private run, without the columns that only a simulation knows."""
+        """The folder and its rows. Of a private run, without the columns that only a simulation knows, and
+        without lengths of messages where they tell of updates."""
         rows = [dict(row) for row in self.rows]
         if self._private:
-            rows = [{key: row[key] for key in row if not key.startswith(SIMULATION_ONLY)} for row in rows]
+            hidden = (*SIMULATION_ONLY, *(("uplink_bits",) if self._lengths_tell else ()))
+            rows = [{key: row[key] for key in row if not key.startswith(hidden)} for row in rows]
         return {"path": str(self._folder()), "rows": rows}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -280,3 +285,5 @@ class RunFolder(pl.Callback):
         if (table := self.path / "metrics.csv").is_file():
             whole = {row["round"]: row for row in read_rows(table)}
             self.rows = [{**whole.get(row["round"], {}), **row} for row in self.rows]
+        for row in self.rows:
+            row.setdefault("uplink_bits", math.nan)

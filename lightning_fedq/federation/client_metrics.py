@@ -25,7 +25,7 @@ from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.rounds import RoundEngine
 
 ClientMetricsChoice = Literal["local", "shared", "none"]
-_EXACT = "fed/sim_"
+_EXACT, _LENGTHS = "fed/sim_", "fed/uplink_bits"
 
 
 def check_choice(choice: str | None) -> None:
@@ -335,22 +335,27 @@ def _forks(name: str) -> tuple[str, str, str]:
     return name, f"{name}_step", f"{name}_epoch"
 
 
-def check_exact_monitors(trainer: pl.Trainer) -> None:
+def check_exact_monitors(trainer: pl.Trainer, lengths_tell: bool) -> None:
     """Refuse to choose a private run's model, or to name its files, by what only a simulation knows.
 
     Checkpoints keep such scores and names.
 
+    Args:
+        trainer: With all callbacks.
+        lengths_tell: Whether lengths of messages are refused, too.
+
     Raises:
         ValueError: Naming who watches what.
     """
+    exact = (_EXACT, _LENGTHS) if lengths_tell else _EXACT
     for who, metric in _in_file_names(trainer):
-        if metric.startswith(_EXACT):
+        if metric.startswith(exact):
             raise ValueError(
                 f"{who} names its files by {metric!r}, which is made of the clients' exact updates: names, "
                 "and checkpoints, which hold them, would tell it without noise; leave it out, or use a seed"
             )
     for who, monitor in _monitors(trainer):
-        if monitor.startswith(_EXACT):
+        if monitor.startswith(exact):
             raise ValueError(
                 f"{who} watches {monitor!r}, which is made of the clients' exact updates: the model and its "
                 "checkpoint would depend on it without noise; watch something else, or use a seed"

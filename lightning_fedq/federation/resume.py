@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -78,10 +79,17 @@ def check_federation(own: Mapping[str, str], theirs: Mapping[str, str]) -> None:
         )
 
 
-def plain_records(records: Sequence[RoundRecord], private: bool) -> list[dict[str, Any]]:
-    """Records in the types that a checkpoint may hold. Of a private run, without what a simulation knows."""
+def plain_records(records: Sequence[RoundRecord], private: bool, lengths: bool) -> list[dict[str, Any]]:
+    """Records in the types that a checkpoint may hold.
+
+    Args:
+        records: Of the run.
+        private: Whether what only a simulation knows is left out.
+        lengths: Whether lengths of messages are kept then.
+    """
     kept = [record.released() if private else record for record in records]
-    return [{**vars(r), "non_finite_clients": list(r.non_finite_clients)} for r in kept]
+    hidden = {"uplink_bits": math.nan} if private and not lengths else {}
+    return [{**vars(r), "non_finite_clients": list(r.non_finite_clients), **hidden} for r in kept]
 
 
 def records_of(plain: Sequence[dict[str, Any]]) -> list[RoundRecord]:

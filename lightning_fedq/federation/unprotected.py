@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 from lightning_fedq._lightning import callbacks_of, pl
 from lightning_fedq.federation.protocol import Federation
 from lightning_fedq.randomness import SeededKeys
-from lightning_fedq.rounds import metric_name
+from lightning_fedq.rounds import RoundServer, metric_name
 from lightning_fedq.wire.coding import FixedLength
 
 _NAMED = 10
@@ -28,6 +28,19 @@ class LetsOut(Protocol):
 
         "" for nothing.
         """
+
+
+def lengths_tell(engine: RoundServer) -> bool:
+    """Does the length of messages tell of updates, so that no checkpoint may hold it?
+
+    Not where keys come from a seed, where codes have a fixed length, and behind secure aggregation.
+    """
+    return not isinstance(engine.keys, SeededKeys) and _lengths_follow_from_updates(engine)
+
+
+def _lengths_follow_from_updates(engine: RoundServer) -> bool:
+    code = engine.mechanism.code(engine.context(engine.coming_plan()))
+    return not isinstance(code, FixedLength) and engine.secure_sums is None
 
 
 def what_left(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -> tuple[str, ...]:
@@ -70,11 +83,10 @@ def _lines(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -
             f"Clients whose update held a NaN or an infinity, by name on the screen {checkpoints}: "
             f"{bad[:_NAMED]}{more}; how many, in `fed/{metric_name('num_non_finite')}`."
         )
-    context = engine.context(engine.planner.plan(0, engine.mechanism))
-    if not isinstance(engine.mechanism.code(context), FixedLength) and engine.secure_sums is None:
+    if _lengths_follow_from_updates(engine):
         yield (
             "The length of messages, which depends on the updates because the code has no fixed length: "
-            f"`fed/uplink_bits`, in {places} and in checkpoints."
+            f"`fed/uplink_bits`, in {places}, {checkpoints}."
         )
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
         yield (

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchmetrics import MeanMetric
 
 from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
-from lightning_fedq.mechanisms import LDPQ, FedAvg
+from lightning_fedq.mechanisms import LDPQ, FedAvg, LayeredGaussian
 
 CLIENTS, ROUNDS = 4, 2
 SECRET = 0.8125 + 2**-20
@@ -299,6 +299,42 @@ def test_a_resumed_private_run_keeps_its_table_whole(tmp_path):
     )
     trainer.fit(Logs(), ckpt_path=tmp_path / "last.ckpt")
     assert len(folder.rows) == ROUNDS + 1 and all("sim_mse" in row for row in folder.rows)
+
+
+@pytest.mark.filterwarnings("ignore:The dirpath has changed")
+@pytest.mark.parametrize(
+    "mechanism, seed, kept",
+    [
+        (LayeredGaussian(1.0, 1.0, entropy_code="elias"), None, False),
+        (LayeredGaussian(1.0, 1.0, entropy_code="elias"), 0, True),
+        (LDPQ(0.1), None, True),
+    ],
+)
+def test_lengths_that_tell_of_updates_are_in_no_checkpoint_of_a_private_run(mechanism, seed, kept, tmp_path):
+    """A checkpoint is what is released, and how long a code is follows from the updates."""
+    _, fed = run(tmp_path, mechanism=mechanism, seed=seed)
+    sent = [record.uplink_bits for record in fed.records]
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
+    federation = next(state for state in saved["callbacks"].values() if "records" in state)
+    records = [record["uplink_bits"] for record in federation["records"]]
+    assert (records == sent) == kept and (federation["engine"]["total_uplink_bits"] == sum(sent)) == kept
+    rows = next(state for state in saved["callbacks"].values() if "rows" in state)["rows"]
+    assert all(("uplink_bits" in row) == kept for row in rows)
+    assert "fed/uplink_bits" in columns(tmp_path)  # who runs it knows, as its page says
+    folder = RunFolder("run", str(tmp_path), show=False)
+    folder.load_state_dict(next(state for state in saved["callbacks"].values() if "rows" in state))
+    assert [row["uplink_bits"] for row in folder.rows] == sent[:-1] or [
+        row["uplink_bits"] for row in folder.rows
+    ] == sent
+
+
+def test_no_file_of_a_private_run_is_named_by_lengths_that_tell_of_updates(tmp_path):
+    def named(folder):
+        return pl.callbacks.ModelCheckpoint(folder / "best", filename="{fed/uplink_bits}")
+
+    with pytest.raises(ValueError, match="ModelCheckpoint names its files by 'fed/uplink_bits'"):
+        run(tmp_path, named(tmp_path), mechanism=LayeredGaussian(1.0, 1.0))
+    run(tmp_path / "fixed", named(tmp_path / "fixed"))
 
 
 def test_nobody_chooses_a_private_model_by_exact_updates(tmp_path):
