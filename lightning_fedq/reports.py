@@ -35,7 +35,8 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         os.replace(beside, path)
     except OSError as error:
         beside.unlink(missing_ok=True)
-        error.filename = str(path)  # a full disk does not say where
+        if error.errno is not None:
+            error.filename = str(path)  # a full disk does not say where
         raise
 
 
@@ -142,12 +143,14 @@ def print_summary(summary: Mapping[str, Any], folder: Path) -> None:
     from rich.console import Console  # only needed here
     from rich.table import Table
 
+    from lightning_fedq.privacy.verdict import scale
+
     console = Console(soft_wrap=True)
     table = Table(title=summary["name"], show_header=False, title_justify="left", box=SIMPLE_HEAD)
     for name, value in summary_lines(summary):
         table.add_row(name, value)
     console.print(table)
-    console.print("privacy, adversary by adversary:", highlight=False)
+    console.print(f"privacy, adversary by adversary ({scale()}):", highlight=False)
     for line in summary["privacy"]:
         wrapped = wrap(line, console.width - 4) if console.is_terminal else [line]
         console.print("  - " + "\n    ".join(wrapped), highlight=False)
@@ -184,9 +187,11 @@ def privacy_lines(report: PrivacyReport) -> list[str]:
 
 def report_markdown(summary: Mapping[str, Any], pictures: Sequence[str]) -> str:
     """Return the page `report.md`: result, cost, privacy by adversary, pictures."""
+    from lightning_fedq.privacy.verdict import scale
+
     lines = [f"# {summary['name']}", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in summary_lines(summary)]
-    lines += ["", "## Privacy, adversary by adversary", ""]
+    lines += ["", "## Privacy, adversary by adversary", "", f"{scale().capitalize()}.", ""]
     lines += [f"- {line}" for line in summary["privacy"]]
     if pictures:
         lines += ["", "## Pictures", ""] + [f"![{name}]({name})" for name in pictures]

@@ -22,7 +22,14 @@ BLOCKS = [
         re.findall(r"^```(python|bash)\n(.*?)^```", page.read_text(), re.M | re.S)
     )
 ]
+WHOLE = [ROOT / "docs" / "secagg.md", ROOT / "docs" / "scale.md"]
+"""Further pages whose Python blocks need nothing that the page doesn't import."""
 PYTHON = [(place, text) for place, language, text in BLOCKS if language == "python"]
+PYTHON += [
+    (f"{page.name}, block {number}", text)
+    for page in WHOLE
+    for number, text in enumerate(re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S))
+]
 BASH = [text for _, language, text in BLOCKS if language == "bash"]
 
 

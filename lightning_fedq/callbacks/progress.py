@@ -92,7 +92,7 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
         due = now - self._last_line >= self.interval or done == rounds
         if self._enabled and due:
             self._last_line = now
-            line = f"round {done}/{self._text(rounds)}: {note}, {now - self._started:.0f} s"
+            line = f"round {done}/{self._text(rounds)}: {note}, {now - self._started:.0f} s so far"
             self._console.print(line, highlight=False, soft_wrap=True)
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -119,7 +119,7 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
         name = self.monitor or first_metric([logged])
         parts = [f"{name} {float(logged[name]):.4f}"] if name in logged else []
         parts.append(f"{record.num_received}/{record.cohort_size} clients")
-        parts.append(f"{record.uplink_bits / 8e6:.3g} MB up")
+        parts.append(f"{record.uplink_bits / 8e6:.3g} MB up this round")
         if record.non_finite_clients:
             parts.append(f"{len(record.non_finite_clients)} not finite")
         return ", ".join(parts)

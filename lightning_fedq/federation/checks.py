@@ -33,6 +33,11 @@ _FROM_LOADER = (
 )
 
 
+_NO_DATA = (
+    "there is no training data, or the training loader is not the clients' own, and would train centrally; "
+    "use trainer.fit(model, datamodule=...) with a data module, such as "
+    "datamodule=FederatedDataModule.from_loader(loader, val_loader), or data: {class_path: ...} in a YAML"
+)
 _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "mechanism": (Mechanism, "a mechanism, such as LDPQ(epsilon=1.0)"),
     "num_clients": (Integral, "an integer"),
@@ -139,7 +144,7 @@ def check_setup(trainer: Any, module: pl.LightningModule) -> None:
         )
     own = is_overridden("train_dataloader", module, pl.LightningModule)
     if trainer.datamodule is None and handed_loader(trainer) is None and not own:
-        raise ValueError(_FROM_LOADER)
+        raise ValueError(_NO_DATA)
     check_flags(trainer)
 
 
@@ -262,7 +267,7 @@ def least_fraction(num_batches: int) -> float:
 
 
 def check_shapes(module: torch.nn.Module) -> None:
-    """Refuse parameters that have no shape yet, of which no update could be made.
+    """Refuse parameters of which no vector of real numbers can be made: without a shape yet, or complex.
 
     Raises:
         ValueError: Naming them.
@@ -274,6 +279,12 @@ def check_shapes(module: torch.nn.Module) -> None:
             f"{', '.join(lazy[:_NAMED])} have no shape before the first batch (a lazy layer), and the vector "
             "of an update needs one; run a batch through the model in its setup or configure_model, or give "
             "the layers their sizes"
+        )
+    is_complex = [name for name, p in module.named_parameters() if p.requires_grad and p.is_complex()]
+    if is_complex:
+        raise ValueError(
+            f"{', '.join(is_complex[:_NAMED])} are complex, and an update is a vector of real numbers; keep "
+            "them as torch.view_as_real(...) parameters, and torch.view_as_complex in forward"
         )
 
 
@@ -287,6 +298,13 @@ def check_optimizers(trainer: pl.Trainer) -> list[torch.optim.Optimizer]:
         raise ValueError(
             "Federated needs an optimiser, configure_optimizers returned none; return one of the parameters "
             "that are to be trained"
+        )
+    groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
+    if not any(parameter.requires_grad for group in groups for parameter in group["params"]):
+        raise ValueError(
+            "Federated has nothing to train: no parameter in an optimiser requires a gradient "
+            "(configure_optimizers returned none, or all of them are frozen); return an optimiser of the "
+            "parameters that are to be trained"
         )
     for config in trainer.lr_scheduler_configs:
         if config.interval == "step" and config.reduce_on_plateau:

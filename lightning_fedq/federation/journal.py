@@ -53,7 +53,7 @@ def say_at_start(ledger: Ledger, seeded: bool, saved: dict[str, Any] | None = No
     if seeded:
         rank_zero_info("keys from a seed: reproducible, and nothing is private")
     else:
-        rank_zero_info("keys from the operating system: private, and not reproducible whatever is seeded")
+        rank_zero_info("keys from the operating system: secret, and not reproducible whatever is seeded")
     if ledger.rounds:
         rank_zero_info(
             f"these clients have paid for up to {ledger.most_charged} rounds before this training, which add "

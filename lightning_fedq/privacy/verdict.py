@@ -8,6 +8,12 @@ VACUOUS = "vacuous"
 _SCALE = ((1.0, "strong"), (4.0, "good"), (8.0, "usable"), (VACUOUS_EPSILON, "weak"))
 
 
+def scale() -> str:
+    """The scale in words, for whoever reads a verdict first."""
+    words = ", ".join(f"{word} up to {limit:g}" for limit, word in _SCALE)
+    return f"epsilon, the smaller the more private: {words}, above it {VACUOUS}, which is as good as nothing"
+
+
 def verdict(epsilon: float) -> str:
     """One word for an epsilon, in nats."""
     return next((word for limit, word in _SCALE if epsilon <= limit), VACUOUS)

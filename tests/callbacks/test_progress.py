@@ -13,7 +13,7 @@ def test_a_pipe_gets_few_whole_lines() -> None:
     lines = file.getvalue().splitlines()
     assert len(lines) == 2  # the first round and the last
     assert lines[0].startswith("round 1/4: val_acc 0.") and lines[1].startswith("round 4/4: val_acc 0.")
-    assert "4/4 clients, 0.000325 MB up" in lines[1] and "\x1b" not in file.getvalue()
+    assert "4/4 clients, 0.000325 MB up this round" in lines[1] and "\x1b" not in file.getvalue()
 
 
 def test_every_round_has_its_line_if_asked() -> None:

@@ -164,6 +164,31 @@ class Lazy(Classifier):
             self.backbone(torch.zeros(2, 64))
 
 
+class Complex(Classifier):
+    """Has a complex parameter beside the real ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.phase = torch.nn.Parameter(torch.ones(10, dtype=torch.complex64))
+
+
+def test_complex_parameters_are_refused_with_the_cure() -> None:
+    refused(r"phase are complex, .* torch\.view_as_real", Complex())
+
+
+def test_nothing_to_train_is_said() -> None:
+    refused(r"has nothing to train: no parameter in an optimiser", Classifier().requires_grad_(False))
+    module = Classifier(optimizer=lambda params: None)
+    with pytest.warns(UserWarning, match="no optimizer"):
+        refused("has nothing to train", module)
+
+
+@pytest.mark.filterwarnings("ignore:.*no `val_dataloader`")
+def test_no_data_at_all_is_said() -> None:
+    with pytest.raises(ValueError, match=r"there is no training data, .* datamodule="):
+        make_trainer(federated()).fit(Classifier())
+
+
 def test_layers_without_a_shape_are_refused_with_the_cure() -> None:
     refused(r"backbone\.weight, backbone\.bias have no shape .* run a batch through .* setup", Lazy(False))
     make_trainer(federated(), max_epochs=1).fit(Lazy(True), datamodule=Digits(80))
