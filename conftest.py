@@ -1,15 +1,20 @@
 """Collection and speed of the tests.
 
 What can't be imported here is not collected: the Flower adapter needs the extra `flower`. The files that take
-longest come first, so that two workers (`--dist loadfile`) end together.
+longest come first, so that two workers (`--dist loadfile`) end together. Torch has one thread unless
+OMP_NUM_THREADS says otherwise: models here are small, and tests of killed processes fork, which one
+with OpenMP threads can't.
 """
 
 import gc
+import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
 
 collect_ignore_glob = [] if find_spec("flwr") else ["lightning_fedq/flower/*", "tests/flower/*"]
 LONGEST = (
