@@ -255,7 +255,7 @@ class RemoteClient(ABC):
             keys.take_contributions(group, dict(zip(others, sealed, strict=False)))
         client = self._round_client(fields, keys)
         try:
-            client.check_budget(task)
+            client.check(task, weights)
             message = client.encode(task, weights, self._trained(client.client, task, weights))
         except BudgetSpentError as error:  # how much is left is nobody else's business
             rank_zero_warn(f"round {task.round + 1}, BudgetSpentError: {error}")

@@ -146,16 +146,24 @@ class StreamLog:
             OSError: If it can't be written; then nothing may be sent.
         """
         self._read()
+        self.check(round, attempt)
+        check()
+        if self._journal is not None:
+            self._journal.append(round, attempt, mechanism, None, dim, terms)
+        self._used(round, attempt, dim, mechanism, terms)
+
+    def check(self, round: int, attempt: int) -> None:
+        """Refuse a stream that was used, by what is known here. `use` asks again, of the disk.
+
+        Raises:
+            UsedStreamError: If it, or a later one, was used before.
+        """
         if (round, attempt) <= self._last:
             raise UsedStreamError(
                 f"the server asks for round {round}, attempt {attempt}, and this client has answered round "
                 f"{self._last[0]}, attempt {self._last[1]}: a stream serves one payload. A server that was "
                 "restarted goes on with a new attempt; one that has lost its state needs a new federation"
             )
-        check()
-        if self._journal is not None:
-            self._journal.append(round, attempt, mechanism, None, dim, terms)
-        self._used(round, attempt, dim, mechanism, terms)
 
 
 class RoundClient:
@@ -182,6 +190,24 @@ class RoundClient:
         self.client, self.mechanism, self.keys, self.log, self.target = client, mechanism, keys, log, target
         self.budget = budget
 
+    def check(self, task: RoundTask, weights: Tensor) -> None:
+        """Refuse, before anybody trains, a round that can't be answered. `encode` asks again.
+
+        How long a training takes is seen by the server, so it is for rounds that are paid for.
+
+        Args:
+            task: From the server.
+            weights: `(dim,)` the global model of the round.
+
+        Raises:
+            ValueError: See `encode`.
+            UsedStreamError: See `encode`.
+            BudgetSpentError: See `encode`.
+        """
+        self._check_length(self._context(task), weights, weights)
+        self.log.check(task.round, task.attempt)
+        self.check_budget(task)
+
     def check_budget(self, task: RoundTask) -> None:
         """Refuse a round that this client's own budget has no room for. `encode` asks again.
 
@@ -205,17 +231,20 @@ class RoundClient:
             BudgetSpentError: If the message would overspend the client's own budget.
         """
         context = self._context(task)
-        if not update.shape == weights.shape == (context.dim,):
-            raise ValueError(
-                f"the server's round is about {context.dim} coordinates, this client's model has "
-                f"{update.numel()} and the server sent {weights.numel()}; both sides need the same module"
-            )
+        self._check_length(context, weights, update)
         name, terms = repr(self.mechanism), terms_of(context, self.budget)
         check = partial(self.check_budget, task)
         self.log.use(task.round, task.attempt, context.dim, name, terms, check)
         return encode_updates(
             self.mechanism, self.target, self.keys, [self.client], update[None], weights, context
         ).message
+
+    def _check_length(self, context: RoundContext, weights: Tensor, update: Tensor) -> None:
+        if not update.shape == weights.shape == (context.dim,):
+            raise ValueError(
+                f"the server's round is about {context.dim} coordinates, this client's model has "
+                f"{update.numel()} and the server sent {weights.numel()}; both sides need the same module"
+            )
 
     def pack(self, task: RoundTask, message: Message) -> bytes:
         """The bytes that this client sends: the packed bits in their frame."""

@@ -109,3 +109,26 @@ def test_words_of_any_other_error_stay_with_the_client(tmp_path: Path) -> None:
         assert played.client(0).reply("train", {}) == {
             "refused": "train: KeyError; the client's own log says more"
         }
+
+
+@pytest.mark.filterwarnings("ignore:train|node:UserWarning")
+@pytest.mark.parametrize("lie", ["a used stream", "another length"])
+def test_nobody_trains_for_nothing(lie: str, tmp_path: Path, monkeypatch: Any) -> None:
+    """How long a training takes is seen by the server; asked again, or with a task that can't be answered,
+    a client trained all the same, and paid nothing for it."""
+    played, trained = Halves(federated(LDPQ(epsilon=0.5), seed=None), tmp_path), list[int]()
+    played.round()
+    _, asked = played.questions()
+
+    def update(self: Still, number: int, task: RoundTask, weights: Tensor) -> Tensor:
+        trained.append(number)
+        return update_of(number)
+
+    monkeypatch.setattr(Still, "update", update)
+    task = RoundTask.from_bytes(asked[2]["task"])
+    used, length = (0, DIM) if lie == "a used stream" else (1, DIM + 1)
+    told = RoundTask(used, 0, task.groups, (length,), task.center, task.radius)
+    answer = played.client(2).reply("train", {**asked[2], "task": told.to_bytes()})
+    words = "a stream serves one payload" if lie == "a used stream" else "both sides need the same module"
+    assert words in answer["refused"] and not trained
+    assert set(played.client(2).reply("train", asked[2])) == {"answer"} and trained == [2]
