@@ -13,6 +13,7 @@ import yaml
 import lightning_fedq
 from lightning_fedq import mechanisms
 from lightning_fedq.cli import OTHERS, TRAINING, main
+from lightning_fedq.commands.attack import configured
 from lightning_fedq.commands.calls import parse_mechanism
 from lightning_fedq.commands.described import describe
 from lightning_fedq.commands.mechanisms import SHIPPED
@@ -472,6 +473,8 @@ def test_a_module_with_loaders_of_its_own_needs_no_data(
     config["model"] = {"class_path": "loaders_of_mine.Mine"}
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(config))
     assert main(["fit", "mine.yaml"]) == 0
+    inputs, labels = configured("mine.yaml", 5)[1:3]  # of `fedq attack` and `fedq tradeoff`
+    assert len(inputs) == len(labels) == 5
 
 
 def test_a_training_without_a_federation_is_called_one(

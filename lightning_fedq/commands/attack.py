@@ -48,7 +48,7 @@ class Target(NamedTuple):
 
 
 def samples(data: Any, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """The first `count` training samples of a data module, and their labels.
+    """The first `count` training samples of a data module, or a module that has loaders, and their labels.
 
     Raises:
         ValueError: If it has fewer.
@@ -57,7 +57,7 @@ def samples(data: Any, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     data.setup("fit")
     dataset = data.train_dataloader().dataset
     if len(dataset) < count:
-        raise ValueError(f"{count} candidates wanted, the data module has {len(dataset)} samples")
+        raise ValueError(f"{count} candidates wanted, the training set has {len(dataset)} samples")
     rows = [dataset[index] for index in range(count)]
     return torch.stack([row[0] for row in rows]), torch.tensor([int(row[1]) for row in rows])
 
@@ -83,7 +83,8 @@ def configured(config: str, candidates: int) -> Setting:
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line, and only needed here
 
     cli = FedqCLI(["--config", config], run=False)
-    inputs, labels = samples(cli.datamodule, candidates)
+    data = cli.model if cli.datamodule is None else cli.datamodule
+    inputs, labels = samples(data, candidates)
     optimizer = cli.model.configure_optimizers()
     if isinstance(optimizer, dict):
         optimizer = optimizer["optimizer"]
