@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_fedq.flower import client as client_half
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import StratifiedCorBin
-from lightning_fedq.party_keys import ClientSecrets, ServerSecrets
+from lightning_fedq.party_keys import ClientSecrets, HeldClientKeys, ServerSecrets
 from lightning_fedq.ranges import AdaptiveRange
 from lightning_fedq.rounds import RoundEngine
 from tests.flower.halves import DIM, Fields, Halves, update_of
@@ -33,8 +34,16 @@ def secrets_of(folder: Path) -> tuple[ServerSecrets, list[ClientSecrets]]:
     return ServerSecrets(**server), [ClientSecrets(one["secret"], one["seed"]) for one in own if one]
 
 
-def test_the_model_is_that_of_one_process_with_everybody_s_keys(tmp_path: Path) -> None:
+class KeptKeys(HeldClientKeys):
+    """Keys that follow from what a client has kept, and from nothing that it draws for each message."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given, entropy=lambda size: b"")
+
+
+def test_the_model_is_that_of_one_process_with_everybody_s_keys(tmp_path: Path, monkeypatch: Any) -> None:
     """So the bits that a group shares are the same to each of its members, and to no server."""
+    monkeypatch.setattr(client_half, "HeldClientKeys", KeptKeys)
     played = halves(tmp_path)
     planner, keys = played.server.planner, agreed(*secrets_of(tmp_path))
     engine = RoundEngine(THREES, planner, keys, torch.zeros(DIM), [DIM], AdaptiveRange())
