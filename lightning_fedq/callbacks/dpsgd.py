@@ -117,7 +117,8 @@ class DPSGD(pl.Callback):
         if trainer.datamodule is None and not is_overridden(  # type: ignore[attr-defined]
             "train_dataloader", pl_module, pl.LightningModule
         ):
-            raise ValueError(_FROM_LOADER)
+            behind = "" if self._federated is None else "; or put DPSGD behind Federated in the callbacks"
+            raise ValueError(_FROM_LOADER + behind)
         check_settings(trainer, pl_module)
         if self._federated is not None:
             self._federated.use_batches(self)

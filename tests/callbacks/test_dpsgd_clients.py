@@ -277,3 +277,16 @@ def test_what_is_refused():
         fit(federation(), dpsgd(), clients=overlapping)
     with pytest.raises(ValueError, match="delta must be > 0 and below"):
         fit(federation(), dpsgd(delta=0.02))
+
+
+def test_a_handed_loader_asks_for_federated_first():
+    """Then it is the clients' already; the other way round the cure is named."""
+    data = Digits(80)
+    fed = Federated(FedAvg(), 4, seed=0)
+    dpsgd = DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-3, seed=0)
+    with pytest.raises(ValueError, match="or put DPSGD behind Federated in the callbacks"):
+        make_trainer(dpsgd, fed, max_epochs=1).fit(
+            Classifier(), data.train_dataloader(), data.val_dataloader()
+        )
+    make_trainer(fed, dpsgd, max_epochs=1).fit(Classifier(), data.train_dataloader(), data.val_dataloader())
+    assert len(fed.records) == 1
