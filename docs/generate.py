@@ -58,6 +58,7 @@ HOOKS = {
     "noise_variance": ("None", "there is a bound; adaptive ranges and plans use it"),
     "mean_error": ("from `noise_variance`", "the error depends on how alike the updates are"),
     "longest_update": ("`None`", "whole updates are clipped by their norm"),
+    "covers_shorter": ("True", "a round may cost less for a longer vector"),
     "gaussian_error": ("False", "the error of the decoded mean is exactly Gaussian"),
     "group_sizes": ("all alone", "clients share randomness with each other"),
     "at_level": ("refused", "a `PrivacyTarget` could set a parameter"),

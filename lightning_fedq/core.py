@@ -420,6 +420,15 @@ class Mechanism(ABC):
         return None
 
     @property
+    def covers_shorter(self) -> bool:
+        """Does a round cost the more, the longer the vector, so that its charge covers shorter vectors?
+
+        Accounts let every charge count as one of the longest vector. Where that is not so, the length of the
+        vector can't change while a ledger lives.
+        """
+        return True
+
+    @property
     def gaussian_error(self) -> bool:
         """Is the error of the decoded mean exactly Gaussian (or zero), its variance `noise_variance`?"""
         return False

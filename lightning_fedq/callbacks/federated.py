@@ -632,6 +632,11 @@ class Federated(pl.Callback):
                 f"{change}, and {type(self._rule).__name__} is made for the parameters that were trained "
                 "when the fit began; freeze or unfreeze before the fit, or leave it out"
             )
+        if not self.mechanism.covers_shorter:
+            raise ValueError(
+                f"{change}, and {type(self.mechanism).__name__} can't be charged for vectors of two lengths; "
+                "freeze or unfreeze before the fit, or take another mechanism"
+            )
         self._local.take(members)
         if names != self._local.travelling:
             parts, old = self._local.parts(), origins(self._local.travelling, names)

@@ -391,6 +391,11 @@ class CPA(Mechanism):
                 total += count * rarity * worst_second_moment(self._design, self.dither, keep)
         return self.ranges(context)[1] ** 2 * total / len(clients) ** 2
 
+    @property
+    def covers_shorter(self) -> bool:
+        """See `Mechanism.covers_shorter`: a budget shared out among blocks may compose worse in fewer."""
+        return self.epsilon_scope == "bit"
+
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
         """See `Mechanism.audit_cases`: one word decides a symbol. And with an epsilon for every client."""
         each = tuple(epsilon for epsilon in self._epsilons[:1] * 2 for epsilon in (epsilon, epsilon / 2.0))

@@ -157,6 +157,11 @@ class RotatedAxes(Mechanism):
         loss = PmfPairs((pair,), "one of k preferred axes, or any other")
         return tuple(PrivacyClaim(who, loss, 1, assumptions=(ARBITRARY, FRESH)) for who in Adversary)
 
+    @property
+    def covers_shorter(self) -> bool:
+        """See `Mechanism.covers_shorter`: among few axes the same epsilon composes worse."""
+        return False
+
     def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
         """See `Mechanism.audit_cases`: one message is one draw, so every client is attacked at once."""
         return (AuditCase(self, everybody=True),)

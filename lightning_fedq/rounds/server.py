@@ -137,6 +137,8 @@ class RoundServer:
         }
         if self.planner.real_clients:
             terms["clients"] = "real"
+        if not self.mechanism.covers_shorter:
+            terms["parameters"] = str(self.weights.numel())
         if all(isinstance(claim.loss, NonPrivate) for claim in claims):
             terms = {"claims": "nothing"}
         self.ledger.agree(terms)
@@ -176,7 +178,15 @@ class RoundServer:
 
         Raises:
             RuntimeError: If somebody has answered in the open round.
+            ValueError: If the length changes and no length covers another, see `Mechanism.covers_shorter`.
         """
+        length = sum(part.numel() for part in parts)
+        if not self.mechanism.covers_shorter and length != self.weights.numel():
+            raise ValueError(
+                f"{type(self.mechanism).__name__} can't be charged for vectors of two lengths, and "
+                f"parameters join or leave: there were {self.weights.numel()} coordinates, now {length}; "
+                "freeze or unfreeze before the first round, or take another mechanism"
+            )
         if self.plan is not None and self._expected != set(self.plan.survivors):
             raise RuntimeError("the flat vector can't change in a round that somebody has answered")
         old, segments = self.segments, tuple(part.numel() for part in parts)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_fedq.mechanisms import LDPQ, FedAvg
-from lightning_fedq.ranges import AdaptiveRange
+from lightning_fedq.mechanisms import CPA, LDPQ, FedAvg, RotatedAxes
+from lightning_fedq.ranges import AdaptiveRange, FixedRange
+from lightning_fedq.rounds import RoundEngine
 from tests.rounds.test_engine import DIM, make_engine, run_round, update_of
 
 
@@ -55,3 +56,19 @@ def test_every_charge_counts_the_longest_vector():
     again = make_engine(LDPQ(1.0))
     again.ledger.load_state_dict(engine.ledger.state_dict())
     assert again.ledger.dim == DIM
+
+
+@pytest.mark.parametrize("mechanism", [RotatedAxes(0.5, 1.0), CPA(1.0, epsilon_scope="round")])
+def test_no_length_covers_another_where_few_coordinates_cost_more(mechanism):
+    engine = make_engine(mechanism)
+    run_round(engine)
+    with pytest.raises(
+        ValueError, match=f"can't be charged for vectors of two lengths.*{DIM} coordinates, now 6"
+    ):
+        engine.rearrange([torch.zeros(6)], [None], None)
+    planner, keys, ranges = engine.planner, engine.keys, FixedRange(1.0)
+    other = RoundEngine(mechanism, planner, keys, torch.zeros(6), [6], ranges, ledger=engine.ledger)
+    with pytest.raises(ValueError, match=rf"parameters = {DIM} \(here 6\)"):
+        other.start()
+    engine.rearrange([torch.zeros(DIM)], [None], None)
+    run_round(engine)
