@@ -50,7 +50,7 @@ from lightning_fedq.rounds import RoundPlan
 from lightning_fedq.secagg import SecAgg
 
 CLIENTS = {clients}
-SEED = {seed}  # None: keys from the operating system, private and not reproducible
+SEED = {seed}  # None: keys from the operating system, secret and not reproducible
 
 federated = Federated(
     {mechanism},

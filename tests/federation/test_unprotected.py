@@ -84,7 +84,7 @@ def test_a_checkpoint_refers_to_the_folder_of_its_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("seed", "words"),
-    [(None, "keys from the operating system: private, and not reproducible"), (0, "keys from a seed")],
+    [(None, "keys from the operating system: secret, and not reproducible"), (0, "keys from a seed")],
 )
 def test_the_start_says_once_where_keys_come_from(seed, words, caplog):
     fed = Federated(LDPQ(0.1), 4, seed=seed, clients_per_step=1)

@@ -28,7 +28,11 @@ def aggregation(mechanism, context):
 
 @pytest.mark.parametrize(
     "mechanism",
-    [AggregateGaussian(1.0, 0.7), IrwinHall(1.0, 0.7), DistributedDiscreteGaussian(1.0, 0.1, 0.01)],
+    [
+        AggregateGaussian(1.0, 0.7),
+        IrwinHall(1.0, 0.7),
+        DistributedDiscreteGaussian(1.0, 0.1, 0.01, max_dropped=2),
+    ],
     ids=repr,
 )
 @pytest.mark.parametrize("dropped", [(), (1, 4)])
