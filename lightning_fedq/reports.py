@@ -129,12 +129,18 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("bits per parameter", f"{summary['bits_per_parameter']:.4g} (one message up, as sent)"),
         (
             "megabytes",
-            f"{summary['uplink_megabytes']:.4g} up, {summary['downlink_megabytes']:.4g} down, "
+            f"{_up(summary['uplink_megabytes'])}, {summary['downlink_megabytes']:.4g} down, "
             f"{summary['setup_megabytes']:.4g} of set-up",
         ),
         ("seconds", f"{summary['seconds']:.1f}"),
     ]
     return lines
+
+
+def _up(megabytes: float) -> str:
+    if math.isnan(megabytes):
+        return "not known up (the checkpoint that this folder began with keeps no lengths of messages)"
+    return f"{megabytes:.4g} up"
 
 
 def print_summary(summary: Mapping[str, Any], folder: Path) -> None:

@@ -20,6 +20,7 @@ from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.reports import (
+    BITS_PER_MEGABYTE,
     Row,
     first_metric,
     fresh_folder,
@@ -235,9 +236,10 @@ class RunFolder(pl.Callback):
 
     def _summarize(self, engine: RoundEngine, privacy: PrivacyReport, num_buffers: int) -> dict[str, Any]:
         cost = totals(self.rows)
-        messages = cost.pop("messages")
+        cost.pop("messages")
+        known = totals([row for row in self.rows if not math.isnan(row["uplink_bits"])])
+        messages, bits = known["messages"], known["uplink_megabytes"] * BITS_PER_MEGABYTE
         metrics = {key: value for key, value in self.rows[-1].items() if key not in RECORDED}
-        bits = cost["uplink_megabytes"] * 8e6
         seeded = isinstance(engine.keys, SeededKeys)
         return {
             "name": self.name,

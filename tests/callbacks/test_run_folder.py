@@ -1,4 +1,6 @@
 import json
+import math
+import shutil
 from pathlib import Path
 
 import pytest
@@ -6,6 +8,7 @@ import pytorch_lightning as pl
 import torch
 
 from lightning_fedq.callbacks import DPSGD, RunFolder
+from lightning_fedq.mechanisms import LayeredGaussian
 from lightning_fedq.reports import read_rows
 from tests.callbacks.runs import small_data, small_model, small_run
 
@@ -48,6 +51,20 @@ def test_a_resumed_run_goes_on_in_its_folder(tmp_path: Path) -> None:
     trainer.fit(small_model(), datamodule=small_data(), ckpt_path=tmp_path / "two.ckpt")
     assert [row["round"] for row in read_rows(tmp_path / "mine" / "metrics.csv")] == [1, 2, 3]
     assert not (tmp_path / "other").exists()
+
+
+def test_a_run_that_goes_on_elsewhere_says_that_its_lengths_are_lost(tmp_path: Path) -> None:
+    """Checkpoints of a private run keep no lengths of codes."""
+    run = {"seed": None, "mechanism": LayeredGaussian(1.0, 1.0)}
+    small_run(RunFolder("lost", str(tmp_path)), rounds=2, **run).save_checkpoint(tmp_path / "two.ckpt")
+    shutil.rmtree(tmp_path / "lost")
+    trainer = small_run(folder := RunFolder("new", str(tmp_path)), rounds=3, fit=False, **run)
+    trainer.fit(small_model(), datamodule=small_data(), ckpt_path=tmp_path / "two.ckpt")
+    assert folder.path is not None and math.isnan(folder.summary["uplink_megabytes"])
+    last = folder.rows[-1]
+    assert folder.summary["bits_per_parameter"] == last["uplink_bits"] / (last["num_received"] * DIM) > 0
+    report = (folder.path / "report.md").read_text()
+    assert "nan" not in report and "keeps no lengths of messages" in report
 
 
 def weights_in(path: Path) -> torch.Tensor:
