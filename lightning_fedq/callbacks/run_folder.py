@@ -231,7 +231,7 @@ class RunFolder(pl.Callback):
             num_byzantine=num_byzantine,
             fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
             fewest_answers=fewest_answers(planner, secagg),
-            disjoint_cohorts=planner.participation == "once",
+            most_rounds=planner.most_rounds(engine.ledger.rounds),
         )
 
     def _summarize(self, engine: RoundEngine, privacy: PrivacyReport, num_buffers: int) -> dict[str, Any]:

@@ -114,7 +114,7 @@ def report_of_checkpoint(
         0,
         int(federation["clients_per_round"]),
         float(federation["dropout_probability"]),
-        "once" if federation.get("participation") == "once" else "random",
+        federation.get("participation", "random"),
         (engine["ledger"].get("terms") or {}).get("clients") == "real",
     )
     protocol = federation["secure_aggregation"]
@@ -203,7 +203,7 @@ def _report(
         max_corrupt=(protocol and protocol.max_corrupt) or 0.0,
         fewest_survivors=None if protocol is None else protocol.fewest_survivors(planner.cohort_size),
         fewest_answers=fewest_answers(planner, protocol),
-        disjoint_cohorts=planner.participation == "once",
+        most_rounds=planner.most_rounds(rounds),
         **setup,
     )
 

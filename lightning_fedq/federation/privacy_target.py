@@ -110,8 +110,8 @@ class KeptTarget:
             plain_sum=federated.plain_sum,
             num_byzantine=num_byzantine,
         )
-        charges = 1
-        if over_run and planner.participation == "random":
+        charges = planner.most_rounds(rounds) if over_run else 1
+        if charges is None:
             charges = planned_charges(rounds, planner.cohort_size, planner.num_clients)
         return calibrate(self.target, self.asked, setting, charges)
 

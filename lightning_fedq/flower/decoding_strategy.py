@@ -93,7 +93,7 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
             )
         check_trained_elsewhere(federated)
         check_identities(federated, directory is not None, "DecodingStrategy(directory=...)")
-        if federated.seed is None and federated.planner.num_rounds is not None:
+        if federated.seed is None and federated.planner.num_cohorts is not None:
             raise ValueError(
                 "a strategy keeps no checkpoint, so a server that is started again would deal other cohorts; "
                 "use participation='random', or server_app"

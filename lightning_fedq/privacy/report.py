@@ -175,7 +175,7 @@ def privacy_report(
     fewest_answers: int | None = None,
     validation_choices: bool = True,
     charges: Sequence[int] | Tensor | None = None,
-    disjoint_cohorts: bool = False,
+    most_rounds: int | None = None,
 ) -> PrivacyReport:
     """State what `rounds` rounds like the one of `context` give away, adversary by adversary.
 
@@ -202,7 +202,8 @@ def privacy_report(
         validation_choices: Whether anything was picked on validation scores (smoothing, a checkpoint).
         charges: Of a finished run, how many rounds each client was charged for, `(num_clients,)`; None for a
             run to come, whose rows average over who will be drawn.
-        disjoint_cohorts: Whether every client is asked in one round at most, with no lottery about it.
+        most_rounds: Rounds of the run that a client is asked in at most, where cohorts are disjoint and
+            public and there is no lottery about it. None where cohorts are drawn.
 
     Raises:
         ValueError: If delta is missing or out of range, or a number makes no sense.
@@ -212,8 +213,8 @@ def privacy_report(
     checked = check_delta(delta, total, "clients")
     if total < size:
         raise ValueError(f"num_clients >= the cohort is needed, got {total} for a cohort of {size}")
-    drawn = 1.0 if disjoint_cohorts else size / total
-    to_come = min(rounds, 1) if disjoint_cohorts else rounds
+    drawn = size / total if most_rounds is None else 1.0
+    to_come = rounds if most_rounds is None else most_rounds
     setting = Setting(
         context,
         to_come if charges is None else int(max(charges, default=0)),
@@ -245,7 +246,7 @@ def privacy_report(
         protocol if secure_aggregation else "",
         shown,
         () if secure_keys else rows,
-        _notes(setting, validation_choices, population, disjoint_cohorts),
+        _notes(setting, validation_choices, population, most_rounds),
         _figures(mechanism),
         charged=population.histogram(),
     )
@@ -260,7 +261,7 @@ def _figures(mechanism: Mechanism) -> tuple[tuple[str, str], ...]:
 
 
 def _notes(
-    setting: Setting, validation_choices: bool, population: Population, disjoint_cohorts: bool
+    setting: Setting, validation_choices: bool, population: Population, most_rounds: int | None
 ) -> tuple[str, ...]:
     notes = [
         "An epsilon bounds what an adversary learns about all updates of one client in the run: whatever set "
@@ -276,17 +277,22 @@ def _notes(
             "Clients have epsilons of their own: every row is that of the client with the least protection "
             f"(of {population.num_groups} kinds), whether a cohort held it or not."
         )
-    if disjoint_cohorts:
+    if most_rounds is not None and most_rounds <= 1:
         notes.append(
             "Cohorts are disjoint and public: a client is asked in one round at most, so one round's epsilon "
             "is that of its whole run (parallel composition)."
+        )
+    elif most_rounds is not None:
+        notes.append(
+            f"Cohorts are disjoint and public and take turns: a client is asked in {most_rounds} rounds at "
+            "most, with no lottery about it."
         )
     if population.finished:
         notes.append(
             "Every row is that of the most charged client: who was drawn how often is taken as known, "
             "repeated attempts count as often as they were made, and there is no amplification by sampling."
         )
-    elif setting.participation < 1.0 and not disjoint_cohorts:
+    elif setting.participation < 1.0 and most_rounds is None:
         notes.append(
             f"A client takes part in a round with chance {setting.participation:.4g}, whatever its data. "
             "This is a run to come, and its epsilon averages over the lottery that draws the cohorts: who is "

@@ -14,8 +14,8 @@ from typing import Literal, get_args
 from lightning_fedq.core import Mechanism
 from lightning_fedq.randomness import PublicRandomness, SeededKeys
 
-Participation = Literal["random", "once"]
-"""How cohorts come about: each drawn anew from all clients, or all disjoint."""
+Participation = Literal["random", "once", "cyclic"]
+"""How cohorts come about: each drawn anew from all clients, or all disjoint, for one turn or for ever."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class RoundPlanner:
         clients_per_round: Cohort size, drawn without replacement; None is everybody.
         dropout_probability: Chance in [0, 1) that a client of the cohort does not answer.
         participation: "random" draws every cohort anew; "once" deals the clients out into disjoint cohorts,
-            so that nobody is asked twice.
+            so that nobody is asked twice; "cyclic" has these cohorts take turns, in one order for ever.
         real_clients: Are these no clients of a simulation? Then any number of them may be silent.
 
     Raises:
@@ -89,7 +89,8 @@ class RoundPlanner:
         if not 0.0 <= self.dropout_probability < 1.0:
             raise ValueError(f"dropout_probability must be in [0, 1), got {self.dropout_probability}")
         if self.participation not in get_args(Participation):
-            raise ValueError(f"participation must be 'random' or 'once', got {self.participation!r}")
+            known = "'random', 'once' or 'cyclic'"
+            raise ValueError(f"participation must be {known}, got {self.participation!r}")
 
     @property
     def cohort_size(self) -> int:
@@ -97,9 +98,25 @@ class RoundPlanner:
         return self.clients_per_round or self.num_clients
 
     @property
-    def num_rounds(self) -> int | None:
+    def num_cohorts(self) -> int | None:
         """Disjoint cohorts that there are. None where every round draws its own."""
-        return self.num_clients // self.cohort_size if self.participation == "once" else None
+        return None if self.participation == "random" else self.num_clients // self.cohort_size
+
+    @property
+    def num_rounds(self) -> int | None:
+        """Rounds after which every disjoint cohort has had its only one. None where there is no end."""
+        return self.num_cohorts if self.participation == "once" else None
+
+    @property
+    def separation(self) -> int:
+        """Fewest rounds from one of a client to its next, within one run of this plan. >= 1."""
+        return self.num_cohorts or 1
+
+    def most_rounds(self, rounds: int) -> int | None:
+        """In how many of the first `rounds` rounds a client takes part at most. None: a lottery decides."""
+        if self.num_cohorts is None:
+            return None
+        return min(rounds, 1) if self.participation == "once" else -(-rounds // self.num_cohorts)
 
     def cohort(self, round: int) -> list[int]:
         """The clients of one round, in the order in which they fall into groups.
@@ -107,17 +124,18 @@ class RoundPlanner:
         Raises:
             ValueError: If every cohort has had its round.
         """
-        size, last = self.cohort_size, self.num_rounds
+        size, last = self.cohort_size, self.num_cohorts
         if last is None:
             rand = PublicRandomness(SeededKeys(self.seed), round)
             return rand.public("cohort").choice(self.num_clients, size)
-        if round >= last:
+        if round >= last and self.participation == "once":
             raise ValueError(
                 f"{self.num_clients} clients that take part once make {last} cohorts of {size}, and round "
-                f"{round + 1} needs one more; take smaller cohorts or participation='random'"
+                f"{round + 1} needs one more; take smaller cohorts, participation='cyclic' or 'random'"
             )
         dealt = PublicRandomness(SeededKeys(self.seed), 0).public("disjoint cohorts")
-        return dealt.permutation(self.num_clients)[round * size : (round + 1) * size]
+        turn = round % last
+        return dealt.permutation(self.num_clients)[turn * size : (turn + 1) * size]
 
     def plan(self, round: int, mechanism: Mechanism) -> RoundPlan:
         """Return the plan of one round.

@@ -1,4 +1,4 @@
-"""Clients that take part once: the whole budget in one round, and never a second one."""
+"""Clients that take part once, with the whole budget in one round, or in turn, every b-th round."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_more_rounds_than_there_are_cohorts_are_refused_with_the_cure() -> None:
     assert federated.ledger.rounds == 0
     with pytest.raises(ValueError, match=r"30 rounds .* there are 20; use fewer rounds"):
         trained(federation(clients_per_round=1), rounds=30)
-    with pytest.raises(ValueError, match="participation must be 'random' or 'once', got 'twice'"):
+    with pytest.raises(ValueError, match="participation must be 'random', 'once' or 'cyclic', got 'twice'"):
         federation(participation="twice")
 
 
@@ -109,7 +109,7 @@ def test_reports_to_come_and_of_the_end_agree(tmp_path: Path) -> None:
     assert "Cohorts are disjoint and public: a client is asked in one round at most" in text
     context = context_of(federated.mechanism, tuple(range(4)), (5,))
     to_come = privacy_report(
-        federated.mechanism, context, rounds=5, delta=1e-3, num_clients=20, disjoint_cohorts=True
+        federated.mechanism, context, rounds=5, delta=1e-3, num_clients=20, most_rounds=1
     )
     ended = privacy_report(
         federated.mechanism,
@@ -118,7 +118,7 @@ def test_reports_to_come_and_of_the_end_agree(tmp_path: Path) -> None:
         delta=1e-3,
         num_clients=20,
         charges=federated.ledger.charges,
-        disjoint_cohorts=True,
+        most_rounds=1,
     )
     for report in (to_come, ended):
         row = report.row(Adversary.SERVER)
@@ -195,3 +195,88 @@ def test_a_configuration_says_it_and_fedq_privacy_reads_it(tmp_path: Path) -> No
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     report = report_of_config(str(tmp_path / "config.yaml"), None, 1e-3, False)
     assert 3.99 < report.row(Adversary.SERVER).epsilon_run <= 4.0
+
+
+def in_turn(**settings: Any) -> Federated:
+    return federation(participation="cyclic", **settings)
+
+
+@pytest.mark.parametrize(("rounds", "most"), [(5, 1), (6, 2), (12, 3)])
+def test_a_budget_pays_for_the_turns_of_a_client(rounds: int, most: int) -> None:
+    federated = in_turn()
+    trained(federated, rounds=rounds)
+    assert federated.calibration is not None and federated.calibration.charges == most
+    assert federated.ledger.most_charged == most
+    assert 3.99 < federated.calibration.epsilon <= 4.0
+    assert int(federated.ledger.limits.max()) == most
+
+
+def test_reports_of_turns_to_come_and_of_the_end_agree(tmp_path: Path) -> None:
+    folder, federated = RunFolder("turns", str(tmp_path), delta=1e-3), in_turn()
+    trained(federated, rounds=12, callbacks=[folder])
+    text = (tmp_path / "turns" / "privacy.md").read_text()
+    assert "take turns: a client is asked in 3 rounds at most" in text
+    context = context_of(federated.mechanism, tuple(range(4)), (5,))
+    settings: dict[str, Any] = {"rounds": 12, "delta": 1e-3, "num_clients": 20, "most_rounds": 3}
+    to_come = privacy_report(federated.mechanism, context, **settings)
+    ended = privacy_report(federated.mechanism, context, charges=federated.ledger.charges, **settings)
+    assert to_come.row(Adversary.SERVER) == ended.row(Adversary.SERVER)
+    assert 3.99 < ended.row(Adversary.SERVER).epsilon_run <= 4.0
+
+
+@pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
+def test_turns_go_on_after_a_kill_and_the_lost_one_is_charged(tmp_path: Path) -> None:
+    """The deal comes with the checkpoint, so that nobody comes back before its turn."""
+
+    class Dies(pl.Callback):
+        def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+            if trainer.current_epoch == 2:
+                raise KeyError("power cut")
+
+    def saving() -> pl.Callback:
+        return pl.callbacks.ModelCheckpoint(tmp_path, save_top_k=-1, filename="{epoch}")
+
+    settings: dict[str, Any] = {"privacy": None, "num_clients": 12, "mechanism": LDPQ(1.0)}
+    first, again = in_turn(**settings), in_turn(**settings)
+    with pytest.raises(KeyError, match="power cut"):
+        fit(first, Dies(), saving())
+    fit(again, saving(), ckpt_path=tmp_path / "epoch=1.ckpt")
+    cohorts = [set(first.planner.cohort(round)) for round in range(4)]
+    assert [set(again.planner.cohort(round)) for round in range(4)] == cohorts
+    assert cohorts[0] == cohorts[3]
+    twice = cohorts[0] | cohorts[2]  # two turns, or one turn that was lost and repeated
+    assert [int(charge) for charge in again.ledger.charges] == [1 + (c in twice) for c in range(12)]
+    with pytest.raises(ValueError, match=r"participation = cyclic \(here once\)"):
+        fit(federation(**settings), ckpt_path=tmp_path / "epoch=1.ckpt")
+
+
+@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
+def test_fedq_privacy_counts_turns(tmp_path: Path) -> None:
+    from lightning_fedq.commands.privacy import report_of_checkpoint, report_of_config
+    from tests.test_configs import PLAIN
+
+    callback = {
+        "class_path": "lightning_fedq.callbacks.Federated",
+        "init_args": {
+            "mechanism": {
+                "class_path": "lightning_fedq.mechanisms.GaussianNoise",
+                "init_args": {"noise_multiplier": 2.0, "clip_norm": 1.0},
+            },
+            "num_clients": 20,
+            "clients_per_round": 4,
+            "participation": "cyclic",
+        },
+    }
+    config = {**PLAIN, "trainer": {**PLAIN["trainer"], "max_epochs": 12, "callbacks": [callback]}}
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
+    of_config = report_of_config(str(tmp_path / "config.yaml"), None, 1e-3, False)
+    federated = in_turn(privacy=None, mechanism=GaussianNoise(1.0, 2.0))
+    trainer = trained(federated, rounds=1)
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    of_checkpoint = report_of_checkpoint(tmp_path / "one.ckpt", 12, 1e-3, False, None)
+    three = privacy_report(
+        GaussianNoise(1.0, 2.0), context_of(federated.mechanism, tuple(range(4)), (5,)), rounds=3, delta=1e-3
+    )
+    for report in (of_config, of_checkpoint):
+        expected = three.row(Adversary.SERVER).epsilon_run
+        assert report.row(Adversary.SERVER).epsilon_run == pytest.approx(expected, rel=1e-3)

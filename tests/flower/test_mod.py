@@ -334,9 +334,12 @@ def test_settings_of_somebody_else(options, words):
         DecodingStrategy(FedAvg(), federation(COIN, **options))
 
 
-def test_disjoint_cohorts_need_a_checkpoint():
+@pytest.mark.parametrize("participation", ["once", "cyclic"])
+def test_disjoint_cohorts_need_a_checkpoint(participation):
     with pytest.raises(ValueError, match="would deal other cohorts"):
-        DecodingStrategy(FedAvg(), federation(COIN, seed=None, clients_per_round=2, participation="once"))
+        DecodingStrategy(
+            FedAvg(), federation(COIN, seed=None, clients_per_round=2, participation=participation)
+        )
 
 
 def test_a_client_with_another_mechanism(tmp_path):

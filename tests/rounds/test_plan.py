@@ -49,7 +49,7 @@ def test_stream_seeds_differ_by_purpose_round_and_client():
         ((0, 0), "num_clients must be >= 1, got 0"),
         ((3, 0, 4), "clients_per_round must be in \\[1, num_clients = 3\\], got 4"),
         ((3, 0, None, 1.0), "dropout_probability must be in \\[0, 1\\), got 1.0"),
-        ((3, 0, None, 0.0, "twice"), "participation must be 'random' or 'once', got 'twice'"),
+        ((3, 0, None, 0.0, "twice"), "participation must be 'random', 'once' or 'cyclic', got 'twice'"),
     ],
 )
 def test_senseless_planners_are_refused(arguments, words):
@@ -67,6 +67,21 @@ def test_disjoint_cohorts_ask_everybody_once():
     assert RoundPlanner(23, 8, 5, participation="once").plan(0, CorBin(1.0)).cohort != plans[0].cohort
     with pytest.raises(ValueError, match=r"take part once make 4 cohorts of 5, and round 5 needs one more"):
         planner.plan(4, CorBin(1.0))
+
+
+def test_cyclic_cohorts_take_turns_and_nobody_comes_back_early():
+    planner = RoundPlanner(23, 7, 5, participation="cyclic")
+    once = RoundPlanner(23, 7, 5, participation="once")
+    assert planner.num_rounds is None and planner.num_cohorts == planner.separation == 4
+    cohorts = [planner.plan(round, CorBin(1.0)).cohort for round in range(14)]
+    assert cohorts[:4] == [once.plan(round, CorBin(1.0)).cohort for round in range(4)]
+    assert all(cohorts[round] == cohorts[round - 4] for round in range(4, 14))
+    for rounds in range(15):
+        asked = [client for cohort in cohorts[:rounds] for client in cohort]
+        assert max(map(asked.count, asked), default=0) == planner.most_rounds(rounds) == math.ceil(rounds / 4)
+    assert once.most_rounds(4) == 1 and RoundPlanner(23, 7, 5).most_rounds(4) is None
+    assert RoundPlanner(23, 7, 5).separation == 1
+    assert RoundPlanner(23, 7, participation="cyclic").separation == 1
 
 
 def test_every_client_is_dealt_into_every_disjoint_cohort_equally_often():
