@@ -12,12 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from functools import cached_property, wraps
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.losses import CoinSum as CoinSum
 from lightning_fedq.losses import ConcentratedLoss as ConcentratedLoss
 from lightning_fedq.losses import GaussianLoss as GaussianLoss
@@ -294,6 +295,23 @@ class Mechanism(ABC):
     that the type says what the server knows; `encode` may also use what the client shares with its
     peers and its own private coins.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Have the parameters checked before a child's own `__post_init__` looks at them."""
+        super().__init_subclass__(**options)
+        if (own := vars(cls).get("__post_init__")) is None:
+            return
+
+        @wraps(own)
+        def checked(self: Mechanism, *args: Any) -> None:
+            check_fields(self)
+            own(self, *args)
+
+        cls.__post_init__ = checked  # type: ignore[method-assign]
+
+    def __post_init__(self) -> None:
+        """Refuse parameters of another kind than their annotations say, see `check_fields`."""
+        check_fields(self)
 
     homomorphic: ClassVar[bool]
     """May `decode` be given the sum of several clients' symbols?"""

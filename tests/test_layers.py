@@ -22,7 +22,7 @@ ALLOWED: dict[str, set[str]] = {
     "party_keys": {"randomness", "cryptography"},
     "wire": {"constriction", *ARRAYS},
     "losses": {"functional", *ARRAYS},
-    "core": {"wire", "losses", "randomness", "torch"},
+    "core": {"functional", "wire", "losses", "randomness", "torch"},
     "contract": {"core", "wire", "torch"},
     "testing": {"contract", "core", "functional", "randomness", "jsonargparse", "yaml", "torch"},
     "discovery": {"core", "mechanisms"},

@@ -1,8 +1,13 @@
-"""A check that many constructors make."""
+"""Checks that many constructors make."""
 
 from __future__ import annotations
 
 import math
+import types
+from dataclasses import fields
+from functools import cache
+from numbers import Integral, Real
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 
 def check_positive(**values: float) -> None:
@@ -14,3 +19,86 @@ def check_positive(**values: float) -> None:
     for name, value in values.items():
         if not (value > 0 and math.isfinite(value)):
             raise ValueError(f"{name} must be > 0 and finite, got {value}")
+
+
+_WORDS = {float: "a number", int: "an integer", bool: "True or False", str: "a text", type(None): "None"}
+
+
+@cache
+def _hints(kind: type) -> dict[str, tuple[Any, ...]]:
+    """Alternatives of every field's annotation, but for classes whose annotations can't be read."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        try:
+            found |= get_type_hints(base)
+        except NameError:  # a name that only a type checker knows
+            continue
+    union = (Union, types.UnionType)
+    named = {field.name for field in fields(kind)}
+    return {
+        name: get_args(hint) if get_origin(hint) in union else (hint,)
+        for name, hint in found.items()
+        if name in named
+    }
+
+
+def check_fields(instance: Any) -> None:
+    """Hold a frozen dataclass to the kinds that its annotations name. Numbers of NumPy become Python's.
+
+    Numbers, integers, truth values, texts, choices (`Literal`) and tuples of them are looked at; what is
+    annotated as anything else is left alone.
+
+    Raises:
+        TypeError: If a value is of another kind: what was wanted, what came, the cure.
+        ValueError: If a choice is none of those that there are.
+    """
+    kind: type = type(instance)
+    for name, alternatives in _hints(kind).items():
+        value = getattr(instance, name)
+        if any(_fits(value, one) for one in alternatives):
+            object.__setattr__(instance, name, _plain(value))
+            continue
+        wanted = " or ".join(_words(one) for one in alternatives)
+        if get_origin(alternatives[0]) is Literal:
+            raise ValueError(f"{name} of {kind.__name__} must be {wanted}, got {value!r}")
+        got = "None" if value is None else f"{value!r} ({type(value).__name__})"
+        raise TypeError(f"{name} of {kind.__name__} must be {wanted}, got {got}{_cure(value, alternatives)}")
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    origin, parts = get_origin(wanted), get_args(wanted)
+    if origin is Literal:
+        return isinstance(value, str) and value in parts
+    if origin is tuple:
+        return isinstance(value, tuple) and all(_fits(one, parts[0]) for one in value)
+    if wanted in (float, int):
+        return isinstance(value, Real if wanted is float else Integral) and not isinstance(value, bool)
+    return wanted not in _WORDS or isinstance(value, wanted)
+
+
+def _plain(value: Any) -> Any:
+    """Numbers as Python's own, whose `repr` can be read back."""
+    if isinstance(value, tuple):
+        return tuple(_plain(one) for one in value)
+    if isinstance(value, Real) and type(value).__module__ != "builtins":
+        return int(value) if isinstance(value, Integral) else float(value)
+    return value
+
+
+def _words(wanted: Any) -> str:
+    if get_origin(wanted) is Literal:
+        return f"one of {', '.join(map(str, get_args(wanted)))}"
+    if get_origin(wanted) is tuple:
+        return f"a tuple of {_words(get_args(wanted)[0]).split(maxsplit=1)[1]}s"
+    return _WORDS.get(wanted, str(wanted))
+
+
+def _cure(value: Any, alternatives: tuple[Any, ...]) -> str:
+    """Way to write the value instead, where it can be told."""
+    if isinstance(value, list) and any(get_origin(one) is tuple for one in alternatives):
+        return "; a tuple can be compared and hashed, a list can't"
+    if isinstance(value, float) and value.is_integer() and int in alternatives:
+        return f"; {int(value)} will do"
+    if isinstance(value, str) and {int, float}.intersection(alternatives):
+        return "; write it without quotes"
+    return "; its .item() is a number" if hasattr(value, "item") else ""

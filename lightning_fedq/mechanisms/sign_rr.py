@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -42,13 +42,6 @@ class SignRR(OneBitMechanism):
 
     aggregation: Aggregation = "mean"
     zero_is_positive: bool = False
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.aggregation not in get_args(Aggregation):
-            raise ValueError(
-                f"aggregation must be one of {', '.join(get_args(Aggregation))}, got {self.aggregation!r}"
-            )
 
     @property
     def joint(self) -> bool:

@@ -16,6 +16,7 @@ from typing import Literal
 from scipy import stats
 
 from lightning_fedq.core import Adversary, Mechanism, NonPrivate
+from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
 
@@ -54,6 +55,7 @@ class PrivacyTarget:
 
     Raises:
         ValueError: If a value is missing or out of its range.
+        TypeError: If a value is of another kind.
     """
 
     epsilon: float
@@ -62,12 +64,11 @@ class PrivacyTarget:
     over: Literal["run", "round"] = "run"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0.0 < self.epsilon < math.inf:
             raise ValueError(f"epsilon must be > 0 and finite, got {self.epsilon}")
         check_delta(self.delta, None, "clients")
         adversary_named(self.adversary)
-        if self.over not in ("run", "round"):
-            raise ValueError(f"over must be 'run' or 'round', got {self.over!r}")
 
     @property
     def against(self) -> Adversary:

@@ -203,7 +203,7 @@ def test_a_run_without_a_number_of_rounds_is_refused():
         ({"delta": 2.0}, "delta must be > 0 and below 1"),
         ({"delta": 1e-5, "epsilon": -1.0}, "epsilon must be > 0 and finite"),
         ({"delta": 1e-5, "adversary": "nobody"}, "adversary must be one of eavesdropper, .*got 'nobody'"),
-        ({"delta": 1e-5, "over": "week"}, "over must be 'run' or 'round', got 'week'"),
+        ({"delta": 1e-5, "over": "week"}, "over of PrivacyTarget must be one of run, round, got 'week'"),
     ],
 )
 def test_targets_that_make_no_sense(settings, match):

@@ -75,5 +75,5 @@ def test_claims_are_those_of_independent_coins():
 def test_arguments_are_checked():
     with pytest.raises(ValueError, match="epsilon must be > 0"):
         SignRR(epsilon=0.0)
-    with pytest.raises(ValueError, match="aggregation must be one of"):
+    with pytest.raises(ValueError, match="aggregation of SignRR must be one of"):
         SignRR(epsilon=1.0, aggregation="median")
