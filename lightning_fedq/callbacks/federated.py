@@ -270,6 +270,8 @@ class Federated(pl.Callback):
         check_setup(trainer, pl_module)
         check_averaging(trainer, pl_module)
         self._ranks = ranks_of(trainer)
+        if self._ranks is not None:
+            self._ranks.has_federation = True
         datamodule, handed = trainer.datamodule, handed_loader(trainer)  # type: ignore[attr-defined]
         self._owner = pl_module if datamodule is None else datamodule
         self._user_loader = self._owner.train_dataloader if handed is None else lambda: handed
@@ -546,9 +548,9 @@ class Federated(pl.Callback):
         secagg, settings = self.secure_aggregation, self._server_settings(segments)
         settings |= {"diagnostics": self.diagnostics}
         if self._ranks is not None:
-            if self.seed is None:
-                keys = RootKeys(self._ranks.group.broadcast(os.urandom(32), "the keys"))
-            settings |= {"strategy": self._ranks, "order": self._coming_clients}
+            root = self._ranks.group.broadcast(os.urandom(32), "the keys")  # also where one has a seed
+            keys = RootKeys(root) if self.seed is None else keys
+            settings |= {"strategy": self._ranks, "stacks": self._stacks_of_all_ranks}
         return (RoundEngine if self._ranks is None else RankEngine)(
             self.mechanism,
             self.planner,
@@ -560,11 +562,10 @@ class Federated(pl.Callback):
             **settings,
         )
 
-    def _coming_clients(self) -> list[int]:
-        """Clients of the open round on all ranks, in the order of one process."""
-        schedule, engine, most = self._schedule, self._engine, self._most_batches()
-        stacks = schedule.of_all_ranks(engine.round, engine.attempt, self.clients_per_step_chosen, most)
-        return [client for stack in stacks for client in stack.clients]
+    def _stacks_of_all_ranks(self) -> list[Stack]:
+        """The stacks of the round to come, or of the open one, that one process would train."""
+        engine, most = self._engine, self._most_batches()
+        return self._schedule.of_all_ranks(engine.round, engine.attempt, self.clients_per_step_chosen, most)
 
     def _server_settings(self, segments: Sequence[int]) -> dict[str, Any]:
         """Arguments of the `RoundServer` of this federation, wherever its clients are."""

@@ -66,7 +66,7 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
         self.cluster_environment: Any = None
         self.num_nodes = 1
         self.global_rank = self.local_rank = 0
-        self.on_its_own = self.fails = False
+        self.on_its_own = self.fails = self.has_federation = False
         self.group: RankGroup
 
     @property
@@ -127,9 +127,23 @@ class DistributedClientsStrategy(pl.strategies.SingleDeviceStrategy):
         self.cluster_environment.validate_settings(num_devices=self.num_processes, num_nodes=self.num_nodes)
         self.set_world_ranks()
         super().setup_environment()
-        self.on_its_own = self.fails = False
+        self.on_its_own = self.fails = self.has_federation = False
         if self.num_ranks > 1:
             self.group = _joined(self)
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """See `SingleDeviceStrategy.setup`.
+
+        Raises:
+            ValueError: If several ranks are to train without a federation.
+        """
+        if self.num_ranks > 1 and trainer.state.fn == "fit" and not self.has_federation:
+            raise ValueError(
+                f'strategy="{NAME}" spreads the clients of a Federated callback over its ranks, and the '
+                f"Trainer has none: each of {self.num_ranks} ranks would train a model of its own on all "
+                "data; add Federated to the callbacks, or use strategy='auto', beside DPSGD with devices=1"
+            )
+        super().setup(trainer)
 
     def barrier(self, name: str | None = None) -> None:
         """Wait for all ranks, except where a round is about to start, which all ranks do together anyway."""
@@ -314,7 +328,7 @@ class RankEngine(RoundEngine):
     Args:
         *args: See `RoundEngine`.
         strategy: Of this rank.
-        order: Returns the clients of the open round in the order of one process.
+        stacks: Returns the stacks of the round to come, or of the open one, that one process would train.
         **options: See `RoundEngine`.
 
     Attributes:
@@ -325,11 +339,11 @@ class RankEngine(RoundEngine):
         self,
         *args: Any,
         strategy: DistributedClientsStrategy,
-        order: Callable[[], list[int]],
+        stacks: Callable[[], list[Stack]],
         **options: Any,
     ) -> None:
         super().__init__(*args, **options)
-        self._strategy, self._order = strategy, order
+        self._strategy, self._stacks = strategy, stacks
         self.beside: EndOfRound | None = None
 
     @property
@@ -341,7 +355,7 @@ class RankEngine(RoundEngine):
         """See `RoundEngine.start`. Rank 0, which alone reads the journal, says which attempt it is.
 
         Raises:
-            RuntimeError: If the ranks have different models.
+            RuntimeError: If the ranks have different models, ranges, or stacks of clients.
             ValueError: If a callback changes or replaces updates, which takes all clients in one process.
         """
         if self.transform is not None or self.tampering is not None:
@@ -353,18 +367,23 @@ class RankEngine(RoundEngine):
         state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
         attempt = self.ledger.free_attempt(self.round, self.attempt, state)
         news = self.ledger.state_dict() if self.ledger.rounds != known else None
-        first = group.broadcast((attempt, _digest(self.weights), news), f"the start of round {number}")
-        self.attempt, digest, news = first
-        if digest != _digest(self.weights):
-            raise RuntimeError(
-                f"rank {group.rank} has another model than rank 0 in round {number}; "
-                "a callback has changed it on one of them only"
-            )
+        found = group.gather((attempt, self._begins_with(), news), f"the start of round {number}")
+        self.attempt, first, news = found[0]
+        for rank, (_, begins, _) in enumerate(found):
+            for name, cure in _CURES.items():
+                if begins[name] != first[name]:
+                    raise RuntimeError(f"rank {rank} has {name} than rank 0 in round {number}; {cure}")
         if news is not None and group.rank:
             self.ledger.follow(news)
         plan = super().start()
         self._strategy.on_its_own = True
         return plan
+
+    def _begins_with(self) -> dict[str, bytes]:
+        """Digests that all ranks must share, or a client would train on two of them, or on none."""
+        cut = repr([(stack.clients, stack.batch_sizes) for stack in self._stacks()])
+        ranges = torch.cat([self.ranges.center, self.ranges.radius])
+        return dict(zip(_CURES, (_digest(self.weights), _digest(ranges), _short(cut.encode())), strict=True))
 
     def _open(self, plan: RoundPlan) -> None:
         super()._open(plan)
@@ -408,7 +427,8 @@ class RankEngine(RoundEngine):
         return found
 
     def _take_in(self, parts: Sequence[_Part]) -> None:
-        total, group, order = self._sum, self._strategy.group, self._order()
+        total, group = self._sum, self._strategy.group
+        order = [client for stack in self._stacks() for client in stack.clients]
         place = {client: number for number, client in enumerate(order)}
         total.received = sorted((c for part in parts for c in part.received), key=place.__getitem__)
         self._non_finite = sorted((c for part in parts for c in part.non_finite), key=place.__getitem__)
@@ -435,8 +455,20 @@ class RankEngine(RoundEngine):
             group.add(self._exact)
 
 
-def _digest(weights: Tensor) -> bytes:
-    return hashlib.sha256(weights.detach().cpu().contiguous().numpy().tobytes()).digest()[:8]
+_CURES = {
+    "another model": "a callback has changed it; let it do the same on all",
+    "another range": "give Federated the same ranges on all ranks",
+    "other stacks of clients": "give all ranks the same data, batch_size, limit_train_batches, local_epochs, "
+    "local_steps and clients_per_step",
+}
+
+
+def _digest(tensor: Tensor) -> bytes:
+    return _short(tensor.detach().cpu().contiguous().numpy().tobytes())
+
+
+def _short(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()[:8]
 
 
 class Settings(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,7 +27,7 @@ from lightning_fedq.federation.distributed_clients import (
 from lightning_fedq.federation.schedule import Schedule
 from lightning_fedq.mechanisms import CPA, CorBin, SignRR, SubtractiveDither
 from lightning_fedq.randomness import RootKeys, SeededKeys
-from lightning_fedq.ranges import AdaptiveRange
+from lightning_fedq.ranges import AdaptiveRange, Ranges
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 
 # ---- who owns whom --------------------------------------------------------------------------------------
@@ -74,6 +73,8 @@ class Meeting:
         return obj
 
     def gather(self, obj: Any, place: str) -> list[Any]:
+        if place.startswith("the start"):
+            return [obj]
         self.parts[self.rank] = obj
         return self.parts
 
@@ -95,11 +96,11 @@ def engines(mechanism: Any, **options: Any) -> tuple[RoundEngine, list[RankEngin
     def of_rank(rank: int) -> RankEngine:
         strategy = DistributedClientsStrategy()
         strategy.group = Meeting(rank)  # type: ignore[assignment]
-        engine: RankEngine = make(RankEngine, strategy=strategy, order=order)
+        engine: RankEngine = make(RankEngine, strategy=strategy, stacks=stacks)
         return engine
 
     whole = make(RoundEngine)
-    order = lambda: list(whole.planner.plan(whole.round, mechanism).survivors)  # noqa: E731
+    stacks = lambda: [Stack(whole.planner.plan(whole.round, mechanism).survivors, (1,), 0, ())]  # noqa: E731
     return whole, [of_rank(rank) for rank in range(2)]
 
 
@@ -129,7 +130,7 @@ def test_the_server_of_every_rank_is_that_of_one_process(mechanism: Any, order: 
         record = whole.finish()
         for rank, group in zip(ranks, groups, strict=True):
             group.parts = list(parts)
-            rank._order = partial(list, received)
+            rank._stacks = lambda: [Stack(tuple(received), (1,), 0, ())]  # noqa: B023
             found = rank.finish()
             assert found.uplink_bits == record.uplink_bits
             assert found.homogeneity == pytest.approx(record.homogeneity)
@@ -160,12 +161,22 @@ def test_a_sum_travels_in_one_byte_if_it_fits(
     assert total.to(torch.int32).tolist() == [a + b for a, b in zip(first, second, strict=True)]  # type: ignore[union-attr]
 
 
-def test_a_rank_with_another_model_stops(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, (_, second) = engines(CorBin(2.0, 5))
-    other = lambda first, place: (first[0], b"another", None)  # noqa: E731
-    monkeypatch.setattr(second._strategy.group, "broadcast", other)
-    with pytest.raises(RuntimeError, match="rank 1 has another model than rank 0 in round 1"):
-        second.start()
+@pytest.mark.parametrize("what", ["model", "range", "stacks of clients"])
+def test_ranks_that_begin_a_round_with_something_else_all_stop_before_it_is_charged(what: str) -> None:
+    """With another cut into stacks some clients would send two messages from one stream, and others none."""
+    _, ranks = engines(CorBin(2.0, 5))
+    if what == "model":
+        ranks[1].weights = ranks[1].weights + 1e-6
+    elif what == "range":
+        ranks[1].ranges = Ranges(ranks[1].ranges.center, 2 * ranks[1].ranges.radius)
+    else:
+        ranks[1]._stacks = lambda: [Stack((0, 1, 2), (1,), 0, ()), Stack((3, 4), (1,), 0, ())]
+    found: list[Any] = [(0, rank._begins_with(), None) for rank in ranks]
+    for rank in ranks:
+        rank._strategy.group.gather = lambda obj, place: found  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError, match=rf"rank 1 has (an)?other {what} than rank 0 in round 1"):
+            rank.start()
+        assert rank.ledger.rounds == 0
 
 
 def test_updates_that_somebody_changes_are_refused() -> None:
@@ -186,8 +197,8 @@ def test_a_rank_takes_over_what_the_journal_of_rank_0_says(monkeypatch: pytest.M
     _, (first, second) = engines(CorBin(2.0, 5))
     first.ledger.charge([1, 2], 7)
     state = first.ledger.state_dict()
-    told = lambda one, place: (0, one[1], state)  # noqa: E731
-    monkeypatch.setattr(second._strategy.group, "broadcast", told)
+    told = lambda one, place: [(0, one[1], state)]  # noqa: E731
+    monkeypatch.setattr(second._strategy.group, "gather", told)
     second.round = second.ledger.rounds = 0
     second.ledger.follow(state)
     assert second.ledger.charges.tolist() == [0, 1, 1, 0, 0]
@@ -253,6 +264,14 @@ def test_a_round_that_is_about_to_start_is_not_waited_for_twice() -> None:
     for name in (None, "train_dataloader()", "val_dataloader()"):
         strategy.barrier(name)
     assert places == ["the barrier None", "the barrier val_dataloader()"]
+
+
+def test_a_fit_without_a_federation_is_refused() -> None:
+    """Every rank would train its own model; `DPSGD` alone would charge each of them for itself."""
+    trainer: Any = SimpleNamespace(state=SimpleNamespace(fn="fit"))
+    strategy = on("cpu")
+    with pytest.raises(ValueError, match=r"the Trainer has none: each of 2 ranks .* DPSGD with devices=1"):
+        strategy.setup(trainer)
 
 
 # ---- refused --------------------------------------------------------------------------------------------
