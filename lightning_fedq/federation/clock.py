@@ -207,7 +207,7 @@ class LocalClock:
         trainer, lengths = self._trainer, [len(stack.batch_sizes) for stack in stacks]
         configs, automatic = trainer.lr_scheduler_configs, self._automatic
         self._per_batch = [c for c in configs if c.interval == "step"] if automatic else []
-        self._put_back = configs if self._per_batch or not automatic else []  # by hand, anything may step
+        self._put_back = configs
         self._start, self._longest, self._longest_steps, self._most_steps = self._moment(), None, 0, 0
         self._plateaus = [
             (config.scheduler, deepcopy(config.scheduler.state_dict()))
@@ -266,7 +266,7 @@ class LocalClock:
         assert self._start is not None
         self._scales.append(self._loss_scale())
         self._most_steps = max(self._most_steps, self._steps)
-        if self._put_back and self._steps > self._longest_steps:
+        if self._put_back and not self._automatic and self._steps > self._longest_steps:
             self._longest, self._longest_steps, self._longest_is_last = self._moment(), self._steps, last
             self._longest_stack = self._stack
         if not last:  # whoever looks before the next batch starts sees the next client's
@@ -325,26 +325,29 @@ class LocalClock:
         start, self._start = self._start, None
         assert start is not None
         steps = self._steps_of_longest()
-        if self._put_back:
-            self._leave_at_longest(start, steps)
+        if not self._automatic and self._put_back and not (self._longest and self._longest_is_last):
+            self._restore(self._longest or start)
         self._leave_own_settings(start)
+        if self._automatic:
+            self._leave_as_scheduled(start, steps)
         self.now += steps
         self._load_scale(min(filter(None, self._scales), key=lambda s: s["scale"], default=None))
         self._give_back()
 
-    def _leave_at_longest(self, start: _Moment, steps: int) -> None:
-        again = self._longest is None or not self._longest_is_last
-        if again:
-            self._restore(self._longest or start)
-        for step in range(self._longest_steps + 1, steps + 1):  # of who holds more, and is not in this round
+    def _leave_as_scheduled(self, start: _Moment, steps: int) -> None:
+        """Rates as schedules alone make them: what a module has set by hand may follow from a client's data.
+
+        Replayed from the round's start, because a schedule may go on from the rate that it finds.
+        """
+        self._restore(start)
+        for step in range(1, steps + 1):
             for config, every in zip(self._per_batch, self._frequencies, strict=True):
                 if min(step * self._accumulate, self._batches) % every == 0:
                     self._step(config)
-        if again and self._per_batch:  # Lightning has stepped these before the last batch was over
-            for config in self._trainer.lr_scheduler_configs:
-                due = (self._trainer.current_epoch + 1) % config.frequency == 0
-                if config.interval == "epoch" and due and not config.reduce_on_plateau:
-                    self._step(config)
+        for config in self._trainer.lr_scheduler_configs:
+            due = (self._trainer.current_epoch + 1) % config.frequency == 0
+            if config.interval == "epoch" and due and not config.reduce_on_plateau:
+                self._step(config)
 
     def _leave_own_settings(self, start: _Moment) -> None:
         """Parameter groups without what the optimiser itself set in them, which goes with the client."""

@@ -114,6 +114,38 @@ def same(found: Tensor, wanted: Tensor) -> None:
     torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
 
 
+# ---- rates that a module sets by hand ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("interval", [None, "step", "epoch"])
+def test_a_rate_that_follows_from_a_client_s_data_goes_with_the_client(
+    interval: str | None, tmp_path: Path
+) -> None:
+    """Else the last client's number is in every checkpoint, and is where the next round begins."""
+
+    class Own(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            group = self.optimizers().param_groups[0]
+            rates.append(group["lr"])
+            group["lr"] = 1e-3 * float(batch[0].detach().double().abs().mean())
+            return super().training_step(batch, batch_idx)
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.5)
+            if interval is None:
+                return optimizer
+            schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)  # from the rate that it finds
+            return [optimizer], [{"scheduler": schedule, "interval": interval}]
+
+    rates: list[float] = []
+    _, trainer = run(federated(), Own(), max_epochs=2)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    found = torch.load(tmp_path / "last.ckpt", weights_only=True)["optimizer_states"][0]["param_groups"][0]
+    factor = {None: 1.0, "step": 0.5**3, "epoch": 0.5}[interval]
+    assert found["lr"] == pytest.approx(0.5 * factor**2)
+    assert rates[len(rates) // 2] == pytest.approx(0.5 * factor)
+
+
 # ---- schedules that step with every batch -----------------------------------------------------------
 
 
