@@ -29,6 +29,7 @@ from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.loader import ClientBatches, check_plain
 from lightning_fedq.federation.client_metrics import TrainingLog, log_figure
+from lightning_fedq.federation.saved_states import SavedStates
 from lightning_fedq.federation.undo import Undo
 from lightning_fedq.privacy.samples import SampleStatement
 from lightning_fedq.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
@@ -219,8 +220,10 @@ class DPSGD(pl.Callback):
 
         @contextmanager
         def context() -> Iterator[None]:
+            saved = SavedStates(module)
             with watch(), step_context():
                 yield
+            saved.check()
 
         self._undo.replace(trainer.precision_plugin, "train_step_context", context)
         quiet = warnings.catch_warnings()

@@ -333,6 +333,7 @@ class Federated(pl.Callback):
             self._coming_stacks,
             skips_empty,
             self._change_vector,
+            lambda: self.client_log is not None and self.client_log.choice != "shared",
         )
         self._undo.later(self._training.detach)
         if self.seed is None:
@@ -863,8 +864,13 @@ class Federated(pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Of an unfinished round, save its start."""
+        """Of an unfinished round, save its start.
+
+        Raises:
+            ValueError: If a client has changed a state that would be saved all the same.
+        """
         if self._training is not None and self._training.start is not None:
+            self._training.check_saved()
             self._training.start.write(checkpoint)
 
     # ---- pictures ---------------------------------------------------------------------------------

@@ -33,6 +33,7 @@ class LocalTraining:
         skips_empty: Is an empty batch no step at all?
         changed: Called with the new members of the flat vector when a round finds it changed; puts the server
             right, or raises what speaks against it.
+        withheld: See `Watch`.
 
     Attributes:
         start: What a checkpoint of the open round goes back to; None between rounds.
@@ -50,11 +51,12 @@ class LocalTraining:
         stacks: Callable[[], list[Stack]],
         skips_empty: bool,
         changed: Callable[[Members], None],
+        withheld: Callable[[], bool],
     ) -> None:
         self._trainer, self._local, self._engine, self.clock = trainer, local, engine, clock
         self._new_parallel, self._attached = parallel, False
         self._stacks, self._skips_empty, self._changed = stacks, skips_empty, changed
-        self._watch = Watch(trainer, lambda: {*local.names, *local.buffer_names})
+        self._watch = Watch(trainer, lambda: {*local.names, *local.buffer_names}, withheld)
         self.start: RoundStart | None = None
         self.present: Stack | None = None
         self.steps = range(0)
@@ -184,6 +186,10 @@ class LocalTraining:
     def forget_scratch(self) -> None:
         """Plain attributes hold what they did when the round began."""
         self._watch.end_round()
+
+    def check_saved(self) -> None:
+        """See `Watch.check_saved`."""
+        self._watch.check_saved()
 
     def abandon(self) -> None:
         """Give up the open round, if there is one. The last global model is back in the module."""

@@ -37,6 +37,7 @@ from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.federation.optimizer_memory import others_of, with_nested
+from lightning_fedq.federation.saved_states import SavedStates
 
 _COPIED = 1 << 22
 """Elements up to which a tensor is copied; of larger ones a checksum is kept, and nothing can be put back."""
@@ -125,10 +126,14 @@ class Watch:
     Args:
         trainer: Of the fit in progress.
         inside: Names of the parameters and buffers that are taken care of.
+        withheld: Do clients' metrics stay with the clients? Then no checkpoint may hold a state of theirs.
     """
 
-    def __init__(self, trainer: pl.Trainer, inside: Callable[[], set[str]]) -> None:
-        self._module, self._inside = trainer.lightning_module, inside
+    def __init__(
+        self, trainer: pl.Trainer, inside: Callable[[], set[str]], withheld: Callable[[], bool]
+    ) -> None:
+        self._module, self._inside, self._withheld = trainer.lightning_module, inside, withheld
+        self._saved: SavedStates | None = None
         self._callbacks: list[pl.Callback] = [
             callback
             for callback in trainer.callbacks  # type: ignore[attr-defined]
@@ -155,6 +160,7 @@ class Watch:
         Args:
             parts: The global weights, a tensor a segment of the flat vector; they stay as they are.
         """
+        self._saved = SavedStates(self._module) if self._withheld() else None
         self._parts_sent = parts
         self._shapes = {part.shape for part in parts}
         self._dim = sum(part.numel() for part in parts)
@@ -194,11 +200,21 @@ class Watch:
         Raises:
             ValueError: If it has left something behind.
         """
+        self.check_saved()
         self._check(content=False)
         self._check_optimizers()
         if self._thorough:
             self._check_closely()
         self._thorough = False
+
+    def check_saved(self) -> None:
+        """Before a checkpoint, too.
+
+        Raises:
+            ValueError: If a client has changed what checkpoints hold beside parameters and buffers.
+        """
+        if self._saved is not None:
+            self._saved.check()
 
     def end_clients(self) -> None:
         """After the last client of a round, before its sum is used.
@@ -215,7 +231,7 @@ class Watch:
         self.put_back_scratch()
         self._attributes, self._outside, self._scratch, self._averages = [], {}, {}, {}
         self._containers, self._contents, self._parts_sent = {}, [], ()
-        self._others, self._of_optimizers = [], {}
+        self._others, self._of_optimizers, self._saved = [], {}, None
 
     def put_back(self) -> None:
         """Put back what a round that is given up has left behind, as far as there are copies."""
