@@ -49,6 +49,7 @@ HOOKS = {
     "fixed_cohort": ("False", "noise is shared out over the whole cohort in advance"),
     "unbiased": ("True", "the decoded sum is meant to be off on average, for updates inside the range"),
     "joint": ("False", "`decode` is no sum: a vote, a threshold"),
+    "separation": ("1", "the server's noise is correlated over rounds"),
     "tolerated_dropouts": ("None", "claims about the sum are void with fewer answers"),
     "message_code": ("`code`", "a message's code conditions on what client and server share"),
     "grid": ("None", "the decoded sum comes from floats, whose low bits must not leave"),

@@ -53,6 +53,9 @@ class RoundContext:
             ever used for two payloads.
         num_corrupt: Clients of the cohort that may tell a server behind secure aggregation all they know,
             their own coins and noise included; which ones is open.
+        since: Round and attempt from which on the server's rounds follow each other without a gap or a
+            repetition, which its own noise may count on (`Mechanism.separation`); None is this round. Clients
+            are not told.
 
     Raises:
         ValueError: If a client stands in two groups, or shapes, radii or numbers make no sense.
@@ -65,6 +68,7 @@ class RoundContext:
     radius: Tensor
     attempt: int = 0
     num_corrupt: int = 0
+    since: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         clients = [client for group in self.groups for client in group]
@@ -325,6 +329,13 @@ class Mechanism(ABC):
     def joint(self) -> bool:
         """Must `decode` see the whole cohort at once, because it is no sum (a vote, a threshold)?"""
         return False
+
+    @property
+    def separation(self) -> int:
+        """Rounds from one of a client to its next that claims count on, where noise is correlated over
+        rounds. The server begins with fresh noise (`RoundContext.since`) where somebody comes back earlier.
+        """
+        return 1
 
     def tolerated_dropouts(self, context: RoundContext) -> int | None:
         """Most clients that may stay silent before the claims about the aggregate are void.

@@ -101,6 +101,8 @@ class HeldServerKeys(ServerKeys):
     Args:
         secrets: Its own.
         roster: Public key of each client.
+        entropy: Source of the key of its own noise, which is another one in every process, so that a folder
+            that is set back does not bring it back.
 
     Raises:
         ValueError: If two clients have one key, or a key is not 32 bytes.
@@ -109,13 +111,20 @@ class HeldServerKeys(ServerKeys):
     mode = "secure"
     setup_bits_per_client = 8 * PUBLIC_KEY_BYTES
 
-    def __init__(self, secrets: ServerSecrets, roster: Mapping[int, bytes]) -> None:
+    def __init__(
+        self,
+        secrets: ServerSecrets,
+        roster: Mapping[int, bytes],
+        *,
+        entropy: Callable[[int], bytes] = os.urandom,
+    ) -> None:
         if len(set(roster.values())) != len(roster) or any(len(key) != 32 for key in roster.values()):
             raise ValueError("every client needs a public key of its own, 32 bytes")
         self._secrets, self.roster = secrets, dict(roster)
         self._secret = X25519PrivateKey.from_private_bytes(secrets.secret)
         self.salt = roster_digest(self.roster)
         self._client: dict[int, bytes] = {}
+        self._own_key = entropy(32)
 
     def public(self) -> bytes:
         """See `ServerKeys.public`."""
@@ -136,6 +145,10 @@ class HeldServerKeys(ServerKeys):
             info = server_info(self.public(), client)
             self._client[client] = agree(self._secret, other, self.salt, info)
         return self._client[client]
+
+    def server(self) -> bytes:
+        """See `ServerKeys.server`."""
+        return self._own_key
 
     def sealed_members(self, client: int) -> bytes:
         """The members' key for one client's eyes, 48 bytes."""
@@ -295,6 +308,14 @@ class HeldClientKeys(OneOwner, Keys):
         """
         self._check_own(client)
         return self._own
+
+    def server(self) -> bytes:
+        """See `ServerKeys.server`.
+
+        Raises:
+            NotHeldError: Always.
+        """
+        raise NotHeldError(f"client {self.number} does not hold the key of the server's own noise")
 
     def peer(self, group: tuple[int, ...]) -> bytes:
         """See `Keys.peer`.

@@ -190,6 +190,10 @@ class ServerKeys(ABC):
     def client(self, client: int) -> bytes:
         """Key that one client shares with the server."""
 
+    @abstractmethod
+    def server(self) -> bytes:
+        """Key that nobody but the server knows, and no other object: its own noise comes from it."""
+
 
 class Keys(ServerKeys):
     """Root keys of one federation, each 32 bytes and known to somebody else."""
@@ -247,6 +251,10 @@ class _DerivedKeys(Keys):
     def client(self, client: int) -> bytes:
         """See `Keys.client`."""
         return hkdf_expand(self._root, pack_fields("client", client))
+
+    def server(self) -> bytes:
+        """See `Keys.server`."""
+        return hkdf_expand(self._root, pack_fields("server"))
 
     def peer(self, group: tuple[int, ...]) -> bytes:
         """See `Keys.peer`."""
@@ -360,6 +368,7 @@ class AgreedKeys(OneOwner, Keys):
         self._salt = roster_digest({c: own.public_key().public_bytes_raw() for c, own in self._own.items()})
         self._public = os.urandom(32)
         self._members = os.urandom(32)  # the server's; it goes to each client under their pairwise key
+        self._own_key = os.urandom(32)
         self._client = lru_cache(maxsize=_KEPT_KEYS)(self._agree_with_server)
         self._peer = lru_cache(maxsize=_KEPT_KEYS)(self._agree_all)
         self._private: dict[int, bytes] = {}
@@ -375,6 +384,10 @@ class AgreedKeys(OneOwner, Keys):
     def client(self, client: int) -> bytes:
         """See `Keys.client`."""
         return self._client(client)
+
+    def server(self) -> bytes:
+        """See `Keys.server`."""
+        return self._own_key
 
     def _agree_with_server(self, client: int) -> bytes:
         info = server_info(self._public, client)
@@ -412,6 +425,7 @@ class PublicRandomness:
 
     def __init__(self, keys: ServerKeys, round: int, attempt: int = 0) -> None:
         self._public_key, self._members_key, self._client_key = keys.public(), keys.members(), keys.client
+        self._keys = keys
         self.federation = self._public_key[:16]
         self._address = pack_fields(_PROTOCOL, self.federation, round, attempt)
         self._prefixes: dict[str, bytes] = {}
@@ -432,6 +446,14 @@ class PublicRandomness:
     def shared_with_server(self, client: int, purpose: str) -> Stream:
         """Stream that one client shares with the server (a dither, say)."""
         return self._stream(self._client_key(client), purpose, _client_field(client))
+
+    def server(self, purpose: str) -> Stream:
+        """Stream that nobody but the server knows: the noise of a trusted one."""
+        return self._stream(self._keys.server(), purpose, pack_fields("server"))
+
+    def of_round(self, round: int, attempt: int = 0) -> PublicRandomness:
+        """The server's streams of another round, under the same keys."""
+        return PublicRandomness(self._keys, round, attempt)
 
 
 class ClientRandomness(PublicRandomness):

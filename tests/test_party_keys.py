@@ -59,6 +59,20 @@ def test_parties_derive_what_one_process_derives():
     assert len({keys.peer((0, 1)), keys.peer((0, 2)), keys.peer((1, 2))}) == 3
 
 
+def test_the_key_of_the_server_s_noise_is_another_one_in_every_process_and_no_client_holds_it():
+    """A folder that is set back would bring the noise of released models back for other updates."""
+    secrets, _, server, clients = parties()
+    again = HeldServerKeys(secrets, server.roster)
+    assert again.client(1) == server.client(1)
+    assert len({again.server(), server.server(), AgreedKeys(range(3)).server()}) == 3
+    assert server.server() == server.server()
+    with pytest.raises(NotHeldError, match="client 1 does not hold the key of the server's own noise"):
+        clients[1].server()
+    streams = [PublicRandomness(keys, 0).server("noise").words64(1)[0] for keys in (server, again)]
+    assert streams[0] != streams[1]
+    assert PublicRandomness(server, 3).of_round(0).server("noise").words64(1)[0] == streams[0]
+
+
 def test_coins_of_a_client_s_own_are_never_drawn_twice():
     """Of one folder, at one address: what another object draws is new, whatever the folder has forgotten."""
     secrets, own, server, _ = parties()

@@ -89,6 +89,10 @@ class HeldKeys(Keys):
         """See `Keys.client`."""
         return self._of(self._server or client in self._insiders).client(client)
 
+    def server(self) -> bytes:
+        """See `Keys.server`."""
+        return self._of(self._server).server()
+
     def peer(self, group: tuple[int, ...]) -> bytes:
         """See `Keys.peer`."""
         return self._of(not self._insiders.isdisjoint(group)).peer(group)

@@ -235,6 +235,7 @@ class Federated(pl.Callback):
             num_clients, plan_seed, clients_per_round, dropout_probability, participation
         )
         self.planner.plan(0, mechanism)  # refuse a cohort that the mechanism can't serve at once
+        self.planner.check_separation(mechanism)
         mechanism.protection_groups(num_clients)  # and a population
         size, secure = self.planner.cohort_size, secure_aggregation is not None
         check_aggregation(mechanism, size, weighting != "uniform", aggregator, secure)

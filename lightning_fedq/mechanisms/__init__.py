@@ -11,6 +11,7 @@ from lightning_fedq.lazy import lazily
 # made by `make tables`
 if TYPE_CHECKING:
     from lightning_fedq.mechanisms.aggregate_gaussian import AggregateGaussian
+    from lightning_fedq.mechanisms.banded_gaussian import BandedGaussian
     from lightning_fedq.mechanisms.corbin import AugCorBin, CorBin
     from lightning_fedq.mechanisms.correlated import CorrelatedQuantization
     from lightning_fedq.mechanisms.cpa import CPA
@@ -42,6 +43,7 @@ __all__ = [
     "SIGM",
     "AggregateGaussian",
     "AugCorBin",
+    "BandedGaussian",
     "CorBin",
     "CorrelatedQuantization",
     "DistributedDiscreteGaussian",
@@ -70,6 +72,7 @@ _FILES = {
     "SIGM": "sigm",
     "AggregateGaussian": "aggregate_gaussian",
     "AugCorBin": "corbin",
+    "BandedGaussian": "banded_gaussian",
     "CorBin": "corbin",
     "CorrelatedQuantization": "correlated",
     "DistributedDiscreteGaussian": "ddg",

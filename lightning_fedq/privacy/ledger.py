@@ -211,6 +211,10 @@ class Ledger:
             attempt += 1
         return attempt
 
+    def last_round(self, clients: Sequence[int]) -> int:
+        """The last round under the present keys that one of these clients was charged for. -1 if none was."""
+        return int(self._streams[list(clients), 0].max())
+
     def charge(
         self, clients: Sequence[int], round: int, attempt: int = 0, state: str = "", dim: int = 0
     ) -> None:

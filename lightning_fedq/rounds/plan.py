@@ -112,6 +112,20 @@ class RoundPlanner:
         """Fewest rounds from one of a client to its next, within one run of this plan. >= 1."""
         return self.num_cohorts or 1
 
+    def check_separation(self, mechanism: Mechanism) -> None:
+        """Refuse a mechanism whose noise counts on rounds of a client farther apart than these.
+
+        Raises:
+            ValueError: With the cure.
+        """
+        if mechanism.separation > self.separation:
+            most = self.num_clients // mechanism.separation
+            cure = f"participation='cyclic' and clients_per_round={most} or fewer, or " if most else ""
+            raise ValueError(
+                f"{mechanism} counts on {mechanism.separation} rounds from one of a client to its next, here "
+                f"it may be {self.separation}; use {cure}a band of {self.separation}"
+            )
+
     def most_rounds(self, rounds: int) -> int | None:
         """In how many of the first `rounds` rounds a client takes part at most. None: a lottery decides."""
         if self.num_cohorts is None:

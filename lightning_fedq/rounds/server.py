@@ -87,6 +87,7 @@ class RoundServer:
                 raise ValueError("client_weights must be > 0 and finite")
         weighted, secure = client_weights is not None, secure_sums is not None
         check_aggregation(mechanism, planner.cohort_size, weighted, aggregator, secure)
+        planner.check_separation(mechanism)
         self.mechanism, self.planner, self.keys = mechanism, planner, keys
         self.aggregator, self.secure_sums = aggregator, secure_sums
         self.segments, self.range_rule, self.target = tuple(segments), ranges, target
@@ -94,6 +95,7 @@ class RoundServer:
         self.weights = weights.detach().clone()
         self.ranges = ranges.first(self.weights, self.segments)
         self.round, self.attempt = 0, 0
+        self._since: tuple[int, int] | None = None
         self.total_uplink_bits = self.total_downlink_bits = 0
         self._parameter = torch.nn.Parameter(self.weights.clone())
         self._optimizer = server_optimizer([self._parameter]) if server_optimizer else None
@@ -153,9 +155,8 @@ class RoundServer:
 
     def context(self, plan: RoundPlan) -> RoundContext:
         """Public facts of the round of `plan`."""
-        return RoundContext(
-            plan.round, plan.groups, self.segments, self.ranges.center, self.ranges.radius, self.attempt
-        )
+        c, r = self.ranges.center, self.ranges.radius
+        return RoundContext(plan.round, plan.groups, self.segments, c, r, self.attempt, since=self._since)
 
     def charged_context(self, plan: RoundPlan) -> RoundContext:
         """The round of `plan` as accounts see it: as long as the longest vector that was ever charged for.
@@ -206,6 +207,7 @@ class RoundServer:
                 name: rearrange(value, old, origins, zeros) if _is_vector(value, parameter) else value
                 for name, value in state.items()
             }
+        self._since = None if self.plan is None else (self.plan.round, self.attempt)
         if self.plan is not None:
             self._open(self.plan)
 
@@ -227,10 +229,17 @@ class RoundServer:
         self.ledger.agree(self._terms)
         state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
         self.attempt = self.ledger.free_attempt(plan.round, self.attempt, state)
+        if self._since is None or self.attempt or self._somebody_is_early(plan, self._since[0]):
+            self._since = plan.round, self.attempt
         self.ledger.charge(plan.cohort, plan.round, self.attempt, state, self.weights.numel())
         self.plan = plan
         self._open(plan)
         return plan
+
+    def _somebody_is_early(self, plan: RoundPlan, since: int) -> bool:
+        """Was one of the cohort there in one of the rounds that this one's noise is correlated with?"""
+        needed = self.mechanism.separation
+        return needed > 1 and self.ledger.last_round(plan.cohort) > max(since - 1, plan.round - needed)
 
     def _open(self, plan: RoundPlan) -> None:
         self._context = self.context(plan)
@@ -436,6 +445,7 @@ class RoundServer:
             "attempt": self.attempt + (self.plan is not None),
             "total_uplink_bits": self.total_uplink_bits,
             "total_downlink_bits": self.total_downlink_bits,
+            "since": None if self._since is None else list(self._since),
             "ledger": self.ledger.state_dict(),
             "optimizer": deepcopy(self._optimizer.state_dict()) if self._optimizer else {},
         }
@@ -460,6 +470,8 @@ class RoundServer:
         self.weights = state["weights"].to(self.weights).clone()
         self.ranges = Ranges(state["center"].clone(), state["radius"].clone())
         self.round, self.attempt, self.plan = state["round"], state["attempt"], None
+        since = state.get("since") if self._seeded else None  # what was released since is not known here
+        self._since = None if since is None else (since[0], since[1])
         self.total_uplink_bits = state["total_uplink_bits"]
         self.total_downlink_bits = state["total_downlink_bits"]
         if self._optimizer is not None:

@@ -49,6 +49,7 @@ ROWS: list[Mechanism] = [
     m.CSGM(clip_value=1.0, noise_multiplier=0.5, sampling_probability=0.4, bits=2),
     m.SubtractiveDither(bits=4),
     m.RotatedAxes(epsilon=8.0, clip_norm=4.0),
+    m.BandedGaussian(clip_norm=8.0, noise_multiplier=0.05, band=1),
 ]
 
 every_mechanism = pytest.mark.parametrize("mechanism", ROWS, ids=repr)

@@ -28,7 +28,7 @@ from lightning_fedq.callbacks import (
 )
 from lightning_fedq.core import Adversary
 from lightning_fedq.data import Dirichlet, FederatedDataModule
-from lightning_fedq.mechanisms import CPA, AggregateGaussian, CorBin, FedAvg, LayeredGaussian
+from lightning_fedq.mechanisms import CPA, AggregateGaussian, BandedGaussian, CorBin, FedAvg, LayeredGaussian
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 from tests.canary.test_canary import FEATURES as LIGHTNING
@@ -252,6 +252,10 @@ FEATURES: dict[str, Feature] = {
     ),
     "liars": Feature(callbacks=lambda f: [ByzantineClients(0.3, "sign_flip")], refused="clients that lie"),
     "CPA over rounds": Feature(mechanism=CPA(epsilon=1.0), federated={"clients_per_round": 3}),
+    "noise over rounds": Feature(
+        mechanism=BandedGaussian(clip_norm=8.0, noise_multiplier=0.05, band=2),
+        federated={"clients_per_round": CLIENTS // 2, "participation": "cyclic"},
+    ),
 }
 
 

@@ -20,7 +20,7 @@ from lightning_fedq.flower import server_app
 from lightning_fedq.flower.client import RefusedError
 from lightning_fedq.flower.records import to_record
 from lightning_fedq.flower.server import ClientsElsewhere, FederatedServer, Roster
-from lightning_fedq.mechanisms import CPA, LDPQ, AggregateGaussian, CorBin, StratifiedCorBin
+from lightning_fedq.mechanisms import CPA, LDPQ, AggregateGaussian, BandedGaussian, CorBin, StratifiedCorBin
 from lightning_fedq.models import MLP
 from lightning_fedq.party_keys import ClientSecrets, Identities
 from lightning_fedq.privacy.ledger import Ledger
@@ -56,6 +56,11 @@ COIN = CorBin(epsilon=4.0, shared_bits=5)
         pytest.param(LDPQ(epsilon=4.0), {"target": "weights", "smoothing": 0.5}, marks=slow),
         pytest.param(AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05), {}, marks=slow),
         pytest.param(CPA(epsilon=2.0), {"clients_per_round": 3}, marks=slow),
+        pytest.param(
+            BandedGaussian(clip_norm=2.0, noise_multiplier=0.02, band=2),
+            {"clients_per_round": 2, "participation": "cyclic"},
+            marks=slow,
+        ),
         pytest.param(COIN, {"secure_aggregation": SecAgg()}, marks=slow),
     ],
 )

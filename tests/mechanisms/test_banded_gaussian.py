@@ -1,0 +1,396 @@
+"""Noise of a trusted server that is correlated over rounds: its law, its claims, and when it begins anew."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated, RunFolder
+from lightning_fedq.core import Adversary, NonPrivate
+from lightning_fedq.mechanisms import BandedGaussian
+from lightning_fedq.mechanisms.banded_gaussian import NOISE_STD, coefficients, fresh_noise
+from lightning_fedq.privacy.report import privacy_report
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.randomness import AgreedKeys, Keys, PublicRandomness, SeededKeys
+from lightning_fedq.ranges import FixedRange
+from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from lightning_fedq.secagg import SecAgg
+from lightning_fedq.testing import RULES
+from tests.federation.test_privacy_target import trained
+from tests.one_round import context_of, encode
+
+
+def matrix(band: int, rounds: int) -> np.ndarray:
+    """C, in units of its first coefficient."""
+    c = np.array(coefficients(band)) / coefficients(band)[0]
+    return sum(np.diag(np.full(rounds - i, c[i]), -i) for i in range(min(band, rounds)))
+
+
+# ---- the matrix ------------------------------------------------------------------------------------------
+
+
+def rms_of_prefix_sums(band: int, rounds: int, participations: int) -> float:
+    """Noise of a model, root mean square over the rounds, where a run's sensitivity is 1 a clipped update."""
+    c = matrix(band, rounds)
+    inverse = np.linalg.inv(c)
+    squares = (np.tri(rounds) @ inverse) ** 2
+    return math.sqrt(squares.sum() / rounds * participations) * float(np.linalg.norm(c[:, 0]))
+
+
+def test_the_noise_of_a_model_is_that_of_the_literature() -> None:
+    """Cohorts of a tenth that come back every tenth of 100 rounds; and everybody in each, a tenth of it."""
+    assert rms_of_prefix_sums(1, 100, 10) == pytest.approx(22.5, abs=0.05)
+    assert rms_of_prefix_sums(10, 100, 10) == pytest.approx(9.6, abs=0.05)
+    assert rms_of_prefix_sums(1, 100, 100) / 10 == pytest.approx(7.1, abs=0.05)
+
+
+def test_coefficients_are_those_of_the_root_of_the_prefix_sums() -> None:
+    exact = [math.comb(2 * i, i) / 4**i for i in range(40)]
+    assert np.abs(np.array(coefficients(40)) / 64 - exact).max() <= 2.0**-7
+    square = matrix(40, 40) @ matrix(40, 40)
+    assert np.abs(square - np.tri(40)).max() < 0.1  # but for the rounding of the coefficients
+
+
+@pytest.mark.parametrize("band", [1, 2, 3, 4])
+def test_no_pattern_of_participation_moves_more_than_is_charged(band: int) -> None:
+    """All subsets of eight rounds, all signs: k |c|^2 bounds those with the separation, and no others."""
+    c = matrix(band, 8)
+    one = float(np.square(np.array(coefficients(band)) / coefficients(band)[0]).sum())
+    beyond = 0
+    for size in range(1, 9):
+        for rounds in itertools.combinations(range(8), size):
+            signs = np.array(list(itertools.product((-1.0, 1.0), repeat=size)))
+            worst = float(np.square(c[:, rounds] @ signs.T).sum(0).max())
+            apart = min(np.diff(rounds), default=band)
+            if apart >= band:
+                assert worst <= size * one + 1e-12
+            else:
+                beyond += worst > size * one + 1e-12
+    assert (beyond > 0) == (band > 1)
+
+
+# ---- the noise -------------------------------------------------------------------------------------------
+
+
+def rounds_of(
+    mechanism: BandedGaussian, keys: Keys, rounds: int, dim: int = 200, start: int = 0
+) -> np.ndarray:
+    """w of a block, `(rounds, dim)`."""
+    return np.stack(
+        [
+            mechanism.noise(
+                replace(context_of(mechanism, (0, 1), (dim,), round=start + r), since=(start, 0)),
+                PublicRandomness(keys, start + r),
+            ).astype(np.int64)
+            for r in range(rounds)
+        ]
+    )
+
+
+@pytest.mark.parametrize("band", [1, 3, 10])
+def test_the_noise_of_all_rounds_is_the_inverse_of_the_matrix_times_fresh_noise(band: int) -> None:
+    mechanism, keys = BandedGaussian(1.0, 1.0, band), SeededKeys(1)
+    w = rounds_of(mechanism, keys, 25, start=4)
+    z = np.stack([fresh_noise(PublicRandomness(keys, 4 + r).server("noise"), 200) for r in range(25)])
+    exact = np.linalg.inv(matrix(band, 25)) @ (z / 64.0)
+    # each row is rounded to the grid, by 1/2 at most, and the rounding goes on like noise
+    most = 0.5 * np.abs(np.linalg.inv(matrix(band, 25))).sum(1).max() + 1e-6
+    assert np.abs(w - exact).max() <= most < 1.6
+    assert np.abs(exact).max() > 1e5
+    for r in range(25):
+        back = sum(c * w[r - i] for i, c in enumerate(coefficients(band)) if i <= r)
+        assert np.abs(back - z[r]).max() <= 32
+
+
+def test_rounds_that_are_asked_for_in_another_order_have_the_same_noise() -> None:
+    mechanism, keys = BandedGaussian(1.0, 1.0, 4), SeededKeys(2)
+    forward = rounds_of(mechanism, keys, 9)
+    for round in (8, 3, 3, 7, 0, 8):
+        context = replace(context_of(mechanism, (0, 1), (200,), round=round), since=(0, 0))
+        assert np.array_equal(mechanism.noise(context, PublicRandomness(keys, round)), forward[round])
+    assert not np.array_equal(rounds_of(mechanism, SeededKeys(3), 1)[0], forward[0])
+    assert not np.array_equal(rounds_of(mechanism, keys, 9, start=1)[:8], forward[1:])
+
+
+def test_fresh_noise_is_gaussian_and_independent() -> None:
+    z = fresh_noise(PublicRandomness(SeededKeys(0), 0).server("noise"), 40_000) / NOISE_STD
+    assert stats.kstest(z, stats.norm.cdf).pvalue > 1e-3
+    assert abs(np.corrcoef(z[:-1], z[1:])[0, 1]) < 0.025
+
+
+def test_a_repeated_round_is_no_part_of_the_block_that_it_left() -> None:
+    mechanism = BandedGaussian(1.0, 1.0, 2)
+    context = replace(context_of(mechanism, (0, 1), (5,), round=3, attempt=1), since=(0, 0))
+    with pytest.raises(ValueError, match="a repeated round begins a new one"):
+        mechanism.noise(context, PublicRandomness(SeededKeys(0), 3, 1))
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_keeps_the_contract_with_a_band(rule: str) -> None:
+    RULES[rule](BandedGaussian(clip_norm=8.0, noise_multiplier=0.05, band=4))
+
+
+# ---- claims ----------------------------------------------------------------------------------------------
+
+
+def test_claims_are_towards_those_who_see_models_and_compose_to_one_gaussian() -> None:
+    mechanism = BandedGaussian(1.0, 3.0, 10)
+    claims = {claim.adversary: claim for claim in mechanism.claims(context_of(mechanism, range(4), (7850,)))}
+    finite = {who for who, claim in claims.items() if not isinstance(claim.loss, NonPrivate)}
+    assert finite == {Adversary.OUTSIDER, Adversary.CLIENT}
+    report = privacy_report(
+        mechanism,
+        context_of(mechanism, range(100), (7850,)),
+        rounds=100,
+        delta=1e-5,
+        num_clients=1000,
+        most_rounds=10,
+    )
+    mu = math.sqrt(10) / 3.0
+
+    def delta(epsilon: float) -> float:
+        low, high = -epsilon / mu - mu / 2, -epsilon / mu + mu / 2
+        return float(stats.norm.cdf(high) - math.exp(epsilon) * stats.norm.cdf(low))
+
+    spent = report.row(Adversary.OUTSIDER).epsilon_run
+    assert delta(spent) <= 1e-5 <= delta(spent - 2e-3)
+    assert report.row(Adversary.SERVER).verdict == "no guarantee"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((1.0, 1.0, 0), r"band must be in \[1, 1024\], got 0"),
+        ((0.0, 1.0, 1), "clip_norm"),
+        ((1.0, 1e5, 1), "more noise leaves no signal"),
+        ((1.0, 1e-6, 1), "less protects nobody"),
+    ],
+)
+def test_senseless_settings_are_refused(arguments: Any, words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        BandedGaussian(*arguments)
+
+
+def test_cohorts_that_come_back_too_early_are_refused_with_the_cure() -> None:
+    mechanism = BandedGaussian(1.0, 1.0, 4)
+    with pytest.raises(ValueError, match="use participation='cyclic' and clients_per_round=5 or fewer, or a"):
+        Federated(mechanism, 20, clients_per_round=4)
+    with pytest.raises(ValueError, match=r"here it may be 3; use .*clients_per_round=5 .* a band of 3"):
+        Federated(mechanism, 20, clients_per_round=6, participation="cyclic")
+    with pytest.raises(ValueError, match="here it may be 1; use a band of 1"):
+        Federated(mechanism, 3)
+    for participation in ("once", "cyclic"):
+        Federated(mechanism, 20, clients_per_round=5, participation=participation)  # type: ignore[arg-type]
+
+
+# ---- what the server releases, and when it begins anew ---------------------------------------------------
+
+
+class Early(RoundPlanner):
+    """A planner that promises more than it keeps: everybody is there in every second round."""
+
+    @property
+    def separation(self) -> int:
+        return 99
+
+    def cohort(self, round: int) -> list[int]:
+        return [round % 2, 2 + round % 2]
+
+
+def engine_of(mechanism: Any, planner: RoundPlanner, dim: int, keys: Keys | None = None) -> RoundEngine:
+    keys = keys or SeededKeys(5)
+    return RoundEngine(mechanism, planner, keys, torch.zeros(dim), (dim,), FixedRange(1.0), diagnostics=False)
+
+
+def play(engine: RoundEngine, updates: torch.Tensor | None = None) -> np.ndarray:
+    """One round in which everybody sends this update (zeros), and the sum that is released."""
+    before, plan = engine.weights, engine.start()
+    update = torch.zeros_like(before) if updates is None else updates
+    engine.receive(plan.survivors, update.repeat(len(plan.survivors), 1))
+    record = engine.finish()
+    return ((engine.weights - before) * record.num_received).double().numpy()
+
+
+def largest_mu(engine: RoundEngine, rounds: int, client: int) -> tuple[float, int]:
+    """How well all that is released tells two updates of a client apart, in stds, and in how many rounds.
+
+    The noise is measured: the covariance over 30,000 coordinates of what is released of updates of zero. The
+    best test of all linear ones, for the worst signs of the client's updates.
+    """
+    released = np.stack([play(engine) for _ in range(rounds)])
+    precision = np.linalg.inv(np.cov(released))
+    there = [r for r in range(rounds) if client in engine.planner.cohort(r)]
+    worst = 0.0
+    for signs in itertools.product((-1.0, 1.0), repeat=len(there)):
+        moved = np.zeros(rounds)
+        moved[there] = 2.0 * np.array(signs)
+        worst = max(worst, float(moved @ precision @ moved))
+    return math.sqrt(worst), len(there)
+
+
+def test_released_models_tell_what_is_claimed_and_no_more() -> None:
+    mechanism = BandedGaussian(1.0, 1.0, 3)
+    engine = engine_of(mechanism, RoundPlanner(6, 0, 2, participation="cyclic"), 30_000)
+    mu, turns = largest_mu(engine, 8, engine.planner.cohort(0)[0])
+    assert turns == 3 and int(engine.ledger.most_charged) == 3
+    assert mu == pytest.approx(math.sqrt(3), rel=0.02)
+
+
+def test_a_band_longer_than_the_separation_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plant: without a new block where somebody is early, more is told than the ledger charges."""
+    monkeypatch.setattr(RoundEngine, "_somebody_is_early", lambda *_: False)
+    engine = engine_of(BandedGaussian(1.0, 1.0, 5), Early(4, 0, 2), 30_000)
+    mu, turns = largest_mu(engine, 8, 0)
+    assert turns == 4 == int(engine.ledger.charges[0])
+    assert mu > 1.2 * math.sqrt(4)
+
+
+def test_where_somebody_is_early_the_noise_begins_anew() -> None:
+    engine = engine_of(BandedGaussian(1.0, 1.0, 5), Early(4, 0, 2), 30_000)
+    mu, turns = largest_mu(engine, 8, 0)
+    assert turns == 4 and mu <= 1.02 * math.sqrt(4)
+
+
+def test_a_repeated_round_and_what_follows_have_fresh_noise() -> None:
+    """A round is released, its checkpoint is put back, and it is repeated with other updates."""
+    planner, keys = RoundPlanner(6, 0, 2, participation="cyclic"), AgreedKeys(range(6))
+    mechanism = BandedGaussian(1.0, 1.0, 3)
+    engine = engine_of(mechanism, planner, 20_000, keys)
+    play(engine)
+    state = engine.state_dict()
+    first = [play(engine) for _ in range(3)]
+    again = engine_of(mechanism, planner, 20_000, AgreedKeys(range(6)))
+    again.load_state_dict(state)
+    second = [play(again) for _ in range(3)]
+    assert again._since == (1, 0)
+    for one, other in itertools.product(first, second):
+        assert abs(np.corrcoef(one, other)[0, 1]) < 0.04
+    # in one process: an open round is given up, and the next attempt is the first of a new block
+    engine.start()
+    engine.abandon()
+    released = play(engine)
+    assert engine._since == (4, 1)
+    assert abs(np.corrcoef(released, first[-1])[0, 1]) < 0.04
+    following = play(engine)
+    assert engine._since == (4, 1) and np.corrcoef(released, following)[0, 1] < -0.3
+
+
+def test_a_seeded_engine_goes_on_in_its_block() -> None:
+    planner, mechanism = RoundPlanner(6, 0, 2, participation="cyclic"), BandedGaussian(1.0, 1.0, 3)
+    engine = engine_of(mechanism, planner, 50)
+    play(engine)
+    play(engine)
+    state = engine.state_dict()
+    following = [play(engine) for _ in range(3)]
+    again = engine_of(mechanism, planner, 50)
+    again.load_state_dict(state)
+    assert all(np.array_equal(play(again), one) for one in following)
+    assert again._since == (0, 0)
+
+
+def test_a_vector_of_another_length_begins_a_block() -> None:
+    engine = engine_of(BandedGaussian(1.0, 1.0, 3), RoundPlanner(6, 0, 2, participation="cyclic"), 4)
+    play(engine)
+    engine.rearrange([torch.zeros(4), torch.zeros(3)], [0, None], None)
+    assert len(play(engine)) == 7
+    assert engine._since == (1, 0)
+
+
+def test_dropouts_are_zeros_and_the_noise_of_the_sum_stays() -> None:
+    mechanism = BandedGaussian(1.0, 0.5, 2)
+    planner = RoundPlanner(40, 3, 20, dropout_probability=0.3, participation="cyclic")
+    engine = engine_of(mechanism, planner, 3000)
+    update = torch.full((3000,), 0.5 / math.sqrt(3000))
+    for round in range(4):
+        noise = mechanism.sigma * 64 / NOISE_STD * rounds_of(mechanism, engine.keys, round + 1, 3000)[-1]
+        answers = len(planner.plan(round, mechanism).survivors)
+        assert answers < 20
+        assert np.allclose(play(engine, update), answers * update.double().numpy() + noise, atol=2e-4)
+
+
+def test_an_update_is_clipped_and_rounds_toward_zero() -> None:
+    mechanism = BandedGaussian(2.0, 1.0, 4)
+    context = context_of(mechanism, (0, 1), (50,))
+    update = torch.linspace(-3, 4, 50)
+    message = encode(mechanism, torch.stack([update, 0.01 * update]), context)
+    norms = message.symbols.double().norm(dim=1) / mechanism._steps
+    assert 0.999 < norms[0] <= 1.0 and message.num_clipped == 50
+    assert float(norms[1]) == pytest.approx(0.005 * float(update.norm()), rel=1e-3)
+
+
+# ---- as a user meets it ----------------------------------------------------------------------------------
+
+
+def federation(**settings: Any) -> Federated:
+    return Federated(
+        **{
+            "mechanism": BandedGaussian(1.0, 1.0, 5),
+            "num_clients": 20,
+            "clients_per_round": 4,
+            "participation": "cyclic",
+            "privacy": PrivacyTarget(4.0, 1e-3, "outsider"),
+            **settings,
+        }
+    )
+
+
+def test_a_target_sets_the_noise_for_the_turns_of_a_client(tmp_path: Path) -> None:
+    federated, folder = federation(), RunFolder("banded", str(tmp_path), delta=1e-3)
+    trained(federated, rounds=12, callbacks=[folder])
+    assert federated.calibration is not None and federated.calibration.charges == 3
+    assert 3.99 < federated.calibration.epsilon <= 4.0
+    assert federated.ledger.most_charged == 3
+    independent = federation(mechanism=BandedGaussian(1.0, 1.0, 1))
+    trained(independent, rounds=12)
+    assert federated.mechanism.noise_multiplier == pytest.approx(independent.mechanism.noise_multiplier)
+    page = (tmp_path / "banded" / "privacy.md").read_text()
+    assert "the server is trusted: it adds the noise, and knows it" in page
+    assert "rounds lie 5 apart" in page
+
+
+def test_what_a_plan_counts_is_what_stays_of_the_noise_in_a_model() -> None:
+    """A round's share in the last model's squared error, of 2,000 rounds."""
+    mechanism, dim = BandedGaussian(1.0, 1.0, 10), 7
+    context = context_of(mechanism, range(5), (dim,))
+    planned = mechanism.mean_error(context, 5, 0.3)
+    inverse = np.linalg.inv(matrix(10, 2000))
+    last = float(np.square(inverse.sum(0)).sum()) * (mechanism.sigma / 5) ** 2 * dim / 2000
+    assert planned == pytest.approx(last, rel=0.02)
+    assert planned < 0.2 * float(mechanism.noise_variance(context, range(5)).sum()) * dim
+
+
+def test_it_runs_behind_masks() -> None:
+    federated = federation(secure_aggregation=SecAgg(run="masked"), privacy=None)
+    trained(federated, rounds=6)
+    assert len(federated.records) == 6 and not any(record.aborted for record in federated.records)
+
+
+@pytest.mark.filterwarnings("ignore:the keys come from a seed")
+def test_a_seeded_run_resumes_to_the_same_end(tmp_path: Path) -> None:
+    path = tmp_path / "run.ckpt"
+
+    class Save(pl.Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch == 6:
+                trainer.save_checkpoint(path)
+
+    whole = trained(federation(seed=1), rounds=10, callbacks=[Save()])
+    resumed = trained(federation(seed=1), rounds=10, ckpt_path=path)
+    for one, other in zip(
+        whole.lightning_module.parameters(), resumed.lightning_module.parameters(), strict=True
+    ):
+        assert torch.equal(one, other)
+    secure = federation(seed=None)
+    trained(secure, rounds=10, callbacks=[Save()])
+    again = federation(seed=None)
+    trained(again, rounds=10, ckpt_path=path)
+    assert again.engine is not None and again.engine._since == (7, 0)
