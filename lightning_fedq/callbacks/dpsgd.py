@@ -45,7 +45,13 @@ from lightning_fedq.sample_level.loss_reduction import loss_reduction, samples_t
 from lightning_fedq.sample_level.poisson import PoissonBatches, PoissonEpoch
 
 if TYPE_CHECKING:
-    from lightning_fedq.privacy.sgd import Account, GridDPOptimizer, NoiseWords, SampledGaussianAccountant
+    from lightning_fedq.privacy.sgd import (
+        Account,
+        GridDPOptimizer,
+        NoiseWords,
+        SampledGaussianAccountant,
+        SampleGradientHooks,
+    )
 
 _FROM_LOADER = (
     "DPSGD samples its own batches, and a loader handed straight to fit(...) can't be replaced; "
@@ -92,6 +98,8 @@ class DPSGD(pl.Callback):
         self._first_step: dict[int, int] = {}
         self._buffers: UnchangedBuffers | None = None
         self._parameters: UnchangedParameters | None = None
+        self._hooks: SampleGradientHooks | None = None
+        self._tried_in = -1
 
     def _new_root(self) -> None:
         secret = os.urandom(32) if self.seed is None else pack_fields("reproducible", hex(self.seed))
@@ -204,17 +212,45 @@ class DPSGD(pl.Callback):
         )
         trainer.strategy.optimizers = [self._optimizer]
 
-    def _hook_into(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Put Opacus's hooks on the module, whose layers are in the mode of the first step by now."""
+    def _try_loss(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Look, once an epoch, at the loss and the gradients of a few samples, and hook into the module.
+
+        A module may have another loss in another epoch.
+
+        Raises:
+            ValueError: See `loss_reduction`, or if a batch's loss is reduced in another way than before.
+        """
         from lightning_fedq.privacy.sgd import SampleGradientHooks
 
         assert self._optimizer is not None
+        epoch = trainer.current_epoch
+        if self._hooks is not None:
+            self._hooks.remove_hooks()
+            _clear(module)
         if self._federated is None:
-            batch = self._loader.dataset[samples_to_try(self._batches.num_samples(0))]
+            batch = self._loader.dataset[samples_to_try(self._batches.num_samples(0), epoch)]
         else:
             held = torch.cat(self._federated.client_indices)
-            batch = self._federated.fetch(held[samples_to_try(len(held))])
-        reduction = self._optimizer.loss_reduction = loss_reduction(trainer, module, batch)
+            batch = self._federated.fetch(held[samples_to_try(len(held), epoch)])
+        reduction = loss_reduction(trainer, module, batch, SampleGradientHooks)
+        if self._hooks is not None and reduction != self._optimizer.loss_reduction:
+            raise ValueError(
+                f"the loss of a batch was the {self._optimizer.loss_reduction} of its samples' losses and is "
+                f"their {reduction} in epoch {epoch}; reduce it in one way"
+            )
+        self._optimizer.loss_reduction, self._tried_in = reduction, epoch
+        self._hooks = SampleGradientHooks(module, loss_reduction=reduction, strict=True)
+
+    def _hook_into(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Put Opacus's hooks on the module, whose layers are in the mode of the first step by now."""
+        quiet = warnings.catch_warnings()
+        quiet.__enter__()
+        self._undo.later(lambda: quiet.__exit__(None, None, None))
+        # torch warns that the first layer's inputs need no gradient, which is as it should be
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        self._undo.later(lambda: _clear(module))
+        self._undo.later(self._unhook)
+        self._try_loss(trainer, module)
         self._buffers, self._parameters = UnchangedBuffers(module), UnchangedParameters(module)
         watch, step_context = self._parameters.watch, trainer.precision_plugin.train_step_context
 
@@ -226,14 +262,11 @@ class DPSGD(pl.Callback):
             saved.check()
 
         self._undo.replace(trainer.precision_plugin, "train_step_context", context)
-        quiet = warnings.catch_warnings()
-        quiet.__enter__()
-        self._undo.later(lambda: quiet.__exit__(None, None, None))
-        # torch warns that the first layer's inputs need no gradient, which is as it should be
-        warnings.filterwarnings("ignore", message="Full backward hook is firing")
-        hooks = SampleGradientHooks(module, loss_reduction=reduction, strict=True)
-        self._undo.later(lambda: _clear(module))
-        self._undo.later(hooks.remove_hooks)
+
+    def _unhook(self) -> None:
+        if self._hooks is not None:
+            self._hooks.remove_hooks()
+            self._hooks = None
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take everything off again."""
@@ -326,6 +359,8 @@ class DPSGD(pl.Callback):
         check_layers(pl_module)
         if self._buffers is None:
             self._hook_into(trainer, pl_module)
+        elif trainer.current_epoch != self._tried_in:
+            self._try_loss(trainer, pl_module)
         assert self._buffers is not None
         self._buffers.check()
         if self._federated is None:

@@ -501,3 +501,86 @@ def test_no_file_is_named_by_what_training_logs(tmp_path):
     files = pl.callbacks.ModelCheckpoint(tmp_path, filename="{epoch}-{val_loss:.3f}-{dp/epsilon:.3f}")
     trainer(dpsgd(), files, epochs=1, enable_checkpointing=True).fit(Watched())
     assert "val_loss=" in files.best_model_path
+
+
+# ---- rows of a batch, and losses that change --------------------------------------------------------------
+
+
+class Reordered(Classifier):
+    """The second layer has the batch in another order than the first, and the loss is what it was."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.drop = how, nn.Dropout(0.5 if how == "shuffled, dropout" else 0.0)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        order = x[:, 0].argsort() if self.how == "sorted" else torch.randperm(len(x))
+        h = self.drop(self.net[:2](x))
+        return nn.functional.cross_entropy(self.net[2:](h[order]), y[order])
+
+
+@pytest.mark.parametrize("how", ["sorted", "shuffled", "shuffled, dropout"])
+def test_batches_whose_order_changes_between_layers_are_refused(how):
+    """40 samples, two layers: one sample more moved the clipped sum by 24 max_grad_norm."""
+    private = dpsgd()
+    with pytest.raises(ValueError, match="gradients of a sample in a batch differ from those of the sample"):
+        trainer(private, epochs=1).fit(Reordered(how))
+    assert private.accounts[0].steps == 0
+
+
+def test_a_batch_that_is_sorted_before_all_layers_is_welcome():
+    class Sorted(Classifier):
+        def training_step(self, batch, batch_idx):
+            order = batch[0][:, 0].argsort()
+            return super().training_step([part[order] for part in batch], batch_idx)
+
+    run = trainer(dpsgd(), epochs=1)
+    run.fit(Sorted())
+    assert run.current_epoch == 1
+
+
+@pytest.mark.parametrize("later", ["sum", "weights", "reordered"])
+def test_a_loss_that_changes_in_a_later_epoch_is_refused_then(later):
+    class Changes(Reordered):
+        def training_step(self, batch, batch_idx):
+            if not self.current_epoch:
+                return Classifier.training_step(self, batch, batch_idx)
+            if later == "reordered":
+                return super().training_step(batch, batch_idx)
+            weight = torch.tensor([1.0, 5.0, 9.0]) if later == "weights" else None
+            reduction = "sum" if later == "sum" else "mean"
+            return nn.functional.cross_entropy(self.net(batch[0]), batch[1], weight, reduction=reduction)
+
+    private = dpsgd()
+    message = "is their sum in epoch 1|neither the mean nor the sum|gradients of a sample in a batch differ"
+    with pytest.raises(ValueError, match=message):
+        trainer(private, epochs=2).fit(Changes("sorted"))
+    assert private.accounts[0].steps == 10
+
+
+@pytest.mark.parametrize("enforce_sorted", [True, False])
+def test_packed_sequences_must_be_sorted(enforce_sorted):
+    """Opacus's recurrent layers see them sorted by length, the layers behind as they were."""
+    from opacus.layers import DPLSTM
+
+    class Recurrent(Classifier):
+        def __init__(self):
+            super().__init__()
+            self.net = nn.ModuleList([DPLSTM(2, 4, batch_first=True), nn.Linear(4, 3)])
+
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            lengths = 1 + (x[:, 0] > 0).long() + (x[:, 1] > 0).long()
+            if enforce_sorted:
+                order = lengths.argsort(descending=True)
+                x, y, lengths = x[order], y[order], lengths[order]
+            packed = nn.utils.rnn.pack_padded_sequence(x.reshape(-1, 3, 2), lengths, True, enforce_sorted)
+            return nn.functional.cross_entropy(self.net[1](self.net[0](packed)[1][0][-1]), y)
+
+    run = trainer(dpsgd(), epochs=1)
+    if enforce_sorted:
+        run.fit(Recurrent())
+        return
+    with pytest.raises(ValueError, match=r"packed sequences that are not sorted"):
+        run.fit(Recurrent())
