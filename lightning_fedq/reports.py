@@ -115,6 +115,8 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("clients", f"{summary['num_clients']}, {summary['rounds']} rounds, target {summary['target']}"),
         ("keys", summary["keys"]),
     ]
+    if (charged := summary.get("rounds_charged", summary["rounds"])) != summary["rounds"]:
+        lines.append(("rounds charged", f"{charged}, of earlier trainings, repeated and open rounds, too"))
     if "ended" in summary:
         lines.append(("ended", summary["ended"]))
     stages: dict[str, list[str]] = {}

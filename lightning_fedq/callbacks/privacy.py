@@ -23,6 +23,7 @@ from lightning_fedq.federation.privacy_target import fewest_answers
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import adversary_named
+from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.secagg import SecAgg
 
@@ -76,6 +77,24 @@ class PrivacyBudget(pl.Callback):
         self.adversary, self.on_exhausted = adversary_named(adversary), on_exhausted
         self.epsilon_spent, self.affordable = 0.0, 0
         self._warned = False
+        self._spent_by_now: Callable[[], float] = _nothing
+        self._began = self._counts_samples = self._seeded = False
+
+    @property
+    def statement(self) -> str:
+        """Budget and spending in words.
+
+        "" before the first fit.
+        """
+        if not self._began:
+            return ""
+        whose = "data set" if self._counts_samples else "client"
+        return (
+            f"Privacy budget: epsilon {format_epsilon(self._spent_by_now())} of {self.epsilon:g} spent "
+            f"at delta {self.delta:g} against {self.adversary.name}, by the {whose} that has spent most"
+            + (", had keys not come from a seed" if self._seeded else "")
+            + ("; the run was not to stop there" if self.on_exhausted == "warn" else "")
+        )
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find what is affordable, and refuse to go on if it is spent already."""
@@ -98,7 +117,7 @@ class PrivacyBudget(pl.Callback):
             )
             self._follow_rounds(*settings)
             federated.when_vector_changes(lambda: self._follow_rounds(*settings))
-        self.epsilon_spent = self._spent_by_now()
+        self._began, self.epsilon_spent = True, self._spent_by_now()
         if why := self._blocked():
             self._complain(
                 f"the budget of epsilon {self.epsilon:g} at delta {self.delta:g} is spent: {why}; "
@@ -132,7 +151,8 @@ class PrivacyBudget(pl.Callback):
         self, engine: RoundEngine, max_epochs: int | None, secagg: SecAgg | None, num_byzantine: int
     ) -> None:
         check_delta(self.delta, engine.planner.num_clients, "clients")
-        if isinstance(engine.keys, SeededKeys):
+        self._seeded = isinstance(engine.keys, SeededKeys)
+        if self._seeded:
             rank_zero_warn(
                 "the keys come from a seed, so nothing is private; "
                 "PrivacyBudget counts what secure keys (seed=None) would give"
@@ -174,9 +194,7 @@ class PrivacyBudget(pl.Callback):
         ledger = engine.ledger
         if self.on_exhausted != "warn":  # a privacy target may have set limits, too
             ledger.limits = limits if ledger.limits is None else torch.minimum(limits, ledger.limits)
-        self._spent_by_now: Callable[[], float] = lambda: max(
-            cost(int(ledger.charges[group].max())) for group, cost in costs
-        )
+        self._spent_by_now = lambda: max(cost(int(ledger.charges[group].max())) for group, cost in costs)
         self._blocked: Callable[[], str] = lambda: _blocked(engine, limits)
         self._key = "fed/epsilon"
 
@@ -189,7 +207,8 @@ class PrivacyBudget(pl.Callback):
             )
         accounts = dpsgd.accounts
         check_delta(self.delta, dpsgd.largest_data_set, "samples")
-        if dpsgd.seed is not None:
+        self._seeded = dpsgd.seed is not None
+        if self._seeded:
             rank_zero_warn(
                 "DPSGD draws from a seed, so nothing is private; "
                 "PrivacyBudget counts what DPSGD(seed=None) would give"
@@ -280,3 +299,8 @@ def _largest(cost: Callable[[int], float], budget: float) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if cost(middle) <= budget else (low, middle)
     return low
+
+
+def _nothing() -> float:
+    """Spending before the first fit. Not a lambda, so that a new callback can be pickled."""
+    return 0.0

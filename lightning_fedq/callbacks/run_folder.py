@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -12,6 +13,7 @@ from typing import Any, Literal
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import engine_of, federated_of
+from lightning_fedq.callbacks.privacy import PrivacyBudget
 from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.privacy_target import fewest_answers
 from lightning_fedq.federation.unprotected import lengths_tell, what_left
@@ -200,6 +202,7 @@ class RunFolder(pl.Callback):
         if num_buffers:
             shared = f"{num_buffers} of {privacy.dim} coordinates are buffers, charged like parameters"
             privacy = replace(privacy, notes=(*privacy.notes, shared))
+        privacy = replace(privacy, notes=(*privacy.notes, *self._promises(trainer, privacy.rounds)))
         self.summary = self._summarize(engine, privacy, num_buffers)
         if stated := federated_of(trainer, "RunFolder").privacy_statement:
             self.summary["privacy_target"] = stated
@@ -212,6 +215,19 @@ class RunFolder(pl.Callback):
         write_atomically(folder / "privacy.json", privacy.to_json())
         write_atomically(folder / "privacy.md", markdown(privacy))
         write_atomically(folder / "report.md", report_markdown(self.summary, () if ended else PICTURES))
+
+    def _promises(self, trainer: pl.Trainer, charged: int) -> Iterator[str]:
+        """Target and budgets that the run was held to, and rounds that its table does not show."""
+        if charged != len(self.rows):
+            yield (
+                f"{charged} rounds were charged, and the table of this folder has {len(self.rows)}: earlier "
+                "trainings of the same federation, repeated rounds and one that did not end count, too."
+            )
+        if stated := federated_of(trainer, "RunFolder").privacy_statement:
+            yield f"Held to a {stated}."
+        for callback in callbacks_of(trainer):
+            if isinstance(callback, PrivacyBudget) and callback.statement:
+                yield f"{callback.statement}."
 
     def _privacy(self, engine: RoundEngine, secagg: SecAgg | None, num_byzantine: int) -> PrivacyReport:
         planner = engine.planner
@@ -247,6 +263,7 @@ class RunFolder(pl.Callback):
             "target": engine.target,
             "num_clients": engine.planner.num_clients,
             "rounds": len(self.rows),
+            "rounds_charged": privacy.rounds,
             "num_parameters": engine.weights.numel() - num_buffers,
             "num_buffers": num_buffers,
             "keys": "from a seed: reproducible, not private" if seeded else "from the operating system",

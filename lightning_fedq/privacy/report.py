@@ -21,7 +21,7 @@ from lightning_fedq.privacy.accounting import Spending, check_delta
 from lightning_fedq.privacy.charged import ChargedClients, Population
 from lightning_fedq.privacy.samples import SampleStatement
 from lightning_fedq.privacy.setting import Setting
-from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, verdict
+from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, format_epsilon, verdict
 
 ASSUMED = "assumed here, no protocol was run, for a server that follows the protocol"
 _SECURE_ONLY = (
@@ -45,7 +45,7 @@ _OTHER_WORLD = {
 
 
 def _times(epsilon: float) -> str:
-    return f"{math.exp(epsilon):.3g} times" if epsilon < 300.0 else "any number of times"
+    return f"{format_epsilon(math.exp(epsilon))} times" if epsilon < 300.0 else "any number of times"
 
 
 @dataclass(frozen=True)
@@ -322,6 +322,17 @@ def _notes(
         )
     if setting.secure_aggregation:
         notes.append("The rows of views that see single messages hold if the secure aggregation is broken.")
+    if population.finished and setting.fewest_answers is None:
+        notes.append(
+            "This was a simulation: one program played the server and all clients and held their data, exact "
+            "updates and keys, also where masking really ran. Whoever ran it saw everything. The row of "
+            "outsiders is about what was released of it. The other rows say what each party would see in a "
+            "federation of separate machines with these settings."
+        )
+    notes.append(
+        "A client is who is protected: people whose data several clients hold, and what the same people have "
+        "spent in trainings with other ledgers, are not counted."
+    )
     if validation_choices:
         notes.append("What was picked on validation data (smoothing, a checkpoint) is not accounted for.")
     return tuple(notes)

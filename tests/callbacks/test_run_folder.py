@@ -7,8 +7,9 @@ import pytest
 import pytorch_lightning as pl
 import torch
 
-from lightning_fedq.callbacks import DPSGD, RunFolder
-from lightning_fedq.mechanisms import LayeredGaussian
+from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget, RunFolder
+from lightning_fedq.mechanisms import LayeredGaussian, RotatedCoins
+from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.reports import read_rows
 from tests.callbacks.runs import small_data, small_model, small_run
 
@@ -196,6 +197,34 @@ def test_an_interrupted_run_says_what_was_spent(
     assert summary["rounds"] == 2 and summary["ended"] == f"by {type(error).__name__} after round 2"
     assert "| 4 | 3 |" in (path / "privacy.md").read_text(), "the round that was begun is charged"
     assert "| ended | by" in (path / "report.md").read_text()
+
+
+@pytest.mark.pictures
+def test_the_page_says_who_held_the_keys_and_what_the_run_was_held_to(tmp_path: Path) -> None:
+    """Rounds of an earlier training count, and the report, whose table has fewer, says so."""
+    target = PrivacyTarget(epsilon=8.0, delta=1e-3, adversary="server")
+    federated = Federated(RotatedCoins(clip_norm=1.0), 4, privacy=target, clients_per_step=1)
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    budget, model = PrivacyBudget(9.0, 1e-3, "server"), small_model()
+    for name in ("one", "two"):
+        folder = RunFolder(name, str(tmp_path), show=False)
+        callbacks = [federated, folder, budget]
+        pl.Trainer(max_epochs=2, accelerator="cpu", callbacks=callbacks, **options).fit(model, small_data())
+        target_rounds = federated.ledger.rounds
+        if name == "one":
+            page = (tmp_path / "one" / "privacy.md").read_text()
+            assert "This was a simulation: one program played the server and all clients" in page
+            assert "epsilon 8 at delta 0.001 against SERVER" in page
+            assert "of 9 spent at delta 0.001 against SERVER, by the client that has spent most" in page
+            assert "rounds charged |" not in (tmp_path / "one" / "report.md").read_text()
+            federated = Federated(federated.engine.mechanism, 4, ledger=federated.ledger, clients_per_step=1)
+            budget = PrivacyBudget(99.0, 1e-3, "server")
+    assert target_rounds == 4
+    assert "| rounds charged | 4, of earlier" in (tmp_path / "two" / "report.md").read_text()
+    assert (
+        "4 rounds were charged, and the table of this folder has 2"
+        in (tmp_path / "two" / "privacy.md").read_text()
+    )
 
 
 def test_a_run_that_fails_in_its_first_round_has_no_report(tmp_path: Path) -> None:
