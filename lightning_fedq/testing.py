@@ -24,7 +24,7 @@ import hashlib
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, is_dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import combinations
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -221,6 +221,32 @@ def frozen_dataclass(mechanism: Mechanism) -> None:
     frozen = is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
     must(frozen, rule, f"{kind.__name__} must be a dataclass with frozen=True; state lives in the engine")
     hash(mechanism)
+
+
+@_rule
+def keeps_no_state(mechanism: Mechanism) -> None:
+    """A round leaves a mechanism as it was, what `cached_property` keeps aside."""
+    kept = {
+        name
+        for base in type(mechanism).__mro__
+        for name, value in vars(base).items()
+        if isinstance(value, cached_property)
+    }
+
+    def state() -> dict[str, str]:
+        return {name: repr(value) for name, value in vars(mechanism).items() if name not in kept}
+
+    before = state()
+    context, updates = _standard(mechanism)
+    symbols = encode(mechanism, updates, context).symbols
+    decode(mechanism, symbols, context.cohort, context)
+    mechanism.claims(context)
+    changed = [name for name, value in state().items() if before.get(name) != value]
+    must(
+        not changed,
+        "keeps_no_state",
+        f"a round has changed {', '.join(changed)}; a mechanism is its parameters, state lives in the engine",
+    )
 
 
 @_rule
@@ -515,6 +541,36 @@ def clips_and_counts(mechanism: Mechanism) -> None:
     if inside == 0 and outside > 0:  # the range ends there, for this direction
         same = torch.equal(far.symbols, encode(mechanism, ones, context).symbols)
         must(same, rule, "an update far outside is sent as another one than that at the end of the range")
+
+
+@_rule
+def each_segment_has_its_range(mechanism: Mechanism) -> None:
+    """Who reads the range of one segment reads that of each, and for the segment's own symbols."""
+    rule, segments, clients = "each_segment_has_its_range", (96, 160), (4, 9, 2, 7)
+    updates = _updates(len(clients), sum(segments))
+
+    def symbols(
+        radius: Sequence[float] = (1.0, 1.0), center: Sequence[float] = (0.0, 0.0)
+    ) -> tuple[Tensor, ...]:
+        context = context_of(mechanism, clients, segments, radius, center)
+        found = encode(mechanism, updates, context).symbols
+        return torch.split(found, list(segments), 1) if found.shape[1] == sum(segments) else (found, found)
+
+    before = symbols()
+    for what, ordinary, other in (("radius", 1.0, 2.0**-6), ("center", 0.0, 8.0)):
+        first, second = (symbols(**{what: values}) for values in ((other, ordinary), (ordinary, other)))
+        reads = [not torch.equal(first[0], before[0]), not torch.equal(second[1], before[1])]
+        anything = [
+            any(not torch.equal(one, two) for one, two in zip(found, before, strict=True))
+            for found in (first, second)
+        ]
+        for segment in (0, 1):
+            must(
+                reads[segment] or not any(anything),
+                rule,
+                f"the {what} of segment {segment + 1} of 2 does not change its symbols, but one of the two "
+                "changes some; take `context.expand(context.radius)` and `context.expand(context.center)`",
+            )
 
 
 @_rule

@@ -3,7 +3,9 @@
 A view counts outcomes for two neighbouring inputs, label 0 and label 1, position by position. Half of the
 draws choose an event for every epsilon (the outcomes that speak for one label), the other half bound its two
 probabilities (Clopper-Pearson). Half of a view's error probability goes to all positions taken together,
-the rest is shared out over single positions: one coordinate that is not randomised must show.
+the rest is shared out over single positions: one coordinate that is not randomised must show. Where Renyi
+divergences are claimed, they are bounded as well, because what follows from them about epsilon and delta is
+far from the truth (`proven_divergence`).
 
 Outcomes of many positions are counted as independent draws, which they are where every coordinate has its
 own coins (after a rotation, as in the distributed discrete Gaussian, they are uncorrelated and nearly so).
@@ -12,7 +14,7 @@ own coins (after a rotation, as in the distributed discrete Gaussian, they are u
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -31,6 +33,10 @@ Counts = NDArray[np.int64]
 _POSITION_CLASSES = 4
 _LARGEST_EPSILON = 40.0
 _BOUNDED_POSITIONS = 32
+_ORDERS = (1.25, 2.0)
+"""Of Renyi divergences: little noise shows at the first, much noise at the second."""
+_DRAWS_OF_AN_OUTLIER = 3000
+"""One in so many of all draws is what a draw may weigh. With more, its range costs more than it shows."""
 
 
 @dataclass(frozen=True)
@@ -39,13 +45,15 @@ class Finding:
 
     Args:
         view: What was looked at.
-        claim: The claimed pure epsilon; where the claim is a curve, the claimed delta at `epsilon`.
-        lower_bound: Largest pure epsilon, or delta at `epsilon`, that the draws prove at the suite's
-            confidence.
+        claim: The claimed pure epsilon; where the claim is a curve, the claimed delta at `epsilon`, or the
+            claimed Renyi divergence of `order`.
+        lower_bound: Largest pure epsilon, delta at `epsilon` or divergence of `order` that the draws prove at
+            the suite's confidence.
         draws: Draws per neighbour.
         alarm: What contradicts the claim, or "".
         epsilon: Where a curve is shown: of the tested points the one at which the proof comes closest to
             the claim. None for a pure epsilon.
+        order: Of the Renyi divergence that is shown, where the proof comes closer to that claim.
     """
 
     view: str
@@ -54,6 +62,7 @@ class Finding:
     draws: int
     alarm: str = ""
     epsilon: float | None = None
+    order: float | None = None
 
     @property
     def verdict(self) -> Literal["holds", "refuted", "saw nothing"]:
@@ -98,6 +107,41 @@ def _worst(first: Array, second: Array, epsilon: float) -> Counts:
     by_delta = np.argsort(math.exp(epsilon) * second - first, kind="stable")[:_BOUNDED_POSITIONS]
     by_ratio = np.argsort(second / np.maximum(first, 1e-12), kind="stable")[:_BOUNDED_POSITIONS]
     return np.union1d(by_delta, by_ratio)
+
+
+def proven_divergence(order: float, learned: Array, fresh: Counts, alpha: float) -> float:
+    """Lower bound on the Renyi divergence of two laws, wrong with probability at most `alpha`.
+
+    For every function g of an outcome it is at least a / (a - 1) ln E_P[e^((a - 1) g)] - ln E_Q[e^(a g)], and
+    both expectations are of bounded numbers, so that the draws bound them (empirical Bernstein). The best g
+    is the log of the likelihood ratio: it is learned from other draws, and cut off.
+
+    Args:
+        order: a > 1.
+        learned: `(2, outcomes)` estimates of the two laws, > 0, from other draws.
+        fresh: `(2, outcomes)` counts, P's and Q's.
+        alpha: In (0, 1).
+
+    References:
+        Birrell et al., Variational Representations and Neural Network Estimation of Renyi Divergences, 2021,
+        theorem 3.1; Maurer, Pontil, Empirical Bernstein Bounds, COLT 2009, theorem 4.
+    """
+    if (weight := fresh.sum(1).min() / _DRAWS_OF_AN_OUTLIER) <= 1.0:
+        return 0.0
+    limit = math.log(weight) / order
+    g = np.clip(np.log(learned[0] / learned[1]), -limit, limit)
+    low = _bernstein(np.exp((order - 1.0) * g), fresh[0], alpha / 2.0, -1.0)
+    high = _bernstein(np.exp(order * g), fresh[1], alpha / 2.0, 1.0)
+    return max(order / (order - 1.0) * math.log(low) - math.log(high), 0.0) if low > 0.0 else 0.0
+
+
+def _bernstein(values: Array, counts: Counts, alpha: float, side: float) -> float:
+    """Bound below (side -1) or above (1) on the mean of values that were drawn so often."""
+    draws, log = int(counts.sum()), math.log(2.0 / alpha)
+    mean = float(values @ counts) / draws
+    variance = float((values - mean) ** 2 @ counts) / (draws - 1)
+    reach = float(values.max() - values.min())
+    return mean + side * (math.sqrt(2.0 * variance * log / draws) + 7.0 * reach * log / (3.0 * (draws - 1)))
 
 
 class View:
@@ -168,8 +212,9 @@ class View:
                 for start in range(_POSITION_CLASSES)
             ]
         together = np.concatenate(pooled, axis=2)
-        # two orders of the labels, two bounds a test
-        share = 0.25 * alpha * 0.5 / len(self.epsilons)
+        divergences = self._divergences()
+        # two orders of the labels, two bounds a test; half goes to the divergences, where some are claimed
+        share = 0.25 * alpha * 0.5 / len(self.epsilons) / (2.0 if divergences else 1.0)
         allowed = [self.allowed(epsilon) for epsilon in self.epsilons]
         results = [
             self._test(counts[:, [first, 1 - first]], share / counts.shape[2], allowed, what)
@@ -181,10 +226,34 @@ class View:
         if math.isfinite(self.claimed):
             return Finding(self.name, self.claimed, max(bound for bound, _, _ in results), draws, alarm)
         proven = np.max([deltas for _, deltas, _ in results], axis=0)
-        closest = int(np.argmax(proven / np.maximum(allowed, 1e-12)))
-        return Finding(
+        ratios = proven / np.maximum(allowed, 1e-12)
+        closest = int(np.argmax(ratios))
+        shown = Finding(
             self.name, allowed[closest], float(proven[closest]), draws, alarm, self.epsilons[closest]
         )
+        largest = ratios[closest]
+        for order, claimed in divergences.items():
+            found = self._proven_divergence(order, 0.25 * alpha / len(divergences))
+            if found > claimed and not alarm:
+                alarm = f"the divergence of order {order:g} is {found:.3g} or more, above {claimed:.3g}"
+            if found / claimed > largest:
+                largest = found / claimed
+                shown = Finding(self.name, claimed, found, draws, alarm, order=order)
+        return replace(shown, alarm=alarm)
+
+    def _divergences(self) -> dict[float, float]:
+        """Claimed Renyi divergences by order, where any are."""
+        if self.failure:
+            return {}
+        claimed = {order: self.copies * self.loss.divergence(order) for order in _ORDERS}
+        return {order: value for order, value in claimed.items() if math.isfinite(value)}
+
+    def _proven_divergence(self, order: float, alpha: float) -> float:
+        """Larger of the bounds in both orders of the two worlds, each wrong with probability `alpha`."""
+        first, fresh = self.counts.sum(2)
+        learned = (first + 0.5) / (first + 0.5).sum(1, keepdims=True)
+        pairs = ((learned, fresh), (learned[::-1], fresh[::-1]))
+        return max(proven_divergence(order, *pair, alpha) for pair in pairs)
 
     def _test(
         self, counts: Counts, alpha: float, allowed: list[float], what: str

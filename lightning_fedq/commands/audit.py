@@ -127,6 +127,9 @@ def _cells(finding: Finding) -> tuple[str, str, str, str]:
     if finding.epsilon is not None:
         at = f"δ({finding.epsilon:.2f})"
         return finding.view, f"{at} {finding.claim:.4f}", f"{finding.lower_bound:.4f}", draws
+    if finding.order is not None:
+        claim = f"D({finding.order:g}) {finding.claim:.4f}"
+        return finding.view, claim, f"{finding.lower_bound:.4f}", draws
     if math.isinf(finding.claim):
         return finding.view, "", "", draws
     return finding.view, f"ε {format_epsilon(finding.claim)}", f"{finding.lower_bound:.4f}", draws

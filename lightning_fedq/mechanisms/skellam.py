@@ -12,12 +12,12 @@ paper's zero-out; claims are Renyi divergences at integer orders up to 1024, as 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fedq.core import AuditCase, Loss, RenyiLoss
+from lightning_fedq.core import Loss, RenyiLoss
 from lightning_fedq.functional.noise.inversion import Words
 from lightning_fedq.functional.noise.skellam import LARGEST_VARIANCE, skellam, skellam_divergence
 from lightning_fedq.mechanisms.bases.modular_noise import ModularNoise
@@ -44,14 +44,6 @@ class Skellam(ModularNoise):
                 f"local_sigma must be at most 2^16 of granularity, got {self.steps:g} of them; "
                 "use a coarser grid"
             )
-
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`. Twice the noise of the discrete Gaussian's cases.
-
-        Bounds of integer orders say nothing about losses as large as those.
-        """
-        twice = replace(self, local_sigma=2.0 * self.local_sigma)
-        return super(Skellam, twice).audit_cases(dim)
 
     def _noise(self, count: int, words: Words) -> NDArray[np.int64]:
         return skellam(self._noise_variance(), count, words)

@@ -11,6 +11,8 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
+from lightning_fedq.core import AuditCase
+from lightning_fedq.functional.noise.grid_noise import GridNoise
 from lightning_fedq.functional.one_bit import coupled_coins
 from lightning_fedq.functional.one_bit.coupled_coins import flip_threshold
 from lightning_fedq.functional.one_bit.threshold_coin import (
@@ -30,6 +32,7 @@ from lightning_fedq.mechanisms import (
     PairedCoins,
     RotatedAxes,
     RotatedCoins,
+    Skellam,
     StratifiedCorBin,
     rotated_axes,
     rotated_coins,
@@ -252,6 +255,60 @@ class _LeakyPadding(FixedLength):
     def pack(self, symbols):
         stream = super().pack(symbols)
         return stream[:-1] + bytes([stream[-1] | int(self.leaks.get(symbols.numpy().tobytes(), False))])
+
+
+# ---- quieter: a tenth to a fifth of the noise is missing, and all of it claimed --------------------------
+
+
+@dataclass(frozen=True)
+class GaussianATenthQuieter(GaussianNoise):
+    """Nine tenths of the standard deviation."""
+
+    @property
+    def noise(self):
+        return GridNoise(self.law, 0.9 * 2.0 * self.multiplier)
+
+    def audit_cases(self, dim):
+        return (AuditCase(type(self)(self.clip_norm, self.noise_multiplier / math.sqrt(dim))),)
+
+
+@dataclass(frozen=True)
+class DiscreteGaussianAnEighthQuieter(DistributedDiscreteGaussian):
+    """Seven eighths of the standard deviation."""
+
+    def _noise(self, count, words):
+        return replace(self, local_sigma=0.875 * self.local_sigma).true_noise(count, words)
+
+    def true_noise(self, count, words):
+        return super()._noise(count, words)
+
+
+@dataclass(frozen=True)
+class SkellamAnEighthQuieter(Skellam):
+    """The same."""
+
+    def _noise(self, count, words):
+        return replace(self, local_sigma=0.875 * self.local_sigma).true_noise(count, words)
+
+    def true_noise(self, count, words):
+        return super()._noise(count, words)
+
+
+@dataclass(frozen=True)
+class CoinsAFifthLouder(RotatedCoins):
+    """The coin of 1.2 times the claimed epsilon."""
+
+    def encode(self, update, context, rand):
+        loud = RotatedCoins(**(vars(self) | {"epsilon": 1.2 * self.epsilon}))
+        return loud.encode(update, context, rand)
+
+
+@dataclass(frozen=True)
+class AxesAThirdLouder(RotatedAxes):
+    """The choice of 1.3 times the claimed epsilon."""
+
+    def encode(self, update, context, rand):
+        return RotatedAxes(1.3 * self.epsilon, self.clip_norm).encode(update, context, rand)
 
 
 MECHANISMS = [

@@ -181,6 +181,28 @@ USEFUL: list[Case] = [
 """Of the mechanisms that `useful_privacy` specifies. Coupled groups beyond pairs are not built."""
 CASES += USEFUL
 
+QUIET = [
+    ("a tenth of Gaussian noise missing", plants.GaussianATenthQuieter(1.0, 1.0), 60_000),
+    (
+        "an eighth of discrete Gaussian noise missing",
+        plants.DiscreteGaussianAnEighthQuieter(1.0, 1.0, 0.01),
+        100_000,
+    ),
+    ("an eighth of Skellam noise missing", plants.SkellamAnEighthQuieter(1.0, 1.0, 0.01), 200_000),
+    ("rotated coins a fifth louder", plants.CoinsAFifthLouder(1.0, 1.0), 100_000),
+    ("axes a third louder", plants.AxesAThirdLouder(1.0, 1.0), 5_000),
+]
+CASES += [
+    (title, "B", lambda folder, quiet=quiet, draws=draws: simulated(quiet.audit_cases(1024)[0], draws))
+    for title, quiet, draws in QUIET
+]
+
+
+@pytest.mark.parametrize(("title", "quiet", "draws"), QUIET, ids=[title for title, _, _ in QUIET])
+def test_all_of_the_noise_is_silent(title, quiet, draws):
+    whole = type(quiet).__base__(**vars(quiet))
+    assert simulated(whole.audit_cases(1024)[0], draws) == ""
+
 
 @pytest.mark.parametrize("clean", [PairedCoins(1.0), RotatedAxes(1.0, 1.0), RotatedCoins(1.0, 1.0)], ids=repr)
 def test_the_same_cases_without_the_plant_are_silent(clean):
@@ -188,7 +210,7 @@ def test_the_same_cases_without_the_plant_are_silent(clean):
 
 
 def test_the_list_is_complete():
-    assert len(CASES) == 17 + 12 + 3
+    assert len(CASES) == 17 + 12 + 3 + 5
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from lightning_fedq.audit.views import View, clopper_pearson
+from lightning_fedq.audit.views import View, clopper_pearson, proven_divergence
 from lightning_fedq.core import (
     ConcentratedLoss,
     GaussianLoss,
@@ -89,3 +89,38 @@ def test_false_alarms_are_as_rare_as_stated():
     """3,000 clean views at alpha = 2%: at most 60 alarms expected; more than 90 has probability 1e-4."""
     alarms = sum(bool(response(0.7, 0.7, 1000, 20, seed).judge(0.02).alarm) for seed in range(3000))
     assert alarms <= 90
+
+
+def shifted(shift, draws=200_000, seed=0):
+    """Counts of a Gaussian of std 1 in 32 bins, around 0 and around `shift`: `(2, outcomes)`."""
+    edges = stats.norm(shift / 2).ppf(np.arange(1, 32) / 32)
+    rng = np.random.default_rng(seed)
+    return np.stack(
+        [np.bincount(np.searchsorted(edges, rng.normal(at, 1, draws)), minlength=32) for at in (0.0, shift)]
+    )
+
+
+@pytest.mark.parametrize("order", [1.25, 2.0])
+def test_a_divergence_is_bounded_closely_from_below(order):
+    """Of N(0, 1) and N(s, 1) it is a s^2 / 2. Never above in 200 experiments at alpha 1e-3."""
+    exact = order * 0.7**2 / 2
+    for seed in range(200):
+        first, second = shifted(0.7, 20_000, 2 * seed), shifted(0.7, 20_000, 2 * seed + 1)
+        assert proven_divergence(order, (first + 0.5) / first.sum(), second, 1e-3) <= exact
+    first, second = shifted(0.7, seed=5), shifted(0.7, seed=6)
+    assert proven_divergence(order, (first + 0.5) / first.sum(), second, 1e-3) >= 0.85 * exact
+
+
+def test_a_divergence_above_the_claimed_one_is_an_alarm():
+    """A loss of a tenth less noise; the curve of a concentrated loss alone would not show it."""
+    for shift, alarm in ((1.0, False), (1.0 / 0.9, True)):
+        view = View("sum", ConcentratedLoss(0.5), 1, 1, 32)
+        for half in (0, 1):
+            view.counts[half, :, 0] = shifted(shift, seed=half)
+        found = view.judge(1e-3)
+        assert bool(found.alarm) == alarm and found.order is not None
+    assert "the divergence of order" in found.alarm
+
+
+def test_few_draws_prove_no_divergence():
+    assert proven_divergence(2.0, np.full((2, 2), 0.5), np.array([[500, 0], [0, 500]]), 1e-3) == 0.0

@@ -177,6 +177,52 @@ class HoldsState(LDPQ):
     seen: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class FirstRadiusForAll(LDPQ):
+    """Encoder and decoder agree, so that all that lies beyond is clipped and nothing else shows."""
+
+    def first(self, context):
+        return replace(context, radius=context.radius[:1].expand_as(context.radius).clone())
+
+    def encode(self, update, context, rand):
+        return super().encode(update, self.first(context), rand)
+
+    def decode(self, symbols, clients, context, rand):
+        return super().decode(symbols, clients, self.first(context), rand)
+
+
+@dataclass(frozen=True)
+class FirstCenterForAll(FirstRadiusForAll):
+    def first(self, context):
+        return replace(context, center=context.center[:1].expand_as(context.center).clone())
+
+
+@dataclass(frozen=True)
+class SegmentsSwapped(FirstRadiusForAll):
+    def first(self, context):
+        return replace(context, radius=context.radius.flip(0))
+
+
+@dataclass(frozen=True)
+class Counts(LDPQ):
+    """A counter in a frozen mechanism: what the thousandth call does nobody knows."""
+
+    def encode(self, update, context, rand):
+        object.__setattr__(self, "calls", getattr(self, "calls", 0) + 1)
+        return super().encode(update, context, rand)
+
+
+@dataclass(frozen=True)
+class Remembers(LDPQ):
+    """The same in a parameter, which changes nothing that one call shows."""
+
+    seen: tuple[int, ...] = ()
+
+    def decode(self, symbols, clients, context, rand):
+        object.__setattr__(self, "seen", (*self.seen, len(clients)))
+        return super().decode(symbols, clients, context, rand)
+
+
 BROKEN = [
     (GroupsOfTwo(1.0), {"groups_cover_the_cohort"}),
     (SaysNothingOfOutsiders(1.0), {"one_claim_per_adversary"}),
@@ -202,6 +248,11 @@ BROKEN = [
     (ForgetsItsSetting(1.0), {"builds_from_yaml"}),
     (OfAnotherName(1.0), {"reads_back_from_its_repr"}),
     (HoldsState(1.0), {"frozen_dataclass"}),
+    (FirstRadiusForAll(1.0), {"each_segment_has_its_range"}),
+    (FirstCenterForAll(1.0), {"each_segment_has_its_range"}),
+    (SegmentsSwapped(1.0), {"each_segment_has_its_range"}),
+    (Counts(1.0), {"keeps_no_state"}),
+    (Remembers(1.0), {"keeps_no_state"}),
 ]
 
 
