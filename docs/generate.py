@@ -55,6 +55,10 @@ HOOKS = {
     "grid": ("None", "the decoded sum comes from floats, whose low bits must not leave"),
     "num_symbols": ("the dimension", "a message is longer or shorter than the update"),
     "symbol_range": ("None", "symbols have tighter bounds than a fixed-length code says"),
+    "can_send": (
+        "by `symbol_range`",
+        "a server that knows a client's shared randomness can tell more of its message",
+    ),
     "symbol_modulus": ("None", "symbols are residues, and sums are modular"),
     "noise_variance": ("None", "there is a bound; adaptive ranges and plans use it"),
     "mean_error": ("from `noise_variance`", "the error depends on how alike the updates are"),

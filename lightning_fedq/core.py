@@ -404,6 +404,16 @@ class Mechanism(ABC):
         """
         return None
 
+    def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
+        """Can one client's `encode` give these symbols `(m,)`, for any update? Servers refuse all others.
+
+        By `symbol_range`, unless a mechanism can say more of a client whose shared randomness is known.
+        """
+        if (bounds := self.symbol_range(context, rand)) is None:
+            return True
+        low, high = (torch.as_tensor(bound) for bound in bounds)
+        return not bool(((symbols < low) | (symbols > high)).any())
+
     def symbol_modulus(self, context: RoundContext) -> tuple[int, int] | None:
         """Modulus and number of symbols, where symbols are residues and `decode` takes their modular sum."""
         return None

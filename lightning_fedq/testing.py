@@ -397,7 +397,7 @@ def bits_are_those_of_the_stream(mechanism: Mechanism) -> None:
 
 @_rule
 def symbols_lie_in_their_range(mechanism: Mechanism) -> None:
-    """Symbols keep to `symbol_range` and `symbol_modulus`, from which secure aggregation takes its moduli."""
+    """Symbols keep to `symbol_range` and `symbol_modulus`, and servers take them."""
     rule = "symbols_lie_in_their_range"
     context, updates = _standard(mechanism)
     public = PublicRandomness(SeededKeys(0), context.round)
@@ -412,6 +412,9 @@ def symbols_lie_in_their_range(mechanism: Mechanism) -> None:
             low, high = (torch.as_tensor(end) for end in ends)
             inside = bool(((symbols >= low) & (symbols <= high)).all())
             must(inside, rule, f"symbols of {name} updates leave symbol_range")
+        for client, row in zip(sorted(context.cohort), symbols, strict=True):
+            can = mechanism.can_send(row, client, context, public)
+            must(can, rule, f"a server would refuse symbols of {name} updates (can_send)")
 
 
 @lru_cache(maxsize=4)

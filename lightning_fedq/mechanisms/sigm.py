@@ -22,7 +22,7 @@ from lightning_fedq.core import (
     RoundContext,
 )
 from lightning_fedq.functional.exact_error.dither import dither_quantize_row
-from lightning_fedq.mechanisms.bases.exact_error import Quantizer
+from lightning_fedq.mechanisms.bases.exact_error import INEXACT, Quantizer, shortest_inputs
 from lightning_fedq.mechanisms.bases.subsampled import Mask, SubsampledMechanism
 from lightning_fedq.mechanisms.layered import layered_quantizer
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
@@ -71,6 +71,13 @@ class SIGM(SubsampledMechanism):
             out[~selected] = 0
             num_bits += self._code(selected, quantizer, context).num_bits(symbols[row])
         return Message(symbols.reshape(update.shape).to(update.device), num_bits, clipped)
+
+    def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
+        """See `Mechanism.can_send`: zeros where nothing is sent, else what some |x| <= clip_value gives."""
+        selected, quantizer = self.quantizers(context, rand)(client)
+        silent = symbols.cpu().numpy()[~selected]
+        shortest = shortest_inputs(symbols, quantizer)[selected]
+        return not silent.any() and bool((shortest <= 1.0 + INEXACT).all())
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness

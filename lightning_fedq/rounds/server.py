@@ -321,10 +321,8 @@ class RoundServer:
             raise MalformedMessageError(str(error), client) from error
         if symbols.shape != (count,) or len(packed) != (num_bits + 7) // 8:
             raise MalformedMessageError(f"{len(packed)} bytes for {num_bits} bits of {count} symbols", client)
-        if (bounds := mechanism.symbol_range(context, public)) is not None:
-            low, high = (torch.as_tensor(bound) for bound in bounds)
-            if bool(((symbols < low) | (symbols > high)).any()):
-                raise MalformedMessageError("holds symbols that the mechanism can't send", client)
+        if not mechanism.can_send(symbols, client, context, public):
+            raise MalformedMessageError("holds symbols that the mechanism can't send", client)
         return symbols.to(self.weights.device), num_bits
 
     def finish(self) -> RoundRecord:

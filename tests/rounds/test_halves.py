@@ -11,6 +11,7 @@ import torch
 from lightning_fedq.mechanisms import (
     CPA,
     LDPQ,
+    SIGM,
     AggregateGaussian,
     CorBin,
     FedAvg,
@@ -436,3 +437,35 @@ def test_the_order_in_which_clients_answer_does_not_change_the_model(mechanism, 
             server.finish()
         found.append(server.weights)
     assert all(torch.equal(one, found[0]) for one in found)
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        LayeredGaussian(1.0, 1.0),
+        LayeredGaussian(1.0, 1.0, entropy_code="elias", layering="shifted"),
+        AggregateGaussian(1.0, 1.0),
+        SIGM(1.0, 1.0),
+        SIGM(1.0, 1.0, 0.5),
+    ],
+)
+@pytest.mark.parametrize("lie", ["huge", "long", "one step beyond"])
+def test_one_message_moves_the_sum_no_further_than_an_update_that_is_clipped(mechanism, lie):
+    """Symbols of 2^20 moved the mean of four clients of 40 parameters by 5e6 clipping norms."""
+    context = context_of(mechanism, range(4), (40,))
+    public = PublicRandomness(SeededKeys(0), 0)
+    row = encode(mechanism, 100.0 * torch.ones(4, 40), context).symbols[2].clone()
+    assert mechanism.can_send(row, 2, context, public)
+    if lie == "huge":
+        row[row.nonzero()[0]] = 2**20
+    elif lie == "one step beyond":
+        row[row.nonzero()] += 2
+    else:  # every coordinate by itself is fine under an l2 norm
+        quantizer = mechanism.quantizers(context, public)(2)
+        dither, step = (quantizer[1] if isinstance(mechanism, SIGM) else quantizer)[:2]
+        row = (
+            torch.from_numpy(dither + (1.5 if isinstance(mechanism, SIGM) else 0.9) / step + 0.5)
+            .floor()
+            .int()
+        )
+    assert not mechanism.can_send(row, 2, context, public)

@@ -64,6 +64,9 @@ from lightning_fedq.wire.range_coding import ConditionalRange
 Array = NDArray[np.float64]
 
 GRID_BITS = 5
+INEXACT = 1e-6
+"""Relative, of norms that a server finds in what clients have rounded."""
+
 UNIFORM = "all weights are equal; a client that did not answer counts as one that sent zeros"
 FRESH = "dithers are fresh in every round and attempt and known to nobody but their client and the server"
 HONEST_SERVER = "the server, which holds every dither, is honest and shows nothing but the released models"
@@ -75,6 +78,13 @@ class Quantizer(NamedTuple):
     dither: Array
     step: Array
     offset: Array
+
+
+def shortest_inputs(symbols: Tensor, quantizer: Quantizer) -> Array:
+    """Least |x| `(dim,)` of every coordinate of which a quantiser makes these symbols."""
+    rows: Array = symbols.cpu().numpy().astype(np.float64)
+    shortest: Array = np.maximum(np.abs(rows - quantizer.dither) - 0.5, 0.0) * quantizer.step
+    return shortest
 
 
 @dataclass(frozen=True)
@@ -185,6 +195,11 @@ class ExactError(Mechanism):
         rows = symbols.reshape(len(clients), context.dim)
         for row, client in enumerate(clients):
             add_dequantized_row(rows[row].contiguous().numpy(), *quantizer_of(client), total)
+
+    def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
+        """See `Mechanism.can_send`: an update that gives them exists within `clip_norm`."""
+        shortest = shortest_inputs(symbols, self.quantizers(context, rand)(client))
+        return float(shortest @ shortest) <= 1.0 + 2.0 * INEXACT
 
     def code(self, context: RoundContext) -> Code:
         """Elias gamma: what can be read without any shared randomness."""
