@@ -25,7 +25,7 @@ import torch
 from lightning_fedq.core import Adversary, Mechanism, RoundContext
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
-from lightning_fedq.privacy.target import Calibration, PrivacyTarget, calibrate
+from lightning_fedq.privacy.target import Calibration, PrivacyTarget, calibrate, planned_charges
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.wire.coding import FixedLength
@@ -49,7 +49,7 @@ class Problem:
     """Resources of a federation, and the target that is asked of it.
 
     Args:
-        clients: Of the federation, >= 1; all of them take part in every round, or each of them once.
+        clients: Of the federation, >= 1.
         params: Parameters of the model, >= 1.
         rounds: >= 1.
         target: Epsilon over the run, delta, against whom.
@@ -57,6 +57,11 @@ class Problem:
             who may collude (`max_corrupt`) and whether the server may lie (`active`).
         dropout_probability: Chance that a client does not answer.
         homogeneity: eta, in (0, 1].
+        clients_per_round: Clients that are drawn for every round; None is all of them. Or else each client
+            takes part once.
+        plain_sum: Does the model depend on the messages through their plain sum only? A mean with weights, or
+            a robust rule, hides nobody. The error is that of a plain mean all the same.
+        num_byzantine: Clients that lie, >= 0; they hide nobody, and what they do to the mean is not reckoned.
 
     Raises:
         ValueError: If a number is out of range.
@@ -69,6 +74,9 @@ class Problem:
     secure_aggregation: SecAgg = SecAgg()  # noqa: RUF009 (frozen)
     dropout_probability: float = 0.0
     homogeneity: float = HOMOGENEITY
+    clients_per_round: int | None = None
+    plain_sum: bool = True
+    num_byzantine: int = 0
 
     def __post_init__(self) -> None:
         if not (self.clients >= 1 and self.params >= 1 and self.rounds >= 1 and 0 < self.homogeneity <= 1):
@@ -78,7 +86,23 @@ class Problem:
             )
         if not 0.0 <= self.dropout_probability < 1.0:
             raise ValueError(f"dropout_probability must be in [0, 1), got {self.dropout_probability}")
+        if not 1 <= self.cohort <= self.clients:
+            raise ValueError(
+                f"clients_per_round must be in [1, clients = {self.clients}], got {self.clients_per_round}"
+            )
+        if self.num_byzantine < 0:
+            raise ValueError(f"num_byzantine must be >= 0, got {self.num_byzantine}")
         check_delta(self.target.delta, self.clients, "clients")
+
+    @property
+    def cohort(self) -> int:
+        """Clients of a round, unless each of them takes part once."""
+        return self.clients if self.clients_per_round is None else self.clients_per_round
+
+    @property
+    def charges(self) -> int:
+        """Rounds that a client then has to pay for."""
+        return planned_charges(self.rounds, self.cohort, self.clients)
 
     @property
     def behind_masks(self) -> bool:
@@ -88,7 +112,8 @@ class Problem:
     @property
     def sees_sums(self) -> bool:
         """Does the adversary see aggregates only, so that other clients hide the victim?"""
-        return self.target.against in (Adversary.SECAGG_SERVER, Adversary.OUTSIDER, Adversary.CLIENT)
+        of_sums = (Adversary.SECAGG_SERVER, Adversary.OUTSIDER, Adversary.CLIENT)
+        return self.plain_sum and self.target.against in of_sums
 
 
 @dataclass(frozen=True)
@@ -158,8 +183,8 @@ def _option(name: str, mechanism: Mechanism, problem: Problem) -> Option:
 
 def _solve(name: str, mechanism: Mechanism, problem: Problem, participation: Participation) -> Option:
     once = participation == "once"
-    cohort = problem.clients // problem.rounds if once else problem.clients
-    charges = 1 if once else problem.rounds
+    cohort = problem.clients // problem.rounds if once else problem.cohort
+    charges = 1 if once else problem.charges
     try:
         if problem.behind_masks:
             problem.secure_aggregation.check(mechanism)
@@ -189,6 +214,8 @@ def _calibrated(
         check_delta(target.delta, problem.clients, "clients"),
         dropout_probability=problem.dropout_probability,
         secure_aggregation=secagg is not None,
+        equal_weights=problem.plain_sum,
+        num_byzantine=min(problem.num_byzantine, cohort),
         max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
         fewest_survivors=None if secagg is None else secagg.fewest_survivors(cohort),
     )
@@ -243,16 +270,24 @@ def bits_of(mechanism: Mechanism, context: RoundContext, problem: Problem) -> fl
 def _clients_needed(
     mechanism: Mechanism, problem: Problem, once: bool, ratio: float, level: float
 ) -> int | None:
-    """About how many clients bring R to 0.1: a sum's noise falls with n^2, single messages' with n."""
+    """About how many clients bring R to 0.1: a sum's noise falls with n^2, single messages' with n.
+
+    Where cohorts are drawn, clients of a round; liars stay as many in a hundred.
+    """
+    here = problem.clients if once else problem.cohort
     power = 2.0 if problem.sees_sums else 1.0
-    guess = float(problem.clients * (ratio / GOOD) ** (1.0 / power))
+    guess = float(here * (ratio / GOOD) ** (1.0 / power))
     if ratio <= GOOD or not guess <= _MOST_CLIENTS:
         return math.ceil(guess) if guess < 1e15 else None
     clients = max(math.ceil(guess), problem.rounds if once else 1)
-    cohort, charges = (clients // problem.rounds, 1) if once else (clients, problem.rounds)
+    cohort, charges = (clients // problem.rounds, 1) if once else (clients, problem.charges)
+    liars = math.ceil(problem.num_byzantine * clients / here)
+    larger = replace(
+        problem, clients=max(clients, problem.clients), clients_per_round=None, num_byzantine=liars
+    )
     try:
-        near = level * (clients / problem.clients) ** (0.5 * (power - 1.0))
-        found = _calibrated(mechanism, problem, cohort, charges, near).mechanism
+        near = level * (clients / here) ** (0.5 * (power - 1.0))
+        found = _calibrated(mechanism, larger, cohort, charges, near).mechanism
     except ValueError:
         return clients
     context = context_of(found, cohort, problem.params)
@@ -260,7 +295,7 @@ def _clients_needed(
     if error is None:
         return clients
     reached = error / (problem.homogeneity * problem.rounds)
-    slope = math.log(ratio / reached) / math.log(clients / problem.clients)
+    slope = math.log(ratio / reached) / math.log(clients / here)
     if not slope > 0.7:  # noise falls with n at least: what falls slower does not get there
         return None
     better: float = clients * (reached / GOOD) ** (1.0 / slope)

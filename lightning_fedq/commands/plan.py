@@ -19,10 +19,13 @@ from lightning_fedq.core import Adversary, Mechanism
 from lightning_fedq.discovery import class_path, installed
 from lightning_fedq.planning import HOMOGENEITY, Option, Problem, plan
 from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.rounds.parts import check_aggregation
 from lightning_fedq.secagg import SecAgg
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from lightning_fedq.callbacks import Federated
 
 
 def candidates(params: int) -> dict[str, Mechanism]:
@@ -98,12 +101,14 @@ def main(argv: Sequence[str]) -> int:
     try:
         given = {name: getattr(options, name) for name in ("clients", "params", "rounds")}
         sizes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-        clip_norm, secagg = 1.0, SecAgg()
+        clip_norm, secagg, federated = 1.0, SecAgg(), None
         if options.dropout_probability is not None:
             sizes["dropout_probability"] = options.dropout_probability
         if options.config:
-            from_config, secagg, clip_norm = _sizes(options.config)
-            sizes = {**from_config, **sizes}
+            from_config, federated, clip_norm = _sizes(options.config)
+            if "clients" in sizes:  # by hand: how many of them are drawn is not said
+                from_config.pop("clients_per_round")
+            sizes, secagg = {**from_config, **sizes}, federated.secure_aggregation or SecAgg()
         if options.active:
             secagg = replace(secagg, active=True)
         if options.max_corrupt is not None:
@@ -112,7 +117,7 @@ def main(argv: Sequence[str]) -> int:
             raise ValueError(f"say how many: {', '.join(missing)}; or name a configuration that says it")
         target = PrivacyTarget(options.epsilon, options.delta, options.adversary, options.over)
         problem = Problem(**sizes, target=target, secure_aggregation=secagg, homogeneity=options.homogeneity)
-        found = plan(problem, candidates(problem.params))
+        found = _plan(problem, federated)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     console = Console()
@@ -126,11 +131,27 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _sizes(config: str) -> tuple[dict[str, Any], SecAgg, float]:
-    """Numbers of a configuration, its secure aggregation, and the norm its mechanism clips to (else 1)."""
+def _plan(problem: Problem, federated: Federated | None) -> tuple[Option, ...]:
+    """The options, but for what `Federated` with these settings would refuse."""
+    allowed = candidates(problem.params)
+    if federated is None:
+        return plan(problem, allowed)
+    weighted, rule, refused = federated.weighting != "uniform", federated.aggregator, list[Option]()
+    for name, mechanism in list(allowed.items()):
+        try:
+            check_aggregation(mechanism, problem.cohort, weighted, rule, problem.behind_masks)
+        except ValueError as error:
+            del allowed[name]
+            refused.append(Option(name, None, reason=str(error)))
+    return (*plan(problem, allowed), *refused)
+
+
+def _sizes(config: str) -> tuple[dict[str, Any], Federated, float]:
+    """Numbers of a configuration, its `Federated`, and the norm its mechanism clips to (else 1)."""
     from lightning_fedq.callbacks.federated import federated_of
     from lightning_fedq.commands.configs import find
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here
+    from lightning_fedq.federation.byzantine import num_byzantine_of
     from lightning_fedq.federation.local_model import num_coordinates
 
     cli = FedqCLI(["--config", str(find(config))], run=False)
@@ -138,20 +159,27 @@ def _sizes(config: str) -> tuple[dict[str, Any], SecAgg, float]:
     params = num_coordinates(cli.model, federated.buffers)
     clip = parse_call(repr(federated.mechanism))[1].get("clip_norm", 1.0)
     planner = federated.planner
-    once = planner.participation == "once"
-    sizes: dict[str, Any] = {"clients": planner.num_clients if once else planner.cohort_size}
-    sizes |= {"params": params, "dropout_probability": planner.dropout_probability}
+    drawn = None if planner.participation == "once" else planner.cohort_size
+    everybody = replace(planner, clients_per_round=None, participation="random")
+    sizes: dict[str, Any] = {
+        "clients": planner.num_clients,
+        "clients_per_round": drawn,
+        "params": params,
+        "dropout_probability": planner.dropout_probability,
+        "plain_sum": federated.plain_sum,
+        "num_byzantine": num_byzantine_of(cli.trainer, everybody),
+    }
     if (rounds := cli.trainer.max_epochs) is not None and rounds > 0:
         sizes["rounds"] = rounds
-    return sizes, federated.secure_aggregation or SecAgg(), float(clip)
+    return sizes, federated, float(clip)
 
 
 def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
     target = problem.target
     console.print(
         f"epsilon {target.epsilon:g} at delta {target.delta:g} over the {target.over}, against "
-        f"{target.against.value}; {problem.clients:,} clients, {problem.params:,} parameters, "
-        f"{problem.rounds} rounds{_trust(problem)}",
+        f"{target.against.value}; {problem.clients:,} clients{_drawn(problem)}, {problem.params:,} "
+        f"parameters, {problem.rounds} rounds{_trust(problem)}",
         highlight=False,
     )
     table = Table(box=SIMPLE, padding=(0, 1, 0, 0))
@@ -168,7 +196,9 @@ def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
         table.add_row(name, _setting(option.mechanism), bits, ratio, option.verdict, needed)
     console.print(table)
     console.print(
-        "bits: of one message, per parameter" + (", masked" if problem.behind_masks else "") + ".  "
+        "bits: of one message, per parameter"
+        + (", masked, without the protocol's keys and shares" if problem.behind_masks else "")
+        + ".  "
         "good from: clients.  R: squared error of the mean over its squared length, of the whole run; up to "
         "0.1 nothing is lost, above 4 nothing is learned. Updates are clipped to one norm; how alike they "
         "are is assumed "
@@ -180,8 +210,12 @@ def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
         console.print(f"  not possible: {option.name}: {option.reason}", highlight=False, soft_wrap=True)
 
 
+def _drawn(problem: Problem) -> str:
+    return f", {problem.cohort:,} a round" if problem.cohort < problem.clients else ""
+
+
 def _trust(problem: Problem) -> str:
-    """Collusion, lies and dropouts that are reckoned with."""
+    """Collusion, lies, weights and dropouts that are reckoned with."""
     words, secagg = "", problem.secure_aggregation
     if problem.behind_masks and secagg.max_corrupt:
         words += f"; {secagg.max_corrupt:.2%} of the clients may collude with it"
@@ -189,6 +223,10 @@ def _trust(problem: Problem) -> str:
         words += "; it may lie about who dropped out"
     if problem.dropout_probability:
         words += f"; {problem.dropout_probability:.2%} of the clients drop out"
+    if problem.num_byzantine:
+        words += f"; {problem.num_byzantine:,} of the clients lie, and R leaves out what they do to the mean"
+    if not problem.plain_sum:
+        words += "; the mean is weighted, or a robust rule: others hide nobody, and R is that of a plain mean"
     return words
 
 

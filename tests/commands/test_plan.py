@@ -4,6 +4,7 @@ import pytest
 import yaml
 
 from lightning_fedq.commands import plan as command
+from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.plan import candidates, main
 from lightning_fedq.planning import Problem, plan
 from lightning_fedq.privacy.target import PrivacyTarget
@@ -121,3 +122,79 @@ def test_each_client_once_is_what_is_pasted(monkeypatch):
     settings = yaml.safe_load(command.to_yaml(option, problem, 2.0))
     assert settings["participation"] == "once" and settings["clients_per_round"] == 33
     assert settings["mechanism"]["init_args"]["clip_norm"] == 2.0
+
+
+def configured(folder, callbacks=(), **settings):
+    """The path of a small configuration with other settings of `Federated` and further callbacks."""
+    config = yaml.safe_load(find("digits_ldpq").read_text())
+    config["trainer"]["max_epochs"] = 4
+    named = {
+        callback["class_path"].rpartition(".")[2]: callback for callback in config["trainer"]["callbacks"]
+    }
+    federated = named["Federated"]["init_args"]
+    federated.update(num_clients=60, **settings)
+    federated.pop("secure_aggregation", None)
+    config["trainer"]["callbacks"] = [named["Federated"], *callbacks]
+    path = folder / "config.yaml"
+    path.write_text(yaml.safe_dump(config))
+    return str(path)
+
+
+def pasted(capsys, *arguments):
+    assert main(arguments) == 0
+    printed = capsys.readouterr().out
+    return printed, yaml.safe_load(printed[printed.index("mechanism:\n") :])["mechanism"]["init_args"]
+
+
+MEDIAN = {
+    "class_path": "lightning_fedq.aggregation.RobustAggregation",
+    "init_args": {"rule": "median"},
+}
+LIARS = {
+    "class_path": "lightning_fedq.callbacks.ByzantineClients",
+    "init_args": {"fraction": 0.2, "attack": "sign_flip"},
+}
+
+
+@pytest.mark.parametrize(
+    "settings, told", [({"weighting": "samples"}, "weighted"), ({"aggregator": MEDIAN}, "robust rule")]
+)
+def test_a_mean_that_is_no_plain_sum_hides_nobody(settings, told, tmp_path, capsys, monkeypatch):
+    """The run takes the noise of a view of all messages: 7.7 times as much, R 49 where 0.8 was said."""
+    only(monkeypatch, "GaussianNoise")
+    config = configured(tmp_path, **settings)
+    printed, against_outsider = pasted(capsys, config, "--epsilon", "30", "--adversary", "outsider")
+    assert told in printed and "R is that of a plain mean" in printed
+    assert against_outsider == {"clip_norm": 1.0, "noise_multiplier": 0.4295}  # what the run finds, too
+
+
+def test_behind_masks_nothing_is_planned_that_the_run_refuses(tmp_path, capsys, monkeypatch):
+    only(monkeypatch, "GaussianNoise")
+    assert main([configured(tmp_path, weighting="samples"), "--epsilon", "8"]) == 0
+    printed = capsys.readouterr().out
+    assert "not possible: GaussianNoise: behind secure aggregation the server sees the plain sum" in printed
+    assert "to paste" not in printed
+
+
+def test_liars_hide_nobody(tmp_path, capsys, monkeypatch):
+    only(monkeypatch, "GaussianNoise")
+    config = configured(tmp_path, [LIARS])
+    printed, found = pasted(capsys, config, "--epsilon", "8", "--adversary", "outsider")
+    assert "12 of the clients lie" in printed
+    assert found["noise_multiplier"] == 0.1733  # with 60 honest clients 0.155
+
+
+def test_cohorts_are_drawn_from_all_clients(tmp_path, capsys, monkeypatch):
+    """A cohort of 20 of 60: everybody once is 15 a round, not 5; and nobody pays for all of 40 rounds."""
+    only(monkeypatch, "RotatedAxes")
+    config = configured(tmp_path, clients_per_round=20)
+    printed, _ = pasted(capsys, config, "--epsilon", "8", "--adversary", "server")
+    assert "60 clients, 20 a round" in printed and "clients_per_round: 15" in printed
+    target = PrivacyTarget(8.0, 1e-5, "outsider")
+    several = {"GaussianNoise": candidates(100)["GaussianNoise"]}
+    some, everybody = (
+        plan(Problem(clients, 100, 40, target, clients_per_round=20), several)[0] for clients in (200, 20)
+    )
+    assert some.mechanism.noise_multiplier < 0.6 * everybody.mechanism.noise_multiplier
+    with pytest.raises(ValueError, match=r"clients_per_round must be in \[1, clients = 20\], got 30"):
+        Problem(20, 100, 40, target, clients_per_round=30)
