@@ -180,6 +180,7 @@ class RemoteClient(ABC):
                 "seed": new.seed,
                 "federation": federation,
                 "server": fields["server"],
+                "folder": str(store.folder.resolve()),
             }
             store.put(_KEYS, kept)
         if (kept["federation"], kept["server"]) != (federation, fields["server"]):
@@ -187,7 +188,22 @@ class RemoteClient(ABC):
                 f"this client's folder {store.folder} is of federation {kept['federation'].hex()[:12]}, the "
                 f"server's is {federation.hex()[:12]}; take a new folder for a new federation"
             )
+        self._check_place(store, kept)
         return ClientSecrets(kept["secret"], kept["seed"])
+
+    def _check_place(self, store: Store, kept: dict[str, Any]) -> None:
+        """Refuse a copy of a folder that is still there. One that was moved goes on."""
+        here, there = store.folder.resolve(), Path(kept.get("folder", store.folder)).resolve()
+        if str(here) == kept.get("folder"):
+            return
+        exists = (there / f"{_KEYS}.json").exists() and not there.samefile(here)
+        if ((Store(there).get(_KEYS) or {}) if exists else {}).get("secret") == kept["secret"]:
+            raise ValueError(
+                f"this client's folder {here} is a copy of {there}, which is still there: each would count "
+                "its own messages only, against one budget and one set of keys. Go on with that one, or move "
+                "a folder in place of copying it"
+            )
+        store.put(_KEYS, {**kept, "folder": str(here)})
 
     # ---- a round ------------------------------------------------------------------------------------------
 

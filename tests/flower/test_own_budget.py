@@ -15,13 +15,14 @@ from flwr.app import Context
 
 from lightning_fedq.core import Adversary
 from lightning_fedq.flower import client_app, encoding_mod
+from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import LDPQ, CorBin
 from lightning_fedq.party_keys import Identities
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundTask
 from lightning_fedq.secagg import SecAgg
-from tests.flower.halves import DIM, Fields, Halves
+from tests.flower.halves import DIM, Fields, Halves, Still
 from tests.flower.loop import (
     CLIENTS,
     LoopGrid,
@@ -66,6 +67,30 @@ def test_a_server_that_asks_for_more_rounds_than_agreed(secagg: Any, tmp_path: P
     lines = (tmp_path / "client-2" / "streams.jsonl").read_text().splitlines()[1:]
     assert [json.loads(line)["round"] for line in lines] == [0, 1]
     assert played.server.ledger.charges.tolist() == [4, 4, 4, 4]  # the server may count more, never less
+
+
+@pytest.mark.parametrize("moved", [False, True])
+def test_a_copy_of_a_client_s_folder(moved: bool, tmp_path: Path) -> None:
+    """With a log of its own it sent a third message at a budget for two: epsilon 35.7 in place of 26.7."""
+    played = Halves(coin(), tmp_path, budgets={2: budget_for(2)})
+    assert played.round().num_received == 4
+    shutil.copytree(tmp_path / "client-2", tmp_path / "copy")
+    assert played.round().num_received == 4
+    if moved:
+        shutil.rmtree(tmp_path / "copy")
+        (tmp_path / "client-2").rename(tmp_path / "copy")
+    honest = played.line.clients
+    copied = Still(played.federated, Store(tmp_path / "copy"), 2, None, budget_for(2 + moved))
+    played.line.clients = lambda number: copied if number == 2 else honest(number)
+    if moved:
+        assert played.round().num_received == 4
+        return
+    with pytest.warns(UserWarning, match="client-2, which is still there: each would count its own messages"):
+        assert played.round().num_received == 3
+    (
+        tmp_path / "client-2" / "keys.json"
+    ).unlink()  # whoever has lost the first goes on with what the copy knows
+    assert played.round().num_received == 4
 
 
 def test_a_server_that_forgets_what_it_has_asked(tmp_path: Path) -> None:
