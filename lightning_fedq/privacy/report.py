@@ -213,13 +213,13 @@ def privacy_report(
     checked = check_delta(delta, total, "clients")
     if total < size:
         raise ValueError(f"num_clients >= the cohort is needed, got {total} for a cohort of {size}")
-    drawn = size / total if most_rounds is None else 1.0
+    lottery = charges is None and most_rounds is None
     to_come = rounds if most_rounds is None else most_rounds
     setting = Setting(
         context,
         to_come if charges is None else int(max(charges, default=0)),
         checked,
-        drawn * (1.0 - dropout_probability) if charges is None else 1.0,
+        size / total * (1.0 - dropout_probability) if lottery else 1.0,
         dropout_probability,
         secure_aggregation,
         equal_weights,

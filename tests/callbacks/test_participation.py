@@ -224,6 +224,20 @@ def test_reports_of_turns_to_come_and_of_the_end_agree(tmp_path: Path) -> None:
     assert 3.99 < ended.row(Adversary.SERVER).epsilon_run <= 4.0
 
 
+@pytest.mark.parametrize("turns", [1, 3])
+def test_dropouts_make_no_lottery_of_disjoint_cohorts(turns: int) -> None:
+    """Who answered has spent all of it, and a report to come says no less than that of the end."""
+    mechanism = GaussianNoise(1.0, 1.0)
+    context = context_of(mechanism, tuple(range(4)), (5,))
+    settings: dict[str, Any] = {"rounds": 12, "delta": 1e-3, "num_clients": 20, "dropout_probability": 0.5}
+    to_come = privacy_report(mechanism, context, most_rounds=turns, **settings)
+    ended = privacy_report(mechanism, context, most_rounds=turns, charges=[turns] * 20, **settings)
+    assert to_come.row(Adversary.SERVER).epsilon_run == ended.row(Adversary.SERVER).epsilon_run
+    assert (
+        turns > 1 or to_come.row(Adversary.SERVER).epsilon_run == to_come.row(Adversary.SERVER).epsilon_round
+    )
+
+
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists")
 def test_turns_go_on_after_a_kill_and_the_lost_one_is_charged(tmp_path: Path) -> None:
     """The deal comes with the checkpoint, so that nobody comes back before its turn."""
