@@ -9,16 +9,24 @@ from functools import cache
 from numbers import Integral, Real
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+_SMALLEST, _LARGEST = 1e-100, 1e100
+"""Squares and inverses of these, and products of three, are float64 numbers; squares of less vanish."""
+
 
 def check_positive(**values: float) -> None:
-    """Refuse what is not a positive finite number.
+    """Refuse what is not a positive finite number, or has no square in float64.
 
     Raises:
-        ValueError: If a value is not > 0 and finite; the message names it.
+        ValueError: If a value is not > 0 and finite, or not in [1e-100, 1e100]; the message names it.
     """
     for name, value in values.items():
         if not (value > 0 and math.isfinite(value)):
             raise ValueError(f"{name} must be > 0 and finite, got {value}")
+        if not _SMALLEST <= value <= _LARGEST:
+            raise ValueError(
+                f"{name} must be in [{_SMALLEST:g}, {_LARGEST:g}], where floats have squares, got {value}; "
+                "take another unit"
+            )
 
 
 _WORDS = {float: "a number", int: "an integer", bool: "True or False", str: "a text", type(None): "None"}

@@ -26,6 +26,7 @@ from scipy import optimize
 from lightning_fedq.core import ConcentratedLoss, Loss
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.noise.discrete_gaussian import (
+    LARGEST_SIGMA,
     concentration,
     discrete_gaussian,
     discrete_gaussian_variance,
@@ -47,6 +48,14 @@ class DistributedDiscreteGaussian(ModularNoise):
         bits: Symbols are integers modulo 2^bits, 2 to 31; sums beyond half the modulus wrap around.
         max_dropped: Dropouts that the claims allow for; noise of that many clients is not counted.
     """
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.steps > LARGEST_SIGMA:
+            raise ValueError(
+                f"local_sigma must be at most {LARGEST_SIGMA:g} of granularity, got {self.steps:g} of them; "
+                "use a coarser grid"
+            )
 
     def _noise(self, count: int, words: Words) -> NDArray[np.int64]:
         return discrete_gaussian(self.steps, count, words)

@@ -36,6 +36,7 @@ from lightning_fedq.core import (
     RoundContext,
     Unit,
 )
+from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.bases.received import check_received
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
@@ -66,8 +67,7 @@ class JoPEQ(Mechanism):
     levels: int = 3
 
     def __post_init__(self) -> None:
-        if not (self.epsilon > 0 and math.isfinite(self.epsilon)):
-            raise ValueError(f"epsilon must be > 0 and finite, got {self.epsilon}")
+        check_positive(epsilon=self.epsilon)
         if not 2 <= self.levels <= 1 << 16:
             raise ValueError(f"levels must be in [2, 65536], got {self.levels}")
         if self._left_over <= 0:

@@ -43,6 +43,8 @@ _WORD = 1 << 32
 _SMALLEST = 1e-6  # an output that every input avoids to this degree is dropped, and P solved again
 _CHUNK = 1 << 16
 _LEAST_LEVEL = 1e-4
+_LARGEST_LEVEL = 13.0
+"""Just below -ln(_SMALLEST), where all outputs would be dropped."""
 _IMPOSSIBLE = 100.0
 """More than the log of any variance: no P is unbiased and private with these outputs."""
 
@@ -137,6 +139,11 @@ def solve_mvu(input_bits: int, output_bits: int, epsilon: float) -> MVUDesign:
         raise ValueError(f"input_bits and output_bits must be in [1, 4], got {input_bits} and {output_bits}")
     if not (epsilon > 0 and math.isfinite(epsilon)):
         raise ValueError(f"epsilon must be > 0 and finite, got {epsilon}")
+    if epsilon > _LARGEST_LEVEL:
+        raise ValueError(
+            f"epsilon must be at most {_LARGEST_LEVEL:g}, got {epsilon}: beyond, outputs are too rare to be "
+            "made of whole words; choose a smaller one, or SubtractiveDither, which protects nobody"
+        )
     num_inputs, size = 1 << input_bits, 1 << output_bits
     level = epsilon * (1.0 - 1e-7) - 2.0 / _WORD * (1 << output_bits)  # room for the rounding to integers
     if level <= 0.0:

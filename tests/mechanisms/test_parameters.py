@@ -10,7 +10,19 @@ import torch
 from lightning_fedq.commands.described import example
 from lightning_fedq.core import Mechanism
 from lightning_fedq.discovery import installed
-from lightning_fedq.mechanisms import CPA, LDPQ, CorBin, GaussianNoise, RotatedCoins, SignRR
+from lightning_fedq.mechanisms import (
+    CPA,
+    LDPQ,
+    MVU,
+    CorBin,
+    DistributedDiscreteGaussian,
+    GaussianNoise,
+    JoPEQ,
+    LaplaceNoise,
+    RotatedCoins,
+    SignRR,
+    Skellam,
+)
 
 WRONG = {
     float: ["4", [1.0], True, torch.tensor(1.0), 1j],
@@ -116,3 +128,38 @@ def test_mechanisms_of_other_packages_are_checked_too():
     with pytest.raises(TypeError, match="epsilon of _Unreadable must be a number, got '1'"):
         _Unreadable("1")
     assert isinstance(_Unreadable(1.0, more=object()), Mechanism)
+
+
+TOO_SMALL = [
+    lambda: GaussianNoise(1e-200, 1.0),
+    lambda: LaplaceNoise(1e-320, 1.0),
+    lambda: DistributedDiscreteGaussian(1.0, 1.0, 1e-200),
+    lambda: Skellam(1.0, 1e-320, 0.01),
+    lambda: JoPEQ(1e-200),
+]
+
+
+@pytest.mark.parametrize("make", TOO_SMALL)
+def test_numbers_whose_squares_vanish_are_refused(make):
+    """The square of what is clipped to 1e-200 is zero in float64, so that no vector was long.
+
+    64 clients with updates of 1e-190 in 100 coordinates, clipped to 1e-200 in l2: a mean of length 10.2.
+    """
+    with pytest.raises(ValueError, match=r"must be in \[1e-100, 1e\+100\]"):
+        make()
+
+
+def test_noise_that_no_sampler_draws_is_refused_at_once():
+    with pytest.raises(ValueError, match="local_sigma must be at most 65536 of granularity, got 100000"):
+        DistributedDiscreteGaussian(1.0, 1000.0, 0.01)
+
+
+@pytest.mark.parametrize("epsilon", [13.5, 20.0, 700.0])
+def test_a_level_without_a_design_is_refused_before_one_is_looked_for(epsilon):
+    """It took up to a minute and ended in SciPy's words."""
+    with pytest.raises(ValueError, match="epsilon must be at most 13, got"):
+        MVU(epsilon)
+
+
+def test_huge_levels_of_a_coin_are_the_largest():
+    assert LDPQ(1e300).coin == LDPQ(50.0).coin

@@ -72,7 +72,8 @@ def coin_thresholds(epsilon: float, word_bits: int = WORD_BITS) -> CoinThreshold
         return CoinThresholds(0, 2**word_bits - 1, word_bits)
     with localcontext() as context:
         context.prec = 60
-        low = int((Decimal(2**word_bits) / (1 + Decimal(epsilon).exp())).to_integral_value(ROUND_CEILING))
+        level = Decimal(min(epsilon, 1e3))  # from 23 on the lower one is 1
+        low = int((Decimal(2**word_bits) / (1 + level.exp())).to_integral_value(ROUND_CEILING))
     if 2 * low >= 2**word_bits:
         raise ValueError(
             f"epsilon = {epsilon} can't be expressed by a coin of {word_bits} bits; "
