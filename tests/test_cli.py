@@ -220,6 +220,19 @@ def test_a_second_mechanism_is_refused_in_a_line(capsys: pytest.CaptureFixture[s
     assert "error: a run has one Federated callback and so one mechanism, got two" in error
 
 
+def test_wandb_in_front_of_the_run_folder_is_refused_before_it_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = yaml.safe_load(configuration(tmp_path).read_text())
+    del plain["trainer"]["callbacks"]
+    path = tmp_path / "plain.yaml"
+    path.write_text(yaml.safe_dump(plain))
+    with pytest.raises(SystemExit, match="2"):
+        main(["fit", str(path), "--with", "wandb", "--with", "corbin"])
+    assert "error: WandbRounds sends the run folder, so it stands behind" in capsys.readouterr().err
+    assert not Path("wandb").exists()
+
+
 OWN_MODEL = """
 from lightning_fedq.models import Classifier
 

@@ -68,7 +68,8 @@ def expand(arguments: Sequence[str]) -> list[str]:
     """Replace the names in the arguments of a training command by files: `fit NAME --with FRAGMENT`.
 
     `fit NAME` is `fit --config FILE`; so is `--config NAME`, and `--with NAME` for a fragment. The order
-    stays, since the last file wins. `test RUN` is `test --config RUN/config.yaml --ckpt_path RUN/model.ckpt`.
+    stays, since the last file wins. `test RUN` is `test --config RUN/config.yaml --ckpt_path RUN/model.ckpt`
+    without the training's loggers (`--trainer.logger` behind it names another).
 
     Raises:
         ValueError: If there is no such configuration, fragment or run, or a flag has no value.
@@ -107,7 +108,8 @@ def _of_run(folder: Path) -> list[str]:
             f"{folder} holds no config.yaml, since `fedq fit` did not start its run; "
             f"in Python: trainer.test(model, datamodule=data, ckpt_path={str(model)!r})"
         )
-    return ["--config", str(config), "--ckpt_path", str(model)]
+    # the loggers are those of the training: an evaluation would begin another run of theirs
+    return ["--config", str(config), "--trainer.logger", "false", "--ckpt_path", str(model)]
 
 
 def _line(path: Path) -> str:

@@ -52,6 +52,10 @@ from lightning_fedq.secagg import SecAgg
 CLIENTS = {clients}
 SEED = {seed}  # None: keys from the operating system, secret and not reproducible
 
+# A start, and no protection to rely on: with a handful of clients and a whole network every row of
+# privacy.md says vacuous, whatever the mechanism. RotatedCoins with
+# privacy=PrivacyTarget(epsilon=8.0, delta=1e-5, adversary="secagg_server") is calibrated to a budget, and
+# `fedq plan --clients N --params D --rounds R --epsilon 8` says how many clients that needs.
 federated = Federated(
     {mechanism},
     num_clients=CLIENTS,
@@ -137,6 +141,7 @@ LINK is a name of yours for that SuperLink in ~/.flwr/config.toml, where the run
     address = "HOST:8000"
     insecure = true
 
+With few clients privacy.md will say vacuous: task.py says how a mechanism is chosen that protects yours.
 docs/deployment.md says what each of them needs, TLS and node authentication included.
 """
 

@@ -137,7 +137,7 @@ class FedqCLI(LightningCLI):
         )
 
     def before_instantiate_classes(self) -> None:
-        """Refuse a second federation, and to evaluate weights that nobody has trained."""
+        """Refuse a second federation, W&B before the run folder, and to evaluate untrained weights."""
         config = self.config if self.subcommand is None else self.config[self.subcommand]
         names = [c.class_path.rpartition(".")[2] for c in config.trainer.callbacks or []]
         if names.count("Federated") > 1:
@@ -145,6 +145,15 @@ class FedqCLI(LightningCLI):
                 "a run has one Federated callback and so one mechanism, got two; a complete run such as "
                 "digits_corbin has its own, so train another one in place of it (`fedq configs` lists them), "
                 "or write it out (fedq configs NAME --out mine.yaml) and change its mechanism"
+            )
+        if (
+            self.subcommand == "fit"
+            and "WandbRounds" in names
+            and "RunFolder" in names[names.index("WandbRounds") :]
+        ):
+            self.parser.error(
+                "WandbRounds sends the run folder, so it stands behind RunFolder: give --with wandb after "
+                "the other fragments, or change the order in trainer.callbacks"
             )
         if self.subcommand in EVALUATION and not self.config[self.subcommand].ckpt_path:
             self.parser.error(

@@ -48,6 +48,16 @@ def test_names_become_files_in_order(tmp_path: Path) -> None:
         expand(["fit", "--with"])
 
 
+def test_an_evaluation_begins_no_run_of_the_training_s_loggers(tmp_path: Path) -> None:
+    for name in ("config.yaml", "model.ckpt"):
+        (tmp_path / name).write_text("")
+    arguments = expand(["test", str(tmp_path), "--trainer.logger=CSVLogger"])
+    assert arguments == [
+        *("test", "--config", str(tmp_path / "config.yaml"), "--trainer.logger", "false"),
+        *("--ckpt_path", str(tmp_path / "model.ckpt"), "--trainer.logger=CSVLogger"),
+    ]
+
+
 def test_lists_and_writes_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["configs"]) == 0
     listed = capsys.readouterr().out

@@ -11,7 +11,8 @@ from lightning_fedq.cli import main
 def test_init_writes_an_app_that_parses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "my-app"
     assert main(["flower", "init", str(folder), "--clients", "7", "--seed", "3"]) == 0
-    assert "flwr run" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "flwr run" in printed and "With few clients privacy.md will say vacuous" in printed
     for name in ("task", "client_app", "server_app"):
         ast.parse((folder / "my_app" / f"{name}.py").read_text())
     assert "CLIENTS = 7\nSEED = 3" in (folder / "my_app" / "task.py").read_text()
