@@ -51,7 +51,15 @@ from lightning_fedq.party_keys import (
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.randomness import Keys, PublicRandomness, SeededKeys
 from lightning_fedq.rounds import BudgetSpentError, RoundClient, RoundTask, StreamLog
-from lightning_fedq.secagg import Client, SecAgg, SecAggError, StageError, model_digest
+from lightning_fedq.secagg import (
+    AuthenticationError,
+    Client,
+    SecAgg,
+    SecAggError,
+    Stage,
+    StageError,
+    model_digest,
+)
 
 _KEYS, _ROUND, _SYMBOLS = "keys", "round", "symbols"
 _SETTINGS = "setting "
@@ -126,7 +134,7 @@ class RemoteClient(ABC):
             return self.answer(kind, fields)
         except RefusedError as error:
             rank_zero_warn(str(error))
-            return {"refused": str(error)}
+            return refusal(error)
 
     # ---- before the first round ---------------------------------------------------------------------------
 
@@ -447,6 +455,15 @@ class DeployedClient(RemoteClient):
         return train_locally(
             self._federated, self._module(), self._data(), number, seed, task, weights, self._trainer
         )
+
+
+def refusal(error: RefusedError) -> Fields:
+    """Why nothing is answered, in words, and whose shares did not open where that is why."""
+    fields: Fields = {"refused": str(error)}
+    cause = error.__cause__
+    if isinstance(cause, AuthenticationError) and cause.stage is Stage.MASK and cause.client is not None:
+        fields["accused"] = cause.client
+    return fields
 
 
 def _weights(fields: Fields) -> Tensor:

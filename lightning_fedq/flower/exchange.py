@@ -93,7 +93,7 @@ class Exchange:
         if "refused" in fields:
             words = _shown(fields["refused"])
             self._warn(f"node {node} refuses: {words}")
-            return {"refused": words}
+            return {"refused": words, **({"accused": fields["accused"]} if "accused" in fields else {})}
         return fields
 
 

@@ -73,6 +73,7 @@ class Roster:
     Attributes:
         nodes: The node of each client.
         samples: How many samples each client holds, where the mean is weighted by that.
+        left_out: Clients who are asked no more, because their shares opened to hardly anybody.
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Roster:
         self._words = {f"setting {name}": value for name, value in words.items()}
         self.nodes: dict[int, int] = {}
         self.samples: dict[int, int] = {}
+        self.left_out: set[int] = set()
         self._strangers: set[int] = set()
         self._asked: dict[str, int] = {}
         self._known: dict[int, bytes] = {}
@@ -286,6 +288,7 @@ class Cohort:
         self._server, self._exchange, self._roster, self._plan = server, exchange, roster, server.plan
         self.group = f"round {server.plan.round + 1}"
         self._sum = None if server.secure_sum is None else remote_sum(server)
+        self._accusers: dict[int, set[int]] = {}
 
     def questions(self) -> dict[int, Fields]:
         """Fields for each client beside the model. Whoever is not connected is told nothing."""
@@ -296,6 +299,9 @@ class Cohort:
             for client in members:
                 if self._roster.nodes.get(client) not in online:
                     rank_zero_warn(f"{self.group}: client {client} is not connected")
+                    continue
+                if client in self._roster.left_out:
+                    rank_zero_warn(f"{self.group}: client {client} is left out, as its shares did not open")
                     continue
                 keys = self._roster.introduction(self._server.keys, client, members)
                 found[client] = {"task": task, "client": client, **keys}
@@ -338,6 +344,9 @@ class Cohort:
     def by_client(self, answers: Mapping[int, Fields]) -> dict[int, Fields]:
         """Answers of nodes, by client, without refusals."""
         clients = {node: client for client, node in self._roster.nodes.items()}
+        for node, fields in answers.items():
+            if isinstance(accused := fields.get("accused"), int):
+                self._accusers.setdefault(accused, set()).add(clients[node])
         return {clients[node]: fields for node, fields in answers.items() if "refused" not in fields}
 
     def conclude(self, answers: dict[int, Fields]) -> None:
@@ -365,6 +374,21 @@ class Cohort:
             self._server.answered(secure.run(_answered(answers), exchange, rank_zero_warn))
         except AbortedRoundError as error:
             self._server.abort(str(error))
+        self._leave_out(secure)
+
+    def _leave_out(self, secure: RemoteSum) -> None:
+        """Ask nobody any more whose shares most of its partners could not open.
+
+        Fewer might be liars themselves, who would have an honest client left out.
+        """
+        for accused, accusers in self._accusers.items():
+            partners = secure.machine.partners(accused)
+            if 2 * len(partners & accusers) > len(partners):
+                self._roster.left_out.add(accused)
+                rank_zero_warn(
+                    f"{self.group}: clients {sorted(partners & accusers)[:10]} could not open the shares of "
+                    f"client {accused}, which is asked no more until the server is started again"
+                )
 
 
 def _answered(found: dict[int, Fields]) -> dict[int, bytes]:

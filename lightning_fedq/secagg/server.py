@@ -96,6 +96,10 @@ class Server:
             raise StageError("the sum is not known yet", self.stage)
         return self._total
 
+    def partners(self, client: int) -> set[int]:
+        """Neighbours that a client had shares for, and that had shares for it. None before they are sent."""
+        return set(vars(self).get("_partners", {}).get(client, ()))
+
     def invitation(self, client: int) -> bytes:
         """First message to a client: the server's public key."""
         key = self._secret.public_key().public_bytes_raw()

@@ -51,6 +51,41 @@ def test_behind_secure_aggregation(kind: str, value: Any, tmp_path: Path) -> Non
     assert played.round().num_received == 4
 
 
+@pytest.mark.filterwarnings("ignore:masked. .*shares do not open|round .* shares:UserWarning")
+@pytest.mark.parametrize("cheated", [{0, 1, 3}, {0, 3}, {0}])
+def test_shares_that_do_not_open(cheated: set[int], tmp_path: Path, monkeypatch: Any) -> None:
+    """Who can't open them leaves the round, so that client 2, alone, ended every round of four."""
+
+    class Cheats(Client):
+        def _share_key(self, owner: int, holder: int) -> bytes:
+            cheats = owner == self.client == 2 and holder in cheated
+            return bytes(32) if cheats else super()._share_key(owner, holder)
+
+    monkeypatch.setattr("lightning_fedq.flower.client.Client", Cheats)
+    played = Halves(federated(COIN, seed=None, secure_aggregation=SecAgg()), tmp_path)
+    first = played.round()
+    if len(cheated) == 1:  # it might be client 0 who lies
+        assert first.num_received == played.round().num_received == 3
+        assert not played.roster.left_out
+        return
+    assert "clients are needed" in first.aborted
+    assert played.roster.left_out == {2}
+    assert played.round().num_received == 3
+    assert played.server.ledger.charges.tolist() == [2, 2, 2, 2]
+
+
+def test_accusations_that_too_few_make(tmp_path: Path) -> None:
+    """One client says of another what it likes; it is the one that is missed."""
+    played = Halves(federated(COIN, seed=None, secure_aggregation=SecAgg()), tmp_path)
+    for accused in (0, 2, 7, -1, "text", None, True):
+        told = {"refused": "masked: no", "accused": accused}
+        played.line.answered = lambda kind, client, fields, told=told: (
+            told if (kind, client) == ("masked", 2) else fields
+        )
+        assert played.round().num_received == 3
+    assert not played.roster.left_out
+
+
 @pytest.mark.parametrize("seed", [None, 5])
 @pytest.mark.parametrize(
     "field, value",
