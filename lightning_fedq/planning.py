@@ -62,6 +62,7 @@ class Problem:
         plain_sum: Does the model depend on the messages through their plain sum only? A mean with weights, or
             a robust rule, hides nobody. The error is that of a plain mean all the same.
         num_byzantine: Clients that lie, >= 0; they hide nobody, and what they do to the mean is not reckoned.
+        in_turn: Do disjoint cohorts take turns, and none is drawn?
 
     Raises:
         ValueError: If a number is out of range.
@@ -77,6 +78,7 @@ class Problem:
     clients_per_round: int | None = None
     plain_sum: bool = True
     num_byzantine: int = 0
+    in_turn: bool = False
 
     def __post_init__(self) -> None:
         if not (self.clients >= 1 and self.params >= 1 and self.rounds >= 1 and 0 < self.homogeneity <= 1):
@@ -102,6 +104,8 @@ class Problem:
     @property
     def charges(self) -> int:
         """Rounds that a client then has to pay for."""
+        if self.in_turn:
+            return -(-self.rounds // (self.clients // self.cohort))
         return planned_charges(self.rounds, self.cohort, self.clients)
 
     @property

@@ -168,6 +168,7 @@ def _sizes(config: str) -> tuple[dict[str, Any], Federated, float]:
         "dropout_probability": planner.dropout_probability,
         "plain_sum": federated.plain_sum,
         "num_byzantine": num_byzantine_of(cli.trainer, everybody),
+        "in_turn": planner.participation == "cyclic",
     }
     if (rounds := cli.trainer.max_epochs) is not None and rounds > 0:
         sizes["rounds"] = rounds
@@ -211,7 +212,8 @@ def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
 
 
 def _drawn(problem: Problem) -> str:
-    return f", {problem.cohort:,} a round" if problem.cohort < problem.clients else ""
+    turns = " in turn" if problem.in_turn else ""
+    return f", {problem.cohort:,} a round{turns}" if problem.cohort < problem.clients else ""
 
 
 def _trust(problem: Problem) -> str:

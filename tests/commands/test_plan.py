@@ -184,6 +184,22 @@ def test_liars_hide_nobody(tmp_path, capsys, monkeypatch):
     assert found["noise_multiplier"] == 0.1733  # with 60 honest clients 0.155
 
 
+def test_cohorts_that_take_turns_pay_for_their_turns_alone(tmp_path, capsys, monkeypatch):
+    target = PrivacyTarget(8.0, 1e-5, "outsider")
+    settings = {"GaussianNoise": candidates(100)["GaussianNoise"]}
+    drawn, in_turn = (Problem(60, 100, 40, target, clients_per_round=20, in_turn=i) for i in (False, True))
+    assert in_turn.charges == 14 < drawn.charges
+    noise = [plan(problem, settings)[0].mechanism.noise_multiplier for problem in (in_turn, drawn)]
+    assert noise[0] < noise[1]
+    only(monkeypatch, "GaussianNoise")
+    config = configured(tmp_path, clients_per_round=20, participation="cyclic")
+    printed, found = pasted(capsys, config, "--epsilon", "8", "--adversary", "outsider")
+    assert "60 clients, 20 a round in turn" in " ".join(printed.split())
+    two = Problem(20, 650, 2, PrivacyTarget(8.0, 1e-5, "outsider"))  # of four rounds, three cohorts
+    everybody_twice = plan(two, settings)[0].mechanism.noise_multiplier
+    assert found["noise_multiplier"] == pytest.approx(everybody_twice, rel=1e-3)
+
+
 def test_cohorts_are_drawn_from_all_clients(tmp_path, capsys, monkeypatch):
     """A cohort of 20 of 60: everybody once is 15 a round, not 5; and nobody pays for all of 40 rounds."""
     only(monkeypatch, "RotatedAxes")
