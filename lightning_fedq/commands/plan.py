@@ -124,7 +124,8 @@ def main(argv: Sequence[str]) -> int:
     _print(console, problem, found)
     if options.config and found and found[0].mechanism is not None:
         console.print("\nThe first one, to paste in place of your mechanism:\n", highlight=False)
-        print(to_yaml(found[0], problem, clip_norm), end="")
+        said = "random" if federated is None else federated.planner.participation
+        print(to_yaml(found[0], problem, clip_norm, said), end="")
     if options.picture:
         picture(problem, found).savefig(options.picture, dpi=150)
         print(options.picture)
@@ -248,13 +249,14 @@ def _setting(mechanism: Mechanism) -> str:
     return next(found, "")
 
 
-def to_yaml(option: Option, problem: Problem, clip_norm: float) -> str:
+def to_yaml(option: Option, problem: Problem, clip_norm: float, participation: str = "random") -> str:
     """Settings of `Federated` for an option, as a configuration has them.
 
     Args:
         option: With a mechanism.
         problem: What was asked.
         clip_norm: Norm to which updates are clipped, where the mechanism does.
+        participation: What the configuration says.
     """
     assert option.mechanism is not None
     values = parse_call(repr(option.mechanism))[1]
@@ -287,6 +289,9 @@ def to_yaml(option: Option, problem: Problem, clip_norm: float) -> str:
     if option.participation == "once":
         settings["clients_per_round"] = max(problem.clients // problem.rounds, 1)
         settings["participation"] = "once"
+    elif participation != "random":
+        settings["clients_per_round"] = problem.clients_per_round
+        settings["participation"] = "random"
     return yaml.safe_dump(settings, sort_keys=False)
 
 

@@ -214,3 +214,13 @@ def test_cohorts_are_drawn_from_all_clients(tmp_path, capsys, monkeypatch):
     assert some.mechanism.noise_multiplier < 0.6 * everybody.mechanism.noise_multiplier
     with pytest.raises(ValueError, match=r"clients_per_round must be in \[1, clients = 20\], got 30"):
         Problem(20, 100, 40, target, clients_per_round=30)
+
+
+def test_who_takes_part_is_pasted_as_it_was_planned(tmp_path, capsys, monkeypatch):
+    """Sums of everybody are planned. With what was pasted, a configuration of "once" kept its cohorts."""
+    only(monkeypatch, "GaussianNoise")
+    config = configured(tmp_path, participation="once", clients_per_round=15)
+    assert main([config, "--epsilon", "8", "--adversary", "outsider"]) == 0
+    printed = capsys.readouterr().out
+    settings = yaml.safe_load(printed[printed.index("mechanism:\n") :])
+    assert settings["participation"] == "random" and settings["clients_per_round"] is None
