@@ -63,6 +63,7 @@ from lightning_fedq.federation.client_metrics import (
     check_choice,
     check_exact_monitors,
     choose,
+    claims_something,
 )
 from lightning_fedq.federation.client_parallel import ClientParallelStrategy, further_arguments
 from lightning_fedq.federation.clock import LocalClock
@@ -739,6 +740,27 @@ class Federated(pl.Callback):
         assert self._training is not None and self.client_log is not None
         self.client_log.begin_round()
         self._training.open()
+        if self._limit:
+            self._give_up_a_cut_round()
+
+    def _give_up_a_cut_round(self) -> None:
+        """Under `fast_dev_run`, release no sum that holds fewer clients than its claims count on."""
+        engine = self._engine
+        if self.seed is not None or not claims_something(
+            engine.mechanism, engine.context(engine.coming_plan())
+        ):
+            return
+        stacks = self._coming_stacks()
+        if self._ranks is not None:
+            size = self.clients_per_step_chosen
+            stacks = self._schedule.of_all_ranks(engine.round, engine.attempt, size, self._most_batches())
+        present = sum(len(stack.clients) for stack in stacks)
+        expected = len(self.planner.plan(engine.round, engine.mechanism).survivors)
+        if present < expected:
+            engine.abort(
+                f"fast_dev_run={self._limit} cuts the round after {present} of {expected} clients, and "
+                "what is claimed counts on all of them; nothing is sent and the model stays as it was"
+            )
 
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int

@@ -224,7 +224,7 @@ class RunFolder(pl.Callback):
                 "trainings of the same federation, repeated rounds and one that did not end count, too."
             )
         if stated := federated_of(trainer, "RunFolder").privacy_statement:
-            yield f"Held to a {stated}."
+            yield f"Privacy target: {stated}."
         for callback in callbacks_of(trainer):
             if isinstance(callback, PrivacyBudget) and callback.statement:
                 yield f"{callback.statement}."

@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.data import FederatedDataModule
-from lightning_fedq.mechanisms import CorBin, FedAvg
+from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg
 from tests.callbacks.test_federated_resume import Interrupted
 from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
 
@@ -190,6 +190,19 @@ def test_fast_dev_run_takes_the_place_of_the_limit(num_steps: int, clients_per_s
     assert received == max(whole, 1) and steps == min(sum(passes[:received]), num_steps)
     for other in found[:-1]:
         assert other[:2] == (received, steps) and torch.equal(other[2], weights)
+
+
+@pytest.mark.parametrize("num_steps", [1, 5])
+def test_fast_dev_run_releases_no_sum_of_fewer_clients_than_are_claimed(num_steps: int) -> None:
+    """Behind eight coins an outsider was said to learn little; the model held the one that had answered."""
+    fed = federated(mechanism=LDPQ(epsilon=0.5), clients_per_step=1, seed=None)
+    torch.manual_seed(0)
+    module = Classifier()
+    before = weights_of(module).clone()
+    with pytest.warns(UserWarning, match=f"fast_dev_run={num_steps} cuts the round after"):
+        run(fed, module=module, fast_dev_run=num_steps)
+    assert torch.equal(weights_of(module), before)
+    assert fed.records[0].uplink_bits == 0 and "of 6 clients" in fed.records[0].aborted
 
 
 def test_what_is_left_after_a_refusal_and_after_an_error() -> None:
