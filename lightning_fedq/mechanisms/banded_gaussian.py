@@ -246,6 +246,15 @@ class BandedGaussian(Mechanism):
         """Signed integers wide enough for `clip_norm` in one coordinate."""
         return FixedLength((math.floor(self._steps) + 1).bit_length() + 1, signed=True)
 
+    def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:
+        """See `Mechanism.symbol_range`: `clip_norm` in one coordinate."""
+        most = math.floor(self._steps)
+        return -most, most
+
+    def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
+        """See `Mechanism.can_send`: nothing longer than `clip_norm`, as messages carry no noise."""
+        return bool(symbols.double().norm() <= self._steps * (1.0 + 1e-9))
+
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """That of this round's w, over the square of the number of clients."""
         since, _ = context.since or (context.round, 0)

@@ -325,6 +325,14 @@ def test_an_update_is_clipped_and_rounds_toward_zero() -> None:
     norms = message.symbols.double().norm(dim=1) / mechanism._steps
     assert 0.999 < norms[0] <= 1.0 and message.num_clipped == 50
     assert float(norms[1]) == pytest.approx(0.005 * float(update.norm()), rel=1e-3)
+    rand = PublicRandomness(SeededKeys(0), 0)
+    assert mechanism.can_send(message.symbols[0], 0, context, rand)
+    low, high = mechanism.symbol_range(context, rand)
+    assert low <= int(message.symbols.min()) and int(message.symbols.max()) <= high
+    liar = torch.full((50,), high // 2, dtype=torch.int32)  # in range everywhere, and 3.5 times too long
+    assert not mechanism.can_send(liar, 0, context, rand)
+    end = torch.zeros(50, dtype=torch.int32).index_fill(0, torch.tensor(7), high)
+    assert mechanism.can_send(end, 0, context, rand)
 
 
 # ---- as a user meets it ----------------------------------------------------------------------------------
