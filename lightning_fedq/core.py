@@ -573,7 +573,9 @@ class Mechanism(ABC):
         """Advice that would lower the loss of one of the claims, a few words for the privacy report."""
         single = (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER)
         if self.homomorphic and claim.adversary in single:
-            return "more noise, fewer rounds, or secure aggregation"
+            return (
+                "more noise or fewer rounds; with secure aggregation the row of the server behind it counts"
+            )
         return "more noise or fewer rounds"
 
     # ---- clients that are protected differently -------------------------------------------------------

@@ -121,8 +121,10 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("ended", summary["ended"]))
     stages: dict[str, list[str]] = {}
     for name, value in summary["metrics"].items():
-        stage = name.partition("_")[0] if name.startswith(("train_", "val_", "test_")) else name
-        stages.setdefault(stage, []).append(f"{name} {value:.4g}")
+        if name.startswith(("train_", "val_", "test_")):
+            stages.setdefault(name.partition("_")[0], []).append(f"{name} {value:.4g}")
+        else:
+            stages[name] = [f"{value:.4g}"]
     lines += [(stage, ", ".join(values)) for stage, values in stages.items()]
     best = summary["best"]
     if best:
@@ -134,7 +136,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{_up(summary['uplink_megabytes'])}, {summary['downlink_megabytes']:.4g} down, "
             f"{summary['setup_megabytes']:.4g} of set-up",
         ),
-        ("seconds", f"{summary['seconds']:.1f}"),
+        ("seconds", f"{summary['seconds']:.1f} in rounds, without set-up"),
     ]
     return lines
 

@@ -233,15 +233,15 @@ def keeps_no_state(mechanism: Mechanism) -> None:
         if isinstance(value, cached_property)
     }
 
-    def state() -> dict[str, str]:
-        return {name: repr(value) for name, value in vars(mechanism).items() if name not in kept}
+    def state(anything: object) -> dict[str, str]:
+        return {name: repr(value) for name, value in vars(anything).items() if name not in kept}
 
-    before = state()
+    before = state(mechanism)
     context, updates = _standard(mechanism)
     symbols = encode(mechanism, updates, context).symbols
     decode(mechanism, symbols, context.cohort, context)
     mechanism.claims(context)
-    changed = [name for name, value in state().items() if before.get(name) != value]
+    changed = [name for name, value in state(mechanism).items() if before.get(name) != value]
     must(
         not changed,
         "keeps_no_state",

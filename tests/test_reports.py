@@ -13,6 +13,7 @@ from lightning_fedq.reports import (
     plot_progress,
     read_rows,
     save_figure,
+    summary_lines,
     totals,
     write_atomically,
     write_rows,
@@ -84,6 +85,26 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(Path, "write_bytes", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*/f'"):
         write_atomically(path, "new")
+
+
+def test_a_summary_says_nothing_twice() -> None:
+    summary = {
+        "mechanism": "LDPQ(1.0)",
+        "num_clients": 2,
+        "rounds": 1,
+        "target": "updates",
+        "keys": "from a seed",
+        "metrics": {"val_acc": 0.5, "val_loss": 1.0, "epsilon": 0.8831},
+        "best": {},
+        "bits_per_parameter": 1.0,
+        "uplink_megabytes": 1.0,
+        "downlink_megabytes": 1.0,
+        "setup_megabytes": 0.0,
+        "seconds": 1.25,
+    }
+    lines = dict(summary_lines(summary))
+    assert lines["val"] == "val_acc 0.5, val_loss 1" and lines["epsilon"] == "0.8831"
+    assert lines["seconds"] == "1.2 in rounds, without set-up"
 
 
 def test_folders_are_never_reused(tmp_path: Path) -> None:
