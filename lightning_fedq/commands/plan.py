@@ -291,7 +291,7 @@ def to_yaml(option: Option, problem: Problem, clip_norm: float, participation: s
         settings["participation"] = "once"
     elif participation != "random":
         settings["clients_per_round"] = problem.clients_per_round
-        settings["participation"] = "random"
+        settings["participation"] = "cyclic" if problem.in_turn else "random"
     return yaml.safe_dump(settings, sort_keys=False)
 
 

@@ -195,6 +195,7 @@ def test_cohorts_that_take_turns_pay_for_their_turns_alone(tmp_path, capsys, mon
     config = configured(tmp_path, clients_per_round=20, participation="cyclic")
     printed, found = pasted(capsys, config, "--epsilon", "8", "--adversary", "outsider")
     assert "60 clients, 20 a round in turn" in " ".join(printed.split())
+    assert "participation: cyclic" in printed and "clients_per_round: 20" in printed  # as it was planned
     two = Problem(20, 650, 2, PrivacyTarget(8.0, 1e-5, "outsider"))  # of four rounds, three cohorts
     everybody_twice = plan(two, settings)[0].mechanism.noise_multiplier
     assert found["noise_multiplier"] == pytest.approx(everybody_twice, rel=1e-3)
