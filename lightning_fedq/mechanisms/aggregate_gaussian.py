@@ -51,11 +51,6 @@ class AggregateGaussian(CommonSteps):
 
     target: Literal["gaussian", "laplace"] = "gaussian"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.target not in ("gaussian", "laplace"):
-            raise ValueError(f"target must be 'gaussian' or 'laplace', got {self.target!r}")
-
     @property
     def gaussian_error(self) -> bool:
         """With the Gaussian target, up to the stated error of the law."""

@@ -58,8 +58,6 @@ class CSGM(SubsampledMechanism):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.levels not in ("odd", "even"):
-            raise ValueError(f"levels must be 'odd' or 'even', got {self.levels!r}")
         if not 1 <= self.bits <= 16 or (self.levels == "odd" and self.bits < 2):
             raise ValueError(
                 f"bits must be in [2, 16], or 1 with levels='even', in which an update of zero is sent as "

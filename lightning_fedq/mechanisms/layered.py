@@ -63,11 +63,6 @@ class LayeredGaussian(ExactError):
 
     layering: Layering = "direct"
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.layering not in ("direct", "shifted"):
-            raise ValueError(f"layering must be 'direct' or 'shifted', got {self.layering!r}")
-
     @property
     def gaussian_error(self) -> bool:
         """Always, up to the release grid."""

@@ -111,5 +111,5 @@ def test_one_bit_has_no_zero():
     with pytest.raises(ValueError, match=re.escape("bits must be in [2, 16]")):
         CSGM(1.0, 1.0, 0.5, 1)
     assert CSGM(1.0, 1.0, 0.5, 1, levels="even").bits == 1
-    with pytest.raises(ValueError, match="levels must be 'odd' or 'even', got 'three'"):
+    with pytest.raises(ValueError, match="levels of CSGM must be one of odd, even, got 'three'"):
         CSGM(1.0, 1.0, levels="three")

@@ -117,8 +117,6 @@ class ExactError(Mechanism):
 
     def __post_init__(self) -> None:
         check_positive(clip_norm=self.clip_norm)
-        if self.entropy_code not in ("range", "elias"):
-            raise ValueError(f"entropy_code must be 'range' or 'elias', got {self.entropy_code!r}")
         _ = self.multiplier  # refuses a budget that makes no sense
 
     @property

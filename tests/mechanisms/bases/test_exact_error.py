@@ -270,13 +270,16 @@ def test_the_slack_is_stated_and_leaves_an_epsilon(mechanism):
         (lambda: LayeredGaussian(1.0), "give noise_multiplier, or all of epsilon, delta and rounds"),
         (
             lambda: LayeredGaussian(1.0, 1.0, layering="up"),
-            "layering must be 'direct' or 'shifted', got 'up'",
+            "layering of LayeredGaussian must be one of direct, shifted, got 'up'",
         ),
         (
             lambda: LayeredGaussian(1.0, 1.0, entropy_code="zip"),
-            "entropy_code must be 'range' or 'elias', got 'zip'",
+            "entropy_code of LayeredGaussian must be one of range, elias, got 'zip'",
         ),
-        (lambda: AggregateGaussian(1.0, 1.0, target="cauchy"), "target must be 'gaussian' or 'laplace'"),
+        (
+            lambda: AggregateGaussian(1.0, 1.0, target="cauchy"),
+            "target of AggregateGaussian must be one of gaussian, laplace, got 'cauchy'",
+        ),
         (
             lambda: IrwinHall(1.0, epsilon=1.0, delta=1e-5, rounds=1),
             "can't meet a budget: its noise is bounded",
