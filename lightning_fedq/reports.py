@@ -136,7 +136,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{_up(summary['uplink_megabytes'])}, {summary['downlink_megabytes']:.4g} down, "
             f"{summary['setup_megabytes']:.4g} of set-up",
         ),
-        ("seconds", f"{summary['seconds']:.1f} in rounds, without set-up"),
+        ("seconds", f"{summary['seconds']:.1f} in rounds, set-up and files not counted"),
     ]
     return lines
 

@@ -104,7 +104,7 @@ def test_a_summary_says_nothing_twice() -> None:
     }
     lines = dict(summary_lines(summary))
     assert lines["val"] == "val_acc 0.5, val_loss 1" and lines["epsilon"] == "0.8831"
-    assert lines["seconds"] == "1.2 in rounds, without set-up"
+    assert lines["seconds"] == "1.2 in rounds, set-up and files not counted"
 
 
 def test_folders_are_never_reused(tmp_path: Path) -> None:
