@@ -345,8 +345,9 @@ class LocalClock:
                 if min(step * self._accumulate, self._batches) % every == 0:
                     self._step(config)
         for config in self._trainer.lr_scheduler_configs:
-            due = (self._trainer.current_epoch + 1) % config.frequency == 0
-            if config.interval == "epoch" and due and not config.reduce_on_plateau:
+            if config.interval != "epoch" or config.reduce_on_plateau:
+                continue
+            if (self._trainer.current_epoch + 1) % config.frequency == 0:
                 self._step(config)
 
     def _leave_own_settings(self, start: _Moment) -> None:

@@ -157,6 +157,13 @@ def test_a_schedule_by_step_is_every_client_s_own(clients_per_step: int, partiti
     same(weights, by_hand(fed, 4, falling))
 
 
+def test_a_run_may_have_more_rounds_than_a_round_has_batches() -> None:
+    """Two clients of two batches are four, and the number of the round is five."""
+    fed = federated(2)
+    weights, _ = run(fed, Falling(frequency=2), max_epochs=5, limit_train_batches=2)
+    same(weights, by_hand(fed, 5, lambda step: 0.5 / (1 + step // 2), most_batches=2))
+
+
 def test_a_frequency_counts_one_client_s_batches() -> None:
     fed, module = federated(4), Falling(frequency=2)  # 4 clients of 3 batches
     weights, _ = run(fed, module, max_epochs=3)
