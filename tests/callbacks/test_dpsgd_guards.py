@@ -559,6 +559,35 @@ def test_a_loss_that_changes_in_a_later_epoch_is_refused_then(later):
     assert private.accounts[0].steps == 10
 
 
+class NoisyBackward(torch.autograd.Function):
+    """The loss is what it was, its gradients never are."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad + torch.randn_like(grad)
+
+
+@pytest.mark.parametrize("how", ["in order", "sorted"])
+def test_gradients_that_are_random_though_the_loss_is_not_are_refused(how):
+    """Rows could not be compared, and a batch that is reordered between two layers passed behind them."""
+
+    class Noisy(Reordered):
+        def training_step(self, batch, batch_idx):
+            x, y = batch
+            order = x[:, 0].argsort() if self.how == "sorted" else torch.arange(len(x))
+            h = NoisyBackward.apply(self.net[:2](x)[order])
+            return nn.functional.cross_entropy(self.net[2:](h), y[order])
+
+    private = dpsgd()
+    with pytest.raises(ValueError, match="gradients of one sample differ from one try to the next"):
+        trainer(private, epochs=1).fit(Noisy(how))
+    assert private.accounts[0].steps == 0
+
+
 @pytest.mark.parametrize("enforce_sorted", [True, False])
 def test_packed_sequences_must_be_sorted(enforce_sorted):
     """Opacus's recurrent layers see them sorted by length, the layers behind as they were."""
