@@ -17,6 +17,7 @@ from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.target import PrivacyTarget
 from tests.federation.test_privacy_target import Line, loader, trained
 from tests.one_round import context_of
+from tests.test_configs import PLAIN
 
 SERVER = PrivacyTarget(4.0, 1e-3, "server")
 
@@ -173,27 +174,33 @@ def test_what_was_sent_and_lost_is_not_sent_again_and_the_training_goes_on(
     assert [record.round for record in again.records] == [0, 1, 3] + ([4] if spare else [])
 
 
-@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
-def test_a_configuration_says_it_and_fedq_privacy_reads_it(tmp_path: Path) -> None:
-    from lightning_fedq.commands.privacy import report_of_config
-    from tests.test_configs import PLAIN
-
-    callback = {
+def written(folder: Path, rounds: int, mechanism: str, args: dict[str, float], **settings: Any) -> str:
+    """A configuration of 20 clients, four a round; its path."""
+    federated = {
         "class_path": "lightning_fedq.callbacks.Federated",
         "init_args": {
             "mechanism": {
-                "class_path": "lightning_fedq.mechanisms.RotatedAxes",
-                "init_args": {"epsilon": 1.0, "clip_norm": 1.0},
+                "class_path": f"lightning_fedq.mechanisms.{mechanism}",
+                "init_args": args,
             },
             "num_clients": 20,
             "clients_per_round": 4,
-            "participation": "once",
-            "privacy": {"epsilon": 4.0, "delta": 1e-3, "adversary": "server"},
+            **settings,
         },
     }
-    config = {**PLAIN, "trainer": {**PLAIN["trainer"], "max_epochs": 5, "callbacks": [callback]}}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    report = report_of_config(str(tmp_path / "config.yaml"), None, 1e-3, False)
+    config = {**PLAIN, "trainer": {**PLAIN["trainer"], "max_epochs": rounds, "callbacks": [federated]}}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    return str(folder / "config.yaml")
+
+
+@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
+def test_a_configuration_says_it_and_fedq_privacy_reads_it(tmp_path: Path) -> None:
+    from lightning_fedq.commands.privacy import report_of_config
+
+    privacy = {"epsilon": 4.0, "delta": 1e-3, "adversary": "server"}
+    axes = {"epsilon": 1.0, "clip_norm": 1.0}
+    config = written(tmp_path, 5, "RotatedAxes", axes, participation="once", privacy=privacy)
+    report = report_of_config(config, None, 1e-3, False)
     assert 3.99 < report.row(Adversary.SERVER).epsilon_run <= 4.0
 
 
@@ -267,23 +274,10 @@ def test_turns_go_on_after_a_kill_and_the_lost_one_is_charged(tmp_path: Path) ->
 @pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
 def test_fedq_privacy_counts_turns(tmp_path: Path) -> None:
     from lightning_fedq.commands.privacy import report_of_checkpoint, report_of_config
-    from tests.test_configs import PLAIN
 
-    callback = {
-        "class_path": "lightning_fedq.callbacks.Federated",
-        "init_args": {
-            "mechanism": {
-                "class_path": "lightning_fedq.mechanisms.GaussianNoise",
-                "init_args": {"noise_multiplier": 2.0, "clip_norm": 1.0},
-            },
-            "num_clients": 20,
-            "clients_per_round": 4,
-            "participation": "cyclic",
-        },
-    }
-    config = {**PLAIN, "trainer": {**PLAIN["trainer"], "max_epochs": 12, "callbacks": [callback]}}
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
-    of_config = report_of_config(str(tmp_path / "config.yaml"), None, 1e-3, False)
+    gaussian = {"noise_multiplier": 2.0, "clip_norm": 1.0}
+    config = written(tmp_path, 12, "GaussianNoise", gaussian, participation="cyclic")
+    of_config = report_of_config(config, None, 1e-3, False)
     federated = in_turn(privacy=None, mechanism=GaussianNoise(1.0, 2.0))
     trainer = trained(federated, rounds=1)
     trainer.save_checkpoint(tmp_path / "one.ckpt")
