@@ -750,10 +750,7 @@ class Federated(pl.Callback):
             engine.mechanism, engine.context(engine.coming_plan())
         ):
             return
-        stacks = self._coming_stacks()
-        if self._ranks is not None:
-            size = self.clients_per_step_chosen
-            stacks = self._schedule.of_all_ranks(engine.round, engine.attempt, size, self._most_batches())
+        stacks = self._coming_stacks() if self._ranks is None else self._stacks_of_all_ranks()
         present = sum(len(stack.clients) for stack in stacks)
         expected = len(self.planner.plan(engine.round, engine.mechanism).survivors)
         if present < expected:

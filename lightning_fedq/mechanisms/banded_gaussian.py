@@ -67,6 +67,7 @@ NOISE_STD = _PART * math.hypot(_STRIDE, 1.0)
 """Parameter of z, in steps of the grid over 2^6."""
 _COEFFICIENT_BITS = 6
 _MOST_BAND = 1024
+_CHUNK = 1 << 20
 _FEWEST_STEPS, _MOST_STEPS = 64.0, 2.0**29
 _LOG_RATIO, _DISTANCE = 2.0**-47, 2.0**-126
 """Of one coordinate of one row."""
@@ -189,11 +190,12 @@ class BandedGaussian(Mechanism):
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         """See `Mechanism.encode`. Symbols are int32, and no coin is thrown."""
         rows = update.detach().reshape(len(rand.clients), context.dim)
-        symbols, clipped = torch.empty(rows.shape, dtype=torch.int32, device=rows.device), 0
-        for row, values in enumerate(rows):
-            factors, shortened = unit_ball_factors(values[None].double(), self.clip_norm, 2)
-            symbols[row] = (values.double() * factors * self._sent_steps).to(torch.int32)
+        parts, clipped = [], 0
+        for part in torch.split(rows, max(_CHUNK // context.dim, 1)):  # float64 of a few clients at a time
+            factors, shortened = unit_ball_factors(part.double(), self.clip_norm, 2)
+            parts.append((part.double() * factors[:, None] * self._sent_steps).to(torch.int32))
             clipped += int(shortened.sum()) * context.dim
+        symbols = torch.cat(parts)
         num_bits = self.code(context).num_bits(symbols)
         return Message(symbols.reshape(update.shape), num_bits, clipped)
 

@@ -77,6 +77,7 @@ class Server:
         self._channel_keys: dict[int, bytes] = {}
         self._commitments: dict[int, bytes] = {}
         self._sealed: dict[int, dict[int, bytes]] = {}
+        self._partners: dict[int, tuple[int, ...]] = {}
         self._confirmations: dict[int, bytes] = {}
         self._openings: dict[int, dict[int, bytes]] = {}
         self._sum = terms.layout.zeros()
@@ -98,7 +99,7 @@ class Server:
 
     def partners(self, client: int) -> set[int]:
         """Neighbours that a client had shares for, and that had shares for it. None before they are sent."""
-        return set(vars(self).get("_partners", {}).get(client, ()))
+        return set(self._partners.get(client, ()))
 
     def invitation(self, client: int) -> bytes:
         """First message to a client: the server's public key."""
