@@ -10,7 +10,7 @@ from torch.nn.functional import interpolate
 
 from lightning_fedq.commands.reproduce import main
 from lightning_fedq.datasets import DigitsDataModule, TensorDataModule
-from reproductions.corbin.authors import AdamClassifier
+from reproductions.corbin.authors import LOG, AdamClassifier, logged
 from reproductions.corbin.exp7 import PRESETS, Setting, corbin_exp7
 
 FEDQ_DATA = os.environ.get("FEDQ_DATA", "")
@@ -65,6 +65,46 @@ def test_without_data_it_says_so_before_anything_else(
 def test_the_number_of_images_is_checked() -> None:
     with pytest.raises(ValueError, match="images must be 1 to 44800, got 50000"):
         corbin_exp7(images=50_000)
+
+
+def test_methods_are_checked() -> None:
+    with pytest.raises(
+        ValueError, match=r"some of vanilla, CorBin-FL, AugCorBin-FL, LDP-FL, got \['CorBin'\]"
+    ):
+        corbin_exp7(methods=["CorBin"])
+
+
+def test_one_method_stands_beside_the_authors_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = import_module("reproductions.corbin.exp7")
+    monkeypatch.setattr(module, "MNIST", LargeDigits)
+    monkeypatch.setitem(
+        PRESETS, "authors", PRESETS["authors"]._replace(network=PRESETS["small"].network, side=14)
+    )
+    few = {"images": 90, "num_clients": 4, "rounds": 1, "batch_size": 64, "seeds": [0]}
+    summary = corbin_exp7(
+        str(tmp_path / "exp7"),
+        preset="authors",
+        methods=["LDP-FL"],
+        smoothing=[0.1, 0.25],
+        targets=["weights"],
+        **few,
+    )
+    beside = [line for line in summary["verdicts"] if "in the authors' log" in line]
+    assert len(beside) == 1  # lambda = 0.25 is not in it
+    assert beside[0].startswith("LDP-FL, epsilon 0.5, lambda 0.1, seed 0: ")
+    assert "in the authors' log 93.44 (" in beside[0]
+    assert not any("vanilla" in line for line in summary["verdicts"][:1])
+
+
+def test_the_authors_log_is_ordered_as_its_epsilons_are() -> None:
+    """The best lambda of every method: more epsilon, more accuracy."""
+    assert all(len(row) == 10 for rows in LOG.values() for row in rows.values())
+    for rows in LOG.values():
+        for method in {name for name, _ in rows}:
+            best = [max(row) for (name, _), row in sorted(rows.items()) if name == method]
+            assert best == sorted(best)
+    assert logged("MNIST", "CorBin-FL", 1.0, 0.2) == 97.52
+    assert logged("MNIST", "CorBin-FL", 0.5, 0.1) is None
 
 
 def test_authors_is_the_network_and_the_law_of_their_code() -> None:
