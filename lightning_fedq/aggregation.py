@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lightning_fedq.core import Mechanism, RoundContext
 from lightning_fedq.functional import robust
+from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.functional.robust import Rule
 from lightning_fedq.rounds import RoundPlan
 
@@ -68,8 +69,7 @@ class RobustAggregation:
     bucket_size: int = 1
 
     def __post_init__(self) -> None:
-        if self.rule not in get_args(Rule):
-            raise ValueError(f"rule must be one of {', '.join(get_args(Rule))}, got {self.rule!r}")
+        check_fields(self)
         if self.num_byzantine < 0:
             raise ValueError(f"num_byzantine must be >= 0, got {self.num_byzantine}")
         if self.bucket_size < 1:

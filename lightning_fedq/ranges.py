@@ -20,18 +20,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from lightning_fedq.functional.checks import check_fields, check_positive
+
 
 class Ranges(NamedTuple):
     """One range per segment, float64 on the CPU, in units of what is quantised."""
 
     center: Tensor
     radius: Tensor
-
-
-def _check_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"{name} must be > 0 and finite, got {value}")
 
 
 class RangeRule(ABC):
@@ -74,7 +70,10 @@ class FixedRange(RangeRule):
     center: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_positive(radius=self.radius)
+        check_fields(self)
+        check_positive(radius=self.radius)
+        if not math.isfinite(self.center):
+            raise ValueError(f"center must be finite, got {self.center}")
 
     def first(self, weights: Tensor, segments: Sequence[int]) -> Ranges:
         """See `RangeRule.first`."""
@@ -106,7 +105,8 @@ class PreviousMinMax(RangeRule):
     floor: float = 1e-3
 
     def __post_init__(self) -> None:
-        _check_positive(margin=self.margin, floor=self.floor)
+        check_fields(self)
+        check_positive(margin=self.margin, floor=self.floor)
         if self.margin < 1:
             raise ValueError(f"margin must be >= 1, got {self.margin}; less would clip the model itself")
 
@@ -157,7 +157,8 @@ class AdaptiveRange(RangeRule):
     floor: float = 1e-6
 
     def __post_init__(self) -> None:
-        _check_positive(initial=self.initial, multiple=self.multiple, floor=self.floor, shrink=self.shrink)
+        check_fields(self)
+        check_positive(initial=self.initial, multiple=self.multiple, floor=self.floor, shrink=self.shrink)
         if self.growth < 1 or self.shrink > 1:
             raise ValueError(f"growth must be >= 1 and shrink <= 1, got {self.growth} and {self.shrink}")
 

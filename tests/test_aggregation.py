@@ -85,7 +85,7 @@ def test_breakdown_is_measured_in_buckets():
 
 def test_arguments_are_checked():
     for kwargs, match in (
-        ({"rule": "best"}, "rule must be one of"),
+        ({"rule": "best"}, "rule of RobustAggregation must be one of"),
         ({"rule": "krum", "num_byzantine": -1}, "num_byzantine must be >= 0"),
         ({"rule": "median", "bucket_size": 0}, "bucket_size must be >= 1"),
     ):

@@ -99,6 +99,7 @@ def test_the_papers_rule_explodes_and_the_adaptive_one_survives(epsilon):
     [
         (lambda: FixedRange(0.0), "radius must be > 0 and finite, got 0.0"),
         (lambda: FixedRange(math.nan), "radius must be > 0 and finite, got nan"),
+        (lambda: FixedRange(1.0, math.inf), "center must be finite, got inf"),
         (lambda: PreviousMinMax(margin=0.9), "margin must be >= 1, got 0.9"),
         (lambda: PreviousMinMax(floor=0.0), "floor must be > 0 and finite, got 0.0"),
         (lambda: AdaptiveRange(initial=-1.0), "initial must be > 0 and finite, got -1.0"),

@@ -6,13 +6,14 @@ its law; what to do then is the caller's choice.
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from lightning_fedq.functional.checks import check_fields, check_positive
 
 
 class Partition(ABC):
@@ -99,8 +100,8 @@ class Dirichlet(Partition):
     alpha: float
 
     def __post_init__(self) -> None:
-        if not (self.alpha > 0 and math.isfinite(self.alpha)):
-            raise ValueError(f"alpha must be > 0 and finite, got {self.alpha}")
+        check_fields(self)
+        check_positive(alpha=self.alpha)
 
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
@@ -143,6 +144,7 @@ class LabelShards(Partition):
     shards_per_client: int = 2
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.shards_per_client < 1:
             raise ValueError(f"shards_per_client must be >= 1, got {self.shards_per_client}")
 

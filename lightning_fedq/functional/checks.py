@@ -67,7 +67,8 @@ def check_fields(instance: Any) -> None:
             object.__setattr__(instance, name, _plain(value))
             continue
         wanted = " or ".join(_words(one) for one in alternatives)
-        if get_origin(alternatives[0]) is Literal:
+        choices = any(get_origin(one) is Literal for one in alternatives)
+        if choices and (isinstance(value, str) or len(alternatives) == 1):
             raise ValueError(f"{name} of {kind.__name__} must be {wanted}, got {value!r}")
         got = "None" if value is None else f"{value!r} ({type(value).__name__})"
         raise TypeError(f"{name} of {kind.__name__} must be {wanted}, got {got}{_cure(value, alternatives)}")
@@ -95,7 +96,8 @@ def _plain(value: Any) -> Any:
 
 def _words(wanted: Any) -> str:
     if get_origin(wanted) is Literal:
-        return f"one of {', '.join(map(str, get_args(wanted)))}"
+        options = get_args(wanted)
+        return repr(options[0]) if len(options) == 1 else f"one of {', '.join(map(str, options))}"
     if get_origin(wanted) is tuple:
         return f"a tuple of {_words(get_args(wanted)[0]).split(maxsplit=1)[1]}s"
     return _WORDS.get(wanted, str(wanted))

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.core import Mechanism, RoundContext
+from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.randomness import PublicRandomness, pack_fields
 from lightning_fedq.secagg.graph import (
     CORRECTNESS_BITS,
@@ -117,23 +118,21 @@ class SecAgg:
     modulus: int | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.threshold is not None and self.threshold < 2:
             raise ValueError(
                 f"threshold must be >= 2, or one client opens every secret, got {self.threshold}"
             )
-        if not (self.degree in (None, "auto") or (isinstance(self.degree, int) and self.degree >= 2)):
-            raise ValueError(f"degree must be an even number >= 2, 'auto' or None, got {self.degree!r}")
-        if isinstance(self.degree, int) and self.degree % 2:
+        if isinstance(self.degree, int) and (self.degree < 2 or self.degree % 2):
             raise ValueError(
-                f"degree must be even, as neighbours stand on both sides of a ring, got {self.degree}"
+                "degree must be even, as neighbours stand on both sides of a ring, and >= 2, "
+                f"got {self.degree}"
             )
         for name, value in (("max_corrupt", self.max_corrupt), ("max_dropout", self.max_dropout)):
             if value is not None and not 0.0 <= value < 1.0:
                 raise ValueError(f"{name} must be in [0, 1), got {value}")
         if self.degree is not None and (self.max_corrupt is None or self.max_dropout is None):
             raise ValueError("a sparse graph needs max_corrupt and max_dropout: its security hangs on them")
-        if self.run not in ("masked", "accounted"):
-            raise ValueError(f"run must be 'masked' or 'accounted', got {self.run!r}")
 
     @property
     def statement(self) -> str:

@@ -2,7 +2,11 @@ import math
 
 import pytest
 
+from lightning_fedq.aggregation import RobustAggregation
+from lightning_fedq.data import Dirichlet, LabelShards
 from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.ranges import AdaptiveRange, FixedRange, PreviousMinMax
+from lightning_fedq.secagg import SecAgg
 
 
 def test_positive_numbers_pass():
@@ -19,3 +23,27 @@ def test_the_first_other_number_is_named(value):
 def test_numbers_without_a_square_are_refused(value):
     with pytest.raises(ValueError, match=r"clip_norm must be in \[1e-100, 1e\+100\], .*; take another unit"):
         check_positive(clip_norm=value)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: SecAgg(max_dropout="0.1"), "max_dropout of SecAgg must be a number or None, got '0.1'"),
+        (lambda: SecAgg(active="yes"), "active of SecAgg must be True or False, got 'yes'"),
+        (
+            lambda: Dirichlet("0.3"),
+            r"alpha of Dirichlet must be a number, got '0.3' \(str\); write it without",
+        ),
+        (lambda: LabelShards(2.0), r"shards_per_client of LabelShards .* got 2.0 \(float\); 2 will do"),
+        (lambda: FixedRange(None), "radius of FixedRange must be a number, got None"),
+        (lambda: PreviousMinMax(margin="1.1"), "margin of PreviousMinMax must be a number"),
+        (lambda: AdaptiveRange(growth="2"), "growth of AdaptiveRange must be a number"),
+        (
+            lambda: RobustAggregation("krum", num_byzantine=1.5),
+            "num_byzantine of RobustAggregation must be an",
+        ),
+    ],
+)
+def test_what_stands_around_a_mechanism_is_held_to_its_annotations(make, words):
+    with pytest.raises(TypeError, match=words):
+        make()
