@@ -530,10 +530,8 @@ class Federated(pl.Callback):
                 old.agree(**terms)
                 old.weights = old.weights.to(weights.device)
                 return
-        if (
-            self.ledger is self._own_ledger and not self.ledger.rounds
-        ):  # the mechanism may be another one by now
-            self.ledger = self._own_ledger = Ledger(self.num_clients, repr(self.mechanism))
+        if self.ledger is self._own_ledger and not self.ledger.rounds:
+            self.ledger.begin_anew(repr(self.mechanism))  # it may be another one by now
         saved = None if self._loaded is None else self._loaded["engine"]["ledger"]
         say_at_start(self.ledger, self.seed is not None, saved)
         engine = self._new_engine(weights, self._local.segments)

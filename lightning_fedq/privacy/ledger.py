@@ -69,7 +69,7 @@ class Ledger:
         self._id = secrets.token_hex(8)
         self._others: dict[str, tuple[int, Tensor]] = {}
         self._keys: bytes | None = None
-        self._streams = torch.full((num_clients, 2), -1, dtype=torch.int64)
+        self._used: dict[bytes | None, Tensor] = {}
         self._repeatable: dict[tuple[int, int], str] | None = None
         self._taken: set[tuple[int, int]] = set()
 
@@ -100,8 +100,20 @@ class Ledger:
         """A copy charges under a name of its own."""
         self.__dict__.update(state)
         self.charges = self.charges.clone()
+        self._used = {keys: streams.clone() for keys, streams in self._used.items()}
         self._others = {name: (rounds, charges.clone()) for name, (rounds, charges) in self._others.items()}
         self._rename()
+
+    @property
+    def _streams(self) -> Tensor:
+        """Round and attempt that each client was charged for last, `(clients, 2)`, under the present keys."""
+        if self._keys not in self._used:
+            self._used[self._keys] = torch.full((self.num_clients, 2), -1, dtype=torch.int64)
+        return self._used[self._keys]
+
+    @_streams.setter
+    def _streams(self, streams: Tensor) -> None:
+        self._used[self._keys] = streams
 
     @property
     def _own_rounds(self) -> int:
@@ -141,9 +153,30 @@ class Ledger:
         Args:
             keys: Name of its keys; None where they come from a seed, so that a training can be repeated.
         """
-        if keys is None or keys != self._keys:
-            self._streams.fill_(-1)
+        if keys is None:
+            self._used.pop(None, None)
         self._keys = keys
+
+    def turn_to(self, keys: bytes | None) -> None:
+        """Speak of the streams of a server that has begun, where several take turns with these clients.
+
+        Args:
+            keys: Name of its keys, as for `begin`.
+        """
+        self._keys = keys
+
+    def begin_anew(self, mechanism: str) -> None:
+        """Forget everything but who the clients are, as long as nobody has paid.
+
+        Args:
+            mechanism: What is charged for from now on, as text.
+
+        Raises:
+            RuntimeError: If a round is charged.
+        """
+        if self.rounds:
+            raise RuntimeError(f"{self.rounds} rounds are charged, which nothing takes back")
+        vars(self).update(vars(Ledger(self.num_clients, mechanism)))
 
     def keep(self, journal: Journal, repeatable: bool) -> None:
         """Write every charge to a journal from now on, and take in what it holds beyond its position.

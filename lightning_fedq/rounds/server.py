@@ -107,7 +107,8 @@ class RoundServer:
         self.ledger = Ledger(planner.num_clients, repr(mechanism)) if ledger is None else ledger
         self.ledger.check(planner.num_clients, repr(mechanism))
         self._seeded = keys.mode == "reproducible"
-        self.ledger.begin(None if self._seeded else keys.public())
+        self._keys_name = None if self._seeded else keys.public()
+        self.ledger.begin(self._keys_name)
 
     @property
     def plain_sum(self) -> bool:
@@ -227,6 +228,7 @@ class RoundServer:
                 self._agree(claims, {})
         assert self._terms is not None
         self.ledger.agree(self._terms)
+        self.ledger.turn_to(self._keys_name)
         state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
         self.attempt = self.ledger.free_attempt(plan.round, self.attempt, state)
         if self._since is None or self.attempt or self._somebody_is_early(plan, self._since[0]):
@@ -435,6 +437,7 @@ class RoundServer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that the next round depends on, in tensors and plain numbers. Keys excluded."""
+        self.ledger.turn_to(self._keys_name)
         return {
             "weights": self.weights,
             "center": self.ranges.center,
@@ -464,6 +467,7 @@ class RoundServer:
                 "the state and this federation must both have a server_optimizer, or neither; "
                 "use the checkpoint's own setting"
             )
+        self.ledger.turn_to(self._keys_name)
         self.ledger.load_state_dict(state["ledger"], repeatable=self._seeded)
         self.weights = state["weights"].to(self.weights).clone()
         self.ranges = Ranges(state["center"].clone(), state["radius"].clone())

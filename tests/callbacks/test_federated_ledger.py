@@ -69,6 +69,15 @@ def test_a_ledger_can_be_handed_on_to_another_federation_of_the_same_clients():
     assert fed.ledger is again.ledger and again.ledger.charges.tolist() == [3] * 6
 
 
+def test_a_ledger_that_is_handed_on_before_anybody_has_trained_is_the_one_that_both_charge():
+    first = federated()
+    second = federated(ledger=first.ledger)
+    limit = budget(cost(4))
+    for fed, charges in ((first, 3), (second, 4)):
+        trainer(fed, limit, epochs=3).fit(Linear())
+        assert first.ledger is second.ledger and fed.ledger.charges.tolist() == [charges] * 6
+
+
 @pytest.mark.parametrize(
     "build",
     [

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.mechanisms import LDPQ, BandedGaussian
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.randomness import SeededKeys
+from lightning_fedq.randomness import AgreedKeys, SeededKeys
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 
@@ -108,6 +108,35 @@ def test_the_engine_refuses_to_start_a_round_twice():
     server.abandon()
     server.start()
     assert server.ledger.charges.tolist() == [2] * 6
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "planner"),
+    [
+        (LDPQ(0.5), RoundPlanner(6, 0)),
+        (BandedGaussian(1.0, 1.0, 3), RoundPlanner(6, 0, 2, participation="cyclic")),
+    ],
+)
+def test_of_servers_that_take_turns_each_has_streams_of_its_own(mechanism, planner):
+    """An old state put back, and another server with the same clients in between: no stream is used twice."""
+    ledger = Ledger(6, repr(mechanism))
+
+    def begun() -> RoundEngine:
+        start = torch.zeros(8), [8], FixedRange(1.0)
+        return RoundEngine(mechanism, planner, AgreedKeys(range(6)), *start, ledger=ledger)
+
+    first = begun()
+    before = first.state_dict()
+    play(first, 1)
+    after, second = first.state_dict(), begun()
+    first.load_state_dict(before)
+    with pytest.raises(RuntimeError, match="round 0, attempt 0 was charged before"):
+        first.start()
+    play(second, 4)
+    first.load_state_dict(after)
+    play(first, 2)  # whatever the other one has come to
+    play(second, 1)
+    assert int(ledger.charges.sum()) == 8 * planner.cohort_size and ledger.rounds == 8
 
 
 def test_a_checkpoint_in_mid_round_charges_the_repeated_round_again():
