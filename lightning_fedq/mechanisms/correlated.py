@@ -92,6 +92,10 @@ class CorrelatedQuantization(Mechanism):
         """ceil(log2 levels) bits a coordinate."""
         return FixedLength((self.levels - 1).bit_length())
 
+    def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:
+        """The levels. Their code may have room for more."""
+        return 0, self.levels - 1
+
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """At most (step / n)^2 times the variance of the rounded-up count."""
         whole = len(clients) == len(context.cohort)

@@ -100,6 +100,10 @@ class CSGM(SubsampledMechanism):
         """Fixed length with room for "nothing sent"."""
         return FixedLength(self.bits if self.levels == "odd" else self.bits + 1)
 
+    def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:
+        """0 where nothing is sent, and the levels from 1 on. Codes have room for more."""
+        return 0, self._cells + 1
+
     def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:
         """See `Mechanism.message_code`."""
         return Subset(self.selected(client, context, rand), FixedLength(self.bits), smallest=1)

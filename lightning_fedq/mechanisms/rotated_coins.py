@@ -268,6 +268,10 @@ class RotatedCoins(Mechanism):
         """Bits that hold a count of coins. One for one coin."""
         return FixedLength(self.coins.bit_length())
 
+    def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:
+        """None to all of a coordinate's coins. Their code may have room for more."""
+        return 0, self.coins
+
     def tolerated_dropouts(self, context: RoundContext) -> int:
         """`max_dropped`: every further dropout would take a coin away that the claims count on."""
         return self.max_dropped

@@ -72,6 +72,10 @@ class SubtractiveDither(Mechanism):
         """Signed integers."""
         return FixedLength(self.bits, signed=True)
 
+    def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[int, int]:
+        """The levels, as many on both sides. Their code has room for one more."""
+        return -self._levels, self._levels
+
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """step^2 / 12 over the number of clients."""
         return (context.radius / self._levels) ** 2 / (12.0 * len(clients))

@@ -10,13 +10,17 @@ import torch
 
 from lightning_fedq.mechanisms import (
     CPA,
+    CSGM,
     LDPQ,
     SIGM,
     AggregateGaussian,
     CorBin,
+    CorrelatedQuantization,
     FedAvg,
     LayeredGaussian,
     RotatedAxes,
+    RotatedCoins,
+    SubtractiveDither,
 )
 from lightning_fedq.party_keys import ClientSecrets, HeldClientKeys, HeldServerKeys, ServerSecrets
 from lightning_fedq.privacy.journal import Journal
@@ -469,3 +473,24 @@ def test_one_message_moves_the_sum_no_further_than_an_update_that_is_clipped(mec
             .int()
         )
     assert not mechanism.can_send(row, 2, context, public)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "largest", "beyond"),
+    [
+        (RotatedCoins(1.0, 1.0, coins=4), 4, 7),
+        (RotatedCoins(1.0, 1.0, coins=8), 8, 15),
+        (CSGM(1.0, 1.0), 3, 4),
+        (CorrelatedQuantization(5), 4, 7),
+        (SubtractiveDither(2), 1, -2),
+    ],
+)
+def test_what_a_code_has_room_for_and_no_update_gives_is_refused(mechanism, largest, beyond):
+    """From the middle of the symbols, one liar went 2 to 2.75 times as far as honest clients can."""
+    context = context_of(mechanism, range(4), (8,))
+    public = PublicRandomness(SeededKeys(0), 0)
+    code = mechanism.message_code(2, context, public)
+    for symbol in (largest, beyond):
+        row = torch.full((8,), symbol)
+        assert torch.equal(code.unpack(code.pack(row), 8), row)
+        assert mechanism.can_send(row, 2, context, public) == (symbol == largest)
