@@ -20,7 +20,7 @@ QUICK = "--images 90 --num_clients 4 --rounds 1 --smoothing [1.0] --targets [upd
 class LargeDigits(TensorDataModule):
     """scikit-learn's digits in MNIST's size, in place of MNIST."""
 
-    def __init__(self, data, batch_size, num_train, seed, side) -> None:
+    def __init__(self, data, batch_size, num_train, num_val, seed, side) -> None:
         self.side = side
         super().__init__(batch_size, True, num_train, None, seed)
 
