@@ -232,7 +232,7 @@ class RoundClient:
         """
         context = self._context(task)
         self._check_length(context, weights, update)
-        name, terms = repr(self.mechanism), terms_of(context, self.budget)
+        name, terms = repr(self.mechanism), terms_of(self.mechanism, context, self.budget)
         check = partial(self.check_budget, task)
         self.log.use(task.round, task.attempt, context.dim, name, terms, check)
         return encode_updates(

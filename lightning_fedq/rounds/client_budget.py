@@ -98,7 +98,7 @@ class ClientBudget:
                 f"the server asks for groups of {sizes[:10]}, the mechanism's are {wanted[:10]}, so what a "
                 "message spends is not what was agreed; nothing is sent"
             )
-        terms = terms_of(context, self)
+        terms = terms_of(mechanism, context, self)
         if others := log.terms - {terms}:
             known = "; ".join(other or "unknown terms" for other in sorted(others))
             raise BudgetSpentError(
@@ -123,16 +123,19 @@ class ClientBudget:
             )
 
 
-def terms_of(context: RoundContext, budget: ClientBudget | None) -> str:
-    """Terms of the price of a client's message, beside the mechanism and its length, in words.
+def terms_of(mechanism: Mechanism, context: RoundContext, budget: ClientBudget | None) -> str:
+    """Terms of the price of a client's message, beside the mechanism, in words.
 
     Args:
+        mechanism: Its length is among them where a long message does not cover a shorter one.
         context: The round.
         budget: Of the client, which says what it insists on behind secure aggregation.
     """
     sizes = Counter(map(len, context.groups))
     groups = ", ".join(f"{number} of {size}" for size, number in sorted(sizes.items()))
     terms = f"{len(context.cohort)} clients in groups: {groups}"
+    if not mechanism.covers_shorter:
+        terms += f"; {context.dim} coordinates"
     if budget is None or budget.fewest_survivors is None:
         return terms
     return f"{terms}; {budget.fewest_survivors} confirm a sum, a share of {budget.max_corrupt:g} may collude"
