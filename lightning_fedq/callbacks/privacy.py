@@ -255,8 +255,19 @@ class PrivacyBudget(pl.Callback):
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """The next fit has the budget of its own callbacks."""
+        if stage == "fit":
+            self._lift(trainer)
+
+    def on_exception(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
+    ) -> None:
+        """So has the next one after a fit that failed, which is not torn down."""
+        self._lift(trainer)
+
+    @staticmethod
+    def _lift(trainer: pl.Trainer) -> None:
         federated = _one(trainer, Federated)
-        if stage == "fit" and federated is not None:
+        if federated is not None:
             federated.ledger.limits = None
 
     def _end(self, trainer: pl.Trainer, why: str) -> None:

@@ -50,6 +50,14 @@ def test_five_failures_in_round_zero_are_five_charges():
     assert fed.ledger.charges.tolist() == [7] * 6
 
 
+def test_after_a_fit_that_failed_the_next_has_the_budget_of_its_own_callbacks():
+    fed, raised = federated(), budget(cost(5))
+    with pytest.raises(RuntimeError, match="the disk is full"):
+        trainer(FailsInRoundZero(), fed, budget(cost(1)), epochs=9).fit(Linear())
+    trainer(fed, raised, epochs=9).fit(Linear())
+    assert fed.ledger.charges.tolist() == [5] * 6 and raised.epsilon_spent == pytest.approx(cost(5))
+
+
 def test_a_second_training_adds_up_and_says_so(caplog):
     fed = federated()
     trainer(fed, epochs=2).fit(Linear())
