@@ -349,7 +349,9 @@ class Federated(pl.Callback):
         self._averages = RoundAverages(trainer, lambda: self.round_is_open)
         self._averages.attach(self._undo)
         hook = pl_module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
-            self._local.show_in_state_dict(lambda: len(self.training_clients) == 1)
+            self._local.show_in_state_dict(
+                lambda: len(self.training_clients) == 1, self._training.check_saved
+            )
         )
         self._undo.later(hook.remove)
         if self._schedule.rounds_differ or clock.max_steps != -1:  # the last one may be shorter

@@ -89,7 +89,19 @@ class TrainingLog:
         self._passes = False
 
     def attach(self, undo: Undo) -> None:
-        """Stand in for the module's `log`, also where it calls that of its base class."""
+        """Stand in for the module's `log`, also where it calls that of its base class.
+
+        Raises:
+            ValueError: If a callback looks at the losses of training steps by itself, and decides by them.
+        """
+        spikes = getattr(pl.callbacks, "SpikeDetection", ())  # older versions of Lightning lack it
+        for callback in self._trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, spikes) and not self._lets_out:
+                raise ValueError(
+                    f"{type(callback).__name__} ends the run by the exact losses of training steps, and its "
+                    "state in checkpoints holds the last one: no epsilon covers either; leave it out, or "
+                    "stop by a metric of the validation (EarlyStopping)"
+                )
         own = pl.LightningModule.log
 
         @wraps(own)
@@ -110,6 +122,11 @@ class TrainingLog:
             yield
         finally:
             self._passes = before
+
+    @property
+    def _lets_out(self) -> bool:
+        """Does what training logs go where it would go anyway?"""
+        return False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainingLog:
         """A copy of the module logs through the same."""
@@ -201,6 +218,10 @@ class ClientMetrics(TrainingLog):
             value = getattr(value, "_forward_cache", None)
         if len(clients) == 1 and value is not None:
             self.add(name, clients, [value])
+
+    @property
+    def _lets_out(self) -> bool:
+        return self.choice == "shared"
 
     def _present(self) -> tuple[int, ...]:
         """Whom a hook is about. After a client's last batch still that client."""

@@ -255,17 +255,33 @@ class LocalModel:
     def _global_buffers(self) -> list[Tensor]:
         return [*self.views[len(self.parameters) :], *self._fixed[len(self.shared) :]]
 
-    def show_in_state_dict(self, training: Callable[[], bool]) -> Any:
-        """A hook that puts the global weights into the module's `state_dict()` while a client trains."""
+    def show_in_state_dict(self, training: Callable[[], bool], check: Callable[[], object]) -> Any:
+        """A hook that puts the global weights into the module's `state_dict()` while a client trains.
+
+        Args:
+            training: Does a client train on the module's own weights?
+            check: Raises where the rest of a `state_dict()` must not be seen. A file of the weights alone
+                asks no callback.
+        """
 
         def hook(module: Any, state_dict: dict[str, Any], prefix: str, metadata: Any) -> None:
+            check()
             if training():
                 values = [*self.views[: len(self.parameters)], *self._global_buffers()]
-                for name, view in zip((*self.names, *self.buffer_names), values, strict=True):
-                    if (key := prefix + name) in state_dict:  # a buffer may be left out of it
-                        state_dict[key] = view.to(state_dict[key].dtype).clone()
+                for names, view in zip(self._all_names(), values, strict=True):
+                    for key in (prefix + name for name in names):
+                        if key in state_dict:  # a buffer may be left out of it
+                            state_dict[key] = view.to(state_dict[key].dtype).clone()
 
         return hook
+
+    def _all_names(self) -> list[list[str]]:
+        """Every name of each parameter and buffer. Tied weights and shared layers have several."""
+        module, names = self.module, (*self.names, *self.buffer_names)
+        named: list[tuple[str, Tensor]] = [*module.named_parameters(remove_duplicate=False)]
+        named += module.named_buffers(remove_duplicate=False)
+        tensors = dict(named)
+        return [[other for other, tensor in named if tensor is tensors[name]] for name in names]
 
     # ---- a client ------------------------------------------------------------------------------------
 

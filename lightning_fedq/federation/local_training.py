@@ -133,7 +133,8 @@ class LocalTraining:
         found = self._local.found()
         if found != self._local.members:
             self._change(found)
-        self._watch.begin(self._local.views)
+        assert self.start is not None
+        self._watch.begin(self._local.views, self.start.data)
         self._first = False
 
     def end_batch(self) -> RoundRecord | None:
@@ -147,7 +148,7 @@ class LocalTraining:
             self._parallel.close()  # it may have stood still
         if self._steps_left:
             return None
-        self._watch.end_client()
+        self._watch.end_client(len(self.present.batch_sizes))
         if len(clients) == 1:
             self._engine.receive(clients, (self._local.end_client(clients[0]) - self._weights)[None])
         elif clients:

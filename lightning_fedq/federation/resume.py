@@ -24,6 +24,8 @@ class RoundStart(NamedTuple):
     callbacks: dict[str, dict[str, Any]]
     global_step: int
     precision: dict[str, Any]
+    data: dict[str, Any]
+    datamodule: str
 
     @classmethod
     def now(cls, trainer: pl.Trainer, local: LocalModel, engine: dict[str, Any]) -> RoundStart:
@@ -38,7 +40,10 @@ class RoundStart(NamedTuple):
         members = local.members.plain()
         plugin, step = trainer.precision_plugin, trainer.global_step
         precision = {type(plugin).__qualname__: plugin.state_dict()}  # a loss scale
-        return cls(loops, optimizers, schedulers, engine, members, others, step, precision)
+        datamodule = trainer.datamodule  # type: ignore[attr-defined]
+        data = {} if datamodule is None else deepcopy(datamodule.state_dict())
+        of = "" if datamodule is None else type(datamodule).__qualname__
+        return cls(loops, optimizers, schedulers, engine, members, others, step, precision, data, of)
 
     def write(self, checkpoint: dict[str, Any]) -> None:
         """Put the start of the round in place of the present state."""
@@ -50,7 +55,8 @@ class RoundStart(NamedTuple):
             if state:
                 checkpoint["callbacks"][key] = state
         checkpoint["global_step"] = self.global_step
-        checkpoint.update({name: state for name, state in self.precision.items() if state})
+        states = {**self.precision, self.datamodule: self.data}
+        checkpoint.update({name: state for name, state in states.items() if state})
 
 
 def _goes_back(callback: pl.Callback) -> bool:

@@ -1,46 +1,119 @@
-"""States that a checkpoint holds beside parameters and buffers: persistent metrics, `get_extra_state`."""
+"""States that a checkpoint holds beside parameters and buffers.
+
+Of the module those of persistent metrics, what `get_extra_state` gives and its hyperparameters; of the data
+module the same and its `state_dict()`; of callbacks their `state_dict()`.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
-from torch import nn
+import numpy as np
+import torch
+from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 from torchmetrics import Metric
 
-from lightning_fedq.federation.optimizer_memory import copy_of, same_setting
+from lightning_fedq._lightning import pl
+from lightning_fedq.federation.optimizer_memory import copy_of
 
 
 class SavedStates:
-    """States of a module that checkpoints hold, that no noise covers, and that a training may have changed.
+    """States that checkpoints hold, that no noise covers, and that a training may have changed.
 
     Args:
         module: As it is now.
+        datamodule: The same, where there is one.
+        data: Its state when the round began, before the first batch came through its hooks. None is as now.
+        callbacks: Whose states a checkpoint holds as they are. Files that exist and times are not looked at.
     """
 
-    def __init__(self, module: nn.Module) -> None:
-        self._module, self._before = module, copy_of(_states(module))
+    def __init__(
+        self,
+        module: nn.Module,
+        datamodule: Any = None,
+        data: dict[str, Any] | None = None,
+        callbacks: Sequence[pl.Callback] = (),
+    ) -> None:
+        kinds = (pl.callbacks.Checkpoint, pl.callbacks.Timer)
+        self._callbacks = [one for one in callbacks if not isinstance(one, kinds)]
+        self._module, self._owners = module, [one for one in (module, datamodule) if one is not None]
+        self._datamodule, self._checking = datamodule, False
+        self._before = copy_of(_states(module))
+        self._settings = [dict(_hparams(owner)) for owner in self._owners]
+        self._others = self._states_of_others()
+        if data is not None:
+            self._others[_DATA] = type(datamodule).__name__, data
 
-    def check(self) -> None:
+    def check(self, batches: int | None = None) -> None:
         """Refuse to go on where they have changed, and put them back.
+
+        Args:
+            batches: After a client's last batch: how many it had, by which an integer may have advanced.
+                Callbacks are looked at only then: of an open round a checkpoint holds what it began with.
 
         Raises:
             ValueError: Naming them.
         """
-        now = _states(self._module)
-        names = [*self._before, *(name for name in now if name not in self._before)]
-        changed = [name for name in names if not _same(self._before.get(name), now.get(name))]
+        if self._checking:  # by a hook of the `state_dict()` that is looked at
+            return
+        self._checking = True
+        try:
+            changed = self._changed(batches)
+        finally:
+            self._checking = False
         if not changed:
             return
         for part in self._module.modules():
             if isinstance(part, Metric):
                 part.reset()
         self._module.load_state_dict(copy_of(self._before), strict=False)
+        for owner, before in zip(self._owners, self._settings, strict=True):
+            for name in [name for name in _hparams(owner) if name not in before]:
+                del owner.hparams[name]
+            owner.hparams.update(before)
         raise ValueError(
             f"training changed {', '.join(changed[:10])}, which checkpoints hold beside parameters and "
             "buffers, exactly and without noise; leave persistent(True) of metrics and get_extra_state out, "
-            "or update them in validation"
+            "and what follows from batches out of hyperparameters and of the state_dict() of callbacks and "
+            "data modules, or update them in validation"
         )
+
+    def _changed(self, batches: int | None) -> list[str]:
+        before, now = {**self._before}, {**_states(self._module)}
+        for owner, settings in zip(self._owners, self._settings, strict=True):
+            before |= {f"hparams.{name}": value for name, value in settings.items()}
+            now |= {f"hparams.{name}": value for name, value in _hparams(owner).items()}
+        changed = [name for name in {**before, **now} if not _same(before.get(name), now.get(name))]
+        others = self._states_of_others()
+        for who, (name, state) in others.items():
+            if who != _DATA and batches is None:
+                continue
+            _, old = self._others[who]
+            changed += [
+                f"{name}.{key}"
+                for key in {**old, **state}
+                if not _same(old.get(key), state.get(key))
+                and not _has_counted(old.get(key), state.get(key), batches)
+            ]
+        if batches is not None and not changed:
+            self._others = others
+        return changed
+
+    def _states_of_others(self) -> dict[int, tuple[str, dict[str, Any]]]:
+        """Names and states, by the place of the callback."""
+        states = {
+            n: (type(one).__name__, deepcopy(one.state_dict())) for n, one in enumerate(self._callbacks)
+        }
+        if self._datamodule is not None:
+            states[_DATA] = type(self._datamodule).__name__, deepcopy(self._datamodule.state_dict())
+        return states
+
+
+_DATA = -1
+"""The place of the data module."""
 
 
 def _states(module: nn.Module) -> dict[str, Any]:
@@ -51,6 +124,12 @@ def _states(module: nn.Module) -> dict[str, Any]:
     return {name: value for name, value in module.state_dict().items() if name not in own}
 
 
+def _hparams(owner: Any) -> dict[str, Any]:
+    """Numbers and tensors among the hyperparameters."""
+    named = dict(getattr(owner, "hparams", {}))
+    return {name: copy_of(value) for name, value in named.items() if isinstance(value, int | float | Tensor)}
+
+
 def _saves_more(part: nn.Module) -> bool:
     if isinstance(part, Metric):
         return any(part._persistent.values())
@@ -58,5 +137,25 @@ def _saves_more(part: nn.Module) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    plain = all(isinstance(leaf, int | float | str | bytes) for leaf in tree_leaves([one, other]))
-    return one == other if plain else same_setting(one, other)
+    pairs = tree_leaves(one), tree_leaves(other)
+    return len(pairs[0]) == len(pairs[1]) and all(map(_alike, *pairs))
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, np.ndarray) or isinstance(other, np.ndarray):
+        return np.array_equal(one, other)
+    if type(one) is not type(other):
+        return False
+    return type(one).__eq__ is object.__eq__ or bool(one == other)  # a copy of an object is never equal
+
+
+def _has_counted(before: Any, now: Any, batches: int | None) -> bool:
+    """Is this an integer that has counted a client's batches? In its middle, any integer.
+
+    The last batch may not be counted yet.
+    """
+    if type(before) is not int or type(now) is not int:
+        return False
+    return batches is None or now - before in (batches - 1, batches)

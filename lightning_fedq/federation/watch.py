@@ -140,7 +140,8 @@ class Watch:
             if not type(callback).__module__.startswith("lightning_fedq.")
         ]
         self._machinery = set(vars(pl.LightningModule())) - {"_example_input_array"}
-        self._skipped = {id(trainer), id(trainer.datamodule)}  # type: ignore[attr-defined]
+        self._datamodule = trainer.datamodule  # type: ignore[attr-defined]
+        self._skipped = {id(trainer), id(self._datamodule)}
         self._outside: dict[str, Kept] = {}
         self._attributes: list[tuple[str, nn.Module | Tensor, dict[str, Any]]] = []
         self._scratch: dict[int, Kept] = {}
@@ -154,13 +155,16 @@ class Watch:
         self._told: set[str] = set()
         self._thorough = True
 
-    def begin(self, parts: Sequence[Tensor]) -> None:
+    def begin(self, parts: Sequence[Tensor], data: dict[str, Any]) -> None:
         """Remember the start of a round.
 
         Args:
             parts: The global weights, a tensor a segment of the flat vector; they stay as they are.
+            data: State of the data module, before it was asked for a batch.
         """
-        self._saved = SavedStates(self._module) if self._withheld() else None
+        self._saved = None
+        if self._withheld():
+            self._saved = SavedStates(self._module, self._datamodule, data, self._callbacks)
         self._parts_sent = parts
         self._shapes = {part.shape for part in parts}
         self._dim = sum(part.numel() for part in parts)
@@ -194,13 +198,17 @@ class Watch:
         self._averages = {path: Kept.of(tensor) for path, tensor in self._of_callbacks()}
         self._thorough = True
 
-    def end_client(self) -> None:
+    def end_client(self, batches: int) -> None:
         """After a client's last batch. The first of a round is looked at as closely as a whole round.
+
+        Args:
+            batches: How many the client had.
 
         Raises:
             ValueError: If it has left something behind.
         """
-        self.check_saved()
+        if self._saved is not None:
+            self._saved.check(batches)
         self._check(content=False)
         self._check_optimizers()
         if self._thorough:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
@@ -77,6 +77,33 @@ def test_checkpoints_every_n_steps_hold_the_global_model(tmp_path: Path) -> None
         state = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)
         saved = torch.cat([v.reshape(-1) for v in state["state_dict"].values()])
         assert torch.equal(saved, weights_of(Classifier())), step
+
+
+class Tied(Classifier):
+    """One layer under two names, and one weight in two layers."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Sequential(nn.Linear(64, 64), nn.BatchNorm1d(64), nn.Linear(64, 64)))
+        self.backbone[2].weight = self.backbone[0].weight
+        self.norm = self.backbone[1]
+
+
+@pytest.mark.parametrize("weights_only", [False, True])
+def test_second_names_of_tied_weights_and_buffers_are_global_too(tmp_path: Path, weights_only: bool) -> None:
+    fed = Federated(Silent(), 3, seed=1, clients_per_step=1, local_epochs=2)
+    keep = pl.callbacks.ModelCheckpoint(
+        tmp_path,
+        filename="{step}",
+        save_top_k=-1,
+        every_n_train_steps=1,
+        save_weights_only=weights_only,
+    )
+    make_trainer(fed, keep, max_epochs=1, enable_checkpointing=True).fit(Tied(), datamodule=Digits(30))
+    start = Tied().state_dict()
+    for step in range(1, 6):
+        saved = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)["state_dict"]
+        assert {name for name in start if not torch.equal(saved[name], start[name])} == set(), step
 
 
 def test_between_clients_the_module_is_the_global_model() -> None:
