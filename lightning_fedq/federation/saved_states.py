@@ -39,7 +39,8 @@ class SavedStates:
     ) -> None:
         kinds = (pl.callbacks.Checkpoint, pl.callbacks.Timer)
         self._callbacks = [one for one in callbacks if not isinstance(one, kinds)]
-        self._module, self._owners = module, [one for one in (module, datamodule) if one is not None]
+        self._module = module
+        self._owners: list[Any] = [one for one in (module, datamodule) if one is not None]
         self._datamodule, self._checking = datamodule, False
         self._before = copy_of(_states(module))
         self._settings = [dict(_hparams(owner)) for owner in self._owners]
@@ -86,7 +87,7 @@ class SavedStates:
         for owner, settings in zip(self._owners, self._settings, strict=True):
             before |= {f"hparams.{name}": value for name, value in settings.items()}
             now |= {f"hparams.{name}": value for name, value in _hparams(owner).items()}
-        changed = [name for name in {**before, **now} if not _same(before.get(name), now.get(name))]
+        changed = [name for name in {**before, **now} if not same(before.get(name), now.get(name))]
         others = self._states_of_others()
         for who, (name, state) in others.items():
             if who != _DATA and batches is None:
@@ -95,7 +96,7 @@ class SavedStates:
             changed += [
                 f"{name}.{key}"
                 for key in {**old, **state}
-                if not _same(old.get(key), state.get(key))
+                if not same(old.get(key), state.get(key))
                 and not _has_counted(old.get(key), state.get(key), batches)
             ]
         if batches is not None and not changed:
@@ -136,7 +137,8 @@ def _saves_more(part: nn.Module) -> bool:
     return type(part).get_extra_state is not nn.Module.get_extra_state
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
+    """Do two states agree in every number, word and tensor?"""
     pairs = tree_leaves(one), tree_leaves(other)
     return len(pairs[0]) == len(pairs[1]) and all(map(_alike, *pairs))
 
@@ -148,7 +150,10 @@ def _alike(one: Any, other: Any) -> bool:
         return np.array_equal(one, other)
     if type(one) is not type(other):
         return False
-    return type(one).__eq__ is object.__eq__ or bool(one == other)  # a copy of an object is never equal
+    of_a_copy: Any = type(one).__eq__
+    if of_a_copy is object.__eq__:  # by identity, which no copy has
+        return True
+    return bool(one == other) or bool(one != one and other != other)  # NaN
 
 
 def _has_counted(before: Any, now: Any, batches: int | None) -> bool:
