@@ -110,8 +110,9 @@ class Problem:
 
     @property
     def behind_masks(self) -> bool:
-        """Is the target about a server behind secure aggregation?"""
-        return self.target.against is Adversary.SECAGG_SERVER
+        """Is the target about a server behind secure aggregation, or about what one that lies releases?"""
+        lies = self.secure_aggregation.active and self.sees_sums
+        return self.target.against is Adversary.SECAGG_SERVER or lies
 
     @property
     def sees_sums(self) -> bool:

@@ -117,6 +117,23 @@ def test_what_is_no_sum_is_not_possible_behind_masks():
     assert "not homomorphic" in option.reason
 
 
+@pytest.mark.parametrize("who", [Adversary.OUTSIDER, Adversary.CLIENT])
+def test_what_a_server_that_may_lie_releases_is_planned_as_the_run_counts_it(who):
+    """It may leave a third of the clients out: what was planned for 2.0 was 2.51 (LDP-FL), or no claim."""
+    asked = problem(100, 310, 4, 2.0, who, secure_aggregation=SecAgg(active=True))
+    drawn = {"LDP-FL": LDPQ(1.0), "coins": RotatedCoins(1.0, 1.0)}
+    for option in plan(asked, drawn):
+        counted = privacy_report(
+            option.mechanism,
+            context_of(option.mechanism, 100, 310),
+            rounds=4,
+            delta=1e-5,
+            secure_aggregation=True,
+            fewest_survivors=SecAgg(active=True).fewest_survivors(100),
+        )
+        assert 1.99 <= counted.row(who).epsilon_run <= 2.0
+
+
 def test_a_server_that_may_lie_costs_clients():
     honest, lying = (
         plan(

@@ -220,10 +220,10 @@ def _drawn(problem: Problem) -> str:
 def _trust(problem: Problem) -> str:
     """Collusion, lies, weights and dropouts that are reckoned with."""
     words, secagg = "", problem.secure_aggregation
-    if problem.behind_masks and secagg.max_corrupt:
+    if problem.target.against is Adversary.SECAGG_SERVER and secagg.max_corrupt:
         words += f"; {secagg.max_corrupt:.2%} of the clients may collude with it"
     if problem.behind_masks and secagg.active:
-        words += "; it may lie about who dropped out"
+        words += "; the server may lie about who dropped out"
     if problem.dropout_probability:
         words += f"; {problem.dropout_probability:.2%} of the clients drop out"
     if problem.num_byzantine:
