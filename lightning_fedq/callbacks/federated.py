@@ -344,6 +344,8 @@ class Federated(pl.Callback):
         group = None if self._ranks is None else self._ranks.group
         self.client_log = ClientMetrics(choice, trainer, pl_module, lambda: self.training_clients, group)
         self.client_log.attach(self._undo)
+        if choice != "shared":
+            self._training.memory.attach(self._undo)
         if isinstance(self._engine, RankEngine) and isinstance(self._schedule, RankSchedule):
             self._engine.beside = EndOfRound(self._schedule, clock, self.client_log)
         self._averages = RoundAverages(trainer, lambda: self.round_is_open)
@@ -713,7 +715,17 @@ class Federated(pl.Callback):
         return self.engine
 
     def _coming_stacks(self) -> list[Stack]:
-        """The stacks of the round to come, or of the open one."""
+        """The stacks of the round to come, or of the open one.
+
+        Raises:
+            RuntimeError: If there is no round yet.
+        """
+        if self.engine is None:
+            raise RuntimeError(
+                "the training loader was iterated before the first round: it deals out the batches of the "
+                "clients of a round, and what follows from all clients' data (class weights, means) would go "
+                "past the mechanism; take it from public data, or from the dataset where that is no concern"
+            )
         engine, most = self._engine, self._most_batches()
         return self._schedule.stacks(engine.round, engine.attempt, self.clients_per_step_chosen, most)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.data.batches import Stack
+from lightning_fedq.federation.client_memory import ClientMemory
 from lightning_fedq.federation.client_parallel import ClientParallelStrategy
 from lightning_fedq.federation.clock import LocalClock
 from lightning_fedq.federation.distributed_clients import OtherRankStoppedError
@@ -38,6 +39,7 @@ class LocalTraining:
     Attributes:
         start: What a checkpoint of the open round goes back to; None between rounds.
         present: The stack that trains.
+        memory: What module, data module and callbacks keep from batch to batch.
         steps: Of the longest client in the last round, counted from the first round on.
     """
 
@@ -57,6 +59,7 @@ class LocalTraining:
         self._new_parallel, self._attached = parallel, False
         self._stacks, self._skips_empty, self._changed = stacks, skips_empty, changed
         self._watch = Watch(trainer, lambda: {*local.names, *local.buffer_names}, withheld)
+        self.memory = ClientMemory(trainer)
         self.start: RoundStart | None = None
         self.present: Stack | None = None
         self.steps = range(0)
@@ -70,6 +73,7 @@ class LocalTraining:
             self._change(found)
         if not self._attached:
             self._attach()
+        self.memory.open()
         self.start = RoundStart.now(self._trainer, self._local, engine.state_dict())
         self._local.use(engine.weights)  # before the round is open: what gives it up shows these
         self._stacks()  # a rule may choose the round's noise with its batches
@@ -119,6 +123,8 @@ class LocalTraining:
         self._steps_left = len(stack.batch_sizes)
         if self._first:
             self._begin_first()
+        else:
+            self.memory.begin_client()
         self.clock.begin_client(self._stacks())
         self._watch.put_back_scratch()
         self._local.hold_statistics()
@@ -135,6 +141,7 @@ class LocalTraining:
             self._change(found)
         assert self.start is not None
         self._watch.begin(self._local.views, self.start.data)
+        self.memory.begin()
         self._first = False
 
     def end_batch(self) -> RoundRecord | None:
@@ -149,6 +156,7 @@ class LocalTraining:
         if self._steps_left:
             return None
         self._watch.end_client(len(self.present.batch_sizes))
+        self.memory.end_client(len(self.present.batch_sizes), last=not self._pending)
         if len(clients) == 1:
             self._engine.receive(clients, (self._local.end_client(clients[0]) - self._weights)[None])
         elif clients:
@@ -187,6 +195,7 @@ class LocalTraining:
     def forget_scratch(self) -> None:
         """Plain attributes hold what they did when the round began."""
         self._watch.end_round()
+        self.memory.end_round()
 
     def check_saved(self) -> None:
         """See `Watch.check_saved`."""
@@ -203,4 +212,5 @@ class LocalTraining:
         self._local.forget_client()
         self._trainer.lightning_module.zero_grad()
         self._watch.put_back()
+        self.memory.end_round()
         self.present, self._pending, self._steps_left = None, [], 0

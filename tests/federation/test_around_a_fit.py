@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.mechanisms import CorBin, FedAvg
-from tests.digits_run import digits, make_trainer, weights_of
+from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
 
 CLIENTS = 8
 
@@ -185,3 +185,13 @@ def test_files_of_central_trainings_and_of_federated_ones_are_each_other_s(tmp_p
         other = make_trainer(*second, max_epochs=2)
         other.fit(made(), train(), val(), ckpt_path=tmp_path / "first.ckpt")
         assert other.current_epoch == 2
+
+
+def test_a_loader_that_is_iterated_before_the_first_round_is_refused_in_words() -> None:
+    class Weighted(Classifier):
+        def setup(self, stage: str) -> None:
+            self.counts = sum(len(batch[0]) for batch in self.trainer.datamodule.train_dataloader())
+
+    trainer = make_trainer(Federated(FedAvg(), 3))
+    with pytest.raises(RuntimeError, match="the training loader was iterated before the first round"):
+        trainer.fit(Weighted(), datamodule=Digits(60))
