@@ -1,4 +1,4 @@
-"""What module, data module and callbacks keep from batch to batch, which goes with the client.
+"""Memory of module, data module and callbacks from batch to batch, which goes with the client.
 
 A number that a training step keeps (a running mean of its losses), a batch that a callback mixes into the
 next one, or statistics that a data module's batch hooks update would let one client's exact data into the
@@ -168,7 +168,7 @@ class _Memory:
         self._start = {name: _copy(value) for name, value in self._values()}
 
     def _changed(self) -> dict[str, Any]:
-        """What the attributes were that have changed since, `_NONE` where there was none."""
+        """Former values of the attributes that have changed since, `_NONE` where there was none."""
         if self._start is None:
             return {}
         return {
