@@ -4,7 +4,8 @@ A number that a training step keeps (a running mean of its losses), a batch that
 next one, or statistics that a data module's batch hooks update would let one client's exact data into the
 next client's update, past the mechanism. In a run that withholds clients' metrics every client begins with
 what the round began with. Hooks at the end of an epoch see what the round's last client has left, and the
-next round begins without it. Integers that count batches go on by those of the longest client.
+next round begins without it. Integers that count batches go on by those of the longest client, and metrics
+that training updates begin empty.
 
 Callbacks are looked at where a hook of theirs has changed a batch, a loss, a gradient or a weight in place.
 Of all others what they keep can't come into an update. Datasets and their transforms are not looked at.
@@ -67,6 +68,9 @@ class ClientMemory:
                 ("lightning_fedq.", "pytorch_lightning.", "lightning.")
             )
         ]
+        self._metrics = [part for part in module.modules() if isinstance(part, Metric)]
+        self._counted: dict[int, int] = {}
+        self._left: dict[int, int] = {}
         self._acting: list[_Memory] = []
         self._on, self._told = False, False
 
@@ -100,10 +104,15 @@ class ClientMemory:
         """At a round's first batch."""
         for memory in self._of_module if self._on else ():
             memory.begin()
+        for place, count in self._left.items() if self._on else ():
+            if self._metrics[place].update_count == count:  # nobody has reset it since
+                self._metrics[place].reset()
+        self._left, self._counted = {}, self._updates()
 
     def begin_client(self) -> None:
         """At the first batch of a client that is not the round's first."""
         self._put_back([*self._of_module, *self._acting])
+        self._reset_metrics()
 
     def end_client(self, batches: int, last: bool) -> None:
         """After a client's last batch.
@@ -115,11 +124,27 @@ class ClientMemory:
         for memory in [*self._of_module, *self._acting] if self._on else ():
             memory.count(batches)
         self._put_back([*self._of_data, *(() if last else [*self._of_module, *self._acting])])
+        if not last:
+            self._reset_metrics()
 
     def end_round(self) -> None:
         """Before the hooks that may look at what the last client has left."""
         for memory in [*self._of_module, *self._of_data, *self._of_callbacks]:
             memory.end(memory in self._of_module or memory in self._acting)
+        if self._counted:
+            self._left, self._counted = self._updated(), {}
+
+    def _updates(self) -> dict[int, int]:
+        return {place: metric.update_count for place, metric in enumerate(self._metrics)}
+
+    def _updated(self) -> dict[int, int]:
+        """Metrics that training has updated since, by place, with their counts."""
+        return {place: count for place, count in self._updates().items() if count != self._counted[place]}
+
+    def _reset_metrics(self) -> None:
+        for place in self._updated() if self._on else ():
+            self._metrics[place].reset()
+            self._counted[place] = self._metrics[place].update_count
 
     def _put_back(self, memories: list[_Memory]) -> None:
         if not self._on:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import torchmetrics
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -47,6 +48,7 @@ class Keeps(Classifier):
         super().__init__()
         self.how, self.mean, self.losses, self.steps = how, 1.0, [], 0
         self.seen: list[Any] = []
+        self.metric = torchmetrics.MeanMetric()
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         loss = super().training_step(batch, batch_idx)
@@ -55,6 +57,9 @@ class Keeps(Classifier):
         if self.how == "number":
             self.mean = 0.9 * self.mean + 0.1 * loss.item()
             return loss / self.mean
+        if self.how == "metric":
+            self.metric.update(loss.detach())
+            return loss / self.metric.compute()
         return loss / sum(self.losses) if self.how == "list" else loss
 
     def on_train_epoch_end(self) -> None:
@@ -118,6 +123,7 @@ def updates_of(monkeypatch: Any, module: Any, data: Any, *callbacks: Any, first:
     [
         (lambda: Keeps("number"), Some, None, False),
         (lambda: Keeps("list"), Some, None, False),
+        (lambda: Keeps("metric"), Some, None, False),
         (Classifier, Standardised, None, False),
         *(
             (Classifier, Some, callback, first)
