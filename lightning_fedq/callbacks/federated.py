@@ -120,7 +120,8 @@ class Federated(pl.Callback):
         participation: "random" draws every cohort anew from all clients; "once" deals the clients out into
             disjoint public cohorts, so that each is asked in one round at most and can spend its whole budget
             there (parallel composition); "cyclic" has these cohorts take turns, so that T rounds with b
-            cohorts ask nobody more than ceil(T / b) times, and with no less than b rounds in between.
+            cohorts ask nobody more than ceil(T / b) times, and with no less than b rounds in between. Of
+            both, clients left over by cohorts of equal size are never asked.
         dropout_probability: Chance in [0, 1) that a client of the cohort does not answer.
         partition: Who holds which samples; a `FederatedDataModule` may say otherwise.
         labels: By which a partition deals out, where they are not in the usual places: the index or key of

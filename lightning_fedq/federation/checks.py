@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
-from lightning_fedq._lightning import is_overridden, pl
+from lightning_fedq._lightning import is_overridden, pl, rank_zero_info
 from lightning_fedq.aggregation import RobustAggregation, Weighting
 from lightning_fedq.core import Mechanism
 from lightning_fedq.data.batches import LocalWork, pass_sizes
@@ -108,7 +108,7 @@ def check_numbers(
 
 
 def check_cohorts_last(planner: RoundPlanner, rounds: int) -> None:
-    """Refuse more rounds than there are disjoint cohorts.
+    """Refuse more rounds than there are disjoint cohorts, and say whom cohorts that take turns leave over.
 
     Args:
         planner: Of the federation.
@@ -117,6 +117,12 @@ def check_cohorts_last(planner: RoundPlanner, rounds: int) -> None:
     Raises:
         ValueError: With the cohort size that would do.
     """
+    rest = planner.num_clients % planner.cohort_size
+    if planner.participation == "cyclic" and rest:
+        rank_zero_info(
+            f"participation='cyclic' leaves {rest} of {planner.num_clients} clients over, which are never "
+            "asked; a clients_per_round that divides num_clients leaves nobody out"
+        )
     if planner.num_rounds is None or rounds <= planner.num_rounds:
         return
     size = planner.num_clients // rounds

@@ -218,6 +218,15 @@ def test_a_budget_pays_for_the_turns_of_a_client(rounds: int, most: int) -> None
     assert int(federated.ledger.limits.max()) == most
 
 
+@pytest.mark.parametrize(("clients", "said"), [(20, False), (7, True)])
+def test_who_is_left_over_is_said(clients: int, said: bool, caplog: pytest.LogCaptureFixture) -> None:
+    federated = in_turn(num_clients=clients, privacy=None)
+    with caplog.at_level("INFO"):
+        trained(federated, rounds=3)
+    assert ("leaves 3 of 7 clients over, which are never asked" in caplog.text) == said
+    assert sum(map(bool, federated.ledger.charges)) == (4 if said else 12)
+
+
 def test_reports_of_turns_to_come_and_of_the_end_agree(tmp_path: Path) -> None:
     folder, federated = RunFolder("turns", str(tmp_path), delta=1e-3), in_turn()
     trained(federated, rounds=12, callbacks=[folder])
