@@ -92,7 +92,7 @@ def test_one_method_stands_beside_the_authors_log(tmp_path: Path, monkeypatch: p
     beside = [line for line in summary["verdicts"] if "in the authors' log" in line]
     assert len(beside) == 1  # lambda = 0.25 is not in it
     assert beside[0].startswith("LDP-FL, epsilon 0.5, lambda 0.1, seed 0: ")
-    assert "in the authors' log 93.44 (" in beside[0]
+    assert beside[0].endswith(" after 1 rounds, in the authors' log 93.44 after 100")
     assert not any("vanilla" in line for line in summary["verdicts"][:1])
 
 
