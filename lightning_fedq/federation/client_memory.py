@@ -50,11 +50,10 @@ class ClientMemory:
         machinery = set(vars(pl.LightningModule()))
         parts = [
             part
-            for name, part in module.named_modules()
+            for part in module.modules()
             if not isinstance(part, Metric)
             and not type(part).__module__.startswith(("torchmetrics.", "torch."))
         ]
-        self._module = module
         self._of_module = [_Memory(part, machinery, numbers_only=True) for part in parts]
         own = set(vars(pl.LightningDataModule()))
         hooks = datamodule is not None and any(

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import tree_flatten
 from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
@@ -138,9 +138,9 @@ def _saves_more(part: nn.Module) -> bool:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Do two states agree in every number, word and tensor?"""
-    pairs = tree_leaves(one), tree_leaves(other)
-    return len(pairs[0]) == len(pairs[1]) and all(map(_alike, *pairs))
+    """Do two states agree in every number, word and tensor, and in the keys of their dictionaries?"""
+    (leaves, spec), (other_leaves, other_spec) = tree_flatten(one), tree_flatten(other)
+    return bool(spec == other_spec) and all(map(_alike, leaves, other_leaves))
 
 
 def _alike(one: Any, other: Any) -> bool:

@@ -192,8 +192,9 @@ class BandedGaussian(Mechanism):
         rows = update.detach().reshape(len(rand.clients), context.dim)
         parts, clipped = [], 0
         for part in torch.split(rows, max(_CHUNK // context.dim, 1)):  # float64 of a few clients at a time
-            factors, shortened = unit_ball_factors(part.double(), self.clip_norm, 2)
-            parts.append((part.double() * factors[:, None] * self._sent_steps).to(torch.int32))
+            values = part.double()
+            factors, shortened = unit_ball_factors(values, self.clip_norm, 2)
+            parts.append((values * factors[:, None] * self._sent_steps).to(torch.int32))
             clipped += int(shortened.sum()) * context.dim
         symbols = torch.cat(parts)
         num_bits = self.code(context).num_bits(symbols)

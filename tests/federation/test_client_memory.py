@@ -135,7 +135,9 @@ def updates_of(monkeypatch: Any, module: Any, data: Any, *callbacks: Any, first:
 def test_no_client_s_data_come_into_another_s_update(
     module: Any, data: Any, callback: Any, first: bool, monkeypatch: Any
 ) -> None:
-    callbacks = lambda: [] if callback is None else [callback()]  # noqa: E731
+    def callbacks() -> list[pl.Callback]:
+        return [] if callback is None else [callback()]
+
     before, held = updates_of(monkeypatch, module(), data(), *callbacks(), first=first)
     for client in range(3):
         after, _ = updates_of(monkeypatch, module(), data(held[client].tolist()), *callbacks(), first=first)

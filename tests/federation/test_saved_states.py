@@ -11,6 +11,7 @@ import torchmetrics
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.federation.saved_states import same
 from lightning_fedq.mechanisms import LDPQ
 from tests.digits_run import Classifier, Digits, make_trainer
 
@@ -197,3 +198,10 @@ def test_spike_detection_decides_by_exact_losses(private: Any) -> None:
     trainer = make_trainer(callback, pl.callbacks.SpikeDetection())
     with pytest.raises(ValueError, match="SpikeDetection ends the run by the exact losses of training steps"):
         trainer.fit(Classifier(), datamodule=Digits(60))
+
+
+def test_keys_of_a_dictionary_are_part_of_a_state() -> None:
+    """A client's labels may be keys."""
+    assert same({"seen": {3: True}, "n": 1}, {"seen": {3: True}, "n": 1})
+    assert not same({"seen": {3: True}, "n": 1}, {"seen": {7: True}, "n": 1})
+    assert not same([1, [2]], [[1], 2])
