@@ -12,8 +12,10 @@ re-seeding is the package's one use of the global generators.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -309,7 +311,6 @@ class ClientLoader:
     def indices(self, stack: Stack) -> Iterator[Tensor]:
         """Yield the sample indices of each batch: `(batch,)`, or `(clients, batch)` for two clients up."""
         if not stack.clients:
-            yield self._work.held[0][:1]
             return
         if stack.samples:
             yield from stack.samples
@@ -352,8 +353,11 @@ class ClientLoader:
             for number, indices in enumerate(self.indices(stack)):
                 yield indices, [(seed + number * _APART) % 2**63 for seed in seeds]
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the round to come, re-seeding the generators before each stack's first."""
+    def by_stack(self) -> Iterator[tuple[Stack, Iterator[Any]]]:
+        """Yield the stacks of the round to come with their batches, which are drawn when they are asked for.
+
+        The generators are seeded anew before each stack's first batch. What is not asked for is skipped.
+        """
         stacks = self._stacks()
         if self._workers is None:
             batches: Iterator[Any] = map(self._batches.__getitem__, self.round_indices())
@@ -361,10 +365,23 @@ class ClientLoader:
             self._generator.manual_seed(stacks[0].training_seed)
             batches = iter(self._workers)
         for stack in stacks:
-            seed_for_transforms(stack.training_seed)
-            self.turns.begin(stack.row_seed)
-            for _ in stack.batch_sizes:
-                yield next(batches)
+            own = self._seeded(stack, islice(batches, len(stack.batch_sizes)))
+            yield stack, own
+            deque(own, maxlen=0)
+
+    def of_stack(self, stack: Stack) -> Iterator[Any]:
+        """Yield the batches of one stack, drawn in this process and beside the round."""
+        return self._seeded(stack, map(self._batches.__getitem__, self.indices(stack)))
+
+    def _seeded(self, stack: Stack, batches: Iterator[Any]) -> Iterator[Any]:
+        seed_for_transforms(stack.training_seed)
+        self.turns.begin(stack.row_seed)
+        yield from batches
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the batches of the round to come."""
+        for _, batches in self.by_stack():
+            yield from batches
 
 
 class _Indices:

@@ -8,6 +8,7 @@ itself. Clients train one at a time, because nobody knows how to line up batches
 from __future__ import annotations
 
 import copy
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -115,13 +116,20 @@ class OwnClientLoader(ClientLoader):
         """Refused, as there are no indices."""
         return self.loader
 
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the round to come, re-seeding the generators at each client's start."""
+    def by_stack(self) -> Iterator[tuple[Stack, Iterator[Any]]]:
+        """Yield the clients of the round to come with their batches."""
         for stack in self._stacks():
-            seed_for_transforms(stack.training_seed)
-            self.turns.begin(stack.row_seed)
-            client = stack.clients[0] if stack.clients else 0  # somebody's batch in a round of nobody
-            yield from self._batches_of(client, len(stack.batch_sizes), stack.training_seed)
+            own = self.of_stack(stack)
+            yield stack, own
+            deque(own, maxlen=0)
+
+    def of_stack(self, stack: Stack) -> Iterator[Any]:
+        """Yield the batches of one client. Nobody has none."""
+        if not stack.clients:
+            return iter(())
+        return self._seeded(
+            stack, self._batches_of(stack.clients[0], len(stack.batch_sizes), stack.training_seed)
+        )
 
     def _batches_of(self, client: int, number: int, seed: int) -> Iterator[Any]:
         found = 0

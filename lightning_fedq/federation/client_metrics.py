@@ -50,19 +50,6 @@ def log_figure(module: pl.LightningModule, name: str, value: float, prog_bar: bo
         type(module).log(module, name, value, prog_bar, on_step=False, on_epoch=True, batch_size=1)
 
 
-class Logged(NamedTuple):
-    """Record of what one rank's clients have logged in a round.
-
-    Args:
-        values: Of each of Lightning's results, its sum or extreme so far and the size of its batches, in
-            plain numbers.
-        names: Of all metrics so far, in order.
-    """
-
-    values: dict[Any, tuple[Any, Any]]
-    names: dict[str, None]
-
-
 @runtime_checkable
 class ProtectsSamples(Protocol):
     """A callback that claims privacy for the samples that clients train on."""
@@ -150,185 +137,17 @@ class TrainingLog:
         return bool(self._trainer.training) and self._module._current_fx_name != "on_train_start"
 
     def _check_monitors(self, name: str, why: str, except_for: Collection[str] = ()) -> None:
-        for who, monitor in _monitors(self._trainer):
-            if monitor in _forks(name) and monitor not in except_for:
+        for who, monitor in monitors_of(self._trainer):
+            if monitor in forks(name) and monitor not in except_for:
                 raise ValueError(f"{who} watches {monitor!r}, {why}")
 
     def _check_file_names(self, name: str, why: str) -> None:
-        for who, metric in _in_file_names(self._trainer):
-            if metric in _forks(name):
+        for who, metric in in_file_names(self._trainer):
+            if metric in forks(name):
                 raise ValueError(f"{who} names its files by {metric!r}, {why}")
 
 
-class ClientMetrics(TrainingLog):
-    """Stands in for a module's `log` during a fit, and sends on what is not the clients' to keep.
-
-    Args:
-        choice: "shared" logs as usual, "none" drops, "local" keeps for `take` and logs nothing.
-        trainer: Of the fit in progress.
-        module: Whose `log`.
-        clients: Returns who trains.
-        ranks: The ranks that the clients are spread over, where there are several.
-
-    Attributes:
-        names: What clients have logged, in order.
-        keep: Whether somebody takes the clients' values; else they are dropped at once.
-    """
-
-    def __init__(
-        self,
-        choice: ClientMetricsChoice,
-        trainer: pl.Trainer,
-        module: pl.LightningModule,
-        clients: Callable[[], tuple[int, ...]],
-        ranks: RankGroup | None = None,
-    ) -> None:
-        super().__init__(trainer, module)
-        self._ranks = ranks
-        self.choice, self.keep = choice, False
-        self._clients = clients
-        self._elsewhere: set[str] = set()
-        self._sums: dict[int, dict[str, tuple[float, int]]] = {}
-        self._metrics: list[Any] = []
-        self._last: tuple[int, ...] = ()
-        self._shared: dict[Any, Any] = {}
-
-    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Stand in for `LightningModule.log`. In a stack, of a value that is reduced over its clients."""
-        training = self._in_training()
-        if training and self._ranks is not None and isinstance(value, nn.Module) and self.choice == "shared":
-            raise ValueError(
-                f"{name!r} is a metric object that clients update in training, and every rank's own has seen "
-                "its own clients only; log the metric's value of each batch, leave it to the validation, or "
-                "train in one process (devices=1)"
-            )
-        if training and self.withholds(name):
-            self._hold(name, value)
-            return
-        if not training:
-            self._elsewhere.add(name)
-        with self.passing():
-            self._log(name, value, *args, **kwargs)
-
-    def _hold(self, name: str, value: Any) -> None:
-        clients = self._present()
-        if isinstance(value, nn.Module):  # a metric object
-            if all(value is not metric for metric in self._metrics):
-                self._metrics.append(value)
-            value = getattr(value, "_forward_cache", None)
-        if len(clients) == 1 and value is not None:
-            self.add(name, clients, [value])
-
-    @property
-    def _lets_out(self) -> bool:
-        return self.choice == "shared"
-
-    def _present(self) -> tuple[int, ...]:
-        """Whom a hook is about. After a client's last batch still that client."""
-        if str(self._module._current_fx_name).startswith("on_train_epoch"):
-            return ()
-        self._last = self._clients() or self._last
-        return self._last
-
-    def withholds(self, name: str) -> bool:
-        """Note that clients log a metric in training, and say whether it stays with them.
-
-        Raises:
-            ValueError: If it does, and somebody watches it.
-        """
-        if name not in self.names:
-            self.names[name] = None
-            why = "which clients log in training, {}; watch a metric of the validation{}".format
-            if self.choice != "shared":
-                stays = f"and which stays with them (client_metrics={self.choice!r})"
-                cure = ", or let it out without noise by Federated(client_metrics='shared')"
-                self._check_monitors(name, why(stays, cure), self._elsewhere)
-            elif self._ranks is not None:
-                self._check_monitors(name, why("each rank those of its own clients", ""), self._elsewhere)
-        return self.choice != "shared"
-
-    def add(self, name: str, clients: tuple[int, ...], values: Any) -> None:
-        """Keep one value of each of some clients, where they are to be kept."""
-        if not self.keep or self.choice != "local":
-            return
-        for client, value in zip(clients, values, strict=True):
-            own = self._sums.setdefault(client, {})
-            total, count = own.get(name, (0.0, 0))
-            number = float(value.detach() if isinstance(value, Tensor) else value)
-            own[name] = (total + number, count + 1)
-
-    def add_stack(self, name: str, values: Tensor) -> bool:
-        """Take the values of a stack, `(clients, ...)`, before they are reduced. Whether that is all."""
-        if not self._trainer.training or not self.withholds(name):
-            return False
-        clients = self._clients()
-        if len(clients) == len(values):
-            self.add(name, clients, values.detach().tolist())
-        return True
-
-    def begin_round(self) -> None:
-        """Forget a round that was stopped on the way."""
-        self._sums, self._last = {}, ()
-        for metric in self._metrics:  # Lightning resets only what it logs
-            metric.reset()
-        self._metrics = []
-
-    def of_rank(self) -> Logged | None:
-        """Record of what this rank's clients have logged in a round. None if nothing is shared."""
-        self._shared = {}
-        if self.choice != "shared":
-            return None
-        results: Any = self._trainer._results  # type: ignore[attr-defined]
-        self._shared = {
-            key: result
-            for key, result in results.items()
-            if result.meta.name in self.names and result.meta.on_epoch and not result.has_reset
-        }
-        own = {
-            key: (_plain(result.value), _plain(result.cumulated_batch_size))
-            for key, result in self._shared.items()
-        }
-        return Logged(own, self.names)
-
-    def of_all_ranks(self, everybody: Sequence[Logged | None]) -> None:
-        """Let what clients have logged in a round be that of all ranks: its mean, or what reduces it.
-
-        A rank none of whose clients has logged a metric goes without; rank 0 has clients if any rank has.
-        """
-        logged = [part for part in everybody if part is not None]
-        for part in logged:
-            self.names |= part.names
-        for key, result in self._shared.items():
-            values = [part.values[key] for part in logged if key in part.values]
-            meta = result.meta
-            both = torch.stack([torch.as_tensor(value).to(result.value) for value, _ in values])
-            extreme = both.amax(0) if meta.is_max_reduction else both.amin(0)
-            result.value = extreme if meta.is_max_reduction or meta.is_min_reduction else both.sum(0)
-            size = torch.as_tensor(sum(size for _, size in values))
-            result.cumulated_batch_size = size.to(result.cumulated_batch_size)
-            result._computed = None
-
-    def take(self) -> dict[int, dict[str, float]]:
-        """Metrics that each client has logged since the round began: the mean of each over its batches."""
-        taken = {
-            client: {name: total / count for name, (total, count) in own.items()}
-            for client, own in self._sums.items()
-        }
-        if self._ranks is not None:
-            everybody = self._ranks.gather((taken, self.names), "what stays with clients")
-            for others, names in everybody:
-                taken |= others
-                self.names |= names
-        self.begin_round()
-        return taken
-
-
-def _plain(value: Any) -> Any:
-    """Numbers in place of a tensor, which takes a quarter of a millisecond to pickle."""
-    return value.tolist() if isinstance(value, Tensor) else value
-
-
-def _monitors(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
+def monitors_of(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
     """Who decides by which metric."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         monitor = getattr(callback, "monitor", None)
@@ -339,7 +158,7 @@ def _monitors(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
             yield type(config.scheduler).__name__, config.monitor
 
 
-def _in_file_names(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
+def in_file_names(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
     """Who names files by which metric: `ModelCheckpoint(filename="{epoch}-{loss:.2f}")`."""
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for template in (
@@ -351,7 +170,7 @@ def _in_file_names(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
                     yield type(callback).__name__, metric
 
 
-def _forks(name: str) -> tuple[str, str, str]:
+def forks(name: str) -> tuple[str, str, str]:
     """A metric's name, and those that Lightning makes of it."""
     return name, f"{name}_step", f"{name}_epoch"
 
@@ -369,13 +188,13 @@ def check_exact_monitors(trainer: pl.Trainer, lengths_tell: bool) -> None:
         ValueError: Naming who watches what.
     """
     exact = (_EXACT, _LENGTHS) if lengths_tell else _EXACT
-    for who, metric in _in_file_names(trainer):
+    for who, metric in in_file_names(trainer):
         if metric.startswith(exact):
             raise ValueError(
                 f"{who} names its files by {metric!r}, which is made of the clients' exact updates: names, "
                 "and checkpoints, which hold them, would tell it without noise; leave it out, or use a seed"
             )
-    for who, monitor in _monitors(trainer):
+    for who, monitor in monitors_of(trainer):
         if monitor.startswith(exact):
             raise ValueError(
                 f"{who} watches {monitor!r}, which is made of the clients' exact updates: the model and its "

@@ -2,14 +2,8 @@
 
 The parameters of a stack live in one buffer, parameter by parameter, each `(clients, *shape)`. A step
 maps the user's own `training_step` over the clients, `backward` hands the gradients over as they are,
-and the user's own optimiser steps the buffer, which is right for elementwise optimisers and refused
+and a copy of the user's own optimiser steps the buffer, which is right for elementwise optimisers and refused
 for others. Memory is that of one stack, whatever the number of clients.
-
-This is not a `Strategy` for `Trainer(strategy=...)`: one callback, and nothing else changed, is the
-property to keep. While it is attached it stands in for `training_step` and `backward` of the
-trainer's own single-device strategy and for `clip_grad_by_norm` of its precision plugin (public
-names, all three), and leaves everything else to them. Clients alone or side by side, `training_step` is told
-the batch's number among their own.
 """
 
 from __future__ import annotations
@@ -19,7 +13,8 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -42,9 +37,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.data.generator_turns import GeneratorTurns, generator_state, same_state
-from lightning_fedq.federation.client_draws import ClientDraws, DropoutInPlace
-from lightning_fedq.federation.own_batches import OwnBatches
-from lightning_fedq.federation.stacked_logs import StackedLogs
+from lightning_fedq.clients.client_draws import ClientDraws, DropoutInPlace
+from lightning_fedq.clients.stacked_logs import Keep, StackedLogs
 from lightning_fedq.functional.batch_stack import UnequalBatches, groups_alike, stack_batches
 
 ELEMENTWISE_OPTIMIZERS = (SGD, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, Rprop, Adagrad, Adadelta, ASGD)
@@ -79,6 +73,7 @@ class StackedStep:
         names: Names of the parameters that differ between clients, in the order of the flat vector.
         buffer_names: Names of the buffers that training changes, such as running statistics and counters.
         turns: The clients' sequences of torch's random numbers; without it one sequence serves them all.
+        keep: Takes the clients' values of a logged metric before they are reduced.
     """
 
     def __init__(
@@ -87,16 +82,14 @@ class StackedStep:
         names: Sequence[str],
         buffer_names: Sequence[str] = (),
         turns: GeneratorTurns | None = None,
+        keep: Keep | None = None,
     ) -> None:
         self.module, self._step = module, _TrainingStep(module)
         self._turns, self._draws = turns, False
-        parameters = dict(module.named_parameters())
         self.names = [f"module.{name}" for name in names]
         self.buffer_names = [f"module.{name}" for name in buffer_names]
-        self.shapes = [parameters[name].shape for name in names]
-        self.sizes = [shape.numel() for shape in self.shapes]
-        self._args: tuple[Any, ...] = ()
-        self._logs = StackedLogs(module)
+                self._args: tuple[Any, ...] = ()
+        self._logs = StackedLogs(module, keep)
         self._caught: list[Tensor] = []
         self._constants: dict[str, Any] = {}
         self._skipped = False
@@ -190,142 +183,126 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-class ClientParallelStrategy:
-    """Trains stacks of clients on the trainer's own strategy, between `attach` and `detach`.
-
-    `open(n)` starts a stack of `n` clients, `close()` ends it; outside of a stack every step is the
-    strategy's own. A stack of no clients makes a step that does nothing.
+class StackMemory(NamedTuple):
+    """Tensors that one stack after the other trains in.
 
     Args:
-        trainer: Trainer of a fit in progress, with its optimiser set up.
-        names: Names of the trained parameters, in the order of the flat vector.
-        capacity: Most clients a stack holds.
-        buffer_names: Names of the buffers that training changes, of any dtype; they follow the
-            parameters in the flat vector.
-        turns: The clients' sequences of torch's random numbers; None lets a stack share one.
+        members: A tensor `(capacity, *shape)` for every parameter and buffer.
+        updates: `(capacity, dim)`.
+    """
 
-    Attributes:
-        batches: Which of the clients' own batches is the present one.
+    members: list[Tensor]
+    updates: Tensor
+
+    @classmethod
+    def of(cls, module: nn.Module, names: Sequence[str], capacity: int) -> StackMemory:
+        """Memory for the parameters and buffers of a module, the parameters first.
+
+        Args:
+            module: Has them.
+            names: Theirs.
+            capacity: Most clients of a stack.
+        """
+        members = [attrgetter(name)(module).detach() for name in names]
+        dtype = torch.promote_types(members[0].dtype, torch.float32)
+        dim = sum(member.numel() for member in members)
+        stacks = [member.new_empty(capacity, *member.shape) for member in members]
+        return cls(stacks, members[0].new_empty(capacity, dim, dtype=dtype))
+
+
+class ClientStack:
+    """Trains several clients side by side in one client's Trainer, whose module and optimiser are copies.
+
+    It stands in for `training_step` and `backward` of the Trainer's own strategy, and for `clip_grad_by_norm`
+    of its precision plugin, and leaves everything else to them. A stack of no clients makes a step that does
+    nothing.
+
+    Args:
+        trainer: A client's, with its module and optimiser.
+        names: Names of the trained parameters, in the order of the flat vector.
+        buffer_names: Names of the buffers that training changes, of any dtype; they follow the parameters.
+        memory: Of all of them, for at least as many clients.
+        num_clients: Clients of this stack.
+        weights: `(dim,)`, where every client starts from: parameters, then buffers.
+        buffers: `(clients, buffer_dim)`, the buffers that each client starts from instead.
+        turns: The clients' sequences of torch's random numbers; None lets a stack share one.
+        keep: Takes the clients' values of a logged metric, `(clients, ...)`, before they are reduced.
     """
 
     def __init__(
         self,
-        trainer: pl.Trainer,
+        trainer: Any,
         names: Sequence[str],
-        capacity: int,
-        buffer_names: Sequence[str] = (),
+        buffer_names: Sequence[str],
+        memory: StackMemory,
+        num_clients: int,
+        weights: Tensor,
+        buffers: Tensor | None = None,
         turns: GeneratorTurns | None = None,
+        keep: Keep | None = None,
     ) -> None:
-        self.batches = OwnBatches(trainer)
         self._trainer, self._strategy = trainer, trainer.strategy
-        self._precision = trainer.precision_plugin
-        self._optimizer: Optimizer = trainer.optimizers[0]
-        module = trainer.lightning_module
-        self._step = StackedStep(module, names, buffer_names, turns)
-        parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
-        self._parameters = [parameters[name] for name in names]
-        self._owners = _owners(self._parameters, self._optimizer)
-        members = [*(parameters[name] for name in names), *(buffers[name] for name in buffer_names)]
-        self._shapes, self._sizes = [m.shape for m in members], [m.numel() for m in members]
-        self._stacks = [member.detach().new_empty(capacity, *member.shape) for member in members]
-        like = parameters[names[0]].detach()
-        dtype = torch.promote_types(like.dtype, torch.float32)
-        self._updates = like.new_empty(capacity, sum(self._sizes), dtype=dtype)
-        self._originals: list[list[Tensor]] = []
-        self._active: list[Tensor] | None = None
-        self._buffers: list[Tensor] = []
-        self._gradients: list[Tensor] = []
-
-    def attach(self) -> None:
-        """Stand in for three methods of the trainer's strategy and precision plugin."""
-        self._ordinary_step, self._ordinary_backward = self._strategy.training_step, self._strategy.backward
-        self._ordinary_clip = self._precision.clip_grad_by_norm
-        self._strategy.training_step = self.training_step  # type: ignore[method-assign]
-        self._strategy.backward = self.backward  # type: ignore[method-assign]
-        self._precision.clip_grad_by_norm = self.clip_grad_by_norm  # type: ignore[method-assign]
-        self.batches.attach()
-
-    def detach(self) -> None:
-        """Close an open stack and give the methods back."""
-        self.close()
-        self.batches.detach()
-        del self._strategy.training_step, self._strategy.backward, self._precision.clip_grad_by_norm
-
-    def open(self, num_clients: int, weights: Tensor, buffers: Tensor | None = None) -> None:
-        """Start a stack.
-
-        Args:
-            num_clients: 0 to `capacity`.
-            weights: `(dim,)`, where every client starts from: parameters, then buffers.
-            buffers: `(clients, buffer_dim)`, the buffers that each client starts from instead.
-        """
-        self._start = [
-            part.view(shape)
-            for part, shape in zip(torch.split(weights, self._sizes), self._shapes, strict=True)
-        ]
-        self._num_clients, self._common = num_clients, True
-        members = [stack[:num_clients] for stack in self._stacks]
+        self._precision, self._num_clients, self._common = trainer.precision_plugin, num_clients, True
+        module, optimizer = trainer.lightning_module, trainer.optimizers[0]
+        self._step = StackedStep(module, names, buffer_names, turns, keep)
+        parameters = [attrgetter(name)(module) for name in names]
+        self._sizes = [member[0].numel() for member in memory.members]
+        shapes = [member.shape[1:] for member in memory.members]
+        parts = torch.split(weights, self._sizes)
+        self._start = [part.view(shape) for part, shape in zip(parts, shapes, strict=True)]
+        members = [member[:num_clients] for member in memory.members]
         for member, start in zip(members, self._start, strict=True):
             member.copy_(start)
-        self._active, self._buffers = members[: len(self._owners)], members[len(self._owners) :]
+        self._updates = memory.updates[:num_clients]
+        self._active, self._buffers = members[: len(names)], members[len(names) :]
         if buffers is not None:
-            rows = torch.split(buffers, self._sizes[len(self._owners) :], dim=1)
+            rows = torch.split(buffers, self._sizes[len(names) :], dim=1)
             for member, row in zip(self._buffers, rows, strict=True):
                 member.copy_(row.view_as(member))
-        self._originals = [group["params"] for group in self._optimizer.param_groups]
-        for index, group in enumerate(self._optimizer.param_groups):
-            pairs = zip(self._active, self._owners, strict=True) if num_clients else ()
+        self._gradients: list[Tensor] = []
+        self._take_over(optimizer, parameters)
+        self._ordinary_clip = self._precision.clip_grad_by_norm
+        self._strategy.training_step, self._strategy.backward = self.training_step, self.backward
+        self._precision.clip_grad_by_norm = self.clip_grad_by_norm
+
+    def _take_over(self, optimizer: Optimizer, parameters: Sequence[Tensor]) -> None:
+        """Let the optimiser, which is a copy, step the stack in place of the module's own parameters."""
+        owners = _owners(parameters, optimizer)
+        for index, group in enumerate(optimizer.param_groups):
+            pairs = zip(self._active, owners, strict=True) if self._num_clients else ()
             group["params"] = [active for active, owner in pairs if owner == index]
-        for parameter, active in zip(self._parameters, self._active, strict=True):
-            if state := self._optimizer.state.get(parameter):  # Adagrad is made with one
-                self._optimizer.state[active] = {
-                    name: _stacked(value, parameter, num_clients) for name, value in state.items()
+        for parameter, active in zip(parameters, self._active, strict=True):
+            if state := optimizer.state.pop(parameter, None):  # Adagrad is made with one
+                optimizer.state[active] = {
+                    name: _stacked(value, parameter, self._num_clients) for name, value in state.items()
                 }
 
     def updates(self) -> Tensor:
-        """Return `(clients, dim)`, local - global of the open stack. Overwritten by the next one.
+        """Return `(clients, dim)`, local - global. Overwritten by the next stack in this memory.
 
-        Parameters, then buffers. Where `open` was given the clients' own buffers, global is still `weights`.
+        Parameters, then buffers. Where clients have their own buffers, global is still `weights`.
         """
-        assert self._active is not None
-        updates = self._updates[: self._num_clients]
-        columns = torch.split(updates, self._sizes, dim=1)
+        columns = torch.split(self._updates, self._sizes, dim=1)
         members = [*self._active, *self._buffers]
         for column, member, start in zip(columns, members, self._start, strict=True):
             torch.sub(member.reshape(column.shape), start.flatten(), out=column)
-        return updates
+        return self._updates
 
     def buffers(self) -> Tensor:
-        """Return `(clients, buffer_dim)`, the present buffers of the open stack's clients.
+        """Return `(clients, buffer_dim)`, the clients' present buffers.
 
         In the updates' dtype: integers above 2^24 are rounded where that is float32.
         """
-        dim = sum(self._sizes[len(self._owners) :])
         rows = [member.reshape(self._num_clients, -1).to(self._updates.dtype) for member in self._buffers]
-        return torch.cat(rows, dim=1) if rows else self._updates.new_empty(self._num_clients, dim)
-
-    def close(self) -> None:
-        """End the stack, if one is open: the optimiser holds the module's own parameters again."""
-        if self._active is None:
-            return
-        for group, originals in zip(self._optimizer.param_groups, self._originals, strict=True):
-            group["params"] = originals
-        for active in self._active:
-            self._optimizer.state.pop(active, None)
-        self._active, self._buffers, self._gradients = None, [], []
+        return torch.cat(rows, dim=1) if rows else self._updates.new_empty(self._num_clients, 0)
 
     # ---- what Lightning calls -------------------------------------------------------------------
 
     def training_step(self, batch: Any, *indices: int) -> Any:
-        """One step of all clients of the stack. The strategy's own step outside of one."""
-        with self.batches.told() as number:
-            rest = (number,) if indices else ()
-            return self._ordinary_step(batch, *rest) if self._active is None else self._all(batch, rest)
-
-    def _all(self, batch: Any, rest: Sequence[int]) -> Any:
+        """One step of all clients of the stack."""
         if self._num_clients == 0:
             return torch.zeros((), device=self._updates.device)
-        assert self._active is not None
+        rest = indices
         with self._precision.train_step_context():
             if isinstance(batch, UnequalBatches):
                 return self._unequal_step(batch, rest)
@@ -343,7 +320,6 @@ class ClientParallelStrategy:
 
     def _unequal_step(self, batches: UnequalBatches, args: Sequence[Any]) -> Tensor | None:
         """One step of clients whose batches do not stack: of every group of them that do, in turn."""
-        assert self._active is not None
         losses: list[Tensor] = []
         self._gradients, self._common = [torch.empty_like(weight) for weight in self._active], False
         for rows in groups_alike(batches):
@@ -362,9 +338,7 @@ class ClientParallelStrategy:
     def backward(
         self, closure_loss: Tensor, optimizer: Optimizer | None, *args: Any, **kwargs: Any
     ) -> Tensor:
-        """Hand over the gradients that the step has found. The strategy's own backward outside of a stack."""
-        if self._active is None:
-            return self._ordinary_backward(closure_loss, optimizer, *args, **kwargs)
+        """Hand over the gradients that the step has found."""
         module = self._trainer.lightning_module
         self._strategy.pre_backward(closure_loss)
         loss: Tensor = self._precision.pre_backward(closure_loss, module)
@@ -378,8 +352,6 @@ class ClientParallelStrategy:
 
     def clip_grad_by_norm(self, optimizer: Optimizer, clip_val: float) -> None:
         """Clip every client's gradient by its own norm, as it would be one client at a time."""
-        if self._active is None:
-            return self._ordinary_clip(optimizer, clip_val)
         gradients = [weight.grad for weight in self._active if weight.grad is not None]
         if not gradients:
             return None

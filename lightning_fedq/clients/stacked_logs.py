@@ -21,6 +21,7 @@ from torchmetrics import Metric, MetricCollection
 
 from lightning_fedq._lightning import pl
 
+Keep = Callable[[str, Tensor], None]
 _SIGNATURE = inspect.signature(pl.LightningModule.log)
 
 
@@ -81,11 +82,13 @@ class StackedLogs:
     """Catches what a mapped `training_step` logs, and logs it for real afterwards.
 
     Args:
-        module: Whose `log` and whose metrics.
+        module: Its `log` and its metrics.
+        keep: Takes the clients' values of a logged metric, by name and as `(clients, ...)`, before they are
+            reduced.
     """
 
-    def __init__(self, module: pl.LightningModule) -> None:
-        self._module = module
+    def __init__(self, module: pl.LightningModule, keep: Keep | None = None) -> None:
+        self._module, self._keep = module, keep
         self._metrics = list(_outermost_metrics(module))
         self._caught = _Caught()
 
@@ -169,8 +172,8 @@ class StackedLogs:
                 value = tensors[value]
             elif not isinstance(value, Metric):
                 value = torch.full((num_clients,), float(value), device=self._module.device)
-            if log is None and isinstance(value, Tensor) and self._stays(entry.arguments["name"], value):
-                continue
+            if log is None and isinstance(value, Tensor) and self._keep is not None:
+                self._keep(entry.arguments["name"], value)
             if isinstance(value, Tensor):
                 reduce_fx = arguments.get("reduce_fx", "mean")
                 value, size = _reduced(value, reduce_fx), arguments.get("batch_size")
@@ -180,11 +183,6 @@ class StackedLogs:
                 arguments["batch_size"] = num_clients * (size or 1)
             name = arguments.pop("name")
             (log or self._module.log)(name, value, **arguments)
-
-    def _stays(self, name: str, values: Tensor) -> bool:
-        """Does a value stay with each client? Where `Federated` stands in for `log`, it says so."""
-        add_stack = getattr(self._module.log, "add_stack", None)
-        return add_stack is not None and bool(add_stack(name, values))
 
     def _update_metrics(self, tensors: Sequence[Tensor], num_clients: int) -> list[list[Any]]:
         """Values of each caught `forward`, client after client."""

@@ -1,0 +1,152 @@
+"""A client's Trainer: the user's own with loops, loggers and strategy of its own.
+
+It is a copy of the user's Trainer, so that every flag is forwarded, and what a fit writes to is new: the
+loops, the strategy's module, optimisers and precision, the connectors, `should_stop`. Nothing is set up
+again, because the user's Trainer is.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Sequence
+from copy import copy
+from typing import Any
+
+from lightning_fedq._lightning import pl
+
+
+class ClientTrainer:
+    """Mixed into the class of the user's Trainer: what a client reads of the whole fit, and what it may not do.
+
+    Attributes:
+        home: The user's Trainer.
+    """
+
+    home: Any
+
+    @property
+    def estimated_stepping_batches(self) -> Any:
+        """Steps of one client in the whole fit."""
+        return self.home.estimated_stepping_batches
+
+    @property
+    def checkpoint_callbacks(self) -> Any:
+        """Callbacks of the user's Trainer, as are the next three."""
+        return self.home.checkpoint_callbacks
+
+    @property
+    def checkpoint_callback(self) -> Any:
+        """The first of them."""
+        return self.home.checkpoint_callback
+
+    @property
+    def early_stopping_callbacks(self) -> Any:
+        """Those that end the fit."""
+        return self.home.early_stopping_callbacks
+
+    @property
+    def progress_bar_callback(self) -> Any:
+        """The bar."""
+        return self.home.progress_bar_callback
+
+    @property
+    def log_dir(self) -> Any:
+        """Folder of the user's first logger."""
+        return self.home.log_dir
+
+    def save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+        """Save the whole fit: the global model, and the start of the round."""
+        self.home.save_checkpoint(*args, **kwargs)
+
+
+@functools.cache
+def _class_of(kind: type) -> type:
+    return type("ClientTrainer", (ClientTrainer, kind), {"__module__": __name__})
+
+
+@functools.cache
+def _attributes_of_trainers() -> frozenset[str]:
+    """Names of the attributes that Lightning gives every Trainer; others are the user's."""
+    own = set(inspect.unwrap(pl.Trainer.__init__).__code__.co_names)
+    return frozenset(own | _SET_ELSEWHERE)
+
+
+_SET_ELSEWHERE = {
+    *("callbacks", "strategy", "datamodule", "profiler", "_loggers", "log_every_n_steps", "val_check_batch"),
+    *("check_val_every_n_epoch", "reload_dataloaders_every_n_epochs", "_is_data_prepared", "home"),
+    *("overfit_batches", "limit_train_batches", "limit_val_batches", "limit_test_batches"),
+    *("limit_predict_batches", "num_sanity_val_steps", "fast_dev_run", "val_check_interval"),
+    *("_default_root_dir", "_val_check_time_interval", "_last_val_time", "_train_start_time"),
+}
+
+
+def own_attributes(trainer: Any) -> list[str]:
+    """Attributes that somebody else has given a Trainer."""
+    return [name for name in vars(trainer) if name not in _attributes_of_trainers()]
+
+
+def new_child(home: Any) -> Any:
+    """A Trainer for one client of `home`'s fit, which still lacks module, optimisers and callbacks.
+
+    Args:
+        home: The user's Trainer, in its fit.
+    """
+    kind = _class_of(type(home))
+    child = kind.__new__(kind)
+    vars(child).update(vars(home))
+    child.home = home
+    child.state = type(home.state)(fn=home.state.fn, status=home.state.status, stage=home.state.stage)
+    child.should_stop = False
+    child.training = True
+    child._data_connector = copy(home._data_connector)
+    child._data_connector.trainer = child
+    child._logger_connector = type(home._logger_connector)(child)
+    child._accelerator_connector = copy(home._accelerator_connector)
+    strategy = copy(home.strategy)
+    child._accelerator_connector.strategy = strategy
+    if hasattr(strategy, "on_its_own"):  # asks no other rank
+        strategy.on_its_own = True
+    child.fit_loop = pl.loops._FitLoop(child, home.min_epochs, home.max_epochs)
+    child.fit_loop.epoch_loop = pl.loops._TrainingEpochLoop(child, home.min_steps, home.max_steps)
+    child.fit_loop.epoch_progress = copy(home.fit_loop.epoch_progress)
+    child.fit_loop.epoch_progress.current = copy(home.fit_loop.epoch_progress.current)
+    child.fit_loop.epoch_progress.total = copy(home.fit_loop.epoch_progress.total)
+    return child
+
+
+def equip(
+    child: Any,
+    module: pl.LightningModule,
+    optimizers: Sequence[Any],
+    schedules: Sequence[Any],
+    precision: Any,
+    callbacks: list[Any],
+    datamodule: Any,
+) -> None:
+    """Give a client's Trainer its own module, optimisers, schedules, precision, callbacks and data module."""
+    strategy = child.strategy
+    strategy._lightning_module = strategy.model = module
+    strategy._precision_plugin = precision
+    strategy.optimizers = list(optimizers)
+    strategy.lr_scheduler_configs = list(schedules)
+    child.callbacks, child.datamodule = callbacks, datamodule
+    selector = child._data_connector._datahook_selector
+    child._data_connector._datahook_selector = type(selector)(module, datamodule)
+
+
+def count_from(child: Any, steps: int, logged: int) -> None:
+    """Let a client's Trainer go on counting.
+
+    Args:
+        child: Its Trainer.
+        steps: Optimiser steps of one client before this round, which `global_step` shows.
+        logged: Steps that loggers have seen.
+    """
+    loop = child.fit_loop.epoch_loop
+    for progress in (
+        loop.automatic_optimization.optim_progress.optimizer.step,
+        loop.manual_optimization.optim_step_progress,
+    ):
+        progress.total.ready = progress.total.completed = steps
+    loop._batches_that_stepped = logged

@@ -1,0 +1,169 @@
+"""One client's training, or a stack's: a fit on a copy of everything that the user's fit holds.
+
+The user's Trainer, its module, optimisers, schedules, loss scale, data module and callbacks are never written
+to. Every client begins with a copy of them as they are when its round begins, and the copy is dropped when
+the client has trained: whatever it leaves in objects, containers, closures, hooks or optimisers is dropped
+with it. Module-level globals, class attributes and data sets are shared, as they are in any program;
+`clients.isolation` finds out whether they carry anything from one client to another.
+
+Nothing here knows of mechanisms, rounds, servers or other clients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torchmetrics import Metric
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.clients.child import count_from, equip, new_child, own_attributes
+from lightning_fedq.clients.copying import Copier, Storage
+from lightning_fedq.clients.hooks import call_hooks, crosses_clients, has_batch_hooks, trains_with_clients
+
+
+
+_NOWHERE = pl.loggers.logger.DummyLogger()
+
+
+@dataclass(frozen=True)
+class Client:
+    """A client's copy of the user's fit.
+
+    Args:
+        trainer: Its Trainer.
+        module: Its module, which holds its weights.
+        callbacks: Its callbacks, and those that cross clients.
+    """
+
+    trainer: Any
+    module: pl.LightningModule
+    callbacks: list[Any]
+
+
+class Batches:
+    """The batches of one client or stack, as its Trainer's training loader.
+
+    Args:
+        batches: Yields them.
+        length: How many there are.
+        loader: The loader of all clients, which knows the data set and the like.
+    """
+
+    def __init__(self, batches: Iterator[Any], length: int, loader: Any) -> None:
+        self._batches, self._length, self._loader = batches, length, loader
+
+    def __iter__(self) -> Iterator[Any]:
+        """The batches, once."""
+        return self._batches
+
+    def __len__(self) -> int:
+        """Number of the client's batches in this round."""
+        return self._length
+
+    def __getattr__(self, name: str) -> Any:
+        """Whatever else a loader knows."""
+        return getattr(self._loader, name)
+
+
+class ClientFit:
+    """Trains clients of one user's fit, one at a time or a stack of them.
+
+    Args:
+        trainer: The user's Trainer, in its fit.
+        loggers: Loggers that clients may write to; none is a logger that writes nothing.
+        shared: Objects that clients do not copy.
+
+    Attributes:
+        shares_metrics: Do clients update the metric objects of the user's module, not copies?
+    """
+
+    def __init__(
+        self, trainer: Any, loggers: Sequence[Any] | None = None, shared: Sequence[Any] = ()
+    ) -> None:
+        self._home, self._storage, self._shared = trainer, Storage(), tuple(shared)
+        self._loggers = loggers
+        self.shares_metrics = loggers is not None
+        self._callbacks = [c for c in trainer.callbacks if trains_with_clients(c)]
+        self._crossing = [c for c in trainer.callbacks if crosses_clients(c)]
+
+    @property
+    def own_loggers(self) -> list[Any]:
+        """Loggers of the clients' Trainers."""
+        if self._loggers is not None:
+            return list(self._loggers)
+        return [_NOWHERE] if self._home.loggers else []
+
+    def copy(self, alone: bool = False) -> Client:
+        """Copy the user's fit for one client, or a stack.
+
+        Args:
+            alone: Leave out what crosses clients: callbacks that are not copied, shared metrics, loggers.
+
+        Raises:
+            NotCopyableError: If something in it can't be copied.
+        """
+        home, child = self._home, new_child(self._home)
+        child._loggers = self.own_loggers if not alone else [_NOWHERE] * bool(home.loggers)
+        memo: dict[int, Any] = {
+            id(home): child,
+            id(home.strategy): child.strategy,
+            id(home.fit_loop): child.fit_loop,
+            id(home.fit_loop.epoch_loop): child.fit_loop.epoch_loop,
+        }
+        crossing = [] if alone else self._crossing
+        shared = [*self._shared, *self._crossing]
+        if self.shares_metrics and not alone:
+            shared += [part for part in home.lightning_module.modules() if isinstance(part, Metric)]
+        copier = Copier(self._storage, memo, tuple(shared))
+        module = copier(home.lightning_module)
+        for part in module.modules():
+            if isinstance(part, pl.LightningModule):
+                part._metric_attributes = None
+        datamodule = home.datamodule
+        if has_batch_hooks(datamodule):
+            datamodule = copier.attributes(datamodule, type(datamodule).__new__(type(datamodule)))
+        callbacks = [copier(c) if c in self._callbacks else c for c in home.callbacks
+                     if c in self._callbacks or c in crossing]  # fmt: skip
+        equip(
+            child,
+            module,
+            copier(home.strategy.optimizers),
+            copier(home.strategy.lr_scheduler_configs),
+            copier(home.strategy.precision_plugin),
+            callbacks,
+            datamodule,
+        )
+        for name in own_attributes(home):
+            setattr(child, name, copier(getattr(home, name)))
+        return Client(child, module, callbacks)
+
+    def train(self, client: Client, batches: Batches, steps: int, logged: int = 0) -> None:
+        """Train a copy on a client's batches, or a stack's.
+
+        Args:
+            client: The copy.
+            batches: Theirs.
+            steps: Optimiser steps of one client before this round.
+            logged: Steps that loggers have seen.
+        """
+        child = client.trainer
+        loops = child.fit_loop
+        count_from(child, steps, logged)
+        loops.max_batches = len(batches)
+        fetcher = pl.loops.utilities._select_data_fetcher(child, child.state.stage)
+        loops._combined_loader = pl.utilities.CombinedLoader(batches, "max_size_cycle")
+        loops._data_fetcher = fetcher
+        fetcher.setup(loops._combined_loader)
+        if child.current_epoch == 0 or loops.is_resuming:
+            iter(fetcher)
+        loops.epoch_loop.run(fetcher)
+        child._logger_connector.epoch_end_reached()
+        child._logger_connector._current_fx = "on_train_epoch_end"  # forgets nothing that others have logged
+        loops.epoch_progress.increment_processed()
+        call_hooks(child, client.callbacks, "on_train_epoch_end")
+        own: Callable[[], object] = client.module.on_train_epoch_end
+        before, client.module._current_fx_name = client.module._current_fx_name, "on_train_epoch_end"
+        own()
+        client.module._current_fx_name = before

@@ -1,0 +1,65 @@
+"""Which callbacks train with the clients, and which belong to the whole fit.
+
+A callback that looks at batches, losses, gradients or steps is part of a client's training: each client has
+a copy. One that looks at epochs, validation and checkpoints belongs to the fit and sees global models only.
+One of both kinds is in both places: its copies get the hooks of batches and `on_train_epoch_end`, and the
+original all others. Whatever runs before the first batch of a round runs once, in the fit, and every client
+begins with what it has left.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning_fedq._lightning import is_overridden, pl
+
+BATCH_HOOKS = (
+    "on_train_batch_start",
+    "on_train_batch_end",
+    "on_before_zero_grad",
+    "on_before_backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+)
+DATA_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_OF_THE_FIT = (
+    *("Checkpoint", "EarlyStopping", "ProgressBar", "LearningRateMonitor", "DeviceStatsMonitor", "Timer"),
+    *("ModelSummary", "WeightAveraging", "StochasticWeightAveraging", "BaseFinetuning", "ModelPruning"),
+    *("GradientAccumulationScheduler", "SpikeDetection", "ThroughputMonitor"),
+)
+"""Lightning's callbacks that belong to the fit whatever hooks they have."""
+
+
+def trains_with_clients(callback: pl.Callback) -> bool:
+    """Has every client a copy of this callback?"""
+    known = tuple(getattr(pl.callbacks, name) for name in _OF_THE_FIT if hasattr(pl.callbacks, name))
+    if isinstance(callback, known) or type(callback).__module__.startswith("lightning_fedq."):
+        return False
+    return any(
+        hook in vars(callback) or is_overridden(hook, callback, pl.Callback) for hook in BATCH_HOOKS
+    )
+
+
+def crosses_clients(callback: pl.Callback) -> bool:
+    """Does a callback take part in every client's training without being copied?
+
+    Accounts of privacy do, and those who simulate attacks: they say so by `crosses_clients = True`.
+    """
+    return bool(getattr(callback, "crosses_clients", False))
+
+
+def has_batch_hooks(datamodule: Any) -> bool:
+    """Does a data module change batches, so that every client has a copy of it?"""
+    return datamodule is not None and any(
+        is_overridden(hook, datamodule, pl.LightningDataModule) for hook in DATA_HOOKS
+    )
+
+
+def call_hooks(trainer: Any, callbacks: list[Any], hook: str, *args: Any) -> None:
+    """Call one hook of some callbacks, as Lightning calls that of all."""
+    module = trainer.lightning_module
+    before, module._current_fx_name = module._current_fx_name, hook
+    for callback in callbacks:
+        with trainer.profiler.profile(f"[Callback]{callback.state_key}.{hook}"):
+            getattr(callback, hook)(trainer, module, *args)
+    module._current_fx_name = before

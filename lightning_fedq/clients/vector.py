@@ -1,0 +1,392 @@
+"""The flat vector of an update: which parameters and buffers travel, read from a module and written to it.
+
+What training changes, travels. Buffers that it changes, as a rule running statistics, and frozen parameters
+that it writes, as the teachers of MoCo, BYOL, DINO and mean teachers, are part of what a client learns.
+Shared, they are segments of the flat vector behind the trained parameters; local, every client finds its own
+again in the next round (FedBN: Li et al., ICLR 2021) and the global model keeps those of the start; frozen,
+normalisation layers train in eval mode. Counters of batches never travel: they advance by what the longest
+client counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.functional.flatten import flatten, unflatten
+
+BufferMode = Literal["share", "local", "frozen"]
+_STATISTICS = ("running_mean", "running_var")
+_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def check_buffer_mode(mode: str) -> None:
+    """Refuse an unknown way with buffers.
+
+    Raises:
+        ValueError: Naming those there are.
+    """
+    if mode not in get_args(BufferMode):
+        known = " or ".join(map(repr, get_args(BufferMode)))
+        raise ValueError(f"buffers must be {known}, got {mode!r}")
+
+
+def layers_with_statistics(module: nn.Module) -> dict[str, nn.Module]:
+    """Layers that update running statistics when they train, by name, whatever their present mode."""
+    return {
+        name: layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, nn.modules.batchnorm._NormBase)
+        and layer.track_running_stats
+        and isinstance(layer.running_mean, Tensor)
+    }
+
+
+def updated_statistics(module: nn.Module) -> tuple[str, ...]:
+    """Names of the running statistics of layers in training mode."""
+    layers = [name for name, layer in layers_with_statistics(module).items() if layer.training]
+    return tuple(f"{name}.{leaf}".lstrip(".") for name in layers for leaf in _STATISTICS)
+
+
+def counters_of(module: nn.Module, buffers: Sequence[str]) -> tuple[str, ...]:
+    """Names of the batch counters beside running statistics."""
+    present = {name for name, _ in module.named_buffers()}
+    wanted = [
+        name[: -len("running_mean")] + "num_batches_tracked"
+        for name in buffers
+        if name.endswith("running_mean")
+    ]
+    return tuple(name for name in wanted if name in present)
+
+
+def num_coordinates(module: nn.Module, mode: BufferMode) -> int:
+    """Length of the vector that clients will send, of a module that has not begun to train.
+
+    Parameters that train and, where buffers are shared, the running statistics of layers in training mode;
+    what only a rehearsal finds is not counted.
+    """
+    sizes = dict(module.named_buffers())
+    statistics = updated_statistics(module) if mode == "share" else ()
+    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+    return trained + sum(sizes[name].numel() for name in statistics)
+
+
+class Rehearsed(NamedTuple):
+    """What training changes beside the trained parameters, as known before the first round.
+
+    Args:
+        expected: Running statistics that were to change, by the modes of their layers.
+        changed: Floating point buffers and frozen parameters that did change in the rehearsal; `expected`
+            where there was none.
+        integers: Integer buffers that did, beside the counters of batches: pointers, counts.
+    """
+
+    expected: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()
+    integers: tuple[str, ...] = ()
+
+    @classmethod
+    def by_layers(cls, module: nn.Module) -> Rehearsed:
+        """What the modes of normalisation layers say, where nothing can be tried."""
+        known = updated_statistics(module)
+        return cls(known, known)
+
+    @classmethod
+    def of(cls, before: nn.Module, after: nn.Module) -> Rehearsed:
+        """Compare a module with the copy that a client has trained."""
+        old, new = _tensors(before), _tensors(after)
+        changed = [n for n, t in old.items() if n in new and not _equal(t, new[n])]
+        buffers = dict(before.named_buffers())
+        frozen = {name for name, p in before.named_parameters() if not p.requires_grad}
+        floats = [n for n in changed if old[n].is_floating_point() and (n in buffers or n in frozen)]
+        counters = counters_of(before, tuple(buffers))
+        integers = [n for n in changed if n in buffers and old[n].dtype in _INTEGERS and n not in counters]
+        return cls(updated_statistics(before), tuple(floats), tuple(integers))
+
+    def now(self, module: nn.Module, trained: Sequence[str]) -> tuple[str, ...]:
+        """Names of what training changes by the present modes of the layers, in the module's order."""
+        statistics = {
+            f"{name}.{leaf}".lstrip(".") for name in layers_with_statistics(module) for leaf in _STATISTICS
+        }
+        updated = set(updated_statistics(module))
+        held = set(self.expected) - set(self.changed)
+        wanted = (set(self.changed) - statistics) | (updated - held)
+        names = [name for name, _ in [*module.named_buffers(), *module.named_parameters()]]
+        return tuple(name for name in names if name in wanted and name not in trained)
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    return {name: t.detach() for name, t in [*module.named_parameters(), *module.named_buffers()]}
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    if one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return bool(torch.equal(one, other) or torch.equal(one.nan_to_num(), other.nan_to_num()))
+
+
+class Members(NamedTuple):
+    """Names of what the clients train.
+
+    Args:
+        parameters: Those that are trained and in the optimiser, in the order of the flat vector.
+        buffers: Floating point buffers and frozen parameters that training changes; where they are shared, in
+            the same order behind the trained parameters.
+        counters: Integer buffers that count batches.
+        integers: Other integer buffers, which every client keeps for itself.
+    """
+
+    parameters: tuple[str, ...]
+    buffers: tuple[str, ...] = ()
+    counters: tuple[str, ...] = ()
+    integers: tuple[str, ...] = ()
+
+    def plain(self) -> dict[str, list[str]]:
+        """In the types that a checkpoint may hold."""
+        return {kind: list(names) for kind, names in self._asdict().items()}
+
+    @classmethod
+    def of(cls, plain: dict[str, list[str]]) -> Members:
+        """Read what `plain` wrote."""
+        return cls(**{kind: tuple(names) for kind, names in plain.items()})
+
+
+class Vector:
+    """Trained parameters and buffers of a module as one flat vector.
+
+    Args:
+        module: The global model.
+        optimizers: Returns the optimisers of the trained parameters; there may be others in every round.
+        mode: What happens to buffers.
+        rehearsed: What training changes beside the trained parameters.
+        members: What is trained, as a checkpoint has it; None looks at the module.
+
+    Attributes:
+        members: What is trained.
+        shapes: Of every segment.
+
+    Raises:
+        ValueError: If there is no trained parameter, or several devices.
+    """
+
+    def __init__(
+        self,
+        module: pl.LightningModule,
+        optimizers: Any,
+        mode: BufferMode,
+        rehearsed: Rehearsed,
+        members: Members | None = None,
+    ) -> None:
+        self.module, self.mode, self._rehearsed, self._optimizers = module, mode, rehearsed, optimizers
+        self._own: dict[int, Tensor] = {}  # of every client that has trained: its buffers
+        self._new: dict[int, Tensor] = {}  # the same, of the open round
+        if members is not None:
+            self._train_only(members)
+        self.take(self.found() if members is None else members)
+        self.read()
+
+    def _train_only(self, members: Members) -> None:
+        """As in the run that a checkpoint is of: what was frozen there is frozen again, the rest trained."""
+        optimised = self._optimised()
+        for name, parameter in self.module.named_parameters():
+            if name in members.parameters or id(parameter) in optimised:
+                parameter.requires_grad_(name in members.parameters)
+
+    def _optimised(self) -> set[int]:
+        optimizers: Sequence[Optimizer] = self._optimizers()
+        groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+        return {id(parameter) for group in groups for parameter in group["params"]}
+
+    def found(self) -> Members:
+        """Parameters and buffers that module, optimiser and the modes of the layers would train now."""
+        optimised = self._optimised()
+        named = self.module.named_parameters()
+        parameters = tuple(name for name, p in named if p.requires_grad and id(p) in optimised)
+        if self.mode == "frozen":
+            return Members(parameters)
+        buffers = self._rehearsed.now(self.module, parameters)
+        integers = self._rehearsed.integers if self.mode == "local" else ()
+        return Members(parameters, buffers, counters_of(self.module, buffers), integers)
+
+    def take(self, members: Members) -> None:
+        """Let the flat vector be made of these.
+
+        Raises:
+            ValueError: If the module lacks one of them.
+        """
+        tensors = _tensors(self.module)
+        wanted = [*members.parameters, *members.buffers, *members.integers, *members.counters]
+        if missing := [name for name in wanted if name not in tensors]:
+            raise ValueError(f"the model has no {', '.join(missing)}; use the checkpoint's own model")
+        self.members = members
+        self.shared = members.buffers if self.mode == "share" else ()
+        self.shapes = [tensors[name].shape for name in self.travelling]
+        self._get = [attrgetter(name) for name in self.travelling]
+        self._get_rest = [attrgetter(name) for name in self.buffer_names]
+        sizes = [tensors[name].numel() for name in self.buffer_names]
+        self._own = {client: row for client, row in self._own.items() if len(row) == sum(sizes)}
+        self._most = torch.zeros(sum(sizes[len(sizes) - len(members.counters) :]), dtype=torch.int64)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the trained parameters, in the order of the flat vector."""
+        return list(self.members.parameters)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """The trained parameters of the global model."""
+        return [get(self.module) for get in self._get[: len(self.members.parameters)]]
+
+    @property
+    def buffer_names(self) -> list[str]:
+        """Names of the buffers that differ between clients: those of floats, of integers, then counters."""
+        return [*self.members.buffers, *self.members.integers, *self.members.counters]
+
+    @property
+    def travelling(self) -> tuple[str, ...]:
+        """Names of what travels, a segment each, in the order of the flat vector."""
+        return (*self.members.parameters, *self.shared)
+
+    @property
+    def segments(self) -> list[int]:
+        """Coordinates of each segment of the flat vector."""
+        return [shape.numel() for shape in self.shapes]
+
+    @property
+    def num_buffers(self) -> int:
+        """Coordinates of the flat vector that are no trained parameters."""
+        return sum(self.segments[len(self.members.parameters) :])
+
+    # ---- the global model ----------------------------------------------------------------------------
+
+    def read(self, module: nn.Module | None = None) -> Tensor:
+        """`(dim,)` the weights of the global model, or of a client's copy.
+
+        Raises:
+            ValueError: If training has replaced one by something of another shape.
+        """
+        found = self._found(self.module if module is None else module, self._get, self.travelling)
+        for name, tensor, shape in zip(self.travelling, found, self.shapes, strict=True):
+            if tensor.shape != shape:
+                raise ValueError(
+                    f"training gave {name} the shape {tuple(tensor.shape)}, it was {tuple(shape)}; only "
+                    "tensors of a fixed shape can be averaged over clients"
+                )
+        return flatten(found)
+
+    def _found(self, module: nn.Module, getters: Sequence[Any], names: Sequence[str]) -> list[Tensor]:
+        found = []
+        for get, name in zip(getters, names, strict=True):
+            try:
+                tensor = get(module)
+            except AttributeError:
+                tensor = None
+            if not isinstance(tensor, Tensor):
+                raise ValueError(
+                    f"training took {name} out of the model, which is averaged over clients under this name; "
+                    "build the model in its constructor, in setup or in configure_model"
+                )
+            found.append(tensor)
+        return found
+
+    def parts(self) -> list[Tensor]:
+        """The present weights of each segment of the global model."""
+        return [get(self.module).detach().reshape(-1) for get in self._get]
+
+    def show(self, weights: Tensor) -> None:
+        """Write weights `(dim,)` into the global model."""
+        with torch.no_grad():
+            for get, view in zip(self._get, unflatten(weights, self.shapes), strict=True):
+                get(self.module).copy_(view)
+
+    def constrain(self, weights: Tensor) -> None:
+        """Variances are not below zero, in place. Whatever was decoded."""
+        parts = torch.split(weights, self.segments)
+        for name, part in zip(self.travelling, parts, strict=True):
+            if name in self.shared and name.rpartition(".")[2] == "running_var":
+                part.clamp_(min=0.0)
+
+    def begin_round(self) -> None:
+        """Forget what the clients of a round that was given up have counted and kept."""
+        self._most.zero_()
+        self._new = {}
+
+    def commit(self) -> None:
+        """A round has ended: counters advance by what its longest client has counted, clients keep theirs."""
+        counters = [attrgetter(name)(self.module) for name in self.members.counters]
+        ends = torch.split(self._most, [counter.numel() for counter in counters])
+        for counter, steps in zip(counters, ends, strict=True):
+            counter += steps.to(counter.device).view_as(counter)
+        self._own.update(self._new)
+        self.begin_round()
+
+    # ---- a client ------------------------------------------------------------------------------------
+
+    def equip(self, module: nn.Module, client: int) -> None:
+        """Give a client's copy the client's own buffers, where it has some."""
+        if client not in self._own:
+            return
+        buffers = [get(module) for get in self._get_rest]
+        row = torch.split(self._own[client], [buffer.numel() for buffer in buffers])
+        with torch.no_grad():
+            for buffer, own in zip(buffers, row, strict=True):
+                buffer.copy_(own.view_as(buffer))
+
+    def take_from(self, module: nn.Module, client: int) -> None:
+        """Take what a client's copy has counted and keeps."""
+        if not self._get_rest:
+            return
+        buffers = self._found(module, self._get_rest, self.buffer_names)
+        wide = torch.float64 if self.members.integers else torch.float32  # exact up to 2^53
+        row = flatten([b.detach().to(torch.promote_types(b.dtype, wide)) for b in buffers])
+        self.keep([client], row[None])
+
+    def keep(self, clients: Sequence[int], buffers: Tensor) -> None:
+        """Take what clients have counted and, where buffers are local, those that each keeps.
+
+        Args:
+            clients: Their numbers.
+            buffers: `(len(clients), buffer_dim)`, floats and counters.
+        """
+        if len(self._most):
+            start = flatten([attrgetter(name)(self.module) for name in self.members.counters]).cpu()
+            most = buffers[:, -len(self._most) :].amax(0).cpu().round().long() - start
+            self._most = torch.maximum(self._most, most)
+        if self.mode == "local":
+            self._new.update({client: row.clone() for client, row in zip(clients, buffers, strict=True)})
+
+    def start_of(self, clients: Sequence[int], weights: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Where a stack of clients starts.
+
+        Args:
+            clients: Their numbers.
+            weights: `(dim,)`, the global ones.
+
+        Returns:
+            `(dim + rest,)` parameters and all buffers, and `(len(clients), buffer_dim)` the clients' own
+            buffers, None where none has any.
+        """
+        rest = [get(self.module).reshape(-1).to(weights) for get in self._get_rest[len(self.shared) :]]
+        start = torch.cat([weights, *rest]) if rest else weights
+        if not any(client in self._own for client in clients):
+            return start, None
+        common = start[sum(self.segments[: len(self.members.parameters)]) :]
+        return start, torch.stack([self._own.get(client, common).to(common) for client in clients])
+
+    def hold_statistics(self, module: nn.Module) -> None:
+        """Where buffers are frozen, put layers of a copy that keep running statistics into eval mode."""
+        if self.mode == "frozen":
+            for layer in layers_with_statistics(module).values():
+                layer.training = False
+
+
+def origins(names: Sequence[str], before: Sequence[str]) -> list[int | None]:
+    """For each name of a segment the index of the segment that it was before, None if it was none."""
+    index = {name: number for number, name in enumerate(before)}
+    return [index.get(name) for name in names]

@@ -1,0 +1,140 @@
+"""One client's clock: how many steps a round takes, and where schedules stand when it begins.
+
+Every client of a round begins with the schedules as they are, and moves its own copies. When the round ends
+the schedules go on by the steps of the longest client of the federation, which are known from sizes alone,
+whoever has taken part. In manual optimisation nobody knows them beforehand: there it is the most steps that a
+client of the round has taken, of optimisers and of each schedule.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+
+class Taken(NamedTuple):
+    """Steps and loss scales that clients of a round have come to, in plain numbers.
+
+    Args:
+        steps: Most optimiser steps of a client.
+        schedules: Most steps of a client, of each schedule that it moves by hand.
+        scales: Loss scales that clients leave, of 16-mixed precision.
+    """
+
+    steps: int = 0
+    schedules: tuple[int, ...] = ()
+    scales: tuple[dict[str, Any], ...] = ()
+
+    @classmethod
+    def together(cls, several: Sequence[Taken]) -> Taken:
+        """Those of several clients, or ranks."""
+        schedules = [one.schedules for one in several if one.schedules]
+        return cls(
+            max((one.steps for one in several), default=0),
+            tuple(map(max, zip(*schedules, strict=True))) if schedules else (),
+            tuple(scale for one in several for scale in one.scales),
+        )
+
+
+class Clock:
+    """The clock of every client of one fit.
+
+    Args:
+        trainer: The user's Trainer, in its fit.
+        batches: Batches of the federation's longest client in a round.
+    """
+
+    def __init__(self, trainer: Any, batches: int) -> None:
+        self._trainer, self._batches = trainer, batches
+        self._clients: list[Taken] = []
+
+    @property
+    def now(self) -> int:
+        """Steps that one client has taken before the present round."""
+        return int(self._trainer.global_step)
+
+    @property
+    def _automatic(self) -> bool:
+        return bool(self._trainer.lightning_module.automatic_optimization)
+
+    @property
+    def most_batches(self) -> int | None:
+        """Most batches of a client in the coming round, where it is known that the run ends in it."""
+        most, every = self._trainer.max_steps, int(self._trainer.accumulate_grad_batches)
+        left = most - self.now
+        if most == -1 or left <= 0 or not self._automatic or left >= -(-self._batches // every):
+            return None
+        return int(left * every)
+
+    def begin_round(self) -> None:
+        """Before the first client. Torch warns of schedules that go on while their optimiser stands still."""
+        self._clients = []
+        for optimizer in self._trainer.strategy.optimizers:
+            optimizer._opt_called = True
+
+    def saw(self, trainer: Any) -> None:
+        """Count what a client has taken.
+
+        Args:
+            trainer: The client's.
+        """
+        steps, schedules = int(trainer.global_step) - self.now, ()
+        if not self._automatic:
+            pairs = zip(trainer.lr_scheduler_configs, self._trainer.lr_scheduler_configs, strict=False)
+            schedules = tuple(_moved(own.scheduler, home.scheduler) for own, home in pairs)
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self._clients.append(Taken(steps, schedules, () if scaler is None else (scaler.state_dict(),)))
+
+    @property
+    def taken(self) -> Taken:
+        """By the clients so far."""
+        return Taken.together(self._clients)
+
+    def end_round(self, taken: Taken) -> int:
+        """Move schedules and loss scale on. Returns the steps of the round.
+
+        Args:
+            taken: By all clients of the round.
+        """
+        trainer = self._trainer
+        self._scale(taken.scales)
+        if not self._automatic:
+            for config, steps in zip(trainer.lr_scheduler_configs, taken.schedules, strict=False):
+                for _ in range(steps):
+                    config.scheduler.step()
+            return taken.steps
+        every = int(trainer.accumulate_grad_batches)
+        steps = math.ceil(self._batches / every)
+        if trainer.max_steps != -1:
+            steps = min(steps, trainer.max_steps - self.now)
+        for step in range(1, steps + 1):
+            for config in trainer.lr_scheduler_configs:
+                batch = min(step * every, self._batches)
+                if config.interval == "step" and not config.reduce_on_plateau and not batch % config.frequency:
+                    self._step(config)
+        for config in trainer.lr_scheduler_configs:
+            due = not (trainer.current_epoch + 1) % config.frequency
+            if config.interval == "epoch" and not config.reduce_on_plateau and due:
+                self._step(config)
+        return steps
+
+    def _step(self, config: Any) -> None:
+        self._trainer.lightning_module.lr_scheduler_step(config.scheduler, None)
+
+    def _scale(self, scales: Sequence[dict[str, Any]]) -> None:
+        """The next round begins with the smallest loss scale that a client has left."""
+        if smallest := min(filter(None, scales), key=lambda s: s["scale"], default=None):
+            self._trainer.precision_plugin.scaler.load_state_dict(smallest)
+
+
+def _moved(own: Any, home: Any) -> int:
+    """Steps that a client has moved its copy of a schedule by. One that follows metrics stays as it is."""
+    if isinstance(home, ReduceLROnPlateau):
+        return 0
+    for count in ("_step_count", "last_epoch"):
+        if isinstance(getattr(home, count, None), int):
+            return max(int(getattr(own, count)) - int(getattr(home, count)), 0)
+    return 0

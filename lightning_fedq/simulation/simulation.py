@@ -1,0 +1,254 @@
+"""The rounds of one fit: every client of a cohort trains in a fit of its own, and the server hears of it.
+
+The global model is in the user's module from the first to the last line. Clients train on copies; their
+updates go through the round engine, and when the last one has trained, the server's step is written into the
+module. A round that is given up leaves nothing to put back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_fedq._lightning import callbacks_of, pl, rank_zero_warn
+from lightning_fedq.clients.fit import Batches, Client, ClientFit
+from lightning_fedq.clients.stack import ClientStack, StackMemory
+from lightning_fedq.clients.vector import Members, Rehearsed, Vector
+from lightning_fedq.data.batches import Stack
+from lightning_fedq.data.generator_turns import seed_for_transforms
+from lightning_fedq.data.loader import ClientLoader
+from lightning_fedq.rounds import RoundEngine, RoundRecord
+from lightning_fedq.simulation.clock import Clock, Taken
+from lightning_fedq.simulation.metrics import ClientMetrics
+
+
+class Listens(Protocol):
+    """A callback that wants to know how far a round has come."""
+
+    def on_clients_done(self, trainer: Any, done: int, expected: int) -> None:
+        """Some more clients of a round have trained."""
+
+
+class Trial:
+    """A client's training that is tried out, beside the rounds: on a copy, with its draws put back.
+
+    Args:
+        fit: Trains it.
+        vector: What is read of it.
+        clock: Steps so far.
+        loader: The loader of all clients.
+        metrics: Notes the names that it logs.
+    """
+
+    def __init__(
+        self, fit: ClientFit, vector: Vector | None, clock: Clock, loader: Callable[[], ClientLoader],
+        metrics: ClientMetrics | None = None,
+    ) -> None:  # fmt: skip
+        self._fit, self._vector, self._clock, self._loader = fit, vector, clock, loader
+        self._metrics = metrics
+
+    def train(self, stack: Stack, most: int, before: Callable[[Client], object] | None = None) -> Client:
+        """Train a client on its first batches.
+
+        Args:
+            stack: The client.
+            most: Most batches.
+            before: Called with the copy before it trains.
+        """
+        with _own_draws():
+            client = self._fit.copy(alone=True)
+            if self._metrics is not None:
+                self._metrics.try_out(client.trainer)
+            if self._vector is not None:
+                self._vector.hold_statistics(client.module)
+                self._vector.equip(client.module, stack.clients[0])
+            if before is not None:
+                before(client)
+            number = min(most, len(stack.batch_sizes))
+            loader = self._loader()
+            self._fit.train(client, Batches(loader.of_stack(stack), number, loader), self._clock.now)
+        return client
+
+
+@contextmanager
+def _own_draws() -> Iterator[None]:
+    with torch.random.fork_rng(), pl.utilities.seed.isolate_rng(include_cuda=False):
+        yield
+
+
+class Simulation:
+    """Trains round after round of one fit.
+
+    Args:
+        trainer: The user's Trainer, in its fit.
+        engine: The server.
+        vector: What travels.
+        fit: Trains clients.
+        clock: One client's.
+        metrics: Collects what clients log.
+        loader: Returns the loader of all clients.
+        stacks: Returns the stacks of the round to come, or of the open one.
+        capacity: Most clients side by side.
+        skips_empty: Is an empty batch no step at all?
+        changed: Called with the new members of the flat vector when a round finds it changed; puts the server
+            right, or raises what speaks against it.
+        opened: Called when a round is open, before its clients train; may give it up.
+        closed: Called with what this rank's clients have taken; returns what those of all ranks have.
+
+    Attributes:
+        start: State of the server, and the members, when the open round began; None between rounds.
+        present: The stack that trains.
+        records: Told of every finished round.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        engine: RoundEngine,
+        vector: Vector,
+        fit: ClientFit,
+        clock: Clock,
+        metrics: ClientMetrics,
+        loader: Callable[[], ClientLoader],
+        stacks: Callable[[], list[Stack]],
+        capacity: int,
+        skips_empty: bool,
+        changed: Callable[[Members], None],
+        opened: Callable[[], None],
+    ) -> None:
+        self._trainer, self.engine, self.vector, self.fit, self.clock = trainer, engine, vector, fit, clock
+        self._metrics, self._loader, self._stacks = metrics, loader, stacks
+        self._capacity, self._skips_empty = capacity, skips_empty
+        self._changed, self._opened = changed, opened
+        self._memory: StackMemory | None = None
+        self._listening: list[Listens] = [
+            c for c in callbacks_of(trainer) if hasattr(c, "on_clients_done")  # type: ignore[misc]
+        ]
+        self.start: tuple[dict[str, Any], dict[str, list[str]]] | None = None
+        self.present: Stack | None = None
+        self._told = False
+
+    def run(self) -> tuple[RoundRecord, int]:
+        """Train the next round. Returns its record and the steps of one client.
+
+        Raises:
+            OtherRankStoppedError: If another rank has given it up.
+        """
+        engine, vector = self.engine, self.vector
+        found = vector.found()
+        if found != vector.members:
+            self._changed(found)
+            self._memory = None
+        vector.begin_round()
+        self._metrics.begin_round()
+        self.clock.begin_round()
+        self.start = engine.state_dict(), vector.members.plain()
+        self._stacks()  # a rule may choose the round's noise with its batches
+        plan = engine.start()
+        self._opened()
+        self._train_all(vector.read().to(engine.weights.dtype))  # as rounded to the module's dtype
+        seed_for_transforms(plan.stream_seed("after the clients"))
+        record = engine.finish()
+        steps = self.clock.end_round(self.taken)
+        vector.constrain(engine.weights)
+        vector.commit()
+        vector.show(engine.weights)
+        self.start = None
+        return record, steps
+
+    taken: Taken = Taken()
+
+    def _train_all(self, weights: Tensor) -> None:
+        done, expected = 0, sum(len(stack.clients) for stack in self._stacks())
+        try:
+            for stack, batches in self._loader().by_stack():
+                if stack.clients:
+                    self._train(stack, batches, weights)
+                done += len(stack.clients)
+                for callback in self._listening:
+                    callback.on_clients_done(self._trainer, done, expected)
+        finally:
+            self.present = None
+            self._metrics.end_round()
+        self.taken = self.clock.taken
+
+    def _train(self, stack: Stack, batches: Iterator[Any], weights: Tensor) -> None:
+        self.present, vector, clients = stack, self.vector, stack.clients
+        client = self.fit.copy()
+        self._metrics.attach(client.trainer, clients)
+        vector.hold_statistics(client.module)
+        side_by_side = self._side_by_side(client, clients, weights) if len(clients) > 1 else None
+        if side_by_side is None:
+            vector.equip(client.module, clients[0])
+            if self._skips_empty and 0 in stack.batch_sizes:
+                _skip_empty(client, stack.batch_sizes)
+        logged = self._trainer.fit_loop.epoch_loop._batches_that_stepped
+        own = Batches(batches, len(stack.batch_sizes), self._loader())
+        self.fit.train(client, own, self.clock.now, logged)
+        if side_by_side is None:
+            update = (vector.read(client.module).to(weights.dtype) - weights)[None]
+            vector.take_from(client.module, clients[0])
+            self._look_at_rest(client)
+        else:
+            update = side_by_side.updates()[:, : len(weights)]
+            vector.keep(clients, side_by_side.buffers())
+        self.clock.saw(client.trainer)
+        self.engine.receive(clients, update)
+
+    def _side_by_side(self, client: Client, clients: Sequence[int], weights: Tensor) -> ClientStack:
+        vector = self.vector
+        names = [*vector.names, *vector.buffer_names]
+        if self._memory is None:
+            self._memory = StackMemory.of(self._trainer.lightning_module, names, self._capacity)
+        start, buffers = vector.start_of(clients, weights)
+        return ClientStack(
+            client.trainer,
+            vector.names,
+            vector.buffer_names,
+            self._memory,
+            len(clients),
+            start,
+            buffers,
+            self._loader().turns,
+            lambda name, values: self._metrics.keep_stack(tuple(clients), name, values),
+        )
+
+    def _look_at_rest(self, client: Client) -> None:
+        """Say once what training changes and no update carries, at the first client of a fit."""
+        if self._told:
+            return
+        self._told = True
+        found = Rehearsed.of(self._trainer.lightning_module, client.module)
+        covered = {*self.vector.travelling, *self.vector.buffer_names}
+        rest = [name for name in (*found.changed, *found.integers) if name not in covered]
+        if rest and self.vector.mode != "frozen":
+            more = f" and {len(rest) - 4} more" if len(rest) > 4 else ""
+            rank_zero_warn(
+                f"training changed {', '.join(rest[:4])}{more}, which no update carries: every client begins "
+                "with what the fit began with; what its first two steps change, travels"
+            )
+
+    def abandon(self) -> None:
+        """Give up the open round, if there is one."""
+        self.start, self.present = None, None
+        if self.engine.plan is not None:
+            self.engine.abandon()
+        self.vector.begin_round()
+
+
+def _skip_empty(client: Client, sizes: Sequence[int]) -> None:
+    """Let a batch of nobody be a step in which nothing moves."""
+    trainer, strategy = client.trainer, client.trainer.strategy
+    step, backward, device = strategy.training_step, strategy.backward, strategy.root_device
+
+    def is_empty() -> bool:
+        return not sizes[trainer.fit_loop.epoch_loop.batch_idx]
+
+    strategy.training_step = lambda *args: torch.zeros((), device=device) if is_empty() else step(*args)
+    strategy.backward = lambda loss, *args, **kwargs: (
+        loss if is_empty() else backward(loss, *args, **kwargs)
+    )
