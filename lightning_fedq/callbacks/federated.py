@@ -1,22 +1,18 @@
 """`Federated`: one callback makes an ordinary Lightning training federated.
 
-One Lightning epoch is one round. The callback puts its own training loader on the user's data module
-(or module) for the time of the fit, loads the global weights when a client or a stack of clients
-starts, sends each update through the round engine when it ends, and steps the server after the last
-one: in `on_train_batch_end`, because Lightning validates before `on_train_epoch_end`, so that the
-model that is validated is the model that is saved.
+One Lightning epoch is one round. The callback puts its own training loader on the user's data module (or
+module) and its own loops into the Trainer for the time of the fit. The loops train a round: every client in
+a fit of its own, on a copy (`clients`), each update through the round engine (`rounds`), the server's step
+into the module (`simulation`). The user's module holds the global model from the first to the last line.
 
-While a client trains, the module holds its weights. Its `state_dict()` gives the global model all the
-same, and a checkpoint written in mid-round says that the round has not begun: a
-resumed run starts it anew, with the same streams, and ends with the same weights. Without a seed the
-repetition has new keys and is charged again. Beside the checkpoints lies the ledger's journal
-(`federation.journal`), so that a process that is killed outright forgets nothing that it may have sent.
+A checkpoint written in mid-round says that the round has not begun: a resumed run starts it anew, with the
+same streams, and ends with the same weights. Without a seed the repetition has new keys and is charged again.
+Beside the checkpoints lies the ledger's journal (`federation.journal`), so that a process that is killed
+outright forgets nothing that it may have sent.
 
 The state here is large for one class because Lightning calls one object, which is built of many settings;
-the parts that need neither are in `federation`: `local_training` (a client's turn on the module), `checks`
-(what is refused), `averaging` (of global models only), `schedule` (who trains when), `stack_size` (how many
-side by side), `client_parallel` (stacks), `resume` (checkpoints), `secure_sum`; in `data`, `batches` and
-`loader`; and in `rounds` the server.
+the parts that need neither are in `federation`: `checks` (what is refused), `averaging`, `schedule` (who
+trains when), `resume` (checkpoints), `secure_sum`.
 """
 
 from __future__ import annotations
@@ -35,6 +31,9 @@ from torch import Tensor
 
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.aggregation import RobustAggregation, Weighting, inverse_variance_weights
+from lightning_fedq.clients.fit import ClientFit
+from lightning_fedq.clients.stack_size import choose_clients_per_step, largest_stack
+from lightning_fedq.clients.vector import BufferMode, Members, Rehearsed, Vector, check_buffer_mode, origins
 from lightning_fedq.core import Mechanism
 from lightning_fedq.data.batches import BatchRule, Stack
 from lightning_fedq.data.datamodule import split_of
@@ -44,7 +43,6 @@ from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import IID, Partition
 from lightning_fedq.federation.averaging import RoundAverages, check_averaging
 from lightning_fedq.federation.byzantine import num_byzantine_of
-from lightning_fedq.federation.changing_buffers import Rehearsed, rehearse_buffers, updated_statistics
 from lightning_fedq.federation.checks import (
     check_cohorts_last,
     check_kinds,
@@ -58,37 +56,19 @@ from lightning_fedq.federation.checks import (
     validate_by_rounds,
 )
 from lightning_fedq.federation.client_metrics import (
-    ClientMetrics,
     ClientMetricsChoice,
     check_choice,
     check_exact_monitors,
     choose,
     claims_something,
 )
-from lightning_fedq.federation.client_parallel import ClientParallelStrategy, further_arguments
-from lightning_fedq.federation.clock import LocalClock
-from lightning_fedq.federation.distributed_clients import (
-    DistributedClientsStrategy,
-    EndOfRound,
-    RankEngine,
-    RankSchedule,
-    check_for_ranks,
-    check_same_on_all_ranks,
-    check_streams,
-    ranks_of,
-    say_who_is_idle,
-)
 from lightning_fedq.federation.handed_loader import ask_module_instead, forget_loader, handed_loader
 from lightning_fedq.federation.journal import keep_journal, say_at_start
-from lightning_fedq.federation.local_model import BufferMode, LocalModel, Members, check_buffer_mode, origins
-from lightning_fedq.federation.local_training import LocalTraining
-from lightning_fedq.federation.optimizer_memory import refuse_own_rates, with_nested
 from lightning_fedq.federation.privacy_target import KeptTarget
 from lightning_fedq.federation.records import log_round, say_change, warn_of
-from lightning_fedq.federation.resume import check_federation, plain_records, records_of
+from lightning_fedq.federation.resume import begin_again, check_federation, plain_records, records_of
 from lightning_fedq.federation.schedule import Schedule
 from lightning_fedq.federation.secure_sum import check_modulus, check_secure_aggregation, secure_sum
-from lightning_fedq.federation.stack_size import choose_clients_per_step, largest_stack
 from lightning_fedq.federation.undo import Undo
 from lightning_fedq.federation.unprotected import lengths_tell
 from lightning_fedq.privacy.ledger import Ledger
@@ -105,6 +85,23 @@ from lightning_fedq.rounds import (
     check_aggregation,
 )
 from lightning_fedq.secagg import SecAgg
+from lightning_fedq.simulation.clock import Clock
+from lightning_fedq.simulation.metrics import ClientMetrics
+from lightning_fedq.simulation.ranks import (
+    DistributedClientsStrategy,
+    EndOfRound,
+    OtherRankStoppedError,
+    RankEngine,
+    RankSchedule,
+    check_for_ranks,
+    check_same_on_all_ranks,
+    check_streams,
+    ranks_of,
+    say_who_is_idle,
+)
+from lightning_fedq.simulation.rehearsal import Trial, first_client, rehearse
+from lightning_fedq.simulation.round_loop import install
+from lightning_fedq.simulation.simulation import Simulation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -130,7 +127,7 @@ class Federated(pl.Callback):
             `limit_train_batches` shortens every pass of every client, as it would one loader's.
         local_steps: Batches of each client in a round, >= 1, instead of `local_epochs`.
         clients_per_step: How many clients train side by side in one step. "auto" decides by the size of the
-            model and of a step, never by the clock (`federation.stack_size`). Any number gives the same
+            model and of a step, never by the clock (`clients.stack_size`). Any number gives the same
             weights up to rounding, dropout masks, random transforms of the data and other random numbers of
             the training included.
         target: What is quantised: "updates" (local - global) or, as in the CorBin paper, "weights".
@@ -256,8 +253,7 @@ class Federated(pl.Callback):
         self._undo = Undo()
         self._followers: list[Callable[[], None]] = []
         self._rule: BatchRule | None = None
-        self._training: LocalTraining | None = None
-        self._clock: LocalClock | None = None
+        self._simulation: Simulation | None = None
         self._dealt: ClientLoader | None = None
         self._asked_at: int | None = None
         self._ranks: DistributedClientsStrategy | None = None
@@ -265,7 +261,7 @@ class Federated(pl.Callback):
     # ---- set up and take off ----------------------------------------------------------------------
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse what can't work, and put the clients' loader in place of the user's own."""
+        """Refuse what can't work, and put the clients' loader and loops in place of the user's own."""
         if stage != "fit":
             return
         if sum(isinstance(callback, Federated) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
@@ -275,12 +271,13 @@ class Federated(pl.Callback):
         self._ranks = ranks_of(trainer)
         if self._ranks is not None:
             self._ranks.has_federation = True
+        self._simulation, self._dealt, self._asked_at = None, None, None
+        install(trainer, self, self._logged_elsewhere, self._undo)
         datamodule, handed = trainer.datamodule, handed_loader(trainer)  # type: ignore[attr-defined]
         self._owner = pl_module if datamodule is None else datamodule
         self._user_loader = self._owner.train_dataloader if handed is None else lambda: handed
         if handed is not None:
             ask_module_instead(trainer, pl_module, self._undo)
-        self._training, self._dealt, self._asked_at = None, None, None
         self._reload_every = int(trainer.reload_dataloaders_every_n_epochs)  # type: ignore[attr-defined]
         self._limit = int(trainer.fast_dev_run)  # type: ignore[attr-defined]
         self._limit_batches = 1.0 if self._limit else trainer.limit_train_batches  # type: ignore[attr-defined]
@@ -291,20 +288,20 @@ class Federated(pl.Callback):
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Deal out the data, make the server, choose how many clients train side by side."""
         check_shapes(pl_module)
-        optimizers = check_optimizers(trainer)
-        refuse_own_rates(with_nested(optimizers), self._undo)
+        check_optimizers(trainer)
         if self._ranks is not None:
             self._ranks.share(pl_module)
         if self._dealt is None:
             self._deal_out(trainer)
         forget_loader(trainer)
+        clock = self._clock = Clock(trainer, self._schedule.longest)
+        rehearsed, names = self._rehearse(trainer)
         saved = None if self._loaded is None else self._loaded.get("members")
         members = None if saved is None else Members.of(saved)
-        self._local = LocalModel(
-            pl_module, optimizers, self.buffers, self._rehearse_buffers(trainer), members
+        self._vector = Vector(
+            pl_module, lambda: trainer.strategy.optimizers, self.buffers, rehearsed, members
         )
-        self._undo.later(self._local.release_statistics)
-        if self._loaded is not None and self.buffers == "local" and self._local.buffer_names:
+        if self._loaded is not None and self.buffers == "local" and self._vector.buffer_names:
             rank_zero_warn(
                 "a checkpoint holds no client's own buffers; every client begins with those of the start"
             )
@@ -324,41 +321,32 @@ class Federated(pl.Callback):
         if self._ranks is not None:
             first = self._schedule.of_all_ranks(0, 0, self.clients_per_step_chosen)
             say_who_is_idle(first, self._ranks.num_ranks)
-        clock = self._clock = self._start_clock(trainer, optimizers)
         self._loaded = None
-        skips_empty = self._rule is not None and self._rule.skips_empty
-        self._training = LocalTraining(
-            trainer,
-            self._local,
-            lambda: self._new_parallel(trainer),
-            self._engine,
-            clock,
-            self._coming_stacks,
-            skips_empty,
-            self._change_vector,
-            lambda: self.client_log is not None and self.client_log.choice != "shared",
-        )
-        self._undo.later(self._training.detach)
         if self.seed is None:
             check_exact_monitors(trainer, lengths_tell(self._engine))
         choice = choose(self.client_metrics, trainer, self._engine)
         group = None if self._ranks is None else self._ranks.group
-        self.client_log = ClientMetrics(choice, trainer, pl_module, lambda: self.training_clients, group)
-        self.client_log.attach(self._undo)
-        if choice != "shared":
-            self._training.memory.attach(self._undo)
-        if isinstance(self._engine, RankEngine) and isinstance(self._schedule, RankSchedule):
-            self._engine.beside = EndOfRound(self._schedule, clock, self.client_log)
-        self._averages = RoundAverages(trainer, lambda: self.round_is_open)
-        self._averages.attach(self._undo)
-        hook = pl_module.register_state_dict_post_hook(  # type: ignore[no-untyped-call]
-            self._local.show_in_state_dict(
-                lambda: len(self.training_clients) == 1, self._training.check_saved
-            )
+        log = self.client_log = ClientMetrics(choice, trainer, group)
+        log.names |= names
+        log.check_watched()
+        simulation = self._simulation = Simulation(
+            trainer,
+            self._engine,
+            self._vector,
+            ClientFit(trainer, trainer.loggers if log.shared else None),
+            clock,
+            log,
+            lambda: self._loader,
+            self._coming_stacks,
+            self.clients_per_step_chosen,
+            self._rule is not None and self._rule.skips_empty,
+            self._change_vector,
+            self._give_up_a_cut_round,
         )
-        self._undo.later(hook.remove)
-        if self._schedule.rounds_differ or clock.max_steps != -1:  # the last one may be shorter
-            self._undo.replace(trainer, "reload_dataloaders_every_n_epochs", 1)
+        if isinstance(self._engine, RankEngine):
+            self._engine.beside = EndOfRound(simulation, log)
+        self._averages = RoundAverages(trainer)
+        self._averages.attach(self._undo)
 
     def _agree_on_start(self, ranks: DistributedClientsStrategy) -> None:
         """All ranks have the same federation and data, and rank 0, which keeps the journal, the ledger."""
@@ -374,7 +362,7 @@ class Federated(pl.Callback):
         if self._target is None:
             return
         saved = None if self._loaded is None else self._loaded["calibration"]
-        found = self._target.begin(self, trainer, sum(self._local.segments), saved)
+        found = self._target.begin(self, trainer, sum(self._vector.segments), saved)
         self.mechanism = found.mechanism
         if not self.ledger.rounds:  # nothing is charged for the mechanism as it was given
             self.ledger.mechanism = repr(self.mechanism)
@@ -423,10 +411,17 @@ class Federated(pl.Callback):
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
-        """Leave the last global model in the module."""
+        """Give up the open round."""
         if self._ranks is not None:
             self._ranks.fails = True
-        self._abandon_round()
+        if self._simulation is not None and self._engine.plan is not None:
+            rank_zero_warn(
+                f"stopped in the middle of round {self._engine.round + 1}: what its clients have trained is "
+                f"dropped, and charged if they have sent anything; {len(self.records)} rounds are finished, "
+                "and the model is that of the last one. A checkpoint goes on from there; local_steps makes "
+                "rounds shorter"
+            )
+            self._simulation.abandon()
         self._undo.all()
 
     def use_batches(self, rule: BatchRule) -> None:
@@ -447,24 +442,11 @@ class Federated(pl.Callback):
             )
         self._undo.replace(self, "_rule", rule)
 
-    def _start_clock(self, trainer: Any, optimizers: Sequence[torch.optim.Optimizer]) -> LocalClock:
-        """Every client's clock. Lightning, which counts the steps of all, is not to stop by its own."""
-        now = 0
-        if self._loaded is not None:
-            now = int(self._loaded.get("clock", 0))
-        elif trainer.global_step and self._clock is not None:
-            now = self._clock.now
-        max_steps = -1 if trainer.fast_dev_run else trainer.max_steps
-        clock = LocalClock(trainer, optimizers, self._schedule.longest, now, max_steps)
-        if max_steps != -1 and not clock.is_over:
-            self._undo.replace(trainer.fit_loop.epoch_loop, "max_steps", -1)
-        return clock
-
     def _client_loader(self, trainer: Any) -> ClientLoader:
         """The clients' loader. Once the training runs, over the user's new one where that is wished for."""
         if self._dealt is None:
             self._deal_out(trainer)
-        elif self._training is not None:
+        elif self._simulation is not None:
             now = trainer.current_epoch
             if self._asked_at is None:
                 self._asked_at = now
@@ -509,7 +491,7 @@ class Federated(pl.Callback):
         if self._ranks is not None:
             self._schedule = RankSchedule(self._schedule, self._ranks.global_rank, self._ranks.num_ranks)
         validate_by_rounds(trainer, self._schedule.longest, self._undo)
-        self._dealt = dealt.loader(self._coming_stacks, self._coming_steps)
+        self._dealt = dealt.loader(self._coming_stacks, lambda: self._schedule.longest)
 
     def _client_weights(self, segments: Sequence[int]) -> Tensor | None:
         if self.weighting == "samples":
@@ -526,11 +508,11 @@ class Federated(pl.Callback):
         """
         liars = num_byzantine_of(trainer, self.planner)
         terms = {"secure_aggregation": repr(self.secure_aggregation), "liars": str(liars)}
-        weights = self._local.flat()
+        weights = self._vector.read()
         weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
-        old, self._training = self.engine, None
-        if self._loaded is None and old is not None and list(old.segments) == self._local.segments:
-            own = old.weights.to(self._local.parameters[0].dtype).to(weights)
+        old = self.engine
+        if self._loaded is None and old is not None and list(old.segments) == self._vector.segments:
+            own = old.weights.to(self._vector.parameters[0].dtype).to(weights)
             if old.round and old.ledger is self.ledger and torch.equal(own, weights):
                 old.agree(**terms)
                 old.weights = old.weights.to(weights.device)
@@ -539,7 +521,7 @@ class Federated(pl.Callback):
             self.ledger.begin_anew(repr(self.mechanism))  # it may be another one by now
         saved = None if self._loaded is None else self._loaded["engine"]["ledger"]
         say_at_start(self.ledger, self.seed is not None, saved)
-        engine = self._new_engine(weights, self._local.segments)
+        engine = self._new_engine(weights, self._vector.segments)
         engine.agree(**terms)
         self.engine = engine
         if self.secure_aggregation is not None:
@@ -570,7 +552,7 @@ class Federated(pl.Callback):
 
     def _stacks_of_all_ranks(self) -> list[Stack]:
         """The stacks of the round to come, or of the open one, that one process would train."""
-        engine, most = self._engine, self._most_batches()
+        engine, most = self._engine, self._clock.most_batches
         return self._schedule.of_all_ranks(engine.round, engine.attempt, self.clients_per_step_chosen, most)
 
     def _server_settings(self, segments: Sequence[int]) -> dict[str, Any]:
@@ -584,43 +566,27 @@ class Federated(pl.Callback):
             "ledger": self.ledger,
         }
 
-    def _new_parallel(self, trainer: pl.Trainer) -> ClientParallelStrategy:
-        local, capacity = self._local, self.clients_per_step_chosen
-        turns = self._loader.turns
-        return ClientParallelStrategy(trainer, local.names, capacity, local.buffer_names, turns=turns)
-
-    def _rehearse_buffers(self, trainer: pl.Trainer) -> Rehearsed:
-        """Which buffers does a first step change? Nobody knows better where batches are drawn by a rule."""
+    def _rehearse(self, trainer: pl.Trainer) -> tuple[Rehearsed, dict[str, None]]:
+        """What do a client's first steps change beside parameters, and which names do they log?"""
         module = trainer.lightning_module
-        if self.buffers == "frozen":
-            return Rehearsed()
-        if self._rule is not None or not module.automatic_optimization:
-            known = updated_statistics(module)
-            return Rehearsed(known, known)
-
-        def step(double: pl.LightningModule) -> None:
-            stack = self._schedule.of_all_ranks(0, 0, 1)[0]
-            batch = trainer.precision_plugin.convert_input(self.fetch(next(self._loader.indices(stack))))
-            batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-            double.trainer = trainer
-            double.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
-            double.log_dict = lambda *args, **kwargs: None  # type: ignore[method-assign]
-            with trainer.precision_plugin.train_step_context():
-                double.training_step(batch, *further_arguments(double))
-
-        device = trainer.strategy.root_device
-        return rehearse_buffers(module, step, [device.index or 0] if device.type == "cuda" else [])
+        by_rule = self._rule is not None or any(not len(part) for part in self.client_indices)
+        names: dict[str, None] = {}
+        found = Rehearsed.by_layers(module)
+        if not by_rule:
+            stack = first_client(lambda round: self._schedule.of_all_ranks(round, 0, 1))
+            trial = Trial(ClientFit(trainer), self._clock, lambda: self._loader, names)
+            found = rehearse(trial, module, stack, self.buffers)
+        return (Rehearsed() if self.buffers == "frozen" else found), names
 
     @property
     def num_buffers(self) -> int:
         """Coordinates of the flat vector that are buffers, not parameters. From `on_fit_start` on."""
-        return self._local.num_buffers
+        return self._vector.num_buffers
 
     def replace_weights(self, weights: Tensor) -> None:
         """Let server and module go on with other weights `(dim,)`. Between rounds."""
         self._engine.weights = weights.to(self._engine.weights, copy=True)
-        self._local.use(self._engine.weights)
-        self._local.show()
+        self._vector.show(self._engine.weights)
 
     def when_vector_changes(self, call: Callable[[], None]) -> None:
         """Be called, until this fit is over, when parameters have joined or left. Raise to stop there."""
@@ -633,8 +599,9 @@ class Federated(pl.Callback):
             ValueError: If something rests on the parameters of the start.
             RuntimeError: If a budget can't pay for the new vector.
         """
-        before, names = self._local.members, self._local.travelling
-        change = say_change(before, members, self._local.module, self._engine.round)
+        vector = self._vector
+        before, names = vector.members, vector.travelling
+        change = say_change(before, members, vector.module, self._engine.round)
         if self._rule is not None:
             raise ValueError(
                 f"{change}, and {type(self._rule).__name__} is made for the parameters that were trained "
@@ -645,11 +612,10 @@ class Federated(pl.Callback):
                 f"{change}, and {type(self.mechanism).__name__} can't be charged for vectors of two lengths; "
                 "freeze or unfreeze before the fit, or take another mechanism"
             )
-        self._local.take(members)
-        if names != self._local.travelling:
-            parts, old = self._local.parts(), origins(self._local.travelling, names)
-            self._engine.rearrange(parts, old, self._client_weights(self._local.segments))
-        self._local.use(self._engine.weights)
+        vector.take(members)
+        if names != vector.travelling:
+            parts, old = vector.parts(), origins(vector.travelling, names)
+            self._engine.rearrange(parts, old, self._client_weights(vector.segments))
         if self.secure_aggregation is not None:
             check_modulus(self.secure_aggregation, self._engine)
         for call in self._followers:
@@ -664,7 +630,7 @@ class Federated(pl.Callback):
         if self._loaded is not None:
             self.clients_per_step_chosen = self._loaded["clients_per_step"]
             return
-        self.clients_per_step_chosen = 1  # the rehearsal trains one client at a time, too
+        self.clients_per_step_chosen = 1
         if self._own_loaders:
             rank_zero_info(
                 "Federated trains one client at a time, because every client's batches come from loaders of "
@@ -672,30 +638,19 @@ class Federated(pl.Callback):
             )
         if self._rule is not None or self._own_loaders:
             return
-        self._local.hold_statistics()
         self.clients_per_step_chosen = choose_clients_per_step(
             trainer,
-            self._local.names,
+            ClientFit(trainer),
+            self._vector,
             self.clients_per_step,
-            largest_stack(self._local.parameters[0].device.type, self._engine.weights.numel(), self.planner),
+            largest_stack(self._vector.parameters[0].device.type, self._engine.weights.numel(), self.planner),
             lambda size: max(self._schedule.of_all_ranks(0, 0, size), key=lambda stack: len(stack.clients)),
             lambda stack: self.fetch(next(self._loader.indices(stack))),
-            self._local.buffer_names,
-            self._local.members.integers,
         )
-        self._local.release_statistics()
         if self._ranks is not None and self.clients_per_step == "auto":  # every rank takes whole stacks
             share = -(-self.planner.cohort_size // self._ranks.num_ranks)
             least = min(self.clients_per_step_chosen, share)
             self.clients_per_step_chosen = self._ranks.group.broadcast(least, "the size of a stack")
-
-    def _coming_steps(self) -> int:
-        """Batches of the round to come. Before there is one, of the longest client: a user's own loader."""
-        if self._training is None or self._engine.round == self.planner.num_rounds:
-            return self._schedule.longest
-        engine = self._engine
-        size, most = self.clients_per_step_chosen, self._most_batches()
-        return self._schedule.length(engine.round, engine.attempt, size, most)
 
     def fetch(self, indices: Tensor) -> Any:
         """Some samples as one batch, `(batch,)`, or as a stack's, `(clients, batch)`. Draws nothing."""
@@ -707,7 +662,7 @@ class Federated(pl.Callback):
     @property
     def training_clients(self) -> tuple[int, ...]:
         """Who trains in the present batch, in the order of its rows. One client's batch has no such axis."""
-        present = None if self._training is None else self._training.present
+        present = None if self._simulation is None else self._simulation.present
         return () if present is None else present.clients
 
     @property
@@ -721,50 +676,64 @@ class Federated(pl.Callback):
         Raises:
             RuntimeError: If there is no round yet.
         """
-        if self.engine is None:
+        if self._simulation is None:
             raise RuntimeError(
                 "the training loader was iterated before the first round: it deals out the batches of the "
                 "clients of a round, and what follows from all clients' data (class weights, means) would go "
                 "past the mechanism; take it from public data, or from the dataset where that is no concern"
             )
-        engine, most = self._engine, self._most_batches()
+        engine, most = self._engine, self._clock.most_batches
         return self._schedule.stacks(engine.round, engine.attempt, self.clients_per_step_chosen, most)
-
-    def _most_batches(self) -> int | None:
-        return None if self._clock is None else self._clock.most_batches
 
     @property
     def parameter_names(self) -> list[str]:
         """Names of the trained parameters, in the order of the flat vector. From `on_fit_start` on."""
-        return self._local.names
+        return self._vector.names
 
     def present_batch(self, batch_idx: int) -> tuple[Stack, int]:
         """The stack that trains on a batch of this round, and which of its batches that is."""
-        self._coming_stacks()
-        return self._schedule.batch(batch_idx)
+        assert self._simulation is not None and self._simulation.present is not None
+        return self._simulation.present, batch_idx
 
     @property
     def round_is_open(self) -> bool:
         """Would a checkpoint of now, with a seed, go back to the start of a round?"""
-        return self._training is not None and self._training.start is not None
+        return self._simulation is not None and self._simulation.start is not None
 
-    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Open a round."""
-        assert self._training is not None and self.client_log is not None
-        self.client_log.begin_round()
-        self._training.open()
-        if self._limit:
-            self._give_up_a_cut_round()
+    def _logged_elsewhere(self, name: str, value: Any) -> None:
+        if self.client_log is not None:
+            self.client_log.elsewhere(name, value)
+
+    def run_round(self) -> int | None:
+        """Train the next round: every client in a fit of its own, and the server's step. See `RoundLoop`."""
+        simulation = self._simulation
+        assert simulation is not None
+        trainer, before = simulation.trainer, self._clock.now
+        try:
+            record, steps = simulation.run()
+        except OtherRankStoppedError as error:
+            rank_zero_warn(f"the run ends before the round is over: {error}")
+            trainer.should_stop = True
+            simulation.abandon()
+            self._averages.steps = None
+            return None
+        self.records.append(record)
+        warn_of(record)
+        if self._ranks is not None:
+            self._ranks.share_counts(trainer.lightning_module)
+        if self._target is not None:
+            self._target.check_direction(record)
+        self._averages.steps = range(before, before + steps)
+        return steps
 
     def _give_up_a_cut_round(self) -> None:
         """Under `fast_dev_run`, release no sum that holds fewer clients than its claims count on."""
         engine = self._engine
-        if self.seed is not None or not claims_something(
-            engine.mechanism, engine.context(engine.coming_plan())
-        ):
+        if not self._limit or self.seed is not None:
             return
-        stacks = self._coming_stacks() if self._ranks is None else self._stacks_of_all_ranks()
-        present = sum(len(stack.clients) for stack in stacks)
+        if not claims_something(engine.mechanism, engine.context(engine.coming_plan())):
+            return
+        present = sum(len(stack.clients) for stack in self._stacks_of_all_ranks())
         expected = len(self.planner.plan(engine.round, engine.mechanism).survivors)
         if present < expected:
             engine.abort(
@@ -772,62 +741,19 @@ class Federated(pl.Callback):
                 "what is claimed counts on all of them; nothing is sent and the model stays as it was"
             )
 
-    def on_train_batch_start(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
-    ) -> None:
-        """At the first batch of a client or a stack: global weights, a fresh optimiser."""
-        assert self._training is not None
-        self._training.begin_batch()
-
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """At the last batch of a client or a stack: encode. At the last of the round: step the server."""
-        assert self._training is not None
-        record = self._training.end_batch()
-        if record is not None:
-            self.records.append(record)
-            warn_of(record)
-            if self._ranks is not None:
-                self._ranks.share_counts(pl_module)
-            if self._target is not None:
-                self._target.check_direction(record)
-            if not trainer.barebones:
-                log_round(trainer, record)
-            self._averages.update(self._training.steps, trainer, pl_module, outputs, batch, batch_idx)
-            if self._clock is not None and self._clock.is_over:  # so that Lightning says why it stops
-                trainer.fit_loop.epoch_loop.max_steps = trainer.global_step
-
-    def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Validation in mid-round means that the run stops there: validate the global model."""
-        if not trainer.sanity_checking:
-            self._drop_open_round()
-            if self._training is not None:
-                self._training.forget_scratch()
+        """Log a round, as soon as it has ended."""
+        if not trainer.barebones:
+            log_round(trainer, self.records[-1])
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """A round that was stopped on the way does not count."""
-        self._drop_open_round()
-        assert self._training is not None
-        self._training.end_round()
+        """Stop where no further round can be."""
         if self._engine.round == self.planner.num_rounds:
             trainer.should_stop = True  # every cohort has had its round
         elif self._target is not None:
             self._target.end_round(self._engine, trainer)
-
-    def _drop_open_round(self) -> None:
-        if self._training is not None and self._engine.plan is not None:
-            rank_zero_warn(
-                f"stopped in the middle of round {self._engine.round + 1}: what its clients have trained is "
-                f"dropped, and charged if they have sent anything; {len(self.records)} rounds are finished, "
-                "and the model is that of the last one. A checkpoint goes on from there; local_steps makes "
-                "rounds shorter"
-            )
-        self._abandon_round()
-
-    def _abandon_round(self) -> None:
-        if self._training is not None:
-            self._training.abandon()
 
     # ---- checkpoint -------------------------------------------------------------------------------
 
@@ -853,30 +779,23 @@ class Federated(pl.Callback):
         """The server, the records and the choices of this run. Of an open round, its start."""
         if self.engine is None:
             return {}
+        start = None if self._simulation is None or self.seed is None else self._simulation.start
+        members = self._vector.members if start is None else start.members
         return {
             **({} if self._target is None else {"calibration": self._target.state_dict()}),
             "federation": self._identity,
             "plan_seed": self.planner.seed,
-            "members": self._members(),
+            "members": members.plain(),
             "clients_per_step": self.clients_per_step_chosen,
-            "engine": self._engine_state(),
-            "clock": 0 if self._clock is None else self._clock.now,
+            "engine": self._engine_state() if start is None else start.engine,
             "records": plain_records(self.records, self.seed is None, not lengths_tell(self.engine)),
         }
 
-    def _members(self) -> dict[str, list[str]]:
-        start = None if self._training is None else self._training.start
-        return self._local.members.plain() if start is None or self.seed is None else start.members
-
     def _engine_state(self) -> dict[str, Any]:
-        """Of an open round its start, so that a seeded run repeats it bit for bit.
+        """Without a seed the keys of a resumed run are new.
 
-        Without a seed the keys of the resumed run are new: what the round has sent is spent, the
-        ledger keeps it, and the repetition is a new attempt.
+        What an open round has sent is spent, the ledger keeps it, and the repetition is a new attempt.
         """
-        start = None if self._training is None else self._training.start
-        if start is not None and self.seed is not None:
-            return start.engine
         hidden = {"total_uplink_bits": math.nan} if lengths_tell(self._engine) else {}
         return {**self._engine.state_dict(), **hidden}
 
@@ -897,14 +816,10 @@ class Federated(pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Of an unfinished round, save its start.
-
-        Raises:
-            ValueError: If a client has changed a state that would be saved all the same.
-        """
-        if self._training is not None and self._training.start is not None:
-            self._training.check_saved()
-            self._training.start.write(checkpoint)
+        """Of an unfinished round, save that it has not begun: everything else is as it was before it."""
+        loops = checkpoint["loops"]["fit_loop"]
+        if self._simulation is not None and not loops["epoch_loop.batch_progress"]["is_last_batch"]:
+            begin_again(loops)
 
     # ---- pictures ---------------------------------------------------------------------------------
 

@@ -30,10 +30,10 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks.federated import federated_of
+from lightning_fedq.clients.stack import StackedStep, further_arguments
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.generator_turns import seed_everywhere
 from lightning_fedq.federation.client_metrics import log_figure
-from lightning_fedq.federation.client_parallel import StackedStep, further_arguments
 from lightning_fedq.functional.leakage.batch_sampling import (
     GradientMoments,
     solve_probability,

@@ -17,7 +17,7 @@ from lightning_fedq._lightning import pl
 
 
 class ClientTrainer:
-    """Mixed into the class of the user's Trainer: what a client reads of the whole fit, and what it may not do.
+    """Mixed into the class of the user's Trainer: what a client reads of the whole fit.
 
     Attributes:
         home: The user's Trainer.
@@ -109,6 +109,7 @@ def new_child(home: Any) -> Any:
         strategy.on_its_own = True
     child.fit_loop = pl.loops._FitLoop(child, home.min_epochs, home.max_epochs)
     child.fit_loop.epoch_loop = pl.loops._TrainingEpochLoop(child, home.min_steps, home.max_steps)
+    child.fit_loop.epoch_loop.val_loop._combined_loader = home.fit_loop.epoch_loop.val_loop._combined_loader
     child.fit_loop.epoch_progress = copy(home.fit_loop.epoch_progress)
     child.fit_loop.epoch_progress.current = copy(home.fit_loop.epoch_progress.current)
     child.fit_loop.epoch_progress.total = copy(home.fit_loop.epoch_progress.total)

@@ -213,14 +213,13 @@ class Copier:
             held = old.cell_contents
         except ValueError:  # empty
             return
+        if not _is_empty(new):
+            return
         try:
-            new.cell_contents
-        except ValueError:
-            try:
-                new.cell_contents = self(held)
-            except NotCopyableError as error:
-                error.way.append(f" in the closure of {function.__qualname__}")
-                raise
+            new.cell_contents = self(held)
+        except NotCopyableError as error:
+            error.way.append(f" in the closure of {function.__qualname__}")
+            raise
 
     def _method(self, value: types.MethodType) -> Any:
         return types.MethodType(self(value.__func__), self(value.__self__))
@@ -235,7 +234,11 @@ class Copier:
     def _tensor(self, value: Tensor) -> Any:
         if not value.is_leaf:
             return self._storage.copy(value) if value.layout is torch.strided else value.detach().clone()
-        if value.layout is not torch.strided or type(value) not in (Tensor, nn.Parameter) or not _whole(value):
+        if (
+            value.layout is not torch.strided
+            or type(value) not in (Tensor, nn.Parameter)
+            or not _whole(value)
+        ):
             made = value.__deepcopy__(self.memo)
         elif type(value) is nn.Parameter:
             made = nn.Parameter(self._storage.copy(value), value.requires_grad)
@@ -298,6 +301,13 @@ class Copier:
 
 def _same(one: Any, other: Any) -> bool:
     return one is other
+
+
+def _is_empty(cell: Any) -> bool:
+    try:
+        return cell.cell_contents is _MISSING
+    except ValueError:
+        return True
 
 
 def _mutable(function: types.FunctionType) -> bool:

@@ -22,8 +22,6 @@ from lightning_fedq.clients.child import count_from, equip, new_child, own_attri
 from lightning_fedq.clients.copying import Copier, Storage
 from lightning_fedq.clients.hooks import call_hooks, crosses_clients, has_batch_hooks, trains_with_clients
 
-
-
 _NOWHERE = pl.loggers.logger.DummyLogger()
 
 
@@ -86,6 +84,9 @@ class ClientFit:
         self._loggers = loggers
         self.shares_metrics = loggers is not None
         self._callbacks = [c for c in trainer.callbacks if trains_with_clients(c)]
+        self._shared += tuple(
+            c for c in trainer.callbacks if type(c).__module__.startswith("lightning_fedq.")
+        )
         self._crossing = [c for c in trainer.callbacks if crosses_clients(c)]
 
     @property
@@ -113,7 +114,7 @@ class ClientFit:
             id(home.fit_loop.epoch_loop): child.fit_loop.epoch_loop,
         }
         crossing = [] if alone else self._crossing
-        shared = [*self._shared, *self._crossing]
+        shared = list(self._shared)
         if self.shares_metrics and not alone:
             shared += [part for part in home.lightning_module.modules() if isinstance(part, Metric)]
         copier = Copier(self._storage, memo, tuple(shared))

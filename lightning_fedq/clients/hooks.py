@@ -25,7 +25,7 @@ DATA_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_
 _OF_THE_FIT = (
     *("Checkpoint", "EarlyStopping", "ProgressBar", "LearningRateMonitor", "DeviceStatsMonitor", "Timer"),
     *("ModelSummary", "WeightAveraging", "StochasticWeightAveraging", "BaseFinetuning", "ModelPruning"),
-    *("GradientAccumulationScheduler", "SpikeDetection", "ThroughputMonitor"),
+    "GradientAccumulationScheduler",
 )
 """Lightning's callbacks that belong to the fit whatever hooks they have."""
 
@@ -35,9 +35,12 @@ def trains_with_clients(callback: pl.Callback) -> bool:
     known = tuple(getattr(pl.callbacks, name) for name in _OF_THE_FIT if hasattr(pl.callbacks, name))
     if isinstance(callback, known) or type(callback).__module__.startswith("lightning_fedq."):
         return False
-    return any(
-        hook in vars(callback) or is_overridden(hook, callback, pl.Callback) for hook in BATCH_HOOKS
-    )
+    return any(overrides(callback, hook) for hook in BATCH_HOOKS)
+
+
+def overrides(callback: pl.Callback, hook: str) -> bool:
+    """Has a callback a hook of its own? Some, as `LambdaCallback`, hold it as an attribute."""
+    return hook in vars(callback) or is_overridden(hook, callback, pl.Callback)
 
 
 def crosses_clients(callback: pl.Callback) -> bool:

@@ -36,9 +36,9 @@ from torch.optim import (
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.data.generator_turns import GeneratorTurns, generator_state, same_state
 from lightning_fedq.clients.client_draws import ClientDraws, DropoutInPlace
 from lightning_fedq.clients.stacked_logs import Keep, StackedLogs
+from lightning_fedq.data.generator_turns import GeneratorTurns, generator_state, same_state
 from lightning_fedq.functional.batch_stack import UnequalBatches, groups_alike, stack_batches
 
 ELEMENTWISE_OPTIMIZERS = (SGD, Adam, AdamW, Adamax, NAdam, RAdam, RMSprop, Rprop, Adagrad, Adadelta, ASGD)
@@ -88,7 +88,7 @@ class StackedStep:
         self._turns, self._draws = turns, False
         self.names = [f"module.{name}" for name in names]
         self.buffer_names = [f"module.{name}" for name in buffer_names]
-                self._args: tuple[Any, ...] = ()
+        self._args: tuple[Any, ...] = ()
         self._logs = StackedLogs(module, keep)
         self._caught: list[Tensor] = []
         self._constants: dict[str, Any] = {}
@@ -354,13 +354,13 @@ class ClientStack:
         """Clip every client's gradient by its own norm, as it would be one client at a time."""
         gradients = [weight.grad for weight in self._active if weight.grad is not None]
         if not gradients:
-            return None
+            return
         norms = torch.cat([gradient.reshape(len(gradient), -1) for gradient in gradients], dim=1).norm(dim=1)
         factors = (clip_val / (norms + 1e-6)).clamp(max=1.0)
         for weight, gradient in zip(self._active, gradients, strict=True):
             # not in place: two parameters may have been given one and the same gradient
             weight.grad = gradient * factors.view(-1, *[1] * (gradient.dim() - 1))
-        return None
+        return
 
 
 def _stacked(value: Any, parameter: Tensor, num_clients: int) -> Any:

@@ -7,12 +7,14 @@ are slower than of one. `benchmarks/rounds.py` times both ways.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal
 
 from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
+from lightning_fedq.clients.fit import ClientFit
+from lightning_fedq.clients.stack_trial import elementwise, rehearse
+from lightning_fedq.clients.vector import Vector
 from lightning_fedq.data.batches import Stack
-from lightning_fedq.federation.rehearsal import elementwise, rehearse
 from lightning_fedq.rounds import RoundPlanner
 
 _STACK_VALUES = {"cpu": 1 << 21, "cuda": 1 << 26}
@@ -32,25 +34,23 @@ def largest_stack(device: str, num_parameters: int, planner: RoundPlanner) -> in
 
 def choose_clients_per_step(
     trainer: Any,
-    names: Sequence[str],
+    fit: ClientFit,
+    vector: Vector,
     wanted: int | Literal["auto"],
     automatic: int,
     largest_of: Callable[[int], Stack],
     first_batch: Callable[[Stack], Any],
-    buffer_names: Sequence[str] = (),
-    integers: Sequence[str] = (),
 ) -> int:
     """Return how many clients train side by side, 1 where a stack can't run or does not pay.
 
     Args:
         trainer: The trainer, its strategy ready.
-        names: Of the trained parameters.
+        fit: Copies it.
+        vector: What is trained.
         wanted: What the user asked for.
         automatic: The size to try for "auto".
         largest_of: The largest stack of the first round, for a size.
         first_batch: A stack's first batch.
-        buffer_names: Of the buffers that training changes.
-        integers: Of those among them that hold integers of one client's own.
 
     Raises:
         ValueError: If a stack was asked for and the optimiser is not elementwise.
@@ -65,7 +65,7 @@ def choose_clients_per_step(
             f"{type(trainer.lightning_module).__name__} uses manual optimisation"
         )
         return 1
-    if integers:
+    if integers := vector.members.integers:
         say = rank_zero_info if wanted == "auto" else rank_zero_warn
         say(
             "Federated trains one client at a time, which is slower and gives the same results, because "
@@ -101,7 +101,7 @@ def choose_clients_per_step(
         return 1
     batch = trainer.precision_plugin.convert_input(first_batch(largest))
     batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-    found = rehearse(trainer, list(names), batch, buffer_names)
+    found = rehearse(trainer, fit, vector, batch)
     if found.obstacle is not None:
         rank_zero_warn(
             "Federated trains one client at a time, which is slower and gives the same results, because a "

@@ -150,10 +150,10 @@ def _plan(problem: Problem, federated: Federated | None) -> tuple[Option, ...]:
 def _sizes(config: str) -> tuple[dict[str, Any], Federated, float]:
     """Numbers of a configuration, its `Federated`, and the norm its mechanism clips to (else 1)."""
     from lightning_fedq.callbacks.federated import federated_of
+    from lightning_fedq.clients.vector import num_coordinates
     from lightning_fedq.commands.configs import find
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here
     from lightning_fedq.federation.byzantine import num_byzantine_of
-    from lightning_fedq.federation.local_model import num_coordinates
 
     cli = FedqCLI(["--config", str(find(config))], run=False)
     federated = federated_of(cli.trainer, "fedq plan")

@@ -16,6 +16,7 @@ from rich.markdown import Markdown
 
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.callbacks.federated import Federated
+from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.commands.calls import parse_call, parse_mechanism
 from lightning_fedq.commands.configs import SUFFIXES, find
 from lightning_fedq.commands.settings import parse_changes
@@ -23,7 +24,6 @@ from lightning_fedq.core import Mechanism, RoundContext
 from lightning_fedq.discovery import mechanism_class
 from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.journal import find_journal
-from lightning_fedq.federation.local_model import num_coordinates
 from lightning_fedq.federation.privacy_target import fewest_answers
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger

@@ -1,8 +1,7 @@
 """Lightning's own weight averaging beside a federation: averages of global models, once a round.
 
-`WeightAveraging` and `EMAWeightAveraging` average after every step, when the module holds the weights of
-one client. Here the end of a round stands for all its steps: the global model enters the average once, if
-any step of the round's longest client is one that the callback's `should_update` asks for.
+`WeightAveraging` and `EMAWeightAveraging` average after every step. Here the end of a round stands for all
+its steps: the global model enters the average once, if any step of the round's longest client is one that the callback's `should_update` asks for.
 `StochasticWeightAveraging` averages where an epoch begins, and the module shows the global model there;
 what it does for BatchNorm, a pass over the training data at the end, would look at everybody's data, so
 with BatchNorm it is refused.
@@ -10,7 +9,7 @@ with BatchNorm it is refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import nn
@@ -41,43 +40,30 @@ class RoundAverages:
 
     Args:
         trainer: The trainer.
-        round_is_open: Has a round begun and not ended? One that was stopped on the way adds to no average.
+
+    Attributes:
+        steps: Of one client in the last round, counted from the first round on; None where it was given up.
     """
 
-    def __init__(self, trainer: pl.Trainer, round_is_open: Callable[[], bool]) -> None:
+    def __init__(self, trainer: pl.Trainer) -> None:
         self._callbacks = _of(trainer, "WeightAveraging")
-        self._round_is_open = round_is_open
-        self._hooks: list[Callable[..., Any]] = []
-        self._steps: Sequence[int] = ()
+        self.steps: range | None = range(0)
 
     def attach(self, undo: Undo) -> None:
-        """Stand in for the hooks that average after every step, until `undo`."""
+        """Let the end of a round stand for all its steps, until `undo`."""
         for callback in self._callbacks:
             rank_zero_info(f"{type(callback).__name__} averages the global model, once a round")
-            self._hooks.append(callback.on_train_batch_end)
-            undo.replace(callback, "on_train_batch_end", lambda *args: None)
             undo.replace(callback, "on_train_epoch_end", self._unless_open(callback.on_train_epoch_end))
             undo.replace(callback, "should_update", self._any_step(callback.should_update))
 
-    def update(self, steps: Sequence[int], *arguments: Any) -> None:
-        """Let the global model enter the averages.
-
-        Args:
-            steps: Of the round's longest client, counted from the first round on.
-            arguments: Of `Callback.on_train_batch_end`; the module shows the global model.
-        """
-        self._steps = steps
-        for hook in self._hooks:
-            hook(*arguments)
-
     def _unless_open(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *arguments: None if self._round_is_open() else hook(*arguments)
+        return lambda *arguments: None if self.steps is None else hook(*arguments)
 
     def _any_step(self, due: Callable[..., bool]) -> Callable[..., bool]:
         def should_update(step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
             if step_idx is None:
                 return due(epoch_idx=epoch_idx)
-            return any(due(step_idx=step) for step in self._steps)
+            return any(due(step_idx=step) for step in self.steps or ())
 
         return should_update
 

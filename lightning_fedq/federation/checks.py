@@ -298,7 +298,7 @@ def check_optimizers(trainer: pl.Trainer) -> list[torch.optim.Optimizer]:
     """Return the optimisers of the run: one, or several where the module optimises by hand.
 
     Raises:
-        ValueError: If there is none, or a schedule that watches one client's batches.
+        ValueError: If there is none.
     """
     if not trainer.optimizers:
         raise ValueError(
@@ -312,12 +312,6 @@ def check_optimizers(trainer: pl.Trainer) -> list[torch.optim.Optimizer]:
             "(configure_optimizers returned none, or all of them are frozen); return an optimiser of the "
             "parameters that are to be trained"
         )
-    for config in trainer.lr_scheduler_configs:
-        if config.interval == "step" and config.reduce_on_plateau:
-            raise ValueError(
-                "ReduceLROnPlateau with interval='step' would follow the batches of one client after the "
-                "other, which have no common plateau; use interval='epoch', one look at the metric a round"
-            )
     return list(trainer.optimizers)
 
 

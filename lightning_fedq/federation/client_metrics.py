@@ -9,17 +9,13 @@ what is logged in training is logged, and nobody decides by it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
-from typing import Any, Literal, NamedTuple, Protocol, get_args, runtime_checkable
-
-import torch
-from torch import Tensor, nn
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from lightning_fedq._lightning import pl, rank_zero_info
 from lightning_fedq.core import Mechanism, NonPrivate, RoundContext
-from lightning_fedq.federation.rank_group import RankGroup
 from lightning_fedq.federation.undo import Undo
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.rounds import RoundEngine

@@ -14,11 +14,11 @@ from lightning_fedq.data.batches import Stack
 from lightning_fedq.federation.client_memory import ClientMemory
 from lightning_fedq.federation.client_parallel import ClientParallelStrategy
 from lightning_fedq.federation.clock import LocalClock
-from lightning_fedq.federation.distributed_clients import OtherRankStoppedError
 from lightning_fedq.federation.local_model import LocalModel, Members
 from lightning_fedq.federation.resume import RoundStart
 from lightning_fedq.federation.watch import Watch
 from lightning_fedq.rounds import RoundEngine, RoundRecord
+from lightning_fedq.simulation.ranks import OtherRankStoppedError
 
 
 class LocalTraining:

@@ -5,10 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from lightning_fedq.federation.client_metrics import ClientMetrics
+from lightning_fedq.federation.client_metrics import ClientMetricsChoice
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.rounds import RoundEngine, RoundPlanner, RoundRecord
 from lightning_fedq.secagg import SecAgg
+
+
+class ClientLog(Protocol):
+    """Metrics that clients log in training.
+
+    Attributes:
+        names: Theirs, in order.
+    """
+
+    names: dict[str, None]
+
+    @property
+    def choice(self) -> ClientMetricsChoice:
+        """Where they go."""
 
 
 class Federation(Protocol):
@@ -47,5 +61,5 @@ class Federation(Protocol):
         """One of each finished round."""
 
     @property
-    def client_log(self) -> ClientMetrics | None:
+    def client_log(self) -> ClientLog | None:
         """Metrics that clients log in training. None before the first fit."""

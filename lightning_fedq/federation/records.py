@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from lightning_fedq._lightning import pl, rank_zero_warn
-from lightning_fedq.federation.local_model import Members
+from lightning_fedq.clients.vector import Members
 from lightning_fedq.rounds import RoundRecord
 
 _NAMED = 10

@@ -99,7 +99,6 @@ class Schedule:
         self._planner, self._mechanism, self._work = planner, mechanism, work
         self._rule, self._num_steps = rule, num_steps
         self._kept: tuple[tuple[int, int, int, int | None], list[Stack]] | None = None
-        self._batches: list[tuple[Stack, int]] = []
 
     @property
     def longest(self) -> int:
@@ -114,15 +113,7 @@ class Schedule:
         key = (round, attempt, clients_per_step, most_batches)
         if self._kept is None or self._kept[0] != key:
             self._kept = (key, self._new(*key))
-            self._batches = []
         return self._kept[1]
-
-    def batch(self, index: int) -> tuple[Stack, int]:
-        """The stack that trains on a batch of the round last asked for, and which of its batches it is."""
-        assert self._kept is not None
-        if not self._batches:
-            self._batches = [(stack, i) for stack in self._kept[1] for i in range(len(stack.batch_sizes))]
-        return self._batches[index]
 
     def _new(self, round: int, attempt: int, clients_per_step: int, most: int | None) -> list[Stack]:
         return self.of_all_ranks(round, attempt, clients_per_step, most)
@@ -138,23 +129,3 @@ class Schedule:
             drawn = self._rule.draw(round, attempt, plan.survivors)
             stacks = single_stacks(plan, [batches[:most] for batches in drawn])
         return shortened(stacks, self._num_steps) if self._num_steps else stacks
-
-    def length(self, round: int, attempt: int, clients_per_step: int, most_batches: int | None = None) -> int:
-        """Steps of one attempt at a round. A rule is not asked, because Lightning asks when a fit is over."""
-        if self._rule is None:
-            stacks = self.stacks(round, attempt, clients_per_step, most_batches)
-            return sum(len(stack.batch_sizes) for stack in stacks)
-        survivors = self._planner.plan(round, self._mechanism).survivors
-        steps = [len(self._work.sizes[c][:most_batches]) for c in survivors]
-        kept = [sum(steps[: n + 1]) for n in range(len(steps)) if sum(steps[: n + 1]) <= self._num_steps]
-        if self._num_steps and steps:
-            return max(kept, default=self._num_steps)
-        return sum(steps) or 1
-
-    @property
-    def rounds_differ(self) -> bool:
-        """May rounds differ in their number of steps? Then Lightning has to ask for it every round."""
-        if self._planner.dropout_probability > 0:
-            return True
-        kinds = {(sizes, self._work.shuffles(client)) for client, sizes in enumerate(self._work.sizes)}
-        return self._planner.cohort_size < self._planner.num_clients and len(kinds) > 1

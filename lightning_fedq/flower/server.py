@@ -25,10 +25,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.callbacks import Federated
+from lightning_fedq.clients.vector import Rehearsed
 from lightning_fedq.core import AbortedRoundError
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
 from lightning_fedq.data.loader import ClientLoader
-from lightning_fedq.federation.changing_buffers import Rehearsed, updated_statistics
 from lightning_fedq.federation.schedule import Schedule
 from lightning_fedq.flower.exchange import POLL, Exchange
 from lightning_fedq.flower.local_round import check_schedules
@@ -417,13 +417,9 @@ class _IdleRounds(Schedule):
     """One idle step a round: nobody trains here."""
 
     longest = 1
-    rounds_differ = False
 
     def _new(self, round: int, attempt: int, clients_per_step: int, most: int | None) -> list[Stack]:
         return [Stack((), (1,), self._planner.plan(round, self._mechanism).stream_seed("training"), ())]
-
-    def length(self, round: int, attempt: int, clients_per_step: int, most_batches: int | None = None) -> int:
-        return 1
 
 
 class _NoData(pl.LightningDataModule):
@@ -502,14 +498,12 @@ class FederatedServer(Federated):
         work = LocalWork((torch.zeros(1, dtype=torch.int64),), 1, False, False, 1, None)
         self._own_loaders, self._renew = False, lambda again: again
         self._schedule = _IdleRounds(self.planner, self.mechanism, work, None, 0)
-        self._dealt = ClientLoader(loader, work, self._coming_stacks, self._coming_steps)
+        self._dealt = ClientLoader(loader, work, self._coming_stacks, lambda: 1)
 
-    def _rehearse_buffers(self, trainer: pl.Trainer) -> Rehearsed:
-        """Without data, those of layers that are known to keep statistics."""
-        if self.buffers == "frozen":
-            return Rehearsed()
-        known = updated_statistics(trainer.lightning_module)
-        return Rehearsed(known, known)
+    def _rehearse(self, trainer: pl.Trainer) -> tuple[Rehearsed, dict[str, None]]:
+        """Without data, what layers that are known to keep statistics change."""
+        module = trainer.lightning_module
+        return (Rehearsed() if self.buffers == "frozen" else Rehearsed.by_layers(module)), {}
 
     def _new_engine(self, weights: Tensor, segments: Sequence[int]) -> Any:
         secagg = self.secure_aggregation

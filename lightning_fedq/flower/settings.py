@@ -18,8 +18,8 @@ from lightning_fedq.callbacks import (
     LeakageBudget,
     LeakageMonitor,
 )
+from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.core import Adversary, Mechanism
-from lightning_fedq.federation.local_model import num_coordinates
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget
 

@@ -113,7 +113,11 @@ class Clock:
         for step in range(1, steps + 1):
             for config in trainer.lr_scheduler_configs:
                 batch = min(step * every, self._batches)
-                if config.interval == "step" and not config.reduce_on_plateau and not batch % config.frequency:
+                if (
+                    config.interval == "step"
+                    and not config.reduce_on_plateau
+                    and not batch % config.frequency
+                ):
                     self._step(config)
         for config in trainer.lr_scheduler_configs:
             due = not (trainer.current_epoch + 1) % config.frequency

@@ -53,6 +53,8 @@ class ClientMetrics:
         self._sums: dict[int, dict[str, tuple[float, int]]] = {}
         self._shared: dict[Any, Any] = {}
         self._round = told_results(True, lambda name, value: None)
+        if self.shared:
+            trainer.fit_loop.epoch_loop._results = self._round
 
     @property
     def shared(self) -> bool:
@@ -108,7 +110,7 @@ class ClientMetrics:
             loop._results = told_results(True, partial(self._of_client, clients))
             return
         home = self._trainer
-        loop._results = home.fit_loop.epoch_loop._results = self._round
+        loop._results = self._round
         self._round._tell = self._of_round
         connector._callback_metrics = home._logger_connector._callback_metrics
         connector._logged_metrics = home._logger_connector._logged_metrics
@@ -118,11 +120,6 @@ class ClientMetrics:
     def end_round(self) -> None:
         """What is logged from now on is no client's."""
         self._round._tell = lambda name, value: None
-
-    def try_out(self, trainer: Any) -> None:
-        """Let a client's Trainer log nowhere, and note the names."""
-        names = self.names
-        trainer.fit_loop.epoch_loop._results = told_results(True, lambda name, value: names.setdefault(name))
 
     def _of_round(self, name: str, value: Any) -> None:
         if self._ranks is not None and isinstance(value, nn.Module):

@@ -1,4 +1,4 @@
-"""The user's Trainer counts rounds: an epoch of its loops is a round, whose clients train in fits of their own.
+"""The user's Trainer counts rounds: an epoch of its loops is a round, and clients train in fits of their own.
 
 The loops stand in for Lightning's own during a fit. To whoever looks at the Trainer a round is what an epoch
 is in one client's training: as many batches and optimiser steps as the longest client has. So `max_steps`,

@@ -8,13 +8,12 @@ module. A round that is given up leaves nothing to put back.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import callbacks_of, pl, rank_zero_warn
+from lightning_fedq._lightning import callbacks_of, rank_zero_warn
 from lightning_fedq.clients.fit import Batches, Client, ClientFit
 from lightning_fedq.clients.stack import ClientStack, StackMemory
 from lightning_fedq.clients.vector import Members, Rehearsed, Vector
@@ -33,51 +32,16 @@ class Listens(Protocol):
         """Some more clients of a round have trained."""
 
 
-class Trial:
-    """A client's training that is tried out, beside the rounds: on a copy, with its draws put back.
+class RoundStart(NamedTuple):
+    """What a checkpoint of an open round goes back to.
 
     Args:
-        fit: Trains it.
-        vector: What is read of it.
-        clock: Steps so far.
-        loader: The loader of all clients.
-        metrics: Notes the names that it logs.
+        engine: State of the server.
+        members: What travels.
     """
 
-    def __init__(
-        self, fit: ClientFit, vector: Vector | None, clock: Clock, loader: Callable[[], ClientLoader],
-        metrics: ClientMetrics | None = None,
-    ) -> None:  # fmt: skip
-        self._fit, self._vector, self._clock, self._loader = fit, vector, clock, loader
-        self._metrics = metrics
-
-    def train(self, stack: Stack, most: int, before: Callable[[Client], object] | None = None) -> Client:
-        """Train a client on its first batches.
-
-        Args:
-            stack: The client.
-            most: Most batches.
-            before: Called with the copy before it trains.
-        """
-        with _own_draws():
-            client = self._fit.copy(alone=True)
-            if self._metrics is not None:
-                self._metrics.try_out(client.trainer)
-            if self._vector is not None:
-                self._vector.hold_statistics(client.module)
-                self._vector.equip(client.module, stack.clients[0])
-            if before is not None:
-                before(client)
-            number = min(most, len(stack.batch_sizes))
-            loader = self._loader()
-            self._fit.train(client, Batches(loader.of_stack(stack), number, loader), self._clock.now)
-        return client
-
-
-@contextmanager
-def _own_draws() -> Iterator[None]:
-    with torch.random.fork_rng(), pl.utilities.seed.isolate_rng(include_cuda=False):
-        yield
+    engine: dict[str, Any]
+    members: Members
 
 
 class Simulation:
@@ -97,12 +61,11 @@ class Simulation:
         changed: Called with the new members of the flat vector when a round finds it changed; puts the server
             right, or raises what speaks against it.
         opened: Called when a round is open, before its clients train; may give it up.
-        closed: Called with what this rank's clients have taken; returns what those of all ranks have.
 
     Attributes:
-        start: State of the server, and the members, when the open round began; None between rounds.
+        start: Of the open round; None between rounds.
         present: The stack that trains.
-        records: Told of every finished round.
+        taken: Steps that clients of the round have taken, on all ranks once the engine has finished.
     """
 
     def __init__(
@@ -120,16 +83,19 @@ class Simulation:
         changed: Callable[[Members], None],
         opened: Callable[[], None],
     ) -> None:
-        self._trainer, self.engine, self.vector, self.fit, self.clock = trainer, engine, vector, fit, clock
+        self.trainer, self.engine, self.vector, self.fit, self.clock = trainer, engine, vector, fit, clock
         self._metrics, self._loader, self._stacks = metrics, loader, stacks
         self._capacity, self._skips_empty = capacity, skips_empty
         self._changed, self._opened = changed, opened
         self._memory: StackMemory | None = None
         self._listening: list[Listens] = [
-            c for c in callbacks_of(trainer) if hasattr(c, "on_clients_done")  # type: ignore[misc]
+            c
+            for c in callbacks_of(trainer)
+            if hasattr(c, "on_clients_done")  # type: ignore[misc]
         ]
-        self.start: tuple[dict[str, Any], dict[str, list[str]]] | None = None
+        self.start: RoundStart | None = None
         self.present: Stack | None = None
+        self.taken = Taken()
         self._told = False
 
     def run(self) -> tuple[RoundRecord, int]:
@@ -146,7 +112,8 @@ class Simulation:
         vector.begin_round()
         self._metrics.begin_round()
         self.clock.begin_round()
-        self.start = engine.state_dict(), vector.members.plain()
+        self._take_over()
+        self.start = RoundStart(engine.state_dict(), vector.members)
         self._stacks()  # a rule may choose the round's noise with its batches
         plan = engine.start()
         self._opened()
@@ -160,7 +127,11 @@ class Simulation:
         self.start = None
         return record, steps
 
-    taken: Taken = Taken()
+    def _take_over(self) -> None:
+        """What somebody has written into the global model between two rounds, pruned weights say, stays."""
+        shown = self.vector.read()
+        if not torch.equal(shown, self.engine.weights.to(shown)):
+            self.engine.weights = shown.to(self.engine.weights)
 
     def _train_all(self, weights: Tensor) -> None:
         done, expected = 0, sum(len(stack.clients) for stack in self._stacks())
@@ -170,7 +141,7 @@ class Simulation:
                     self._train(stack, batches, weights)
                 done += len(stack.clients)
                 for callback in self._listening:
-                    callback.on_clients_done(self._trainer, done, expected)
+                    callback.on_clients_done(self.trainer, done, expected)
         finally:
             self.present = None
             self._metrics.end_round()
@@ -186,7 +157,7 @@ class Simulation:
             vector.equip(client.module, clients[0])
             if self._skips_empty and 0 in stack.batch_sizes:
                 _skip_empty(client, stack.batch_sizes)
-        logged = self._trainer.fit_loop.epoch_loop._batches_that_stepped
+        logged = self.trainer.fit_loop.epoch_loop._batches_that_stepped
         own = Batches(batches, len(stack.batch_sizes), self._loader())
         self.fit.train(client, own, self.clock.now, logged)
         if side_by_side is None:
@@ -203,7 +174,7 @@ class Simulation:
         vector = self.vector
         names = [*vector.names, *vector.buffer_names]
         if self._memory is None:
-            self._memory = StackMemory.of(self._trainer.lightning_module, names, self._capacity)
+            self._memory = StackMemory.of(self.trainer.lightning_module, names, self._capacity)
         start, buffers = vector.start_of(clients, weights)
         return ClientStack(
             client.trainer,
@@ -222,7 +193,7 @@ class Simulation:
         if self._told:
             return
         self._told = True
-        found = Rehearsed.of(self._trainer.lightning_module, client.module)
+        found = Rehearsed.of(self.trainer.lightning_module, client.module)
         covered = {*self.vector.travelling, *self.vector.buffer_names}
         rest = [name for name in (*found.changed, *found.integers) if name not in covered]
         if rest and self.vector.mode != "frozen":
@@ -249,6 +220,4 @@ def _skip_empty(client: Client, sizes: Sequence[int]) -> None:
         return not sizes[trainer.fit_loop.epoch_loop.batch_idx]
 
     strategy.training_step = lambda *args: torch.zeros((), device=device) if is_empty() else step(*args)
-    strategy.backward = lambda loss, *args, **kwargs: (
-        loss if is_empty() else backward(loss, *args, **kwargs)
-    )
+    strategy.backward = lambda loss, *args, **kwargs: loss if is_empty() else backward(loss, *args, **kwargs)

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.batches import LocalWork, Stack
-from lightning_fedq.federation.distributed_clients import (
+from lightning_fedq.simulation.ranks import (
     DistributedClientsStrategy,
     OtherRankStoppedError,
     RankEngine,

@@ -26,12 +26,11 @@ from torch import Tensor
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.core import AbortedRoundError
 from lightning_fedq.data.batches import Stack
-from lightning_fedq.data.generator_turns import generator_state
-from lightning_fedq.federation.client_metrics import ClientMetrics, Logged
-from lightning_fedq.federation.clock import LocalClock, RankClock
 from lightning_fedq.federation.rank_group import Backend, RankGroup
 from lightning_fedq.federation.schedule import Schedule
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
+from lightning_fedq.simulation.clock import Taken
+from lightning_fedq.simulation.metrics import ClientMetrics, Logged
 
 NAME = "fedq_clients"
 
@@ -238,36 +237,32 @@ class RankSchedule(Schedule):
         own = [stacks[index] for index in self.places]
         return own or [Stack((), (1,), stacks[0].training_seed, ())]  # nobody's step, for a rank without work
 
-    @property
-    def rounds_differ(self) -> bool:
-        """A rank has other stacks every round."""
-        return True
-
 
 class EndOfRound:
-    """Exchange, at the end of a round, of what Lightning and the clients' training keep beside the server.
+    """Exchange, at the end of a round, of what is kept beside the server.
 
     Args:
-        schedule: Of this rank.
-        clock: Of its clients.
+        simulation: Of this rank, which counts the steps of clients.
         log: What its clients have logged.
     """
 
-    def __init__(self, schedule: RankSchedule, clock: LocalClock, log: ClientMetrics) -> None:
-        self._schedule, self._clock, self._log = schedule, clock, log
+    def __init__(self, simulation: Counts, log: ClientMetrics) -> None:
+        self._simulation, self._log = simulation, log
 
     def of_rank(self) -> _Beside:
         """This rank's share, for `of_all_ranks`."""
-        places = self._schedule.places
-        drawn = generator_state()[0].numpy().tobytes()
-        return _Beside(max(places, default=-1), drawn, self._clock.of_rank(places), self._log.of_rank())
+        return _Beside(self._simulation.taken, self._log.of_rank())
 
     def of_all_ranks(self, found: Sequence[_Beside]) -> None:
-        """Bring the clock, torch's generator and the log to where one process would have them."""
-        drawn = bytearray(max(found, key=lambda one: one.last_place).drawn)
-        torch.default_generator.set_state(torch.frombuffer(drawn, dtype=torch.uint8))
-        self._clock.of_all_ranks([one.clock for one in found])
+        """Bring clock and log to where one process would have them."""
+        self._simulation.taken = Taken.together([one.taken for one in found])
         self._log.of_all_ranks([one.logged for one in found])
+
+
+class Counts(Protocol):
+    """Whatever trains the clients of a rank."""
+
+    taken: Taken
 
 
 class OtherRankStoppedError(RuntimeError):
@@ -277,9 +272,7 @@ class OtherRankStoppedError(RuntimeError):
 class _Beside(NamedTuple):
     """One rank's share of what is kept beside the server. See `EndOfRound`."""
 
-    last_place: int
-    drawn: bytes
-    clock: RankClock | None
+    taken: Taken
     logged: Logged | None
 
 

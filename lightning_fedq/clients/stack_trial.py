@@ -1,12 +1,11 @@
 """Can a stack of clients train side by side here, and what does a step cost? Tried on a copy beforehand.
 
-The copy is a deep copy of the module, random generators are restored afterwards, and nothing is
-logged, so the run itself does not notice.
+The copy is a client's, random generators are restored afterwards, and nothing is logged, so the run itself
+does not notice.
 """
 
 from __future__ import annotations
 
-import copy
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -17,9 +16,11 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.clients.fit import Client, ClientFit
+from lightning_fedq.clients.one_client_hooks import one_client_hook
+from lightning_fedq.clients.stack import ELEMENTWISE_OPTIMIZERS, StackedStep, further_arguments
+from lightning_fedq.clients.vector import Vector
 from lightning_fedq.data.generator_turns import GeneratorTurns
-from lightning_fedq.federation.client_parallel import ELEMENTWISE_OPTIMIZERS, StackedStep, further_arguments
-from lightning_fedq.federation.one_client_hooks import one_client_hook
 from lightning_fedq.functional.batch_stack import UnequalBatches, groups_alike, stack_batches
 
 
@@ -40,16 +41,14 @@ def elementwise(optimizer: torch.optim.Optimizer) -> bool:
     return type(optimizer) in ELEMENTWISE_OPTIMIZERS
 
 
-def rehearse(
-    trainer: pl.Trainer, names: Sequence[str], batch: Any, buffer_names: Sequence[str] = ()
-) -> Rehearsal:
-    """Try one step of a stack on a copy of the module.
+def rehearse(trainer: pl.Trainer, fit: ClientFit, vector: Vector, batch: Any) -> Rehearsal:
+    """Try two steps of a stack on a copy of the module.
 
     Args:
-        trainer: Trainer of a fit that has not begun to train.
-        names: Names of the trained parameters.
+        trainer: The user's, of a fit that has not begun to train.
+        fit: Copies it.
+        vector: What is trained.
         batch: First batch of a stack, on the device; its tensors lead with a client dimension of 2 or more.
-        buffer_names: Names of the buffers that training changes.
     """
     if hook := one_client_hook(trainer):
         return Rehearsal(hook)
@@ -67,7 +66,9 @@ def rehearse(
     devices = [trainer.strategy.root_device.index or 0] if trainer.strategy.root_device.type == "cuda" else []
     with torch.random.fork_rng(devices), pl.utilities.seed.isolate_rng(include_cuda=False):
         try:
-            return _try(trainer, copy.deepcopy(module), names, batch, buffer_names)
+            client = fit.copy(alone=True)
+            vector.hold_statistics(client.module)
+            return _try(client, vector.names, batch, vector.buffer_names)
         except Exception as error:  # whatever the user's code or vmap raises is the answer
             return Rehearsal(_in_words(error))
 
@@ -101,14 +102,8 @@ def _in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {first.partition(' Please file')[0]}"
 
 
-def _try(
-    trainer: pl.Trainer,
-    module: pl.LightningModule,
-    names: Sequence[str],
-    batch: Any,
-    buffer_names: Sequence[str],
-) -> Rehearsal:
-    module.trainer = trainer
+def _try(client: Client, names: Sequence[str], batch: Any, buffer_names: Sequence[str]) -> Rehearsal:
+    trainer, module = client.trainer, client.module
     turns = GeneratorTurns()
     turns.begin(int)
     step = StackedStep(module, names, buffer_names, turns)
@@ -139,6 +134,7 @@ def _try(
 
     before = _state_of_others()
     stacked()
+    stacked()  # what the first step keeps, the second may stumble over
     if before != _state_of_others():
         return Rehearsal(
             "training_step draws random numbers of Python's or NumPy's, which would be the same for all"

@@ -1,0 +1,120 @@
+"""What a client's first steps change and log, tried on a copy before the first round.
+
+What training changes has to travel, and whoever decides by a metric that stays with clients has to hear of it
+before anybody has trained. Nobody knows either without trying, because both are in the user's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from lightning_fedq._lightning import pl, rank_zero_info
+from lightning_fedq.clients.copying import NotCopyableError
+from lightning_fedq.clients.fit import Batches, Client, ClientFit
+from lightning_fedq.clients.hooks import call_hooks
+from lightning_fedq.clients.vector import BufferMode, Rehearsed, layers_with_statistics
+from lightning_fedq.data.batches import Stack
+from lightning_fedq.data.loader import ClientLoader
+from lightning_fedq.simulation.clock import Clock
+from lightning_fedq.simulation.round_loop import told_results
+
+_ROUNDS = 100
+"""Rounds in which somebody to rehearse with is looked for."""
+
+
+class Trial:
+    """A client's training that is tried out, beside the rounds: on a copy, with all draws put back.
+
+    Args:
+        fit: Trains it.
+        clock: Steps so far.
+        loader: The loader of all clients.
+        names: Of what it logs, which goes nowhere else.
+    """
+
+    def __init__(
+        self, fit: ClientFit, clock: Clock, loader: Callable[[], ClientLoader], names: dict[str, None]
+    ) -> None:
+        self._fit, self._clock, self._loader, self._names = fit, clock, loader, names
+
+    def train(self, stack: Stack, most: int, before: Callable[[Client], object]) -> Client:
+        """Train a client on its first batches.
+
+        Args:
+            stack: The client.
+            most: Most batches.
+            before: Called with the copy before it trains.
+        """
+        with own_draws():
+            client, names = self._fit.copy(alone=True), self._names
+            client.trainer.fit_loop.epoch_loop._results = told_results(
+                True, lambda name, value: names.setdefault(name)
+            )
+            before(client)
+            number, loader = min(most, len(stack.batch_sizes)), self._loader()
+            self._fit.train(client, Batches(loader.of_stack(stack), number, loader), self._clock.now)
+        return client
+
+
+@contextmanager
+def own_draws() -> Iterator[None]:
+    """Put all global random generators back afterwards."""
+    with torch.random.fork_rng(), pl.utilities.seed.isolate_rng(include_cuda=False):
+        yield
+
+
+def first_client(stacks_of: Callable[[int], Sequence[Stack]]) -> Stack | None:
+    """The first client to train.
+
+    None where chance leaves nobody in the first hundred rounds.
+
+    Args:
+        stacks_of: The stacks of a round, of one client each.
+    """
+    rounds = (stacks_of(round)[0] for round in range(_ROUNDS))
+    return next((stack for stack in rounds if stack.clients), None)
+
+
+def rehearse(trial: Trial, module: pl.LightningModule, stack: Stack | None, mode: BufferMode) -> Rehearsed:
+    """Find what training changes beside the parameters.
+
+    Where the training fails here it will fail again in the first round, by the user's own error; until then
+    the layers say what changes.
+
+    Args:
+        trial: Trains.
+        module: The global model.
+        stack: The client that tries. None leaves it to the layers.
+        mode: What happens to buffers.
+
+    Raises:
+        NotCopyableError: If something in the fit can't be copied.
+    """
+    if stack is None:
+        return Rehearsed.by_layers(module)
+
+    def before(client: Client) -> None:
+        for hook in ("on_train_start", "on_train_epoch_start"):
+            call_hooks(client.trainer, client.callbacks, hook)
+            getattr(client.module, hook)()
+        if mode == "frozen":
+            for layer in layers_with_statistics(client.module).values():
+                layer.training = False
+
+    every: Any = module.trainer.accumulate_grad_batches
+    try:
+        client = trial.train(stack, 2 * int(every), before)
+    except NotCopyableError:
+        raise
+    except Exception as error:
+        first = (str(error).splitlines() or [""])[0]
+        rank_zero_info(
+            f"a rehearsal of the first steps failed ({type(error).__name__}: {first}); of buffers, those of "
+            "normalisation layers travel"
+        )
+        return Rehearsed.by_layers(module)
+    return Rehearsed.of(module, client.module)
