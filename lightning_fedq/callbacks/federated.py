@@ -415,7 +415,7 @@ class Federated(pl.Callback):
         if self._ranks is not None:
             self._ranks.fails = True
         if self._simulation is not None and self._engine.plan is not None:
-            rank_zero_warn(
+            rank_zero_info(
                 f"stopped in the middle of round {self._engine.round + 1}: what its clients have trained is "
                 f"dropped, and charged if they have sent anything; {len(self.records)} rounds are finished, "
                 "and the model is that of the last one. A checkpoint goes on from there; local_steps makes "

@@ -31,6 +31,11 @@ class ClientTrainer:
         return self.home.estimated_stepping_batches
 
     @property
+    def enable_validation(self) -> bool:
+        """Global models are validated, in the user's Trainer; a client's is not."""
+        return False
+
+    @property
     def checkpoint_callbacks(self) -> Any:
         """Callbacks of the user's Trainer, as are the next three."""
         return self.home.checkpoint_callbacks

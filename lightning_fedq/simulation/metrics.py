@@ -52,7 +52,7 @@ class ClientMetrics:
         self._checked: set[str] = set()
         self._sums: dict[int, dict[str, tuple[float, int]]] = {}
         self._shared: dict[Any, Any] = {}
-        self._round = told_results(True, lambda name, value: None)
+        self._round = told_results(True, lambda name, value: None, trainer.strategy.reduce)
         if self.shared:
             trainer.fit_loop.epoch_loop._results = self._round
 

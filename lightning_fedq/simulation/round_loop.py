@@ -33,24 +33,27 @@ class Rounds(Protocol):
 class _RoundResults(pl.trainer.connectors.logger_connector.result._ResultCollection):
     """Lightning's collection of logged values, which tells who wants to know what is logged."""
 
-    def __init__(self, training: bool, tell: Callable[[str, Any], None]) -> None:
+    def __init__(self, training: bool, tell: Callable[[str, Any], None], reduce: Any) -> None:
         super().__init__(training)
-        self._tell = tell
+        self._tell, self._reduce = tell, reduce
 
     def log(self, fx: str, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Tell, and log."""
         self._tell(name, value)
+        if self._reduce is not None:
+            kwargs["sync_dist_fn"] = self._reduce
         super().log(fx, name, value, *args, **kwargs)
 
 
-def told_results(training: bool, tell: Callable[[str, Any], None]) -> Any:
+def told_results(training: bool, tell: Callable[[str, Any], None], reduce: Any = None) -> Any:
     """A collection of logged values that tells name and value of each.
 
     Args:
         training: Of training, or of validation?
         tell: Called with both before they are logged.
+        reduce: How values of several ranks become one, whoever logs; None is that of the Trainer that logs.
     """
-    return _RoundResults(training, tell)
+    return _RoundResults(training, tell, reduce)
 
 
 class RoundLoop(pl.loops._TrainingEpochLoop):
