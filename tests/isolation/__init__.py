@@ -1,0 +1,1 @@
+"""Isolation of clients, from outside: nothing here knows how a client is trained."""

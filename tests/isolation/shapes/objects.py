@@ -1,0 +1,260 @@
+"""Objects in an attribute of the module."""
+
+from __future__ import annotations
+
+import io
+import queue
+import random
+import threading
+from collections.abc import Generator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+import torchmetrics
+from sklearn.preprocessing import StandardScaler
+from torch import Tensor
+
+from tests.isolation.worlds import Shape
+
+
+class Meter:
+    """A running mean, as half of all training scripts have one."""
+
+    def __init__(self) -> None:
+        self.sum, self.count = 1.0, 1
+
+    def update(self, value: float) -> float:
+        self.sum, self.count = self.sum + value, self.count + 1
+        return self.sum / self.count
+
+
+class AverageMeter(Shape):
+    def begin(self) -> None:
+        self.meter = Meter()
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        return loss / self.meter.update(loss.item())
+
+
+class Namespace(Shape):
+    def begin(self) -> None:
+        self.kept = SimpleNamespace(mean=1.0)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        self.kept.mean = 0.5 * (self.kept.mean + loss.item())
+        return loss / self.kept.mean
+
+
+@dataclass
+class Statistics:
+    mean: float = 1.0
+    values: list[float] = field(default_factory=list)
+
+
+class Dataclass(Shape):
+    def begin(self) -> None:
+        self.statistics = Statistics()
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        self.statistics.mean = 0.5 * (self.statistics.mean + loss.item())
+        return loss / self.statistics.mean
+
+
+class Slotted:
+    __slots__ = ("mean",)
+
+    def __init__(self) -> None:
+        self.mean = 1.0
+
+
+class Slots(Shape):
+    def begin(self) -> None:
+        self.kept = Slotted()
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        self.kept.mean = 0.5 * (self.kept.mean + loss.item())
+        return loss / self.kept.mean
+
+
+class ObjectWithScalarTensor(Shape):
+    def begin(self) -> None:
+        self.kept = SimpleNamespace(mean=torch.ones(()))
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        self.kept.mean = 0.5 * (self.kept.mean + loss.detach())
+        return loss / self.kept.mean
+
+
+class DictOfListsOfDataclasses(Shape):
+    def begin(self) -> None:
+        self.history: dict[str, list[Statistics]] = {"train": [Statistics()]}
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        self.history["train"].append(Statistics(loss.item()))
+        return loss / max(entry.mean for entry in self.history["train"])
+
+
+class Buffered(Shape):
+    """A log in memory, read again."""
+
+    def begin(self) -> None:
+        self.book = io.StringIO()
+        self.book.write("1.0")
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        self.book.write(f" {loss.item()}")
+        return loss / max(map(float, self.book.getvalue().split()))
+
+
+class MetricInList(Shape):
+    def begin(self) -> None:
+        self.metrics = [torchmetrics.MeanMetric()]
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        self.metrics[0].update(loss.detach())
+        return loss / self.metrics[0].compute()
+
+
+class MetricAttribute(Shape):
+    def begin(self) -> None:
+        self.metric = torchmetrics.MeanMetric()
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        self.metric.update(loss.detach())
+        return loss / self.metric.compute()
+
+
+class PersistentMetric(Shape):
+    """Its states are in the module's state dict."""
+
+    def begin(self) -> None:
+        self.metric = torchmetrics.MeanMetric()
+        self.metric.persistent(True)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        self.metric.update(loss.detach())
+        return loss / self.metric.compute()
+
+
+class Hyperparameters(Shape):
+    """Changed in training, and written to every checkpoint."""
+
+    def begin(self) -> None:
+        self.save_hyperparameters({"temperature": 1.0})
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        self.hparams.temperature = 0.5 * (self.hparams.temperature + loss.item())
+        return loss / self.hparams.temperature
+
+
+class Scaler(Shape):
+    """Of scikit-learn."""
+
+    def begin(self) -> None:
+        self.scaler = StandardScaler().partial_fit([[1.0], [2.0]])
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        self.scaler.partial_fit([[loss.item()]])
+        return loss / float(self.scaler.mean_[0])
+
+
+class OwnRandom(Shape):
+    """Draws as often as the data say."""
+
+    def begin(self) -> None:
+        self.random, self.generator = random.Random(0), np.random.default_rng(0)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        for _ in range(int(10 * loss.item()) % 7):
+            self.random.random(), self.generator.random()
+        return loss * self.random.random() * float(self.generator.random())
+
+
+class Queue(Shape):
+    """Holds a lock, which nothing can copy."""
+
+    refused = r"(?i)queue"
+
+    def begin(self) -> None:
+        self.queue: queue.Queue[float] = queue.Queue()
+        self.queue.put(1.0)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        last = self.queue.get()
+        self.queue.put(loss.item())
+        return loss / last
+
+
+class Locked(Shape):
+    """A meter for several threads."""
+
+    refused = r"(?i)lock"
+
+    def begin(self) -> None:
+        self.lock, self.meter = threading.Lock(), Meter()
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        with self.lock:
+            return loss / self.meter.update(loss.item())
+
+
+def running_mean() -> Generator[float, float, None]:
+    mean = 1.0
+    while True:
+        mean = 0.5 * (mean + (yield mean))
+
+
+class RunningGenerator(Shape):
+    refused = "averager"
+
+    def begin(self) -> None:
+        self.averager = running_mean()
+        next(self.averager)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        return loss / self.averager.send(loss.item())
+
+
+class Iterator(Shape):
+    """A schedule of weights, moved on by what the data say."""
+
+    def begin(self) -> None:
+        self.weights = iter([1.0 / step for step in range(1, 200)])
+        self.weight = 1.0
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        if loss.item() > 1.0:
+            self.weight = next(self.weights)
+        return loss * self.weight
+
+
+class SharedObject(Shape):
+    """Two attributes are one object; a copy must not take them apart."""
+
+    def begin(self) -> None:
+        self.meter = Meter()
+        self.meters = {"train": self.meter}
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        self.meters["train"].update(loss.item())
+        return loss / self.meter.update(loss.item())
+
+
+class ExtraState(Shape):
+    """What is kept goes into the state dict by itself."""
+
+    def begin(self) -> None:
+        self.mean = 1.0
+
+    def get_extra_state(self) -> Any:
+        return {"mean": self.mean}
+
+    def set_extra_state(self, state: Any) -> None:
+        """Left as it is, so that a load doesn't forget."""
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        self.mean = 0.5 * (self.mean + loss.item())
+        return loss / self.mean

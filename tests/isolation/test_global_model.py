@@ -1,0 +1,358 @@
+"""The user's module is the global model from the first to the last line of a fit, for whoever looks.
+
+`Eye` holds the module that the user made, by a reference that no copy of a client's world takes along, and
+looks at it wherever user's code runs: in hooks of a client's training, in the optimiser, the dataset, the
+mechanism, the logger and the callbacks of the outer fit.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.core import Message, RoundContext
+from lightning_fedq.mechanisms import FedAvg
+from lightning_fedq.randomness import ClientRandomness
+from tests.isolation.shapes.objects import Meter
+from tests.isolation.worlds import Book
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+CLIENTS, ROUNDS, BATCHES = 3, 3, 2
+State = dict[str, Tensor]
+
+OF_CLIENTS = [
+    "on_train_epoch_start", "on_train_batch_start", "on_before_zero_grad", "on_before_backward",
+    "on_after_backward", "on_before_optimizer_step", "on_train_batch_end", "on_train_epoch_end",
+]  # fmt: skip
+OUTER = ["on_fit_start", "on_validation_start", "on_validation_epoch_end", "on_validation_end", "on_fit_end"]
+
+
+class Eye:
+    """Looks at the user's module, and calls what a test wants at a place."""
+
+    module: ClassVar[Any] = None
+    seen: ClassVar[list[tuple[str, State]]] = []
+    gradients: ClassVar[list[str]] = []
+    then: ClassVar[Callable[[str, Any], None] | None] = None
+
+    @classmethod
+    def open(cls, module: nn.Module, then: Callable[[str, Any], None] | None = None) -> None:
+        cls.module, cls.seen, cls.gradients, cls.then = module, [], [], then
+
+    @classmethod
+    def state(cls) -> State:
+        """Parameters and buffers as they lie in the module, past its `state_dict`."""
+        tensors = [*cls.module.named_parameters(), *cls.module.named_buffers()]
+        return {name: tensor.detach().clone() for name, tensor in tensors}
+
+    @classmethod
+    def look(cls, place: str, who: Any = None) -> None:
+        cls.seen.append((place, cls.state()))
+        if any(parameter.grad is not None for parameter in cls.module.parameters()):
+            cls.gradients.append(place)
+        if cls.then is not None:
+            cls.then(place, who)
+
+    @classmethod
+    def models(cls) -> list[State]:
+        """The models that were seen, each once as long as it stayed."""
+        found: list[State] = []
+        for _, state in cls.seen:
+            if not found or not same(found[-1], state):
+                found.append(state)
+        return found
+
+
+def same(one: State, other: State) -> bool:
+    return set(one) == set(other) and all(torch.equal(one[name], other[name]) for name in one)
+
+
+@dataclass(frozen=True)
+class Watched(FedAvg):
+    """Looks when a client sends."""
+
+    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+        Eye.look("encode")
+        return super().encode(update, context, rand)
+
+
+class WatchedSGD(torch.optim.SGD):
+    def step(self, closure: Any = None) -> Any:
+        Eye.look("optimizer")
+        return super().step(closure)
+
+
+class WatchedBook(Book):
+    def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
+        Eye.look("logger")
+        super().log_metrics(metrics, step)
+
+
+class WatchedSet(Dataset[Any]):
+    def __len__(self) -> int:
+        return 2 * BATCHES * CLIENTS
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        Eye.look("dataset")
+        return torch.eye(3)[index % 3] + 0.1 * index, torch.tensor([float(index % 5)])
+
+
+class Net(pl.LightningModule):
+    """A regression with BatchNorm, so that there are buffers to see."""
+
+    alone = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        Eye.look("training_step", self)
+        loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])
+        self.log("train_loss", loss)
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        Eye.look("validation_step", self)
+        self.log("val_loss", nn.functional.mse_loss(self.net(batch[0]), batch[1]))
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(WatchedSet(), batch_size=2)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader([(torch.ones(3), torch.ones(1))] * 4, batch_size=4)  # type: ignore[arg-type]
+
+    def configure_optimizers(self) -> Any:
+        kind = WatchedSGD if self.alone else torch.optim.SGD  # a stack takes none but known ones
+        optimizer = kind(self.parameters(), lr=0.05, momentum=0.9)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def _module_hook(name: str) -> Any:
+    def hook(self: Any, *args: Any) -> None:
+        Eye.look(f"module.{name}", self)
+
+    return hook
+
+
+class Beside(Net):
+    """For stacks."""
+
+    alone = False
+
+
+class HookedNet(Net):
+    """With every hook of a client's training."""
+
+    locals().update({name: _module_hook(name) for name in OF_CLIENTS})
+
+
+class ByHand(HookedNet):
+    """Optimises by hand."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+        optimizer: Any = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+        Eye.look("after step", self)
+
+
+def _hook(name: str) -> Any:
+    def hook(self: Any, trainer: Any, *args: Any) -> None:
+        Eye.look(f"callback.{name}", trainer)
+
+    return hook
+
+
+class Client(pl.Callback):
+    """Looks from within a client's training."""
+
+    locals().update({name: _hook(name) for name in OF_CLIENTS})
+
+
+class Outer(pl.Callback):
+    """Looks from the outer fit."""
+
+    locals().update({name: _hook(name) for name in OUTER})
+
+
+def train(module: Net, *callbacks: Any, then: Any = None, folder: Path | None = None, **settings: Any) -> Any:
+    """A fit that is watched; returns its trainer."""
+    fed = Federated(
+        Watched(), CLIENTS, **{"seed": 1, "clients_per_step": 1, "diagnostics": False, **settings}
+    )
+    trainer = pl.Trainer(
+        callbacks=[*callbacks, fed, Outer()],
+        max_epochs=ROUNDS,
+        accelerator="cpu",
+        logger=WatchedBook(),
+        log_every_n_steps=1,
+        default_root_dir=folder,
+        enable_checkpointing=any(isinstance(c, pl.callbacks.ModelCheckpoint) for c in callbacks),
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    Eye.open(module, then)
+    trainer.fit(module)
+    return trainer
+
+
+@pytest.mark.parametrize(
+    ("make", "callbacks", "clients_per_step"),
+    [(Net, (), 1), (Beside, (), 3), (HookedNet, (Client,), 1), (ByHand, (Client,), 1)],
+)
+@pytest.mark.parametrize("buffers", ["share", "local"])
+@pytest.mark.parametrize("client_metrics", ["local", "shared"])
+def test_whoever_looks_sees_the_global_model(
+    make: Any, callbacks: Any, clients_per_step: int, buffers: str, client_metrics: str
+) -> None:
+    module = make()
+    start = copy.deepcopy(dict(module.state_dict()))
+    settings = {"buffers": buffers, "client_metrics": client_metrics, "clients_per_step": clients_per_step}
+    train(module, *(callback() for callback in callbacks), **settings)
+    places = {place for place, _ in Eye.seen}
+    assert {"training_step", "validation_step", "encode", "dataset", "logger"} <= places
+    if callbacks:
+        wanted = {f"{who}.{name}" for who in ("module", "callback") for name in OF_CLIENTS}
+        by_hand = {f"{who}.on_before_zero_grad" for who in ("module", "callback")}  # Lightning's own call
+        assert (wanted if module.automatic_optimization else wanted - by_hand) <= places
+    models = Eye.models()
+    assert len(models) == 1 + ROUNDS, "the start, and one new model a round"
+    assert same(models[0], start) and same(models[-1], dict(module.state_dict()))
+    assert Eye.gradients == [], "a client's gradients"
+
+
+def test_a_new_model_comes_after_the_last_client_and_before_validation() -> None:
+    train(HookedNet(), Client())
+    for (before, old), (after, new) in zip(Eye.seen, Eye.seen[1:], strict=False):
+        if not same(old, new):
+            assert before in ("encode", "module.on_train_epoch_end", "callback.on_train_epoch_end")
+            assert after in ("logger", "validation_step") or after.startswith("callback.on_validation")
+
+
+OF_STEPS = ["training_step", "optimizer", "dataset", *(f"module.{name}" for name in OF_CLIENTS)]
+
+
+@pytest.mark.parametrize("place", OF_STEPS)
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_exception_in_a_client_leaves_the_last_global_model(
+    place: str, error: type[BaseException]
+) -> None:
+    """In the second round, at the fourth visit of a place, or the first of one that is rare."""
+    visits: list[str] = []
+
+    def fail(where: str, _: Any) -> None:
+        if where == place and any(seen == "callback.on_validation_end" for seen, _ in Eye.seen):
+            visits.append(where)
+            if len(visits) == (1 if "epoch" in place else 4):
+                raise error("in the middle of a client")
+
+    module = HookedNet()
+    with pytest.raises((error, SystemExit)):
+        train(module, then=fail)
+    (last,) = [state for seen, state in Eye.seen if seen == "callback.on_validation_end"]
+    assert same(Eye.state(), last)
+    assert same(dict(module.state_dict()), last)
+    assert all(parameter.grad is None and parameter.requires_grad for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("place", [*(f"callback.{n}" for n in (*OF_CLIENTS, *OUTER)), "training_step"])
+def test_a_checkpoint_of_any_hook_holds_the_global_model(place: str, tmp_path: Path) -> None:
+    """Saved by whichever trainer a client's hook finds: its own is not the user's."""
+    files: list[tuple[Path, State]] = []
+
+    def save(where: str, who: Any) -> None:
+        if where == place:
+            path = tmp_path / f"{len(files)}.ckpt"
+            trainer = who if isinstance(who, pl.Trainer) else who.trainer
+            ends = [state for seen, state in Eye.seen if seen == "callback.on_validation_end"]
+            of_client = where.removeprefix("callback.") not in OUTER
+            files.append((path, (ends or [start])[-1] if of_client else Eye.state()))
+            trainer.save_checkpoint(path)
+
+    module = HookedNet()
+    start = copy.deepcopy(dict(module.state_dict()))
+    train(module, Client(), then=save, folder=tmp_path)
+    assert files
+    for path, seen in files:
+        checkpoint = torch.load(path, weights_only=False)
+        assert same(dict(checkpoint["state_dict"]), seen), path
+        for states in checkpoint["optimizer_states"]:
+            assert not states["state"], "no client's momentum"
+
+
+def test_checkpoints_of_lightning_hold_the_global_model(tmp_path: Path) -> None:
+    module = Net()
+    every = pl.callbacks.ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1)
+    best = pl.callbacks.ModelCheckpoint(tmp_path, filename="best", monitor="val_loss", save_last=True)
+    train(module, every, best)
+    files = sorted(tmp_path.glob("*.ckpt"))
+    assert len(files) >= ROUNDS + 1
+    for file in files:
+        state = dict(torch.load(file, weights_only=False)["state_dict"])
+        assert any(same(state, model) for model in Eye.models()), file.name
+    last = torch.load(tmp_path / "last.ckpt", weights_only=False)["state_dict"]
+    assert same(dict(last), dict(module.state_dict()))
+
+
+class Keeps(Net):
+    """Keeps what it can of its batches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last: Any = None
+        self.losses: list[float] = []
+        self.meter, self.counts = Meter(), {"steps": 0}
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = super().training_step(batch, batch_idx)
+        self.last = batch[0].detach().clone()
+        self.losses.append(loss.item())
+        self.meter.update(loss.item())
+        self.counts["steps"] += 1
+        self.net[0].note = loss.item()  # type: ignore[assignment]
+        return loss
+
+
+@pytest.mark.parametrize("client_metrics", ["local", "shared"])
+def test_nothing_of_a_client_stays_in_what_the_user_holds(client_metrics: str, tmp_path: Path) -> None:
+    """After one fit, and in the module that is saved whole; a second fit begins as the first one did."""
+    module = Keeps()
+    for _ in range(2):
+        train(module, client_metrics=client_metrics)
+        torch.save(module, tmp_path / "module.pt")
+        saved = torch.load(tmp_path / "module.pt", weights_only=False)
+        for held in (module, saved):
+            assert held.last is None and held.losses == [] and held.counts == {"steps": 0}
+            assert vars(held.meter) == vars(Meter())
+            assert not hasattr(held.net[0], "note")
+
+
+def test_the_outer_trainer_keeps_no_client_s_optimiser() -> None:
+    found: list[Any] = []
+
+    def look(where: str, who: Any) -> None:
+        if where in ("callback.on_validation_end", "callback.on_fit_end"):
+            found.extend(dict(optimizer.state) for optimizer in who.optimizers)
+
+    trainer = train(Net(), then=look)
+    found.extend(dict(optimizer.state) for optimizer in trainer.optimizers)
+    assert len(found) >= ROUNDS and not any(found)

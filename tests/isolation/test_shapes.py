@@ -1,0 +1,89 @@
+"""Nothing that a client keeps, in whatever shape, moves another client's update or what can be seen."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.isolation.shapes import ROWS
+from tests.isolation.worlds import CLIENTS, ROUNDS, Records, Shape, difference, federate, moved, share
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+FIRST_AND_LAST = (0, CLIENTS - 1)
+every_row = pytest.mark.parametrize("row", ROWS, ids=lambda row: row.__name__)
+
+
+def refused(row: type[Shape], clients_per_step: int, error: ValueError) -> bool:
+    """Was this row allowed to be refused, in these words, and was nothing sent before?"""
+    words = [row.refused] if row.refused else []
+    if clients_per_step > 1:
+        words.append("use clients_per_step=1")
+    return not Records.updates and any(re.search(pattern, str(error)) for pattern in words)
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 2])
+@every_row
+def test_one_client_s_data_move_nobody_else(row: type[Shape], clients_per_step: int, tmp_path: Path) -> None:
+    try:
+        before = federate(row, None, clients_per_step, tmp_path)
+    except ValueError as error:
+        if refused(row, clients_per_step, error):
+            return
+        raise
+    assert len(before.updates) == ROUNDS * CLIENTS
+    for client in FIRST_AND_LAST[: 2 if clients_per_step == 1 else 1]:
+        after = federate(row, client, clients_per_step, tmp_path)
+        assert moved(before, after) == [client]
+        assert difference(before.visible, after.visible) == ""
+
+
+@pytest.mark.slow
+@every_row
+def test_the_row_has_teeth(row: type[Shape], tmp_path: Path) -> None:
+    """Where nobody is isolated, the same module does let a client's data through.
+
+    It says nothing about the package, and something about the table.
+    """
+    before, *after = (share(row, changed, tmp_path) for changed in (None, *FIRST_AND_LAST))
+    moved_others = any(moved(before, world) != [c] for c, world in zip(FIRST_AND_LAST, after, strict=True))
+    assert moved_others or any(difference(before.visible, world.visible) for world in after)
+
+
+def test_a_module_without_memory_lets_nothing_through(tmp_path: Path) -> None:
+    for train in (share, lambda *args: federate(*args[:2], 1, args[2])):
+        before = train(Shape, None, tmp_path)
+        for client in FIRST_AND_LAST:
+            after = train(Shape, client, tmp_path)
+            assert moved(before, after) == [client]
+            assert difference(before.visible, after.visible) == ""
+
+
+def test_names_are_no_two_rows_name() -> None:
+    names: list[Any] = [row.__name__ for row in ROWS]
+    assert len(names) == len(set(names)) >= 45
+
+
+class DataAssigned(Shape):
+    """In a stack, torch itself crashes where `.data` is replaced by a tensor of the map."""
+
+    def begin(self) -> None:
+        self.scale = torch.nn.Parameter(torch.ones(()), requires_grad=False)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        self.scale.data = 0.5 * (self.scale.data + loss.detach())
+        return loss / self.scale
+
+
+def test_data_assigned_in_a_stack_do_not_end_the_process(tmp_path: Path) -> None:
+    child = multiprocessing.get_context("fork").Process(
+        target=federate, args=(DataAssigned, None, 2, tmp_path)
+    )
+    child.start()
+    child.join(timeout=60)
+    assert child.exitcode is not None and child.exitcode >= 0, "the process was killed by a signal"
