@@ -4,8 +4,9 @@
 of optimisers, and what parameters know of their hooks. Here functions with closures, bound methods and weak
 references are copied by value, through the same memo as everything else.
 
-Data, loggers, random generators and what belongs to the program (classes, modules, the command line) are
-shared. Whatever can't be copied is refused, by the way to it.
+Random generators begin anew in a copy, from a seed of the client's own, as those of the process do. Data,
+loggers and what belongs to the program (classes, modules, the command line) are shared. Whatever can't be
+copied is refused, by the way to it.
 """
 
 from __future__ import annotations
@@ -37,11 +38,13 @@ _ATOMIC = {
 }
 _SHARED: tuple[type, ...] = (
     *(Dataset, DataLoader, Sampler, pl.loggers.Logger, logging.Logger, argparse.ArgumentParser, Path),
-    *(np.generic, torch.Generator, np.random.Generator, np.random.RandomState, random.Random),
+    np.generic,
     *(pl.Trainer, pl.strategies.Strategy, pl.LightningDataModule, pl.accelerators.Accelerator),
 )
-"""What a copy leaves as it is. Random generators go on from client to client, as they do from batch to batch;
-a fit that claims something finds out whether they tell one client of another."""
+"""What a copy leaves as it is."""
+_OF_THE_PROCESS = (torch.default_generator, np.random.mtrand._rand, getattr(random, "_inst", None))
+"""Random generators that the loader seeds for every client."""
+_APART = 0x9E3779B97F4A7C15
 _MACHINERY = ("jsonargparse", "torch._dynamo", "torch._inductor", "torch._functorch")
 """Packages whose objects and functions belong to the program: the command line, the compiler."""
 _MISSING = object()
@@ -102,10 +105,13 @@ class Copier:
         storage: Memory for tensors.
         memo: What stands for what, by the `id` of the original.
         shared: Objects that are left as they are.
+        seed: From which copies of random generators begin.
     """
 
-    def __init__(self, storage: Storage, memo: dict[int, Any], shared: tuple[Any, ...] = ()) -> None:
-        self.memo, self._storage = memo, storage
+    def __init__(
+        self, storage: Storage, memo: dict[int, Any], shared: tuple[Any, ...] = (), seed: int = 0
+    ) -> None:
+        self.memo, self._storage, self._seed = memo, storage, seed
         self._cells: dict[int, Any] = {}
         memo.update((id(one), one) for one in shared)
 
@@ -229,6 +235,32 @@ class Copier:
         made = None if target is None else self(target)
         return value if made is None or made is target else weakref.ref(made)
 
+    def _weak_keys(self, value: Any) -> Any:
+        made = self.memo[id(value)] = type(value)()
+        for key, held in list(value.items()):
+            made[self(key)] = self(held)
+        return made
+
+    def _weak_set(self, value: Any) -> Any:
+        made = self.memo[id(value)] = type(value)()
+        for held in list(value):
+            made.add(self(held))
+        return made
+
+    # ---- random generators --------------------------------------------------------------------------
+
+    def _generator(self, value: Any) -> Any:
+        if any(value is one for one in _OF_THE_PROCESS):
+            return value
+        self._seed = (self._seed + _APART) % 2**63
+        if isinstance(value, torch.Generator):
+            return torch.Generator(value.device).manual_seed(self._seed)
+        if isinstance(value, np.random.Generator):
+            return np.random.Generator(type(value.bit_generator)(self._seed))
+        if isinstance(value, np.random.RandomState):
+            return np.random.RandomState(self._seed % 2**32)  # noqa: NPY002
+        return type(value)(self._seed)
+
     # ---- tensors ----------------------------------------------------------------------------------
 
     def _tensor(self, value: Tensor) -> Any:
@@ -345,10 +377,14 @@ def _own_state(kind: type) -> bool:
 
 def _only_attributes(kind: type) -> bool:
     """Is `__dict__` all that objects of a class hold?"""
-    return all(
-        base is object or (not vars(base).get("__slots__") and vars(base).get("__module__") != "builtins")
+    in_python = all(
+        base is object or (base.__flags__ & _WRITTEN_IN_PYTHON and not vars(base).get("__slots__"))
         for base in kind.__mro__
-    ) and bool(kind.__dictoffset__)
+    )
+    return in_python and bool(kind.__dictoffset__) and kind.__basicsize__ <= object.__basicsize__ + 16
+
+
+_WRITTEN_IN_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
 _HOW: dict[type, Callable[[Copier, Any], Any]] = {
@@ -363,6 +399,13 @@ _HOW: dict[type, Callable[[Copier, Any], Any]] = {
     types.MethodType: Copier._method,
     weakref.ref: Copier._weak,
     weakref.ReferenceType: Copier._weak,
+    weakref.WeakKeyDictionary: Copier._weak_keys,
+    weakref.WeakValueDictionary: Copier._weak_keys,
+    weakref.WeakSet: Copier._weak_set,
+    torch.Generator: Copier._generator,
+    np.random.Generator: Copier._generator,
+    np.random.RandomState: Copier._generator,
+    random.Random: Copier._generator,
     functools.partial: Copier._reduced,
     np.ndarray: Copier._own_way,
 }

@@ -96,10 +96,11 @@ class ClientFit:
             return list(self._loggers)
         return [_NOWHERE] if self._home.loggers else []
 
-    def copy(self, alone: bool = False) -> Client:
+    def copy(self, seed: int, alone: bool = False) -> Client:
         """Copy the user's fit for one client, or a stack.
 
         Args:
+            seed: From which random generators that it holds begin.
             alone: Leave out what crosses clients: callbacks that are not copied, shared metrics, loggers.
 
         Raises:
@@ -117,7 +118,7 @@ class ClientFit:
         shared = list(self._shared)
         if self.shares_metrics and not alone:
             shared += [part for part in home.lightning_module.modules() if isinstance(part, Metric)]
-        copier = Copier(self._storage, memo, tuple(shared))
+        copier = Copier(self._storage, memo, tuple(shared), seed)
         module = copier(home.lightning_module)
         for part in module.modules():
             if isinstance(part, pl.LightningModule):

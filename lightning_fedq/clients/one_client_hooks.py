@@ -41,6 +41,9 @@ def one_client_hook(trainer: pl.Trainer) -> str | None:
             f"the callback {type(callback).__name__} has its own {hook}, which expects one client's "
             "batch, gradients and weights"
         )
+    for optimizer in trainer.optimizers:  # type: ignore[attr-defined]
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            return f"{type(optimizer).__name__} has a step hook, which expects one client's gradients"
     return _hooked_parameter(module)
 
 

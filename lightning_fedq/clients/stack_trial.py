@@ -66,7 +66,7 @@ def rehearse(trainer: pl.Trainer, fit: ClientFit, vector: Vector, batch: Any) ->
     devices = [trainer.strategy.root_device.index or 0] if trainer.strategy.root_device.type == "cuda" else []
     with torch.random.fork_rng(devices), pl.utilities.seed.isolate_rng(include_cuda=False):
         try:
-            client = fit.copy(alone=True)
+            client = fit.copy(0, alone=True)
             vector.hold_statistics(client.module)
             return _try(client, vector.names, batch, vector.buffer_names)
         except Exception as error:  # whatever the user's code or vmap raises is the answer

@@ -50,7 +50,7 @@ class Trial:
             before: Called with the copy before it trains.
         """
         with own_draws():
-            client, names = self._fit.copy(alone=True), self._names
+            client, names = self._fit.copy(stack.training_seed, alone=True), self._names
             client.trainer.fit_loop.epoch_loop._results = told_results(
                 True, lambda name, value: names.setdefault(name)
             )

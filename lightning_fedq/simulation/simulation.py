@@ -149,7 +149,7 @@ class Simulation:
 
     def _train(self, stack: Stack, batches: Iterator[Any], weights: Tensor) -> None:
         self.present, vector, clients = stack, self.vector, stack.clients
-        client = self.fit.copy()
+        client = self.fit.copy(stack.training_seed)
         self._metrics.attach(client.trainer, clients)
         vector.hold_statistics(client.module)
         side_by_side = self._side_by_side(client, clients, weights) if len(clients) > 1 else None
