@@ -86,6 +86,7 @@ from lightning_fedq.rounds import (
 )
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.simulation.clock import Clock
+from lightning_fedq.simulation.isolation import check_isolation
 from lightning_fedq.simulation.metrics import ClientMetrics
 from lightning_fedq.simulation.ranks import (
     DistributedClientsStrategy,
@@ -99,7 +100,7 @@ from lightning_fedq.simulation.ranks import (
     ranks_of,
     say_who_is_idle,
 )
-from lightning_fedq.simulation.rehearsal import Trial, first_client, rehearse
+from lightning_fedq.simulation.rehearsal import Trial, first_clients, rehearse
 from lightning_fedq.simulation.round_loop import install
 from lightning_fedq.simulation.simulation import Simulation
 
@@ -157,6 +158,9 @@ class Federated(pl.Callback):
         privacy: A target that sets the mechanism's privacy parameter when the fit starts, from the Trainer's
             rounds, cohort, dropouts, corrupt clients and dimension, and that the ledger holds to. The
             parameter's own value does not count then.
+        check_isolation: Train a client twice before the first round, with another one in between, and refuse
+            to go on if its update is not the same (`simulation.isolation`). None does so where something is
+            claimed, and where client_metrics keeps what is logged with the clients.
 
     Attributes:
         ledger: Who was charged for how many rounds. It belongs to this object: it outlives fits, failures and
@@ -199,6 +203,7 @@ class Federated(pl.Callback):
         ledger: Ledger | None = None,
         client_metrics: ClientMetricsChoice | None = None,
         privacy: PrivacyTarget | None = None,
+        check_isolation: bool | None = None,
     ) -> None:
         check_kinds(
             mechanism=mechanism,
@@ -230,6 +235,7 @@ class Federated(pl.Callback):
         self.server_optimizer, self.weighting, self.seed = server_optimizer, weighting, seed
         self.aggregator, self.secure_aggregation = aggregator, secure_aggregation
         self.diagnostics, self.client_metrics, self.buffers = diagnostics, client_metrics, buffers
+        self.check_isolation = check_isolation
         self.planner = RoundPlanner(
             num_clients, plan_seed, clients_per_round, dropout_probability, participation
         )
@@ -272,6 +278,7 @@ class Federated(pl.Callback):
         if self._ranks is not None:
             self._ranks.has_federation = True
         self._simulation, self._dealt, self._asked_at = None, None, None
+        self._checked = False
         install(trainer, self, self._logged_elsewhere, self._undo)
         datamodule, handed = trainer.datamodule, handed_loader(trainer)  # type: ignore[attr-defined]
         self._owner = pl_module if datamodule is None else datamodule
@@ -573,9 +580,9 @@ class Federated(pl.Callback):
         names: dict[str, None] = {}
         found = Rehearsed.by_layers(module)
         if not by_rule:
-            stack = first_client(lambda round: self._schedule.of_all_ranks(round, 0, 1))
+            clients = first_clients(lambda round: self._schedule.of_all_ranks(round, 0, 1), 1)
             trial = Trial(ClientFit(trainer), self._clock, lambda: self._loader, names)
-            found = rehearse(trial, module, stack, self.buffers)
+            found = rehearse(trial, module, clients, self.buffers)
         return (Rehearsed() if self.buffers == "frozen" else found), names
 
     @property
@@ -709,6 +716,9 @@ class Federated(pl.Callback):
         simulation = self._simulation
         assert simulation is not None
         trainer, before = simulation.trainer, self._clock.now
+        if not self._checked:
+            self._checked = True
+            self._check_isolation(simulation)
         try:
             record, steps = simulation.run()
         except OtherRankStoppedError as error:
@@ -725,6 +735,35 @@ class Federated(pl.Callback):
             self._target.check_direction(record)
         self._averages.steps = range(before, before + steps)
         return steps
+
+    def _check_isolation(self, simulation: Simulation) -> None:
+        """See `check_isolation`, of the arguments."""
+        engine, wanted = self._engine, self.check_isolation
+        if wanted is None:
+            claimed = self.seed is None and claims_something(
+                engine.mechanism, engine.context(engine.coming_plan())
+            )
+            wanted = claimed or self.client_metrics in ("local", "none")
+        if not wanted:
+            return
+        if any(not len(part) for part in self.client_indices):
+            rank_zero_info("isolation of the clients is not checked, because a stream can't be read twice")
+            return
+        trial, vector = (
+            Trial(ClientFit(simulation.trainer), self._clock, lambda: self._loader, {}),
+            self._vector,
+        )
+
+        def train(stack: Stack, most: int) -> Tensor:
+            return vector.read(
+                trial.train(stack, most, lambda client: vector.hold_statistics(client.module)).module
+            )
+
+        if self._rule is None:
+            clients = first_clients(lambda round: self._schedule.of_all_ranks(round, 0, 1), 2)
+        else:
+            clients = [stack for stack in self._coming_stacks() if stack.clients]
+        check_isolation(train, clients)
 
     def _give_up_a_cut_round(self) -> None:
         """Under `fast_dev_run`, release no sum that holds fewer clients than its claims count on."""

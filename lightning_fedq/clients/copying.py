@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import functools
 import logging
+import math
 import random
 import types
 import weakref
@@ -148,6 +149,11 @@ class Copier:
                 error.way.append(f".{name}")
                 raise
         return made
+
+    def without_data(self, value: Any) -> Any:
+        """A copy of a data module, which shares what is large: data."""
+        self.memo.update((id(held), held) for held in vars(value).values() if _is_large(held))
+        return self.attributes(value, type(value).__new__(type(value)))
 
     # ---- containers -------------------------------------------------------------------------------
 
@@ -329,6 +335,16 @@ class Copier:
         for key, held in pairs or ():
             made[self(key)] = self(held)
         return made
+
+
+def _is_large(value: Any) -> bool:
+    if isinstance(value, Tensor | np.ndarray):
+        return math.prod(value.shape) > _LARGE
+    return isinstance(value, list | tuple | dict | set) and len(value) > _MANY
+
+
+_LARGE, _MANY = 1 << 18, 10_000
+"""Numbers of a tensor, and entries of a container, above which a data module's attribute is shared as data."""
 
 
 def _same(one: Any, other: Any) -> bool:

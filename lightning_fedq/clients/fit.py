@@ -20,7 +20,7 @@ from torchmetrics import Metric
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.child import count_from, equip, new_child, own_attributes
 from lightning_fedq.clients.copying import Copier, Storage
-from lightning_fedq.clients.hooks import call_hooks, crosses_clients, has_batch_hooks, trains_with_clients
+from lightning_fedq.clients.hooks import call_hooks, crosses_clients, trains_with_clients
 
 _NOWHERE = pl.loggers.logger.DummyLogger()
 
@@ -120,12 +120,10 @@ class ClientFit:
             shared += [part for part in home.lightning_module.modules() if isinstance(part, Metric)]
         copier = Copier(self._storage, memo, tuple(shared), seed)
         module = copier(home.lightning_module)
+        datamodule = None if home.datamodule is None else copier.without_data(home.datamodule)
         for part in module.modules():
             if isinstance(part, pl.LightningModule):
                 part._metric_attributes = None
-        datamodule = home.datamodule
-        if has_batch_hooks(datamodule):
-            datamodule = copier.attributes(datamodule, type(datamodule).__new__(type(datamodule)))
         callbacks = [copier(c) if c in self._callbacks else c for c in home.callbacks
                      if c in self._callbacks or c in crossing]  # fmt: skip
         equip(

@@ -21,7 +21,6 @@ BATCH_HOOKS = (
     "on_after_backward",
     "on_before_optimizer_step",
 )
-DATA_HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _OF_THE_FIT = (
     *("Checkpoint", "EarlyStopping", "ProgressBar", "LearningRateMonitor", "DeviceStatsMonitor", "Timer"),
     *("ModelSummary", "WeightAveraging", "StochasticWeightAveraging", "BaseFinetuning", "ModelPruning"),
@@ -49,13 +48,6 @@ def crosses_clients(callback: pl.Callback) -> bool:
     Accounts of privacy do, and those who simulate attacks: they say so by `crosses_clients = True`.
     """
     return bool(getattr(callback, "crosses_clients", False))
-
-
-def has_batch_hooks(datamodule: Any) -> bool:
-    """Does a data module change batches, so that every client has a copy of it?"""
-    return datamodule is not None and any(
-        is_overridden(hook, datamodule, pl.LightningDataModule) for hook in DATA_HOOKS
-    )
 
 
 def call_hooks(trainer: Any, callbacks: list[Any], hook: str, *args: Any) -> None:

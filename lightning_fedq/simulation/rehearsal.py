@@ -41,7 +41,9 @@ class Trial:
     ) -> None:
         self._fit, self._clock, self._loader, self._names = fit, clock, loader, names
 
-    def train(self, stack: Stack, most: int, before: Callable[[Client], object]) -> Client:
+    def train(
+        self, stack: Stack, most: int, before: Callable[[Client], object] = lambda client: None
+    ) -> Client:
         """Train a client on its first batches.
 
         Args:
@@ -67,19 +69,26 @@ def own_draws() -> Iterator[None]:
         yield
 
 
-def first_client(stacks_of: Callable[[int], Sequence[Stack]]) -> Stack | None:
-    """The first client to train.
-
-    None where chance leaves nobody in the first hundred rounds.
+def first_clients(stacks_of: Callable[[int], Sequence[Stack]], number: int) -> list[Stack]:
+    """The first clients to train, fewer where chance leaves that many out of the first hundred rounds.
 
     Args:
         stacks_of: The stacks of a round, of one client each.
+        number: How many.
     """
-    rounds = (stacks_of(round)[0] for round in range(_ROUNDS))
-    return next((stack for stack in rounds if stack.clients), None)
+    found: dict[tuple[int, ...], Stack] = {}
+    for round in range(_ROUNDS):
+        for stack in stacks_of(round):
+            if stack.clients and len(found) < number:
+                found.setdefault(stack.clients, stack)
+        if len(found) == number:
+            break
+    return list(found.values())
 
 
-def rehearse(trial: Trial, module: pl.LightningModule, stack: Stack | None, mode: BufferMode) -> Rehearsed:
+def rehearse(
+    trial: Trial, module: pl.LightningModule, clients: Sequence[Stack], mode: BufferMode
+) -> Rehearsed:
     """Find what training changes beside the parameters.
 
     Where the training fails here it will fail again in the first round, by the user's own error; until then
@@ -88,13 +97,13 @@ def rehearse(trial: Trial, module: pl.LightningModule, stack: Stack | None, mode
     Args:
         trial: Trains.
         module: The global model.
-        stack: The client that tries. None leaves it to the layers.
+        clients: The one that tries. None leaves it to the layers.
         mode: What happens to buffers.
 
     Raises:
         NotCopyableError: If something in the fit can't be copied.
     """
-    if stack is None:
+    if not clients:
         return Rehearsed.by_layers(module)
 
     def before(client: Client) -> None:
@@ -107,7 +116,7 @@ def rehearse(trial: Trial, module: pl.LightningModule, stack: Stack | None, mode
 
     every: Any = module.trainer.accumulate_grad_batches
     try:
-        client = trial.train(stack, 2 * int(every), before)
+        client = trial.train(clients[0], 2 * int(every), before)
     except NotCopyableError:
         raise
     except Exception as error:
