@@ -20,6 +20,7 @@ from lightning_fedq import attacks
 from lightning_fedq._lightning import pl
 from lightning_fedq.aggregation import RobustAggregation
 from lightning_fedq.callbacks.federated import federated_of
+from lightning_fedq.clients.child import is_client
 from lightning_fedq.core import Mechanism, Message, RoundContext
 from lightning_fedq.federation.client_metrics import log_figure
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys, Stream
@@ -48,6 +49,9 @@ class ByzantineClients(pl.Callback):
     Raises:
         ValueError: If a setting is out of its range, or the attack does not fit the mechanism.
     """
+
+    crosses_clients = True
+    """Liars flip the labels of batches in their own training."""
 
     def __init__(
         self,
@@ -132,7 +136,7 @@ class ByzantineClients(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """label_flip: label y becomes num_classes - 1 - y in the liars' batches."""
-        if self.num_classes is None:
+        if self.num_classes is None or not is_client(trainer):
             return
         labels, clients = batch[1], federated_of(trainer, "ByzantineClients").training_clients
         if len(clients) == 1:

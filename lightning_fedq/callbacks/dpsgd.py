@@ -18,7 +18,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -26,6 +26,8 @@ from torch.utils.data import DataLoader
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_warn
 from lightning_fedq.callbacks.federated import Federated
+from lightning_fedq.clients.child import is_client
+from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.loader import ClientBatches, check_plain
 from lightning_fedq.federation.client_metrics import TrainingLog, log_figure
@@ -98,8 +100,14 @@ class DPSGD(pl.Callback):
         self._first_step: dict[int, int] = {}
         self._buffers: UnchangedBuffers | None = None
         self._parameters: UnchangedParameters | None = None
+        self._reduction: Literal["mean", "sum"] | None = None
         self._hooks: SampleGradientHooks | None = None
         self._tried_in = -1
+        self._inside: Any = None
+        self._non_finite = 0
+
+    crosses_clients = True
+    """Every client's training has this very object, which keeps everybody's account."""
 
     def _new_root(self) -> None:
         secret = os.urandom(32) if self.seed is None else pack_fields("reproducible", hex(self.seed))
@@ -118,7 +126,8 @@ class DPSGD(pl.Callback):
             return
         if self.seed is None:  # a copy of this object, or a fork of its process, may have drawn from the old
             self._new_root()
-        self._buffers = self._parameters = None
+        self._forget()
+        self._optimizer, self._non_finite = None, 0
         found = [c for c in trainer.callbacks if isinstance(c, Federated)]  # type: ignore[attr-defined]
         self._federated = found[0] if found else None
         if sum(isinstance(callback, DPSGD) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
@@ -192,8 +201,6 @@ class DPSGD(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse to train on a loader without Poisson sampling."""
-        from lightning_fedq.privacy.sgd import GridDPOptimizer
-
         if self._federated is None and trainer.train_dataloader is not getattr(self, "_loader", None):
             raise ValueError(_FROM_LOADER)
         if self._federated is not None and self._federated.engine is not None:
@@ -203,19 +210,34 @@ class DPSGD(pl.Callback):
                     f"a process was killed in a round that this checkpoint does not know; DPSGD counts it as "
                     f"taken by every client of its cohort: epsilon {self.epsilon(self.delta):.3g} so far"
                 )
+        if self._federated is None:
+            self._make_noisy(trainer, pl_module)
+        quiet = warnings.catch_warnings()
+        quiet.__enter__()
+        self._undo.later(lambda: quiet.__exit__(None, None, None))
+        # torch warns that the first layer's inputs need no gradient, which is as it should be
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+
+    def _make_noisy(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        """Let the optimiser of the fit, or of a client's, step with noisy sums."""
+        from lightning_fedq.privacy.sgd import GridDPOptimizer
+
+        self._non_finite = self.num_non_finite
         self._optimizer = GridDPOptimizer(
             trainer.optimizers[0],
             noise_multiplier=self.noise_multiplier,
             max_grad_norm=self.max_grad_norm,
             expected_batch_size=self._expected_size(0),
-            words=lambda: self._charge(pl_module),
+            words=lambda: self._charge(module),
+            loss_reduction=self._reduction or "mean",
         )
         trainer.strategy.optimizers = [self._optimizer]
 
     def _try_loss(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
-        """Look, once an epoch, at the loss and the gradients of a few samples, and hook into the module.
+        """Look, once an epoch, at the loss and the gradients of a few samples.
 
-        A module may have another loss in another epoch.
+        A module may have another loss in another epoch. Beside a federation the samples are anybody's, so
+        they are tried on a copy that nobody trains.
 
         Raises:
             ValueError: See `loss_reduction`, or if a batch's loss is reduced in another way than before.
@@ -224,35 +246,39 @@ class DPSGD(pl.Callback):
 
         assert self._optimizer is not None
         epoch = trainer.current_epoch
-        if self._hooks is not None:
-            self._hooks.remove_hooks()
-            _clear(module)
+        self._unhook()
         if self._federated is None:
             batch = self._loader.dataset[samples_to_try(self._batches.num_samples(0), epoch)]
         else:
             held = torch.cat(self._federated.client_indices)
             batch = self._federated.fetch(held[samples_to_try(len(held), epoch)])
+            double = ClientFit(trainer.home).copy(0, alone=True)  # type: ignore[attr-defined]
+            trainer, module = double.trainer, double.module
         reduction = loss_reduction(trainer, module, batch, SampleGradientHooks)
-        if self._hooks is not None and reduction != self._optimizer.loss_reduction:
+        if self._reduction not in (None, reduction):
             raise ValueError(
-                f"the loss of a batch was the {self._optimizer.loss_reduction} of its samples' losses and is "
+                f"the loss of a batch was the {self._reduction} of its samples' losses and is "
                 f"their {reduction} in epoch {epoch}; reduce it in one way"
             )
-        self._optimizer.loss_reduction, self._tried_in = reduction, epoch
-        self._hooks = SampleGradientHooks(module, loss_reduction=reduction, strict=True)
+        self._optimizer.loss_reduction = self._reduction = reduction
+        self._tried_in = epoch
 
     def _hook_into(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Put Opacus's hooks on the module, whose layers are in the mode of the first step by now."""
-        quiet = warnings.catch_warnings()
-        quiet.__enter__()
-        self._undo.later(lambda: quiet.__exit__(None, None, None))
-        # torch warns that the first layer's inputs need no gradient, which is as it should be
-        warnings.filterwarnings("ignore", message="Full backward hook is firing")
-        self._undo.later(lambda: _clear(module))
-        self._undo.later(self._unhook)
-        self._try_loss(trainer, module)
+        from lightning_fedq.privacy.sgd import SampleGradientHooks
+
+        if self._federated is not None and trainer is not self._inside:
+            self._make_noisy(trainer, module)
+        if trainer.current_epoch != self._tried_in:
+            self._try_loss(trainer, module)
+        self._unhook()
+        self._hooks = SampleGradientHooks(module, loss_reduction=self._reduction, strict=True)
+        if trainer is self._inside:
+            return
+        self._inside = trainer
         self._buffers, self._parameters = UnchangedBuffers(module), UnchangedParameters(module)
-        watch, step_context = self._parameters.watch, trainer.precision_plugin.train_step_context
+        watch, plugin = self._parameters.watch, trainer.precision_plugin
+        step_context = plugin.train_step_context
 
         @contextmanager
         def context() -> Iterator[None]:
@@ -261,24 +287,36 @@ class DPSGD(pl.Callback):
                 yield
             saved.check()
 
-        self._undo.replace(trainer.precision_plugin, "train_step_context", context)
+        if self._federated is None:
+            self._undo.replace(plugin, "train_step_context", context)
+        else:  # the client's own
+            plugin.train_step_context = context  # type: ignore[method-assign]
 
     def _unhook(self) -> None:
         if self._hooks is not None:
             self._hooks.remove_hooks()
+            _clear(self._hooks._module)
             self._hooks = None
+
+    def _forget(self) -> None:
+        """Nobody trains."""
+        self._inside = self._buffers = self._parameters = self._reduction = None
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take everything off again."""
         self._undo.all()
         if stage == "fit":
-            self._buffers = self._parameters = None
+            self._unhook()
+            self._forget()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Take everything off again, but go on to refuse to save what training has changed."""
         self._undo.all()
+        self._unhook()
+        if self._federated is not None:  # what a client has changed was its copy
+            self._forget()
 
     # ---- training ---------------------------------------------------------------------------------
 
@@ -295,7 +333,7 @@ class DPSGD(pl.Callback):
     @property
     def num_non_finite(self) -> int:
         """Samples whose gradient was not finite."""
-        return 0 if self._optimizer is None else self._optimizer.num_non_finite
+        return self._non_finite + (0 if self._optimizer is None else self._optimizer.num_non_finite)
 
     def epsilon(self, delta: float) -> float:
         """The largest epsilon that any client has spent at `delta`."""
@@ -354,14 +392,13 @@ class DPSGD(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Tell the optimiser whose batch it is, and whether anybody is in it. Refuse what breaks the step."""
-        assert self._optimizer is not None
+        if self._federated is not None and not is_client(trainer):
+            return
         check_accumulation(trainer)
         check_layers(pl_module)
-        if self._buffers is None:
+        if trainer is not self._inside or trainer.current_epoch != self._tried_in:
             self._hook_into(trainer, pl_module)
-        elif trainer.current_epoch != self._tried_in:
-            self._try_loss(trainer, pl_module)
-        assert self._buffers is not None
+        assert self._buffers is not None and self._optimizer is not None
         self._buffers.check()
         if self._federated is None:
             step, size = self._epoch.drawn.popleft()
@@ -389,7 +426,10 @@ class DPSGD(pl.Callback):
         """Log what was spent, by whoever has spent most."""
         if self._buffers is not None:
             self._buffers.check(content=True)
-        if not trainer.barebones:
+        if is_client(trainer):
+            self._unhook()
+            self._inside = self._buffers = self._parameters = None
+        elif not trainer.barebones:
             epsilon = self.epsilon(self.delta)
             log_figure(pl_module, "dp/epsilon", epsilon, prog_bar=True)
 

@@ -881,7 +881,8 @@ def federated_of(trainer: pl.Trainer, asking: str) -> Federated:
     Raises:
         ValueError: If there is none.
     """
-    found = [callback for callback in callbacks_of(trainer) if isinstance(callback, Federated)]
+    of_the_fit = getattr(trainer, "home", trainer)  # a client's own Trainer has its own callbacks only
+    found = [callback for callback in callbacks_of(of_the_fit) if isinstance(callback, Federated)]
     if not found:
         raise ValueError(
             f"{asking} reports on a federation, and the Trainer has no Federated callback; "

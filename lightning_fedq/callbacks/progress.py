@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks.federated import engine_of, federated_of
+from lightning_fedq.callbacks.federated import federated_of
 from lightning_fedq.reports import first_metric
 
 
@@ -66,21 +66,15 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
             self._task = self._progress.add_task("round 1", total=self._rounds(trainer), note="")
             self._progress.start()
 
-    def on_train_batch_end(
-        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
-    ) -> None:
+    def on_clients_done(self, trainer: pl.Trainer, done: int, expected: int) -> None:
         """Move the bar by a part of a round."""
-        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
-        if self._progress is None:
-            return
-        plan = engine_of(trainer, "RoundProgressBar").plan
-        share = min((batch_idx + 1) / max(self.total_train_batches, 1), 1.0)
-        clients = "" if plan is None else f", {share * len(plan.survivors):.0f}/{len(plan.survivors)} clients"
-        self._progress.update(
-            self._task,
-            completed=trainer.current_epoch + share,
-            description=f"round {trainer.current_epoch + 1}/{self._text(self._rounds(trainer))}{clients}",
-        )
+        if self._progress is not None:
+            self._progress.update(
+                self._task,
+                completed=trainer.current_epoch + done / max(expected, 1),
+                description=f"round {trainer.current_epoch + 1}/{self._text(self._rounds(trainer))}, "
+                f"{done}/{expected} clients",
+            )
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say how the round ended."""

@@ -65,6 +65,11 @@ class ClientTrainer:
         self.home.save_checkpoint(*args, **kwargs)
 
 
+def is_client(trainer: Any) -> bool:
+    """Is a Trainer a client's, and not the user's?"""
+    return isinstance(trainer, ClientTrainer)
+
+
 @functools.cache
 def _class_of(kind: type) -> type:
     return type("ClientTrainer", (ClientTrainer, kind), {"__module__": __name__})

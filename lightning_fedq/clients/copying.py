@@ -264,7 +264,7 @@ class Copier:
         if isinstance(value, np.random.Generator):
             return np.random.Generator(type(value.bit_generator)(self._seed))
         if isinstance(value, np.random.RandomState):
-            return np.random.RandomState(self._seed % 2**32)  # noqa: NPY002
+            return np.random.RandomState(self._seed % 2**32)
         return type(value)(self._seed)
 
     # ---- tensors ----------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ def _is_large(value: Any) -> bool:
 
 
 _LARGE, _MANY = 1 << 18, 10_000
-"""Numbers of a tensor, and entries of a container, above which a data module's attribute is shared as data."""
+"""Numbers of a tensor, and entries of a container, above which an attribute is shared as data."""
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -1,10 +1,10 @@
 """Lightning's own weight averaging beside a federation: averages of global models, once a round.
 
 `WeightAveraging` and `EMAWeightAveraging` average after every step. Here the end of a round stands for all
-its steps: the global model enters the average once, if any step of the round's longest client is one that the callback's `should_update` asks for.
-`StochasticWeightAveraging` averages where an epoch begins, and the module shows the global model there;
-what it does for BatchNorm, a pass over the training data at the end, would look at everybody's data, so
-with BatchNorm it is refused.
+its steps: the global model enters the average once, if any step of the round's longest client is one that
+the callback's `should_update` asks for. `StochasticWeightAveraging` averages where an epoch begins; what it
+does for BatchNorm, a pass over the training data at the end, would look at everybody's data, so with
+BatchNorm it is refused.
 """
 
 from __future__ import annotations

@@ -13,11 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten
+from torch.utils._pytree import tree_flatten, tree_map_only
 from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.federation.optimizer_memory import copy_of
+
+
+def copy_of(value: Any) -> Any:
+    """A copy of containers and tensors."""
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), value)
 
 
 class SavedStates:

@@ -2,9 +2,9 @@
 
 Clients train on copies, so that what they leave in objects is dropped with them. What lies outside of every
 object stays: module-level globals, class attributes, caches, files, data sets and transforms that remember.
-Nobody can list these. So a client is trained, then another one, then the first again, on fresh copies: its two
-updates must be the same, bit for bit on a CPU. It finds what shows within a client's first batches; it is a
-test, and no proof.
+Nobody can list these. So a client is trained, then another one, then the first again, on fresh copies: its
+two updates must be the same, bit for bit on a CPU. It finds what shows within a client's first batches: it is
+a test, and no proof.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lightning_fedq.data.batches import Stack
 _BATCHES = 8
 """Most batches of each training."""
 _NOISE = 10.0
-"""On a device whose sums are not the same twice: so many times the difference of two equal trainings passes."""
+"""On a device whose sums are not the same twice: so many times the difference of equal trainings passes."""
 
 
 def check_isolation(train: Callable[[Stack, int], Tensor], clients: Sequence[Stack]) -> None:
@@ -47,10 +47,10 @@ def check_isolation(train: Callable[[Stack, int], Tensor], clients: Sequence[Sta
         raise ValueError(
             f"clients are not isolated: client {one.clients[0]} trained twice from the same start, and its "
             f"update was another one after client {other.clients[0]} had trained. Something outlives a "
-            "client: a global variable, a class attribute, a cache, a file, or a data set, transform or "
-            "collate_fn with memory or a random generator of its own. Keep it in the module or in a callback, "
-            "which every client has a copy of, and draw from the generators of torch, NumPy or Python; or, "
-            "where it tells nothing of anybody's data, use Federated(check_isolation=False)"
+            "client: a global variable, a class attribute, a cache, a file, or a data set, a transform or a "
+            "collate_fn with memory or a random generator of its own. Keep it in the module or in a "
+            "callback, of which every client has a copy, and draw from the generators of torch, NumPy or "
+            "Python; or, where it tells nothing of anybody's data, use Federated(check_isolation=False)"
         )
 
 
