@@ -301,6 +301,7 @@ class DPSGD(pl.Callback):
     def _forget(self) -> None:
         """Nobody trains."""
         self._inside = self._buffers = self._parameters = self._reduction = None
+        self._tried_in = -1
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take everything off again."""

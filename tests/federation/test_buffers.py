@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedq.callbacks import Federated, RunFolder
-from lightning_fedq.federation.local_model import num_coordinates
+from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from tests.callbacks.silent import Silent
 from tests.digits_run import Classifier, Digits, digits, make_trainer

@@ -12,7 +12,7 @@ from torch import nn
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.federation.client_parallel import ELEMENTWISE_OPTIMIZERS
+from lightning_fedq.clients.stack import ELEMENTWISE_OPTIMIZERS
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.federation import stack_size
-from lightning_fedq.federation.rehearsal import elementwise
+from lightning_fedq.clients import stack_size
+from lightning_fedq.clients.stack_trial import elementwise
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
