@@ -25,7 +25,7 @@ from lightning_fedq.callbacks import Federated, ReloadBest, RunFolder
 from tests.callbacks.silent import Silent
 from tests.canary.reach import differences, files, tensors
 from tests.digits_run import make_trainer
-from tests.federation.test_optimizer_memory import SAM, Estimates, Lookahead
+from tests.federation.published_optimizers import SAM, Estimates, Lookahead
 
 CLIENTS, BATCHES, SIZE = 3, 2, 4
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.federation.client_parallel import ClientParallelStrategy
+from lightning_fedq.clients.stack import ClientStack, StackMemory
 from lightning_fedq.functional.flatten import flatten
 from tests.digits_run import make_trainer
 
@@ -85,13 +85,11 @@ class Stacks(pl.Callback):
         self.weights = flat(module)
         names = [name for name, _ in module.named_parameters()]
         buffers = [name for name, _ in module.named_buffers()]
-        self.parallel = ClientParallelStrategy(trainer, names, NUM_CLIENTS, buffers)
-        self.parallel.attach()
-        self.parallel.open(NUM_CLIENTS, self.weights, self.start)
+        memory = StackMemory.of(module, [*names, *buffers], NUM_CLIENTS)
+        self.stack = ClientStack(trainer, names, buffers, memory, NUM_CLIENTS, self.weights, self.start)
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
-        self.updates, self.buffers = self.parallel.updates().clone(), self.parallel.buffers()
-        self.parallel.detach()
+        self.updates, self.buffers = self.stack.updates().clone(), self.stack.buffers()
 
 
 def test_buffers_of_a_stack_are_those_of_one_client_at_a_time() -> None:
