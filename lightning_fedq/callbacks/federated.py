@@ -32,6 +32,7 @@ from torch import Tensor
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.aggregation import RobustAggregation, Weighting, inverse_variance_weights
 from lightning_fedq.clients.fit import ClientFit
+from lightning_fedq.clients.hooks import say_who_is_copied
 from lightning_fedq.clients.stack_size import choose_clients_per_step, largest_stack
 from lightning_fedq.clients.vector import BufferMode, Members, Rehearsed, Vector, check_buffer_mode, origins
 from lightning_fedq.core import Mechanism
@@ -352,6 +353,7 @@ class Federated(pl.Callback):
         )
         if isinstance(self._engine, RankEngine):
             self._engine.beside = EndOfRound(simulation, log)
+        say_who_is_copied(trainer.callbacks)  # type: ignore[attr-defined]
         self._averages = RoundAverages(trainer)
         self._averages.attach(self._undo)
 

@@ -114,6 +114,7 @@ class Copier:
     ) -> None:
         self.memo, self._storage, self._seed = memo, storage, seed
         self._cells: dict[int, Any] = {}
+        self._alive: list[Any] = []
         memo.update((id(one), one) for one in shared)
 
     def __call__(self, value: Any) -> Any:
@@ -318,6 +319,7 @@ class Copier:
             raise NotCopyableError(f"{type(error).__name__}: {error}", []) from error
         if isinstance(reduced, str):
             return value
+        self._alive.append(reduced)  # or its id would soon be another one's
         make, args, state, items, pairs = (*reduced, *[None] * 5)[:5]
         made = self.memo[id(value)] = make(*self._items(args))
         if state is not None:

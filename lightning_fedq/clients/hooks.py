@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_fedq._lightning import is_overridden, pl
+from lightning_fedq._lightning import is_overridden, pl, rank_zero_info
 
 BATCH_HOOKS = (
     "on_train_batch_start",
@@ -32,7 +32,11 @@ _OF_THE_FIT = (
 def trains_with_clients(callback: pl.Callback) -> bool:
     """Has every client a copy of this callback?"""
     known = tuple(getattr(pl.callbacks, name) for name in _OF_THE_FIT if hasattr(pl.callbacks, name))
-    if isinstance(callback, known) or type(callback).__module__.startswith("lightning_fedq."):
+    if (
+        crosses_clients(callback)
+        or isinstance(callback, known)
+        or type(callback).__module__.startswith("lightning_fedq.")
+    ):
         return False
     return any(overrides(callback, hook) for hook in BATCH_HOOKS)
 
@@ -48,6 +52,16 @@ def crosses_clients(callback: pl.Callback) -> bool:
     Accounts of privacy do, and those who simulate attacks: they say so by `crosses_clients = True`.
     """
     return bool(getattr(callback, "crosses_clients", False))
+
+
+def say_who_is_copied(callbacks: list[pl.Callback]) -> None:
+    """Name the callbacks of which every client has a copy."""
+    names = [type(one).__name__ for one in callbacks if trains_with_clients(one)]
+    if names:
+        rank_zero_info(
+            f"every client trains with copies of {', '.join(names)}, which look at batches; what the copies "
+            "keep is dropped with the client (crosses_clients = True on a callback makes it one for all)"
+        )
 
 
 def call_hooks(trainer: Any, callbacks: list[Any], hook: str, *args: Any) -> None:

@@ -25,6 +25,7 @@ _MODULE_HOOKS = (
     "on_train_batch_end",
     "on_before_batch_transfer",
     "on_after_batch_transfer",
+    "on_train_epoch_end",
 )
 
 

@@ -77,14 +77,7 @@ class TrainingLog:
         Raises:
             ValueError: If a callback looks at the losses of training steps by itself, and decides by them.
         """
-        spikes = getattr(pl.callbacks, "SpikeDetection", ())  # older versions of Lightning lack it
-        for callback in self._trainer.callbacks:  # type: ignore[attr-defined]
-            if isinstance(callback, spikes) and not self._lets_out:
-                raise ValueError(
-                    f"{type(callback).__name__} ends the run by the exact losses of training steps, and its "
-                    "state in checkpoints holds the last one: no epsilon covers either; leave it out, or "
-                    "stop by a metric of the validation (EarlyStopping)"
-                )
+        check_spikes(self._trainer)
         own = pl.LightningModule.log
 
         @wraps(own)
@@ -105,11 +98,6 @@ class TrainingLog:
             yield
         finally:
             self._passes = before
-
-    @property
-    def _lets_out(self) -> bool:
-        """Does what training logs go where it would go anyway?"""
-        return False
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TrainingLog:
         """A copy of the module logs through the same."""
@@ -141,6 +129,22 @@ class TrainingLog:
         for who, metric in in_file_names(self._trainer):
             if metric in forks(name):
                 raise ValueError(f"{who} names its files by {metric!r}, {why}")
+
+
+def check_spikes(trainer: pl.Trainer) -> None:
+    """Refuse to end a private run by the loss of a training step.
+
+    Raises:
+        ValueError: Naming the callback.
+    """
+    spikes = getattr(pl.callbacks, "SpikeDetection", ())  # older versions of Lightning lack it
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, spikes):
+            raise ValueError(
+                f"{type(callback).__name__} ends the run by the exact losses of training steps, and its "
+                "state in checkpoints holds the last one: no epsilon covers either; leave it out, or "
+                "stop by a metric of the validation (EarlyStopping)"
+            )
 
 
 def monitors_of(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:

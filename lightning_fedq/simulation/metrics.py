@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lightning_fedq.federation.client_metrics import ClientMetricsChoice, forks, monitors_of
+from lightning_fedq.federation.client_metrics import ClientMetricsChoice, check_spikes, forks, monitors_of
 from lightning_fedq.federation.rank_group import RankGroup
 from lightning_fedq.simulation.round_loop import told_results
 
@@ -71,6 +71,8 @@ class ClientMetrics:
         Raises:
             ValueError: Naming who watches what.
         """
+        if not self.shared:
+            check_spikes(self._trainer)
         for name in self.names:
             self._check(name)
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
+
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.hooks import call_hooks, trains_with_clients
 from lightning_fedq.federation.undo import Undo
@@ -37,6 +39,7 @@ class _RoundResults(pl.trainer.connectors.logger_connector.result._ResultCollect
         super().__init__(training)
         self._tell, self._reduce = tell, reduce
 
+    @torch.compiler.disable
     def log(self, fx: str, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Tell, and log."""
         self._tell(name, value)

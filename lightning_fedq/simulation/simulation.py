@@ -96,7 +96,7 @@ class Simulation:
         self.start: RoundStart | None = None
         self.present: Stack | None = None
         self.taken = Taken()
-        self._told = False
+        self._told = self._refused_to_stop = False
 
     def run(self) -> tuple[RoundRecord, int]:
         """Train the next round. Returns its record and the steps of one client.
@@ -168,6 +168,8 @@ class Simulation:
             update = side_by_side.updates()[:, : len(weights)]
             vector.keep(clients, side_by_side.buffers())
         self.clock.saw(client.trainer)
+        if client.trainer.should_stop:
+            self._stop(clients)
         self.engine.receive(clients, update)
 
     def _side_by_side(self, client: Client, clients: Sequence[int], weights: Tensor) -> ClientStack:
@@ -201,6 +203,18 @@ class Simulation:
             rank_zero_warn(
                 f"training changed {', '.join(rest[:4])}{more}, which no update carries: every client begins "
                 "with what the fit began with; what its first two steps change, travels"
+            )
+
+    def _stop(self, clients: Sequence[int]) -> None:
+        """A client's training has asked to end the run: at the end of the round, where clients may be heard."""
+        if self._metrics.shared:
+            self.trainer.should_stop = True
+        elif not self._refused_to_stop:
+            self._refused_to_stop = True
+            rank_zero_warn(
+                f"client {clients[0]} set trainer.should_stop, which is not followed: the run would end by what "
+                "one client's data say, without noise; stop by a metric of the validation (EarlyStopping), or "
+                "let clients be heard by Federated(client_metrics='shared')"
             )
 
     def abandon(self) -> None:
