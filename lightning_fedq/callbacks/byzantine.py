@@ -20,7 +20,6 @@ from lightning_fedq import attacks
 from lightning_fedq._lightning import pl
 from lightning_fedq.aggregation import RobustAggregation
 from lightning_fedq.callbacks.federated import federated_of
-from lightning_fedq.clients.child import is_client
 from lightning_fedq.core import Mechanism, Message, RoundContext
 from lightning_fedq.federation.client_metrics import log_figure
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys, Stream
@@ -136,7 +135,7 @@ class ByzantineClients(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """label_flip: label y becomes num_classes - 1 - y in the liars' batches."""
-        if self.num_classes is None or not is_client(trainer):
+        if self.num_classes is None:
             return
         labels, clients = batch[1], federated_of(trainer, "ByzantineClients").training_clients
         if len(clients) == 1:

@@ -393,8 +393,6 @@ class DPSGD(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Tell the optimiser whose batch it is, and whether anybody is in it. Refuse what breaks the step."""
-        if self._federated is not None and not is_client(trainer):
-            return
         check_accumulation(trainer)
         check_layers(pl_module)
         if trainer is not self._inside or trainer.current_epoch != self._tried_in:

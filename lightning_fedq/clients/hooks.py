@@ -29,16 +29,17 @@ _OF_THE_FIT = (
 """Lightning's callbacks that belong to the fit whatever hooks they have."""
 
 
-def trains_with_clients(callback: pl.Callback) -> bool:
-    """Has every client a copy of this callback?"""
+def looks_at_batches(callback: pl.Callback) -> bool:
+    """Is a callback of the user's own part of a client's training?"""
     known = tuple(getattr(pl.callbacks, name) for name in _OF_THE_FIT if hasattr(pl.callbacks, name))
-    if (
-        crosses_clients(callback)
-        or isinstance(callback, known)
-        or type(callback).__module__.startswith("lightning_fedq.")
-    ):
+    if isinstance(callback, known) or type(callback).__module__.startswith("lightning_fedq."):
         return False
     return any(overrides(callback, hook) for hook in BATCH_HOOKS)
+
+
+def trains_with_clients(callback: pl.Callback) -> bool:
+    """Has every client a copy of this callback?"""
+    return looks_at_batches(callback) and not crosses_clients(callback)
 
 
 def overrides(callback: pl.Callback, hook: str) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import nn
 
 from lightning_fedq._lightning import is_overridden, pl
-from lightning_fedq.clients.hooks import BATCH_HOOKS, overrides, trains_with_clients
+from lightning_fedq.clients.hooks import BATCH_HOOKS, looks_at_batches, overrides
 
 _MODULE_HOOKS = (
     "backward",
@@ -36,7 +36,7 @@ def one_client_hook(trainer: pl.Trainer) -> str | None:
         for hook in _MODULE_HOOKS:
             if owner is not None and hasattr(parent, hook) and is_overridden(hook, owner, parent):
                 return f"{type(owner).__name__} overrides {hook}, which expects one client's batch"
-    for callback in filter(trains_with_clients, trainer.callbacks):  # type: ignore[attr-defined]
+    for callback in filter(looks_at_batches, trainer.callbacks):  # type: ignore[attr-defined]
         hook = next(hook for hook in BATCH_HOOKS if overrides(callback, hook))
         return (
             f"the callback {type(callback).__name__} has its own {hook}, which expects one client's "

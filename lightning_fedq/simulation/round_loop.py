@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.hooks import call_hooks, trains_with_clients
+from lightning_fedq.clients.hooks import call_hooks, crosses_clients, looks_at_batches, trains_with_clients
 from lightning_fedq.federation.undo import Undo
 
 
@@ -75,7 +75,7 @@ class RoundLoop(pl.loops._TrainingEpochLoop):
                 return
             self.val_loop.increment_progress_to_evaluation_end()
         self.val_loop.restarting = False
-        for_fit = [c for c in trainer.callbacks if not trains_with_clients(c)]
+        for_fit = [c for c in trainer.callbacks if not (looks_at_batches(c) or crosses_clients(c))]
         call_hooks(trainer, for_fit, "on_train_batch_start", None, 0)
         before = self.global_step
         steps = self.rounds.run_round()

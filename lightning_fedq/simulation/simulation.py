@@ -206,15 +206,15 @@ class Simulation:
             )
 
     def _stop(self, clients: Sequence[int]) -> None:
-        """A client's training has asked to end the run: at the end of the round, where clients may be heard."""
+        """A client's training has asked to end the run: after the round, where clients may be heard."""
         if self._metrics.shared:
             self.trainer.should_stop = True
         elif not self._refused_to_stop:
             self._refused_to_stop = True
             rank_zero_warn(
-                f"client {clients[0]} set trainer.should_stop, which is not followed: the run would end by what "
-                "one client's data say, without noise; stop by a metric of the validation (EarlyStopping), or "
-                "let clients be heard by Federated(client_metrics='shared')"
+                f"client {clients[0]} set trainer.should_stop, which is not followed: the run would end by "
+                "what one client's data say, without noise; stop by a metric of the validation "
+                "(EarlyStopping), or let clients be heard by Federated(client_metrics='shared')"
             )
 
     def abandon(self) -> None:
