@@ -223,6 +223,7 @@ class Federated(pl.Callback):
             seed=seed,
             ledger=ledger,
             privacy=privacy,
+            check_isolation=check_isolation,
         )
         check_numbers(local_epochs, local_steps, clients_per_step, weighting, target)
         check_choice(client_metrics)

@@ -71,7 +71,7 @@ def is_client(trainer: Any) -> bool:
 
 
 @functools.cache
-def _class_of(kind: type) -> type:
+def _class_of(kind: Any) -> Any:
     return type("ClientTrainer", (ClientTrainer, kind), {"__module__": __name__})
 
 
@@ -102,7 +102,7 @@ def new_child(home: Any) -> Any:
     Args:
         home: The user's Trainer, in its fit.
     """
-    kind = _class_of(type(home))
+    kind: Any = _class_of(type(home))
     child = kind.__new__(kind)
     vars(child).update(vars(home))
     child.home = home
@@ -117,8 +117,9 @@ def new_child(home: Any) -> Any:
     child._accelerator_connector.strategy = strategy
     if hasattr(strategy, "on_its_own"):  # asks no other rank
         strategy.on_its_own = True
-    child.fit_loop = pl.loops._FitLoop(child, home.min_epochs, home.max_epochs)
-    child.fit_loop.epoch_loop = pl.loops._TrainingEpochLoop(child, home.min_steps, home.max_steps)
+    loops: Any = pl.loops
+    child.fit_loop = loops._FitLoop(child, home.min_epochs, home.max_epochs)
+    child.fit_loop.epoch_loop = loops._TrainingEpochLoop(child, home.min_steps, home.max_steps)
     child.fit_loop.epoch_loop.val_loop._combined_loader = home.fit_loop.epoch_loop.val_loop._combined_loader
     child.fit_loop.epoch_progress = copy(home.fit_loop.epoch_progress)
     child.fit_loop.epoch_progress.current = copy(home.fit_loop.epoch_progress.current)

@@ -154,7 +154,7 @@ class Copier:
     def without_data(self, value: Any) -> Any:
         """A copy of a data module, which shares what is large: data."""
         self.memo.update((id(held), held) for held in vars(value).values() if _is_large(held))
-        return self.attributes(value, type(value).__new__(type(value)))
+        return self.attributes(value, _empty(value))
 
     # ---- containers -------------------------------------------------------------------------------
 
@@ -278,7 +278,7 @@ class Copier:
             or type(value) not in (Tensor, nn.Parameter)
             or not _whole(value)
         ):
-            made = value.__deepcopy__(self.memo)
+            made = value.__deepcopy__(self.memo)  # type: ignore[no-untyped-call]
         elif type(value) is nn.Parameter:
             made = nn.Parameter(self._storage.copy(value), value.requires_grad)
         else:
@@ -297,8 +297,7 @@ class Copier:
     # ---- objects ----------------------------------------------------------------------------------
 
     def _plain(self, value: Any) -> Any:
-        made = type(value).__new__(type(value))
-        return self.attributes(value, made)
+        return self.attributes(value, _empty(value))
 
     def _shared(self, value: Any) -> Any:
         return value
@@ -351,6 +350,11 @@ _LARGE, _MANY = 1 << 18, 10_000
 
 def _same(one: Any, other: Any) -> bool:
     return one is other
+
+
+def _empty(value: Any) -> Any:
+    kind: Any = type(value)
+    return kind.__new__(kind)
 
 
 def _is_empty(cell: Any) -> bool:

@@ -36,7 +36,8 @@ def one_client_hook(trainer: pl.Trainer) -> str | None:
         for hook in _MODULE_HOOKS:
             if owner is not None and hasattr(parent, hook) and is_overridden(hook, owner, parent):
                 return f"{type(owner).__name__} overrides {hook}, which expects one client's batch"
-    for callback in filter(looks_at_batches, trainer.callbacks):  # type: ignore[attr-defined]
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    for callback in filter(looks_at_batches, callbacks):
         hook = next(hook for hook in BATCH_HOOKS if overrides(callback, hook))
         return (
             f"the callback {type(callback).__name__} has its own {hook}, which expects one client's "

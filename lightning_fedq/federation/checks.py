@@ -57,6 +57,7 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "secure_aggregation": (SecAgg, "SecAgg(), with its settings"),
     "seed": (Integral, "an integer, or None for a private run"),
     "ledger": (Ledger, "the ledger of another Federated: other.ledger"),
+    "check_isolation": (bool, "True or False, or None for where it matters"),
     "privacy": (PrivacyTarget, "PrivacyTarget(epsilon=8.0, delta=1e-5, adversary='secagg_server')"),
 }
 """What `Federated` takes, and how it is written."""

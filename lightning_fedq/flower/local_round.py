@@ -1,8 +1,7 @@
-"""One client's round on its own machine: global weights in, update out, trained by `Federated` itself.
+"""One client's round on its own machine: global weights in, update out.
 
-Everything that `Federated` does to a client in a simulation happens here to the only one there is: its
-checks, its loader, a fresh optimiser, buffers, one client's clock. The engine encodes nothing; it hands the
-update over.
+The client's Trainer counts rounds as a simulation's does, and its client trains as a simulated one: a fit of
+its own on a copy, with the same draws, the same batches and the same clock. Nothing is encoded here.
 """
 
 from __future__ import annotations
@@ -14,18 +13,32 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.core import Mechanism
-from lightning_fedq.data.batches import BatchRule
+from lightning_fedq.clients.child import count_from
+from lightning_fedq.clients.fit import Batches, ClientFit
+from lightning_fedq.clients.vector import Rehearsed, Vector
+from lightning_fedq.data.batches import LocalWork, Stack
+from lightning_fedq.data.dealing import LocalPasses, deal
+from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import Partition
-from lightning_fedq.federation.clock import LocalClock
+from lightning_fedq.federation.checks import (
+    check_limit,
+    check_loader_is_ours,
+    check_optimizers,
+    check_setup,
+    check_shapes,
+)
+from lightning_fedq.federation.handed_loader import forget_loader
+from lightning_fedq.federation.schedule import round_stacks
+from lightning_fedq.federation.undo import Undo
 from lightning_fedq.flower.settings import RefusedError
-from lightning_fedq.mechanisms import FedAvg
-from lightning_fedq.randomness import SeededKeys
-from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundPlanner, RoundTask
+from lightning_fedq.rounds import RoundPlan, RoundTask
+from lightning_fedq.simulation.clock import Clock
+from lightning_fedq.simulation.metrics import ClientMetrics
+from lightning_fedq.simulation.rehearsal import Trial, rehearse
+from lightning_fedq.simulation.round_loop import install
 
 
 @dataclass(frozen=True)
@@ -50,25 +63,7 @@ class _OwnPlan(RoundPlan):
         return super().stream_seed(purpose, None if client is None else self.number)
 
 
-@dataclass(frozen=True)
-class _OwnPlanner(RoundPlanner):
-    number: int = 0
-
-    def plan(self, round: int, mechanism: Mechanism) -> RoundPlan:
-        return _OwnPlan(round, ((0,),), frozenset(), self.seed, self.number)
-
-
-class _KeepsUpdate(RoundEngine):
-    """An engine that keeps the update. Nothing is sent, and the model stays as it is."""
-
-    update: Tensor | None = None
-
-    def receive(self, clients: Sequence[int], updates: Tensor) -> None:
-        """Keep the only update."""
-        self.update = updates[0].clone()
-
-
-class LocalRound(Federated):
+class LocalRound(pl.Callback):
     """One client's local training in one round.
 
     Args:
@@ -77,77 +72,122 @@ class LocalRound(Federated):
         seed: Of data order and of the training's random numbers.
         task: The round.
         weights: `(dim,)` the global model.
+
+    Attributes:
+        update: `(dim,)` local - global, once the fit is over.
     """
+
+    update: Tensor
 
     def __init__(
         self, federated: Federated, number: int, seed: int, task: RoundTask, weights: Tensor
     ) -> None:
-        super().__init__(
-            FedAvg(),
-            1,
-            partition=_OwnData(),
-            labels=federated.labels,
-            local_epochs=federated.local_epochs,
-            local_steps=federated.local_steps,
-            clients_per_step=1,
-            buffers=federated.buffers,
-            seed=seed,
-            diagnostics=False,
-        )
-        self.planner = _OwnPlanner(1, seed, number=number)
-        self._task, self._given = task, weights
+        self._federated, self._task, self._given = federated, task, weights
+        self._plan = _OwnPlan(task.round, ((0,),), frozenset(), seed, number)
+        self._undo = Undo()
+        self._dealt: ClientLoader | None = None
 
-    def _new_engine(self, weights: Tensor, segments: Sequence[int]) -> RoundEngine:
-        if list(segments) != list(self._task.segments):
-            raise RefusedError(
-                f"the server's model is cut into segments of {_shown(self._task.segments)}, this client's "
-                f"into {_shown(segments)}; both sides need the same module, with the same parameters frozen"
+    def setup(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
+        """Put the client's loader and loops in place of the Trainer's own."""
+        if stage != "fit":
+            return
+        check_setup(trainer, pl_module)
+        install(trainer, self, lambda name, value: None, self._undo)
+        owner = trainer.datamodule
+        self._user_loader = owner.train_dataloader
+        self._limit = 1.0 if trainer.fast_dev_run else trainer.limit_train_batches
+        self._undo.replace(trainer, "limit_train_batches", 1.0)
+        self._undo.replace(owner, "train_dataloader", lambda: self._loader(trainer))
+
+    def _loader(self, trainer: Any) -> ClientLoader:
+        if self._dealt is None:
+            local = self._federated
+            dealt = deal(
+                self._user_loader(),
+                _OwnData,
+                1,
+                torch.Generator(),
+                local.labels,
+                LocalPasses(local.local_epochs, local.local_steps, self._limit, not trainer.overfit_batches),
+                None,
             )
-        engine = _KeepsUpdate(
-            self.mechanism,
-            self.planner,
-            SeededKeys(0),
-            self._given.to(weights),
-            segments,
-            self.ranges,
-            diagnostics=False,
-        )
-        engine.round, engine.attempt = self._task.round, self._task.attempt
-        return engine
+            check_limit(dealt.work)
+            self._work: LocalWork = dealt.work
+            self._dealt = dealt.loader(self._stacks, lambda: len(self._work.sizes[0]))
+        return self._dealt
 
-    @property
-    def update(self) -> Tensor:
-        """`(dim,)` local - global, once the fit is over."""
-        assert isinstance(self.engine, _KeepsUpdate) and self.engine.update is not None
-        return self.engine.update
+    def _stacks(self) -> Sequence[Stack]:
+        most = self._clock.most_batches
+        return round_stacks(self._plan, lambda c: self._work.sizes[c][:most], self._work.shuffles, 1)
 
-    def use_batches(self, rule: BatchRule) -> None:
-        """Refuse: what a rule remembers of a client would be lost between two rounds.
+    def on_fit_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        """Find what travels, and move model, counters and schedules to the round at hand.
 
         Raises:
-            RefusedError: Always.
+            RefusedError: If the model is of another shape than the server's, or there is a schedule that
+                clients can't follow.
         """
-        raise RefusedError(
-            f"{type(rule).__name__} remembers what a client has spent, and a client between two messages "
-            "does not keep it yet; leave it out, or use a mechanism that protects clients"
-        )
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Set up as for any fit, and move schedules to the round at hand."""
-        super().on_fit_start(trainer, pl_module)
+        check_shapes(pl_module)
+        check_optimizers(trainer)
         check_schedules(trainer)
-        assert self._clock is not None
+        loader = self._loader(trainer)
+        forget_loader(trainer)
+        self._trainer, self._fit = trainer, ClientFit(trainer, trainer.loggers)
+        every, longest = int(trainer.accumulate_grad_batches), len(self._work.sizes[0])
+        steps = self._task.round * -(-longest // every)
+        count_from(trainer, steps, steps)
+        self._clock = Clock(trainer, longest)
+        mode = self._federated.buffers
+        trial = Trial(ClientFit(trainer), self._clock, lambda: loader, {})
+        found = rehearse(trial, pl_module, self._stacks(), mode)
+        optimizers = trainer.strategy
+        self._vector = Vector(
+            pl_module, lambda: optimizers.optimizers, mode, Rehearsed() if mode == "frozen" else found
+        )
+        if self._vector.segments != list(self._task.segments):
+            raise RefusedError(
+                f"the server's model is cut into segments of {_shown(self._task.segments)}, this client's "
+                f"into {_shown(self._vector.segments)}; both sides need the same module, with the same "
+                "parameters frozen"
+            )
+        self._vector.show(self._given)
         for config in trainer.lr_scheduler_configs:
-            steps = self._clock.now if config.interval == "step" else self._task.round
+            ahead = steps if config.interval == "step" else self._task.round
             with warnings.catch_warnings():  # torch expects the optimiser to have stepped; other rounds' have
                 warnings.simplefilter("ignore", UserWarning)
-                for _ in range(steps // config.frequency):
-                    config.scheduler.step()  # type: ignore[call-arg]
+                for _ in range(ahead // config.frequency):
+                    config.scheduler.step()
 
-    def _start_clock(self, trainer: Any, optimizers: Sequence[Optimizer]) -> LocalClock:
-        clock = super()._start_clock(trainer, optimizers)
-        clock.now = self._task.round * -(-self._schedule.longest // int(trainer.accumulate_grad_batches))
-        return clock
+    def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
+        """Refuse to train on a loader that is not the client's."""
+        check_loader_is_ours(trainer, self._dealt)
+
+    def run_round(self) -> int:
+        """Train the client. See `RoundLoop`."""
+        vector, clock, loader = self._vector, self._clock, self._dealt
+        assert loader is not None
+        metrics = ClientMetrics("shared", self._trainer)
+        clock.begin_round()
+        wide = torch.promote_types(self._given.dtype, torch.float32)
+        start = vector.read().to(wide)
+        for stack, batches in loader.by_stack():
+            client = self._fit.copy(stack.training_seed)
+            metrics.attach(client.trainer, stack.clients)
+            vector.hold_statistics(client.module)
+            self._fit.train(client, Batches(batches, len(stack.batch_sizes), loader), clock.now, clock.now)
+            self.update = vector.read(client.module).to(wide) - start
+            clock.saw(client.trainer)
+        metrics.end_round()
+        return clock.end_round(clock.taken)
+
+    def teardown(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
+        """Take everything off again."""
+        if stage == "fit":
+            self._undo.all()
+
+    def on_exception(self, trainer: Any, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Take everything off again."""
+        self._undo.all()
 
 
 def check_schedules(trainer: pl.Trainer) -> None:

@@ -459,6 +459,7 @@ class FederatedServer(Federated):
             diagnostics=False,
             ledger=None if federated.ledger is federated._own_ledger else federated.ledger,
             client_metrics="none",
+            check_isolation=False,
             privacy=None if federated._target is None else federated._target.target,
         )
         self.planner = of_real_clients(self).planner

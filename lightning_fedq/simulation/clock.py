@@ -81,7 +81,8 @@ class Clock:
         Args:
             trainer: The client's.
         """
-        steps, schedules = int(trainer.global_step) - self.now, ()
+        steps = int(trainer.global_step) - self.now
+        schedules: tuple[int, ...] = ()
         if not self._automatic:
             pairs = zip(trainer.lr_scheduler_configs, self._trainer.lr_scheduler_configs, strict=False)
             schedules = tuple(_moved(own.scheduler, home.scheduler) for own, home in pairs)

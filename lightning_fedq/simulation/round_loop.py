@@ -32,14 +32,18 @@ class Rounds(Protocol):
         """
 
 
-class _RoundResults(pl.trainer.connectors.logger_connector.result._ResultCollection):
+_loops: Any = pl.loops
+_results: Any = pl.trainer.connectors.logger_connector.result
+
+
+class _RoundResults(_results._ResultCollection):  # type: ignore[misc]
     """Lightning's collection of logged values, which tells who wants to know what is logged."""
 
     def __init__(self, training: bool, tell: Callable[[str, Any], None], reduce: Any) -> None:
         super().__init__(training)
         self._tell, self._reduce = tell, reduce
 
-    @torch.compiler.disable
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def log(self, fx: str, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Tell, and log."""
         self._tell(name, value)
@@ -59,7 +63,7 @@ def told_results(training: bool, tell: Callable[[str, Any], None], reduce: Any =
     return _RoundResults(training, tell, reduce)
 
 
-class RoundLoop(pl.loops._TrainingEpochLoop):
+class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
     """Lightning's epoch loop with one step: a round."""
 
     rounds: Rounds
@@ -108,7 +112,7 @@ class RoundLoop(pl.loops._TrainingEpochLoop):
             super()._update_learning_rates(interval, update_plateau_schedulers)
 
 
-class RoundFitLoop(pl.loops._FitLoop):
+class RoundFitLoop(_loops._FitLoop):  # type: ignore[misc]
     """Lightning's loop over epochs, which leaves `on_train_epoch_end` to the clients."""
 
     def on_advance_end(self) -> None:

@@ -352,7 +352,7 @@ CARRIED = {"mechanism", "num_clients", "clients_per_round", "participation", "lo
 CARRIED |= {"target", "ranges", "smoothing", "server_optimizer", "weighting", "aggregator", "buffers"}
 CARRIED |= {"secure_aggregation", "seed", "ledger", "labels", "privacy"}
 REFUSED = {"dropout_probability"}
-OF_SIMULATIONS = {"partition", "clients_per_step", "diagnostics", "client_metrics"}
+OF_SIMULATIONS = {"partition", "clients_per_step", "diagnostics", "client_metrics", "check_isolation"}
 
 
 def test_every_setting_of_a_simulation_has_its_place():
