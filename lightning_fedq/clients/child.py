@@ -102,7 +102,8 @@ def new_child(home: Any) -> Any:
     Args:
         home: The user's Trainer, in its fit.
     """
-    kind: Any = _class_of(type(home))
+    of: Any = type(home)
+    kind = _class_of(of)
     child = kind.__new__(kind)
     vars(child).update(vars(home))
     child.home = home

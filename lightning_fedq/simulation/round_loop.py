@@ -33,7 +33,7 @@ class Rounds(Protocol):
 
 
 _loops: Any = pl.loops
-_results: Any = pl.trainer.connectors.logger_connector.result
+_results: Any = pl.trainer.connectors.logger_connector.result  # type: ignore[attr-defined]
 
 
 class _RoundResults(_results._ResultCollection):  # type: ignore[misc]
