@@ -577,7 +577,7 @@ class Federated(pl.Callback):
         }
 
     def _rehearse(self, trainer: pl.Trainer) -> tuple[Rehearsed, dict[str, None]]:
-        """What do a client's first steps change beside parameters, and which names do they log?"""
+        """Tensors beside parameters that a client's first steps change, and names that they log."""
         module = trainer.lightning_module
         by_rule = self._rule is not None or any(not len(part) for part in self.client_indices)
         names: dict[str, None] = {}

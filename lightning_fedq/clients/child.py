@@ -32,7 +32,7 @@ class ClientTrainer:
 
     @property
     def enable_validation(self) -> bool:
-        """Global models are validated, in the user's Trainer; a client's is not."""
+        """Never: global models are validated, in the user's Trainer."""
         return False
 
     @property
@@ -77,7 +77,7 @@ def _class_of(kind: Any) -> Any:
 
 @functools.cache
 def _attributes_of_trainers() -> frozenset[str]:
-    """Names of the attributes that Lightning gives every Trainer; others are the user's."""
+    """Names of the attributes that Lightning gives every Trainer. Others are the user's."""
     own = set(inspect.unwrap(pl.Trainer.__init__).__code__.co_names)
     return frozenset(own | _SET_ELSEWHERE)
 

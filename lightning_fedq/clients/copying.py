@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.data.generator_turns import new_generator
 
 _ATOMIC = {
     *(type(None), bool, int, float, complex, str, bytes, range, slice, type(...), type(NotImplemented)),
@@ -43,8 +44,6 @@ _SHARED: tuple[type, ...] = (
     *(pl.Trainer, pl.strategies.Strategy, pl.LightningDataModule, pl.accelerators.Accelerator),
 )
 """What a copy leaves as it is."""
-_OF_THE_PROCESS = (torch.default_generator, np.random.mtrand._rand, getattr(random, "_inst", None))
-"""Random generators that the loader seeds for every client."""
 _APART = 0x9E3779B97F4A7C15
 _MACHINERY = ("jsonargparse", "torch._dynamo", "torch._inductor", "torch._functorch")
 """Packages whose objects and functions belong to the program: the command line, the compiler."""
@@ -65,7 +64,7 @@ class NotCopyableError(ValueError):
         self.why, self.way = why, way
 
     def __str__(self) -> str:
-        """What was wanted, what came, the cure."""
+        """The way to it, and the cure."""
         name = "".join(reversed(self.way)).lstrip(".")
         return (
             f"every client trains on a copy of the module and of callbacks that look at batches, and {name} "
@@ -257,16 +256,8 @@ class Copier:
     # ---- random generators --------------------------------------------------------------------------
 
     def _generator(self, value: Any) -> Any:
-        if any(value is one for one in _OF_THE_PROCESS):
-            return value
         self._seed = (self._seed + _APART) % 2**63
-        if isinstance(value, torch.Generator):
-            return torch.Generator(value.device).manual_seed(self._seed)
-        if isinstance(value, np.random.Generator):
-            return np.random.Generator(type(value.bit_generator)(self._seed))
-        if isinstance(value, np.random.RandomState):
-            return np.random.RandomState(self._seed % 2**32)
-        return type(value)(self._seed)
+        return new_generator(value, self._seed)
 
     # ---- tensors ----------------------------------------------------------------------------------
 

@@ -78,7 +78,7 @@ def num_coordinates(module: nn.Module, mode: BufferMode) -> int:
 
 
 class Rehearsed(NamedTuple):
-    """What training changes beside the trained parameters, as known before the first round.
+    """Tensors that training changes beside the trained parameters, as known before the first round.
 
     Args:
         expected: Running statistics that were to change, by the modes of their layers.
@@ -93,7 +93,7 @@ class Rehearsed(NamedTuple):
 
     @classmethod
     def by_layers(cls, module: nn.Module) -> Rehearsed:
-        """What the modes of normalisation layers say, where nothing can be tried."""
+        """Those that the modes of normalisation layers tell of, where nothing can be tried."""
         known = updated_statistics(module)
         return cls(known, known)
 

@@ -33,6 +33,22 @@ def seed_for_transforms(seed: int) -> None:
     np.random.seed(seed % 2**32)  # noqa: NPY002 (the one that transforms draw from)
 
 
+_OF_THE_PROCESS = (torch.default_generator, np.random.mtrand._rand, getattr(random, "_inst", None))
+
+
+def new_generator(like: Any, seed: int) -> Any:
+    """A random generator of the same kind, from a seed. One of the process is seeded elsewhere, and stays."""
+    if any(like is one for one in _OF_THE_PROCESS):
+        return like
+    if isinstance(like, torch.Generator):
+        return torch.Generator(like.device).manual_seed(seed)
+    if isinstance(like, np.random.Generator):
+        return np.random.Generator(type(like.bit_generator)(seed))
+    if isinstance(like, np.random.RandomState):
+        return np.random.RandomState(seed % 2**32)
+    return type(like)(seed)
+
+
 def generator_state() -> State:
     """The state of the CPU's generator, and of those of the devices in use."""
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]

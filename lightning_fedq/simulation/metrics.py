@@ -1,4 +1,4 @@
-"""What clients log while they train, on its way to the loggers, to files of their own, or nowhere.
+"""Metrics that clients log while they train, on their way to loggers, to files of their own, or nowhere.
 
 Clients that share log into the round's results, as batches do in an ordinary training. Otherwise every client
 logs into results of its own, which its own training may read, and which are dropped with it.
@@ -120,7 +120,7 @@ class ClientMetrics:
         connector._first_loop_iter = False  # or the first batch would forget what others have logged
 
     def end_round(self) -> None:
-        """What is logged from now on is no client's."""
+        """Clients log no more in this round."""
         self._round._tell = lambda name, value: None
 
     def _of_round(self, name: str, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a client's first steps change and log, tried on a copy before the first round.
+"""Rehearsal of a client's first steps on a copy, before the first round: what they change and log.
 
 What training changes has to travel, and whoever decides by a metric that stays with clients has to hear of it
 before anybody has trained. Nobody knows either without trying, because both are in the user's code.

@@ -107,7 +107,7 @@ class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
             counts.ready = counts.completed = steps
 
     def _update_learning_rates(self, interval: str, update_plateau_schedulers: bool) -> None:
-        """Schedules by step are the clients'; the clock moves them on."""
+        """Only schedules that follow a metric: the clock moves the others on."""
         if interval == "epoch" and update_plateau_schedulers:
             super()._update_learning_rates(interval, update_plateau_schedulers)
 

@@ -33,7 +33,7 @@ class Listens(Protocol):
 
 
 class RoundStart(NamedTuple):
-    """What a checkpoint of an open round goes back to.
+    """State that a checkpoint of an open round goes back to.
 
     Args:
         engine: State of the server.
@@ -128,7 +128,7 @@ class Simulation:
         return record, steps
 
     def _take_over(self) -> None:
-        """What somebody has written into the global model between two rounds, pruned weights say, stays."""
+        """Keep what somebody has written into the global model between two rounds, pruned weights say."""
         shown = self.vector.read()
         if not torch.equal(shown, self.engine.weights.to(shown)):
             self.engine.weights = shown.to(self.engine.weights)
