@@ -71,16 +71,23 @@ def test_a_moving_average_counts_the_steps_of_one_client() -> None:
 
 def test_a_round_that_is_stopped_enters_no_average() -> None:
     class Stop(pl.Callback):
+        crosses_clients = True
+
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-            trainer.should_stop = trainer.global_step == 9
+            if trainer.current_epoch == 1:
+                raise RuntimeError("power cut")
 
     class Epochs(pl.callbacks.WeightAveraging):
         def should_update(self, step_idx: Any = None, epoch_idx: Any = None) -> bool:
             return epoch_idx is not None
 
     seen, module = Globals(), Classifier()
-    with pytest.warns(UserWarning, match="stopped in the middle of round 2"):
-        make_trainer(Epochs(), federated(), Stop(), seen, max_epochs=3).fit(module, datamodule=Digits(60))
+    averaging = Epochs()
+    with pytest.raises(RuntimeError, match="power cut"):
+        make_trainer(averaging, federated(clients_per_step=1), Stop(), seen, max_epochs=3).fit(
+            module, datamodule=Digits(60)
+        )
+    assert averaging._average_model is not None and int(averaging._average_model.n_averaged) == 1
     assert torch.equal(weights_of(module), seen.models[0])
 
 

@@ -61,22 +61,23 @@ def test_logs_are_averaged_over_clients_and_samples(num_train: int) -> None:
     assert results[1]["one"] == 1.0
 
 
-def watch_outputs(monkeypatch: Any) -> list[Any]:
-    """What a callback that is known to leave stacks alone is handed after every step."""
-    seen: list[Any] = []
-    known = pl.callbacks.Timer
+class Outputs(pl.Callback):
+    """A callback of the package, as far as anybody can tell: it is handed what a stack's step returns."""
 
-    def keep(self: Any, trainer: Any, module: Any, outputs: Any, *rest: Any) -> None:
-        seen.append(outputs)
+    __module__ = "lightning_fedq.callbacks"
+    crosses_clients = True
 
-    monkeypatch.setattr(known, "on_train_batch_end", keep)
-    return seen
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, *rest: Any) -> None:
+        self.seen.append(outputs)
 
 
-def test_outputs_of_training_step_reach_the_other_callbacks(monkeypatch: Any) -> None:
-    seen = watch_outputs(monkeypatch)
-    fed = Federated(FedAvg(), 6, seed=0, clients_per_step=6)
-    make_trainer(fed, pl.callbacks.Timer(), max_epochs=1).fit(Logs(), datamodule=Digits(120))
+def test_outputs_of_training_step_reach_callbacks() -> None:
+    fed, outputs = Federated(FedAvg(), 6, seed=0, clients_per_step=6), Outputs()
+    make_trainer(fed, outputs, max_epochs=1).fit(Logs(), datamodule=Digits(120))
+    seen = outputs.seen
     assert seen[0]["scores"].shape == (6, 10, 10)
     assert seen[0]["name"] == "x"
     assert seen[0]["loss"].dim() == 0
@@ -107,16 +108,15 @@ def test_scalar_parameters_and_shared_gradients(clip: float | None) -> None:
     assert side_by_side.gain != 1.5
 
 
-def test_dropout_masks_differ_between_the_clients_of_a_stack(monkeypatch: Any) -> None:
+def test_dropout_masks_differ_between_the_clients_of_a_stack() -> None:
     class Masks(Classifier):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             mask = nn.functional.dropout(torch.ones(50), 0.5)
             return {"loss": super().training_step(batch, batch_idx), "mask": mask}
 
-    seen = watch_outputs(monkeypatch)
-    fed = Federated(FedAvg(), 3, seed=0, clients_per_step=3)
-    make_trainer(fed, pl.callbacks.Timer(), max_epochs=1).fit(Masks(), datamodule=Digits(30))
-    assert len({tuple(row) for row in seen[0]["mask"].tolist()}) == 3
+    fed, outputs = Federated(FedAvg(), 3, seed=0, clients_per_step=3), Outputs()
+    make_trainer(fed, outputs, max_epochs=1).fit(Masks(), datamodule=Digits(30))
+    assert len({tuple(row) for row in outputs.seen[0]["mask"].tolist()}) == 3
 
 
 class Remembers(Classifier):

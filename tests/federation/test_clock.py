@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning_fedq.federation.clock import OfOneClient, remainders
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
 from torch.utils.data import TensorDataset
@@ -18,7 +19,6 @@ from torch.utils.data import TensorDataset
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import Dirichlet, FederatedDataModule
-from lightning_fedq.federation.clock import OfOneClient, remainders
 from lightning_fedq.mechanisms import FedAvg
 from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
 

@@ -23,7 +23,9 @@ HOOKS = [
 
 
 class Saves(pl.Callback):
-    """Saves a checkpoint at every call of one hook, and remembers the gradients it leaves behind."""
+    """Saves a checkpoint at every call of one hook, in the fit or in the middle of a client."""
+
+    crosses_clients = True
 
     def __init__(self, hook: str, folder: Path) -> None:
         self.hook, self.folder, self.count = hook, folder, 0
@@ -58,25 +60,27 @@ def test_no_checkpoint_holds_what_a_client_has_learned(tmp_path: Path, hook: str
     order = (fed, saves) if after else (saves, fed)
     make_trainer(*order, max_epochs=2).fit(Classifier(optimizer=adam), datamodule=Digits(30))
     files = sorted(tmp_path.glob("*.ckpt"))
-    assert len(files) == (2 if "epoch" in hook or "validation" in hook else 12)
+    once, in_both = "epoch_start" in hook or "validation" in hook, hook == "on_train_epoch_end"
+    assert len(files) == (2 if once else 2 * (3 + 1) if in_both else 12)
     for file in files:
         state = torch.load(file, weights_only=True)
         assert torch.equal(torch.cat([v.reshape(-1) for v in state["state_dict"].values()]), start), file
         assert not list(tensors(state["optimizer_states"])), file
-        assert state["global_step"] % 6 == 0, file
+        assert state["global_step"] % 2 == 0, file
 
 
 def test_checkpoints_every_n_steps_hold_the_global_model(tmp_path: Path) -> None:
-    """Three batches a client: steps 3, 6 and 9 are last batches, where the next client has not begun."""
+    """Steps are one client's, three a round, and between two rounds there is one model to save."""
     fed = Federated(Silent(), 3, seed=1, clients_per_step=1, local_steps=3)
-    keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1)
-    make_trainer(fed, keep, max_epochs=1, enable_checkpointing=True).fit(
+    keep = pl.callbacks.ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=3)
+    make_trainer(fed, keep, max_epochs=2, enable_checkpointing=True).fit(
         Classifier(optimizer=adam), datamodule=Digits(30)
     )
-    for step in range(1, 10):
-        state = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)
+    assert sorted(file.name for file in tmp_path.glob("*.ckpt")) == ["step=3.ckpt", "step=6.ckpt"]
+    for file in tmp_path.glob("*.ckpt"):
+        state = torch.load(file, weights_only=True)
         saved = torch.cat([v.reshape(-1) for v in state["state_dict"].values()])
-        assert torch.equal(saved, weights_of(Classifier())), step
+        assert torch.equal(saved, weights_of(Classifier())), file
 
 
 class Tied(Classifier):
@@ -91,42 +95,45 @@ class Tied(Classifier):
 
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_second_names_of_tied_weights_and_buffers_are_global_too(tmp_path: Path, weights_only: bool) -> None:
+    class Keeps(pl.Callback):
+        crosses_clients = True
+
+        def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, i: int) -> None:
+            clients = fed.training_clients[0]
+            trainer.save_checkpoint(tmp_path / f"{clients}-{i}.ckpt", weights_only=weights_only)
+
     fed = Federated(Silent(), 3, seed=1, clients_per_step=1, local_epochs=2)
-    keep = pl.callbacks.ModelCheckpoint(
-        tmp_path,
-        filename="{step}",
-        save_top_k=-1,
-        every_n_train_steps=1,
-        save_weights_only=weights_only,
-    )
-    make_trainer(fed, keep, max_epochs=1, enable_checkpointing=True).fit(Tied(), datamodule=Digits(30))
-    start = Tied().state_dict()
-    for step in range(1, 6):
-        saved = torch.load(tmp_path / f"step={step}.ckpt", weights_only=True)["state_dict"]
-        assert {name for name in start if not torch.equal(saved[name], start[name])} == set(), step
+    make_trainer(fed, Keeps(), max_epochs=1).fit(Tied(), datamodule=Digits(30))
+    start, files = Tied().state_dict(), list(tmp_path.glob("*.ckpt"))
+    assert len(files) == 6
+    for file in files:
+        saved = torch.load(file, weights_only=True)["state_dict"]
+        assert {name for name in start if not torch.equal(saved[name], start[name])} == set(), file
 
 
-def test_between_clients_the_module_is_the_global_model() -> None:
+def test_the_user_s_module_is_the_global_model_while_clients_train() -> None:
     class Watch(pl.Callback):
-        far: list[float] = []  # noqa: RUF012
+        crosses_clients = True
+        far: list[tuple[bool, bool]] = []  # noqa: RUF012
 
         def on_train_batch_end(self, trainer: Any, pl_module: Any, *args: Any) -> None:
-            self.far.append(float((weights_of(pl_module) - weights_of(Classifier())).abs().max()))
+            pair = [weights_of(one) for one in (pl_module, module)]
+            self.far.append(tuple(bool((w != weights_of(Classifier())).any()) for w in pair))  # type: ignore[arg-type]
 
     fed, watch = Federated(Silent(), 3, seed=1, clients_per_step=1, local_steps=2), Watch()
     module = Classifier(optimizer=adam)
     make_trainer(fed, watch, max_epochs=2).fit(module, datamodule=Digits(30))
-    assert [distance > 0 for distance in watch.far] == [True, False] * 6
+    assert watch.far == [(True, False)] * 12
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
 class Counts(pl.Callback):
-    """Counts batches, and says so in its state."""
+    """Counts rounds, and says so in its state."""
 
     def __init__(self) -> None:
         self.count = 0
 
-    def on_train_batch_end(self, *args: Any) -> None:
+    def on_train_epoch_start(self, *args: Any) -> None:
         self.count += 1
 
     def state_dict(self) -> dict[str, Any]:
@@ -137,7 +144,7 @@ class Counts(pl.Callback):
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
-def test_other_callbacks_go_back_to_the_start_of_the_round(tmp_path: Path) -> None:
+def test_other_callbacks_go_on_where_a_round_ended(tmp_path: Path) -> None:
     def fit(*callbacks: Any, resume: Any = None) -> int:
         counts = Counts()
         fed = Federated(Silent(), 3, seed=1, clients_per_step=1)
@@ -145,17 +152,14 @@ def test_other_callbacks_go_back_to_the_start_of_the_round(tmp_path: Path) -> No
         trainer.fit(Classifier(), datamodule=Digits(60), ckpt_path=resume)
         return counts.count
 
-    whole = fit(Saves("on_train_batch_end", tmp_path))
-    assert torch.load(tmp_path / "8.ckpt", weights_only=True)["callbacks"]["Counts"] == {"count": 6}
-    assert fit(resume=tmp_path / "8.ckpt") == whole == 12
+    whole = fit(Saves("on_train_epoch_end", tmp_path))
+    assert whole == 2 and fit(resume=tmp_path / "4.ckpt") == whole, "saved after the first round"
 
 
 class Halves(Classifier):
     """Sets its own learning rate at the start of every epoch."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.rates: list[float] = []
+    rates: list[float] = []  # noqa: RUF012
 
     def on_train_epoch_start(self) -> None:
         self.optimizers().param_groups[0]["lr"] = 0.5 * 0.5**self.current_epoch
@@ -180,5 +184,6 @@ def test_a_learning_rate_set_at_the_start_of_the_epoch_holds(by: str) -> None:
     fed = Federated(Silent(), 2, seed=1, clients_per_step=1, local_steps=1)
     callbacks = {"module": [fed], "callback before": [HalvesBeside(), fed]}.get(by, [fed, HalvesBeside()])
     module = Halves() if by == "module" else Watched()
+    Halves.rates.clear()
     make_trainer(*callbacks, max_epochs=3).fit(module, datamodule=Digits(40))
-    assert module.rates == [0.5, 0.5, 0.25, 0.25, 0.125, 0.125]
+    assert Halves.rates[-6:] == [0.5, 0.5, 0.25, 0.25, 0.125, 0.125], "those before are a rehearsal's"

@@ -127,10 +127,9 @@ def test_rounds_that_are_repeated_end_the_run_before_it_is_overspent():
         def __init__(self):
             self.rounds = []
 
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            if trainer.current_epoch not in self.rounds:
-                federated.ledger.charges += 1  # as an attempt that had to be repeated would
-                self.rounds.append(trainer.current_epoch)
+        def on_train_epoch_start(self, trainer, pl_module):
+            federated.ledger.charges += 1  # as an attempt that had to be repeated would
+            self.rounds.append(trainer.current_epoch)
 
     federated, fails = federation(clients_per_step=1), Fails()
     trained(federated, rounds=4, callbacks=[fails])

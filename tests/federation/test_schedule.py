@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 
 from lightning_fedq.data.batches import LocalWork, Stack
-from lightning_fedq.federation.schedule import Schedule, round_stacks, shortened
+from lightning_fedq.federation.schedule import round_stacks, shortened
 from lightning_fedq.mechanisms import FedAvg
 from lightning_fedq.rounds import RoundPlan, RoundPlanner
 
@@ -52,11 +50,6 @@ def test_stacks_shuffle_all_their_clients_or_none() -> None:
             )
         assert orders[0] == orders[1] == orders[2]
         assert {client for client, seed in orders[0].items() if seed is None} == {1, 3, 5, 7}
-        # so which clients are drawn decides how many stacks there are
-        some = RoundPlanner(8, 3, 4)
-        schedule = Schedule(some, FedAvg(), work, None, 0)
-        assert len({schedule.length(round, 0, 2) for round in range(20)}) > 1
-        assert schedule.rounds_differ
 
 
 def test_dropped_clients_do_not_train_and_a_round_of_nobody_idles() -> None:
@@ -74,33 +67,3 @@ def test_shortened() -> None:
     assert shortened(stacks, 4) == stacks
     assert shortened(stacks, 3) == stacks[:1]
     assert shortened(stacks, 1) == [Stack((0,), (2,), 0, ())]
-
-
-def test_the_length_of_a_round_is_known_without_asking_the_rule() -> None:
-    class Rule:
-        skips_empty = False
-        asked = 0
-
-        def begin(self, work: LocalWork) -> None:
-            pass
-
-        def draw(self, round: int, attempt: int, clients: Sequence[int]) -> list[tuple[torch.Tensor, ...]]:
-            self.asked += 1
-            return [tuple(held[:1] for _ in work.sizes[c]) for c, held in zip(clients, HELD, strict=False)]
-
-    work = LocalWork(HELD, 2, False, True, 1, None)
-    for limit in range(12):
-        for dropout in (0.0, 0.5):
-            planner, rule = RoundPlanner(4, 3, dropout_probability=dropout), Rule()
-            schedule = Schedule(planner, FedAvg(), work, rule, limit)
-            for round in range(4):
-                length = schedule.length(round, 0, 1)
-                assert rule.asked == round
-                stacks = schedule.stacks(round, 0, 1)
-                assert length == sum(len(stack.batch_sizes) for stack in stacks)
-                assert schedule.stacks(round, 0, 1) is stacks
-                assert schedule.batch(length - 1) == (stacks[-1], len(stacks[-1].batch_sizes) - 1)
-                assert all(len(s.samples) == len(s.batch_sizes) for s in stacks if s.clients)
-
-
-HELD = [torch.arange(size) for size in (3, 5, 2, 7)]
