@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from lightning_fedq._lightning import rank_zero_warn
+
 
 class Taken(NamedTuple):
     """Steps and loss scales that clients of a round have come to, in plain numbers.
@@ -50,6 +52,7 @@ class Clock:
     def __init__(self, trainer: Any, batches: int) -> None:
         self._trainer, self._batches = trainer, batches
         self._clients: list[Taken] = []
+        self._told = False
 
     @property
     def now(self) -> int:
@@ -81,6 +84,7 @@ class Clock:
         Args:
             trainer: The client's.
         """
+        self._look_at_plateaus(trainer.lr_scheduler_configs)
         steps = int(trainer.global_step) - self.now
         schedules: tuple[int, ...] = ()
         if not self._automatic:
@@ -88,6 +92,22 @@ class Clock:
             schedules = tuple(_moved(own.scheduler, home.scheduler) for own, home in pairs)
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._clients.append(Taken(steps, schedules, () if scaler is None else (scaler.state_dict(),)))
+
+    def _look_at_plateaus(self, configs: Sequence[Any]) -> None:
+        """Say once that a plateau which clients have stepped begins anew with every client."""
+        pairs = zip(configs, self._trainer.lr_scheduler_configs, strict=False)
+        moved = any(
+            isinstance(home.scheduler, ReduceLROnPlateau)
+            and own.scheduler.last_epoch != home.scheduler.last_epoch
+            for own, home in pairs
+        )
+        if moved and not self._told:
+            self._told = True
+            rank_zero_warn(
+                "ReduceLROnPlateau was stepped with a client's own metric: it follows that client within the "
+                "round, and begins in the next round where the last one began; to let it last, step it once "
+                "a round with a metric of the validation (interval='epoch', or in on_validation_epoch_end)"
+            )
 
     @property
     def taken(self) -> Taken:

@@ -200,9 +200,11 @@ class Simulation:
         rest = [name for name in (*found.changed, *found.integers) if name not in covered]
         if rest and self.vector.mode != "frozen":
             more = f" and {len(rest) - 4} more" if len(rest) > 4 else ""
+            integers = any(name in found.integers for name in rest) and self.vector.mode == "share"
+            cure = "; buffers='local' keeps integers with the client that changed them" if integers else ""
             rank_zero_warn(
                 f"training changed {', '.join(rest[:4])}{more}, which no update carries: every client begins "
-                "with what the fit began with; what its first two steps change, travels"
+                f"with what the fit began with (of floats, what a client's first steps change, travels){cure}"
             )
 
     def _stop(self, clients: Sequence[int]) -> None:
