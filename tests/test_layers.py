@@ -47,8 +47,10 @@ ALLOWED: dict[str, set[str]] = {
     "datasets": {"extras", "sklearn", "torchvision", "numpy", *HOST},
     "models": {"extras", "opacus", "torchvision", "torchmetrics", *HOST},
     "reports": {"privacy", "rounds", "matplotlib", "rich"},
+    "clients": {"data", "functional", "torchmetrics", "numpy", *HOST},
     "federation": {
         *(
+            "clients",
             "aggregation",
             "core",
             "functional",
@@ -64,10 +66,25 @@ ALLOWED: dict[str, set[str]] = {
         "wire",
         *("torchmetrics", *HOST),
     },
+    "simulation": {
+        *("clients", "core", "data", "federation", "randomness", "rounds", "torchmetrics", "numpy"),
+        *HOST,
+    },
     "sample_level": {"core", "data", "federation", "privacy", "randomness", "rounds", "numpy", *HOST},
     "callbacks": {
         *("extras", "aggregation", "attacks", "core", "functional", "leakage", "randomness", "wire"),
-        *("ranges", "rounds", "privacy", "data", "federation", "sample_level", "reports", "secagg"),
+        *(
+            "ranges",
+            "rounds",
+            "privacy",
+            "data",
+            "clients",
+            "federation",
+            "simulation",
+            "sample_level",
+            "reports",
+        ),
+        *("secagg",),
         *("torchmetrics", "matplotlib", "numpy", "opacus", "rich", "wandb", "yaml"),
         *HOST,
     },
@@ -195,4 +212,5 @@ def test_no_global_random_numbers():
                     wrong.add((path.as_posix().removeprefix(f"{PACKAGE.as_posix()}/"), name))
     assert not {(path, name) for path, name in wrong if path != USERS_OWN_DRAWS}
     names = {name.rpartition(".")[2] for path, name in wrong if path == USERS_OWN_DRAWS}
-    assert names <= {"seed", "getstate", "setstate", "get_state", "set_state"}, "it draws nothing itself"
+    draws = {"seed", "getstate", "setstate", "get_state", "set_state", "Generator", "RandomState", "Random"}
+    assert names <= draws, "it draws nothing itself"

@@ -417,6 +417,7 @@ class Federated(pl.Callback):
         """Take everything off again."""
         if stage == "fit":
             self._undo.all()
+            self._simulation = None
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
@@ -433,6 +434,7 @@ class Federated(pl.Callback):
             )
             self._simulation.abandon()
         self._undo.all()
+        self._simulation = None
 
     def use_batches(self, rule: BatchRule) -> None:
         """Let a rule draw the local batches until this fit is over. For callbacks, in their `setup`.
@@ -653,7 +655,9 @@ class Federated(pl.Callback):
             ClientFit(trainer),
             self._vector,
             self.clients_per_step,
-            largest_stack(self._vector.parameters[0].device.type, self._engine.weights.numel(), self.planner),
+            largest_stack(
+                self._vector.parameters[0].device.type, self._engine.weights.numel(), self.planner.cohort_size
+            ),
             lambda size: max(self._schedule.of_all_ranks(0, 0, size), key=lambda stack: len(stack.clients)),
             lambda stack: self.fetch(next(self._loader.indices(stack))),
         )
@@ -860,7 +864,7 @@ class Federated(pl.Callback):
     ) -> None:
         """Of an unfinished round, save that it has not begun: everything else is as it was before it."""
         loops = checkpoint["loops"]["fit_loop"]
-        if self._simulation is not None and not loops["epoch_loop.batch_progress"]["is_last_batch"]:
+        if not loops["epoch_loop.batch_progress"]["is_last_batch"]:
             begin_again(loops)
 
     # ---- pictures ---------------------------------------------------------------------------------

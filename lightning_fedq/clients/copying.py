@@ -79,6 +79,10 @@ class Storage:
     def __init__(self) -> None:
         self._kept: dict[int, tuple[Tensor, Tensor]] = {}
 
+    def clear(self) -> None:
+        """Give the memory back, which holds what the last copy was trained to."""
+        self._kept = {}
+
     def copy(self, tensor: Tensor) -> Tensor:
         """A copy of a strided tensor, in memory that an earlier copy of it has used."""
         found = self._kept.get(id(tensor))

@@ -89,6 +89,10 @@ class ClientFit:
         )
         self._crossing = [c for c in trainer.callbacks if crosses_clients(c)]
 
+    def end_round(self) -> None:
+        """Keep nothing that a client has trained."""
+        self._storage.clear()
+
     @property
     def own_loggers(self) -> list[Any]:
         """Loggers of the clients' Trainers."""

@@ -15,7 +15,6 @@ from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.stack_trial import elementwise, rehearse
 from lightning_fedq.clients.vector import Vector
 from lightning_fedq.data.batches import Stack
-from lightning_fedq.rounds import RoundPlanner
 
 _STACK_VALUES = {"cpu": 1 << 21, "cuda": 1 << 26}
 """Parameters of all clients of an automatically sized stack: 8 MiB of float32 on a CPU."""
@@ -26,10 +25,10 @@ _FEWEST = 4
 """Clients below which a stack does not pay."""
 
 
-def largest_stack(device: str, num_parameters: int, planner: RoundPlanner) -> int:
+def largest_stack(device: str, num_parameters: int, cohort_size: int) -> int:
     """Clients of an automatically sized stack, by memory and cohort. 0 where not even one fits."""
     budget = _STACK_VALUES.get(device, _STACK_VALUES["cuda"])
-    return min(budget // num_parameters, planner.cohort_size)
+    return min(budget // num_parameters, cohort_size)
 
 
 def choose_clients_per_step(

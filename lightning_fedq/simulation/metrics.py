@@ -52,9 +52,9 @@ class ClientMetrics:
         self._checked: set[str] = set()
         self._sums: dict[int, dict[str, tuple[float, int]]] = {}
         self._shared: dict[Any, Any] = {}
-        self._round = told_results(True, lambda name, value: None, trainer.strategy.reduce)
+        self._results = told_results(True, lambda name, value: None, trainer.strategy.reduce)
         if self.shared:
-            trainer.fit_loop.epoch_loop._results = self._round
+            trainer.fit_loop.epoch_loop._results = self._results
 
     @property
     def shared(self) -> bool:
@@ -112,8 +112,8 @@ class ClientMetrics:
             loop._results = told_results(True, partial(self._of_client, clients))
             return
         home = self._trainer
-        loop._results = self._round
-        self._round._tell = self._of_round
+        loop._results = self._results
+        self._results._tell = self._of_round
         connector._callback_metrics = home._logger_connector._callback_metrics
         connector._logged_metrics = home._logger_connector._logged_metrics
         connector._progress_bar_metrics = home._logger_connector._progress_bar_metrics
@@ -121,7 +121,7 @@ class ClientMetrics:
 
     def end_round(self) -> None:
         """Clients log no more in this round."""
-        self._round._tell = lambda name, value: None
+        self._results._tell = lambda name, value: None
 
     def _of_round(self, name: str, value: Any) -> None:
         if self._ranks is not None and isinstance(value, nn.Module):
@@ -164,7 +164,7 @@ class ClientMetrics:
             return None
         self._shared = {
             key: result
-            for key, result in self._round.items()
+            for key, result in self._results.items()
             if result.meta.name in self.names and result.meta.on_epoch and not result.has_reset
         }
         own = {

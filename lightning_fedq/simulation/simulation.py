@@ -108,7 +108,6 @@ class Simulation:
         found = vector.found()
         if found != vector.members:
             self._changed(found)
-            self._memory = None
         vector.begin_round()
         self._metrics.begin_round()
         self.clock.begin_round()
@@ -143,7 +142,8 @@ class Simulation:
                 for callback in self._listening:
                     callback.on_clients_done(self.trainer, done, expected)
         finally:
-            self.present = None
+            self.present = self._memory = None
+            self.fit.end_round()
             self._metrics.end_round()
         self.taken = self.clock.taken
 

@@ -123,6 +123,7 @@ def test_a_run_that_claims_privacy_keeps_them_from_everybody(tmp_path, choice, c
 
         class Module(Logs):
             on_train_batch_end = pl.LightningModule.on_train_batch_end
+            on_train_epoch_end = pl.LightningModule.on_train_epoch_end
 
     else:
         Module = Logs
@@ -191,6 +192,7 @@ def test_what_a_user_s_callback_logs_in_training_stays_too(tmp_path):
 def test_a_metric_object_is_kept_and_begins_every_round_anew(tmp_path, clients_per_step):
     class Module(WithMetric):
         on_train_batch_end = pl.LightningModule.on_train_batch_end
+        on_train_epoch_end = pl.LightningModule.on_train_epoch_end
 
     module = Module()
     trainer, _ = run(tmp_path, module=module, clients_per_step=clients_per_step)
