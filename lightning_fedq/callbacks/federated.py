@@ -863,9 +863,7 @@ class Federated(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Of an unfinished round, save that it has not begun: everything else is as it was before it."""
-        loops = checkpoint["loops"]["fit_loop"]
-        if not loops["epoch_loop.batch_progress"]["is_last_batch"]:
-            begin_again(loops)
+        begin_again(checkpoint["loops"]["fit_loop"])
 
     # ---- pictures ---------------------------------------------------------------------------------
 

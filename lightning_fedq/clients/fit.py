@@ -20,7 +20,7 @@ from torchmetrics import Metric
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.child import count_from, equip, new_child, own_attributes
 from lightning_fedq.clients.copying import Copier, Storage
-from lightning_fedq.clients.hooks import call_hooks, crosses_clients, trains_with_clients
+from lightning_fedq.clients.hooks import call_hooks, crosses_clients, is_ours, trains_with_clients
 
 _NOWHERE = pl.loggers.logger.DummyLogger()
 
@@ -84,9 +84,7 @@ class ClientFit:
         self._loggers = loggers
         self.shares_metrics = loggers is not None
         self._callbacks = [c for c in trainer.callbacks if trains_with_clients(c)]
-        self._shared += tuple(
-            c for c in trainer.callbacks if type(c).__module__.startswith("lightning_fedq.")
-        )
+        self._shared += tuple(filter(is_ours, trainer.callbacks))
         self._crossing = [c for c in trainer.callbacks if crosses_clients(c)]
 
     def end_round(self) -> None:

@@ -32,9 +32,14 @@ _OF_THE_FIT = (
 def looks_at_batches(callback: pl.Callback) -> bool:
     """Is a callback of the user's own part of a client's training?"""
     known = tuple(getattr(pl.callbacks, name) for name in _OF_THE_FIT if hasattr(pl.callbacks, name))
-    if isinstance(callback, known) or type(callback).__module__.startswith("lightning_fedq."):
+    if isinstance(callback, known) or is_ours(callback):
         return False
     return any(overrides(callback, hook) for hook in BATCH_HOOKS)
+
+
+def is_ours(callback: pl.Callback) -> bool:
+    """Is a callback one of this package, which knows of clients by itself?"""
+    return type(callback).__module__.partition(".")[0] == "lightning_fedq"
 
 
 def trains_with_clients(callback: pl.Callback) -> bool:

@@ -10,9 +10,15 @@ from lightning_fedq.rounds import RoundRecord
 
 
 def begin_again(loops: dict[str, Any]) -> None:
-    """Let a state of Lightning's loops say that the open round has not begun."""
-    for counts in (loops["epoch_progress"]["current"], loops["epoch_progress"]["total"]):
+    """Let a state of Lightning's loops say that an unfinished round has not begun."""
+    epochs, batches = loops["epoch_progress"], loops["epoch_loop.batch_progress"]
+    now = epochs["current"]
+    if now["ready"] == now["processed"] or (now["started"] == now["ready"] and batches["is_last_batch"]):
+        return
+    for counts in (now, epochs["total"]):
         counts["ready"] = counts["started"] = counts["processed"]
+    batches["current"] = dict.fromkeys(batches["current"], 0)
+    batches["is_last_batch"] = False
 
 
 def check_federation(own: Mapping[str, str], theirs: Mapping[str, str]) -> None:

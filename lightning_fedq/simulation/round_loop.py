@@ -71,7 +71,7 @@ class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
     def advance(self, data_fetcher: Any) -> None:
         """Train one round."""
         trainer, progress = self.trainer, self.batch_progress
-        if self.restarting and self._should_check_val_fx(data_fetcher):
+        if self.restarting and progress.current.ready and self._should_check_val_fx(data_fetcher):
             if self.val_loop.restarted_mid_evaluation:
                 return
             if self.restarted_on_last:

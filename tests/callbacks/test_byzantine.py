@@ -221,7 +221,7 @@ def test_label_flip_changes_the_liars_labels_only(clients_per_step, monkeypatch)
     def flip_and_look(self, trainer, pl_module, batch, batch_idx):
         """In the hook itself: a callback with one of its own would rule stacks out."""
         flip(self, trainer, pl_module, batch, batch_idx)
-        clients = trainer.callbacks[0].training_clients
+        clients = trainer.home.callbacks[0].training_clients
         assert len(clients) <= clients_per_step
         labels = batch[1] if len(clients) > 1 else batch[1][None]
         for row, client in enumerate(clients):

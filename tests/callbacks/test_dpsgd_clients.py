@@ -11,7 +11,7 @@ from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget
 from lightning_fedq.core import Adversary
 from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.mechanisms import LDPQ, FedAvg
-from tests.callbacks.test_federated_resume import Interrupted
+from tests.callbacks.test_federated_resume import Interrupted, Saves
 from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
 
 SIZES = (20, 40, 60)
@@ -157,17 +157,19 @@ def test_a_budget_beside_two_guarantees_asks_which_one_it_is_about():
 # ---- resume ------------------------------------------------------------------------------------------
 
 
+def saving(folder):
+    """Checkpoints after every batch of a client, in a folder that holds the journal, too."""
+    return Saves(folder), pl.callbacks.ModelCheckpoint(folder, filename="{epoch}", save_top_k=-1)
+
+
 def histories(private: DPSGD) -> dict[int, list]:
     return {client: account.accountant.history for client, account in private.accounts.items()}
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 def test_resumed_with_seeds_is_bit_identical_also_from_mid_round(tmp_path):
-    def keep():
-        return pl.callbacks.ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1)
-
     private = dpsgd()
-    whole, _ = fit(federation(clients_per_round=2), private, keep(), enable_checkpointing=True, max_epochs=3)
+    whole, _ = fit(federation(clients_per_round=2), private, Saves(tmp_path), max_epochs=3)
     paths = sorted(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.rpartition("=")[2]))
     assert len(paths) >= 18
     for path in (paths[1], paths[8], paths[-2]):
@@ -190,7 +192,7 @@ def test_without_a_seed_an_interrupted_round_stays_paid_for(tmp_path):
     assert sum(account.steps for account in again.accounts.values()) == 3 * 12 + 5
 
 
-def test_a_round_that_is_open_and_has_not_begun_counts_in_full(tmp_path):
+def test_a_round_that_has_not_begun_does_not_count(tmp_path):
     class KilledAtItsStart(pl.Callback):
         def on_train_epoch_start(self, trainer, pl_module):
             if trainer.current_epoch == 1:
@@ -201,23 +203,18 @@ def test_a_round_that_is_open_and_has_not_begun_counts_in_full(tmp_path):
         fit(federation(seed=None), dpsgd(seed=None), KilledAtItsStart(), max_epochs=2)
     again = dpsgd(seed=None)
     fit(federation(seed=None), again, ckpt=tmp_path / "open.ckpt", max_epochs=2)
-    # one round, the one that was open, and the one that takes its place
-    assert [account.steps for account in again.accounts.values()] == [3 * own for own in STEPS]
+    # nobody of the round that was to begin had sent anything
+    assert [account.steps for account in again.accounts.values()] == [2 * own for own in STEPS]
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 def test_without_a_seed_a_killed_process_is_paid_for_from_the_journal(tmp_path):
     """Rounds without a checkpoint are in the journal; of a round with one in its middle, all of it counts."""
 
-    def keep(every):
-        return pl.callbacks.ModelCheckpoint(
-            tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=every
-        )
-
     def steps(private):
         return [account.steps for account in private.accounts.values()]
 
-    fit(federation(seed=None), dpsgd(seed=None), keep(5), enable_checkpointing=True, max_epochs=3)
+    fit(federation(seed=None), dpsgd(seed=None), *saving(tmp_path), max_epochs=3, enable_checkpointing=True)
     middle = tmp_path / "step=5.ckpt"  # in the second client's first round; later ones die with the process
     for path in tmp_path.glob("*.ckpt"):
         if path != middle:
@@ -229,8 +226,7 @@ def test_without_a_seed_a_killed_process_is_paid_for_from_the_journal(tmp_path):
     assert steps(again) == [4 * own for own in STEPS]
     seeded = dpsgd()
     folder = tmp_path / "seeded"
-    one = pl.callbacks.ModelCheckpoint(folder, filename="{step}", save_top_k=-1, every_n_train_steps=5)
-    fit(federation(), dpsgd(), one, enable_checkpointing=True, max_epochs=3)
+    fit(federation(), dpsgd(), *saving(folder), max_epochs=3, enable_checkpointing=True)
     fit(federation(), seeded, ckpt=folder / "step=5.ckpt", max_epochs=1)
     assert steps(seeded) == list(STEPS)  # the same messages again
 
@@ -238,9 +234,8 @@ def test_without_a_seed_a_killed_process_is_paid_for_from_the_journal(tmp_path):
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
 def test_without_a_seed_rounds_must_cost_what_they_cost_in_the_checkpoint(tmp_path):
     """The journal counts lost rounds and does not price them: cheaper ones now would hide what was spent."""
-    one = pl.callbacks.ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=5)
     settings = {"enable_checkpointing": True, "max_epochs": 2}
-    fit(federation(seed=None, local_epochs=2), dpsgd(seed=None), one, **settings)
+    fit(federation(seed=None, local_epochs=2), dpsgd(seed=None), *saving(tmp_path), **settings)
     middle = tmp_path / "step=5.ckpt"
     message = (
         r"client 0 had noise multiplier 1, sampling rate 0.5 and 4 steps, here .* multiplier {}, "

@@ -88,7 +88,7 @@ def test_a_logger_gets_every_round_once_at_its_last_step(tmp_path: Path) -> None
     assert trainer.logger is not None and trainer.logger.log_dir is not None
     with Path(trainer.logger.log_dir, "metrics.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["fed/uplink_bits"]]
-    steps = 2 * 2  # two stacks of ten clients, two batches each
+    steps = 2  # batches of one client
     assert [(row["fed/round"], row["epoch"]) for row in rows] == [("1.0", "0"), ("2.0", "1")]
     assert [int(row["step"]) for row in rows] == [steps - 1, 2 * steps - 1]
 
@@ -114,15 +114,18 @@ def test_validates_the_model_that_is_saved(tmp_path: Any) -> None:
 
 def test_a_checkpoint_in_mid_round_holds_the_global_model(tmp_path: Any) -> None:
     for weights_only in (False, True):
-        checkpoint = pl.callbacks.ModelCheckpoint(
-            tmp_path / str(weights_only), save_top_k=-1, filename="{step}", every_n_train_steps=1,
-            save_weights_only=weights_only,
-        )  # fmt: skip
-        trainer = make_trainer(
-            federated(clients_per_step=1), checkpoint, enable_checkpointing=True, max_epochs=1
+        path = tmp_path / f"{weights_only}.ckpt"
+
+        class Saves(pl.Callback):
+            def on_train_batch_end(
+                self, trainer: Any, *_: Any, path: Path = path, only: bool = weights_only
+            ) -> None:
+                trainer.save_checkpoint(path, weights_only=only)
+
+        make_trainer(federated(clients_per_step=1), Saves(), max_epochs=1).fit(
+            Classifier(), datamodule=Digits()
         )
-        trainer.fit(Classifier(), datamodule=Digits())
-        state = torch.load(tmp_path / str(weights_only) / "step=3.ckpt", weights_only=True)["state_dict"]
+        state = torch.load(path, weights_only=True)["state_dict"]
         assert torch.equal(torch.cat([v.reshape(-1) for v in state.values()]), weights_of(Classifier()))
 
 
@@ -192,7 +195,8 @@ def test_learning_rate_schedule_steps_once_a_round() -> None:
 
     fed = federated(4, clients_per_step=1)
     run(fed, Scheduled(), max_epochs=3)
-    assert rates == [0.5] * 40 + [0.25] * 40 + [0.125] * 40
+    assert rates[-120:] == [0.5] * 40 + [0.25] * 40 + [0.125] * 40
+    assert rates[:-120] == [0.5] * 2, "a rehearsal's"
 
 
 def test_parameter_groups_and_frozen_parameters() -> None:
@@ -380,19 +384,36 @@ def test_an_exception_while_the_first_round_opens_is_the_one_that_shows(monkeypa
     assert torch.equal(weights_of(module), before)
 
 
-def test_a_round_that_is_cut_short_says_that_it_is_dropped() -> None:
-    """A time limit, or anything else that stops Lightning between two clients."""
-
-    class Stop(pl.Callback):
+def test_a_round_that_is_cut_short_says_that_it_is_dropped(caplog: pytest.LogCaptureFixture) -> None:
+    class Fails(pl.Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            trainer.should_stop = trainer.global_step >= 3
+            if trainer.global_step >= 2:
+                raise RuntimeError("boom")
 
     fed, module = federated(clients_per_step=1), Classifier()
     before = weights_of(module).clone()
-    words = r"stopped in the middle of round 1: .* is dropped, .*; 0 rounds are finished"
-    with pytest.warns(UserWarning, match=words):
-        make_trainer(fed, Stop()).fit(module, datamodule=Digits())
+    with caplog.at_level("INFO"), pytest.raises(RuntimeError, match="boom"):
+        make_trainer(fed, Fails()).fit(module, datamodule=Digits())
+    assert "stopped in the middle of round 1" in caplog.text and "0 rounds are finished" in caplog.text
     assert torch.equal(weights_of(module), before) and fed.records == []
+
+
+class StopsByALoss(pl.Callback):
+    def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
+        trainer.should_stop = True
+
+
+def test_a_client_that_stops_the_run_is_heard_where_clients_are() -> None:
+    fed = federated(clients_per_step=1)
+    make_trainer(fed, StopsByALoss(), max_epochs=3).fit(Classifier(), datamodule=Digits())
+    assert len(fed.records) == 1, "the round is finished"
+
+
+def test_no_private_run_ends_by_what_one_client_s_data_say() -> None:
+    fed = Federated(CorBin(epsilon=5.0), num_clients=4, clients_per_step=1)
+    with pytest.warns(UserWarning, match=r"client \d+ set trainer.should_stop, which is not followed"):
+        make_trainer(fed, StopsByALoss(), max_epochs=3).fit(Classifier(), datamodule=Digits())
+    assert len(fed.records) == 3
 
 
 def test_unequal_clients_say_why_they_train_one_at_a_time(caplog: pytest.LogCaptureFixture) -> None:

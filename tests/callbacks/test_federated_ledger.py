@@ -17,10 +17,16 @@ from tests.callbacks.test_privacy import Linear, budget, cost, federated, traine
 
 
 class FailsInRoundZero(pl.Callback):
-    """A user's own callback that fails once every client has sent its first message."""
+    """A user's own callback that fails once clients have sent their first messages."""
 
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        if trainer.is_last_batch:
+    crosses_clients = True
+
+    def __init__(self) -> None:
+        self.clients = 0
+
+    def on_train_epoch_end(self, trainer, pl_module) -> None:
+        self.clients += 1
+        if self.clients == 6:
             raise RuntimeError("the disk is full")
 
 

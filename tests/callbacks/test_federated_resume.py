@@ -23,14 +23,33 @@ pytestmark = [  # what Lightning says when a run goes on in another folder, or w
 
 
 class Interrupted(pl.Callback):
-    """Raises in the middle of a round."""
+    """Raises after so many batches of all clients, or stacks."""
 
-    def __init__(self, at_step: int, error: BaseException) -> None:
-        self.at_step, self.error = at_step, error
+    crosses_clients = True
+
+    def __init__(self, at_batch: int, error: BaseException) -> None:
+        self.left, self.error = at_batch, error
 
     def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-        if trainer.global_step == self.at_step:
+        self.left -= 1
+        if self.left == 0:
             raise self.error
+
+
+class Saves(pl.Callback):
+    """Saves after every batch of a client, or of a stack."""
+
+    crosses_clients = True
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.count = folder, 0
+
+    def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
+        self.count += 1
+        trainer.save_checkpoint(self.folder / f"step={self.count}.ckpt")
+
+
+Saves.__module__ = "lightning_fedq"
 
 
 Interrupted.__module__ = "lightning_fedq"  # known to leave stacks alone
@@ -59,11 +78,9 @@ def fit(
     clients_per_step: int,
     *extra: Any,
     resume: Any = None,
-    every: str = "epoch",
     **settings: Any,
 ) -> tuple[Classifier, Federated]:
-    steps = {"every_n_train_steps": 1} if every == "step" else {}
-    keep = pl.callbacks.ModelCheckpoint(folder, filename="{epoch}-{step}", save_top_k=-1, **steps)
+    keep = pl.callbacks.ModelCheckpoint(folder, filename="{epoch}-{step}", save_top_k=-1)
     fed, model = federation(clients_per_step, **settings), module()
     trainer = make_trainer(fed, keep, *extra, enable_checkpointing=True, max_epochs=ROUNDS)
     trainer.fit(model, datamodule=Digits(120), ckpt_path=resume)
@@ -86,9 +103,10 @@ def test_resumed_with_rounds_of_different_length(tmp_path: Path) -> None:
 @pytest.mark.parametrize("clients_per_step", [1, 4])
 def test_resumed_from_a_checkpoint_in_mid_round(tmp_path: Path, clients_per_step: int) -> None:
     """The interrupted round is repeated from its start, with the same streams."""
-    whole, _ = fit(tmp_path / "whole", clients_per_step, every="step")
-    checkpoints = sorted((tmp_path / "whole").glob("*.ckpt"), key=lambda p: int(p.stem.rpartition("=")[2]))
+    whole, _ = fit(tmp_path / "whole", clients_per_step, Saves(tmp_path / "batches"))
+    checkpoints = sorted((tmp_path / "batches").glob("*.ckpt"), key=lambda p: int(p.stem.rpartition("=")[2]))
     per_round = len(checkpoints) // ROUNDS
+    assert per_round == (24 if clients_per_step == 1 else 8)
     for step in (1, per_round - 1, per_round, per_round + 1, 2 * per_round + 2, 4 * per_round - 1):
         path = checkpoints[step - 1]
         resumed, fed = fit(tmp_path / f"again-{path.stem}", clients_per_step, resume=path)
@@ -143,13 +161,14 @@ def test_a_checkpoint_of_another_federation_is_refused(tmp_path: Path, other: di
         fit(tmp_path, 1, resume=checkpoint, **other)
 
 
-def test_stopping_early_in_mid_round_does_not_count_the_round() -> None:
+def test_a_run_that_is_stopped_ends_with_a_whole_round() -> None:
     class Stop(pl.Callback):
+        crosses_clients = True
+
         def on_train_batch_end(self, trainer: Any, *args: Any) -> None:
-            trainer.should_stop = trainer.global_step == 30
+            trainer.home.should_stop = trainer.current_epoch == 1
 
     fed, model = federation(1), module()
-    with pytest.warns(UserWarning, match="stopped in the middle of round 2"):
-        make_trainer(fed, Stop(), max_epochs=ROUNDS).fit(model, datamodule=Digits(120))
-    assert [r.round for r in fed.records] == [0]
+    make_trainer(fed, Stop(), max_epochs=ROUNDS).fit(model, datamodule=Digits(120))
+    assert [r.round for r in fed.records] == [0, 1]
     assert fed.engine is not None and torch.equal(weights_of(model), fed.engine.weights)

@@ -32,6 +32,8 @@ def fit(*callbacks, ckpt=None, model=None, **settings):
 class Seen(pl.Callback):
     """Writes down what every round really had."""
 
+    crosses_clients = True
+
     def __init__(self, federated: Federated) -> None:
         self.federated = federated
         self.noise: list[float] = []
@@ -39,7 +41,7 @@ class Seen(pl.Callback):
         self.moved: list[bool] = []
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        if batch_idx == 0:
+        if batch_idx == 0 and self.federated.engine.round == len(self.noise):
             self.noise.append(self.federated.engine.mechanism.noise_std)
             self.sizes += [stack.batch_sizes for stack in self.federated._coming_stacks()]
         stack, number = self.federated.present_batch(batch_idx)

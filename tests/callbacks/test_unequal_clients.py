@@ -157,8 +157,16 @@ def test_a_finished_run_reports_its_most_charged_client_and_a_histogram(tmp_path
 
 
 class FailsAtTheEnd(pl.Callback):
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
-        if trainer.is_last_batch:
+    """When the second client of the round trains, and the first has sent."""
+
+    crosses_clients = True
+
+    def __init__(self) -> None:
+        self.clients = 0
+
+    def on_train_epoch_end(self, trainer, pl_module) -> None:
+        self.clients += 1
+        if self.clients == 2:
             raise RuntimeError("the disk is full")
 
 
