@@ -103,7 +103,7 @@ from lightning_fedq.simulation.ranks import (
 )
 from lightning_fedq.simulation.rehearsal import Trial, first_clients, rehearse
 from lightning_fedq.simulation.round_loop import install
-from lightning_fedq.simulation.simulation import Simulation
+from lightning_fedq.simulation.simulation import RoundStart, Simulation
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -262,6 +262,7 @@ class Federated(pl.Callback):
         self._followers: list[Callable[[], None]] = []
         self._rule: BatchRule | None = None
         self._simulation: Simulation | None = None
+        self._given_up: RoundStart | None = None
         self._dealt: ClientLoader | None = None
         self._asked_at: int | None = None
         self._ranks: DistributedClientsStrategy | None = None
@@ -280,7 +281,7 @@ class Federated(pl.Callback):
         if self._ranks is not None:
             self._ranks.has_federation = True
         self._simulation, self._dealt, self._asked_at = None, None, None
-        self._checked = False
+        self._checked, self._given_up = False, None
         install(trainer, self, self._logged_elsewhere, self._undo)
         datamodule, handed = trainer.datamodule, handed_loader(trainer)  # type: ignore[attr-defined]
         self._owner = pl_module if datamodule is None else datamodule
@@ -432,6 +433,7 @@ class Federated(pl.Callback):
                 "and the model is that of the last one. A checkpoint goes on from there; local_steps makes "
                 "rounds shorter"
             )
+            self._given_up = self._simulation.start
             self._simulation.abandon()
         self._undo.all()
         self._simulation = None
@@ -712,7 +714,12 @@ class Federated(pl.Callback):
     @property
     def round_is_open(self) -> bool:
         """Would a checkpoint of now, with a seed, go back to the start of a round?"""
-        return self._simulation is not None and self._simulation.start is not None
+        return self._start is not None
+
+    @property
+    def _start(self) -> RoundStart | None:
+        """Of the open round, or of one that an exception has ended."""
+        return self._given_up if self._simulation is None else self._simulation.start
 
     def _logged_elsewhere(self, name: str, value: Any) -> None:
         if self.client_log is not None:
@@ -825,7 +832,7 @@ class Federated(pl.Callback):
         """The server, the records and the choices of this run. Of an open round, its start."""
         if self.engine is None:
             return {}
-        start = None if self._simulation is None or self.seed is None else self._simulation.start
+        start = None if self.seed is None else self._start
         members = self._vector.members if start is None else start.members
         return {
             **({} if self._target is None else {"calibration": self._target.state_dict()}),
