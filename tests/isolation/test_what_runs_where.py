@@ -1,0 +1,176 @@
+"""The page "what runs where", hook by hook: in whose Trainer, and how often."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.clients.child import is_client
+from lightning_fedq.mechanisms import FedAvg
+from tests.digits_run import Classifier, Digits, make_trainer
+
+CLIENTS, ROUNDS, BATCHES = 3, 2, 2
+PAGE = Path(__file__).parents[2] / "docs" / "what_runs_where.md"
+FIT, CLIENT = "fit", "client"
+EACH_BATCH = {(CLIENT, ROUNDS * CLIENTS * BATCHES)}
+EACH_CLIENT = {(CLIENT, ROUNDS * CLIENTS)}
+EACH_ROUND, ONCE = {(FIT, ROUNDS)}, {(FIT, 1)}
+
+OF_A_MODULE: dict[str, set[tuple[str, int]]] = {
+    "setup": ONCE,
+    "configure_optimizers": ONCE,
+    "on_fit_start": ONCE,
+    "on_train_start": ONCE,
+    "on_train_epoch_start": EACH_ROUND,
+    "on_train_batch_start": EACH_BATCH,
+    "training_step": EACH_BATCH,
+    "on_before_zero_grad": EACH_BATCH,
+    "on_before_backward": EACH_BATCH,
+    "backward": EACH_BATCH,
+    "on_after_backward": EACH_BATCH,
+    "on_before_optimizer_step": EACH_BATCH,
+    "optimizer_step": EACH_BATCH,
+    "configure_gradient_clipping": EACH_BATCH,
+    "on_train_batch_end": EACH_BATCH,
+    "on_train_epoch_end": EACH_CLIENT,
+    "on_round_end": EACH_ROUND,
+    "on_validation_epoch_start": EACH_ROUND,
+    "on_validation_epoch_end": EACH_ROUND,
+    "on_train_end": ONCE,
+    "on_fit_end": ONCE,
+    "teardown": ONCE,
+}
+BATCH_HOOKS = (
+    *("on_train_batch_start", "on_before_zero_grad", "on_before_backward", "on_after_backward"),
+    *("on_before_optimizer_step", "on_train_batch_end"),
+)
+EPOCH_HOOKS = {
+    **dict.fromkeys(
+        ("setup", "on_fit_start", "on_train_start", "on_train_end", "on_fit_end", "teardown"), ONCE
+    ),
+    **dict.fromkeys(("on_train_epoch_start", "on_validation_epoch_end"), EACH_ROUND),
+}
+OF_A_CALLBACK: dict[str, tuple[tuple[str, ...], dict[str, set[tuple[str, int]]]]] = {
+    "epochs": ((*EPOCH_HOOKS, "on_train_epoch_end"), {**EPOCH_HOOKS, "on_train_epoch_end": EACH_ROUND}),
+    "batches": (
+        (*EPOCH_HOOKS, *BATCH_HOOKS, "on_train_epoch_end"),
+        {**EPOCH_HOOKS, **dict.fromkeys(BATCH_HOOKS, EACH_BATCH), "on_train_epoch_end": EACH_CLIENT},
+    ),
+    "crosses": (
+        (*EPOCH_HOOKS, *BATCH_HOOKS, "on_train_epoch_end"),
+        {
+            **EPOCH_HOOKS,
+            **dict.fromkeys(BATCH_HOOKS, EACH_BATCH),
+            "on_train_epoch_end": EACH_CLIENT | EACH_ROUND,
+        },
+    ),
+}
+CALLS: Counter[tuple[str, str]] = Counter()
+
+
+def note(name: str, trainer: Any) -> None:
+    """A rehearsal's calls do not count."""
+    if name == "on_train_start" and not is_client(trainer):
+        for key in [key for key in CALLS if key[1] == CLIENT]:
+            del CALLS[key]
+    CALLS[name, CLIENT if is_client(trainer) else FIT] += 1
+
+
+def found() -> dict[str, set[tuple[str, int]]]:
+    seen: dict[str, set[tuple[str, int]]] = {}
+    for (name, where), number in CALLS.items():
+        seen.setdefault(name, set()).add((where, number))
+    return seen
+
+
+def recording(kind: type, names: Any, trainer_of: Any) -> type:
+    """A subclass that notes calls of some hooks."""
+
+    def hook(name: str) -> Any:
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            if not getattr(trainer_of(self, args), "sanity_checking", False):
+                note(name, trainer_of(self, args))
+            inherited = getattr(super(made, self), name, None)
+            return None if inherited is None else inherited(*args, **kwargs)
+
+        return call
+
+    made = type("Recording", (kind,), {name: hook(name) for name in names})
+    return made
+
+
+def run(module: Any, *callbacks: Any) -> Any:
+    CALLS.clear()
+    trainer = make_trainer(
+        Federated(FedAvg(), CLIENTS, seed=0, clients_per_step=1), *callbacks, max_epochs=ROUNDS
+    )
+    trainer.fit(module, datamodule=Digits(CLIENTS * BATCHES * 10, 10))
+    return trainer
+
+
+def test_hooks_of_a_module() -> None:
+    run(recording(Classifier, OF_A_MODULE, lambda self, args: self.trainer)())
+    assert found() == OF_A_MODULE
+
+
+@pytest.mark.parametrize("kind", OF_A_CALLBACK)
+def test_hooks_of_a_callback(kind: str) -> None:
+    names, wanted = OF_A_CALLBACK[kind]
+    callback: Any = recording(pl.Callback, names, lambda self, args: args[0])()
+    callback.crosses_clients = kind == "crosses"
+    run(Classifier(), callback)
+    assert found() == wanted
+
+
+def test_every_argument_of_the_trainer_is_on_the_page() -> None:
+    named = set(re.findall(r"`(\w+)`", PAGE.read_text().partition("## Every argument of the Trainer")[2]))
+    wanted = set(inspect.signature(pl.Trainer.__init__).parameters) - {"self"}
+    assert wanted - named == set()
+
+
+def test_a_client_s_trainer_has_the_flags_of_the_user_s() -> None:
+    """Whatever `Trainer.__init__` has set; what is the fit's alone is named."""
+    seen: dict[str, Any] = {}
+
+    class Looks(Classifier):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            seen.update(vars(self.trainer), max_epochs=self.trainer.max_epochs)
+            return super().training_step(batch, batch_idx)
+
+    trainer = run(Looks())
+    own = {
+        *("callbacks", "_data_connector", "_logger_connector", "_accelerator_connector", "fit_loop", "state"),
+        *(
+            "_loggers",
+            "should_stop",
+            "home",
+            "training",
+            "datamodule",
+            "limit_train_batches",
+            "_last_val_time",
+        ),
+    }
+    kept = {name: value for name, value in vars(trainer).items() if name not in own}
+    assert {name for name, value in kept.items() if seen[name] is not value and seen[name] != value} == set()
+    assert seen["max_epochs"] == ROUNDS
+
+
+def test_on_round_end_sees_the_new_global_model() -> None:
+    weights: list[Any] = []
+
+    class Looks(Classifier):
+        def on_round_end(self) -> None:
+            weights.append(torch.cat([p.detach().flatten() for p in self.parameters()]).clone())
+            self.log("rounds", float(len(weights)))
+
+    trainer = run(Looks())
+    assert len(weights) == ROUNDS and not torch.equal(*weights)
+    assert trainer.callback_metrics["rounds"] == ROUNDS
