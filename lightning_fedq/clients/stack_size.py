@@ -57,65 +57,50 @@ def choose_clients_per_step(
     size = automatic if wanted == "auto" else wanted
     if size < 2:
         return 1
-    if not trainer.lightning_module.automatic_optimization:
-        say = rank_zero_info if wanted == "auto" else rank_zero_warn
-        say(
-            "Federated trains one client at a time, which is slower and gives the same results, because "
-            f"{type(trainer.lightning_module).__name__} uses manual optimisation"
-        )
-        return 1
+    asked = wanted != "auto"
+    module, optimizer = trainer.lightning_module, trainer.optimizers[0]
+    if not module.automatic_optimization:
+        return _one(f"{type(module).__name__} uses manual optimisation", asked)
     if integers := vector.members.integers:
-        say = rank_zero_info if wanted == "auto" else rank_zero_warn
-        say(
-            "Federated trains one client at a time, which is slower and gives the same results, because "
-            f"every client keeps integers of its own ({', '.join(integers)}), and a stack is of floats"
-        )
-        return 1
-    optimizer = trainer.optimizers[0]
+        names = ", ".join(integers)
+        return _one(f"every client keeps integers of its own ({names}), and a stack is of floats", asked)
     if not elementwise(optimizer):
         name = type(optimizer).__name__
-        if wanted != "auto":
+        if asked:
             raise ValueError(
                 f"{name} is not elementwise, so clients can't train side by side with it; "
                 "use clients_per_step=1, or SGD, Adam(W), RMSprop, Adagrad or another "
                 "elementwise optimiser"
             )
-        rank_zero_warn(
-            "Federated trains one client at a time, which is slower and gives the same results, because "
-            f"{name} is not elementwise"
-        )
-        return 1
+        return _one(f"{name} is not elementwise")
     if getattr(trainer.precision_plugin, "scaler", None) is not None:
-        rank_zero_warn(
-            "Federated trains one client at a time, which is slower and gives the same results, because "
-            "16-mixed precision scales one client's loss; precision='bf16-mixed' has no such scale"
-        )
-        return 1
+        return _one("16-mixed precision scales one client's loss; precision='bf16-mixed' has no such scale")
     largest = largest_of(size)
     if len(largest.clients) < 2:
-        rank_zero_info(
-            "Federated trains one client at a time, which is slower and gives the same results, because no "
-            "two clients of the first round have batches of the same sizes"
-        )
-        return 1
+        return _one("no two clients of the first round have batches of the same sizes", False)
     batch = trainer.precision_plugin.convert_input(first_batch(largest))
     batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
     found = rehearse(trainer, fit, vector, batch)
     if found.obstacle is not None:
-        rank_zero_warn(
-            "Federated trains one client at a time, which is slower and gives the same results, because a "
-            f"stack of clients can't run: {found.obstacle}"
-        )
-        return 1
+        return _one(f"a stack of clients can't run: {found.obstacle}")
     if wanted != "auto":
         return wanted
     limit = _STEP_FLOPS.get(trainer.strategy.root_device.type, _STEP_FLOPS["cuda"])
-    pays = found.flops <= limit and len(largest.clients) >= _FEWEST
-    chosen = size if pays else 1
-    why = (
-        f"a client's step takes {found.flops:.0e} operations, stacks pay up to {limit:.0e}"
-        if len(largest.clients) >= _FEWEST
-        else f"stacks of fewer than {_FEWEST} do not pay"
+    alike = len(largest.clients)
+    pays = found.flops <= limit and alike >= _FEWEST
+    why = f"a client's step takes {found.flops:.0e} operations, stacks pay up to {limit:.0e}"
+    if alike < _FEWEST:
+        why = (
+            f"no more than {alike} clients have batches of the same sizes, and stacks of fewer than "
+            f"{_FEWEST} do not pay"
+        )
+    rank_zero_info(f"Federated: clients_per_step = {size if pays else 1} ({why})")
+    return size if pays else 1
+
+
+def _one(why: str, warn: bool = True) -> int:
+    """Say why clients train one at a time."""
+    (rank_zero_warn if warn else rank_zero_info)(
+        f"Federated trains one client at a time, which is slower and gives the same results, because {why}"
     )
-    rank_zero_info(f"Federated: clients_per_step = {chosen} ({why})")
-    return chosen
+    return 1

@@ -51,7 +51,9 @@ def check_loader(loader: object) -> DataLoader[Any]:
     if not isinstance(loader, DataLoader):
         raise TypeError(
             f"train_dataloader must return torch DataLoaders to federate, got {type(loader).__name__}; "
-            "return one, or a dict or list of them"
+            "return one, or a dict or list of them; for batches of another library give every client a "
+            "DataLoader(an IterableDataset over its batches, batch_size=None), as "
+            "FederatedDataModule(clients=[loader, ...]), with Federated(local_steps=...)"
         )
     if isinstance(loader.dataset, IterableDataset):
         raise TypeError(

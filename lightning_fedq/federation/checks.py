@@ -299,7 +299,7 @@ def check_optimizers(trainer: pl.Trainer) -> list[torch.optim.Optimizer]:
     """Return the optimisers of the run: one, or several where the module optimises by hand.
 
     Raises:
-        ValueError: If there is none.
+        ValueError: If there is none, if none of its parameters is trained, or if some are not the module's.
     """
     if not trainer.optimizers:
         raise ValueError(
@@ -312,6 +312,15 @@ def check_optimizers(trainer: pl.Trainer) -> list[torch.optim.Optimizer]:
             "Federated has nothing to train: no parameter in an optimiser requires a gradient "
             "(configure_optimizers returned none, or all of them are frozen); return an optimiser of the "
             "parameters that are to be trained"
+        )
+    own = {id(parameter) for parameter in trainer.lightning_module.parameters()}
+    strange = [parameter for group in groups for parameter in group["params"] if id(parameter) not in own]
+    if strange:
+        shapes = ", ".join(str(tuple(parameter.shape)) for parameter in strange[:_NAMED])
+        raise ValueError(
+            f"{len(strange)} parameters in the optimiser are not the module's (shapes {shapes}), so that no "
+            "update carries them and every client would train its own in vain; make what holds them an "
+            "attribute of the module, or register them with self.register_parameter"
         )
     return list(trainer.optimizers)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -299,3 +299,39 @@ def test_a_subset_is_a_data_set() -> None:
     assert torch.equal(
         fit(federated(), subsets, batch_size=10), fit(federated(), [part(c) for c in range(3)], batch_size=10)
     )
+
+
+def test_batches_of_another_library_train_by_the_cure_that_is_named() -> None:
+    class Theirs:
+        """Gives batches, and is no torch loader."""
+
+        def __init__(self, start: int) -> None:
+            self.start = start
+
+        def __iter__(self) -> Iterator[list[Tensor]]:
+            inputs, labels = digits()
+            for i in range(self.start, self.start + 30, 10):
+                yield [inputs[i : i + 10], labels[i : i + 10]]
+
+    class Batches(IterableDataset[Any]):
+        def __init__(self, theirs: Theirs) -> None:
+            self.theirs = theirs
+
+        def __iter__(self) -> Iterator[Any]:
+            return iter(self.theirs)
+
+    class Module(Classifier):
+        def train_dataloader(self) -> Any:
+            return Theirs(0)
+
+        def val_dataloader(self) -> Any:
+            return rest()
+
+    with pytest.raises(TypeError, match=r"got Theirs; .*DataLoader\(an IterableDataset over its batches"):
+        make_trainer(Federated(FedAvg(), 3, seed=0)).fit(Module())
+    loaders = [DataLoader(Batches(Theirs(start)), batch_size=None) for start in (0, 100, 200)]
+    fed = Federated(FedAvg(), 3, seed=0, local_steps=2)
+    module = Classifier()
+    make_trainer(fed).fit(module, datamodule=FederatedDataModule(clients=loaders, val=part(0)))
+    assert fed.records[-1].num_received == 3
+    assert not torch.equal(weights_of(module), weights_of(Classifier()))

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
@@ -240,3 +241,29 @@ def test_kinds_are_asked_for_by_every_argument_that_is_no_word() -> None:
     }
     assert set(signature(Federated.__init__).parameters) - words == set(_KINDS)
     Federated(LDPQ(1.0), np.int64(4), dropout_probability=np.float64(0.1), seed=np.int32(1))
+
+
+def test_parameters_that_the_module_does_not_own_are_refused_with_a_cure_that_helps() -> None:
+    class Loose(Classifier):
+        """A scale in a plain list, which no module knows."""
+
+        def __init__(self, owned: bool) -> None:
+            super().__init__()
+            scale = nn.Parameter(torch.ones(10))
+            self.scales = nn.ParameterList([scale]) if owned else [scale]
+
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return nn.functional.cross_entropy(self.scales[0] * self.backbone(batch[0]), batch[1])
+
+        def configure_optimizers(self) -> Any:
+            return torch.optim.SGD([*self.backbone.parameters(), *self.scales], lr=0.1)
+
+    fed = Federated(FedAvg(), 3, seed=0)
+    with pytest.raises(
+        ValueError, match=r"1 parameters in the optimiser are not the module's \(shapes \(10,"
+    ):
+        make_trainer(fed).fit(Loose(owned=False), datamodule=Digits(60))
+    assert fed.ledger.most_charged == 0
+    module = Loose(owned=True)
+    make_trainer(Federated(FedAvg(), 3, seed=0)).fit(module, datamodule=Digits(60))
+    assert not torch.equal(module.scales[0].detach(), torch.ones(10))
