@@ -332,6 +332,6 @@ def test_batches_of_another_library_train_by_the_cure_that_is_named() -> None:
     loaders = [DataLoader(Batches(Theirs(start)), batch_size=None) for start in (0, 100, 200)]
     fed = Federated(FedAvg(), 3, seed=0, local_steps=2)
     module = Classifier()
-    make_trainer(fed).fit(module, datamodule=FederatedDataModule(clients=loaders, val=part(0)))
+    make_trainer(fed).fit(module, datamodule=FederatedDataModule(clients=loaders, val=rest()))
     assert fed.records[-1].num_received == 3
     assert not torch.equal(weights_of(module), weights_of(Classifier()))

@@ -1,0 +1,418 @@
+"""Trainings in the styles in which people publish them: small, and each with one habit of its own.
+
+Without dropout and other draws, so that one client with `FedAvg` has to end with the plain weights.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from typing import Any
+
+import torch
+import torchmetrics
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_fedq._lightning import pl
+from tests.federation.published_optimizers import SAM, Estimates, Lookahead
+
+BATCH, SAMPLES, EPOCHS = 8, 48, 3
+TRAININGS: list[type[Training]] = []
+
+
+class Data(pl.LightningDataModule):
+    """A classification of three kinds, in a fixed order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        draws = torch.Generator().manual_seed(1)
+        self.inputs = torch.randn(SAMPLES, 6, generator=draws)
+        self.labels = (self.inputs[:, :3] + 0.1 * torch.randn(SAMPLES, 3, generator=draws)).argmax(1)
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(self.inputs, self.labels), batch_size=BATCH)
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(TensorDataset(self.inputs, self.labels), batch_size=SAMPLES)
+
+
+class Training(pl.LightningModule):
+    """A linear softmax; what follows differs from it in one habit."""
+
+    trainer_flags: dict[str, Any] = {}  # noqa: RUF012
+    data: type[Data] = Data
+    rounds_equal = True
+    """Is every round of one client an epoch of the plain training? Not where an optimiser's state goes on."""
+
+    def __init_subclass__(cls, **settings: Any) -> None:
+        super().__init_subclass__(**settings)
+        if not cls.__name__.startswith("_"):
+            TRAININGS.append(cls)
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
+        self.build()
+
+    def build(self) -> None:
+        """Whatever else there is."""
+
+    def callbacks(self) -> list[pl.Callback]:
+        return []
+
+    def loss(self, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return self.loss(batch)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", self.loss(batch))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Plain(Training):
+    pass
+
+
+class ScheduleByStep(Training):
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        schedule = LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / 5))
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class OneCycle(Training):
+    """Asks how many steps there will be."""
+
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = OneCycleLR(optimizer, 0.2, total_steps=steps, cycle_momentum=False)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+class _Warmup:
+    """A schedule in the way of the package warmup_scheduler: it holds another one, and a bound method."""
+
+    def __init__(self, optimizer: Any, after: Any) -> None:
+        self.optimizer, self.after, self.steps = optimizer, after, 0
+        self.step_of_optimizer = optimizer.step
+        self.last_epoch = 0
+        self._set()
+
+    def _set(self) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = 0.1 * min(1.0, (self.steps + 1) / 4)
+
+    def step(self, *args: Any) -> None:
+        self.steps += 1
+        self.last_epoch += 1
+        if self.steps > 8:
+            self.after.step()
+        else:
+            self._set()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps, "after": self.after}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+
+class NestedSchedule(Training):
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        warmup = _Warmup(optimizer, StepLR(optimizer, 2, 0.5))
+        return [optimizer], [{"scheduler": warmup, "interval": "step"}]
+
+    def lr_scheduler_step(self, scheduler: Any, metric: Any) -> None:
+        scheduler.step()
+
+
+class WarmupByHand(Training):
+    """In `optimizer_step`, from the global step."""
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, closure: Any = None) -> None:
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * min(1.0, (self.trainer.global_step + 1) / 6)
+        optimizer.step(closure=closure)
+
+
+class RateOfTheEpoch(Training):
+    def on_train_epoch_start(self) -> None:
+        for group in self.optimizers().param_groups:  # type: ignore[union-attr]
+            group["lr"] = 0.1 / (1 + self.current_epoch)
+
+
+class Accumulates(Training):
+    trainer_flags = {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5}  # noqa: RUF012
+
+
+class PlateauOfValidation(Training):
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"}}
+
+
+class _Teacher(Training):
+    """A frozen copy that follows."""
+
+    def build(self) -> None:
+        self.teacher = copy.deepcopy(self.net).requires_grad_(False)
+
+    def follow(self) -> None:
+        with torch.no_grad():
+            for slow, fast in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
+                slow.lerp_(fast, 0.2)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        ours, theirs = self.net(batch[0]), self.teacher(batch[0])
+        return nn.functional.cross_entropy(ours, batch[1]) + nn.functional.mse_loss(ours, theirs.detach())
+
+
+class MeanTeacher(_Teacher):
+    def on_train_batch_end(self, *args: Any) -> None:
+        self.follow()
+
+
+class Byol(_Teacher):
+    """By assignment to `.data`, before the step."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        for slow, fast in zip(self.teacher.parameters(), self.net.parameters(), strict=True):
+            slow.data = 0.8 * slow.data + 0.2 * fast.data
+        return super().training_step(batch, batch_idx)
+
+
+class Dino(_Teacher):
+    """A centre of the teacher's outputs, and a teacher that follows when gradients are cleared."""
+
+    def build(self) -> None:
+        super().build()
+        self.register_buffer("center", torch.zeros(3))
+
+    def on_before_zero_grad(self, *args: Any) -> None:
+        self.follow()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        ours, theirs = self.net(batch[0]), self.teacher(batch[0]) - self.center
+        self.center = 0.9 * self.center + 0.1 * theirs.detach().mean(0)
+        return nn.functional.cross_entropy(ours, batch[1]) + nn.functional.mse_loss(ours, theirs.detach())
+
+
+class Gan(Training):
+    """Two optimisers by hand, and a schedule each."""
+
+    def build(self) -> None:
+        self.critic = nn.Linear(3, 1)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        net, critic = self.optimizers()  # type: ignore[misc, attr-defined]
+        loss = self.loss(batch) - 0.1 * self.critic(self.net(batch[0])).mean()
+        net.zero_grad()
+        self.manual_backward(loss)
+        net.step()
+        critic.zero_grad()
+        self.manual_backward(self.critic(self.net(batch[0]).detach()).square().mean())
+        critic.step()
+        for schedule in self.lr_schedulers():  # type: ignore[union-attr]
+            schedule.step()  # type: ignore[union-attr, call-arg]
+
+    def configure_optimizers(self) -> Any:
+        optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (self.net, self.critic)]
+        return optimizers, [LambdaLR(one, lambda step: 0.9**step) for one in optimizers]
+
+
+class Unfreezes(Training):
+    def build(self) -> None:
+        self.net[0].requires_grad_(False)
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.net[0].requires_grad_(True)
+
+
+class NewOptimizers(Training):
+    """Made anew in mid-run."""
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == 1:
+            self.trainer.strategy.setup_optimizers(self.trainer)  # type: ignore[attr-defined]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1 if self.current_epoch == 0 else 0.05)
+
+
+class ReplayBuffer(Training):
+    """Trains on samples of earlier batches, too."""
+
+    def on_train_epoch_start(self) -> None:
+        self.samples: deque[Any] = deque(maxlen=4)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        for old in self.samples:
+            loss = loss + 0.1 * self.loss(old)
+        self.samples.append((batch[0][:2].clone(), batch[1][:2].clone()))
+        return loss
+
+
+class RunningWeight(Training):
+    """Divides by a running mean of the losses of the epoch."""
+
+    def on_train_epoch_start(self) -> None:
+        self.mean = 1.0
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = self.loss(batch)
+        self.mean = 0.9 * self.mean + 0.1 * loss.item()
+        return loss / self.mean
+
+
+class Metrics(Training):
+    """Objects in the module, logged and computed by hand."""
+
+    def build(self) -> None:
+        self.acc, self.mean = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        scores = self.net(batch[0])
+        self.acc((scores.argmax(1) == batch[1]).float())
+        self.mean.update(scores.detach().mean())
+        self.log("acc", self.acc, on_step=False, on_epoch=True)
+        return nn.functional.cross_entropy(scores, batch[1])
+
+    def on_train_epoch_end(self) -> None:
+        self.log("mean", self.mean.compute())
+        self.mean.reset()
+
+
+class BatchNorm(Training):
+    def build(self) -> None:
+        self.net.insert(1, nn.BatchNorm1d(5))
+
+
+class WeightNorm(Training):
+    def build(self) -> None:
+        nn.utils.parametrizations.weight_norm(self.net[0])
+
+
+class TiedWeights(Training):
+    def build(self) -> None:
+        self.net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 3))
+        self.net[2].weight = self.net[0].weight
+
+
+class Recurrent(Training):
+    def build(self) -> None:
+        self.net = nn.Sequential(nn.GRU(2, 4, batch_first=True))
+        self.head = nn.Linear(4, 3)
+
+    def loss(self, batch: Any) -> Tensor:
+        hidden = self.net[0](batch[0].view(-1, 3, 2))[0][:, -1]
+        return nn.functional.cross_entropy(self.head(hidden), batch[1])
+
+
+class DictBatches(Training):
+    class data(Data):
+        def train_dataloader(self) -> Any:
+            rows = [{"x": x, "y": y} for x, y in zip(self.inputs, self.labels, strict=True)]
+            return DataLoader(rows, batch_size=BATCH)  # type: ignore[arg-type]
+
+    def loss(self, batch: Any) -> Tensor:
+        inputs, labels = (batch["x"], batch["y"]) if isinstance(batch, dict) else batch
+        return nn.functional.cross_entropy(self.net(inputs), labels)
+
+
+class HooksOfData(Training):
+    class data(Data):
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            return [batch[0] * 0.5, batch[1]]
+
+
+class GradientHooks(Training):
+    def build(self) -> None:
+        self.net[0].weight.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+
+
+class _ScalesGradients(pl.Callback):
+    def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        for parameter in pl_module.parameters():
+            parameter.grad.mul_(0.5)
+
+
+class OwnCallback(Training):
+    def callbacks(self) -> list[pl.Callback]:
+        return [_ScalesGradients()]
+
+
+class Finetuning(Training):
+    """Lightning's own callback."""
+
+    def build(self) -> None:
+        self.backbone, self.head = self.net[0], self.net[2]
+        del self.net
+
+    def loss(self, batch: Any) -> Tensor:
+        return nn.functional.cross_entropy(self.head(self.backbone(batch[0]).tanh()), batch[1])
+
+    def callbacks(self) -> list[pl.Callback]:
+        return [pl.callbacks.BackboneFinetuning(1, lambda epoch: 1.0, verbose=False)]
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.head.parameters(), lr=0.1)
+
+
+class Cli(Training):
+    """What LightningCLI's `OptimizerCallable` leaves in a module."""
+
+    def build(self) -> None:
+        self.optimizer = lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+
+    def configure_optimizers(self) -> Any:
+        return self.optimizer(self.parameters())
+
+
+class Closure(Training):
+    """LBFGS evaluates the loss several times a step."""
+
+    rounds_equal = False
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.LBFGS(self.parameters(), lr=0.1, max_iter=3)
+
+
+class Adam(Training):
+    rounds_equal = False
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.Adam(self.parameters(), lr=0.05)
+
+
+class SharpnessAware(Training):
+    rounds_equal = False
+
+    def configure_optimizers(self) -> Any:
+        return SAM(self.parameters(), lr=0.1, momentum=0.9)
+
+
+class SlowWeights(Training):
+    rounds_equal = False
+
+    def configure_optimizers(self) -> Any:
+        return Lookahead(self.parameters(), lr=0.1)
+
+
+class OwnEstimates(Training):
+    rounds_equal = False
+
+    def configure_optimizers(self) -> Any:
+        return Estimates(self.parameters(), lr=0.1)

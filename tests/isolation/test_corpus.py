@@ -1,0 +1,58 @@
+"""Published styles of training: with one client as without a federation, and with three they learn."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.mechanisms import FedAvg
+from tests.digits_run import make_trainer
+from tests.isolation.corpus import EPOCHS, TRAININGS, Training
+
+
+def train(kind: type[Training], clients: int | None, epochs: int) -> tuple[Any, pl.Trainer]:
+    """Train plain (no clients), or federated."""
+    module = kind()
+    callbacks = module.callbacks()
+    if clients is not None:
+        callbacks.append(Federated(FedAvg(), clients, seed=0))
+    trainer = make_trainer(*callbacks, max_epochs=epochs, **kind.trainer_flags)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of stacks that can't be, and of Lightning on few batches
+        trainer.fit(module, datamodule=kind.data())
+    return module, trainer
+
+
+def state(module: Any) -> dict[str, Tensor]:
+    return {name: value.double() for name, value in module.state_dict().items()}
+
+
+@pytest.mark.parametrize("kind", TRAININGS)
+def test_one_client_is_the_plain_training(kind: type[Training]) -> None:
+    """Weights to 1e-6; steps, epochs and rates exactly. An optimiser with memory is compared for a round."""
+    epochs = EPOCHS if kind.rounds_equal else 1
+    plain, expected = train(kind, None, epochs)
+    module, trainer = train(kind, 1, epochs)
+    for name, value in state(plain).items():
+        torch.testing.assert_close(state(module)[name], value, atol=1e-6, rtol=0.0, msg=name)
+    assert trainer.global_step == expected.global_step and trainer.current_epoch == expected.current_epoch
+    if kind.__name__ != "WarmupByHand":  # a rate that a client's training sets goes with it
+        rates = [[g["lr"] for o in t.optimizers for g in o.param_groups] for t in (trainer, expected)]
+        assert rates[0] == pytest.approx(rates[1], rel=1e-12)
+
+
+@pytest.mark.parametrize("kind", TRAININGS)
+def test_three_clients_learn(kind: type[Training]) -> None:
+    _, before = train(kind, 3, 1)
+    _, after = train(kind, 3, 8)
+    assert float(after.callback_metrics["val_loss"]) < float(before.callback_metrics["val_loss"])
+
+
+def test_there_are_thirty() -> None:
+    assert len(TRAININGS) >= 30
