@@ -38,6 +38,7 @@ from lightning_fedq.core import (
 )
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import truncate_to_grid, unit_ball_factors
+from lightning_fedq.functional.linear_decode import decode_sum
 from lightning_fedq.functional.noise.grid_noise import FINE_BITS, GridNoise
 from lightning_fedq.losses import GaussianLoss, GaussianSumLoss, LaplaceLoss, Loss
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
@@ -175,10 +176,8 @@ class AdditiveNoise(Mechanism):
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         """See `Mechanism.decode`."""
-        total = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols
-        steps = context.expand(self.clipping.units(context) * self.noise.step).to(total.device)
-        center = context.expand(context.center).to(total.device)
-        return (len(clients) * center + steps * total.double()).float()
+        steps = self.clipping.units(context) * self.noise.step
+        return decode_sum(symbols, context.segments, len(clients) * context.center.double(), steps)
 
     def code(self, context: RoundContext) -> FixedLength:
         """Signed integers wide enough for any noise."""

@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.core import AuditCase, Mechanism, Message, RoundContext
+from lightning_fedq.functional.linear_decode import decode_sum
 from lightning_fedq.functional.one_bit.threshold_coin import (
     WORD_BITS,
     CoinThresholds,
     coin_thresholds,
-    one_bit_dequantize_sum,
     one_bit_quantize_rows,
     one_bit_quantize_words,
     splice_words,
@@ -217,9 +217,8 @@ class OneBitMechanism(Mechanism):
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         """See `Mechanism.decode`."""
-        ones = symbols.sum(0, dtype=torch.int32) if symbols.dim() == 2 else symbols
-        center, radius = (context.expand(t.to(symbols.device)) for t in (context.center, context.radius))
-        return one_bit_dequantize_sum(ones, len(clients), center, radius, self.coin)
+        count, scale = len(clients), context.radius.double() * self.coin.scale
+        return decode_sum(symbols, context.segments, count * context.center.double(), scale, 2, count)
 
     def code(self, context: RoundContext) -> FixedLength:
         """One bit a coordinate."""
