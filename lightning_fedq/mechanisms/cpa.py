@@ -61,6 +61,7 @@ from lightning_fedq.functional.blocks.messages import (
 )
 from lightning_fedq.functional.blocks.scalar_loops import Floats, Keys, choose_blocks
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds, coin_thresholds
+from lightning_fedq.functional.segments import segment_lines
 from lightning_fedq.mechanisms.bases.cpa_claims import bit_claims
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.wire.coding import FixedLength
@@ -300,7 +301,7 @@ class CPA(Mechanism):
             bits = encode_blocks(design, scaled, keys, coins, flips)
         else:
             center, radius = self.ranges(context)
-            ranges = np.stack([np.cumsum(context.segments), center.numpy(), (1.0 / radius).numpy()])
+            ranges = segment_lines(context.segments, center, 1.0 / radius)
             values, blocks = rows.contiguous().numpy(), self.blocks(context)
             if chosen is None:
                 bits, outside = encode_updates(design, values, ranges, blocks, keys, coins, flips)

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from lightning_fedq.core import Message, PrivacyClaim, RoundContext
 from lightning_fedq.functional.linear_decode import decode_sum
+from lightning_fedq.functional.segments import saturate, segment_lines
 from lightning_fedq.mechanisms.bases.claims import independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
 from lightning_fedq.mechanisms.bases.received import check_received
@@ -51,6 +52,12 @@ class SignRR(OneBitMechanism):
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         """See `Mechanism.encode`. Symbols are uint8 bits. Sizes beyond the radius count as clipped."""
+        if update.device.type == "cpu":
+            rows = update.detach().reshape(len(rand.clients), context.dim).float().contiguous()
+            lines = segment_lines(context.segments, context.center, context.radius)
+            far = torch.empty_like(rows)
+            outside = saturate(rows.numpy(), lines, self.zero_is_positive, far.numpy())
+            return replace(super().encode(far.reshape(update.shape), context, rand), num_clipped=outside)
         center, radius = (context.expand(t.to(update.device)) for t in (context.center, context.radius))
         distance = update.detach().float().double() - center
         signs = distance.sign()

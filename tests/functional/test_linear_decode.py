@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_fedq.functional.linear_decode import decode_sum
+from lightning_fedq.functional.linear_decode import decode_sum, decode_total, sum_of_rows
 
 SEGMENTS = (3, 5000, 1, 9000)
 BASE = torch.tensor([0.1, -3.0, 0.0, 7.0], dtype=torch.float64)
@@ -44,3 +44,20 @@ def test_float32_lines_are_widened() -> None:
     sizes = torch.tensor(SEGMENTS)
     wanted = (BASE.float().double() + SLOPE.float().double()).float().repeat_interleave(sizes)
     assert torch.equal(found, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.int32, torch.int64])
+def test_sums_of_rows_are_exact(dtype: torch.dtype) -> None:
+    high = {torch.bool: 2, torch.uint8: 256, torch.int16: 2**15}.get(dtype, 2**31 - 1)
+    symbols = torch.randint(0, high, (33, 9001), generator=torch.Generator().manual_seed(0)).to(dtype)
+    wanted = symbols.sum(0, dtype=torch.int64).double()
+    assert torch.equal(sum_of_rows(symbols), wanted)
+    assert torch.equal(sum_of_rows(symbols.T.contiguous().T), wanted)
+    assert torch.equal(sum_of_rows(wanted.to(torch.int64)), wanted)
+
+
+def test_totals_are_decoded_by_the_formula_bit_for_bit() -> None:
+    total = torch.randn(sum(SEGMENTS), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    sizes = torch.tensor(SEGMENTS)
+    wanted = (BASE.repeat_interleave(sizes) + SLOPE.repeat_interleave(sizes) * total).float()
+    assert torch.equal(decode_total(total, SEGMENTS, BASE, SLOPE), wanted)

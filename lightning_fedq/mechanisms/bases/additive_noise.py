@@ -23,7 +23,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,7 +39,7 @@ from lightning_fedq.core import (
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import truncate_to_grid, unit_ball_factors
 from lightning_fedq.functional.linear_decode import decode_sum
-from lightning_fedq.functional.noise.fast_grid_noise import CHUNK, add_to_row
+from lightning_fedq.functional.noise.fast_grid_noise import CHUNK, add_to_rows
 from lightning_fedq.functional.noise.grid_noise import FINE_BITS, GridNoise, Words
 from lightning_fedq.losses import GaussianLoss, GaussianSumLoss, LaplaceLoss, Loss
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
@@ -167,24 +166,21 @@ class AdditiveNoise(Mechanism):
         noise = self.noise
         dtype = torch.int16 if noise.bits <= 16 else torch.int32
         symbols = torch.empty(rows.shape, dtype=dtype, device=rows.device)
-        encode_row = self._encode_row if rows.device.type == "cpu" else self._encode_row_on_device
-        for row, client in enumerate(rand.clients):
-            words64 = rand.private(client, "noise").words64
-            clipped += encode_row(rows[row], factors[row], noise, context, words64, symbols[row])
+        sources = (rand.private(client, "noise").words64 for client in rand.clients)
+        if rows.device.type == "cpu":
+            clipped += add_to_rows(rows, context.segments, context.center, factors, noise, sources, symbols)
+        else:
+            for row, words64 in enumerate(sources):
+                clipped += self._encode_on_device(
+                    rows[row], factors[row], noise, context, words64, symbols[row]
+                )
         return Message(symbols.reshape(update.shape), noise.bits * symbols.numel(), clipped)
 
     @staticmethod
-    def _encode_row(
+    def _encode_on_device(
         row: Tensor, factors: Tensor, noise: GridNoise, context: RoundContext, words64: Words, out: Tensor
     ) -> int:
-        lines = np.stack([np.cumsum(context.segments), context.center.double().numpy(), factors.numpy()])
-        return add_to_row(row.contiguous(), lines, noise, words64, out.numpy())
-
-    @staticmethod
-    def _encode_row_on_device(
-        row: Tensor, factors: Tensor, noise: GridNoise, context: RoundContext, words64: Words, out: Tensor
-    ) -> int:
-        """The same where the update is: only the noise crosses the bus."""
+        """Encode one row where it is: only the noise crosses the bus."""
         units = (row.double() - context.expand(context.center).to(row.device)) * context.expand(factors)
         fine = truncate_to_grid(units.clamp(-1.0, 1.0), FINE_BITS)
         for first in range(0, len(row), CHUNK):

@@ -28,6 +28,7 @@ from lightning_fedq.functional.one_bit.threshold_coin import (
     splice_words,
     stratify_words,
 )
+from lightning_fedq.functional.segments import segment_lines
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.wire.coding import FixedLength
 
@@ -164,7 +165,7 @@ class OneBitMechanism(Mechanism):
     ) -> tuple[Tensor, int]:
         values, coin, clipped = rows.contiguous().numpy(), self.coin, 0
         bits, scratch = np.empty(values.shape, np.uint8), np.empty(_BLOCK, np.uint32)
-        ranges = np.stack([np.cumsum(context.segments), context.center.numpy(), context.radius.numpy()])
+        ranges = segment_lines(context.segments, context.center, context.radius)
         num_slots = _BLOCK // min(_CHUNK, context.dim) or 1
         for groups in _batches(stack_by_group(context, rand.clients), num_slots):
             couplings = [self.coupling(group, rand) for group, _ in groups]
