@@ -51,7 +51,7 @@ def _noisy_place(unit: float, private: np.uint64, dither: float, scale: float, s
     return (unit + (-size if centered > 0.0 else size)) / step + dither - 0.5
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def noisy_levels(
     units: NDArray[np.float64],
     private: NDArray[np.uint64],

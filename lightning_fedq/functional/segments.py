@@ -20,7 +20,7 @@ def segment_lines(segments: Sequence[int], *values: Tensor) -> NDArray[np.float6
     return np.stack([np.cumsum(segments), *(value.detach().double().cpu().numpy() for value in values)])
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def to_units(
     values: NDArray[np.floating],
     first: int,

@@ -89,7 +89,7 @@ def dither_levels(
         out[j] = np.int32(min(max(np.floor(units[j] * last + dither + 0.5), -last), last))
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def dither_quantize_row(
     values: NDArray[np.floating],
     scale: float,

@@ -85,7 +85,7 @@ def rounded_norm_bound(norm: float, dim: int, beta: float) -> float:
     return math.sqrt(min((norm + root) ** 2, likely))
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def _round(
     values: NDArray[np.float64], divisor: float, words: NDArray[np.uint64], out: NDArray[np.signedinteger]
 ) -> float:

@@ -29,7 +29,7 @@ def multi_level_shifts(words: NDArray[np.uint32]) -> NDArray[np.float64]:
     return shifts
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def multi_level_quantize(
     units: NDArray[np.float64],
     words: NDArray[np.uint32],
