@@ -1,23 +1,37 @@
-"""A device that is not the CPU, without a GPU: its tensors say that they are elsewhere, and are computed here.
+"""A device that is not the CPU, without a GPU: its tensors say so, and are computed on the CPU.
 
 PyTorch keeps the device type "privateuse1" for backends of others. Ours wraps a CPU tensor. It refuses to mix
 with CPU tensors as CUDA does (those of no dimension may come along, and indices), gives no NumPy array, and
-numbers leave it by `.cpu()`, `.item()` and `.tolist()` only. What runs on it bit for bit as on the CPU says of
-which device its tensors are; it says nothing of a GPU's own kernels, streams or pinned memory.
+values leave it by `.cpu()`, `.item()` and `.tolist()` only. What runs on it bit for bit as on the CPU keeps
+its tensors where they belong; it says nothing of a GPU's own kernels, streams or pinned memory.
 """
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
-from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.strategies import SingleDeviceStrategy
 from torch.utils import _pytree as pytree
-from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+from torch.utils.weak import WeakIdKeyDictionary
+
+from lightning_fedq._lightning import pl
 
 NAME = "elsewhere"
-_setup_privateuseone_for_python_backend(NAME)
+
+
+class _Module(_DummyBackendModule):
+    """`torch.elsewhere`: one device, whose generator is the CPU's."""
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: Any = None) -> None:
+        torch.set_rng_state(state)
+
+
+_setup_privateuseone_for_python_backend(NAME, _Module())
 DEVICE = torch.device(NAME, 0)
 _aten = torch.ops.aten
 _CROSSING = {_aten.copy_.default, _aten._to_copy.default, _aten._copy_from.default}
@@ -29,10 +43,14 @@ _INDEXED = {
 }
 
 
+_memory: WeakIdKeyDictionary = WeakIdKeyDictionary()
+"""The CPU tensors, which are no attributes of anything: nobody looks into the memory of a device."""
+
+
 class Elsewhere(torch.Tensor):
     """A tensor on the device, over one on the CPU."""
 
-    raw: torch.Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
 
     @staticmethod
     def __new__(cls, raw: torch.Tensor) -> Elsewhere:
@@ -44,11 +62,30 @@ class Elsewhere(torch.Tensor):
             dtype=raw.dtype,
             device=DEVICE,
         )
-        made.raw = raw
+        _memory[made] = raw
         return made
+
+    @property
+    def raw(self) -> torch.Tensor:
+        return _memory[self]
 
     def tolist(self) -> Any:
         return self.raw.tolist()
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        return self.raw.untyped_storage()
+
+    def data_ptr(self) -> int:
+        return self.raw.data_ptr()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        if id(self) not in memo:
+            made: Any = Elsewhere(self.raw.detach().clone()).requires_grad_(self.requires_grad)
+            if isinstance(self, torch.nn.Parameter):
+                made = torch.nn.Parameter(made, self.requires_grad)
+            made.grad = copy.deepcopy(self.grad, memo)
+            memo[id(self)] = made
+        return memo[id(self)]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _rebuilt, (self.raw.detach(), self.requires_grad)
@@ -113,7 +150,7 @@ _library.impl("empty.memory_format", _empty, "PrivateUse1")
 _library.impl("empty_strided", _empty_strided, "PrivateUse1")
 
 
-class ElsewhereAccelerator(Accelerator):
+class ElsewhereAccelerator(pl.accelerators.Accelerator):
     """What Lightning asks about a device."""
 
     def setup_device(self, device: torch.device) -> None:
@@ -146,6 +183,6 @@ class ElsewhereAccelerator(Accelerator):
         return {}
 
 
-def strategy() -> SingleDeviceStrategy:
+def strategy() -> pl.strategies.Strategy:
     """Train there: `Trainer(strategy=strategy())`."""
-    return SingleDeviceStrategy(DEVICE, accelerator=ElsewhereAccelerator())
+    return pl.strategies.SingleDeviceStrategy(DEVICE, accelerator=ElsewhereAccelerator())
