@@ -159,7 +159,7 @@ def transform(x: Floats) -> None:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def flip(values: Floats, packed: NDArray[np.uint8], scale: float, out: Floats) -> None:
-    """values * scale, with the sign turned where a bit is one; zeros beyond the values.
+    """Scale values and turn their signs where a bit is one. Zeros follow the values.
 
     Args:
         values: `(dim,)`.

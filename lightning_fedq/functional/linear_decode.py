@@ -34,7 +34,7 @@ def _add_rows(rows: NDArray[np.integer], start: int, part: NDArray[Any]) -> None
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _sum_rows(rows: NDArray[np.integer], total: NDArray[Any], out: NDArray[np.float64]) -> None:
-    """Fill in `out`; `total` is a block of scratch."""
+    """Fill in `out`. `total` is a block of scratch."""
     for start in range(0, out.size, _BLOCK):
         sums = out[start : start + _BLOCK]
         part = total[: sums.size]
@@ -52,7 +52,7 @@ def _decode(
     total: NDArray[Any],
     out: NDArray[np.float32],
 ) -> None:
-    """Fill in `out`. `lines` is `(3, segments)`: ends, bases and slopes; `total` is a block of scratch."""
+    """Fill in `out`. `lines` is `(3, segments)`: ends, bases and slopes. `total` is a block of scratch."""
     for start in range(0, out.size, _BLOCK):
         stop = min(start + _BLOCK, out.size)
         part = total[: stop - start]

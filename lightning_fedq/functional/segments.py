@@ -64,7 +64,7 @@ def to_units(
 def saturate(
     rows: NDArray[np.float32], lines: NDArray[np.float64], zero_is_positive: bool, out: NDArray[np.float32]
 ) -> int:
-    """Move every value two radii away from its centre, on the side where it lies; the centre stays.
+    """Move every value two radii away from its centre, on the side where it lies. The centre stays.
 
     Args:
         rows: `(n, dim)`.

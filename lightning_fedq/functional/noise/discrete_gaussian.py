@@ -89,7 +89,7 @@ def rounded_norm_bound(norm: float, dim: int, beta: float) -> float:
 def _round(
     values: NDArray[np.float64], divisor: float, words: NDArray[np.uint64], out: NDArray[np.signedinteger]
 ) -> float:
-    """Round a stretch up or down; the sum of squares."""
+    """Round a stretch up or down, and return the sum of squares."""
     square = 0.0
     for j in range(values.size):
         value = values[j] / divisor

@@ -45,7 +45,7 @@ def thresholds(weights: Weights, parameter: float, bits: int) -> tuple[int, list
 
 
 class _Table(NamedTuple):
-    """What words are compared with.
+    """Thresholds of a law, and where to look among them.
 
     Args:
         largest: Of the law's values.
