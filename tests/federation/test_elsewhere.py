@@ -93,3 +93,13 @@ def test_dpsgd_runs_there() -> None:
         fit(there, module, Federated(FedAvg(), 6, seed=0), DPSGD(1.0, 1.0, delta=1e-3, seed=0))
         weights.append(weights_of(module).cpu())
     assert torch.equal(*weights)
+
+
+def test_a_model_of_bfloat16_ends_with_the_weights_of_the_cpu() -> None:
+    weights = []
+    for there in (False, True):
+        module = Classifier(backbone(), momentum)
+        fit(there, module, Federated(CorBin(5.0), 6, seed=0), precision="bf16-true")
+        weights.append(weights_of(module).cpu())
+    assert weights[0].dtype == torch.bfloat16
+    assert torch.equal(*weights)
