@@ -29,25 +29,35 @@ def unit_ball_factors(rows: Tensor, clip_norm: float, order: int) -> tuple[Tenso
     Returns:
         `(n,)` float64 factors and `(n,)` bool, true where a row was longer than the bound.
     """
-    norms = torch.linalg.vector_norm(rows, order, dim=1, dtype=torch.float64)
+    if rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64):
+        norms = torch.from_numpy(_norms(rows.detach().contiguous().numpy(), order))
+    else:
+        norms = torch.linalg.vector_norm(rows, order, dim=1, dtype=torch.float64)
     clipped = norms > clip_norm
     slack = 1.0 + (rows.shape[1] + 16) * 2.0**-52
     return 1.0 / (norms.clamp(min=clip_norm) * slack), clipped
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _sum_of_squares(values: NDArray[np.float32]) -> float:
-    """In float64, in many sums: all terms are positive, so any order errs by (n + 1) 2^-53 of it at most."""
-    sums = np.zeros(_SUMS)
-    whole = values.size // _SUMS * _SUMS
-    for start in range(0, whole, _SUMS):
-        part = values[start : start + _SUMS]
-        for k in range(_SUMS):
-            value = np.float64(part[k])
-            sums[k] += value * value
-    for k in range(whole, values.size):
-        sums[0] += np.float64(values[k]) * np.float64(values[k])
-    return float(sums.sum())
+def _norms(rows: NDArray[np.floating], order: int) -> NDArray[np.float64]:
+    """l1 or l2 norms of `(n, dim)` rows.
+
+    In float64, in many sums: all terms are positive, so any order errs by (dim + 1) 2^-53 of a sum at most.
+    """
+    norms, sums = np.empty(rows.shape[0]), np.empty(_SUMS)
+    whole = rows.shape[1] // _SUMS * _SUMS
+    for i in range(rows.shape[0]):
+        sums[:] = 0.0
+        for start in range(0, whole, _SUMS):
+            part = rows[i, start : start + _SUMS]
+            for k in range(_SUMS):
+                value = abs(np.float64(part[k]))
+                sums[k] += value * value if order == 2 else value
+        for k in range(whole, rows.shape[1]):
+            value = abs(np.float64(rows[i, k]))
+            sums[0] += value * value if order == 2 else value
+        norms[i] = math.sqrt(sums.sum()) if order == 2 else sums.sum()
+    return norms
 
 
 def unit_ball_factor(values: NDArray[np.float32], clip_norm: float) -> tuple[float, bool]:
@@ -60,7 +70,7 @@ def unit_ball_factor(values: NDArray[np.float32], clip_norm: float) -> tuple[flo
     Returns:
         The factor, and whether the row was longer than the bound.
     """
-    norm = math.sqrt(_sum_of_squares(values))
+    norm = float(_norms(values[None], 2)[0])
     slack = 1.0 + (values.size + 16) * 2.0**-52
     return 1.0 / (max(norm, clip_norm) * slack), norm > clip_norm
 

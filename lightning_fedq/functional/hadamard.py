@@ -157,6 +157,23 @@ def transform(x: Floats) -> None:
     stages(x, np.int64(NEAR))
 
 
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def flip(values: Floats, packed: NDArray[np.uint8], scale: float, out: Floats) -> None:
+    """Scale values and turn their signs where a bit is one. Zeros follow the values.
+
+    Args:
+        values: `(dim,)`.
+        packed: Bits of at least as many coordinates, the first one the highest of its byte.
+        scale: The scale.
+        out: At least as long as the values, overwritten; it may be their array.
+    """
+    for j in range(min(values.size, out.size)):
+        bit = (packed[j >> 3] >> (7 - (j & 7))) & 1
+        value = np.float64(values[j]) * scale
+        out[j] = -value if bit else value
+    out[values.size :] = 0.0
+
+
 def rotate(values: Tensor, signs: Tensor) -> Tensor:
     """Pad with zeros to len(signs), flip signs, transform.
 

@@ -201,7 +201,7 @@ def rotate_back(values: Floats, words: Words, dim: int) -> Floats:
     kept = _kept(size, len(values))
     folded = values.astype(np.float32)
     transform(folded)
-    whole = np.tile(folded, size // kept)
+    whole = folded if kept == size else np.tile(folded, size // kept)
     _rotate_back(whole, first, second, kept == size)
     return whole[:dim]
 

@@ -9,14 +9,16 @@ drop out leave a hole in the strata: the mean over the others stays unbiased, wi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.core import Adversary, Mechanism, Message, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.functional.linear_decode import decode_sum, decode_total, sum_of_rows
 from lightning_fedq.functional.one_bit.multi_level import (
     level_step,
     multi_level_dequantize_sum,
@@ -24,6 +26,7 @@ from lightning_fedq.functional.one_bit.multi_level import (
     multi_level_shifts,
 )
 from lightning_fedq.functional.one_bit.threshold_coin import worst_group_variance
+from lightning_fedq.functional.segments import segment_lines, to_units
 from lightning_fedq.mechanisms.bases.one_bit import RotatedStrata
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.wire.coding import FixedLength
@@ -51,42 +54,47 @@ class CorrelatedQuantization(Mechanism):
         """The whole cohort is one group."""
         return (num_clients,)
 
-    def _shifts(self, context: RoundContext, rand: PublicRandomness) -> Tensor:
-        words = rand.public("level shifts").words(context.dim if self.levels > 2 else 0)
-        return multi_level_shifts(torch.from_numpy(words), self.levels, context.dim)
+    def _shifts(self, rand: PublicRandomness) -> Callable[[int], NDArray[np.float64]]:
+        """Gives the shifts of the next coordinates."""
+        if self.levels == 2:
+            return np.zeros
+        words = rand.public("level shifts").words
+        return lambda count: multi_level_shifts(words(count))
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are uint8 levels."""
-        rows = update.detach().reshape(len(rand.clients), context.dim).float()
-        symbols, clipped = torch.empty(rows.shape, dtype=torch.uint8, device=rows.device), 0
-        center, radius = context.expand(context.center), context.expand(context.radius)
-        strata, shifts = (
-            RotatedStrata(rand.public("strata"), len(context.cohort)),
-            self._shifts(context, rand),
-        )
+        """See `Mechanism.encode`. Symbols are uint8 levels. Computed on the CPU."""
+        rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().contiguous().numpy()
+        symbols, clipped = np.empty(rows.shape, np.uint8), 0
+        lines = segment_lines(context.segments, context.center, context.radius)
+        strata = RotatedStrata(rand.public("strata"), len(context.cohort))
+        shifts_of, units, step = self._shifts(rand), np.empty(_CHUNK), level_step(self.levels)
+        places = [context.place(client)[1] for client in rand.clients]
         streams = [rand.private(client, "strata") for client in rand.clients]
         for first in range(0, context.dim, _CHUNK):
             part = slice(first, min(first + _CHUNK, context.dim))
-            center_, radius_, shift = (t[part].to(rows.device) for t in (center, radius, shifts))
-            offsets = strata.draw(part.stop - first)
-            for row, (client, stream) in enumerate(zip(rand.clients, streams, strict=True)):
-                words = stream.words(len(offsets))
-                strata.apply(words, offsets, context.place(client)[1])
-                drawn = torch.from_numpy(words.astype(np.int64)).to(rows.device)
-                x = (rows[row, part].double() - center_) / radius_
-                clipped += int((x.abs() > 1.0).sum())
-                symbols[row, part] = multi_level_quantize(x, drawn, shift, self.levels)
-        return Message(symbols.reshape(update.shape), self.code(context).num_bits(symbols), clipped)
+            size = part.stop - first
+            offsets, shifts, x = strata.draw(size), shifts_of(size), units[:size]
+            for row, (place, stream) in enumerate(zip(places, streams, strict=True)):
+                words = stream.words(size)
+                strata.apply(words, offsets, place)
+                clipped += to_units(rows[row], first, lines, True, x)
+                multi_level_quantize(x, words, shifts, self.levels, step, symbols[row, part])
+        sent = torch.from_numpy(symbols).reshape(update.shape).to(update.device)
+        return Message(sent, self.code(context).num_bits(sent), clipped)
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         """See `Mechanism.decode`."""
-        total = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols
-        shifts = self._shifts(context, rand).to(total.device)
-        center, radius = (context.expand(t.to(total.device)) for t in (context.center, context.radius))
-        unit = multi_level_dequantize_sum(total, len(clients), shifts, self.levels)
-        return (len(clients) * center + radius * unit).float()
+        count, base = len(clients), len(clients) * context.center
+        if self.levels == 2:
+            return decode_sum(symbols, context.segments, base, context.radius, 2, count)
+        total, shifts_of = sum_of_rows(symbols.cpu()).numpy(), self._shifts(rand)
+        for first in range(0, context.dim, _CHUNK):
+            part = total[first : first + _CHUNK]
+            part[:] = multi_level_dequantize_sum(part, count, shifts_of(len(part)), self.levels)
+        decoded = decode_total(torch.from_numpy(total), context.segments, base, context.radius)
+        return decoded.to(symbols.device)
 
     def code(self, context: RoundContext) -> FixedLength:
         """ceil(log2 levels) bits a coordinate."""

@@ -60,7 +60,9 @@ from lightning_fedq.functional.blocks.messages import (
     sum_messages,
 )
 from lightning_fedq.functional.blocks.scalar_loops import Floats, Keys, choose_blocks
+from lightning_fedq.functional.linear_decode import decode_total
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds, coin_thresholds
+from lightning_fedq.functional.segments import segment_lines
 from lightning_fedq.mechanisms.bases.cpa_claims import bit_claims
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.wire.coding import FixedLength
@@ -300,7 +302,7 @@ class CPA(Mechanism):
             bits = encode_blocks(design, scaled, keys, coins, flips)
         else:
             center, radius = self.ranges(context)
-            ranges = np.stack([np.cumsum(context.segments), center.numpy(), (1.0 / radius).numpy()])
+            ranges = segment_lines(context.segments, center, 1.0 / radius)
             values, blocks = rows.contiguous().numpy(), self.blocks(context)
             if chosen is None:
                 bits, outside = encode_updates(design, values, ranges, blocks, keys, coins, flips)
@@ -354,8 +356,9 @@ class CPA(Mechanism):
             total = torch.zeros(blocks, size, dtype=torch.float64, device=bits.device)
             at = torch.from_numpy(chosen).to(bits.device).flatten()
             total.index_add_(0, at, ones.flatten(0, 1), alpha=blocks / sent)
-        center, radius = (context.expand(t.to(bits.device)) for t in self.ranges(context))
-        return (len(clients) * center + radius * total.reshape(-1)[: context.dim]).float()
+        center, radius = self.ranges(context)
+        summed = total.reshape(-1)[: context.dim].double()
+        return decode_total(summed, context.segments, len(clients) * center.double(), radius)
 
     def num_symbols(self, context: RoundContext) -> int:
         """One bit for every stage of every block that is sent."""

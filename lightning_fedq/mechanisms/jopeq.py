@@ -37,6 +37,11 @@ from lightning_fedq.core import (
     Unit,
 )
 from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.exact_error.dither import add_uniforms
+from lightning_fedq.functional.linear_decode import decode_total, sum_of_rows
+from lightning_fedq.functional.noise.quantile_table import quantile_table
+from lightning_fedq.functional.private_levels import noisy_levels
+from lightning_fedq.functional.segments import segment_lines, to_units
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.bases.received import check_received
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
@@ -117,19 +122,17 @@ class JoPEQ(Mechanism):
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         """See `Mechanism.encode`. Symbols are int32 levels."""
-        rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().double()
-        scaled = (rows - context.expand(context.center)) / context.expand(context.radius)
-        clipped = int((scaled.abs() > 1.0).sum())
-        values, index = scaled.clamp(-1.0, 1.0).numpy(), np.empty(rows.shape, np.int32)
+        rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().contiguous().numpy()
+        lines = segment_lines(context.segments, context.center, context.radius)
+        index, units, clipped = np.empty(rows.shape, np.int32), np.empty(min(_CHUNK, context.dim)), 0
+        law = self.noise_scale, self.step, self.levels, quantile_table("laplace")
         for row, client in enumerate(rand.clients):
             private, shared = rand.private(client, "jopeq noise"), self._dither(client, rand)
             for first in range(0, context.dim, _CHUNK):
-                part = slice(first, min(first + _CHUNK, context.dim))
-                centered = private.uniforms(part.stop - first) - 0.5
-                noise = -self.noise_scale * np.sign(centered) * np.log1p(-2.0 * np.abs(centered))
-                sent = (values[row, part] + noise) / self.step + shared.uniforms(part.stop - first) - 0.5
-                np.clip(np.floor(sent + self.levels / 2), 0, self.levels - 1, out=sent)
-                index[row, part] = sent
+                part = index[row, first : first + _CHUNK]
+                clipped += to_units(rows[row], first, lines, True, units[: len(part)])
+                words = private.words64(len(part)), shared.words64(len(part))
+                noisy_levels(units[: len(part)], *words, *law, part)
         symbols = torch.from_numpy(index).reshape(update.shape).to(update.device)
         return Message(symbols, self.code(context).num_bits(symbols), clipped)
 
@@ -146,14 +149,15 @@ class JoPEQ(Mechanism):
             ValueError: If a message has the wrong length or holds a level that there is not.
         """
         check_received(symbols, len(clients), context.dim, self.levels - 1)
-        total = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols
-        dither = np.zeros(context.dim)
+        dithers, middle = np.zeros(context.dim), len(clients) * (self.levels - 1) / 2
         for client in clients:
-            dither += self._dither(client, rand).uniforms(context.dim) - 0.5
-        center, radius = (context.expand(t.to(total.device)) for t in (context.center, context.radius))
-        middle = len(clients) * (self.levels - 1) / 2
-        steps = total.double() - middle - torch.from_numpy(dither).to(total.device)
-        return (len(clients) * center + radius * self.step * steps).float()
+            stream = self._dither(client, rand)
+            for first in range(0, context.dim, _CHUNK):
+                part = dithers[first : first + _CHUNK]
+                add_uniforms(stream.words64(len(part)), part)
+        steps = sum_of_rows(symbols).sub_(middle).sub_(torch.from_numpy(dithers).to(symbols.device))
+        base, slope = len(clients) * context.center, context.radius * self.step
+        return decode_total(steps, context.segments, base, slope)
 
     def code(self, context: RoundContext) -> FixedLength:
         """Enough bits for a level."""

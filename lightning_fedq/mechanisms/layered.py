@@ -11,19 +11,26 @@ them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from lightning_fedq.core import Adversary, GaussianLoss, Loss, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.functional.chunks import in_chunks
+from lightning_fedq.functional.exact_error.dither import add_dequantized_row
 from lightning_fedq.functional.exact_error.float_error import LawError, layered_law_error
 from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE, Layering, layer_row
 from lightning_fedq.functional.exact_error.layered_cost import known_dither_delta
-from lightning_fedq.mechanisms.bases.exact_error import ExactError, Quantizer
+from lightning_fedq.mechanisms.bases.exact_error import Array, ExactError, Quantizer
 from lightning_fedq.randomness import PublicRandomness, Stream
+
+
+def _next_words(stream: Stream, size: int) -> NDArray[np.uint64]:
+    return stream.words64(WORDS_PER_COORDINATE * size)
 
 
 def layered_quantizer(stream: Stream, dim: int, sigma: float, layering: Layering) -> Quantizer:
@@ -40,7 +47,7 @@ def layered_quantizer(stream: Stream, dim: int, sigma: float, layering: Layering
     def fill(part: slice, words: NDArray[np.uint64]) -> None:
         layer_row(words, sigma, True, layering == "shifted", *(array[part] for array in quantizer))
 
-    in_chunks(dim, lambda size: stream.words64(WORDS_PER_COORDINATE * size), fill)
+    in_chunks(dim, partial(_next_words, stream), fill)
     return quantizer
 
 
@@ -81,6 +88,26 @@ class LayeredGaussian(ExactError):
             return layered_quantizer(stream, context.dim, sigma, self.layering)
 
         return make
+
+    def _add_decoded(
+        self,
+        symbols: Tensor,
+        clients: Sequence[int],
+        context: RoundContext,
+        rand: PublicRandomness,
+        total: Array,
+    ) -> None:
+        """Chunk by chunk: dithers and layers of a whole message would leave the cache."""
+        rows, sigma = symbols.reshape(len(clients), context.dim).contiguous().numpy(), self.spread(context)
+
+        def add(part: slice, words: NDArray[np.uint64], row: int) -> None:
+            quantizer = Quantizer(*(np.empty(part.stop - part.start) for _ in range(3)))
+            layer_row(words, sigma, True, self.layering == "shifted", *quantizer)
+            add_dequantized_row(rows[row, part], *quantizer, total[part])
+
+        for row, client in enumerate(clients):
+            stream = rand.shared_with_server(client, "layered dither")
+            in_chunks(context.dim, partial(_next_words, stream), partial(add, row=row))
 
     def law_error(self, context: RoundContext) -> LawError:
         """Distance of the released sum's law from the exact one, a coordinate."""

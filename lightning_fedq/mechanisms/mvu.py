@@ -34,6 +34,9 @@ from lightning_fedq.core import (
     RoundContext,
     Unit,
 )
+from lightning_fedq.functional.linear_decode import decode_total
+from lightning_fedq.functional.private_levels import draw_outputs, sum_of_outputs
+from lightning_fedq.functional.segments import segment_lines, to_units
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.bases.received import check_received
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
@@ -250,21 +253,17 @@ class MVU(Mechanism):
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         """See `Mechanism.encode`. Symbols are uint8 output numbers."""
-        rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().double()
-        scaled = (rows - context.expand(context.center)) / context.expand(context.radius)
-        clipped = int((scaled.abs() > 1.0).sum())
-        places = ((scaled.clamp(-1.0, 1.0) + 1.0) * (0.5 * ((1 << self.input_bits) - 1))).numpy()
-        index = np.empty(rows.shape, np.uint8)
+        rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().contiguous().numpy()
+        lines = segment_lines(context.segments, context.center, context.radius)
+        index, units, clipped = np.empty(rows.shape, np.uint8), np.empty(min(_CHUNK, context.dim)), 0
         edges = np.cumsum(self.design.counts, axis=1)[:, :-1].astype(np.uint64)
         for row, client in enumerate(rand.clients):
             private = rand.private(client, "mvu coins")
             for first in range(0, context.dim, _CHUNK):
-                part = places[row, first : first + _CHUNK]
-                up, output = private.words(len(part)), private.words(len(part))
-                below = np.floor(part)
-                # P(up) = ceil(fraction 2^32) / 2^32: the grid's own coin, private only because P is.
-                point = (below + (up < np.ceil((part - below) * _WORD))).astype(np.int64)
-                index[row, first : first + _CHUNK] = (output[:, None] >= edges[point]).sum(1)
+                part = index[row, first : first + _CHUNK]
+                up, words = private.words(len(part)), private.words(len(part))
+                clipped += to_units(rows[row], first, lines, True, units[: len(part)])
+                draw_outputs(units[: len(part)], up, words, edges, part)
         symbols = torch.from_numpy(index).reshape(update.shape).to(update.device)
         return Message(symbols, self.output_bits * symbols.numel(), clipped)
 
@@ -281,8 +280,13 @@ class MVU(Mechanism):
             raise ValueError(f"messages must have shape {expected}, got {tuple(symbols.shape)}")
         values = torch.from_numpy(2.0 * self.design.outputs - 1.0).to(symbols.device)
         check_received(symbols, len(clients), context.dim, len(values) - 1)
-        center, radius = (context.expand(t.to(symbols.device)) for t in (context.center, context.radius))
-        return (len(clients) * center + radius * values[symbols.long()].sum(0)).float()
+        total = torch.zeros(context.dim, dtype=torch.float64, device=symbols.device)
+        if symbols.device.type == "cpu":
+            sum_of_outputs(symbols.contiguous().numpy(), values.numpy(), total.numpy())
+        else:
+            for row in symbols:  # in the same order
+                total += values[row.long()]
+        return decode_total(total, context.segments, len(clients) * context.center, context.radius)
 
     def code(self, context: RoundContext) -> FixedLength:
         """b_out bits a coordinate."""

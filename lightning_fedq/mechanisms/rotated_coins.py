@@ -45,8 +45,10 @@ from lightning_fedq.core import (
     Unit,
 )
 from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.chunks import CHUNK
 from lightning_fedq.functional.clip import unit_ball_factor
 from lightning_fedq.functional.hadamard import padded_size
+from lightning_fedq.functional.linear_decode import sum_of_rows
 from lightning_fedq.functional.one_bit.hidden_coin import ORDERS, hidden_coin_moments
 from lightning_fedq.functional.one_bit.threshold_coin import (
     WORD_BITS,
@@ -253,15 +255,17 @@ class RotatedCoins(Mechanism):
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         """See `Mechanism.decode`. Also takes the sum modulo `symbol_modulus`."""
-        total = symbols.cpu().reshape(-1, symbols.shape[-1]).sum(0, dtype=torch.int64).numpy()
+        total = sum_of_rows(symbols.cpu()).numpy()
         modulus = self.symbol_modulus(context)[0]
         thrown = len(clients) * self.coins
         lowest = (thrown + 1 - modulus) // 2  # the values around half of the coins
-        ones = lowest + (total - lowest) % modulus
         radius = self.kappa * self.clip_norm / math.sqrt(padded_size(context.dim))
         share = len(total) / padded_size(context.dim)
-        estimate = (2 * ones - thrown) * (radius / (self._bias * self.coins * share))
-        back = rotate_back(estimate.astype(np.float32), self._words(context, rand), context.dim)
+        scale, estimate = radius / (self._bias * self.coins * share), np.empty(len(total), np.float32)
+        for first in range(0, len(total), CHUNK):
+            ones = lowest + ((total[first : first + CHUNK].astype(np.int64) - lowest) & (modulus - 1))
+            estimate[first : first + CHUNK] = (2 * ones - thrown) * scale
+        back = rotate_back(estimate, self._words(context, rand), context.dim)
         return torch.from_numpy(back).to(symbols.device)
 
     def code(self, context: RoundContext) -> FixedLength:

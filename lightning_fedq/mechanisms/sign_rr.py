@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.core import Message, PrivacyClaim, RoundContext
+from lightning_fedq.functional.linear_decode import decode_sum
+from lightning_fedq.functional.segments import saturate, segment_lines
 from lightning_fedq.mechanisms.bases.claims import independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
 from lightning_fedq.mechanisms.bases.received import check_received
@@ -50,6 +52,12 @@ class SignRR(OneBitMechanism):
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         """See `Mechanism.encode`. Symbols are uint8 bits. Sizes beyond the radius count as clipped."""
+        if update.device.type == "cpu":
+            rows = update.detach().reshape(len(rand.clients), context.dim).float().contiguous()
+            lines = segment_lines(context.segments, context.center, context.radius)
+            far = torch.empty_like(rows)
+            outside = saturate(rows.numpy(), lines, self.zero_is_positive, far.numpy())
+            return replace(super().encode(far.reshape(update.shape), context, rand), num_clipped=outside)
         center, radius = (context.expand(t.to(update.device)) for t in (context.center, context.radius))
         distance = update.detach().float().double() - center
         signs = distance.sign()
@@ -72,12 +80,13 @@ class SignRR(OneBitMechanism):
         check_received(symbols, len(clients), context.dim, 1)
         if self.aggregation == "mean":
             return super().decode(symbols, clients, context, rand)
+        count = len(clients)
+        lines = context.segments, count * context.center.double(), context.radius
+        if self.aggregation == "plain_mean":
+            return decode_sum(symbols, *lines, multiple=2, shift=count)
         ones = symbols.sum(0, dtype=torch.int32) if symbols.dim() == 2 else symbols
-        votes = (2 * ones.to(torch.int64) - len(clients)).double()
-        if self.aggregation == "majority":
-            votes = len(clients) * votes.sign()
-        center, radius = (context.expand(t.to(symbols.device)) for t in (context.center, context.radius))
-        return (len(clients) * center + radius * votes).float()
+        votes = (2 * ones.to(torch.int64) - count).sign()
+        return decode_sum(votes, *lines, multiple=count)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """At most radius^2 alpha^2 / n for a mean of bits worth +-alpha, radius^2 for a majority."""

@@ -10,13 +10,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lightning_fedq.core import Adversary, Mechanism, Message, NonPrivate, PrivacyClaim, RoundContext
-from lightning_fedq.functional.exact_error.dither import centred_dither, dither_quantize
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.functional.exact_error.dither import add_centred_dither, dither_levels
+from lightning_fedq.functional.linear_decode import decode_total, sum_of_rows
+from lightning_fedq.functional.segments import segment_lines, to_units
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.wire.coding import FixedLength
+
+_CHUNK = 1 << 14
 
 
 @dataclass(frozen=True)
@@ -40,33 +45,39 @@ class SubtractiveDither(Mechanism):
         return (1 << (self.bits - 1)) - 1
 
     @staticmethod
-    def _dither(client: int, context: RoundContext, rand: PublicRandomness) -> Tensor:
-        return torch.from_numpy(
-            centred_dither(rand.shared_with_server(client, "dither").words64(context.dim))
-        )
+    def _dither(client: int, rand: PublicRandomness) -> Stream:
+        return rand.shared_with_server(client, "dither")
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         """See `Mechanism.encode`. Symbols are int32 in [-(2^(bits - 1) - 1), 2^(bits - 1) - 1]."""
-        rows = update.detach().reshape(len(rand.clients), context.dim).cpu().double()
-        center, radius = context.expand(context.center), context.expand(context.radius)
-        symbols, clipped = torch.empty(rows.shape, dtype=torch.int32), 0
+        rows = update.detach().reshape(len(rand.clients), context.dim).cpu()
+        rows = (rows if rows.dtype == torch.float32 else rows.double()).contiguous()
+        lines = segment_lines(context.segments, context.center, 1.0 / context.radius)
+        symbols, units, clipped = (
+            torch.empty(rows.shape, dtype=torch.int32),
+            np.empty(min(_CHUNK, context.dim)),
+            0,
+        )
         for row, client in enumerate(rand.clients):
-            scaled = (rows[row] - center) * (1.0 / radius)
-            clipped += int((scaled.abs() > 1.0).sum())
-            dither = self._dither(client, context, rand)
-            quantized = dither_quantize(scaled.clamp(-1.0, 1.0) * self._levels, dither, 1.0)
-            symbols[row] = quantized.clamp(-self._levels, self._levels)
+            stream, values, out = self._dither(client, rand), rows[row].numpy(), symbols[row].numpy()
+            for first in range(0, context.dim, _CHUNK):
+                part = out[first : first + _CHUNK]
+                clipped += to_units(values, first, lines, False, units[: len(part)])
+                dither_levels(units[: len(part)], stream.words64(len(part)), self._levels, part)
         return Message(symbols.reshape(update.shape).to(update.device), self.bits * symbols.numel(), clipped)
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         """See `Mechanism.decode`."""
-        total = symbols.cpu().reshape(-1, context.dim).sum(0, dtype=torch.int64).double()
+        missing = -sum_of_rows(symbols.cpu()).numpy()
         for client in clients:
-            total -= self._dither(client, context, rand)
-        center, step = context.expand(context.center), context.expand(context.radius / self._levels)
-        return (len(clients) * center + total * step).float().to(symbols.device)
+            stream = self._dither(client, rand)
+            for first in range(0, context.dim, _CHUNK):
+                part = missing[first : first + _CHUNK]
+                add_centred_dither(stream.words64(len(part)), part)
+        base, slope = len(clients) * context.center, context.radius / self._levels
+        return decode_total(torch.from_numpy(-missing), context.segments, base, slope).to(symbols.device)
 
     def code(self, context: RoundContext) -> FixedLength:
         """Signed integers."""

@@ -376,7 +376,8 @@ class ClippedInTheWrongNorm(GaussianNoise):
 
 class _EachCoordinate(WholeVector):
     def factors(self, rows, context):
-        return torch.full_like(rows, 1.0 / self.clip_norm), 0
+        shape = len(rows), len(context.segments)
+        return torch.full(shape, 1.0 / self.clip_norm, dtype=torch.float64), 0
 
 
 @dataclass(frozen=True)
@@ -615,8 +616,8 @@ class ClipPassesNan(GaussianNoise):
 
 class _PassesNan(WholeVector):
     def factors(self, rows, context):
-        kept = nan_passes(self.clip_norm, rows.norm(dim=1)) / self.clip_norm
-        return kept[:, None].expand_as(rows), 0
+        kept = nan_passes(self.clip_norm, rows.double().norm(dim=1)) / self.clip_norm
+        return kept[:, None].expand(-1, len(context.segments)), 0
 
 
 def nan_passes(limit, norms):

@@ -34,13 +34,14 @@ from numpy.typing import NDArray
 from scipy import optimize, special
 
 from lightning_fedq.functional.chunks import in_chunks
+from lightning_fedq.functional.exact_error.depths import BLOCK, draw_depths
 from lightning_fedq.functional.exact_error.irwin_hall import (
     Array,
     half_support,
     irwin_hall_pdf,
     irwin_hall_slope,
 )
-from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE, draw_depth
+from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE
 from lightning_fedq.functional.exact_error.tables import (
     NOWHERE,
     InverseTable,
@@ -211,12 +212,14 @@ def _special_radii(
     words: NDArray[np.uint64], gaussian: bool, coefficients: Array, width: float, radius: Array
 ) -> None:
     """Radius of the target's layer where the coin says special, else 0, `(n,)`, from `(4 n,)` words."""
-    for j in range(radius.size):
-        coin = words[4 * j]
-        depth = draw_depth(coin, words[4 * j + 1], words[4 * j + 2], words[4 * j + 3], gaussian)
-        layer = np.sqrt(2.0 * depth) if gaussian else depth * 0.7071067811865476
-        core = np.float64(coin >> np.uint64(11)) * 2.0**-53 < evaluate(coefficients, width, layer)
-        radius[j] = 0.0 if core else layer
+    depths = np.empty(BLOCK)
+    for start in range(0, radius.size, BLOCK):
+        drawn, part = words[4 * start :], radius[start : start + BLOCK]
+        draw_depths(drawn, gaussian, depths[: part.size])
+        for j in range(part.size):
+            layer = np.sqrt(2.0 * depths[j]) if gaussian else depths[j] * 0.7071067811865476
+            coin = np.float64(drawn[4 * j] >> np.uint64(11)) * 2.0**-53
+            part[j] = 0.0 if coin < evaluate(coefficients, width, layer) else layer
 
 
 def draw_mixture(
@@ -228,7 +231,7 @@ def draw_mixture(
     """Draw (A, B) for `count` coordinates: A Z + B has the target law for Z of the Irwin-Hall law.
 
     Everybody who calls it with the same words gets the same pairs. (The coin and the cap on A compare
-    floats: two machines whose logarithms differ in the last digit would have to meet a probability within
+    floats: two machines whose tables differ in the last digit would have to meet a probability within
     1e-16, at odds of about 2^-52 a coordinate, to differ.)
 
     Args:

@@ -65,6 +65,31 @@ def add_centred_dither(words: NDArray[np.uint64], total: NDArray[np.float64]) ->
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def add_uniforms(words: NDArray[np.uint64], total: NDArray[np.float64]) -> None:
+    """Add `Stream.uniforms` less 1/2 to a running sum, in one pass on the CPU."""
+    for j in range(words.size):
+        total[j] += np.float64(np.int64(words[j] >> np.uint64(12))) * 2.0**-52 + 2.0**-53 - 0.5
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def dither_levels(
+    units: NDArray[np.float64], words: NDArray[np.uint64], levels: int, out: NDArray[np.int32]
+) -> None:
+    """Quantise to 2 levels + 1 integers, `dither_quantize(levels * units, centred_dither(words), 1)` cut off.
+
+    Args:
+        units: `(n,)` in [-1, 1].
+        words: `(n,)` uniform words.
+        levels: The largest integer.
+        out: `(n,)`, overwritten.
+    """
+    shift, half_cells, last = np.uint64(11), np.int64(1 << 52), np.float64(levels)
+    for j in range(words.size):
+        dither = (np.float64(np.int64(words[j] >> shift) - half_cells) + 0.5) * 2.0**-53
+        out[j] = np.int32(min(max(np.floor(units[j] * last + dither + 0.5), -last), last))
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def dither_quantize_row(
     values: NDArray[np.floating],
     scale: float,

@@ -14,7 +14,6 @@ of what the code returns, for every input. The steps, each worked out in docs/fl
    pieces of a uniform, by the distance of their distribution function, `Decomposition.uniform_error`.
 
 Beyond 7 standard deviations, which have a probability below 2^-38, a log-ratio is charged as a distance.
-Client and server may differ in the last digit of a logarithm.
 """
 
 from __future__ import annotations

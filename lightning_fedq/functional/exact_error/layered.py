@@ -31,13 +31,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.exact_error.depths import (
+    BLOCK,
+    LEAST_DEPTH,
+    complementary_depths,
+    draw_depths,
+)
 
 Law = Literal["gaussian", "laplace"]
 Layering = Literal["direct", "shifted"]
 
 WORDS_PER_COORDINATE = 4
-LEAST_DEPTH = 2.0**-60
-"""Depths are clamped here; less than 1e-26 of the mass lies below."""
 
 
 def check_law(law: str, layering: str, sigma: float) -> None:
@@ -107,33 +111,11 @@ def fixed_length_bits(interval: float, law: Law, sigma: float) -> int:
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _exponential(word: np.uint64, fraction: float) -> float:
-    """-ln((word + fraction) / 2^64), with a relative error below 2^-50 at both ends."""
-    low = word < np.uint64(1 << 63)
-    tail = (np.float64(word) + fraction if low else np.float64(~word) + (1.0 - fraction)) * 2.0**-64
-    uniform = tail if low else 1.0 - tail
-    missed = 0.0 if low else (1.0 - uniform) - tail  # what the rounding of 1 - tail has lost
-    return float(-(np.log(uniform) + missed / uniform))
+def _half_width(depth: float, gaussian: bool, sigma: float) -> float:
+    return float(sigma * np.sqrt(2.0 * depth) if gaussian else sigma * depth * 0.7071067811865476)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def draw_depth(w0: np.uint64, w1: np.uint64, w2: np.uint64, w3: np.uint64, gaussian: bool) -> float:
-    """Turn the four words of one coordinate into its depth l. The top 53 bits of `w0` are not used.
-
-    Args:
-        w0: To `w3`, uniform 64-bit words.
-        gaussian: Gaussian law if true, else Laplace.
-    """
-    low_bits = np.uint64(2047)
-    first = _exponential(w1, (np.float64(w0 & low_bits) + 0.5) * 2.0**-11)
-    second = _exponential(w2, (np.float64((w3 & low_bits) >> np.uint64(1)) + 0.5) * 2.0**-10)
-    if gaussian:
-        cosine = np.cos((0.5 * np.pi) * ((np.float64(w3 >> np.uint64(11)) + 0.5) * 2.0**-53))
-        second *= cosine * cosine
-    return float(max(first + second, LEAST_DEPTH))
-
-
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
 def layer_row(
     words: NDArray[np.uint64],
     sigma: float,
@@ -155,20 +137,25 @@ def layer_row(
         offset: `(n,)`, overwritten.
     """
     shift, half_cells = np.uint64(11), np.int64(1 << 52)
-    for j in range(dither.size):
-        dither[j] = (np.float64(np.int64(words[4 * j] >> shift) - half_cells) + 0.5) * 2.0**-53
-        depth = draw_depth(words[4 * j], words[4 * j + 1], words[4 * j + 2], words[4 * j + 3], gaussian)
-        half = sigma * np.sqrt(2.0 * depth) if gaussian else sigma * depth * 0.7071067811865476
+    depths, others = np.empty(BLOCK), np.empty(BLOCK)
+    for start in range(0, dither.size, BLOCK):
+        drawn, size = words[4 * start :], min(BLOCK, dither.size - start)
+        u, w, mid = dither[start : start + size], step[start : start + size], offset[start : start + size]
+        for j in range(size):
+            u[j] = (np.float64(np.int64(drawn[4 * j] >> shift) - half_cells) + 0.5) * 2.0**-53
+        draw_depths(drawn, gaussian, depths[:size])
         if not shifted:
-            step[j], offset[j] = 2.0 * half, 0.0
+            for j in range(size):
+                w[j] = 2.0 * _half_width(depths[j], gaussian, sigma)
+                mid[j] = 0.0
             continue
-        near = depth < 0.6931471805599453
-        rest = -np.log(-np.expm1(-depth)) if near else -np.log1p(-np.exp(-depth))
-        other = sigma * np.sqrt(2.0 * rest) if gaussian else sigma * rest * 0.7071067811865476
-        step[j] = half + other
-        offset[j] = 0.5 * (half - other)
-        if words[4 * j + 3] & np.uint64(1):
-            offset[j] = -offset[j]
+        complementary_depths(depths[:size], others[:size])
+        for j in range(size):
+            half = _half_width(depths[j], gaussian, sigma)
+            other = _half_width(others[j], gaussian, sigma)
+            w[j] = half + other
+            gap = 0.5 * (half - other)
+            mid[j] = -gap if drawn[4 * j + 3] & np.uint64(1) else gap
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,11 @@ from __future__ import annotations
 import math
 from decimal import Decimal
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from lightning_fedq.functional.chunks import CHUNK
 from lightning_fedq.functional.noise.inversion import Words, draw
 
 LARGEST_SIGMA = 2.0**16
@@ -83,28 +85,50 @@ def rounded_norm_bound(norm: float, dim: int, beta: float) -> float:
     return math.sqrt(min((norm + root) ** 2, likely))
 
 
-def conditional_rounding(values: NDArray[np.float64], bound: float, words: Words) -> NDArray[np.int64]:
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _round(
+    values: NDArray[np.float64], divisor: float, words: NDArray[np.uint64], out: NDArray[np.signedinteger]
+) -> float:
+    """Round a stretch up or down, and return the sum of squares."""
+    square = 0.0
+    for j in range(values.size):
+        value = values[j] / divisor
+        floor = np.floor(value)
+        up = (words[j] >> np.uint64(11)) < np.uint64((value - floor) * 9007199254740992.0)
+        out[j] = np.int64(floor) + up
+        square += (floor + up) * (floor + up)
+    return square
+
+
+def conditional_rounding(
+    values: NDArray[np.float64],
+    bound: float,
+    words: Words,
+    out: NDArray[np.signedinteger],
+    divisor: float = 1.0,
+) -> None:
     """Round every coordinate up or down, unbiased, and again until the norm is at most `bound`.
 
     Args:
-        values: `(d,)`, in integer steps.
-        bound: From `rounded_norm_bound`, for the norm of `values`.
+        values: `(d,)`, in integer steps once they are divided.
+        bound: From `rounded_norm_bound`, for the norm of the values.
         words: Source of uniform 64-bit words, private.
+        out: `(d,)`, overwritten; int32 takes the low bits.
+        divisor: Of the values.
 
     Raises:
         ValueError: If the floors alone exceed the bound, or 1,000 attempts fail: the bound is too small.
     """
-    floors = np.floor(values)
-    fraction = ((values - floors) * 2.0**53).astype(np.uint64)
-    base = floors.astype(np.int64)
     for _ in range(1000):
-        up = (words(len(values)) >> np.uint64(11)) < fraction
-        rounded: NDArray[np.int64] = base + up
-        if float(np.square(rounded.astype(np.float64)).sum()) <= bound * bound:
-            return rounded
+        square = 0.0
+        for first in range(0, len(values), CHUNK):
+            part = values[first : first + CHUNK]
+            square += _round(part, divisor, words(len(part)), out[first : first + CHUNK])
+        if square <= bound * bound:
+            return
     raise ValueError(
-        f"1,000 roundings of a vector of norm {np.linalg.norm(values):.6g} left the bound {bound:.6g}; "
-        "clip to the norm that the bound was made for"
+        f"1,000 roundings of a vector of norm {np.linalg.norm(values) / divisor:.6g} left the bound "
+        f"{bound:.6g}; clip to the norm that the bound was made for"
     )
 
 

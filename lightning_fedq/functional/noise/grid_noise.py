@@ -71,11 +71,19 @@ def signed_tails(count: int, words64: Words) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(tails * 2.0**-64), torch.from_numpy(words > others)
 
 
-def rounded_gaussian(sigma: float, count: int, words64: Words) -> Tensor:
-    """Nearest integers to sigma times a normal variable. |result| <= 13.11 sigma + 1.
+def quantile(law: str, tails: Tensor) -> Tensor:
+    """Quantiles of a law of scale 1 at tails up to 1/2, so that none is positive. float64."""
+    return torch.special.ndtri(tails) if law == "gaussian" else torch.log(2.0 * tails)
+
+
+def rounded_noise(law: str, scale: float, count: int, words64: Words) -> Tensor:
+    """Nearest integers to `scale` times a variable of a law of scale 1.
+
+    They are at most 13.11 (Gaussian) or 88.73 (Laplace) times the scale, and 1.
 
     Args:
-        sigma: Standard deviation, in integers.
+        law: "gaussian" or "laplace".
+        scale: Standard deviation (Gaussian) or mean absolute value (Laplace), in integers.
         count: Number of draws.
         words64: See `signed_tails`.
 
@@ -83,23 +91,7 @@ def rounded_gaussian(sigma: float, count: int, words64: Words) -> Tensor:
         `(count,)` int64.
     """
     tails, right = signed_tails(count, words64)
-    below = torch.round(torch.special.ndtri(tails) * sigma).to(torch.int64)
-    return torch.where(right, -below, below)
-
-
-def rounded_laplace(scale: float, count: int, words64: Words) -> Tensor:
-    """Nearest integers to `scale` times a Laplace variable. |result| <= 88.73 scale + 1.
-
-    Args:
-        scale: Mean absolute value, in integers.
-        count: Number of draws.
-        words64: See `signed_tails`.
-
-    Returns:
-        `(count,)` int64.
-    """
-    tails, right = signed_tails(count, words64)
-    below = torch.round(torch.log(2.0 * tails) * scale).to(torch.int64)
+    below = torch.round(quantile(law, tails) * scale).to(torch.int64)
     return torch.where(right, -below, below)
 
 
@@ -183,8 +175,7 @@ class GridNoise:
         Returns:
             `(n,)` int64 in [-2^(bits - 1), 2^(bits - 1)).
         """
-        draw = rounded_gaussian if self.law == "gaussian" else rounded_laplace
-        noise = draw(self.scale * 2.0**FINE_BITS, len(values), words64)
+        noise = rounded_noise(self.law, self.scale * 2.0**FINE_BITS, len(values), words64)
         sums = (values + noise.to(values.device) + (1 << self.shift >> 1)) >> self.shift
         return sums.clamp_(-(1 << self.bits - 1), (1 << self.bits - 1) - 1)
 

@@ -2,7 +2,7 @@
 
 A word decides unless it equals a threshold's first 64 bits, which one draw in about 10^16 does. Then both are
 extended by 64 bits until they differ. So the law is exact, no float is compared, and the work does not depend
-on data: every word is compared with equally many thresholds.
+on data, only on the words: their leading bits say between which thresholds they lie, mostly all but one.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable
 from decimal import Decimal, localcontext
 from functools import lru_cache
+from typing import NamedTuple
 
 import numba
 import numpy as np
 from numpy.typing import NDArray
 
-_BLOCK = 4096
-"""Draws whose words and places stay in a cache while they are looked up."""
+_BLOCK = 1024
+"""Draws whose words and values stay in a cache while they are looked up."""
+_GUIDE_BITS = 16
+_FEW = 16
 
 Words = Callable[[int], NDArray[np.uint64]]
 Weights = Callable[[float, int], list[Decimal]]
@@ -41,29 +44,72 @@ def thresholds(weights: Weights, parameter: float, bits: int) -> tuple[int, list
     return len(half) - 1, found[:-1]
 
 
+class _Table(NamedTuple):
+    """Thresholds of a law, and where to look among them.
+
+    Args:
+        largest: Of the law's values.
+        found: `(2 largest,)`, ascending.
+        guide: How many of them lie below each multiple of 2^(64 - bits), and their number: `(2^bits + 1,)`.
+    """
+
+    largest: int
+    found: NDArray[np.uint64]
+    guide: NDArray[np.int32]
+
+
 @lru_cache(maxsize=16)
-def _word_thresholds(weights: Weights, parameter: float) -> tuple[int, NDArray[np.uint64]]:
+def _table(weights: Weights, parameter: float) -> _Table:
     largest, found = thresholds(weights, parameter, 64)
-    return largest, np.array(found, np.uint64)
+    words = np.array(found, np.uint64)
+    bits = min(max(2 * len(found).bit_length() - 3, 8), _GUIDE_BITS)
+    guide = np.searchsorted(words, np.arange(1 << bits, dtype=np.uint64) << np.uint64(64 - bits), side="left")
+    return _Table(largest, words, np.append(guide, len(words)).astype(np.int32))
 
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _look_up(found: NDArray[np.uint64], words: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """Number of ascending thresholds at or below each word, by a binary search with all words in step."""
-    longest = 1
-    while 2 * longest <= found.size:
-        longest *= 2
-    padded = np.full(2 * longest - 1, np.uint64(2**64 - 1))
-    padded[: found.size] = found
-    places = np.zeros(words.size, np.int64)
+def _look_up(
+    found: NDArray[np.uint64],
+    guide: NDArray[np.int32],
+    words: NDArray[np.uint64],
+    largest: int,
+    drawn: NDArray[np.int64],
+    ties: NDArray[np.int64],
+) -> int:
+    """Fill in the law's values: the number of thresholds at or below each word, less `largest`.
+
+    Returns:
+        How many words equal a threshold; their places are put into `ties`, as many as fit.
+    """
+    bits = 0
+    while (1 << bits) < guide.size - 1:
+        bits += 1
+    shift, last, count = np.uint64(64 - bits), found.size - 1, 0
+    rest = np.empty(_BLOCK, np.bool_)
     for first in range(0, words.size, _BLOCK):
-        part, word = places[first : first + _BLOCK], words[first : first + _BLOCK]
-        step = longest
-        while step > 0:
-            for i in range(word.size):
-                part[i] += step * (padded[part[i] + step - 1] <= word[i])
-            step //= 2
-    return np.minimum(places, found.size)  # the largest word is not below the padding
+        part, word = drawn[first : first + _BLOCK], words[first : first + _BLOCK]
+        for i in range(word.size):
+            cell = np.int64(word[i] >> shift)
+            low, high = guide[cell], guide[cell + 1]
+            threshold = found[min(low, last)]
+            part[i] = low + (high > low) * (word[i] >= threshold) - largest
+            rest[i] = (high > low + 1) | (word[i] == threshold)
+        for i in range(word.size):
+            if rest[i]:
+                cell = np.int64(word[i] >> shift)
+                low, high = np.int64(guide[cell]), np.int64(guide[cell + 1])
+                while low < high:
+                    middle = (low + high) // 2
+                    if found[middle] <= word[i]:
+                        low = middle + 1
+                    else:
+                        high = middle
+                part[i] = low - largest
+                if low and found[low - 1] == word[i]:
+                    if count < ties.size:
+                        ties[count] = first + i
+                    count += 1
+    return count
 
 
 def draw(weights: Weights, parameter: float, count: int, words: Words) -> NDArray[np.int64]:
@@ -75,12 +121,15 @@ def draw(weights: Weights, parameter: float, count: int, words: Words) -> NDArra
         count: Number of draws.
         words: Source of uniform 64-bit words.
     """
-    largest, found = _word_thresholds(weights, parameter)
-    drawn = words(count)
-    place: NDArray[np.int64] = _look_up(found, drawn)
-    for i in np.flatnonzero(found[place - 1] == drawn):
-        place[i] = _undecided(weights, parameter, int(drawn[i]), words)
-    return place - largest
+    table, read, drawn = _table(weights, parameter), words(count), np.empty(count, np.int64)
+    ties = np.empty(_FEW, np.int64)
+    found = _look_up(table.found, table.guide, read, table.largest, drawn, ties)
+    if found > _FEW:
+        ties = np.empty(found, np.int64)
+        _look_up(table.found, table.guide, read, table.largest, drawn, ties)
+    for i in ties[:found]:
+        drawn[i] = _undecided(weights, parameter, int(read[i]), words) - table.largest
+    return drawn
 
 
 def _undecided(weights: Weights, parameter: float, word: int, words: Words) -> int:

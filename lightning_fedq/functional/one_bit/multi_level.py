@@ -11,8 +11,9 @@ References:
 
 from __future__ import annotations
 
-import torch
-from torch import Tensor
+import numba
+import numpy as np
+from numpy.typing import NDArray
 
 from lightning_fedq.functional.one_bit.threshold_coin import WORD_BITS
 
@@ -22,51 +23,48 @@ def level_step(levels: int) -> float:
     return 2.0 if levels == 2 else 2.0 * (levels + 1) / (levels * (levels - 1))
 
 
-def multi_level_shifts(words: Tensor, levels: int, dim: int) -> Tensor:
-    """Return v in (0, 1) of each coordinate, from 32-bit words. Zeros for two levels, which have no shift.
-
-    Args:
-        words: `(dim,)` uint32; not read for two levels.
-        levels: k >= 2.
-        dim: Number of coordinates.
-
-    Returns:
-        `(dim,)` float64.
-    """
-    if levels == 2:
-        return torch.zeros(dim, dtype=torch.float64)
-    shifts: Tensor = (words.double() + 0.5) / 2.0**WORD_BITS
+def multi_level_shifts(words: NDArray[np.uint32]) -> NDArray[np.float64]:
+    """Return v in (0, 1) of each coordinate, from 32-bit words."""
+    shifts: NDArray[np.float64] = (words.astype(np.float64) + 0.5) / 2.0**WORD_BITS
     return shifts
 
 
-def multi_level_quantize(x: Tensor, words: Tensor, shifts: Tensor, levels: int) -> Tensor:
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def multi_level_quantize(
+    units: NDArray[np.float64],
+    words: NDArray[np.uint32],
+    shifts: NDArray[np.float64],
+    levels: int,
+    step: float,
+    out: NDArray[np.uint8],
+) -> None:
     """Round each coordinate to the level below or above it, up with the probability that makes it unbiased.
 
     Args:
-        x: `(n,)` float64 in units of the radius; clipped to [-1, 1].
-        words: `(n,)` int64, uniform on [0, 2^32).
-        shifts: `(n,)` float64 of `multi_level_shifts`.
+        units: `(n,)` in [-1, 1], in units of the radius.
+        words: `(n,)` uniform words.
+        shifts: `(n,)` of `multi_level_shifts`; zeros for two levels, which have no shift.
         levels: k >= 2.
-
-    Returns:
-        `(n,)` uint8 in [0, levels).
+        step: `level_step(levels)`.
+        out: `(n,)` in [0, levels), overwritten.
     """
-    place = (x.clamp(-1.0, 1.0) + 1.0 + shifts * (2.0 / levels)) / level_step(levels)
-    fixed = torch.floor(place * 2.0**WORD_BITS + 0.5).to(torch.int64)
-    below, rest = fixed >> WORD_BITS, fixed & (2**WORD_BITS - 1)
-    return torch.add(below, words < rest).to(torch.uint8)
+    share = 2.0 / levels
+    for j in range(units.size):
+        place = (units[j] + 1.0 + shifts[j] * share) / step
+        fixed = np.int64(np.floor(place * 4294967296.0 + 0.5))
+        up = np.int64(words[j]) < (fixed & 4294967295)
+        out[j] = np.uint8((fixed >> 32) + up)
 
 
-def multi_level_dequantize_sum(total: Tensor, count: int, shifts: Tensor, levels: int) -> Tensor:
+def multi_level_dequantize_sum(
+    total: NDArray[np.float64], count: int, shifts: NDArray[np.float64], levels: int
+) -> NDArray[np.float64]:
     """Estimate the sum of `count` values, in units of the radius, from the sum of their symbols.
 
     Args:
-        total: `(dim,)` integers.
+        total: `(dim,)`.
         count: Number of symbols summed.
-        shifts: `(dim,)` float64 of `multi_level_shifts`.
+        shifts: `(dim,)`, as they were for the quantiser.
         levels: k >= 2.
-
-    Returns:
-        `(dim,)` float64.
     """
-    return total.double() * level_step(levels) - count * (1.0 + shifts * (2.0 / levels))
+    return total * level_step(levels) - count * (1.0 + shifts * (2.0 / levels))

@@ -222,25 +222,6 @@ def stratify_words(words: NDArray[np.uint32], offsets: NDArray[np.uint32], rank:
         words[j] = np.uint32(((stratum << np.uint64(32)) | np.uint64(words[j])) // np.uint64(strata))
 
 
-def one_bit_dequantize_sum(
-    ones: Tensor, count: int, center: Tensor, radius: Tensor, coin: CoinThresholds
-) -> Tensor:
-    """Estimate the sum of `count` values from how many of their bits are one. Unbiased inside the range.
-
-    Args:
-        ones: `(dim,)` integers in [0, count].
-        count: Number of bits summed.
-        center: Broadcastable to `ones`.
-        radius: Broadcastable to `ones`.
-        coin: The coin.
-
-    Returns:
-        `(dim,)` float32.
-    """
-    signs = (2 * ones.to(torch.int64) - count).double()
-    return (count * center.double() + radius.double() * coin.scale * signs).float()
-
-
 # ---- closed forms, all in float64, for one coordinate -------------------------------------------------
 
 

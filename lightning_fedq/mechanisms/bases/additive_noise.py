@@ -38,12 +38,12 @@ from lightning_fedq.core import (
 )
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import truncate_to_grid, unit_ball_factors
-from lightning_fedq.functional.noise.grid_noise import FINE_BITS, GridNoise
+from lightning_fedq.functional.linear_decode import decode_sum
+from lightning_fedq.functional.noise.fast_grid_noise import CHUNK, add_to_rows
+from lightning_fedq.functional.noise.grid_noise import FINE_BITS, GridNoise, Words
 from lightning_fedq.losses import GaussianLoss, GaussianSumLoss, LaplaceLoss, Loss
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.wire.coding import FixedLength
-
-_CHUNK = 1 << 16
 
 
 class Clipping(Protocol):
@@ -61,7 +61,12 @@ class Clipping(Protocol):
         """The bound of each segment, `(len(segments),)` float64, in units of the update."""
 
     def factors(self, rows: Tensor, context: RoundContext) -> tuple[Tensor, int]:
-        """Return what turns `(n, dim)` rows into bounds, same shape, and how many coordinates it clips."""
+        """Return what turns a row's segments into bounds, `(n, segments)`, and how many coordinates shrink.
+
+        Args:
+            rows: `(n, dim)`, less no centre yet.
+            context: The round.
+        """
 
     def compositions(self, context: RoundContext) -> int:
         """Number of compositions of the noise's loss in one round."""
@@ -88,8 +93,10 @@ class WholeVector(Clipping):
 
     def factors(self, rows: Tensor, context: RoundContext) -> tuple[Tensor, int]:
         """One factor a row. A row that is too long shrinks in every coordinate."""
+        if context.center.any():
+            rows = rows.double() - context.expand(context.center).to(rows.device)
         factors, clipped = unit_ball_factors(rows, self.clip_norm, self.order)
-        return factors[:, None].expand_as(rows), int(clipped.sum()) * rows.shape[1]
+        return factors[:, None].expand(-1, len(context.segments)), int(clipped.sum()) * rows.shape[1]
 
     def compositions(self, context: RoundContext) -> int:
         """Once."""
@@ -110,9 +117,8 @@ class PerCoordinate(Clipping):
         return context.radius
 
     def factors(self, rows: Tensor, context: RoundContext) -> tuple[Tensor, int]:
-        """The inverse radius of every coordinate. The range itself is enforced on the grid."""
-        factors = (1.0 / context.expand(context.radius).to(rows.device)).expand_as(rows)
-        return factors, int(((rows * factors).abs() > 1.0).sum())
+        """The inverse radius of every segment. The range itself is enforced, and counted, on the grid."""
+        return (1.0 / context.radius.to(rows.device)).expand(len(rows), -1), 0
 
     def compositions(self, context: RoundContext) -> int:
         """Once a coordinate."""
@@ -155,30 +161,39 @@ class AdditiveNoise(Mechanism):
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         """See `Mechanism.encode`. Symbols are int16 or int32."""
         rows = update.detach().reshape(len(rand.clients), context.dim)
-        rows = rows.double() - context.expand(context.center).to(rows.device)
+        rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.double()
         factors, clipped = self.clipping.factors(rows, context)
         noise = self.noise
         dtype = torch.int16 if noise.bits <= 16 else torch.int32
         symbols = torch.empty(rows.shape, dtype=dtype, device=rows.device)
-        for row, client in enumerate(rand.clients):
-            self._encode_row(rows[row], factors[row], noise, rand.private(client, "noise"), symbols[row])
+        sources = (rand.private(client, "noise").words64 for client in rand.clients)
+        if rows.device.type == "cpu":
+            clipped += add_to_rows(rows, context.segments, context.center, factors, noise, sources, symbols)
+        else:
+            for row, words64 in enumerate(sources):
+                clipped += self._encode_on_device(
+                    rows[row], factors[row], noise, context, words64, symbols[row]
+                )
         return Message(symbols.reshape(update.shape), noise.bits * symbols.numel(), clipped)
 
     @staticmethod
-    def _encode_row(row: Tensor, factor: Tensor, noise: GridNoise, stream: Stream, out: Tensor) -> None:
-        for first in range(0, len(row), _CHUNK):
-            part = slice(first, first + _CHUNK)
-            fine = truncate_to_grid((row[part] * factor[part]).clamp(-1.0, 1.0), FINE_BITS)
-            out[part] = noise.add(fine, stream.words64)
+    def _encode_on_device(
+        row: Tensor, factors: Tensor, noise: GridNoise, context: RoundContext, words64: Words, out: Tensor
+    ) -> int:
+        """Encode one row where it is: only the noise crosses the bus."""
+        units = (row.double() - context.expand(context.center).to(row.device)) * context.expand(factors)
+        fine = truncate_to_grid(units.clamp(-1.0, 1.0), FINE_BITS)
+        for first in range(0, len(row), CHUNK):
+            part = slice(first, first + CHUNK)
+            out[part] = noise.add(fine[part], words64)
+        return int((units.abs() > 1.0).sum())
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         """See `Mechanism.decode`."""
-        total = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols
-        steps = context.expand(self.clipping.units(context) * self.noise.step).to(total.device)
-        center = context.expand(context.center).to(total.device)
-        return (len(clients) * center + steps * total.double()).float()
+        steps = self.clipping.units(context) * self.noise.step
+        return decode_sum(symbols, context.segments, len(clients) * context.center.double(), steps)
 
     def code(self, context: RoundContext) -> FixedLength:
         """Signed integers wide enough for any noise."""

@@ -30,8 +30,10 @@ from lightning_fedq.core import (
     RoundContext,
 )
 from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.chunks import CHUNK
 from lightning_fedq.functional.clip import unit_ball_factors
-from lightning_fedq.functional.hadamard import padded_size, rotate, rotate_back
+from lightning_fedq.functional.hadamard import flip, padded_size, transform
+from lightning_fedq.functional.linear_decode import sum_of_rows
 from lightning_fedq.functional.noise.discrete_gaussian import conditional_rounding, rounded_norm_bound
 from lightning_fedq.functional.noise.inversion import Words
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
@@ -97,37 +99,50 @@ class ModularNoise(Mechanism):
         return rounded_norm_bound(1.0 / self.granularity, padded_size(context.dim), BETA)
 
     @staticmethod
-    def _signs(context: RoundContext, rand: PublicRandomness) -> Tensor:
+    def _signs(context: RoundContext, rand: PublicRandomness) -> NDArray[np.uint8]:
+        """One bit a padded coordinate."""
         size = padded_size(context.dim)
-        words = rand.public("hadamard signs").words((size + 31) // 32)
-        bits = np.unpackbits(words.view(np.uint8))[:size]
-        return torch.from_numpy(1.0 - 2.0 * bits.astype(np.float64))
+        return rand.public("hadamard signs").words((size + 31) // 32).view(np.uint8)
 
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         """See `Mechanism.encode`. Symbols are int32 in [0, 2^bits), padded_size(dim) of them a client."""
-        rows = update.detach().reshape(len(rand.clients), context.dim).cpu().double()
+        rows = update.detach().reshape(len(rand.clients), context.dim).cpu()
+        rows = rows if rows.dtype in (torch.float32, torch.float64) else rows.double()
         factors, shortened = unit_ball_factors(rows, self.clip_norm, 2)
-        signs, bound = self._signs(context, rand), self.bound(context)
-        symbols = torch.empty(len(rows), len(signs), dtype=torch.int32)
+        signs, bound, size = self._signs(context, rand), self.bound(context), padded_size(context.dim)
+        symbols, rotated = np.empty((len(rows), size), np.int32), np.empty(size)
         for row, client in enumerate(rand.clients):
-            rotated = rotate(rows[row] * (factors[row] / self.granularity), signs).numpy()
-            words = rand.private(client, "rounding").words64
-            rounded = conditional_rounding(rotated, bound, words)
-            rounded += self._noise(len(rounded), rand.private(client, "noise").words64)
-            symbols[row] = torch.from_numpy(rounded % (1 << self.bits))
-        shape = (*update.shape[:-1], len(signs))
+            flip(rows[row].contiguous().numpy(), signs, factors[row].item() / self.granularity, rotated)
+            transform(rotated)
+            draw = rand.private(client, "rounding").words64
+            conditional_rounding(rotated, bound, draw, symbols[row], math.sqrt(size))
+            words = rand.private(client, "noise").words64
+            for first in range(0, size, CHUNK):
+                part = symbols[row, first : first + CHUNK]
+                part[:] = (self._noise(len(part), words) + part) & self._mask
+        sent = torch.from_numpy(symbols).reshape((*update.shape[:-1], size)).to(update.device)
         clipped = int(shortened.sum()) * context.dim
-        return Message(symbols.reshape(shape).to(update.device), self.bits * symbols.numel(), clipped)
+        return Message(sent, self.bits * symbols.size, clipped)
+
+    @property
+    def _mask(self) -> int:
+        return (1 << self.bits) - 1
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         """See `Mechanism.decode`. Also takes the sum modulo 2^bits."""
-        total = symbols.cpu().reshape(-1, symbols.shape[-1]).sum(0, dtype=torch.int64)
-        half = 1 << (self.bits - 1)
-        centred = (total + half) % (2 * half) - half
-        decoded = rotate_back(centred.double(), self._signs(context, rand), context.dim)
-        return (decoded * (self.granularity * self.clip_norm)).float().to(symbols.device)
+        total, signs = sum_of_rows(symbols.cpu()).numpy(), self._signs(context, rand)
+        half, root, scale = 1 << (self.bits - 1), math.sqrt(len(total)), self.granularity * self.clip_norm
+        for part in np.split(total, range(CHUNK, len(total), CHUNK)):
+            part[:] = ((part.astype(np.int64) + half) & self._mask) - half
+        transform(total)
+        decoded = np.empty(context.dim, np.float32)
+        for first in range(0, context.dim, CHUNK):
+            part = total[first : first + CHUNK] / root
+            flip(part, signs[first // 8 :], 1.0, part)
+            decoded[first : first + CHUNK] = (part * scale)[: context.dim - first]
+        return torch.from_numpy(decoded).to(symbols.device)
 
     def code(self, context: RoundContext) -> FixedLength:
         """As many bits a symbol as the modulus has."""

@@ -18,16 +18,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.core import AuditCase, Mechanism, Message, RoundContext
+from lightning_fedq.functional.linear_decode import decode_sum
 from lightning_fedq.functional.one_bit.threshold_coin import (
     WORD_BITS,
     CoinThresholds,
     coin_thresholds,
-    one_bit_dequantize_sum,
     one_bit_quantize_rows,
     one_bit_quantize_words,
     splice_words,
     stratify_words,
 )
+from lightning_fedq.functional.segments import segment_lines
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.wire.coding import FixedLength
 
@@ -164,7 +165,7 @@ class OneBitMechanism(Mechanism):
     ) -> tuple[Tensor, int]:
         values, coin, clipped = rows.contiguous().numpy(), self.coin, 0
         bits, scratch = np.empty(values.shape, np.uint8), np.empty(_BLOCK, np.uint32)
-        ranges = np.stack([np.cumsum(context.segments), context.center.numpy(), context.radius.numpy()])
+        ranges = segment_lines(context.segments, context.center, context.radius)
         num_slots = _BLOCK // min(_CHUNK, context.dim) or 1
         for groups in _batches(stack_by_group(context, rand.clients), num_slots):
             couplings = [self.coupling(group, rand) for group, _ in groups]
@@ -217,9 +218,8 @@ class OneBitMechanism(Mechanism):
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         """See `Mechanism.decode`."""
-        ones = symbols.sum(0, dtype=torch.int32) if symbols.dim() == 2 else symbols
-        center, radius = (context.expand(t.to(symbols.device)) for t in (context.center, context.radius))
-        return one_bit_dequantize_sum(ones, len(clients), center, radius, self.coin)
+        count, scale = len(clients), context.radius.double() * self.coin.scale
+        return decode_sum(symbols, context.segments, count * context.center.double(), scale, 2, count)
 
     def code(self, context: RoundContext) -> FixedLength:
         """One bit a coordinate."""

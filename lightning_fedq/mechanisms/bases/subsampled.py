@@ -17,6 +17,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,8 +36,10 @@ from lightning_fedq.core import (
     SampledGaussianLoss,
 )
 from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.chunks import CHUNK
 from lightning_fedq.functional.exact_error.dither import release_grid
 from lightning_fedq.functional.exact_error.float_error import Inputs, LawError, layered_law_error
+from lightning_fedq.functional.segments import to_units
 from lightning_fedq.mechanisms.bases.exact_error import GRID_BITS, Array, exact_claims
 from lightning_fedq.mechanisms.layered import layered_quantizer
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
@@ -73,11 +76,20 @@ class SubsampledMechanism(Mechanism):
 
     def selected(self, client: int, context: RoundContext, rand: PublicRandomness) -> Mask:
         """Which coordinates a client sends. Probability floor(gamma 2^32) / 2^32 each."""
+        mask = np.zeros(context.dim, np.bool_)
+        self._add_selected(client, rand, mask)
+        return mask
+
+    def _add_selected(self, client: int, rand: PublicRandomness, total: NDArray[Any]) -> None:
+        """Count up where a client sends. Chunks of words stay in a cache."""
         threshold = math.floor(self.sampling_probability * 2.0**32)
         if threshold == 2**32:
-            return np.ones(context.dim, np.bool_)
-        mask: Mask = rand.members(f"selection {client}").words(context.dim) < np.uint32(threshold)
-        return mask
+            total += True
+            return
+        stream = rand.members(f"selection {client}")
+        for first in range(0, total.size, CHUNK):
+            part = total[first : first + CHUNK]
+            part += stream.words(part.size) < np.uint32(threshold)
 
     def counts(self, context: RoundContext, rand: PublicRandomness) -> NDArray[np.int32]:
         """Number of clients of the cohort that send each coordinate.
@@ -86,7 +98,7 @@ class SubsampledMechanism(Mechanism):
         """
         total = np.zeros(context.dim, np.int32)
         for client in context.cohort:
-            total += self.selected(client, context, rand)
+            self._add_selected(client, rand, total)
         return total
 
     def noise_share(self, client: int, context: RoundContext, rand: PublicRandomness) -> Array:
@@ -111,8 +123,13 @@ class SubsampledMechanism(Mechanism):
         return layered_law_error(size, self.grid(context) / std, Inputs(largest, largest))
 
     def _clipped(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> tuple[Tensor, int]:
-        rows = update.detach().reshape(len(rand.clients), context.dim).cpu().double() / self.clip_value
-        return rows.clamp(-1.0, 1.0), int((rows.abs() > 1.0).sum())
+        rows = update.detach().reshape(len(rand.clients), context.dim).cpu()
+        rows = (rows if rows.dtype == torch.float32 else rows.double()).contiguous()
+        clipped, outside = torch.empty(rows.shape, dtype=torch.float64), 0
+        lines = np.array([[context.dim], [0.0], [self.clip_value]])
+        for row, out in zip(rows.numpy(), clipped.numpy(), strict=True):
+            outside += to_units(row, 0, lines, True, out)
+        return clipped, outside
 
     @abstractmethod
     def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:

@@ -5,14 +5,16 @@ from scipy import stats
 
 from lightning_fedq.functional.exact_error.dither import (
     add_dequantized_row,
+    add_uniforms,
     centred_dither,
     dither_dequantize,
+    dither_levels,
     dither_quantize,
     dither_quantize_row,
     release_grid,
     round_to_grid,
 )
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.randomness import PublicRandomness, SeededKeys, Stream
 from tests.functional.exact_error.reference import integer_dither_dequantize, integer_dither_quantize
 
 
@@ -86,3 +88,21 @@ def test_rounding_to_the_grid():
     assert round_to_grid(values, 0.25).tolist() == [0.25, -0.25, 0.25]
     assert release_grid(3.0, 5) == 2.0 / 32.0
     assert release_grid(2.0, 5) == 2.0 / 32.0
+
+
+@pytest.mark.parametrize("levels", [1, 7, 2**15 - 1])
+def test_levels_of_units_are_the_formula_bit_for_bit(levels):
+    words = Stream(b"d" * 32).words64(50_000)
+    words[:2] = 0, 2**64 - 1
+    units = np.concatenate([[-1.0, 1.0], np.random.default_rng(0).uniform(-1.0, 1.0, 49_998)])
+    out = np.empty(len(words), np.int32)
+    dither_levels(units, words, levels, out)
+    dither = torch.from_numpy(centred_dither(words))
+    wanted = dither_quantize(torch.from_numpy(units) * levels, dither, 1.0).clamp(-levels, levels)
+    assert np.array_equal(out, wanted.numpy())
+
+
+def test_uniforms_are_added_in_one_pass():
+    total = np.arange(1000.0)
+    add_uniforms(Stream(b"u" * 32).words64(1000), total)
+    assert np.array_equal(total, np.arange(1000.0) + (Stream(b"u" * 32).uniforms(1000) - 0.5))

@@ -9,9 +9,10 @@ import pytest
 from scipy import special
 
 from lightning_fedq.functional.exact_error.decompose import decomposition
+from lightning_fedq.functional.exact_error.depths import BLOCK, LEAST_DEPTH, complementary_depths, draw_depths
 from lightning_fedq.functional.exact_error.dither import add_dequantized_row, dither_quantize_row
 from lightning_fedq.functional.exact_error.float_error import Inputs, aggregate_law_error, layered_law_error
-from lightning_fedq.functional.exact_error.layered import LEAST_DEPTH, draw_depth, layer_row
+from lightning_fedq.functional.exact_error.layered import layer_row
 from lightning_fedq.randomness import PublicRandomness, SeededKeys
 
 
@@ -41,11 +42,28 @@ def exact_depth(row):
 
 
 def test_depths_in_float64_are_as_accurate_as_stated():
-    with mpmath.workdps(60):
-        for row in extreme_words():
-            exact = max(exact_depth(row), mpmath.mpf(LEAST_DEPTH))
-            error = abs(mpmath.mpf(draw_depth(*row, True)) - exact)
-            assert error <= 2.0**-50 * exact + 2.0**-47.5 * mpmath.sqrt(exact)
+    """Relatively, below 2^-48.9 = 2.1 2^-50."""
+    for rows in np.split(extreme_words(), range(BLOCK, 3000, BLOCK)):
+        depths = np.empty(len(rows))
+        draw_depths(rows.ravel(), True, depths)
+        with mpmath.workdps(60):
+            for row, depth in zip(rows, depths, strict=True):
+                exact = max(exact_depth(row), mpmath.mpf(LEAST_DEPTH))
+                assert abs(mpmath.mpf(depth) - exact) <= 2.0**-48.9 * exact
+
+
+def test_complementary_depths_are_as_accurate_as_stated():
+    """-ln(1 - e^-l), relatively, from the least depth to the largest, and next to multiples of ln 2."""
+    rng = np.random.default_rng(0)
+    multiples = math.log(2.0) * np.repeat(np.arange(1, 150), 3) * (1.0 + np.tile([-1e-15, 0.0, 1e-15], 149))
+    depths = np.concatenate([[LEAST_DEPTH, 104.0], np.exp2(rng.uniform(-60, 6.7, 1500)), multiples])
+    for part in np.split(depths, range(BLOCK, len(depths), BLOCK)):
+        found = np.empty(len(part))
+        complementary_depths(part, found)
+        with mpmath.workdps(60):
+            for depth, value in zip(part, found, strict=True):
+                exact = -mpmath.log(-mpmath.expm1(-mpmath.mpf(depth)))
+                assert abs(mpmath.mpf(value) - exact) <= 2.0**-49.5 * exact
 
 
 @pytest.mark.parametrize("bits", [4, 6, 7])

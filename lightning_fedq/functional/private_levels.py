@@ -1,0 +1,118 @@
+"""Private quantisers of a few levels in compiled passes: coins of a matrix, Laplace noise with a dither."""
+
+from __future__ import annotations
+
+import math
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_fedq.functional.noise.quantile_table import SMALLEST_TAIL, TABLE_ERROR, Table, look_up
+
+_BLOCK = 1 << 10
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def draw_outputs(
+    units: NDArray[np.float64],
+    up: NDArray[np.uint32],
+    words: NDArray[np.uint32],
+    edges: NDArray[np.uint64],
+    outputs: NDArray[np.uint8],
+) -> None:
+    """Round to a grid point at random, and draw an output from the grid point's law.
+
+    P(up) = ceil(fraction 2^32) / 2^32: the grid's own coin, private only because the outputs' are.
+
+    Args:
+        units: `(n,)` in [-1, 1].
+        up: `(n,)` uniform words, for the grid.
+        words: `(n,)` uniform words, for the outputs.
+        edges: `(points, outputs - 1)`: chances over 2^32, summed, of the outputs up to each one.
+        outputs: `(n,)`, overwritten.
+    """
+    half = 0.5 * (edges.shape[0] - 1)
+    flat, size = edges.reshape(-1), edges.shape[1]
+    for j in range(units.size):
+        place = (units[j] + 1.0) * half
+        below = np.floor(place)
+        point = np.int64(below) + (np.float64(up[j]) < np.ceil((place - below) * 4294967296.0))
+        number = 0
+        for k in range(size):
+            number += np.uint64(words[j]) >= flat[point * size + k]
+        outputs[j] = number
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def _noisy_place(unit: float, private: np.uint64, dither: float, scale: float, step: float) -> float:
+    centered = np.float64(private >> np.uint64(12)) * 2.0**-52 + 2.0**-53 - 0.5
+    size = scale * math.log1p(-2.0 * abs(centered))
+    return (unit + (-size if centered > 0.0 else size)) / step + dither - 0.5
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def noisy_levels(
+    units: NDArray[np.float64],
+    private: NDArray[np.uint64],
+    shared: NDArray[np.uint64],
+    scale: float,
+    step: float,
+    levels: int,
+    table: Table,
+    out: NDArray[np.int32],
+) -> None:
+    """Add Laplace noise, then quantise with a subtractive dither.
+
+    The noise is the quantile of the top 52 bits of a word. It is first taken from a table; where that might
+    not give the same level, and in tails below 2^-11, it is computed.
+
+    Args:
+        units: `(n,)` in [-1, 1].
+        private: `(n,)` uniform words, for the noise.
+        shared: `(n,)` uniform words, for the dither.
+        scale: Mean absolute value of the noise.
+        step: Distance of two levels.
+        levels: Their number.
+        table: Laplace quantiles.
+        out: `(n,)`, overwritten.
+    """
+    middle, last, tolerance = levels / 2.0, np.float64(levels - 1), TABLE_ERROR * (1.0 + scale / step)
+    tails, dithers, places = np.empty(_BLOCK), np.empty(_BLOCK), np.empty(_BLOCK)
+    near = np.empty(_BLOCK, np.bool_)
+    for start in range(0, units.size, _BLOCK):
+        unit, drawn = units[start : start + _BLOCK], private[start : start + _BLOCK]
+        dither, put = shared[start : start + _BLOCK], out[start : start + _BLOCK]
+        size = unit.size
+        look_up(drawn, table, tails[:size], places[:size])
+        for j in range(size):
+            dithers[j] = np.float64(dither[j] >> np.uint64(12)) * 2.0**-52 + 2.0**-53
+        for j in range(size):
+            places[j] = (unit[j] + scale * places[j]) / step + dithers[j] - 0.5 + middle
+        for j in range(size):
+            rest = places[j] - np.floor(places[j])
+            near[j] = (rest < tolerance) | (rest > 1.0 - tolerance) | (tails[j] < SMALLEST_TAIL)
+        for j in range(size):
+            if near[j]:
+                places[j] = _noisy_place(unit[j], drawn[j], dithers[j], scale, step) + middle
+        for j in range(size):
+            put[j] = np.int32(min(max(np.floor(places[j]), 0.0), last))
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def sum_of_outputs(
+    rows: NDArray[np.unsignedinteger], values: NDArray[np.float64], total: NDArray[np.float64]
+) -> None:
+    """Add up what the symbols of messages stand for, row after row.
+
+    Args:
+        rows: `(n, dim)`.
+        values: Of each symbol.
+        total: `(dim,)`, to which they are added.
+    """
+    for start in range(0, total.size, 2048):
+        part = total[start : start + 2048]
+        for i in range(rows.shape[0]):
+            row = rows[i, start : start + 2048]
+            for j in range(part.size):
+                part[j] += values[row[j]]

@@ -1,0 +1,91 @@
+"""Values that are the same in a whole segment, and updates in their units, for compiled passes over rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+def segment_lines(segments: Sequence[int], *values: Tensor) -> NDArray[np.float64]:
+    """Where each segment ends, and its values, as compiled passes take them: `(1 + len(values), segments)`.
+
+    Args:
+        segments: Their lengths.
+        *values: `(segments,)` each.
+    """
+    return np.stack([np.cumsum(segments), *(value.detach().double().cpu().numpy() for value in values)])
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def to_units(
+    values: NDArray[np.floating],
+    first: int,
+    lines: NDArray[np.float64],
+    divide: bool,
+    units: NDArray[np.float64],
+) -> int:
+    """Distances from the centre in units of each segment, cut off at +-1, for a stretch of a row.
+
+    Args:
+        values: `(dim,)`.
+        first: Where the stretch begins.
+        lines: `(3, segments)`: ends, centres, and units (`divide`) or their inverses.
+        divide: By the unit, rather than multiply by its inverse.
+        units: `(n,)`, overwritten.
+
+    Returns:
+        How many were beyond +-1.
+    """
+    outside, start, end = 0, first, first + units.size
+    for segment in range(lines.shape[1]):
+        stop = min(int(lines[0, segment]), end)
+        if start >= stop:
+            continue
+        center, factor = lines[1, segment], lines[2, segment]
+        part, put = values[start:stop], units[start - first : stop - first]
+        if divide:
+            for j in range(part.size):
+                put[j] = (np.float64(part[j]) - center) / factor
+        else:
+            for j in range(part.size):
+                put[j] = (np.float64(part[j]) - center) * factor
+        for j in range(put.size):
+            outside += (put[j] > 1.0) | (put[j] < -1.0)
+            put[j] = min(max(put[j], -1.0), 1.0)
+        start = stop
+    return outside
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def saturate(
+    rows: NDArray[np.float32], lines: NDArray[np.float64], zero_is_positive: bool, out: NDArray[np.float32]
+) -> int:
+    """Move every value two radii away from its centre, on the side where it lies. The centre stays.
+
+    Args:
+        rows: `(n, dim)`.
+        lines: `(3, segments)`: ends, centres, radii.
+        zero_is_positive: Is the centre on the right side?
+        out: `(n, dim)`, overwritten.
+
+    Returns:
+        How many were farther from the centre than a radius.
+    """
+    outside = 0
+    for i in range(rows.shape[0]):
+        start = 0
+        for segment in range(lines.shape[1]):
+            stop, center, radius = int(lines[0, segment]), lines[1, segment], lines[2, segment]
+            left, right = np.float32(center - 2.0 * radius), np.float32(center + 2.0 * radius)
+            part, put = rows[i, start:stop], out[i, start:stop]
+            for j in range(part.size):
+                distance = np.float64(part[j]) - center
+                outside += abs(distance) > radius
+                side = right if distance > 0.0 or zero_is_positive else part[j]
+                put[j] = left if distance < 0.0 else side
+            start = stop
+    return outside
