@@ -70,6 +70,7 @@ from lightning_fedq.federation.records import log_round, say_change, warn_of
 from lightning_fedq.federation.resume import begin_again, check_federation, plain_records, records_of
 from lightning_fedq.federation.schedule import Schedule
 from lightning_fedq.federation.secure_sum import check_modulus, check_secure_aggregation, secure_sum
+from lightning_fedq.federation.statement import outcome
 from lightning_fedq.federation.undo import Undo
 from lightning_fedq.federation.unprotected import lengths_tell
 from lightning_fedq.privacy.ledger import Ledger
@@ -413,6 +414,11 @@ class Federated(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Refuse to train on a loader that is not the clients'."""
         check_loader_is_ours(trainer, self._loader)
+
+    def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """Say what was protected from whom."""
+        for line in outcome(self, trainer, None if self._target is None else self._target.target):
+            rank_zero_info(line)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Take everything off again."""

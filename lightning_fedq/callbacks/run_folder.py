@@ -14,12 +14,11 @@ from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import engine_of, federated_of
 from lightning_fedq.callbacks.privacy import PrivacyBudget
-from lightning_fedq.federation.byzantine import num_byzantine_of
-from lightning_fedq.federation.privacy_target import fewest_answers
+from lightning_fedq.federation.statement import report_of
 from lightning_fedq.federation.unprotected import lengths_tell, what_left
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.page import markdown
-from lightning_fedq.privacy.report import PrivacyReport, privacy_report
+from lightning_fedq.privacy.report import PrivacyReport
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.reports import (
     BITS_PER_MEGABYTE,
@@ -40,7 +39,6 @@ from lightning_fedq.reports import (
     write_summary,
 )
 from lightning_fedq.rounds import RoundEngine, RoundRecord, metric_name
-from lightning_fedq.secagg import SecAgg
 
 MODEL, CLIENTS = "model.ckpt", "clients"
 PICTURES = ("accuracy.png", "aggregate.png")
@@ -190,9 +188,7 @@ class RunFolder(pl.Callback):
     def _write(self, trainer: pl.Trainer, ended: str = "") -> None:
         engine = engine_of(trainer, "RunFolder")
         federated = federated_of(trainer, "RunFolder")
-        secagg = federated.secure_aggregation
-        liars = max(num_byzantine_of(trainer, federated.planner), engine.ledger.num_liars)
-        privacy = self._privacy(engine, secagg, liars)
+        privacy = report_of(federated, trainer, self.delta)
         columns = list(dict.fromkeys(k for row in self.rows for k, value in row.items() if value == value))
         privacy = replace(privacy, leaves=what_left(trainer, federated, columns))
         for callback in callbacks_of(trainer):
@@ -228,27 +224,6 @@ class RunFolder(pl.Callback):
         for callback in callbacks_of(trainer):
             if isinstance(callback, PrivacyBudget) and callback.statement:
                 yield f"{callback.statement}."
-
-    def _privacy(self, engine: RoundEngine, secagg: SecAgg | None, num_byzantine: int) -> PrivacyReport:
-        planner = engine.planner
-        return privacy_report(
-            engine.mechanism,
-            engine.charged_context(planner.plan(0, engine.mechanism)),
-            rounds=engine.ledger.rounds,
-            charges=engine.ledger.charges,
-            delta=self.delta,
-            num_clients=planner.num_clients,
-            dropout_probability=planner.dropout_probability,
-            secure_keys=not isinstance(engine.keys, SeededKeys),
-            secure_aggregation=secagg is not None,
-            protocol="" if secagg is None else secagg.statement,
-            equal_weights=engine.plain_sum,
-            max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
-            num_byzantine=num_byzantine,
-            fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
-            fewest_answers=fewest_answers(planner, secagg),
-            most_rounds=planner.most_rounds(engine.ledger.rounds),
-        )
 
     def _summarize(self, engine: RoundEngine, privacy: PrivacyReport, num_buffers: int) -> dict[str, Any]:
         cost = totals(self.rows)

@@ -1,0 +1,144 @@
+"""Statement of what a finished run has protected from whom, or that it has protected nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from lightning_fedq._lightning import callbacks_of, pl
+from lightning_fedq.core import Adversary
+from lightning_fedq.federation.byzantine import num_byzantine_of
+from lightning_fedq.federation.client_metrics import ProtectsSamples, claims_something
+from lightning_fedq.federation.privacy_target import fewest_answers
+from lightning_fedq.federation.protocol import Federation
+from lightning_fedq.privacy.report import PrivacyReport, Row, privacy_report
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon
+from lightning_fedq.randomness import SeededKeys
+
+_LARGEST_DELTA = 1e-5
+_NAMES = {
+    "EAVESDROPPER": "an eavesdropper",
+    "OUTSIDER": "an outsider",
+    "CLIENT": "a curious client",
+    "SERVER": "the server",
+    "SERVER_AND_PARTNER": "the server with a partner",
+    "SECAGG_SERVER": "the server behind secure aggregation",
+}
+"""Adversaries as they are called in a sentence."""
+
+
+def report_of(federated: Federation, trainer: pl.Trainer, delta: float) -> PrivacyReport:
+    """Privacy report of a finished run, by what its ledger has charged.
+
+    Args:
+        federated: Its federation, after a fit.
+        trainer: Its Trainer.
+        delta: In (0, 1 / num_clients).
+    """
+    engine, secagg = federated.engine, federated.secure_aggregation
+    assert engine is not None
+    planner = engine.planner
+    return privacy_report(
+        engine.mechanism,
+        engine.charged_context(planner.plan(0, engine.mechanism)),
+        rounds=engine.ledger.rounds,
+        charges=engine.ledger.charges,
+        delta=delta,
+        num_clients=planner.num_clients,
+        dropout_probability=planner.dropout_probability,
+        secure_keys=not isinstance(engine.keys, SeededKeys),
+        secure_aggregation=secagg is not None,
+        protocol="" if secagg is None else secagg.statement,
+        equal_weights=engine.plain_sum,
+        max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
+        num_byzantine=max(num_byzantine_of(trainer, federated.planner), engine.ledger.num_liars),
+        fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
+        fewest_answers=fewest_answers(planner, secagg),
+        most_rounds=planner.most_rounds(engine.ledger.rounds),
+    )
+
+
+def outcome(federated: Federation, trainer: pl.Trainer, target: PrivacyTarget | None) -> list[str]:
+    """Lines that say what a run has protected from whom: two of clients, one of samples.
+
+    Args:
+        federated: Its federation, after a fit.
+        trainer: Its Trainer.
+        target: What was asked for. None where nothing was.
+    """
+    return [*_of_clients(federated, trainer, target), *_of_samples(trainer)]
+
+
+def _of_clients(federated: Federation, trainer: pl.Trainer, target: PrivacyTarget | None) -> Iterator[str]:
+    engine = federated.engine
+    if engine is None or not engine.ledger.rounds:
+        return
+    if isinstance(engine.keys, SeededKeys):
+        yield "privacy: nothing is private, because the keys come from a seed (seed=None draws secret ones)"
+        return
+    context = engine.charged_context(engine.planner.plan(0, engine.mechanism))
+    name = type(engine.mechanism).__name__
+    if not claims_something(engine.mechanism, context):
+        yield f"privacy: no client is protected, because {name} claims nothing against anybody"
+        return
+    delta = min(_LARGEST_DELTA, 0.1 / engine.planner.num_clients)
+    if target is not None and target.delta is not None:
+        delta = target.delta
+    report = report_of(federated, trainer, delta)
+    secagg = federated.secure_aggregation
+    masked = secagg is not None and secagg.run != "accounted"
+    rows = [row for row in report.rows if masked or row.adversary != Adversary.SECAGG_SERVER.name]
+    over = f"over {report.rounds} rounds at delta {delta:g}"
+    if target is None:
+        first = min(rows, key=_epsilon)
+        if _is_vacuous(first):
+            best = format_epsilon(_epsilon(first))
+            yield (
+                f"privacy {over}: nothing useful is promised; the smallest epsilon is {best}, towards "
+                f"{_NAMES[first.adversary]}"
+            )
+            return
+        yield f"privacy {over}: epsilon {_said(first)}"
+    else:
+        first = report.row(target.against)
+        over = "in every round" if target.over == "round" else over
+        spent = first.epsilon_round if target.over == "round" else _epsilon(first)
+        met = spent <= target.epsilon * (1.0 + 1e-9) and (masked or first in rows)
+        what = f"met, {format_epsilon(spent)} spent" if met else f"NOT met: {_said(first)}"
+        yield (
+            f"privacy: asked for epsilon {target.epsilon:g} towards {_NAMES[first.adversary]} {over}: {what}"
+        )
+    names = dict(_NAMES)
+    if masked:
+        names["SERVER"] += " if it sees messages one by one"
+    others = [row for row in rows if row is not first]
+    useful = [
+        f"{format_epsilon(_epsilon(r))} towards {names[r.adversary]}" for r in others if not _is_vacuous(r)
+    ]
+    nothing = [names[row.adversary] for row in others if _is_vacuous(row)]
+    parts = [f"epsilon {', '.join(useful)}"] if useful else []
+    yield "also: " + "; ".join(
+        [*parts, *([f"nothing useful towards {', '.join(nothing)}"] if nothing else [])]
+    )
+
+
+def _epsilon(row: Row) -> float:
+    """Between any two updates, which every verdict is about."""
+    return max(row.epsilon_run, row.epsilon_any_two)
+
+
+def _is_vacuous(row: Row) -> bool:
+    return row.verdict in (VACUOUS, NO_GUARANTEE)
+
+
+def _said(row: Row) -> str:
+    return f"{format_epsilon(_epsilon(row))} ({row.verdict}) towards {_NAMES[row.adversary]}"
+
+
+def _of_samples(trainer: pl.Trainer) -> Iterator[str]:
+    for callback in callbacks_of(trainer):
+        if isinstance(callback, ProtectsSamples) and callback.protects_samples:
+            account: Any = callback
+            spent, delta = format_epsilon(account.epsilon(account.delta)), account.delta
+            yield f"privacy of a sample: epsilon {spent} at delta {delta:g}, against whoever sees messages"
