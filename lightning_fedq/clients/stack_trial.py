@@ -133,15 +133,15 @@ def _try(client: Client, names: Sequence[str], batch: Any, buffer_names: Sequenc
         loss.backward()
 
     before = _state_of_others()
-    stacked()
-    stacked()  # what the first step keeps, the second may stumble over
+    for _ in range(2):  # what the first step keeps, the second may stumble over
+        stacked()
+        step.replay(num_clients, batch, log=lambda *args, **kwargs: None)
+        if leak := _leak(module):  # at once: torch itself crashes over some of them
+            return Rehearsal(f"training_step keeps tensors in {leak}")
     if before != _state_of_others():
         return Rehearsal(
             "training_step draws random numbers of Python's or NumPy's, which would be the same for all"
         )
-    step.replay(num_clients, batch, log=lambda *args, **kwargs: None)
-    if leak := _leak(module):
-        return Rehearsal(f"training_step keeps tensors in {leak}")
     with FlopCounterMode(display=False) as counter, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Using `torch.compile")  # speaks of the counter's own hooks
         single()

@@ -9,6 +9,7 @@ import functools
 import os
 import random
 import tempfile
+import weakref
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -159,6 +160,7 @@ class OpenFile(Shape):
 
     def begin(self) -> None:
         self.book = tempfile.TemporaryFile("w+")  # noqa: SIM115
+        weakref.finalize(self, self.book.close)
 
     def scaled(self, loss: Tensor) -> Tensor:
         self.book.write(f"{loss.item()}\n")
