@@ -282,11 +282,15 @@ class RoundServer:
         if self._aborted:
             self._expected.discard(client)
             return client
-        symbols, num_bits = self._unpack(client, packed, public)
         try:
+            symbols, num_bits = self._unpack(client, packed, public)
             self._sum.add(symbols[None], [client], untrusted=True)
+        except (RefusedMessageError, AbortedRoundError):
+            raise
         except ValueError as error:
             raise MalformedMessageError(str(error), client) from error
+        except Exception as error:  # of a code or mechanism: one client's bytes must not end everybody's round
+            raise MalformedMessageError(f"{type(error).__name__}: {error}", client) from error
         self._expected.discard(client)
         self._uplink_bits += num_bits
         return client
@@ -316,11 +320,9 @@ class RoundServer:
         """The symbols `(m,)` of a message, and the bits that it takes."""
         context, mechanism = self._context, self.mechanism
         code, count = mechanism.message_code(client, context, public), mechanism.num_symbols(context)
-        try:
-            symbols = code.unpack(packed, count)
-            num_bits = code.num_bits(symbols)
-        except ValueError as error:
-            raise MalformedMessageError(str(error), client) from error
+        code.check_length(packed, count)
+        symbols = code.unpack(packed, count)
+        num_bits = code.num_bits(symbols)
         if symbols.shape != (count,) or len(packed) != (num_bits + 7) // 8:
             raise MalformedMessageError(f"{len(packed)} bytes for {num_bits} bits of {count} symbols", client)
         if not mechanism.can_send(symbols, client, context, public):

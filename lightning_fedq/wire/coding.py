@@ -29,6 +29,20 @@ class Code(ABC):
     def num_bits(self, symbols: Tensor) -> int:
         """Length in bits, without padding, of the stream of `(m,)` or of all rows of `(clients, m)`."""
 
+    def max_bytes(self, count: int) -> int | None:
+        """Bytes that no stream of `count` symbols exceeds: a server reads no more. None where none is known."""
+        return None
+
+    def check_length(self, stream: bytes, count: int) -> None:
+        """Refuse a stream that is too long for any `count` symbols, before anything is read.
+
+        Raises:
+            ValueError: If it exceeds `max_bytes`.
+        """
+        longest = self.max_bytes(count)
+        if longest is not None and len(stream) > longest:
+            raise ValueError(f"{count} symbols take {longest} bytes at most, got {len(stream)}")
+
 
 @dataclass(frozen=True)
 class FixedLength(Code):
@@ -84,3 +98,7 @@ class FixedLength(Code):
     def num_bits(self, symbols: Tensor) -> int:
         """See `Code.num_bits`."""
         return symbols.numel() * self.bits_per_symbol
+
+    def max_bytes(self, count: int) -> int:
+        """See `Code.max_bytes`."""
+        return (count * self.bits_per_symbol + 7) // 8

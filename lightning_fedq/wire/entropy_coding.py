@@ -17,6 +17,8 @@ from torch import Tensor
 from lightning_fedq.wire.coding import Code
 
 _LARGEST = 2**62 - 1
+_LONGEST_GAMMA, _LONGEST_DELTA = 2 * 63 - 1, 11 + 62
+"""Bits of the code of 2^63 - 1, the largest value that `to_positive` gives."""
 
 
 def to_positive(symbols: NDArray[np.integer]) -> NDArray[np.int64]:
@@ -127,6 +129,7 @@ class Elias(Code):
 
     def unpack(self, stream: bytes, count: int) -> Tensor:
         """See `Code.unpack`."""
+        self.check_length(stream, count)
         bits, mapped = np.unpackbits(np.frombuffer(stream, np.uint8)), np.empty(count, np.int64)
         used = _elias_read(bits, self.delta, mapped)
         if used < 0 or (used + 7) // 8 != len(stream) or bits[used:].any():
@@ -146,6 +149,10 @@ class Elias(Code):
         if length < 0:
             raise ValueError(f"symbols must lie within +-(2^62 - 1), got [{symbols.min()}, {symbols.max()}]")
         return length
+
+    def max_bytes(self, count: int) -> int:
+        """See `Code.max_bytes`."""
+        return (count * (_LONGEST_DELTA if self.delta else _LONGEST_GAMMA) + 7) // 8
 
 
 @dataclass(frozen=True)
@@ -187,3 +194,7 @@ class Subset(Code):
         if not self.selected.any():
             return 0
         return sum(self.inner.num_bits(self._sent(row)) for row in symbols.reshape(-1, len(self.selected)))
+
+    def max_bytes(self, count: int) -> int | None:
+        """See `Code.max_bytes`."""
+        return self.inner.max_bytes(int(self.selected.sum())) if self.selected.any() else 0

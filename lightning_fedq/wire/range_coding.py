@@ -43,6 +43,8 @@ _PRECISE = 8
 _CHUNK = 1 << 14
 _MANTISSA = 52
 _CHECKSUM_BYTES = 4
+_WIDEST_SYMBOL = 63
+"""Bits of a symbol of which all are sent as they are."""
 
 
 def _rounding_tables() -> tuple[Integers, Integers]:
@@ -215,6 +217,7 @@ class ConditionalRange(Code):
         """See `Code.unpack`."""
         if count != len(self.step):
             raise ValueError(f"this code is for messages of {len(self.step)} symbols, asked for {count}")
+        self.check_length(stream, count)
         stream, checksum = stream[:-_CHECKSUM_BYTES], stream[-_CHECKSUM_BYTES:]
         if zlib.crc32(stream).to_bytes(_CHECKSUM_BYTES, "little") != checksum:
             raise ValueError("the checksum of the message is wrong; it is truncated or corrupted")
@@ -235,7 +238,12 @@ class ConditionalRange(Code):
         decoder = constriction.stream.queue.RangeDecoder(np.frombuffer(stream[end:], "<u4").astype(np.uint32))
         model, symbols = _gaussian(), np.empty(count, np.int64)
         for part, mean, std, raw, total in self._models(scales):
-            symbols[part] = decoder.decode(model, mean, std)
+            try:
+                symbols[part] = decoder.decode(model, mean, std)
+            except AssertionError as error:  # how constriction says that no encoder gives these words
+                raise ValueError(
+                    f"{len(stream)} bytes hold words that {count} symbols of these steps never give"
+                ) from error
             if total:
                 _copy_raw(symbols[part], raw, low_bits[used : used + total], True)
                 used += total
@@ -248,3 +256,8 @@ class ConditionalRange(Code):
     def num_bits(self, symbols: Tensor) -> int:
         """See `Code.num_bits`. The stream is made, not estimated."""
         return sum(8 * len(self.pack(row)) for row in symbols.reshape(-1, len(self.step)))
+
+    def max_bytes(self, count: int) -> int:
+        """See `Code.max_bytes`. The range coder spends at most 24 bits on a symbol's high part, and two words."""
+        header = 1 + 2 * len(self.segments) + _CHECKSUM_BYTES
+        return header + (_WIDEST_SYMBOL * count + 7) // 8 + 3 * count + 12
