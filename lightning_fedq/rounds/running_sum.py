@@ -139,14 +139,14 @@ class RunningSum:
         """Return the mean `(dim,)`, or what the robust rule takes for it. None if nobody has answered.
 
         Raises:
-            AbortedRoundError: If too few have answered.
+            AbortedRoundError: If too few have answered, or the mean is not finite.
         """
         self._check_answers()
         self._untrusted = False
         if not self.received and self._secure is None:
             return None
         if self._aggregator is not None:
-            return self._aggregator(torch.stack(self._rows), plan).to(self._like)
+            return _finite(self._aggregator(torch.stack(self._rows), plan).to(self._like))
         if self._rows:
             self._decoded = self._decode(torch.cat(self._rows), self.received)
         if self._secure is not None:
@@ -160,7 +160,11 @@ class RunningSum:
         total = torch.as_tensor(self._decoded)
         if (grid := self._mechanism.grid(self._context)) is not None:
             total = round_to_grid(total, grid)
-        return total.to(self._like) / self.total_weight()
+        weight = self.total_weight()
+        mean = total.to(self._like) / weight
+        if not bool(torch.isfinite(mean).all()):  # the sum may be beyond float32 where its mean is not
+            mean = (total.double() / weight).to(self._like)
+        return _finite(mean)
 
     def _check_answers(self) -> None:
         answers, silent = len(self.received), len(self.absent())
@@ -173,3 +177,14 @@ class RunningSum:
             raise AbortedRoundError(
                 f"{self._aggregator} needs {self._aggregator.min_clients} clients, {answers} answered"
             )
+
+
+def _finite(mean: Tensor) -> Tensor:
+    bad = int((~torch.isfinite(mean)).sum())
+    if bad:
+        raise AbortedRoundError(
+            f"{bad} of {mean.numel()} coordinates of the mean are not finite: some client sent values near "
+            "the largest float, or says that it has very many samples; weighting='uniform', or a robust rule "
+            "(RobustAggregation('median')), bounds what one client can do"
+        )
+    return mean

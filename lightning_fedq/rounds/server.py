@@ -289,7 +289,9 @@ class RoundServer:
             raise
         except ValueError as error:
             raise MalformedMessageError(str(error), client) from error
-        except Exception as error:  # of a code or mechanism: one client's bytes must not end everybody's round
+        except (
+            Exception
+        ) as error:  # of a code or mechanism: one client's bytes must not end everybody's round
             raise MalformedMessageError(f"{type(error).__name__}: {error}", client) from error
         self._expected.discard(client)
         self._uplink_bits += num_bits
