@@ -87,6 +87,17 @@ class ClientFit:
         self._shared += tuple(filter(is_ours, trainer.callbacks))
         self._crossing = [c for c in trainer.callbacks if crosses_clients(c)]
 
+    @staticmethod
+    def drop(client: Client) -> None:
+        """Free a client's gradients and its optimisers' state at once: its objects refer to each other."""
+        for optimizer in client.trainer.strategy.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+            optimizer.state.clear()
+        for parameter in client.module.parameters():
+            parameter.grad = None
+
     def end_round(self) -> None:
         """Keep nothing that a client has trained."""
         self._storage.clear()

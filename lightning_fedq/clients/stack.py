@@ -277,6 +277,10 @@ class ClientStack:
                     name: _stacked(value, parameter, self._num_clients) for name, value in state.items()
                 }
 
+    def drop(self) -> None:
+        """Free the gradients of the last step."""
+        self._gradients = []
+
     def updates(self) -> Tensor:
         """Return `(clients, dim)`, local - global. Overwritten by the next stack in this memory.
 

@@ -64,6 +64,10 @@ def choose_clients_per_step(
     if integers := vector.members.integers:
         names = ", ".join(integers)
         return _one(f"every client keeps integers of its own ({names}), and a stack is of floats", asked)
+    frozen = {name for name, _ in vector.module.named_parameters()} & set(vector.members.buffers)
+    if frozen:  # torch crashes where `.data` of one is replaced by a tensor of the map
+        names = ", ".join(sorted(frozen)[:4]) + (", ..." if len(frozen) > 4 else "")
+        return _one(f"training writes into frozen parameters ({names})", asked)
     if not elementwise(optimizer):
         name = type(optimizer).__name__
         if asked:

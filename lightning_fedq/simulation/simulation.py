@@ -171,6 +171,9 @@ class Simulation:
         if client.trainer.should_stop:
             self._stop(clients)
         self.engine.receive(clients, update)
+        self.fit.drop(client)
+        if side_by_side is not None:
+            side_by_side.drop()
 
     def _side_by_side(self, client: Client, clients: Sequence[int], weights: Tensor) -> ClientStack:
         vector = self.vector
