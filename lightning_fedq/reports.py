@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from textwrap import wrap
@@ -121,8 +122,8 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         lines.append(("ended", summary["ended"]))
     stages: dict[str, list[str]] = {}
     for name, value in summary["metrics"].items():
-        if name.startswith(("train_", "val_", "test_")):
-            stages.setdefault(name.partition("_")[0], []).append(f"{name} {value:.4g}")
+        if stage := stage_of(name):
+            stages.setdefault(stage, []).append(f"{name} {value:.4g}")
         else:
             stages[name] = [f"{value:.4g}"]
     lines += [(stage, ", ".join(values)) for stage, values in stages.items()]
@@ -241,7 +242,7 @@ def _of_rounds(axes: Axes) -> None:
     axes.grid(alpha=0.3)
 
 
-def _plain_log(axes: Axes, which: Literal["x", "y"]) -> None:
+def plain_log(axes: Axes, which: Literal["x", "y"]) -> None:
     """A logarithmic axis with plain numbers at 1, 2 and 5 of every decade."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -254,9 +255,21 @@ def _plain_log(axes: Axes, which: Literal["x", "y"]) -> None:
 
 
 def first_metric(rows: Sequence[Mapping[str, Any]]) -> str | None:
-    """`val_acc` if it was logged, or else the first `val_*` metric there is."""
-    logged = dict.fromkeys(key for row in rows for key in row if key.startswith("val_"))
-    return "val_acc" if "val_acc" in logged else next(iter(logged), None)
+    """`val_acc` or `val/acc` if it was logged, or else the first `val_*` or `val/*` metric there is."""
+    logged = dict.fromkeys(key for row in rows for key in row if stage_of(key) == "val")
+    return next((key for key in logged if key in ("val_acc", "val/acc")), next(iter(logged), None))
+
+
+def stage_of(metric: str) -> str:
+    """Stage that a metric is of, by the usual prefixes: "train", "val" or "test".
+
+    "" where it has none of them.
+    """
+    found = _STAGE.match(metric)
+    return "" if found is None else {"validation": "val", "valid": "val"}.get(found[1], found[1])
+
+
+_STAGE = re.compile(r"(train|validation|valid|val|test)[_/]")
 
 
 def mode_of(metric: str) -> Literal["max", "min"]:
@@ -307,7 +320,7 @@ def plot_progress(
     by_size.set_xlabel("megabytes up, all clients, set-up included")
     by_size.grid(alpha=0.3)
     if min(longest) > 0 and max(longest) >= 10 * min(longest):
-        _plain_log(by_size, "x")
+        plain_log(by_size, "x")
     if len(runs) > 1 or baseline is not None:
         by_round.legend(fontsize="small")
     return figure
@@ -331,5 +344,5 @@ def plot_aggregate(rows: Sequence[Row], title: str = "") -> Figure:
             axes.legend(fontsize="small")
     for axes, column in ((error, "sim_mse"), (span, "radius_min")):
         if any(row.get(column, math.nan) > 0 for row in rows):
-            _plain_log(axes, "y")
+            plain_log(axes, "y")
     return figure

@@ -13,6 +13,7 @@ from lightning_fedq.reports import (
     plot_progress,
     read_rows,
     save_figure,
+    stage_of,
     summary_lines,
     totals,
     write_atomically,
@@ -164,6 +165,15 @@ def test_a_missing_metric_is_named_in_the_picture() -> None:
     figure = plot_progress({"a": [{**ROWS[1], "val_loss": 1.0}]}, "accuracy")
     (text,) = figure.axes[0].texts
     assert "a never logged accuracy; it has" in text.get_text() and "val_loss" in text.get_text()
+
+
+def test_metrics_with_a_slash_are_of_a_stage_too() -> None:
+    rows = [{"round": 1.0, "train/loss": 1.0, "val/loss": 2.0, "val/acc": 0.5}]
+    assert first_metric(rows) == "val/acc"
+    assert first_metric([{"validation_f1": 0.5}]) == "validation_f1"
+    assert [stage_of(name) for name in ("val/acc", "valid_acc", "test/acc", "value", "acc")] == [
+        "val", "val", "test", "", "",
+    ]  # fmt: skip
 
 
 def test_the_first_metric_and_its_mode() -> None:

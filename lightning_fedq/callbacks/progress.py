@@ -21,7 +21,7 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
     the last round always and others at least `interval` seconds apart.
 
     Args:
-        monitor: A logged metric to show; None is `val_acc`, or else the first `val_*` metric.
+        monitor: A logged metric to show; None is `val_acc`, `val/acc`, or else the first of validation.
         interval: Seconds between lines where there is no terminal, >= 0.
         file: Where to write; None is standard error.
     """

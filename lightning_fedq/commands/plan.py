@@ -17,8 +17,9 @@ from lightning_fedq.commands.calls import parse_call
 from lightning_fedq.commands.described import example
 from lightning_fedq.core import Adversary, Mechanism
 from lightning_fedq.discovery import class_path, installed
-from lightning_fedq.planning import HOMOGENEITY, Option, Problem, plan
+from lightning_fedq.planning import GOOD, HOMOGENEITY, Option, Problem, plan
 from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.reports import plain_log
 from lightning_fedq.rounds.parts import check_aggregation
 from lightning_fedq.secagg import SecAgg
 
@@ -295,6 +296,13 @@ def to_yaml(option: Option, problem: Problem, clip_norm: float, participation: s
     return yaml.safe_dump(settings, sort_keys=False)
 
 
+def _with_clients(problem: Problem, clients: int) -> Problem:
+    """As many clients, and the same share of them in a round."""
+    drawn = problem.clients_per_round
+    share = None if drawn is None else min(max(round(drawn * clients / problem.clients), 1), clients)
+    return replace(problem, clients=clients, clients_per_round=share)
+
+
 def picture(problem: Problem, found: Sequence[Option]) -> Figure:
     """R of the best mechanisms against epsilon, bits and clients."""
     from matplotlib.figure import Figure  # half a second to import, and only needed here
@@ -307,7 +315,7 @@ def picture(problem: Problem, found: Sequence[Option]) -> Figure:
     epsilons = [0.5, 1.0, 2.0, 4.0, 8.0]
     clients = [max(int(problem.clients * factor), 2) for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
     by_epsilon = [plan(replace(problem, target=replace(problem.target, epsilon=e)), drawn) for e in epsilons]
-    by_clients = [plan(replace(problem, clients=n), drawn) for n in clients]
+    by_clients = [plan(_with_clients(problem, n), drawn) for n in clients]
     for name in drawn:
         for axes, values, plans in ((left, epsilons, by_epsilon), (right, clients, by_clients)):
             ratios = [next(o.ratio for o in options if o.name == name) for options in plans]
@@ -315,11 +323,15 @@ def picture(problem: Problem, found: Sequence[Option]) -> Figure:
     for option in best:
         middle.plot([option.bits], [option.ratio], "o", label=option.name)
     for axes, label in ((left, "epsilon"), (middle, "bits per parameter"), (right, "clients")):
-        axes.set(xscale="log", yscale="log", xlabel=label, ylabel="R: noise over signal of the run")
-        axes.axhspan(axes.get_ylim()[0], 0.1, color="green", alpha=0.08)
+        axes.set(xlabel=label, ylabel="R: noise over signal of the run", yscale="log")
+        axes.set_ylim(bottom=min(axes.get_ylim()[0], 0.05))
+        plain_log(axes, "x")
+        plain_log(axes, "y")
+        axes.axhspan(axes.get_ylim()[0], GOOD, color="green", alpha=0.08)
         axes.grid(alpha=0.3)
-    left.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
-    right.set_xticks(clients, [f"{n:,}" for n in clients])
+    for axes, values in ((left, epsilons), (right, clients)):
+        axes.set_xticks(values, [f"{value:,g}" for value in values], rotation=30)
+        axes.minorticks_off()
     left.legend(fontsize="small")
     figure.suptitle(
         f"epsilon {problem.target.epsilon:g} against {problem.target.against.name.lower()}, "

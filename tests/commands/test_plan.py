@@ -77,6 +77,14 @@ def test_the_picture(tmp_path, monkeypatch):
     assert (tmp_path / "plan.png").stat().st_size > 10_000
 
 
+def test_the_picture_of_a_configuration_that_draws_cohorts(tmp_path, monkeypatch):
+    """A quarter of the clients, and the whole cohort of them, was refused after the table."""
+    only(monkeypatch, "RotatedCoins")
+    asked = ["digits_private", "--epsilon", "2", "--picture", str(tmp_path / "plan.png")]
+    assert main(asked) == 0
+    assert (tmp_path / "plan.png").stat().st_size > 10_000
+
+
 @pytest.mark.parametrize(
     "arguments, message",
     [
