@@ -2,21 +2,34 @@
 
 A checkpoint knows what was charged until it was written; a process that is killed outright takes the rest
 with it. So every charge is appended to a file and synced first (write-ahead), and whoever resumes reads the
-lines that its checkpoint does not contain. A line that was torn by the crash paid for nothing, because nobody
-encodes before the sync returns: it is cut off. Anything else that can't be read is refused.
+lines that its checkpoint does not contain. A last line that was torn by the crash paid for nothing, as nobody
+encodes before the sync returns: it is cut off. One that lacks only its newline counts. Anything else that
+can't be read is refused.
 
-The file is text: a header that names the federation, then one JSON object a line.
+The file is text: a header that names the federation, then one JSON object a line, whose last field is the
+CRC-32 of what precedes it. Nothing but a newline ends a line. The file gets its name when its header is on the
+disk, so that one without a header has lost charges. A file that lost whole lines at its end can't be told from
+a shorter one, except by a checkpoint's position in it.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import secrets
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-_VERSION = 1
+_VERSION = 2
+
+
+_COST = (
+    "put the file back. Whoever goes on without it must count every round as charged that may have been: "
+    "load only the weights, begin a new federation, and add up what both spend"
+)
 
 
 class Entry(NamedTuple):
@@ -54,18 +67,22 @@ class Journal:
 
     def __init__(self, path: Path, mechanism: str, num_clients: int, position: int = 0) -> None:
         self.path = path.resolve()
-        header = json.dumps({"fedq ledger": _VERSION, "mechanism": mechanism, "clients": num_clients}) + "\n"
+        header, older = (
+            json.dumps({"fedq ledger": version, "mechanism": mechanism, "clients": num_clients}) + "\n"
+            for version in (_VERSION, 1)
+        )
         if not path.exists():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._write(header.encode())
-            sync_folder(path.parent)
+            self._create(header.encode())
         with path.open("rb") as file:
-            if file.readline() != header.encode():
-                raise ValueError(
-                    f"{path} is the journal of another federation than {num_clients} clients of {mechanism}; "
-                    "resume with the federation of the checkpoint"
-                )
-            first = file.tell()
+            found, first = file.readline(), file.tell()
+        if not found.endswith(b"\n"):
+            raise ValueError(f"{path} has lost its first line and all behind it; {_COST}")
+        if found not in (header.encode(), older.encode()):
+            raise ValueError(
+                f"{path} is the journal of another federation than {num_clients} clients of {mechanism}, or "
+                "its first line is damaged; resume with the federation of the checkpoint, or put the file back"
+            )
+        self._unsigned = found == older.encode()  # of the version whose lines had no checksum
         self.position = max(position, first)
         if path.stat().st_size < self.position:
             raise ValueError(
@@ -83,17 +100,23 @@ class Journal:
             file.seek(self.position)
             data = file.read()
         entries = []
-        for line in data.splitlines(keepends=True):
-            if not line.endswith(b"\n"):
-                os.truncate(self.path, self.position)
-                break
+        *lines, tail = data.split(b"\n")
+        for line in lines:
             entries.append(self._entry(line))
-            self.position += len(line)
+            self.position += len(line) + 1
+        if tail and _is_torn(tail):
+            os.truncate(self.path, self.position)
+        elif tail:
+            entries.append(self._entry(tail))
+            self._write(b"\n")
+            self.position += len(tail) + 1
         return entries
 
     def _entry(self, line: bytes) -> Entry:
         try:
             found = json.loads(line)
+            if not (self._unsigned and "crc" not in found) and line != _signed(found):
+                raise ValueError("the checksum is wrong")
             clients = found["clients"]
             who = None if clients is None else tuple(int(client) for client in clients)
             entry = int(found["round"]), int(found["attempt"]), str(found["state"]), who
@@ -101,8 +124,7 @@ class Journal:
             name, number = str(found.get("ledger", "")), int(found.get("number", 0))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{self.path} is damaged at byte {self.position}, so what was spent is not known; "
-                "put the file back, or load only the weights and begin a new federation"
+                f"{self.path} is damaged at byte {self.position}, so what was spent is not known; {_COST}"
             ) from error
         if not isinstance(dim, int):
             raise ValueError(
@@ -143,8 +165,8 @@ class Journal:
             {"ledger": ledger, "number": number} if ledger else {}
         )
         who = None if clients is None else list(clients)
-        line = json.dumps({**entry, "clients": who, "dim": dim}) + "\n"
-        end = self._write(line.encode())
+        line = _signed({**entry, "clients": who, "dim": dim}) + b"\n"
+        end = self._write(line)
         if end != self.position + len(line):
             raise RuntimeError(
                 f"another process writes {self.path} at the same time; let one run at a time go on from a "
@@ -152,12 +174,44 @@ class Journal:
             )
         self.position = end
 
-    def _write(self, data: bytes) -> int:
+    def _create(self, header: bytes) -> None:
+        """Make the file, which has its header from the first moment on."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
+        try:
+            self._write(header, draft)
+            os.link(draft, self.path)
+        except FileExistsError:
+            pass  # another process was faster
+        except OSError:  # a file system without links
+            draft.rename(self.path)
+        finally:
+            draft.unlink(missing_ok=True)
+        sync_folder(self.path.parent)
+
+    def _write(self, data: bytes, path: Path | None = None) -> int:
         """Append in one go, wait for the disk, and return where the file ends."""
-        with self.path.open("ab", buffering=0) as file:
-            file.write(data)
+        path = path or self.path
+        with path.open("ab", buffering=0) as file:
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, "no space left for a whole line", str(path))
             os.fsync(file.fileno())
             return file.tell()
+
+
+def _signed(entry: dict[str, object]) -> bytes:
+    """The line of an entry, without its newline: the last field is the checksum of the others."""
+    body = json.dumps({name: value for name, value in entry.items() if name != "crc"})
+    return f'{body[:-1]}, "crc": "{zlib.crc32(body.encode()):08x}"}}'.encode()
+
+
+def _is_torn(tail: bytes) -> bool:
+    """Whether a line without its newline breaks off before its object is complete."""
+    try:
+        json.JSONDecoder().raw_decode(tail.decode(errors="replace"))
+    except ValueError:
+        return True
+    return False
 
 
 def sync_folder(folder: Path) -> None:

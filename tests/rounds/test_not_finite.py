@@ -1,4 +1,4 @@
-"""Answers of finite numbers whose mean, or whose model, float32 can't hold: the round is aborted, by its cause."""
+"""Finite answers whose mean or model float32 can't hold: the round is aborted, with its cause."""
 
 import pytest
 import torch
