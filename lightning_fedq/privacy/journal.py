@@ -7,8 +7,8 @@ encodes before the sync returns: it is cut off. One that lacks only its newline 
 can't be read is refused.
 
 The file is text: a header that names the federation, then one JSON object a line, whose last field is the
-CRC-32 of what precedes it. Nothing but a newline ends a line. The file gets its name when its header is on the
-disk, so that one without a header has lost charges. A file that lost whole lines at its end can't be told from
+CRC-32 of what precedes it. Nothing but a newline ends a line. The file gets its name when its header is on
+the disk, so one without a header has lost charges. A file that lost whole lines at its end can't be told from
 a shorter one, except by a checkpoint's position in it.
 """
 
@@ -80,7 +80,7 @@ class Journal:
         if found not in (header.encode(), older.encode()):
             raise ValueError(
                 f"{path} is the journal of another federation than {num_clients} clients of {mechanism}, or "
-                "its first line is damaged; resume with the federation of the checkpoint, or put the file back"
+                "its first line is damaged; resume with the federation of the checkpoint, or put it back"
             )
         self._unsigned = found == older.encode()  # of the version whose lines had no checksum
         self.position = max(position, first)
