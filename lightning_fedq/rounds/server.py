@@ -375,7 +375,7 @@ class RoundServer:
         return self.plan
 
     def _mean_or_abort(self) -> Tensor | None:
-        """The mean, checked; None where nobody has answered or the round is aborted."""
+        """The mean, checked, or None where nobody has answered or the round is aborted."""
         if self._aborted:
             return None
         from_wire = self._sum.untrusted
@@ -397,7 +397,7 @@ class RoundServer:
         return mean
 
     def _step(self, mean: Tensor) -> Tensor | None:
-        """The server's step, taken; None, with the round aborted, where the model would not be finite."""
+        """Take the server's step. None, with the round aborted, where the model would not be finite."""
         before, step = self.weights, mean if self.target == "updates" else mean - self.weights
         self._apply(step)
         state = [] if self._optimizer is None else self._optimizer.state.get(self._parameter, {}).values()
