@@ -54,7 +54,7 @@ from lightning_fedq.privacy.journal import sync_folder
 from lightning_fedq.randomness import SeededKeys, ServerKeys
 from lightning_fedq.rounds import RefusedMessageError, RoundRecord, RoundServer
 
-_SECRETS, _ROSTER, _SIGNATURES = "server", "roster", "signatures"
+_SECRETS, _ROSTER, _SIGNATURES, _SAMPLES = "server", "roster", "signatures", "samples"
 _SIGNATURE_BYTES = 64
 _WAIT_FOR_NEW = 60.0
 """Seconds that a round waits for a node that has just come, where no client is missing."""
@@ -91,6 +91,7 @@ class Roster:
         self.samples: dict[int, int] = {}
         self.left_out: set[int] = set()
         self._strangers: set[int] = set()
+        self._refusing: dict[int, str] = {}
         self._asked: dict[str, int] = {}
         self._known: dict[int, bytes] = {}
         self._signatures: dict[int, bytes] = {}
@@ -101,6 +102,8 @@ class Roster:
             self._known = {int(client): key for client, key in kept.items()}
             signed = store.get(_SIGNATURES) or {}
             self._signatures = {int(client): signature for client, signature in signed.items()}
+            self.samples = {int(client): number for client, number in (store.get(_SAMPLES) or {}).items()}
+        self._resumed = len(self._known) >= federated.num_clients
 
     def _own_secrets(self) -> ServerSecrets:
         kept = self._store.get(_SECRETS)
@@ -117,41 +120,57 @@ class Roster:
         return {**self._words, **public}
 
     def gather(self, wait: float) -> None:
-        """Wait until every client has registered, and no longer, whoever else is silent.
+        """Wait until every client has registered, and no longer, whoever else is silent or refuses.
+
+        A server that is started again knows everybody's key, and after `wait` seconds goes on with whoever is
+        there: the others are missed, as in mid-run, until they come back.
 
         Raises:
-            RuntimeError: If some are missing after `wait` seconds, or refuse, with what they say.
+            RuntimeError: If some are missing after `wait` seconds, at a first start, or everybody is.
         """
         wanted, end = self._federated.num_clients, time.monotonic() + wait
         while True:
             self._ask_new()
-            refused = self._take_in()
+            self._take_in()
             if len(self.nodes) >= wanted:
                 break
-            if refused or time.monotonic() > end:
+            hopeless = self._nobody_agrees()
+            if hopeless or time.monotonic() > end:
+                if self._resumed and self.nodes:
+                    rank_zero_warn(
+                        f"the server goes on with {len(self.nodes)} of {wanted} clients; {self._missing()}"
+                    )
+                    break
                 raise RuntimeError(
                     f"{wanted} clients are needed and {len(self.nodes)} have registered"
-                    + (
-                        f"; one refuses: {refused[-1]}"
-                        if refused
-                        else f" within {wait:g} s; {self._missing()}"
-                    )
+                    + ("; " if hopeless else f" within {wait:g} s; ")
+                    + self._missing()
                 )
             time.sleep(POLL)
         if self._secrets is not None:
             signed = {str(client): signature for client, signature in sorted(self._signatures.items())}
             self._store.put(_SIGNATURES, signed)
+            self._store.put(_SAMPLES, {str(client): number for client, number in self.samples.items()})
             self._store.put(_ROSTER, {str(client): key for client, key in sorted(self._known.items())})
+
+    def _nobody_agrees(self) -> bool:
+        """Whether as many nodes as there are clients refuse and none has registered: settings differ."""
+        return not self.nodes and len(self._refusing) >= self._federated.num_clients
 
     def _missing(self) -> str:
         """Who has not registered, and what an operator can do."""
         missing = [c for c in range(self._federated.num_clients) if c not in self.nodes]
         quiet = sorted(self._asked.values())
         found = f"missing are clients {missing[:10]}" + (", ..." if missing[10:] else "")
+        if self._refusing:
+            node, words = next(reversed(self._refusing.items()))
+            found += f"; one refuses: {words} (node {node} of {len(self._refusing)} that refuse)"
         if quiet:
             found += f", and nodes {quiet[:10]} are connected and have not answered; look at their logs, or"
-        else:
+        elif not self._refusing:
             found += "; no other node is connected:"
+        else:
+            return found
         return f"{found} start more SuperNodes"
 
     def refresh(self) -> None:
@@ -160,6 +179,7 @@ class Roster:
         That is as long as for an answer where a client is missing, and else a minute at most: a client may be
         back before its old node counts as gone.
         """
+        self._refusing.clear()  # asked again: what it refused for may be put right
         new, began = self._ask_new(), time.monotonic()
         self._take_in()
         while new & set(self._asked):
@@ -175,7 +195,7 @@ class Roster:
 
     def _ask_new(self) -> set[str]:
         """Ask nodes that were never asked, and return the numbers of the messages."""
-        known = {*self.nodes.values(), *self._strangers, *self._asked.values()}
+        known = {*self.nodes.values(), *self._strangers, *self._refusing, *self._asked.values()}
         new = sorted(set(self._exchange.online()) - known)
         if not new:
             return set()
@@ -183,12 +203,13 @@ class Roster:
         self._asked |= sent
         return set(sent)
 
-    def _take_in(self) -> list[str]:
-        """Give numbers to those who have answered by now, and return refusals."""
-        answers, refusals = self._exchange.pull(self._asked) if self._asked else {}, []
+    def _take_in(self) -> None:
+        """Give numbers to those who have answered by now, and name those who refuse."""
+        answers = self._exchange.pull(self._asked) if self._asked else {}
         for node in sorted(answers):
             if "refused" in answers[node]:
-                refusals.append(str(answers[node]["refused"]))
+                self._refusing[node] = str(answers[node]["refused"])
+                rank_zero_warn(f"node {node} refuses: {self._refusing[node]}")
                 continue
             samples = number_in(answers[node], "samples")
             if self._federated.weighting == "samples" and (samples is None or samples < 1):
@@ -205,7 +226,6 @@ class Roster:
                 self._signatures[client] = signature
             if samples is not None:
                 self.samples[client] = samples
-        return refusals
 
     def _number(self, node: int, answer: Fields) -> int | None:
         """Whose node this is: by its key, else by its own number, else the next that is free."""

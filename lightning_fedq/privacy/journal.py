@@ -2,11 +2,14 @@
 
 A checkpoint knows what was charged until it was written; a process that is killed outright takes the rest
 with it. So every charge is appended to a file and synced first (write-ahead), and whoever resumes reads the
-lines that its checkpoint does not contain. A last line that was torn by the crash paid for nothing, because
-nobody encodes before the sync returns: it is cut off. Anything else that is damaged is refused.
+lines that its checkpoint does not contain. A last line that was torn by the crash paid for nothing, as nobody
+encodes before the sync returns: it is cut off. One that lacks only its newline counts. Anything else that
+can't be read is refused.
 
-The file is text: a header that names the federation, then one JSON object a line, with a checksum of the rest
-of the line. A header that was torn has charged nothing, and is written anew.
+The file is text: a header that names the federation, then one JSON object a line, whose last field is the
+CRC-32 of what precedes it. Nothing but a newline ends a line. The file gets its name when its header is on
+the disk, so one without a header has lost charges. A file that lost whole lines at its end can't be told from
+a shorter one, except by a checkpoint's position in it.
 """
 
 from __future__ import annotations
@@ -14,14 +17,19 @@ from __future__ import annotations
 import errno
 import json
 import os
+import secrets
 import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 _VERSION = 2
-_CHECK = ', "check": "{:08x}"}}\n'
-_CHECK_LENGTH = len(_CHECK.format(0))
+
+
+_COST = (
+    "put the file back. Whoever goes on without it must count every round as charged that may have been: "
+    "load only the weights, begin a new federation, and add up what both spend"
+)
 
 
 class Entry(NamedTuple):
@@ -59,75 +67,70 @@ class Journal:
 
     def __init__(self, path: Path, mechanism: str, num_clients: int, position: int = 0) -> None:
         self.path = path.resolve()
-        names = {"mechanism": mechanism, "clients": num_clients}
-        header = (json.dumps({"fedq ledger": _VERSION, **names}) + "\n").encode()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        found = path.read_bytes()[: len(header)] if path.exists() else b""
-        if len(found) < len(header) and header.startswith(found):  # torn: nothing was charged yet
-            if found:
-                os.truncate(path, 0)
-            self._write(header)
-            sync_folder(path.parent)
-        elif found != header:
-            self._refuse_header(path, names)
-        self.position = max(position, len(header))
+        header, older = (
+            json.dumps({"fedq ledger": version, "mechanism": mechanism, "clients": num_clients}) + "\n"
+            for version in (_VERSION, 1)
+        )
+        if not path.exists():
+            self._create(header.encode())
+        with path.open("rb") as file:
+            found, first = file.readline(), file.tell()
+        if not found.endswith(b"\n"):
+            raise ValueError(f"{path} has lost its first line and all behind it; {_COST}")
+        if found not in (header.encode(), older.encode()):
+            raise ValueError(
+                f"{path} is the journal of another federation than {num_clients} clients of {mechanism}, or "
+                "its first line is damaged; resume with the federation of the checkpoint, or put it back"
+            )
+        self._unsigned = found == older.encode()  # of the version whose lines had no checksum
+        self.position = max(position, first)
         if path.stat().st_size < self.position:
             raise ValueError(
                 f"{path} has {path.stat().st_size} bytes, the checkpoint knows {position}: charges are lost; "
                 "put the whole file back"
             )
 
-    @staticmethod
-    def _refuse_header(path: Path, names: dict[str, object]) -> None:
-        with path.open("rb") as file:
-            first = file.readline()
-        if first == (json.dumps({"fedq ledger": 1, **names}) + "\n").encode():
-            raise ValueError(
-                f"{path} is of an older version, whose lines have no checksum, so that what was spent is not "
-                "known for sure; load only the weights and begin a new federation"
-            )
-        raise ValueError(
-            f"{path} is the journal of another federation than {names['clients']} clients of "
-            f"{names['mechanism']}; resume with the federation of the checkpoint"
-        )
-
     def unread(self) -> list[Entry]:
         """Return the entries beyond `position` and move it behind them. A torn last line is cut off.
 
         Raises:
-            ValueError: If a line is damaged in another way than a crash would.
+            ValueError: If a complete line is no entry, or of a version that did not write lengths.
         """
         with self.path.open("rb") as file:
             file.seek(self.position)
-            *lines, torn = file.read().split(b"\n")
+            data = file.read()
         entries = []
+        *lines, tail = data.split(b"\n")
         for line in lines:
-            entries.append(self._entry(line + b"\n"))
+            entries.append(self._entry(line))
             self.position += len(line) + 1
-        if _is_whole(torn + b"\n"):  # but for its newline it was written: it counts
-            entries.append(self._entry(torn + b"\n"))
-            self.position = self._write(b"\n")
-        elif torn:
-            if _is_whole(torn[:-1] + b"\n"):  # nor is this one torn
-                self._entry(torn)
+        if tail and _is_torn(tail):
             os.truncate(self.path, self.position)
+        elif tail:
+            entries.append(self._entry(tail))
+            self._write(b"\n")
+            self.position += len(tail) + 1
         return entries
 
     def _entry(self, line: bytes) -> Entry:
         try:
-            if not _is_whole(line):
-                raise ValueError("the checksum is another one")
             found = json.loads(line)
+            if not (self._unsigned and "crc" not in found) and line != _signed(found):
+                raise ValueError("the checksum is wrong")
             clients = found["clients"]
             who = None if clients is None else tuple(int(client) for client in clients)
             entry = int(found["round"]), int(found["attempt"]), str(found["state"]), who
-            dim, terms = int(found["dim"]), str(found.get("terms", ""))
+            dim, terms = found.get("dim"), str(found.get("terms", ""))
             name, number = str(found.get("ledger", "")), int(found.get("number", 0))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
-                f"{self.path} is damaged at byte {self.position}, so what was spent is not known; "
-                "put the file back, or load only the weights and begin a new federation"
+                f"{self.path} is damaged at byte {self.position}, so what was spent is not known; {_COST}"
             ) from error
+        if not isinstance(dim, int):
+            raise ValueError(
+                f"{self.path} is of an older version and does not say how many parameters round {entry[0]} "
+                "had, so what was spent is not known; load only the weights and begin a new federation"
+            )
         return Entry(*entry, dim, terms, name, number)
 
     def append(
@@ -162,7 +165,7 @@ class Journal:
             {"ledger": ledger, "number": number} if ledger else {}
         )
         who = None if clients is None else list(clients)
-        line = _checked(json.dumps({**entry, "clients": who, "dim": dim}))
+        line = _signed({**entry, "clients": who, "dim": dim}) + b"\n"
         end = self._write(line)
         if end != self.position + len(line):
             raise RuntimeError(
@@ -171,31 +174,44 @@ class Journal:
             )
         self.position = end
 
-    def _write(self, data: bytes) -> int:
-        """Append in one go, wait for the disk, and return where the file ends.
+    def _create(self, header: bytes) -> None:
+        """Make the file, which has its header from the first moment on."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        draft = self.path.with_name(f".{self.path.name}.{secrets.token_hex(4)}")
+        try:
+            self._write(header, draft)
+            os.link(draft, self.path)
+        except FileExistsError:
+            pass  # another process was faster
+        except OSError:  # a file system without links
+            draft.rename(self.path)
+        finally:
+            draft.unlink(missing_ok=True)
+        sync_folder(self.path.parent)
 
-        Raises:
-            OSError: If there is no room; what was written of the line is cut off again.
-        """
-        with self.path.open("ab", buffering=0) as file:
-            written = file.write(data) or 0
-            if written < len(data):
-                file.truncate(file.tell() - written)
-                why = "no space left on the device, so nothing was charged"
-                raise OSError(errno.ENOSPC, why, str(self.path))
+    def _write(self, data: bytes, path: Path | None = None) -> int:
+        """Append in one go, wait for the disk, and return where the file ends."""
+        path = path or self.path
+        with path.open("ab", buffering=0) as file:
+            if file.write(data) != len(data):
+                raise OSError(errno.ENOSPC, "no space left for a whole line", str(path))
             os.fsync(file.fileno())
             return file.tell()
 
 
-def _checked(body: str) -> bytes:
-    """A JSON object as a line, with a checksum of the object as its last entry."""
-    return (body[:-1] + _CHECK.format(zlib.crc32(body.encode()))).encode()
+def _signed(entry: dict[str, object]) -> bytes:
+    """The line of an entry, without its newline: the last field is the checksum of the others."""
+    body = json.dumps({name: value for name, value in entry.items() if name != "crc"})
+    return f'{body[:-1]}, "crc": "{zlib.crc32(body.encode()):08x}"}}'.encode()
 
 
-def _is_whole(line: bytes) -> bool:
-    """Is a line one that `_checked` gives?"""
-    body = line[:-_CHECK_LENGTH] + b"}"
-    return line == body[:-1] + _CHECK.format(zlib.crc32(body)).encode()
+def _is_torn(tail: bytes) -> bool:
+    """Whether a line without its newline breaks off before its object is complete."""
+    try:
+        json.JSONDecoder().raw_decode(tail.decode(errors="replace"))
+    except ValueError:
+        return True
+    return False
 
 
 def sync_folder(folder: Path) -> None:

@@ -33,6 +33,7 @@ class RunningSum:
 
     Attributes:
         received: Who has answered, in the order of arrival.
+        untrusted: Whether the last message came over a wire; False once the mean is decoded.
     """
 
     def __init__(
@@ -53,7 +54,7 @@ class RunningSum:
         self._like = like
         self._decoded: Tensor | float = 0.0
         self._message_size = 0
-        self._untrusted = False
+        self.untrusted = False
 
     @property
     def traffic(self) -> Traffic | None:
@@ -100,7 +101,7 @@ class RunningSum:
             AbortedRoundError: If secure aggregation gives the round up.
             ValueError: If a message does not decode, or an untrusted one not to numbers; nothing is added.
         """
-        self._untrusted = untrusted
+        self.untrusted = untrusted
         self._keep(symbols, clients)
         self._message_size = symbols.shape[1]
         self.received += clients
@@ -128,7 +129,7 @@ class RunningSum:
 
     def _decode(self, symbols: Tensor, clients: Sequence[int]) -> Tensor:
         decoded = self._mechanism.decode(symbols, clients, self._context, self._public)
-        if self._untrusted and not bool(torch.isfinite(decoded).all()):
+        if self.untrusted and not bool(torch.isfinite(decoded).all()):
             raise ValueError("the message decodes to a NaN or an infinity")
         return decoded
 
@@ -139,14 +140,14 @@ class RunningSum:
         """Return the mean `(dim,)`, or what the robust rule takes for it. None if nobody has answered.
 
         Raises:
-            AbortedRoundError: If too few have answered, or the mean is not finite.
+            AbortedRoundError: If too few have answered.
         """
         self._check_answers()
-        self._untrusted = False
+        self.untrusted = False
         if not self.received and self._secure is None:
             return None
         if self._aggregator is not None:
-            return _finite(self._aggregator(torch.stack(self._rows), plan).to(self._like))
+            return self._aggregator(torch.stack(self._rows), plan).to(self._like)
         if self._rows:
             self._decoded = self._decode(torch.cat(self._rows), self.received)
         if self._secure is not None:
@@ -160,11 +161,8 @@ class RunningSum:
         total = torch.as_tensor(self._decoded)
         if (grid := self._mechanism.grid(self._context)) is not None:
             total = round_to_grid(total, grid)
-        weight = self.total_weight()
-        mean = total.to(self._like) / weight
-        if not bool(torch.isfinite(mean).all()):  # the sum may be beyond float32 where its mean is not
-            mean = (total.double() / weight).to(self._like)
-        return _finite(mean)
+        # divided in float64: a sum of finite answers may be more than float32 holds
+        return (total.double() / self.total_weight()).to(self._like)
 
     def _check_answers(self) -> None:
         answers, silent = len(self.received), len(self.absent())
@@ -177,14 +175,3 @@ class RunningSum:
             raise AbortedRoundError(
                 f"{self._aggregator} needs {self._aggregator.min_clients} clients, {answers} answered"
             )
-
-
-def _finite(mean: Tensor) -> Tensor:
-    bad = int((~torch.isfinite(mean)).sum())
-    if bad:
-        raise AbortedRoundError(
-            f"{bad} of {mean.numel()} coordinates of the mean are not finite: some client sent values near "
-            "the largest float, or says that it has very many samples; weighting='uniform', or a robust rule "
-            "(RobustAggregation('median')), bounds what one client can do"
-        )
-    return mean

@@ -289,9 +289,7 @@ class RoundServer:
             raise
         except ValueError as error:
             raise MalformedMessageError(str(error), client) from error
-        except (
-            Exception
-        ) as error:  # of a code or mechanism: one client's bytes must not end everybody's round
+        except Exception as error:  # of a code or mechanism: one client's bytes end no round
             raise MalformedMessageError(f"{type(error).__name__}: {error}", client) from error
         self._expected.discard(client)
         self._uplink_bits += num_bits
@@ -335,7 +333,8 @@ class RoundServer:
         """Decode the sum, step the server, choose the next range, and return the record.
 
         With no answer at all, or where the round is aborted, the model stays as it is and the round is
-        recorded all the same; it stays charged.
+        recorded all the same; it stays charged. A mean that is not finite aborts it, and so does a step after
+        which the model or the state of the server's optimiser is not: that state then begins anew.
 
         Raises:
             RuntimeError: If no round is open.
@@ -343,15 +342,11 @@ class RoundServer:
         """
         plan = self._open_plan()
         mean = self._mean_or_abort()
+        step = None if mean is None else self._step(mean)
         record = self._record(plan)
-        if mean is not None:
-            if self._unchecked:
-                check_decoded(mean, self._context)
-            self._unchecked = False
-            step = mean if self.target == "updates" else mean - self.weights
+        if mean is not None and step is not None:
             record.update_norm = step.norm().item()
             self._diagnose(record, step)
-            self._apply(step)
             variance = self._noise_variance()
             self.ranges = self.range_rule.following(self.ranges, self.weights, mean, variance, self.segments)
         self.total_uplink_bits += record.uplink_bits
@@ -380,13 +375,43 @@ class RoundServer:
         return self.plan
 
     def _mean_or_abort(self) -> Tensor | None:
+        """The mean, checked, or None where nobody has answered or the round is aborted."""
         if self._aborted:
             return None
+        from_wire = self._sum.untrusted
         try:
-            return self._sum.mean(self._open_plan())
+            mean = self._sum.mean(self._open_plan())
         except AbortedRoundError as error:
             self._aborted = str(error)
             return None
+        if mean is None:
+            return None
+        bad = _num_not_finite(mean)
+        if self._unchecked and not (bad and from_wire):  # what real clients send is not the mechanism's fault
+            check_decoded(mean, self._context)
+        self._unchecked = False
+        if bad:
+            answers = len(self._sum.received)
+            self._aborted = f"the mean of {answers} answers is not finite in {bad} of {len(mean)} coordinates"
+            return None
+        return mean
+
+    def _step(self, mean: Tensor) -> Tensor | None:
+        """Take the server's step. None, with the round aborted, where the model would not be finite."""
+        before, step = self.weights, mean if self.target == "updates" else mean - self.weights
+        self._apply(step)
+        state = [] if self._optimizer is None else self._optimizer.state.get(self._parameter, {}).values()
+        vectors = [value for value in state if isinstance(value, Tensor)]
+        if not any(map(_num_not_finite, [self.weights, *vectors])):
+            return step
+        bad, self.weights = _num_not_finite(self.weights), before
+        self._aborted = f"the model after this round's step is not finite in {bad} of {len(mean)} coordinates"
+        if self._optimizer is not None:
+            self._optimizer.state.clear()
+            if not bad:
+                self._aborted = "the state of the server's optimiser is not finite after this round's step"
+            self._aborted += "; the server's optimiser begins anew"
+        return None
 
     def _noise_variance(self) -> Tensor | None:
         """Bound on the variance of the mean. Coupled errors never add up, so weights enter squared."""
@@ -487,3 +512,7 @@ class RoundServer:
 def _is_vector(value: Any, parameter: Tensor) -> bool:
     """Is this part of the optimiser's state one value a coordinate?"""
     return isinstance(value, Tensor) and value.shape == parameter.shape
+
+
+def _num_not_finite(values: Tensor) -> int:
+    return values.numel() - int(torch.isfinite(values).sum())

@@ -30,7 +30,7 @@ class Code(ABC):
         """Length in bits, without padding, of the stream of `(m,)` or of all rows of `(clients, m)`."""
 
     def max_bytes(self, count: int) -> int | None:
-        """Bytes that no stream of `count` symbols exceeds. None where no limit is known."""
+        """Bytes that no stream of `count` symbols exceeds: a server reads no more. None: not known."""
         return None
 
     def check_length(self, stream: bytes, count: int) -> None:

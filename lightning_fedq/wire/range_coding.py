@@ -258,6 +258,6 @@ class ConditionalRange(Code):
         return sum(8 * len(self.pack(row)) for row in symbols.reshape(-1, len(self.step)))
 
     def max_bytes(self, count: int) -> int:
-        """See `Code.max_bytes`. The coder spends at most 24 bits on a symbol's high part, and two words."""
+        """See `Code.max_bytes`. The range coder spends 24 bits on a symbol's high part at most."""
         header = 1 + 2 * len(self.segments) + _CHECKSUM_BYTES
         return header + (_WIDEST_SYMBOL * count + 7) // 8 + 3 * count + 12

@@ -10,6 +10,7 @@ import pytest
 from lightning_fedq.commands.flower import NEXT
 from lightning_fedq.flower import exchange, server
 from lightning_fedq.flower.exchange import Exchange
+from lightning_fedq.flower.records import to_record
 from lightning_fedq.flower.server import Roster
 from lightning_fedq.flower.settings import fingerprint
 from lightning_fedq.flower.store import Store
@@ -124,6 +125,52 @@ def test_a_client_that_comes_back_is_waited_for_as_long_as_for_an_answer(
     grid.pull_messages = lambda numbers: whole(numbers) if clock.now >= 300.0 else []  # type: ignore[method-assign]
     roster.refresh()
     assert roster.nodes[3] == 104 and 300.0 <= clock.now < 310.0
+
+
+def test_a_restarted_server_goes_on_with_whoever_is_there(clock: Clock, tmp_path: Path) -> None:
+    """Client 3 is away when the server is started again: it is missed, as in mid-run."""
+    grid = grid_of(tmp_path, CLIENTS)
+    first = roster_of(grid, tmp_path, [])
+    first.gather(600.0)
+    grid.contexts.pop(103)
+    again = roster_of(grid, tmp_path, [])
+    with pytest.warns(UserWarning, match=r"goes on with 3 of 4 clients.* missing are clients \[3\]"):
+        again.gather(600.0)
+    assert sorted(again.nodes) == [0, 1, 2] and 600.0 <= clock.now < 610.0
+    assert again.keys().public() == first.keys().public()
+
+
+def test_a_restarted_server_with_nobody_there_ends(clock: Clock, tmp_path: Path) -> None:
+    grid = grid_of(tmp_path, CLIENTS)
+    roster_of(grid, tmp_path, []).gather(600.0)
+    grid.contexts.clear()
+    with pytest.raises(RuntimeError, match="4 clients are needed and 0 have registered"):
+        roster_of(grid, tmp_path, []).gather(600.0)
+
+
+def test_a_strangers_refusal_ends_nothing_before_the_time_to_wait(clock: Clock, tmp_path: Path) -> None:
+    """Client 3 comes after five minutes, and a fifth node has refused at once: the server had ended."""
+    apps, homes = clients(settings, tmp_path)
+
+    def refusing(kind: str, client: int, reply: Any) -> Any:
+        if client == CLIENTS:
+            reply.content = to_record({"refused": "no"})
+        return reply
+
+    grid = LoopGrid([*apps, apps[0]], [*homes, tmp_path / "fifth"], refusing)
+    late, sleep = grid.contexts.pop(103), clock.sleep
+
+    def asleep(seconds: float) -> None:
+        sleep(seconds)
+        if clock.now >= 300.0:
+            grid.contexts[103] = late
+
+    clock.sleep = asleep  # type: ignore[method-assign]
+    roster = roster_of(grid, tmp_path, [])
+    with pytest.warns(UserWarning, match="node 104 refuses: no"):
+        roster.gather(600.0)
+    assert sorted(roster.nodes) == [0, 1, 2, 3] and 300.0 <= clock.now < 310.0
+    assert sum(kind == "register" for kind, _ in grid.log) == CLIENTS + 1  # asked once
 
 
 def test_the_commands_of_fedq_flower_init_name_flower_s_own_port() -> None:

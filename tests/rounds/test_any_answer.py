@@ -1,4 +1,4 @@
-"""Any bytes in a client's answer, in a frame with its own tag: taken, or refused by name."""
+"""Any bytes in a client's answer, under its own tag: taken or refused by name, for every mechanism."""
 
 import zlib
 
