@@ -81,9 +81,9 @@ class DataAssigned(Shape):
 
 
 def test_data_assigned_in_a_stack_do_not_end_the_process(tmp_path: Path) -> None:
-    child = multiprocessing.get_context("fork").Process(
+    child = multiprocessing.get_context("spawn").Process(
         target=federate, args=(DataAssigned, None, 2, tmp_path)
     )
     child.start()
-    child.join(timeout=60)
+    child.join(timeout=120)
     assert child.exitcode is not None and child.exitcode >= 0, "the process was killed by a signal"
