@@ -25,7 +25,10 @@ EACH_CLIENT = {(CLIENT, ROUNDS * CLIENTS)}
 EACH_ROUND, ONCE = {(FIT, ROUNDS)}, {(FIT, 1)}
 
 OF_A_MODULE: dict[str, set[tuple[str, int]]] = {
+    "prepare_data": ONCE,
+    "configure_callbacks": ONCE,
     "setup": ONCE,
+    "configure_model": ONCE,
     "configure_optimizers": ONCE,
     "on_fit_start": ONCE,
     "on_train_start": ONCE,
@@ -33,19 +36,40 @@ OF_A_MODULE: dict[str, set[tuple[str, int]]] = {
     "on_train_batch_start": EACH_BATCH,
     "training_step": EACH_BATCH,
     "on_before_zero_grad": EACH_BATCH,
+    "optimizer_zero_grad": EACH_BATCH,
     "on_before_backward": EACH_BATCH,
     "backward": EACH_BATCH,
     "on_after_backward": EACH_BATCH,
     "on_before_optimizer_step": EACH_BATCH,
     "optimizer_step": EACH_BATCH,
     "configure_gradient_clipping": EACH_BATCH,
+    "lr_scheduler_step": EACH_BATCH | {(FIT, ROUNDS * BATCHES)},  # the fit's schedules follow one client
     "on_train_batch_end": EACH_BATCH,
     "on_train_epoch_end": EACH_CLIENT,
     "on_round_end": EACH_ROUND,
+    "on_validation_start": EACH_ROUND,
+    "on_validation_model_eval": EACH_ROUND,
     "on_validation_epoch_start": EACH_ROUND,
+    "on_validation_batch_start": EACH_ROUND,
+    "validation_step": EACH_ROUND,
+    "on_validation_batch_end": EACH_ROUND,
     "on_validation_epoch_end": EACH_ROUND,
+    "on_validation_end": EACH_ROUND,
+    "on_validation_model_train": EACH_ROUND,
+    "on_save_checkpoint": EACH_ROUND,
     "on_train_end": ONCE,
     "on_fit_end": ONCE,
+    "teardown": ONCE,
+}
+OF_A_DATA_MODULE: dict[str, set[tuple[str, int]]] = {
+    "prepare_data": ONCE,
+    "setup": ONCE,
+    "train_dataloader": ONCE,
+    "val_dataloader": ONCE,
+    "on_before_batch_transfer": EACH_BATCH | EACH_ROUND,  # of a client's batch, and of one of validation
+    "transfer_batch_to_device": EACH_BATCH | EACH_ROUND,
+    "on_after_batch_transfer": EACH_BATCH | EACH_ROUND,
+    "state_dict": EACH_ROUND,
     "teardown": ONCE,
 }
 BATCH_HOOKS = (
@@ -56,7 +80,14 @@ EPOCH_HOOKS = {
     **dict.fromkeys(
         ("setup", "on_fit_start", "on_train_start", "on_train_end", "on_fit_end", "teardown"), ONCE
     ),
-    **dict.fromkeys(("on_train_epoch_start", "on_validation_epoch_end"), EACH_ROUND),
+    **dict.fromkeys(
+        (
+            *("on_train_epoch_start", "on_validation_start", "on_validation_epoch_start"),
+            *("on_validation_batch_start", "on_validation_batch_end", "on_validation_epoch_end"),
+            *("on_validation_end", "on_save_checkpoint"),
+        ),
+        EACH_ROUND,
+    ),
 }
 OF_A_CALLBACK: dict[str, tuple[tuple[str, ...], dict[str, set[tuple[str, int]]]]] = {
     "epochs": ((*EPOCH_HOOKS, "on_train_epoch_end"), {**EPOCH_HOOKS, "on_train_epoch_end": EACH_ROUND}),
@@ -76,12 +107,12 @@ OF_A_CALLBACK: dict[str, tuple[tuple[str, ...], dict[str, set[tuple[str, int]]]]
 CALLS: Counter[tuple[str, str]] = Counter()
 
 
-def note(name: str, trainer: Any) -> None:
-    """A rehearsal's calls do not count."""
-    if name == "on_train_start" and not is_client(trainer):
+class FromHereOn(pl.Callback):
+    """What a rehearsal calls does not count."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         for key in [key for key in CALLS if key[1] == CLIENT]:
             del CALLS[key]
-    CALLS[name, CLIENT if is_client(trainer) else FIT] += 1
 
 
 def found() -> dict[str, set[tuple[str, int]]]:
@@ -96,8 +127,9 @@ def recording(kind: type, names: Any, trainer_of: Any) -> type:
 
     def hook(name: str) -> Any:
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            if not getattr(trainer_of(self, args), "sanity_checking", False):
-                note(name, trainer_of(self, args))
+            trainer = trainer_of(self, args)
+            if not getattr(trainer, "sanity_checking", False):
+                CALLS[name, CLIENT if is_client(trainer) else FIT] += 1
             inherited = getattr(super(made, self), name, None)
             return None if inherited is None else inherited(*args, **kwargs)
 
@@ -107,26 +139,61 @@ def recording(kind: type, names: Any, trainer_of: Any) -> type:
     return made
 
 
-def run(module: Any, *callbacks: Any) -> Any:
+class Scheduled(Classifier):
+    def configure_optimizers(self) -> Any:
+        optimizer = super().configure_optimizers()
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def run(module: Any, *callbacks: Any, kind: type[Digits] = Digits, **flags: Any) -> Any:
     CALLS.clear()
-    trainer = make_trainer(
-        Federated(FedAvg(), CLIENTS, seed=0, clients_per_step=1), *callbacks, max_epochs=ROUNDS
-    )
-    trainer.fit(module, datamodule=Digits(CLIENTS * BATCHES * 10, 10))
+    federated = Federated(FedAvg(), CLIENTS, seed=0, clients_per_step=1)
+    trainer = make_trainer(federated, FromHereOn(), *callbacks, max_epochs=ROUNDS, **flags)
+    trainer.fit(module, datamodule=kind(CLIENTS * BATCHES * 10, 10))
     return trainer
 
 
-def test_hooks_of_a_module() -> None:
-    run(recording(Classifier, OF_A_MODULE, lambda self, args: self.trainer)())
+def saved_in(folder: Path) -> dict[str, Any]:
+    """Flags of a Trainer that saves once a round, and looks at nothing before the first."""
+    return {"enable_checkpointing": True, "default_root_dir": folder, "num_sanity_val_steps": 0}
+
+
+def test_hooks_of_a_module(tmp_path: Path) -> None:
+    run(recording(Scheduled, OF_A_MODULE, lambda self, args: self._trainer)(), **saved_in(tmp_path))
     assert found() == OF_A_MODULE
 
 
+def test_hooks_of_a_data_module(tmp_path: Path) -> None:
+    kind = recording(Digits, OF_A_DATA_MODULE, lambda self, args: self.trainer)
+    run(Classifier(), kind=kind, **saved_in(tmp_path))
+    assert found() == OF_A_DATA_MODULE
+
+
+@pytest.mark.parametrize("hook", ["training_step", "validation_step"])
+def test_an_exception_is_the_fits(hook: str, tmp_path: Path) -> None:
+    """`on_exception` of every callback runs once, in the fit, wherever the exception came from."""
+
+    class Fails(Classifier):
+        pass
+
+    def fail(self: Any, *args: Any) -> None:
+        if not self.trainer.sanity_checking:
+            raise RuntimeError("here")
+
+    setattr(Fails, hook, fail)
+    callback: Any = recording(pl.Callback, ["on_exception", *BATCH_HOOKS], lambda self, args: args[0])()
+    with pytest.raises(RuntimeError, match="here"):
+        run(Fails(), callback)
+    assert CALLS["on_exception", FIT] == 1 and CALLS["on_exception", CLIENT] == 0
+
+
 @pytest.mark.parametrize("kind", OF_A_CALLBACK)
-def test_hooks_of_a_callback(kind: str) -> None:
+def test_hooks_of_a_callback(kind: str, tmp_path: Path) -> None:
     names, wanted = OF_A_CALLBACK[kind]
     callback: Any = recording(pl.Callback, names, lambda self, args: args[0])()
     callback.crosses_clients = kind == "crosses"
-    run(Classifier(), callback)
+    run(Classifier(), callback, **saved_in(tmp_path))
     assert found() == wanted
 
 
@@ -137,7 +204,17 @@ def test_every_argument_of_the_trainer_is_on_the_page() -> None:
     assert named == Counter(set(inspect.signature(pl.Trainer.__init__).parameters) - {"self"})
 
 
-def test_a_client_s_trainer_has_the_flags_of_the_user_s() -> None:
+@pytest.mark.parametrize(
+    "flags",
+    [
+        {},
+        {"accumulate_grad_batches": 2, "gradient_clip_val": 0.5, "gradient_clip_algorithm": "value"},
+        {"detect_anomaly": True, "deterministic": True, "precision": "64-true", "log_every_n_steps": 7},
+        {"max_steps": 100, "limit_train_batches": 1, "limit_val_batches": 0, "inference_mode": False},
+    ],
+    ids=["ordinary", "steps", "numerics", "limits"],
+)
+def test_a_client_s_trainer_has_the_flags_of_the_user_s(flags: dict[str, Any]) -> None:
     """Whatever `Trainer.__init__` has set; what is the fit's alone is named."""
     seen: dict[str, Any] = {}
 
@@ -146,7 +223,7 @@ def test_a_client_s_trainer_has_the_flags_of_the_user_s() -> None:
             seen.update(vars(self.trainer), max_epochs=self.trainer.max_epochs)
             return super().training_step(batch, batch_idx)
 
-    trainer = run(Looks())
+    trainer = run(Looks(), **flags)
     own = {
         *("callbacks", "_data_connector", "_logger_connector", "_accelerator_connector", "fit_loop", "state"),
         *(
@@ -162,6 +239,7 @@ def test_a_client_s_trainer_has_the_flags_of_the_user_s() -> None:
     kept = {name: value for name, value in vars(trainer).items() if name not in own}
     assert {name for name, value in kept.items() if seen[name] is not value and seen[name] != value} == set()
     assert seen["max_epochs"] == ROUNDS
+    assert {name for name, value in flags.items() if seen.get(name, value) != value} <= own
 
 
 def test_on_round_end_sees_the_new_global_model() -> None:
