@@ -87,7 +87,7 @@ class Simulation:
         self._metrics, self._loader, self._stacks = metrics, loader, stacks
         self._capacity, self._skips_empty = capacity, skips_empty
         self._changed, self._opened = changed, opened
-        self._memory: StackMemory | None = None
+        self._memory: StackMemory | None = None  # written over before it is read
         self._listening: list[Listens] = [
             c
             for c in callbacks_of(trainer)
@@ -108,6 +108,7 @@ class Simulation:
         found = vector.found()
         if found != vector.members:
             self._changed(found)
+            self._memory = None
         vector.begin_round()
         self._metrics.begin_round()
         self.clock.begin_round()
@@ -142,7 +143,7 @@ class Simulation:
                 for callback in self._listening:
                     callback.on_clients_done(self.trainer, done, expected)
         finally:
-            self.present = self._memory = None
+            self.present = None
             self.fit.end_round()
             self._metrics.end_round()
         self.taken = self.clock.taken
