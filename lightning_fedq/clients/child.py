@@ -120,7 +120,7 @@ def new_child(home: Any) -> Any:
         strategy.on_its_own = True
     loops: Any = pl.loops
     child.fit_loop = loops._FitLoop(child, home.min_epochs, home.max_epochs)
-    child.fit_loop.epoch_loop = loops._TrainingEpochLoop(child, home.min_steps, home.max_steps)
+    child.fit_loop.epoch_loop.min_steps, child.fit_loop.epoch_loop.max_steps = home.min_steps, home.max_steps
     child.fit_loop.epoch_loop.val_loop._combined_loader = home.fit_loop.epoch_loop.val_loop._combined_loader
     child.fit_loop.epoch_progress = copy(home.fit_loop.epoch_progress)
     child.fit_loop.epoch_progress.current = copy(home.fit_loop.epoch_progress.current)

@@ -47,6 +47,7 @@ _SHARED: tuple[type, ...] = (
 _APART = 0x9E3779B97F4A7C15
 _MACHINERY = ("jsonargparse", "torch._dynamo", "torch._inductor", "torch._functorch")
 """Packages whose objects and functions belong to the program: the command line, the compiler."""
+_DICTS = {dict, OrderedDict}
 _MISSING = object()
 _OWN_STATE = ("__deepcopy__", "__getstate__", "__reduce__", "__reduce_ex__")
 
@@ -144,8 +145,12 @@ class Copier:
         self.memo[id(value)] = made
         own = vars(made)
         for name, held in vars(value).items():
-            if type(held) in _ATOMIC:
+            kind = type(held)
+            if kind in _ATOMIC:
                 own[name] = held
+                continue
+            if kind in _DICTS and not held and id(held) not in self.memo:  # modules have a dozen
+                own[name] = self.memo[id(held)] = kind()
                 continue
             try:
                 own[name] = self(held)

@@ -86,6 +86,7 @@ class ClientFit:
         self._callbacks = [c for c in trainer.callbacks if trains_with_clients(c)]
         self._shared += tuple(filter(is_ours, trainer.callbacks))
         self._crossing = [c for c in trainer.callbacks if crosses_clients(c)]
+        self._fetcher: Any = None
 
     @staticmethod
     def drop(client: Client) -> None:
@@ -165,7 +166,9 @@ class ClientFit:
         loops = child.fit_loop
         count_from(child, steps, logged)
         loops.max_batches = len(batches)
-        fetcher = pl.loops.utilities._select_data_fetcher(child, child.state.stage)
+        if self._fetcher is None:  # found by the signature of `training_step`, which takes a while
+            self._fetcher = type(pl.loops.utilities._select_data_fetcher(child, child.state.stage))
+        fetcher = self._fetcher()
         loops._combined_loader = pl.utilities.CombinedLoader(batches, "max_size_cycle")
         loops._data_fetcher = fetcher
         fetcher.setup(loops._combined_loader)
