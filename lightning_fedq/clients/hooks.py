@@ -78,3 +78,15 @@ def call_hooks(trainer: Any, callbacks: list[Any], hook: str, *args: Any) -> Non
         with trainer.profiler.profile(f"[Callback]{callback.state_key}.{hook}"):
             getattr(callback, hook)(trainer, module, *args)
     module._current_fx_name = before
+
+
+def call_start_hooks(trainer: Any, callbacks: list[Any]) -> None:
+    """Call what runs before the first batch, on a copy that is tried out before the fit has begun.
+
+    Args:
+        trainer: The copy's.
+        callbacks: Its callbacks.
+    """
+    for hook in ("on_train_start", "on_train_epoch_start"):
+        call_hooks(trainer, callbacks, hook)
+        getattr(trainer.lightning_module, hook)()

@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.fit import Client, ClientFit
+from lightning_fedq.clients.hooks import call_start_hooks
 from lightning_fedq.clients.one_client_hooks import one_client_hook
 from lightning_fedq.clients.stack import ELEMENTWISE_OPTIMIZERS, StackedStep, further_arguments
 from lightning_fedq.clients.vector import Vector
@@ -67,6 +68,7 @@ def rehearse(trainer: pl.Trainer, fit: ClientFit, vector: Vector, batch: Any) ->
     with torch.random.fork_rng(devices), pl.utilities.seed.isolate_rng(include_cuda=False):
         try:
             client = fit.copy(0, alone=True)
+            call_start_hooks(client.trainer, client.callbacks)
             vector.hold_statistics(client.module)
             return _try(client, vector.names, batch, vector.buffer_names)
         except Exception as error:  # whatever the user's code or vmap raises is the answer
@@ -76,8 +78,9 @@ def rehearse(trainer: pl.Trainer, fit: ClientFit, vector: Vector, batch: Any) ->
 _WORDS = {
     "inplace randomness": "training_step draws in place on a tensor that is the same for all clients, as "
     "torch.distributions does; torch.randn_like maps",
-    "data-dependent control flow": "training_step branches on tensors (data-dependent control flow)",
-    ".item()": "training_step takes the value of a tensor out, with .item() or float()",
+    ".item()": "training_step takes the value of a tensor out, with .item() or float(), or branches on one "
+    "(data-dependent control flow)",
+    "requires_grad_()": "training_step calls requires_grad_(), which torch.func can't map over clients",
 }
 """What of functorch's and torch's errors stands for what in a training step."""
 
@@ -86,6 +89,8 @@ def _known_obstacle(module: pl.LightningModule) -> str | None:
     for name, part in module.named_modules():
         if isinstance(part, nn.RNNBase):
             return f"{name} ({type(part).__name__}) keeps a list of its weights, which can't be one a client"
+        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+            return f"{name} ({type(part).__name__}) has sparse gradients, which torch.func can't map"
     if getattr(module, "_compiler_ctx", None) is not None:
         return (
             "torch.compile(module) has compiled training_step for one client; compile a part of the module, "

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ import torch
 from lightning_fedq._lightning import pl, rank_zero_info
 from lightning_fedq.clients.copying import NotCopyableError
 from lightning_fedq.clients.fit import Batches, Client, ClientFit
-from lightning_fedq.clients.hooks import call_hooks
+from lightning_fedq.clients.hooks import call_start_hooks
 from lightning_fedq.clients.vector import BufferMode, Rehearsed, layers_with_statistics
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.loader import ClientLoader
@@ -42,7 +43,11 @@ class Trial:
         self._fit, self._clock, self._loader, self._names = fit, clock, loader, names
 
     def train(
-        self, stack: Stack, most: int, before: Callable[[Client], object] = lambda client: None
+        self,
+        stack: Stack,
+        most: int,
+        before: Callable[[Client], object] = lambda client: None,
+        again: bool = False,
     ) -> Client:
         """Train a client on its first batches.
 
@@ -50,6 +55,7 @@ class Trial:
             stack: The client.
             most: Most batches.
             before: Called with the copy before it trains.
+            again: Begin anew with the client's batches where there are fewer.
         """
         with own_draws():
             client, names = self._fit.copy(stack.training_seed, alone=True), self._names
@@ -57,8 +63,11 @@ class Trial:
                 True, lambda name, value: names.setdefault(name)
             )
             before(client)
-            number, loader = min(most, len(stack.batch_sizes)), self._loader()
-            self._fit.train(client, Batches(loader.of_stack(stack), number, loader), self._clock.now)
+            loader, there = self._loader(), len(stack.batch_sizes)
+            passes = -(-most // there) if again and there else 1
+            batches = chain.from_iterable(loader.of_stack(stack) for _ in range(passes))
+            number = min(most, passes * there)
+            self._fit.train(client, Batches(batches, number, loader), self._clock.now)
         return client
 
 
@@ -107,16 +116,15 @@ def rehearse(
         return Rehearsed.by_layers(module)
 
     def before(client: Client) -> None:
-        for hook in ("on_train_start", "on_train_epoch_start"):
-            call_hooks(client.trainer, client.callbacks, hook)
-            getattr(client.module, hook)()
+        call_start_hooks(client.trainer, client.callbacks)
         if mode == "frozen":
             for layer in layers_with_statistics(client.module).values():
                 layer.training = False
 
     every: Any = module.trainer.accumulate_grad_batches
     try:
-        client = trial.train(clients[0], 2 * int(every), before)
+        # two steps, of one batch twice if need be: what follows the weights does not change in the first
+        client = trial.train(clients[0], 2 * int(every), before, again=True)
     except NotCopyableError:
         raise
     except Exception as error:

@@ -55,5 +55,53 @@ def test_three_clients_learn(kind: type[Training]) -> None:
     assert float(after.callback_metrics["val_loss"]) < float(before.callback_metrics["val_loss"])
 
 
+ONE_AT_A_TIME = {
+    **dict.fromkeys(("MeanTeacher", "Byol", "Dino", "Moco"), "training writes into frozen parameters"),
+    **dict.fromkeys(("Closure", "SharpnessAware", "SlowWeights", "OwnEstimates"), "is not elementwise"),
+    **dict.fromkeys(("LabelledAndNot", "Combined"), "loaders of its own, or from several"),
+    **dict.fromkeys(("Gan", "TruncatedBackpropagation"), "uses manual optimisation"),
+    **dict.fromkeys(("RunningWeight", "MemoryOfEpochs"), "takes the value of a tensor out"),
+    "WarmupByHand": "overrides optimizer_step",
+    "Metrics": "overrides on_train_epoch_end",
+    "HooksOfData": "overrides on_after_batch_transfer",
+    "ReplayBuffer": "keeps tensors in samples",
+    "Recurrent": "net.0 (GRU) keeps a list of its weights",
+    "GradientHooks": "net.0.weight has a gradient hook",
+    "OwnCallback": "_ScalesGradients has its own on_after_backward",
+    "SparseEmbedding": "table (EmbeddingBag) has sparse gradients",
+    "AutoEncoder": "get no gradient",
+    "PenaltyOfGradients": "calls requires_grad_()",
+}
+"""Why clients of these do not train side by side. All others do, with branches on shapes among them."""
+
+
+@pytest.mark.parametrize("kind", TRAININGS)
+def test_stacks_or_the_true_reason(kind: type[Training], caplog: pytest.LogCaptureFixture) -> None:
+    federated = Federated(FedAvg(), 6, seed=0)
+    trainer = make_trainer(*kind().callbacks(), federated, max_epochs=1, **kind.trainer_flags)
+    with warnings.catch_warnings(record=True) as warned, caplog.at_level("INFO"):
+        warnings.simplefilter("always")
+        trainer.fit(kind(), datamodule=kind.data())
+    said = [m for m in (*(str(w.message) for w in warned), *caplog.messages) if "one client at a time" in m]
+    if kind.__name__ in ONE_AT_A_TIME:
+        assert len(said) == 1 and ONE_AT_A_TIME[kind.__name__] in said[0]
+    else:
+        assert not said and federated.clients_per_step_chosen > 1
+
+
+@pytest.mark.parametrize(
+    "kind", [k for k in TRAININGS if k.__name__ in ("MeanTeacher", "Byol", "Dino", "Moco")]
+)
+def test_a_follower_travels_where_a_client_has_one_batch(kind: type[Training]) -> None:
+    """All of its parameters, though the first step changes none of them."""
+    federated = Federated(FedAvg(), 6, seed=0)
+    trainer, module = make_trainer(federated, max_epochs=1, **kind.trainer_flags), kind()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(module, datamodule=kind.data())
+    frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
+    assert frozen <= set(federated._vector.travelling)
+
+
 def test_there_are_forty() -> None:
     assert len(TRAININGS) >= 40
