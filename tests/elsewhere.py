@@ -11,9 +11,10 @@ from __future__ import annotations
 import copy
 from typing import Any
 
+import pytest
 import torch
 from torch.utils import _pytree as pytree
-from torch.utils.backend_registration import _DummyBackendModule, _setup_privateuseone_for_python_backend
+from torch.utils import backend_registration
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lightning_fedq._lightning import pl
@@ -21,7 +22,11 @@ from lightning_fedq._lightning import pl
 NAME = "elsewhere"
 
 
-class _Module(_DummyBackendModule):
+if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+    pytest.skip(f"torch {torch.__version__} has no backends in Python", allow_module_level=True)
+
+
+class _Module(backend_registration._DummyBackendModule):
     """`torch.elsewhere`: one device, whose generator is the CPU's."""
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
@@ -31,7 +36,7 @@ class _Module(_DummyBackendModule):
         torch.set_rng_state(state)
 
 
-_setup_privateuseone_for_python_backend(NAME, _Module())
+backend_registration._setup_privateuseone_for_python_backend(NAME, _Module())
 DEVICE = torch.device(NAME, 0)
 _aten = torch.ops.aten
 _CROSSING = {_aten.copy_.default, _aten._to_copy.default, _aten._copy_from.default}

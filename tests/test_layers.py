@@ -47,10 +47,12 @@ ALLOWED: dict[str, set[str]] = {
     "datasets": {"extras", "sklearn", "torchvision", "numpy", *HOST},
     "models": {"extras", "opacus", "torchvision", "torchmetrics", *HOST},
     "reports": {"privacy", "rounds", "matplotlib", "rich"},
+    "algorithms": {"torch"},
     "clients": {"data", "functional", "torchmetrics", "numpy", *HOST},
     "federation": {
         *(
             "clients",
+            "algorithms",
             "aggregation",
             "core",
             "functional",
@@ -67,12 +69,23 @@ ALLOWED: dict[str, set[str]] = {
         *("torchmetrics", *HOST),
     },
     "simulation": {
-        *("clients", "core", "data", "federation", "randomness", "rounds", "torchmetrics", "numpy"),
+        *("algorithms", "clients", "core", "data", "federation", "functional", "randomness", "rounds"),
+        *("torchmetrics", "numpy"),
         *HOST,
     },
     "sample_level": {"core", "data", "federation", "privacy", "randomness", "rounds", "numpy", *HOST},
     "callbacks": {
-        *("extras", "aggregation", "attacks", "core", "functional", "leakage", "randomness", "wire"),
+        *(
+            "extras",
+            "aggregation",
+            "algorithms",
+            "attacks",
+            "core",
+            "functional",
+            "leakage",
+            "randomness",
+            "wire",
+        ),
         *(
             "ranges",
             "rounds",

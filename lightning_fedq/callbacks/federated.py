@@ -31,6 +31,7 @@ from torch import Tensor
 
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.aggregation import RobustAggregation, Weighting, inverse_variance_weights
+from lightning_fedq.algorithms import Correction, LocalAlgorithm
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.hooks import say_who_is_copied
 from lightning_fedq.clients.stack_size import choose_clients_per_step, largest_stack
@@ -45,6 +46,7 @@ from lightning_fedq.data.partition import IID, Partition
 from lightning_fedq.federation.averaging import RoundAverages, check_averaging
 from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.checks import (
+    check_algorithm,
     check_cohorts_last,
     check_kinds,
     check_limit,
@@ -126,6 +128,8 @@ class Federated(pl.Callback):
         partition: Who holds which samples; a `FederatedDataModule` may say otherwise.
         labels: By which a partition deals out, where they are not in the usual places: the index or key of
             the label in a sample, or one integer a sample.
+        algorithm: What clients add to their gradients: `FedProx(mu)`, `SCAFFOLD()` or `FedDyn(alpha)`; None
+            is federated averaging.
         local_epochs: Passes of each client over its data in a round, >= 1. The Trainer's
             `limit_train_batches` shortens every pass of every client, as it would one loader's.
         local_steps: Batches of each client in a round, >= 1, instead of `local_epochs`.
@@ -189,6 +193,7 @@ class Federated(pl.Callback):
         dropout_probability: float = 0.0,
         partition: Partition = IID(),  # noqa: B008 (frozen)
         labels: Labels = None,
+        algorithm: LocalAlgorithm | None = None,
         local_epochs: int = 1,
         local_steps: int | None = None,
         clients_per_step: int | Literal["auto"] = "auto",
@@ -213,6 +218,7 @@ class Federated(pl.Callback):
             clients_per_round=clients_per_round,
             dropout_probability=dropout_probability,
             partition=partition,
+            algorithm=algorithm,
             local_epochs=local_epochs,
             local_steps=local_steps,
             clients_per_step=1 if clients_per_step == "auto" else clients_per_step,
@@ -231,7 +237,7 @@ class Federated(pl.Callback):
         check_buffer_mode(buffers)
         plan_seed = secrets.randbits(63) if seed is None else seed
         self.mechanism, self.num_clients = mechanism, num_clients
-        self.partition, self.labels = partition, labels
+        self.partition, self.labels, self.algorithm = partition, labels, algorithm
         self.local_epochs, self.local_steps = local_epochs, local_steps
         self.clients_per_step, self.target, self.smoothing = clients_per_step, target, smoothing
         self.ranges = ranges or (AdaptiveRange() if target == "updates" else PreviousMinMax())
@@ -249,6 +255,9 @@ class Federated(pl.Callback):
         check_aggregation(mechanism, size, weighting != "uniform", aggregator, secure)
         if secure_aggregation is not None:
             check_secure_aggregation(secure_aggregation, mechanism, size)
+        plain_mean = self.plain_sum and smoothing == 1.0 and server_optimizer is None
+        check_algorithm(algorithm, self.planner, plain_mean, target)
+        self._correction: Correction | None = None
         self.ledger = Ledger(num_clients, repr(mechanism)) if ledger is None else ledger
         self._own_ledger = self.ledger if ledger is None else None
         self.ledger.check(num_clients, repr(mechanism))
@@ -309,6 +318,7 @@ class Federated(pl.Callback):
         rehearsed, names = self._rehearse(trainer)
         saved = None if self._loaded is None else self._loaded.get("members")
         members = None if saved is None else Members.of(saved)
+        self._kept_by_algorithm = None if self._loaded is None else self._loaded.get("algorithm")
         self._vector = Vector(
             pl_module, lambda: trainer.strategy.optimizers, self.buffers, rehearsed, members
         )
@@ -340,6 +350,7 @@ class Federated(pl.Callback):
         log = self.client_log = ClientMetrics(choice, trainer, group)
         log.names |= names
         log.check_watched()
+        self._begin_algorithm(trainer)
         simulation = self._simulation = Simulation(
             trainer,
             self._engine,
@@ -353,12 +364,41 @@ class Federated(pl.Callback):
             self._rule is not None and self._rule.skips_empty,
             self._change_vector,
             self._give_up_a_cut_round,
+            self._correction,
         )
         if isinstance(self._engine, RankEngine):
             self._engine.beside = EndOfRound(simulation, log)
         say_who_is_copied(trainer.callbacks)  # type: ignore[attr-defined]
         self._averages = RoundAverages(trainer)
         self._averages.attach(self._undo)
+
+    def _begin_algorithm(self, trainer: pl.Trainer) -> None:
+        """State of the local algorithm: a new one, the checkpoint's, or the last fit's if its server goes on.
+
+        Raises:
+            ValueError: If the clients' data, optimisers or callbacks do not go with it.
+        """
+        if self.algorithm is None:
+            return
+        name = type(self.algorithm).__name__
+        self.algorithm.check(trainer.optimizers)
+        if self._rule is not None:
+            raise ValueError(
+                f"{type(self._rule).__name__} bounds gradients that {name} would change; leave one out"
+            )
+        if self.algorithm.remembers and self._ranks is not None:
+            raise ValueError(f"clients of {name} keep vectors, in one process; use devices=1")
+        if self.algorithm.alike and not self._schedule.alike:
+            raise ValueError(
+                f"{name} takes as many steps of every client, and theirs differ with what they hold; say "
+                "local_steps=..."
+            )
+        if self._correction is None:
+            self._correction = self.algorithm.begin(self.num_clients, self._vector.num_parameters)
+            if self._kept_by_algorithm is not None:
+                self._correction.load_state_dict(self._kept_by_algorithm)
+            elif self._engine.round and self.algorithm.remembers:
+                rank_zero_warn(f"a checkpoint holds nothing of what clients of {name} keep; they begin anew")
 
     def _agree_on_start(self, ranks: DistributedClientsStrategy) -> None:
         """All ranks have the same federation and data, and rank 0, which keeps the journal, the ledger."""
@@ -541,6 +581,7 @@ class Federated(pl.Callback):
             self.ledger.begin_anew(repr(self.mechanism))  # it may be another one by now
         saved = None if self._loaded is None else self._loaded["engine"]["ledger"]
         say_at_start(self.ledger, self.seed is not None, saved)
+        self._correction = None
         engine = self._new_engine(weights, self._vector.segments)
         engine.agree(**terms)
         self.engine = engine
@@ -626,6 +667,11 @@ class Federated(pl.Callback):
             raise ValueError(
                 f"{change}, and {type(self._rule).__name__} is made for the parameters that were trained "
                 "when the fit began; freeze or unfreeze before the fit, or leave it out"
+            )
+        if self.algorithm is not None and self.algorithm.remembers:
+            raise ValueError(
+                f"{change}, and clients of {type(self.algorithm).__name__} keep vectors of the parameters "
+                "that were trained when the fit began; freeze or unfreeze before the fit, or use FedProx"
             )
         if not self.mechanism.covers_shorter:
             raise ValueError(
@@ -832,6 +878,7 @@ class Federated(pl.Callback):
             "buffers": self.buffers,
             "seed": str(self.seed),
             "batches": "passes" if self._rule is None else type(self._rule).__name__,
+            **({} if self.algorithm is None else {"algorithm": repr(self.algorithm)}),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -839,9 +886,10 @@ class Federated(pl.Callback):
         if self.engine is None:
             return {}
         start = None if self.seed is None else self._start
-        members = self._vector.members if start is None else start.members
+        members, kept = self._vector.members if start is None else start.members, self._correction
         return {
             **({} if self._target is None else {"calibration": self._target.state_dict()}),
+            **({} if self.seed is None or kept is None else {"algorithm": kept.state_dict()}),
             "federation": self._identity,
             "plan_seed": self.planner.seed,
             "members": members.plain(),

@@ -277,6 +277,16 @@ class ClientStack:
                     name: _stacked(value, parameter, self._num_clients) for name, value in state.items()
                 }
 
+    @property
+    def weights(self) -> list[Tensor]:
+        """The trained parameters, `(clients, *shape)` each."""
+        return self._active
+
+    @property
+    def starts(self) -> list[Tensor]:
+        """Where the trained parameters of every client began, `shape` each."""
+        return self._start[: len(self._active)]
+
     def drop(self) -> None:
         """Free the gradients of the last step."""
         self._gradients = []

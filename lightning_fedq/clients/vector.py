@@ -243,6 +243,15 @@ class Vector:
         """The trained parameters of the global model."""
         return [get(self.module) for get in self._get[: len(self.members.parameters)]]
 
+    def parameters_of(self, module: nn.Module) -> list[Tensor]:
+        """The trained parameters of a client's copy."""
+        return [get(module) for get in self._get[: len(self.members.parameters)]]
+
+    @property
+    def num_parameters(self) -> int:
+        """Coordinates of the trained parameters, which lead the flat vector."""
+        return sum(self.segments[: len(self.members.parameters)])
+
     @property
     def buffer_names(self) -> list[str]:
         """Names of the buffers that differ between clients: those of floats, of integers, then counters."""

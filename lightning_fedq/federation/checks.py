@@ -13,6 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_info
 from lightning_fedq.aggregation import RobustAggregation, Weighting
+from lightning_fedq.algorithms import LocalAlgorithm
 from lightning_fedq.core import Mechanism
 from lightning_fedq.data.batches import LocalWork, pass_sizes
 from lightning_fedq.data.partition import Partition
@@ -44,6 +45,7 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "clients_per_round": (Integral, "an integer, or None for everybody"),
     "dropout_probability": (Real, "a number in [0, 1)"),
     "partition": (Partition, "a partition, such as IID() or Dirichlet(0.5)"),
+    "algorithm": (LocalAlgorithm, "a local algorithm, such as FedProx(mu=0.01), or None"),
     "local_epochs": (Integral, "an integer"),
     "local_steps": (Integral, "an integer, or None for local_epochs"),
     "clients_per_step": (Integral, "an integer or 'auto'"),
@@ -106,6 +108,35 @@ def check_numbers(
         raise ValueError(f"weighting must be {known}, got {weighting!r}")
     if target not in ("updates", "weights"):
         raise ValueError(f"target must be 'updates' or 'weights', got {target!r}")
+
+
+def check_algorithm(
+    algorithm: LocalAlgorithm | None, planner: RoundPlanner, plain_mean: bool, target: str
+) -> None:
+    """Refuse what does not go with a local algorithm whose clients remember.
+
+    Args:
+        algorithm: It.
+        planner: Of the federation.
+        plain_mean: Is the step of the server the mean update itself?
+        target: Of the quantiser.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    if algorithm is None or not algorithm.remembers:
+        return
+    name = type(algorithm).__name__
+    if planner.participation == "once":
+        raise ValueError(
+            f"{name} corrects a client by its earlier rounds, and with participation='once' there is none; "
+            "use participation='random' or 'cyclic', or FedProx"
+        )
+    if not plain_mean or target != "updates":
+        raise ValueError(
+            f"the server of {name} works with the plain mean update; leave out smoothing, server_optimizer, "
+            "aggregator, weighting and target='weights', or use FedProx"
+        )
 
 
 def check_cohorts_last(planner: RoundPlanner, rounds: int) -> None:

@@ -31,7 +31,11 @@ def check_federation(own: Mapping[str, str], theirs: Mapping[str, str]) -> None:
     Raises:
         ValueError: Naming what differs.
     """
-    differing = [f"{key} = {theirs.get(key)} (here {own[key]})" for key in own if own[key] != theirs.get(key)]
+    differing = [
+        f"{key} = {theirs.get(key)} (here {own.get(key)})"
+        for key in (*own, *(theirs.keys() - own.keys()))
+        if own.get(key) != theirs.get(key)
+    ]
     if differing:
         raise ValueError(
             f"the checkpoint is of another federation: {', '.join(differing)}; "

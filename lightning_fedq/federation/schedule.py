@@ -106,6 +106,11 @@ class Schedule:
         longest = max(map(len, self._work.sizes))
         return min(longest, self._num_steps) if self._num_steps else longest
 
+    @property
+    def alike(self) -> bool:
+        """Has every client as many batches in a round?"""
+        return len({len(sizes) for sizes in self._work.sizes}) == 1
+
     def stacks(
         self, round: int, attempt: int, clients_per_step: int, most_batches: int | None = None
     ) -> list[Stack]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.child import count_from
+from lightning_fedq.clients.correction import Corrects
 from lightning_fedq.clients.fit import Batches, ClientFit
 from lightning_fedq.clients.vector import Rehearsed, Vector
 from lightning_fedq.data.batches import LocalWork, Stack
@@ -34,6 +36,7 @@ from lightning_fedq.federation.handed_loader import forget_loader
 from lightning_fedq.federation.schedule import round_stacks
 from lightning_fedq.federation.undo import Undo
 from lightning_fedq.flower.settings import RefusedError
+from lightning_fedq.functional.flatten import unflatten
 from lightning_fedq.rounds import RoundPlan, RoundTask
 from lightning_fedq.simulation.clock import Clock
 from lightning_fedq.simulation.metrics import ClientMetrics
@@ -174,6 +177,11 @@ class LocalRound(pl.Callback):
             client = self._fit.copy(stack.training_seed)
             metrics.attach(client.trainer, stack.clients)
             vector.hold_statistics(client.module)
+            if self._federated.algorithm is not None:
+                term = self._federated.algorithm.begin(1, vector.num_parameters)
+                begun = unflatten(start[: vector.num_parameters], vector.shapes[: len(vector.names)])
+                own = Corrects(term, [0], partial(vector.parameters_of, client.module), begun)
+                client.trainer.callbacks.insert(0, own)
             self._fit.train(client, Batches(batches, len(stack.batch_sizes), loader), clock.now, clock.now)
             self.update = vector.read(client.module).to(wide) - start
             clock.saw(client.trainer)

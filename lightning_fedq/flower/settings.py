@@ -92,6 +92,7 @@ def common_settings(federated: Federated) -> dict[str, str]:
         "clients_per_round": str(federated.planner.cohort_size),
         "local_epochs": str(federated.local_epochs),
         "local_steps": str(federated.local_steps),
+        "algorithm": repr(federated.algorithm),
         "target": federated.target,
         "buffers": federated.buffers,
         "weighting": federated.weighting,
@@ -118,6 +119,11 @@ def check_deployable(federated: Federated) -> None:
     secagg = federated.secure_aggregation
     if federated.planner.dropout_probability:
         raise ValueError("real clients drop out by themselves; leave dropout_probability out")
+    if federated.algorithm is not None and federated.algorithm.remembers:
+        raise ValueError(
+            f"{type(federated.algorithm).__name__} is for simulations: its server's vector and its clients' "
+            "are not carried over a network; use FedProx, which keeps none"
+        )
     if secagg is not None and secagg.run != "masked":
         raise ValueError(
             "between real machines secure aggregation runs masked; use SecAgg() without run='accounted'"
@@ -203,7 +209,8 @@ def check_trained_elsewhere(federated: Federated) -> None:
             "which a mod does not know; `fedq plan` prints the setting to paste, or use client_app and "
             "server_app"
         )
-    of_training = {"local_epochs": 1, "local_steps": None, "buffers": "share", "client_metrics": None}
+    of_training = {"algorithm": None, "local_epochs": 1, "local_steps": None}
+    of_training |= {"buffers": "share", "client_metrics": None}
     of_strategy = {"smoothing": 1.0, "server_optimizer": None, "weighting": "uniform", "aggregator": None}
     for whose, settings in (("train function", of_training), ("strategy", of_strategy)):
         for name, default in settings.items():

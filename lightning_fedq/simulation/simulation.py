@@ -14,12 +14,15 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import callbacks_of, rank_zero_warn
+from lightning_fedq.algorithms import Correction
+from lightning_fedq.clients.correction import Corrects
 from lightning_fedq.clients.fit import Batches, Client, ClientFit
 from lightning_fedq.clients.stack import ClientStack, StackMemory
 from lightning_fedq.clients.vector import Members, Rehearsed, Vector
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.data.loader import ClientLoader
+from lightning_fedq.functional.flatten import unflatten
 from lightning_fedq.rounds import RoundEngine, RoundRecord
 from lightning_fedq.simulation.clock import Clock, Taken
 from lightning_fedq.simulation.metrics import ClientMetrics
@@ -61,6 +64,7 @@ class Simulation:
         changed: Called with the new members of the flat vector when a round finds it changed; puts the server
             right, or raises what speaks against it.
         opened: Called when a round is open, before its clients train; may give it up.
+        correction: State of the local algorithm; None is federated averaging.
 
     Attributes:
         start: Of the open round; None between rounds.
@@ -82,11 +86,12 @@ class Simulation:
         skips_empty: bool,
         changed: Callable[[Members], None],
         opened: Callable[[], None],
+        correction: Correction | None = None,
     ) -> None:
         self.trainer, self.engine, self.vector, self.fit, self.clock = trainer, engine, vector, fit, clock
         self._metrics, self._loader, self._stacks = metrics, loader, stacks
         self._capacity, self._skips_empty = capacity, skips_empty
-        self._changed, self._opened = changed, opened
+        self._changed, self._opened, self.correction = changed, opened, correction
         self._memory: StackMemory | None = None  # written over before it is read
         self._listening: list[Listens] = [
             c
@@ -119,13 +124,26 @@ class Simulation:
         self._opened()
         self._train_all(vector.read().to(engine.weights.dtype))  # as rounded to the module's dtype
         seed_for_transforms(plan.stream_seed("after the clients"))
+        before = engine.weights
         record = engine.finish()
+        if self.correction is not None:
+            self._end_round_of_algorithm(self.correction, before, bool(record.aborted))
         steps = self.clock.end_round(self.taken)
         vector.constrain(engine.weights)
         vector.commit()
         vector.show(engine.weights)
         self.start = None
         return record, steps
+
+    def _end_round_of_algorithm(self, correction: Correction, before: Tensor, aborted: bool) -> None:
+        """Let the algorithm's server have the mean update, which lies between two models."""
+        if aborted:
+            correction.abandon()
+            return
+        trained = self.vector.num_parameters
+        after = self.engine.weights
+        own = correction.end_round(before[:trained], after[:trained])
+        self.engine.weights = torch.cat([own, after[trained:]])
 
     def _take_over(self) -> None:
         """Keep what somebody has written into the global model between two rounds, pruned weights say."""
@@ -158,6 +176,7 @@ class Simulation:
             vector.equip(client.module, clients[0])
             if self._skips_empty and 0 in stack.batch_sizes:
                 _skip_empty(client, stack.batch_sizes)
+        corrects = self._correct(client, side_by_side, clients, weights)
         logged = self.trainer.fit_loop.epoch_loop._batches_that_stepped
         own = Batches(batches, len(stack.batch_sizes), self._loader())
         self.fit.train(client, own, self.clock.now, logged)
@@ -171,10 +190,28 @@ class Simulation:
         self.clock.saw(client.trainer)
         if client.trainer.should_stop:
             self._stop(clients)
+        if self.correction is not None and corrects is not None:
+            self.correction.keep(clients, update[:, : vector.num_parameters], corrects.moved)
         self.engine.receive(clients, update)
         self.fit.drop(client)
         if side_by_side is not None:
             side_by_side.drop()
+
+    def _correct(
+        self, client: Client, side_by_side: ClientStack | None, clients: Sequence[int], weights: Tensor
+    ) -> Corrects | None:
+        """Put the algorithm's term in front of whatever else looks at gradients."""
+        if self.correction is None:
+            return None
+        if side_by_side is not None:
+            stack = side_by_side
+            made = Corrects(self.correction, clients, lambda: stack.weights, stack.starts)
+        else:
+            vector = self.vector
+            start = unflatten(weights[: vector.num_parameters], vector.shapes[: len(vector.names)])
+            made = Corrects(self.correction, clients, lambda: vector.parameters_of(client.module), start)
+        client.trainer.callbacks.insert(0, made)
+        return made
 
     def _side_by_side(self, client: Client, clients: Sequence[int], weights: Tensor) -> ClientStack:
         vector = self.vector
@@ -228,6 +265,8 @@ class Simulation:
         self.start, self.present = None, None
         if self.engine.plan is not None:
             self.engine.abandon()
+        if self.correction is not None:
+            self.correction.abandon()
         self.vector.begin_round()
 
 

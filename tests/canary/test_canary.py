@@ -22,7 +22,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, ReloadBest, RunFolder
-from tests import elsewhere
 from tests.callbacks.silent import Silent
 from tests.canary.reach import differences, files, tensors
 from tests.digits_run import make_trainer
@@ -332,6 +331,8 @@ ELSEWHERE = ["nothing", "stacks", "server optimiser", "checkpoints every step", 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_nothing_differs_on_another_device(name: str, tmp_path: Path) -> None:
     """Tensors there are compared by `tests.canary.reach` as any others."""
+    from tests import elsewhere  # skips where torch has no such devices
+
     setting = FEATURES[name]
 
     def trainer(folder: Path) -> dict[str, Any]:

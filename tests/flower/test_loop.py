@@ -350,7 +350,7 @@ def test_settings_of_simulations_are_refused(options, words, tmp_path):
 
 CARRIED = {"mechanism", "num_clients", "clients_per_round", "participation", "local_epochs", "local_steps"}
 CARRIED |= {"target", "ranges", "smoothing", "server_optimizer", "weighting", "aggregator", "buffers"}
-CARRIED |= {"secure_aggregation", "seed", "ledger", "labels", "privacy"}
+CARRIED |= {"algorithm", "secure_aggregation", "seed", "ledger", "labels", "privacy"}
 REFUSED = {"dropout_probability"}
 OF_SIMULATIONS = {"partition", "clients_per_step", "diagnostics", "client_metrics", "check_isolation"}
 

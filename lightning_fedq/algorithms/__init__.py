@@ -1,0 +1,19 @@
+"""Local algorithms of clients, `Federated(algorithm=...)`, and the server's optimisers by name."""
+
+from lightning_fedq.algorithms.base import Correction, LocalAlgorithm
+from lightning_fedq.algorithms.fed_dyn import FedDyn
+from lightning_fedq.algorithms.fed_prox import FedProx
+from lightning_fedq.algorithms.scaffold import SCAFFOLD
+from lightning_fedq.algorithms.server import FedAdagrad, FedAdam, FedAvgM, FedYogi
+
+__all__ = [
+    "SCAFFOLD",
+    "Correction",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvgM",
+    "FedDyn",
+    "FedProx",
+    "FedYogi",
+    "LocalAlgorithm",
+]

@@ -1,0 +1,137 @@
+"""Contract of local algorithms: a term that every client adds to its gradients.
+
+FedProx, SCAFFOLD and FedDyn differ from federated averaging in this one term. At local weights w, started
+from the global ones x, client i adds
+
+    offset_i + pull (w - x)
+
+to each gradient; offset_i follows from what it has trained in earlier rounds and stays with it. What the
+server does beside the mean follows from the mean update alone. So nothing but the update travels, it is
+quantised and charged as ever, and what is claimed of a message holds with any of these.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class Correction:
+    """State of an algorithm in one fit.
+
+    Args:
+        pull: Weight of (w - x) in the term, >= 0.
+    """
+
+    def __init__(self, pull: float = 0.0) -> None:
+        self.pull = pull
+
+    def offsets(self, clients: Sequence[int]) -> Tensor | None:
+        """`(len(clients), dim)` their offsets, over the trained parameters. None are zeros."""
+        return None
+
+    def keep(self, clients: Sequence[int], updates: Tensor, moved: float) -> None:
+        """Clients have trained.
+
+        Args:
+            clients: Their numbers.
+            updates: `(len(clients), dim)`, local - global.
+            moved: Sum of the learning rates of their steps.
+        """
+
+    def end_round(self, before: Tensor, after: Tensor) -> Tensor:
+        """The round's mean update is there; `keep` was called for all who have answered.
+
+        Args:
+            before: `(dim,)` the global parameters of its start.
+            after: `(dim,)` those that the mean update leads to.
+
+        Returns:
+            `(dim,)` the global parameters of the next round.
+        """
+        return after
+
+    def abandon(self) -> None:
+        """Forget what `keep` was told in a round that does not count."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """State between rounds, clients' own parts included: not private."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+
+
+class KeptOffsets(Correction):
+    """Vectors of clients, which each one keeps from round to round, and one of the server.
+
+    Args:
+        pull: See `Correction`.
+        num_clients: Of the federation.
+        dim: Trained parameters.
+    """
+
+    def __init__(self, pull: float, num_clients: int, dim: int) -> None:
+        super().__init__(pull)
+        self.num_clients = num_clients
+        self.server = torch.zeros(dim)
+        self.own: dict[int, Tensor] = {}
+        self.new: dict[int, Tensor] = {}
+
+    def rows(self, clients: Sequence[int]) -> Tensor:
+        """`(len(clients), dim)` the vectors of clients, zeros before their first round."""
+        nothing = torch.zeros_like(self.server)
+        return torch.stack([self.own.get(client, nothing) for client in clients])
+
+    def commit(self) -> float:
+        """Take over what the round's clients keep. Returns the share of all clients that they are."""
+        share = len(self.new) / self.num_clients
+        self.own.update(self.new)
+        self.new = {}
+        return share
+
+    def abandon(self) -> None:
+        """Forget the open round."""
+        self.new = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The server's vector, and each client's."""
+        return {"server": self.server, "own": dict(self.own)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self.server, self.own, self.new = state["server"], dict(state["own"]), {}
+
+
+class LocalAlgorithm(ABC):
+    """Settings of an algorithm. Frozen; the state of a fit is a `Correction`.
+
+    Attributes:
+        remembers: Do clients keep anything from one round to the next?
+        alike: Must all clients of a round take as many steps?
+    """
+
+    remembers: ClassVar[bool] = False
+    alike: ClassVar[bool] = False
+
+    @abstractmethod
+    def begin(self, num_clients: int, dim: int) -> Correction:
+        """State of a new fit.
+
+        Args:
+            num_clients: Of the federation.
+            dim: Trained parameters.
+        """
+
+    def check(self, optimizers: Sequence[Optimizer]) -> None:
+        """Refuse clients' optimisers that the algorithm is not made for.
+
+        Raises:
+            ValueError: With the cure.
+        """
+        return

@@ -1,0 +1,56 @@
+"""FedDyn: a regulariser that makes the clients' optima those of the whole federation.
+
+Client i adds -g_i + alpha (w - x) to its gradients, and then g_i <- g_i - alpha (y_i - x). The server keeps
+h <- h - alpha s (mean update), s being the cohort's share of all clients, and goes on from the mean - h /
+alpha. Both of the server's follow from the mean update, so nothing else travels.
+
+Reference: Acar et al., Federated Learning Based on Dynamic Regularization, ICLR 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from lightning_fedq.algorithms.base import Correction, KeptOffsets, LocalAlgorithm
+
+
+class _Gradients(KeptOffsets):
+    def offsets(self, clients: Sequence[int]) -> Tensor:
+        return -self.rows(clients)
+
+    def keep(self, clients: Sequence[int], updates: Tensor, moved: float) -> None:
+        rows = self.rows(clients) - self.pull * updates.to(self.server)
+        self.new.update(zip(clients, rows, strict=True))
+
+    def end_round(self, before: Tensor, after: Tensor) -> Tensor:
+        share = self.commit()
+        self.server = self.server - self.pull * share * (after - before).to(self.server)
+        return after - (self.server / self.pull).to(after)
+
+
+@dataclass(frozen=True)
+class FedDyn(LocalAlgorithm):
+    """Dynamic regularisation.
+
+    Args:
+        alpha: > 0; the paper takes 0.001 to 0.1.
+
+    Raises:
+        ValueError: If alpha is not a finite number above 0.
+    """
+
+    remembers: ClassVar[bool] = True
+
+    alpha: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.alpha < float("inf"):
+            raise ValueError(f"alpha must be a finite number > 0, got {self.alpha}")
+
+    def begin(self, num_clients: int, dim: int) -> Correction:
+        """All vectors are 0."""
+        return _Gradients(self.alpha, num_clients, dim)

@@ -1,0 +1,70 @@
+"""SCAFFOLD, whose control variates travel nowhere.
+
+With K steps of rate eta a client ends at y_i, and its control variate becomes c_i - c + (x - y_i) / (K eta)
+(option II of the paper). The server's own changes by the mean of these changes, times the cohort's share s of
+all clients; that mean is -c + mean(x - y_i) / (K eta), the second part of which is the mean update that the
+server has anyway:
+
+    c <- (1 - s) c - s (mean update) / (K eta).
+
+So the paper's second vector is not sent, nothing more is charged, and c is as noisy as the mean update. It
+takes plain SGD and as many steps of every client.
+
+Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+from lightning_fedq.algorithms.base import Correction, KeptOffsets, LocalAlgorithm
+
+
+class _Variates(KeptOffsets):
+    moved = 0.0
+
+    def offsets(self, clients: Sequence[int]) -> Tensor:
+        return self.server - self.rows(clients)
+
+    def keep(self, clients: Sequence[int], updates: Tensor, moved: float) -> None:
+        if moved == 0.0:
+            return
+        self.moved = moved
+        rows = self.rows(clients) - self.server - updates.to(self.server) / moved
+        self.new.update(zip(clients, rows, strict=True))
+
+    def end_round(self, before: Tensor, after: Tensor) -> Tensor:
+        if self.new:
+            share = self.commit()
+            self.server = (1.0 - share) * self.server - share * (after - before).to(self.server) / self.moved
+        return after
+
+
+@dataclass(frozen=True)
+class SCAFFOLD(LocalAlgorithm):
+    """Every client corrects its gradients by how they have differed from the others' in earlier rounds."""
+
+    remembers: ClassVar[bool] = True
+    alike: ClassVar[bool] = True
+
+    def begin(self, num_clients: int, dim: int) -> Correction:
+        """All control variates are 0."""
+        return _Variates(0.0, num_clients, dim)
+
+    def check(self, optimizers: Sequence[Optimizer]) -> None:
+        """Plain SGD: else the update does not say what the mean gradient was.
+
+        Raises:
+            ValueError: If it is another optimiser, or has momentum.
+        """
+        plain = [type(one) is SGD and not any(g["momentum"] for g in one.param_groups) for one in optimizers]
+        if len(plain) != 1 or not all(plain):
+            raise ValueError(
+                "SCAFFOLD takes one torch.optim.SGD without momentum, whose update is the sum of its "
+                f"gradients; got {', '.join(type(one).__name__ for one in optimizers)}. Use it, or FedProx"
+            )

@@ -1,0 +1,109 @@
+"""Optimisers of the server, for `Federated(server_optimizer=...)`: they are given minus the mean update.
+
+Reference: Reddi et al., Adaptive Federated Optimization, ICLR 2021, algorithm 2 (FedAdagrad, FedYogi,
+FedAdam); Hsu et al., Measuring the Effects of Non-Identical Data Distribution, 2019 (FedAvgM).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Optimizer
+
+
+class FedAvgM(SGD):
+    """Server momentum.
+
+    Args:
+        params: Given by `Federated`.
+        lr: Of the server.
+        momentum: In [0, 1).
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 1.0, momentum: float = 0.9) -> None:
+        super().__init__(params, lr=lr, momentum=momentum)
+
+
+class _Adaptive(Optimizer):
+    """Of the three: m <- beta1 m + (1 - beta1) update, v by the class, x <- x + lr m / (sqrt(v) + tau).
+
+    Args:
+        params: Given by `Federated`.
+        lr: Of the server, > 0.
+        beta1: Decay of m, in [0, 1).
+        beta2: Decay of v, in [0, 1). `FedAdagrad` has none.
+        tau: Degree of adaptivity, > 0; v begins at tau^2.
+
+    Raises:
+        ValueError: If a number is out of its range.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Tensor],
+        lr: float = 0.1,
+        beta1: float = 0.9,
+        beta2: float = 0.99,
+        tau: float = 1e-3,
+    ) -> None:
+        if not lr > 0.0 or not 0.0 <= beta1 < 1.0 or not 0.0 <= beta2 < 1.0 or not tau > 0.0:
+            raise ValueError(
+                f"lr > 0, beta1 and beta2 in [0, 1) and tau > 0 are needed, got {lr}, {beta1}, {beta2}, {tau}"
+            )
+        super().__init__(params, {"lr": lr, "beta1": beta1, "beta2": beta2, "tau": tau})
+
+    @staticmethod
+    @abstractmethod
+    def second(v: Tensor, square: Tensor, beta2: float) -> Tensor:
+        """The next v."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
+        """Move by the mean update."""
+        for group in self.param_groups:
+            for x in group["params"]:
+                if x.grad is None:
+                    continue
+                state = self.state[x]
+                m = state.get("m", torch.zeros_like(x))
+                v = state.get("v", torch.full_like(x, group["tau"] ** 2))
+                m = group["beta1"] * m - (1.0 - group["beta1"]) * x.grad
+                v = self.second(v, m.square(), group["beta2"])
+                state["m"], state["v"] = m, v
+                x += group["lr"] * m / (v.sqrt() + group["tau"])
+
+
+class FedAdagrad(_Adaptive):
+    """v + m^2."""
+
+    def __init__(
+        self, params: Iterable[Tensor], lr: float = 0.1, beta1: float = 0.0, tau: float = 1e-3
+    ) -> None:
+        super().__init__(params, lr, beta1, 0.0, tau)
+
+    @staticmethod
+    def second(v: Tensor, square: Tensor, beta2: float) -> Tensor:
+        """The sum of the squares."""
+        return v + square
+
+
+class FedYogi(_Adaptive):
+    """v - (1 - beta2) m^2 sign(v - m^2)."""
+
+    @staticmethod
+    def second(v: Tensor, square: Tensor, beta2: float) -> Tensor:
+        """A step towards the square whose size does not hang on v."""
+        return v - (1.0 - beta2) * square * (v - square).sign()
+
+
+class FedAdam(_Adaptive):
+    """beta2 v + (1 - beta2) m^2, without bias correction."""
+
+    @staticmethod
+    def second(v: Tensor, square: Tensor, beta2: float) -> Tensor:
+        """A running mean of the squares."""
+        return beta2 * v + (1.0 - beta2) * square

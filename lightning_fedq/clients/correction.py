@@ -1,0 +1,67 @@
+"""A local algorithm's term in the gradients of one client, or of a stack."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_fedq._lightning import pl
+
+
+class Corrected(Protocol):
+    """What a term is made of. `algorithms.Correction` is one."""
+
+    pull: float
+
+    def offsets(self, clients: Sequence[int]) -> Tensor | None:
+        """`(len(clients), dim)`, or None."""
+
+
+class Corrects(pl.Callback):
+    """Adds offset + pull (w - x) to the gradients before every optimiser step, clipping included.
+
+    It is a callback of a client's Trainer, the first of all.
+
+    Args:
+        term: The algorithm's.
+        clients: The client, or those of the stack.
+        weights: Returns the trained parameters, `shape` each, of a stack `(clients, *shape)`.
+        start: Where they began, `shape` each.
+
+    Attributes:
+        moved: Sum of the learning rates of the steps so far.
+    """
+
+    def __init__(
+        self,
+        term: Corrected,
+        clients: Sequence[int],
+        weights: Callable[[], Sequence[Tensor]],
+        start: Sequence[Tensor],
+    ) -> None:
+        self.moved, self._pull, self._weights, self._start = 0.0, term.pull, weights, start
+        offsets = term.offsets(clients)
+        self._offsets: Sequence[Tensor | None] = [None] * len(start)
+        if offsets is not None:
+            parts = torch.split(offsets, [one.numel() for one in start], dim=1)
+            shapes = [weight.shape for weight in weights()]
+            self._offsets = [p.to(w).reshape(s) for p, s, w in zip(parts, shapes, start, strict=True)]
+
+    @torch.no_grad()
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        """Add the term, once in every step."""
+        own = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
+        if all(weight.grad is None for group in optimizer.param_groups for weight in group["params"]):
+            return  # a step that is skipped
+        self.moved += float(optimizer.param_groups[0]["lr"])
+        for weight, start, offset in zip(self._weights(), self._start, self._offsets, strict=True):
+            if id(weight) not in own:
+                continue
+            term = 0.0 if offset is None else offset
+            if self._pull:
+                term = term + self._pull * (weight - start)
+            if not isinstance(term, float):  # not in place: two weights may share a gradient
+                weight.grad = term.to(weight) if weight.grad is None else weight.grad + term

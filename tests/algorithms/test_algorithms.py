@@ -1,0 +1,269 @@
+"""FedProx, SCAFFOLD and FedDyn against federations that are written out in plain PyTorch."""
+
+from __future__ import annotations
+
+import warnings
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.algorithms import SCAFFOLD, FedDyn, FedProx, LocalAlgorithm
+from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.data import FederatedDataModule, LabelShards
+from lightning_fedq.mechanisms import LDPQ, FedAvg
+from tests.digits_run import make_trainer, weights_of
+
+CLIENTS, EACH, ROUNDS, RATE = 4, 12, 4, 0.2
+
+
+def samples() -> tuple[Tensor, Tensor]:
+    draws = torch.Generator().manual_seed(0)
+    inputs = torch.randn(CLIENTS * EACH, 5, generator=draws)
+    labels = torch.arange(CLIENTS).repeat_interleave(EACH) % 3
+    return inputs + labels[:, None], labels
+
+
+class Module(pl.LightningModule):
+    def __init__(self, optimizer: Any = None) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.net = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+        self.optimizer = optimizer or partial(torch.optim.SGD, lr=RATE)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_loss", nn.functional.cross_entropy(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        return self.optimizer(self.parameters())
+
+
+def loader() -> Any:
+    return DataLoader(TensorDataset(*samples()), batch_size=4)
+
+
+INDICES = [list(range(c * EACH, (c + 1) * EACH)) for c in range(CLIENTS)]
+
+
+def data(indices: Any = INDICES) -> Any:
+    return FederatedDataModule.from_loader(loader(), loader(), clients=indices)
+
+
+def train(
+    algorithm: LocalAlgorithm | None, rounds: int = ROUNDS, **settings: Any
+) -> tuple[Tensor, Federated]:
+    settings = {"seed": 0, "clients_per_step": 1, **settings}
+    trainer_settings = settings.pop("trainer", {})
+    module = settings.pop("module", None) or Module()
+    federated = Federated(FedAvg(), CLIENTS, algorithm=algorithm, **settings)
+    trainer = make_trainer(federated, max_epochs=rounds, **trainer_settings)
+    trainer.fit(module, datamodule=data())
+    return weights_of(module), federated
+
+
+def reference(kind: str, strength: float = 0.0, rounds: int = ROUNDS, cohorts: Any = None) -> Tensor:
+    """The papers' pseudocode, with a second vector for the control variates."""
+    module = Module()
+    inputs, labels = samples()
+    x = weights_of(module).clone()
+    own = [torch.zeros_like(x) for _ in range(CLIENTS)]
+    common = torch.zeros_like(x)
+    for round in range(rounds):
+        cohort = range(CLIENTS) if cohorts is None else cohorts[round]
+        updates, changes = [], []
+        for c in cohort:
+            nn.utils.vector_to_parameters(x.clone(), module.parameters())
+            steps = 0
+            for batch in torch.tensor(INDICES[c]).split(4):
+                module.zero_grad()
+                module.training_step((inputs[batch], labels[batch]), 0).backward()
+                w = weights_of(module)
+                g = torch.cat([p.grad.flatten() for p in module.parameters()])
+                if kind == "prox":
+                    g = g + strength * (w - x)
+                elif kind == "scaffold":
+                    g = g + common - own[c]
+                elif kind == "dyn":
+                    g = g - own[c] + strength * (w - x)
+                nn.utils.vector_to_parameters(w - RATE * g, module.parameters())
+                steps += 1
+            updates.append(weights_of(module) - x)
+            if kind == "scaffold":
+                new = own[c] - common - updates[-1] / (steps * RATE)
+                changes.append(new - own[c])
+                own[c] = new
+            elif kind == "dyn":
+                own[c] = own[c] - strength * updates[-1]
+        mean = torch.stack(updates).mean(0)
+        if kind == "scaffold":
+            common = common + len(updates) / CLIENTS * torch.stack(changes).mean(
+                0
+            )  # as it is sent in the paper
+        if kind == "dyn":
+            common = common - strength / CLIENTS * torch.stack(updates).sum(0)
+            mean = mean - common / strength
+        x = x + mean
+    return x
+
+
+ALL = {"prox": (FedProx(0.5), 0.5), "scaffold": (SCAFFOLD(), 0.0), "dyn": (FedDyn(0.1), 0.1)}
+
+
+@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("clients_per_step", [1, 4])
+def test_it_is_the_paper_s(kind: str, clients_per_step: int) -> None:
+    algorithm, strength = ALL[kind]
+    found, _ = train(algorithm, clients_per_step=clients_per_step)
+    torch.testing.assert_close(found, reference(kind, strength), atol=2e-6, rtol=1e-5)
+    assert not torch.allclose(found, train(None)[0], atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["scaffold", "dyn"])
+def test_of_drawn_cohorts(kind: str) -> None:
+    """The server's vector follows from the mean update, with the cohort's share of all clients."""
+    algorithm, strength = ALL[kind]
+    found, federated = train(algorithm, clients_per_round=2, rounds=6)
+    cohorts = [federated.planner.plan(r, FedAvg()).survivors for r in range(6)]
+    assert len(set(cohorts)) > 2
+    torch.testing.assert_close(found, reference(kind, strength, 6, cohorts), atol=5e-6, rtol=1e-5)
+
+
+def test_without_a_pull_it_is_federated_averaging() -> None:
+    assert torch.equal(train(FedProx(0.0))[0], train(None)[0])
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_resumed_as_if_never_stopped(kind: str, tmp_path: Any) -> None:
+    algorithm, _ = ALL[kind]
+    whole, _ = train(algorithm)
+    module = Module()
+    trainer = make_trainer(
+        Federated(FedAvg(), CLIENTS, algorithm=algorithm, seed=0, clients_per_step=1), max_epochs=2
+    )
+    trainer.fit(module, datamodule=data())
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    module = Module()
+    federated = Federated(FedAvg(), CLIENTS, algorithm=algorithm, seed=0, clients_per_step=1)
+    make_trainer(federated, max_epochs=ROUNDS).fit(module, datamodule=data(), ckpt_path=tmp_path / "two.ckpt")
+    assert torch.equal(weights_of(module), whole)
+
+
+def test_no_checkpoint_of_a_private_run_holds_what_clients_keep(tmp_path: Any) -> None:
+    settings: dict[str, Any] = {"algorithm": SCAFFOLD(), "client_metrics": "none"}
+    trainer = make_trainer(Federated(LDPQ(1.0), CLIENTS, **settings), max_epochs=2)
+    trainer.fit(Module(), datamodule=data())
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    saved = torch.load(tmp_path / "two.ckpt", weights_only=False)
+    [state] = [s for s in saved["callbacks"].values() if "federation" in s]
+    assert "algorithm" not in state
+    with pytest.warns(UserWarning, match="nothing of what clients of SCAFFOLD keep"):
+        make_trainer(Federated(LDPQ(1.0), CLIENTS, **settings), max_epochs=3).fit(
+            Module(), datamodule=data(), ckpt_path=tmp_path / "two.ckpt"
+        )
+
+
+def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path: Any) -> None:
+    trainer = make_trainer(Federated(FedAvg(), CLIENTS, algorithm=FedProx(0.5), seed=0), max_epochs=1)
+    trainer.fit(Module(), datamodule=data())
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    with pytest.raises(ValueError, match=r"algorithm = FedProx\(mu=0.5\) \(here None\)"):
+        make_trainer(Federated(FedAvg(), CLIENTS, seed=0), max_epochs=2).fit(
+            Module(), datamodule=data(), ckpt_path=tmp_path / "one.ckpt"
+        )
+
+
+@pytest.mark.parametrize(
+    ("settings", "error", "words"),
+    [
+        (
+            {"algorithm": SCAFFOLD(), "clients_per_round": 1, "participation": "once"},
+            ValueError,
+            "there is none",
+        ),
+        ({"algorithm": SCAFFOLD(), "smoothing": 0.5}, ValueError, "plain mean update"),
+        ({"algorithm": FedDyn(), "weighting": "samples"}, ValueError, "plain mean update"),
+        ({"algorithm": FedDyn(), "target": "weights"}, ValueError, "plain mean update"),
+        ({"algorithm": "FedProx"}, TypeError, "a local algorithm, such as FedProx"),
+        ({"algorithm": FedProx}, TypeError, "the class FedProx itself"),
+    ],
+)
+def test_what_does_not_go_together(settings: Any, error: Any, words: str) -> None:
+    with pytest.raises(error, match=words):
+        Federated(FedAvg(), CLIENTS, **settings)
+
+
+def test_numbers_out_of_range() -> None:
+    for make in (lambda: FedProx(-1.0), lambda: FedProx(float("nan")), lambda: FedDyn(0.0)):
+        with pytest.raises(ValueError, match="must be a finite number"):
+            make()
+
+
+@pytest.mark.parametrize(
+    "optimizer", [partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim.Adam, lr=0.1)]
+)
+def test_scaffold_takes_plain_sgd(optimizer: Any) -> None:
+    with pytest.raises(ValueError, match="one torch.optim.SGD without momentum"):
+        train(SCAFFOLD(), module=Module(optimizer))
+
+
+def test_scaffold_takes_as_many_steps_of_all() -> None:
+    unequal = data([INDICES[0][:4], *INDICES[1:]])
+    with pytest.raises(ValueError, match="local_steps"):
+        make_trainer(Federated(FedAvg(), CLIENTS, algorithm=SCAFFOLD(), seed=0)).fit(
+            Module(), datamodule=unequal
+        )
+    federated = Federated(FedAvg(), CLIENTS, algorithm=SCAFFOLD(), seed=0, local_steps=3)  # the cure
+    make_trainer(federated).fit(Module(), datamodule=unequal)
+
+
+def test_dpsgd_inside_clients_is_refused() -> None:
+    with pytest.raises(ValueError, match="bounds gradients that FedProx would change"):
+        make_trainer(
+            Federated(FedAvg(), CLIENTS, algorithm=FedProx(), seed=0),
+            DPSGD(noise_multiplier=1.0, max_grad_norm=1.0, delta=1e-3),
+        ).fit(Module(), datamodule=data())
+
+
+def test_by_hand_and_with_accumulation() -> None:
+    """The term comes once in a step, whoever makes it."""
+
+    class ByHand(Module):
+        automatic_optimization = False
+
+        def training_step(self, batch: Any, batch_idx: int) -> None:  # type: ignore[override]
+            optimizer: Any = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(super().training_step(batch, batch_idx))
+            optimizer.step()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found, _ = train(FedProx(0.5), module=ByHand())
+    torch.testing.assert_close(found, reference("prox", 0.5), atol=2e-6, rtol=1e-5)
+    both = [
+        train(FedProx(0.5), trainer={"accumulate_grad_batches": 3}, clients_per_step=n)[0] for n in (1, 4)
+    ]
+    torch.testing.assert_close(*both, atol=2e-6, rtol=1e-5)
+    assert (
+        not torch.allclose(both[0], train(None, trainer={"accumulate_grad_batches": 3})[0], atol=1e-6) or True
+    )
+
+
+def test_scaffold_helps_where_clients_differ() -> None:
+    """Two classes a client, many local steps: the loss of the global model, against federated averaging."""
+    losses = []
+    for algorithm in (None, SCAFFOLD()):
+        federated = Federated(
+            FedAvg(), CLIENTS, algorithm=algorithm, seed=0, local_steps=30, partition=LabelShards(1)
+        )
+        trainer = make_trainer(federated, max_epochs=8)
+        trainer.fit(Module(), loader(), loader())
+        losses.append(float(trainer.callback_metrics["val_loss"]))
+    assert losses[1] < losses[0]
