@@ -45,7 +45,7 @@ class Correction:
         """
 
     def end_round(self, before: Tensor, after: Tensor) -> Tensor:
-        """The round's mean update is there; `keep` was called for all who have answered.
+        """Take the round's mean update, after `keep` was called for all who have answered.
 
         Args:
             before: `(dim,)` the global parameters of its start.
@@ -109,7 +109,7 @@ class KeptOffsets(Correction):
 
 
 class LocalAlgorithm(ABC):
-    """Settings of an algorithm. Frozen; the state of a fit is a `Correction`.
+    """Settings of an algorithm, frozen. The state of a fit is a `Correction`.
 
     Attributes:
         remembers: Do clients keep anything from one round to the next?

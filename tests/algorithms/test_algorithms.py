@@ -209,7 +209,7 @@ def test_numbers_out_of_range() -> None:
     "optimizer", [partial(torch.optim.SGD, lr=0.1, momentum=0.9), partial(torch.optim.Adam, lr=0.1)]
 )
 def test_scaffold_takes_plain_sgd(optimizer: Any) -> None:
-    with pytest.raises(ValueError, match="one torch.optim.SGD without momentum"):
+    with pytest.raises(ValueError, match="without momentum"):
         train(SCAFFOLD(), module=Module(optimizer))
 
 
