@@ -49,6 +49,7 @@ from torch import Tensor
 
 from lightning_fedq.core import (
     Adversary,
+    AuditCase,
     ConcentratedLoss,
     HandOver,
     Loss,
@@ -213,6 +214,20 @@ class HandedOnGaussian(ModularNoise):
         """See `Mechanism.mean_error`: of a round's noise, what the next one leaves in the model."""
         one = (1.0 - KEPT) ** 2 * self._noise_variance() + self.fresh_std(context) ** 2 + 0.25
         return context.dim * one * (self.granularity * self.clip_norm) ** 2 / num_clients
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`: blocks of three rounds, in which fifty cohorts would not come back.
+
+        On a fine grid, so that the bounds on rounding and what is never handed on count for little.
+        """
+        one = replace(self, num_cohorts=50, granularity=0.02 * self.granularity, bits=min(self.bits + 4, 31))
+        little = replace(one, local_sigma=2.0 * self.local_sigma / math.sqrt(dim))
+        dropped = replace(little, max_dropped=max(self.max_dropped, 1))
+        return (
+            AuditCase(little),
+            AuditCase(dropped, title="one dropout", num_dropped=1),
+            AuditCase(one, concentrated=True, title="one coordinate"),
+        )
 
     # ---- claims -----------------------------------------------------------------------------------------
 

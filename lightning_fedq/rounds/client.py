@@ -122,9 +122,9 @@ class StreamLog:
         self.terms.add(terms)
 
     @property
-    def last_round(self) -> int:
-        """Round of the last stream that was used. -1 if none was."""
-        return self._last[0]
+    def last(self) -> tuple[int, int]:
+        """Round and attempt of the last stream that was used. (-1, -1) if none was."""
+        return self._last
 
     def use(
         self,
@@ -256,11 +256,11 @@ class RoundClient:
         Raises:
             UsedStreamError: If it is.
         """
-        needed, last = self.mechanism.separation, self.log.last_round
-        linked = task.hand_over is not None and task.hand_over.since[0] <= last
-        if linked and task.round - last < needed:
+        needed, last = self.mechanism.separation, self.log.last
+        linked = task.hand_over is not None and task.hand_over.since <= last
+        if linked and task.round - last[0] < needed:
             raise UsedStreamError(
-                f"the server asks for round {task.round}, and this client has answered round {last} of the "
+                f"the server asks for round {task.round}, and this client has answered round {last[0]} of the "
                 f"same block: {self.mechanism!r} counts on {needed} rounds between the two. A server whose "
                 "clients come back earlier begins a new block"
             )

@@ -174,9 +174,9 @@ class RoundServer:
         """Who takes back whose noise in the round of `plan`, if the mechanism asks."""
         if not self.mechanism.hands_on:
             return None
-        since, after = self._since or (plan.round, self.attempt), self.planner.successors(plan.round)
-        if plan.round == since[0]:
-            return HandOver(since, (), after)
+        now, since, after = (plan.round, self.attempt), self._since, self.planner.successors(plan.round)
+        if since is None or since[0] >= plan.round or self.attempt:
+            return HandOver(now, (), after)
         pairs = self.planner.successors(plan.round - 1)
         before = tuple((client, other) for other, client in pairs if other in self._in_last_sum)
         return HandOver(since, before, after)
