@@ -260,8 +260,8 @@ class RoundClient:
         linked = task.hand_over is not None and task.hand_over.since <= last
         if linked and task.round - last[0] < needed:
             raise UsedStreamError(
-                f"the server asks for round {task.round}, and this client has answered round {last[0]} of the "
-                f"same block: {self.mechanism!r} counts on {needed} rounds between the two. A server whose "
+                f"the server asks for round {task.round}, and this client has answered round {last[0]} of "
+                f"the same block: {self.mechanism!r} counts on {needed} rounds between the two. A server whose "
                 "clients come back earlier begins a new block"
             )
 
