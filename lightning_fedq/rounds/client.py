@@ -261,8 +261,8 @@ class RoundClient:
         if linked and task.round - last[0] < needed:
             raise UsedStreamError(
                 f"the server asks for round {task.round}, and this client has answered round {last[0]} of "
-                f"the same block: {self.mechanism!r} counts on {needed} rounds between the two. A server whose "
-                "clients come back earlier begins a new block"
+                f"the same block: {self.mechanism!r} counts on {needed} rounds between the two. A server "
+                "whose clients come back earlier begins a new block"
             )
 
     def _check_length(self, context: RoundContext, weights: Tensor, update: Tensor) -> None:

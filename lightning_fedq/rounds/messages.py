@@ -117,6 +117,13 @@ class RoundTask:
             hand_over=self.hand_over,
         )
 
+    def neighbours(self, client: int) -> tuple[int, ...]:
+        """Those whose noise a client takes back, and who take back its own: it has a key with each."""
+        if self.hand_over is None:
+            return ()
+        pairs = (*self.hand_over.before, *self.hand_over.after)
+        return tuple(dict.fromkeys(other for own, other in pairs if own == client))
+
     def to_bytes(self) -> bytes:
         """A few numbers as JSON, behind them 4 bytes a client and a group, 24 a segment, 8 a hand-over."""
         fields: dict[str, Any] = {
