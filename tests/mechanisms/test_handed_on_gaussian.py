@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,17 +17,19 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_fedq.callbacks import Federated
+from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.core import Adversary, HandOver, NonPrivate, RoundContext
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
 from lightning_fedq.mechanisms import HandedOnGaussian
-from lightning_fedq.mechanisms.handed_on_gaussian import KEPT, OWN, TAKEN_BACK, square_of_matrix
+from lightning_fedq.mechanisms.handed_on_gaussian import KEPT, OWN, TAKEN_BACK, _share, square_of_matrix
 from lightning_fedq.privacy.report import privacy_report
+from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.randomness import AgreedKeys, ClientRandomness, Keys, PublicRandomness, SeededKeys
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.testing import RULES
+from tests.federation.test_privacy_target import trained
 from tests.mechanisms.test_banded_gaussian import Early, engine_of, play
 from tests.one_round import context_of, encode
 
@@ -593,6 +596,51 @@ def test_a_block_ends_after_65536_rounds() -> None:
         assert np.array_equal(one, other) != taken
 
 
+# ---- as a user meets it ----------------------------------------------------------------------------------
+
+
+def federation(**settings: Any) -> Federated:
+    return Federated(
+        **{
+            "mechanism": small(5, bits=24),
+            "num_clients": 20,
+            "clients_per_round": 4,
+            "participation": "cyclic",
+            "secure_aggregation": SecAgg(run="masked"),
+            **settings,
+        }
+    )
+
+
+def test_a_target_towards_the_server_sets_the_noise_for_the_turns_of_a_client(tmp_path: Path) -> None:
+    target, folder = PrivacyTarget(4.0, 1e-3, "secagg_server"), RunFolder("run", str(tmp_path), delta=1e-3)
+    federated = federation(privacy=target)
+    trained(federated, rounds=12, callbacks=[folder])
+    assert federated.calibration is not None and federated.calibration.charges == 3
+    assert 3.99 < federated.calibration.epsilon <= 4.0
+    assert federated.ledger.most_charged == 3 and not any(r.aborted for r in federated.records)
+    page = (tmp_path / "run" / "privacy.md").read_text()
+    assert "who hands on to whom is dealt out once, before any data, one client to one client" in page
+    assert "rounds lie 5 apart" in page and "no error feedback" in page
+
+
+@pytest.mark.filterwarnings("ignore:the keys come from a seed", "ignore:round .* was aborted")
+def test_masks_and_dropouts_leave_the_weights_of_the_plain_sum() -> None:
+    settings = {"seed": 1, "dropout_probability": 0.15, "mechanism": small(5, max_dropped=1)}
+    masked, plain = federation(**settings), federation(**settings, secure_aggregation=None)
+    torch.manual_seed(0)
+    one = trained(masked, rounds=6)
+    torch.manual_seed(0)
+    other = trained(plain, rounds=6)
+    assert [r.num_received for r in masked.records] == [r.num_received for r in plain.records]
+    assert {r.num_received for r in masked.records} > {4}
+    for a, b in zip(one.lightning_module.parameters(), other.lightning_module.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert masked.engine is not None and plain.engine is not None
+    bits = [r.uplink_bits for r in plain.records if r.num_received == 4]
+    assert set(bits) == {4 * 18 * padded_size(plain.engine.weights.numel())}  # a share costs no bit
+
+
 # ---- plants ----------------------------------------------------------------------------------------------
 
 
@@ -612,8 +660,6 @@ def test_what_a_share_is_named_by() -> None:
     mechanism, keys, seen = small(), SeededKeys(9), set()
     rand = {r: ClientRandomness(keys, [0], r) for r in (0, 1)}
     rand[2] = ClientRandomness(keys, [0], 0, 1)
-    from lightning_fedq.mechanisms.handed_on_gaussian import _share
-
     for producer, successor in ((0, 1), (1, 0), (0, 2)):
         for since in ((0, 0), (0, 1)):
             for stream in rand.values():
