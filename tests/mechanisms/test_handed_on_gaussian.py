@@ -17,6 +17,7 @@ import pytest
 import torch
 from scipy import stats
 
+from lightning_fedq.aggregation import RobustAggregation
 from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.core import Adversary, HandOver, NonPrivate, RoundContext
 from lightning_fedq.functional.hadamard import padded_size
@@ -508,6 +509,32 @@ def test_a_predecessor_that_was_silent_is_not_taken_back() -> None:
         engine.finish()
 
 
+def test_what_dropouts_leave_in_a_model() -> None:
+    """Share by share: a fifth of each stays, or all of it where its successor is silent."""
+    mechanism, rounds, dim = small(max_dropped=19), 30, 1 << 11
+    engine = engine_of(mechanism, turns(60, 20, dropout_probability=0.2), dim)
+    model = sum(in_steps(engine, play(engine)) for _ in range(rounds))
+    plans = [engine.planner.plan(round, mechanism) for round in range(rounds + 1)]
+    wanted = 0.0
+    for round, plan in enumerate(plans[:-1]):
+        after = dict(engine.planner.successors(round))
+        for client in plan.survivors:
+            taken = round + 1 < rounds and after[client] in plans[round + 1].survivors
+            wanted += mechanism.share_std**2 * (OWN - TAKEN_BACK * taken) ** 2
+        wanted += len(plan.survivors) * mechanism.fresh_std(engine.context(plan)) ** 2
+    # 2,048 coordinates: the variance is off by 3% at one standard deviation
+    assert np.var(model) == pytest.approx(wanted, rel=0.15)
+
+
+@pytest.mark.parametrize(("silent", "unit"), [(0.01, 10.79), (0.05, 13.43), (0.1, 16.14), (0.2, 20.5)])
+def test_what_dropouts_cost_on_average(silent: float, unit: float) -> None:
+    """Rms noise of a model where each successor is silent with a chance, 100 rounds, ten cohorts: 22.5 is
+    independent noise."""
+    later = (1.0 - KEPT * (1.0 - silent)) ** 2 + silent * (1.0 - silent) * KEPT**2
+    one = np.linalg.norm(np.linalg.inv(own_matrix(np.ones(100)))[:, ::10].sum(1))
+    assert math.sqrt(1.0 + later * 99 / 2) * one == pytest.approx(unit, abs=5e-3)
+
+
 def test_a_round_that_was_aborted_hands_nothing_on() -> None:
     engine = engine_of(small(), turns(), 16)
     play(engine)
@@ -675,6 +702,13 @@ def test_a_lying_server_could_choose_successors_so_active_masks_are_refused() ->
         Federated(
             small(4), 20, clients_per_round=5, participation="cyclic", secure_aggregation=SecAgg(active=True)
         )
+
+
+def test_noise_cancels_in_a_plain_sum_only_so_others_are_refused() -> None:
+    with pytest.raises(ValueError, match="cancels in the plain sum only; use weighting='uniform'"):
+        federation(secure_aggregation=None, weighting="samples")
+    with pytest.raises(ValueError, match="leave the aggregator out"):
+        federation(secure_aggregation=None, aggregator=RobustAggregation("median"))
 
 
 def test_a_report_pays_for_the_turns_of_a_client() -> None:
