@@ -454,6 +454,17 @@ def test_released_noise_has_the_covariance_of_the_matrix() -> None:
     assert wanted.sum() < 0.27 * rounds * wanted[0, 0]
 
 
+def test_a_model_of_a_hundred_rounds_has_the_noise_of_the_matrix() -> None:
+    """Ten cohorts, zeros: root mean square over rounds, in units of the sensitivity, is 10.02, not 22.47."""
+    mechanism, rounds = small(10, granularity=0.001, bits=24), 100
+    engine = engine_of(mechanism, turns(100, 10), 1 << 10)
+    models = np.cumsum([in_steps(engine, play(engine)) for _ in range(rounds)], 0)
+    one = np.linalg.norm(np.linalg.inv(own_matrix(np.ones(rounds)))[:, ::10].sum(1))
+    unit = math.sqrt(float(np.mean(models**2))) / (mechanism.steps * math.sqrt(10)) * one
+    # 1,024 coordinates: the root is off by 2% at one standard deviation, as rounds share their noise
+    assert unit == pytest.approx(10.017, rel=0.08)
+
+
 def told(engine: RoundEngine, rounds: int, client: int) -> tuple[float, int]:
     """How well all that is released tells two updates of a client apart, and in how many rounds it was there.
 
