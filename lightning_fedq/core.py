@@ -39,6 +39,58 @@ SMALLEST_RADIUS = 1e-300
 
 
 @dataclass(frozen=True)
+class HandOver:
+    """Who takes back whose noise, where clients correlate theirs over rounds (`Mechanism.hands_on`). Public.
+
+    Args:
+        since: Round and attempt from which on rounds follow each other without a gap or a repetition.
+        before: (client, predecessor) for clients of this round: whose noise of the round before they take
+            back. Only predecessors whose message is in that round's sum.
+        after: (client, successor) for clients of this round: who takes back their noise in the next one.
+
+    Raises:
+        ValueError: If somebody stands twice on one side.
+    """
+
+    since: tuple[int, int]
+    before: tuple[tuple[int, int], ...] = ()
+    after: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        for pairs in (self.before, self.after):
+            own, others = {client for client, _ in pairs}, {other for _, other in pairs}
+            if len(own) != len(pairs) or len(others) != len(pairs):
+                raise ValueError(
+                    "noise is handed on from one client to one other, so each stands in one pair of a round; "
+                    f"got {pairs[:10]}"
+                )
+
+    def check(self, round: int, attempt: int, members: frozenset[int]) -> None:
+        """Refuse a hand-over that does not belong to a round.
+
+        Raises:
+            ValueError: With the cure.
+        """
+        first, _ = self.since
+        repeated = round > first and attempt > 0
+        if self.since > (round, attempt) or repeated or (round == first and self.since[1] != attempt):
+            raise ValueError(
+                f"round {round}, attempt {attempt} is no part of a block of rounds that begins with "
+                f"{self.since}: noise that was handed on is taken back once, and a repeated or redrawn round "
+                f"begins a new block, since=({round}, {attempt}) and no predecessors"
+            )
+        if self.before and round == first:
+            raise ValueError(f"round {round} is the first of its block, so nobody has handed anything on yet")
+        for client, other in (*self.before, *self.after):
+            if client not in members or other in members:
+                raise ValueError(
+                    f"noise goes from a client of one round to one of the next, and client {client} with "
+                    f"{other} are not one of this round's cohort and one of another; cohorts that take turns "
+                    "(participation='cyclic') are disjoint"
+                )
+
+
+@dataclass(frozen=True)
 class RoundContext:
     """Public facts of one round, known to everybody before the first client sends anything.
 
@@ -56,6 +108,8 @@ class RoundContext:
         since: Round and attempt from which on the server's rounds follow each other without a gap or a
             repetition, which its own noise may count on (`Mechanism.separation`); None is this round. Clients
             are not told.
+        hand_over: Who takes back whose noise, for mechanisms that ask (`Mechanism.hands_on`); None is a round
+            by itself.
 
     Raises:
         ValueError: If a client stands in two groups, or shapes, radii or numbers make no sense.
@@ -69,6 +123,7 @@ class RoundContext:
     attempt: int = 0
     num_corrupt: int = 0
     since: tuple[int, int] | None = None
+    hand_over: HandOver | None = None
 
     def __post_init__(self) -> None:
         clients = [client for group in self.groups for client in group]
@@ -94,6 +149,8 @@ class RoundContext:
                 f"radius must be > 0 in every segment, {SMALLEST_RADIUS:g} at least, so that 1 / radius is a "
                 f"number; got {smallest}; set a floor"
             )
+        if self.hand_over is not None:
+            self.hand_over.check(self.round, self.attempt, frozenset(clients))
 
     @cached_property
     def dim(self) -> int:
@@ -322,6 +379,9 @@ class Mechanism(ABC):
     fixed_cohort: ClassVar[bool] = False
     """Is the noise shared out over the whole cohort in advance? Then a client that did not answer counts as
     one that sent zeros, so that the law of the noise stays what it was, and weights are refused."""
+    hands_on: ClassVar[bool] = False
+    """Do clients take back noise of the round before? Then each is told whose (`RoundContext.hand_over`), and
+    shares a key with that client and with the one who comes after it."""
     unbiased: ClassVar[bool] = True
     """Is the decoded sum right on average, for updates inside the range? One that is not tests its bias."""
 

@@ -469,6 +469,7 @@ class ClientRandomness(PublicRandomness):
     def __init__(self, keys: Keys, clients: Sequence[int], round: int, attempt: int = 0) -> None:
         super().__init__(keys, round, attempt)
         self.clients = tuple(clients)
+        self._client_keys = keys
         self._peer_key, self._private_key = keys.peer, keys.private
 
     def peer(self, group: tuple[int, ...], purpose: str) -> Stream:
@@ -478,3 +479,7 @@ class ClientRandomness(PublicRandomness):
     def private(self, client: int, purpose: str) -> Stream:
         """Stream that nobody but the client knows."""
         return self._stream(self._private_key(client), purpose, _client_field(client))
+
+    def of_round(self, round: int, attempt: int = 0) -> ClientRandomness:
+        """The clients' streams of another round, under the same keys."""
+        return ClientRandomness(self._client_keys, self.clients, round, attempt)

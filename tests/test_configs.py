@@ -67,9 +67,12 @@ def test_configuration_runs(path: Path, tmp_path: Path, monkeypatch: pytest.Monk
     config["trainer"].update(max_epochs=1, limit_test_batches=1, **QUIET)
     federated = config["trainer"]["callbacks"][0]["init_args"]
     alone = any("LeakageBudget" in callback["class_path"] for callback in config["trainer"]["callbacks"])
-    if federated.get("participation") == "cyclic":  # as many cohorts, of fewer clients
-        federated["clients_per_round"] = 10 * federated["clients_per_round"] // federated["num_clients"]
-    federated.update(num_clients=10, local_epochs=1, clients_per_step=1 if alone else 10)
+    clients = 10
+    if federated.get("participation") == "cyclic":  # as many cohorts, of fewer clients; masks need four
+        cohorts = federated["num_clients"] // federated["clients_per_round"]
+        clients = 4 * cohorts if "secure_aggregation" in federated else 10
+        federated["clients_per_round"] = clients // cohorts
+    federated.update(num_clients=clients, local_epochs=1, clients_per_step=1 if alone else 10)
     cli = fit(tmp_path, config)
     assert cli.run_folder.summary["rounds"] == 1
     assert (tmp_path / "runs" / path.stem / "report.md").is_file()  # the run is called as its file

@@ -12,7 +12,7 @@ What an adversary holds is put into the keys (`HeldKeys`): those stay in every t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numba
@@ -50,6 +50,12 @@ CROWD = 64
 """Clients that are attacked at once, where each message is one draw."""
 _DROPOUTS_DELTA = 0.02
 """Half of it pays for rounds in which too few answer."""
+_TURNS = 3
+"""Rounds of a block in which noise is handed on; in the first is the victim."""
+_MEASURED = 8192
+"""Coordinates of such blocks that their noise is measured on."""
+_ZEROS_SEED = 1 << 51
+_FAR_APART = 1 << 20
 _SERVERS = (Adversary.SERVER, Adversary.SERVER_AND_PARTNER, Adversary.SECAGG_SERVER)
 
 
@@ -109,19 +115,34 @@ class FixedPlanner(RoundPlanner):
     With a `dropout_probability` clients drop out, for two rounds each time; a victim that does not answer
     would show nothing, so it answers.
 
+    Where noise is handed on, so many cohorts take turns, and each turn of all is a block: everybody is early.
+
     Args:
         num_dropped: How many of the cohort never answer.
+        turns: Cohorts, one after the other.
     """
 
     num_dropped: int = 0
+    turns: int = 1
+
+    @property
+    def separation(self) -> int:
+        """See `RoundPlanner.separation`. Early clients are the engine's business."""
+        return _FAR_APART if self.turns > 1 else 1
+
+    def cohort(self, round: int) -> list[int]:
+        """See `RoundPlanner.cohort`."""
+        size = self.cohort_size
+        first = round % self.turns * size
+        return list(range(first, first + size))
 
     def plan(self, round: int, mechanism: Mechanism) -> RoundPlan:
         """See `RoundPlanner.plan`."""
-        groups, start = [], 0
-        for size in mechanism.group_sizes(self.num_clients):
-            groups.append(tuple(range(start, start + size)))
+        cohort, groups, start = self.cohort(round), [], 0
+        for size in mechanism.group_sizes(len(cohort)):
+            groups.append(tuple(cohort[start : start + size]))
             start += size
-        silent = frozenset(range(self.num_clients - self.num_dropped, self.num_clients))
+        silent = frozenset(cohort[len(cohort) - self.num_dropped :])
         if self.dropout_probability:
             silent = super().plan(round // 2, mechanism).dropped
             silent -= {(round // 2) % self.num_clients}
@@ -161,6 +182,8 @@ class Played:
         public: What the server knows.
         decoded_sum: `(dim,)` the sum as the engine released it.
         everybody: Does every client hold what the victim holds?
+        own_weight: Of the victim's round in what is looked at of several.
+        later: `(dim,)` what is added to it of the rounds that take noise of this one back, weighted.
     """
 
     mechanism: Mechanism
@@ -172,6 +195,8 @@ class Played:
     public: PublicRandomness
     decoded_sum: Array
     everybody: bool = False
+    own_weight: float = 1.0
+    later: Array | float = 0.0
 
     def labels_of(self, positions: int) -> Integers:
         """Labels of the positions of a view. Where symbols are no coordinates, all hold the same."""
@@ -214,8 +239,8 @@ class Played:
         return np.asarray(total.numpy(), np.float64)
 
     def released(self) -> Array:
-        """The sum of all updates, as it is released."""
-        return self.decoded_sum
+        """The sum of all updates, as it is released, with what later rounds tell of its noise."""
+        return self.own_weight * self.decoded_sum + self.later
 
     def others(self) -> Array:
         """The decoded sum less what a curious client sent and knows."""
@@ -225,7 +250,7 @@ class Played:
         if silent and self.mechanism.fixed_cohort:
             zero = torch.zeros(len(silent), self.symbols.shape[1], dtype=torch.int32)
             decoded = decoded + self._decode(zero, silent)
-        return decoded
+        return self.own_weight * decoded + self.later
 
     def group(self) -> Array:
         """The victim's message and the sum of those of its group, as one number. Lone victims apart."""
@@ -325,8 +350,15 @@ class Bench:
         self.keys: list[Keys] = [SeededKeys(3 * seed + world) for world in range(3)]
         self._decoy, self._level = SeededKeys(3 * seed + (1 << 50)), level
         self.dim = sum(segments)
+        self._turns = _TURNS if mechanism.hands_on else 1
         self._planner = FixedPlanner(
-            num_clients, 0, dropout_probability=dropout_probability, num_dropped=num_dropped
+            num_clients * self._turns,
+            0,
+            num_clients,
+            dropout_probability,
+            "random" if self._turns == 1 else "cyclic",
+            num_dropped=num_dropped,
+            turns=self._turns,
         )
         self.groups = self._planner.plan(0, mechanism).groups
         self.clients = tuple(range(num_clients - num_dropped))
@@ -351,6 +383,7 @@ class Bench:
         opposite = torch.tensor([1.0, -1.0, -1.0, 0.0], dtype=torch.float64).repeat(self.dim)[: self.dim]
         self.others = torch.stack([opposite if c % 2 else high for c in self.clients])
         self._engines: dict[int, RoundEngine] = {}
+        self._weights: Array | None = None
         self.num_symbols = self._probe()
         self.aligned = self.num_symbols == self.dim
         """Is there one symbol for every coordinate? Only then do the layers hold opposite inputs."""
@@ -452,6 +485,7 @@ class Bench:
     def _play(self, engine: RoundEngine, keys: Keys, victim: int, round: int, turned: int) -> Played:
         high, low = self.pair(victim, round, keys)
         labels = self._labels(turned, high, low)
+        round *= self._turns
         engine.round, engine.attempt = round, 0
         engine.weights = torch.zeros(self.dim, dtype=torch.float64)
         plan = engine.start()
@@ -469,10 +503,36 @@ class Bench:
         assert isinstance(wire, _Wire)
         released = np.asarray((engine.weights * len(answer)).numpy(), np.float64)
         public = PublicRandomness(keys, round)
-        everybody = self.everybody
-        return Played(
-            self.mechanism, context, answer, victim, wire.symbols, labels, public, released, everybody
+        played = Played(
+            self.mechanism, context, answer, victim, wire.symbols, labels, public, released, self.everybody
         )
+        return played if self._turns == 1 else self._followed(engine, played)
+
+    def _followed(self, engine: RoundEngine, played: Played) -> Played:
+        """The round with those that follow it, weighted: the best linear test of an update in it.
+
+        Weights are from the covariance of the noise, measured in blocks of zeros.
+        """
+        rows = [self._rest(engine) for _ in range(self._turns - 1)]
+        if self._weights is None:
+            zeros = [self._zeros(block) for block in range(max(_MEASURED // self.dim, 1))]
+            precision = np.linalg.inv(np.cov(np.concatenate(zeros, 1)))
+            self._weights = precision[0] / np.linalg.norm(precision[0])
+        later: Array = self._weights[1:] @ np.stack(rows)
+        return replace(played, own_weight=float(self._weights[0]), later=later)
+
+    def _rest(self, engine: RoundEngine) -> Array:
+        """Released sum of a round of zeros."""
+        engine.weights = torch.zeros(self.dim, dtype=torch.float64)
+        answer = engine.start().survivors
+        engine.receive(answer, torch.zeros(len(answer), self.dim, dtype=torch.float64))
+        engine.finish()
+        return np.asarray((engine.weights * len(answer)).numpy(), np.float64)
+
+    def _zeros(self, block: int) -> Array:
+        """Released sums of a block of zeros, `(turns, dim)`."""
+        engine = self._engine(SeededKeys(_ZEROS_SEED + block))
+        return np.stack([self._rest(engine) for _ in range(self._turns)])
 
     def calibration(self, at_most: int) -> list[Played]:
         """Some rounds that are not counted. `at_most` so many."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from lightning_fedq._lightning import pl
 
 
-class Corrected(Protocol):
+    """Term of a local algorithm. `algorithms.Correction` is one."""
     """What a term is made of. `algorithms.Correction` is one."""
 
     pull: float

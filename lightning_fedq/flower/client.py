@@ -305,6 +305,15 @@ class RemoteClient(ABC):
                 f"the server asks {len(members)} clients in groups of {sizes[:10]}, these settings say "
                 f"{planner.cohort_size} of {planner.num_clients} in groups of {tuple(wanted)[:10]}"
             )
+        handed = task.hand_over
+        if mechanism.hands_on != (handed is not None):
+            raise ValueError(
+                f"{type(mechanism).__name__} {'needs' if mechanism.hands_on else 'has no use for'} a list of "
+                "who takes back whose noise; run the same version on both sides"
+            )
+        pairs = () if handed is None else (*handed.before, *handed.after)
+        if any(other >= planner.num_clients for _, other in pairs):
+            raise ValueError(f"noise is handed on among {planner.num_clients} clients, the server names more")
 
     def _trained(self, number: int, task: RoundTask, weights: Tensor) -> Tensor:
         """The update. What went wrong with the data is said here and not to the server.

@@ -273,7 +273,7 @@ class Roster:
         return HeldServerKeys(self._secrets, self._known)
 
     def introduction(self, keys: ServerKeys, client: int, group: Sequence[int]) -> Fields:
-        """Public keys and sealed ones that a client needs for one round."""
+        """Public keys and sealed ones that a client needs for one round: those of `group`, itself aside."""
         if not isinstance(keys, HeldServerKeys):
             return {}
         assert self._secrets is not None
@@ -313,7 +313,8 @@ class Cohort:
     def questions(self) -> dict[int, Fields]:
         """Fields for each client beside the model. Whoever is not connected is told nothing."""
         self._roster.refresh()
-        task, online = self._server.task().to_bytes(), set(self._exchange.online())
+        asked = self._server.task()
+        task, online = asked.to_bytes(), set(self._exchange.online())
         found: dict[int, Fields] = {}
         for members in self._plan.groups:
             for client in members:
@@ -323,7 +324,8 @@ class Cohort:
                 if client in self._roster.left_out:
                     rank_zero_warn(f"{self.group}: client {client} is left out, as its shares did not open")
                     continue
-                keys = self._roster.introduction(self._server.keys, client, members)
+                known = (*members, *asked.neighbours(client))
+                keys = self._roster.introduction(self._server.keys, client, known)
                 found[client] = {"task": task, "client": client, **keys}
         found = self._with_group_keys(found)
         if self._sum is not None:
@@ -333,8 +335,9 @@ class Cohort:
 
     def _with_group_keys(self, asked: dict[int, Fields]) -> dict[int, Fields]:
         """Relay what members of groups of three or more contribute to a key. Who lacks some is left out."""
+        large = {client for group in self._plan.groups if len(group) > 2 for client in group}
         contributing = {
-            client: fields for client, fields in asked.items() if len(fields.get("peers", ())) > 1
+            client: fields for client, fields in asked.items() if client in large and "peers" in fields
         }
         if not contributing:
             return asked

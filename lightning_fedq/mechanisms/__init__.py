@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from lightning_fedq.mechanisms.ddg import DistributedDiscreteGaussian
     from lightning_fedq.mechanisms.fedavg import FedAvg
     from lightning_fedq.mechanisms.gaussian import GaussianNoise, PerCoordinateGaussian
+    from lightning_fedq.mechanisms.handed_on_gaussian import HandedOnGaussian
     from lightning_fedq.mechanisms.irwin_hall import IrwinHall
     from lightning_fedq.mechanisms.jopeq import JoPEQ
     from lightning_fedq.mechanisms.laplace import LaplaceNoise, PerCoordinateLaplace
@@ -49,6 +50,7 @@ __all__ = [
     "DistributedDiscreteGaussian",
     "FedAvg",
     "GaussianNoise",
+    "HandedOnGaussian",
     "IrwinHall",
     "JoPEQ",
     "LaplaceNoise",
@@ -78,6 +80,7 @@ _FILES = {
     "DistributedDiscreteGaussian": "ddg",
     "FedAvg": "fedavg",
     "GaussianNoise": "gaussian",
+    "HandedOnGaussian": "handed_on_gaussian",
     "IrwinHall": "irwin_hall",
     "JoPEQ": "jopeq",
     "LaplaceNoise": "laplace",

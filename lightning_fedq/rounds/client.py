@@ -121,6 +121,11 @@ class StreamLog:
         self.mechanisms.add(mechanism)
         self.terms.add(terms)
 
+    @property
+    def last(self) -> tuple[int, int]:
+        """Round and attempt of the last stream that was used. (-1, -1) if none was."""
+        return self._last
+
     def use(
         self,
         round: int,
@@ -206,6 +211,7 @@ class RoundClient:
         """
         self._check_length(self._context(task), weights, weights)
         self.log.check(task.round, task.attempt)
+        self._check_separation(task)
         self.check_budget(task)
 
     def check_budget(self, task: RoundTask) -> None:
@@ -233,11 +239,31 @@ class RoundClient:
         context = self._context(task)
         self._check_length(context, weights, update)
         name, terms = repr(self.mechanism), terms_of(self.mechanism, context, self.budget)
-        check = partial(self.check_budget, task)
+        check = partial(self._check_price, task)
         self.log.use(task.round, task.attempt, context.dim, name, terms, check)
         return encode_updates(
             self.mechanism, self.target, self.keys, [self.client], update[None], weights, context
         ).message
+
+    def _check_price(self, task: RoundTask) -> None:
+        """Refuse a round that costs more than its claims say, or than the budget has room for."""
+        self._check_separation(task)
+        self.check_budget(task)
+
+    def _check_separation(self, task: RoundTask) -> None:
+        """Refuse a round too soon after the last, where noise that clients hand on links the two.
+
+        Raises:
+            UsedStreamError: If it is.
+        """
+        needed, last = self.mechanism.separation, self.log.last
+        linked = task.hand_over is not None and task.hand_over.since <= last
+        if linked and task.round - last[0] < needed:
+            raise UsedStreamError(
+                f"the server asks for round {task.round}, and this client has answered round {last[0]} of "
+                f"the same block: {self.mechanism!r} counts on {needed} rounds between the two. A server "
+                "whose clients come back earlier begins a new block"
+            )
 
     def _check_length(self, context: RoundContext, weights: Tensor, update: Tensor) -> None:
         if not update.shape == weights.shape == (context.dim,):

@@ -23,7 +23,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.core import RoundContext
+from lightning_fedq.core import HandOver, RoundContext
 from lightning_fedq.randomness import PublicRandomness
 
 _HEADER = struct.Struct(">4s16sQIQ")
@@ -84,6 +84,7 @@ class RoundTask:
         segments: Length of each segment of the flat vector.
         center: `(len(segments),)` float64, see `RoundContext`.
         radius: `(len(segments),)` float64, see `RoundContext`.
+        hand_over: Who takes back whose noise, where clients correlate theirs over rounds.
     """
 
     round: int
@@ -92,12 +93,13 @@ class RoundTask:
     segments: tuple[int, ...]
     center: Tensor
     radius: Tensor
+    hand_over: HandOver | None = None
 
     @classmethod
     def of(cls, context: RoundContext) -> RoundTask:
         """The task of a round that the server has opened."""
         c = context
-        return cls(c.round, c.attempt, c.groups, c.segments, c.center, c.radius)
+        return cls(c.round, c.attempt, c.groups, c.segments, c.center, c.radius, c.hand_over)
 
     def context(self) -> RoundContext:
         """The round's public facts.
@@ -106,24 +108,41 @@ class RoundTask:
             ValueError: If it makes no sense, see `RoundContext`.
         """
         return RoundContext(
-            self.round, self.groups, self.segments, self.center, self.radius, attempt=self.attempt
+            self.round,
+            self.groups,
+            self.segments,
+            self.center,
+            self.radius,
+            attempt=self.attempt,
+            hand_over=self.hand_over,
         )
 
+    def neighbours(self, client: int) -> tuple[int, ...]:
+        """Those whose noise a client takes back, and who take back its own: it has a key with each."""
+        if self.hand_over is None:
+            return ()
+        pairs = (*self.hand_over.before, *self.hand_over.after)
+        return tuple(dict.fromkeys(other for own, other in pairs if own == client))
+
     def to_bytes(self) -> bytes:
-        """A few numbers as JSON, behind them 4 bytes a client and a group, 24 a segment."""
-        fields = {
+        """A few numbers as JSON, behind them 4 bytes a client and a group, 24 a segment, 8 a hand-over."""
+        fields: dict[str, Any] = {
             "round": self.round,
             "attempt": self.attempt,
             "cohort": sum(map(len, self.groups)),
             "groups": len(self.groups),
             "segments": len(self.segments),
         }
+        pairs: list[NDArray[Any]] = []
+        if (handed := self.hand_over) is not None:
+            fields |= {"since": handed.since, "before": len(handed.before), "after": len(handed.after)}
+            pairs = [np.array(part, "<u4") for part in (handed.before, handed.after)]
         head = json.dumps(fields).encode()
         cohort = np.array([client for group in self.groups for client in group], "<u4")
         sizes = np.array([len(group) for group in self.groups], "<u4")
         segments = np.array(self.segments, "<u8")
         reals = torch.stack([self.center, self.radius]).cpu().numpy().astype("<f8")
-        body = b"".join(part.tobytes() for part in (cohort, sizes, segments, reals))
+        body = b"".join(part.tobytes() for part in (cohort, sizes, segments, reals, *pairs))
         return _TASK + _LENGTH.pack(len(head)) + head + body
 
     @classmethod
@@ -138,22 +157,31 @@ class RoundTask:
             start = 8 + length
             head = json.loads(data[8:start])
             counts = [head[name] for name in ("cohort", "groups", "segments")]
-            kinds = ("<u4", "<u4", "<u8", "<f8")
+            kinds, handed = ["<u4", "<u4", "<u8", "<f8"], "since" in head
+            counts.append(2 * counts[2])
+            if handed:
+                kinds += ["<u4", "<u4"]
+                counts += [2 * head["before"], 2 * head["after"]]
             parts: list[NDArray[Any]] = []
-            for kind, count in zip(kinds, (*counts, 2 * counts[2]), strict=True):
+            for kind, count in zip(kinds, counts, strict=True):
                 parts.append(np.frombuffer(data, kind, count, start))
                 start += parts[-1].nbytes
             if data[:4] != _TASK or start != len(data) or parts[1].sum() != len(parts[0]):
                 raise ValueError(f"{len(data)} bytes in place of {start}")
             round, attempt = int(head["round"]), int(head["attempt"])
+            hand_over = None
+            if handed:
+                first, tried = map(int, head["since"])
+                before, after = (tuple((int(a), int(b)) for a, b in p.reshape(-1, 2)) for p in parts[4:])
+                hand_over = HandOver((first, tried), before, after)
         except (ValueError, KeyError, TypeError, struct.error) as error:
             raise ValueError(f"no task of a round: {error}; is the server of the same version?") from error
-        cohort, sizes, segments, reals = parts
+        cohort, sizes, segments, reals = parts[:4]
         places, members = np.cumsum(sizes)[:-1], [int(client) for client in cohort]
         bounds = [0, *map(int, places), len(members)]
         groups = tuple(tuple(members[a:b]) for a, b in pairwise(bounds))
         center, radius = torch.from_numpy(reals.reshape(2, -1).astype(np.float64))
-        return cls(round, attempt, groups, tuple(map(int, segments)), center, radius)
+        return cls(round, attempt, groups, tuple(map(int, segments)), center, radius, hand_over)
 
 
 def frame(client: int, packed: bytes, context: RoundContext, rand: PublicRandomness) -> bytes:

@@ -117,6 +117,11 @@ def check_aggregation(
         ValueError: Naming them and the cure.
     """
     name = type(mechanism).__name__
+    if mechanism.hands_on and (weighted or aggregator is not None):
+        raise ValueError(
+            f"what clients of {name} hand on cancels in the plain sum only; use weighting='uniform', and "
+            "leave the aggregator out"
+        )
     if secure and aggregator is not None:
         raise ValueError(
             "Where SecAgg is on, per-client filters are impossible; "

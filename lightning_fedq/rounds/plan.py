@@ -121,10 +121,30 @@ class RoundPlanner:
         if mechanism.separation > self.separation:
             most = self.num_clients // mechanism.separation
             cure = f"participation='cyclic' and clients_per_round={most} or fewer, or " if most else ""
+            other = f"a band of {self.separation}"
+            if mechanism.hands_on:
+                other = f"num_cohorts={self.separation}"
+                if self.separation < 2:
+                    other = "DistributedDiscreteGaussian, whose noise is independent"
             raise ValueError(
                 f"{mechanism} counts on {mechanism.separation} rounds from one of a client to its next, here "
-                f"it may be {self.separation}; use {cure}a band of {self.separation}"
+                f"it may be {self.separation}; use {cure}{other}"
             )
+
+    def successors(self, round: int) -> tuple[tuple[int, int], ...]:
+        """Each client of a round and the one at its place in the next. Empty after the last disjoint cohort.
+
+        Raises:
+            ValueError: If cohorts are drawn anew, so that one client may be in both.
+        """
+        if self.num_cohorts is None:
+            raise ValueError(
+                "noise is handed on between cohorts that are dealt out once, and these are drawn anew every "
+                "round; use participation='cyclic'"
+            )
+        if round + 1 == self.num_rounds:
+            return ()
+        return tuple(zip(self.cohort(round), self.cohort(round + 1), strict=True))
 
     def most_rounds(self, rounds: int) -> int | None:
         """In how many of the first `rounds` rounds a client takes part at most. None: a lottery decides."""

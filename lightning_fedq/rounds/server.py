@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.contract import check_claims, check_decoded
-from lightning_fedq.core import AbortedRoundError, Mechanism, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.core import (
+    AbortedRoundError,
+    HandOver,
+    Mechanism,
+    NonPrivate,
+    PrivacyClaim,
+    RoundContext,
+)
 from lightning_fedq.functional.flatten import rearrange
 from lightning_fedq.privacy.ledger import Ledger, as_long_as
 from lightning_fedq.randomness import PublicRandomness, ServerKeys
@@ -96,6 +103,7 @@ class RoundServer:
         self.ranges = ranges.first(self.weights, self.segments)
         self.round, self.attempt = 0, 0
         self._since: tuple[int, int] | None = None
+        self._in_last_sum: frozenset[int] = frozenset()
         self.total_uplink_bits = self.total_downlink_bits = 0
         self._parameter = torch.nn.Parameter(self.weights.clone())
         self._optimizer = server_optimizer([self._parameter]) if server_optimizer else None
@@ -157,7 +165,21 @@ class RoundServer:
     def context(self, plan: RoundPlan) -> RoundContext:
         """Public facts of the round of `plan`."""
         c, r = self.ranges.center, self.ranges.radius
-        return RoundContext(plan.round, plan.groups, self.segments, c, r, self.attempt, since=self._since)
+        since, handed = self._since, self._hand_over(plan)
+        return RoundContext(
+            plan.round, plan.groups, self.segments, c, r, self.attempt, since=since, hand_over=handed
+        )
+
+    def _hand_over(self, plan: RoundPlan) -> HandOver | None:
+        """Who takes back whose noise in the round of `plan`, if the mechanism asks."""
+        if not self.mechanism.hands_on:
+            return None
+        now, since, after = (plan.round, self.attempt), self._since, self.planner.successors(plan.round)
+        if since is None or since[0] >= plan.round or self.attempt:
+            return HandOver(now, (), after)
+        pairs = self.planner.successors(plan.round - 1)
+        before = tuple((client, other) for other, client in pairs if other in self._in_last_sum)
+        return HandOver(since, before, after)
 
     def charged_context(self, plan: RoundPlan) -> RoundContext:
         """The round of `plan` as accounts see it: as long as the longest vector that was ever charged for.
@@ -349,6 +371,7 @@ class RoundServer:
             self._diagnose(record, step)
             variance = self._noise_variance()
             self.ranges = self.range_rule.following(self.ranges, self.weights, mean, variance, self.segments)
+        self._in_last_sum = frozenset() if mean is None else frozenset(self._sum.received)
         self.total_uplink_bits += record.uplink_bits
         self.total_downlink_bits += record.downlink_bits
         self.round, self.attempt, self.plan = self.round + 1, 0, None
@@ -367,7 +390,7 @@ class RoundServer:
         """
         if self.plan is not None:
             raise RuntimeError("a round is open; finish or abandon it first")
-        self.round, self.attempt = self.round + 1, 0
+        self.round, self.attempt, self._in_last_sum = self.round + 1, 0, frozenset()
 
     def _open_plan(self) -> RoundPlan:
         if self.plan is None:
@@ -476,6 +499,7 @@ class RoundServer:
             "total_uplink_bits": self.total_uplink_bits,
             "total_downlink_bits": self.total_downlink_bits,
             "since": None if self._since is None else list(self._since),
+            "in_last_sum": sorted(self._in_last_sum),
             "ledger": self.ledger.state_dict(),
             "optimizer": deepcopy(self._optimizer.state_dict()) if self._optimizer else {},
         }
@@ -503,6 +527,7 @@ class RoundServer:
         self.round, self.attempt, self.plan = state["round"], state["attempt"], None
         since = state.get("since") if self._seeded else None  # what was released since is not known here
         self._since = None if since is None else (since[0], since[1])
+        self._in_last_sum = frozenset(state.get("in_last_sum", ()))
         self.total_uplink_bits = state["total_uplink_bits"]
         self.total_downlink_bits = state["total_downlink_bits"]
         if self._optimizer is not None:

@@ -258,7 +258,14 @@ class SecAgg:
 
         Raises:
             TypeError: If the mechanism is not homomorphic.
+            ValueError: If a server that may lie would choose who knows whose noise.
         """
+        if self.active and mechanism.hands_on:
+            raise ValueError(
+                f"{type(mechanism).__name__} hands noise on to clients whom the server names, and one that "
+                "lies would name those who collude with it; use SecAgg(), for a server that follows the "
+                "protocol, or DistributedDiscreteGaussian"
+            )
         if not mechanism.homomorphic:
             raise TypeError(
                 f"{type(mechanism).__name__} is not homomorphic: the sum of its messages does not decode; "

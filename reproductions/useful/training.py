@@ -109,6 +109,7 @@ def train(
     radius: float,
     seed: int,
     gradient_clip: float | None = None,
+    clients_per_round: int | None = None,
 ) -> Run:
     """Train one federation and test it.
 
@@ -116,18 +117,19 @@ def train(
         federation: Who trains what.
         mechanism: Its free parameter is set by the target.
         target: None is a run without privacy.
-        participation: Everybody in every round, or each client once.
+        participation: Everybody in every round, each client once, or cohorts that take turns.
         lr: Of the one local step.
         radius: Range of mechanisms that clip coordinates.
         seed: Of model, split, data order and coins; the claims are those of the same run with secure keys.
         gradient_clip: Largest norm of a client's gradient, for mechanisms that don't clip.
+        clients_per_round: Size of cohorts that take turns.
     """
     start = time.process_time()
     gc.collect()  # a Trainer and its data are a cycle: a grid of runs would hold all their tensors
     clients, rounds = federation.num_clients, federation.rounds
-    once = participation == "once"
+    once, in_turn = participation == "once", participation == "cyclic"
     masked = target is not None and target.against is Adversary.SECAGG_SERVER
-    cohort = clients // rounds if once else clients
+    cohort = clients // rounds if once else (clients_per_round or clients)
     data = ClientMNIST(
         federation.root,
         federation.download,
@@ -139,7 +141,7 @@ def train(
     federated = Federated(
         mechanism,
         clients,
-        clients_per_round=cohort if once else None,
+        clients_per_round=cohort if once or in_turn else None,
         participation=participation,
         local_steps=1,
         clients_per_step=min(STACK, cohort),

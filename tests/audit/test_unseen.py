@@ -20,6 +20,7 @@ from tests.audit import plants
 from tests.audit.engine_plays import Uplink
 from tests.contract.test_mechanisms import ROWS
 from tests.digits_run import Classifier, Digits, make_trainer
+from tests.rounds.test_halves import Alone
 
 CLIENTS, VICTIM, SEGMENTS, ROUNDS = 4, 1, (40, 24), 3
 NOT_RELEASED = ("mse", "snr_db", "cosine", "homogeneity", "clip_rate", "non_finite_clients")
@@ -59,7 +60,7 @@ def play(engine_class, mechanism, rule, factor, size=1e3):
     dim = sum(SEGMENTS)
     engine = engine_class(
         mechanism,
-        RoundPlanner(CLIENTS, 0),
+        (Alone if mechanism.hands_on else RoundPlanner)(CLIENTS, 0),
         SeededKeys(0),
         torch.randn(dim, generator=generator),
         SEGMENTS,

@@ -44,6 +44,7 @@ ROWS: list[Mechanism] = [
     m.AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05),
     m.DistributedDiscreteGaussian(clip_norm=8.0, local_sigma=0.05, granularity=0.01),
     m.Skellam(clip_norm=8.0, local_sigma=0.05, granularity=0.01),
+    m.HandedOnGaussian(clip_norm=8.0, local_sigma=0.05, granularity=0.002, num_cohorts=2),
     m.SIGM(clip_value=1.0, noise_multiplier=0.5, sampling_probability=0.4),
     m.SIGM(clip_value=1.0, noise_multiplier=0.5),
     m.CSGM(clip_value=1.0, noise_multiplier=0.5, sampling_probability=0.4, bits=2),

@@ -28,7 +28,15 @@ from lightning_fedq.callbacks import (
 )
 from lightning_fedq.core import Adversary
 from lightning_fedq.data import Dirichlet, FederatedDataModule
-from lightning_fedq.mechanisms import CPA, AggregateGaussian, BandedGaussian, CorBin, FedAvg, LayeredGaussian
+from lightning_fedq.mechanisms import (
+    CPA,
+    AggregateGaussian,
+    BandedGaussian,
+    CorBin,
+    FedAvg,
+    HandedOnGaussian,
+    LayeredGaussian,
+)
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 from tests.canary.test_canary import FEATURES as LIGHTNING
@@ -164,6 +172,8 @@ def _folder(folder: Path, **options: Any) -> Any:
 _STEPS = torch.optim.lr_scheduler
 _WITHIN_ROUNDS = ("checkpoints every step", "checkpoints by time")
 _REFUSED_ON_RANKS = {"a metric object": "metric object that clients update"}
+TURNS: dict[str, Any] = {"clients_per_round": CLIENTS // 2, "participation": "cyclic"}
+HANDED_ON = HandedOnGaussian(clip_norm=8.0, local_sigma=0.01, granularity=5e-4, max_dropped=1, num_cohorts=2)
 FEATURES: dict[str, Feature] = {
     "nothing": Feature(),
     **{
@@ -254,7 +264,12 @@ FEATURES: dict[str, Feature] = {
     "CPA over rounds": Feature(mechanism=CPA(epsilon=1.0), federated={"clients_per_round": 3}),
     "noise over rounds": Feature(
         mechanism=BandedGaussian(clip_norm=8.0, noise_multiplier=0.05, band=2),
-        federated={"clients_per_round": CLIENTS // 2, "participation": "cyclic"},
+        federated=TURNS,
+    ),
+    "noise that is handed on": Feature(mechanism=HANDED_ON, federated=TURNS),
+    "noise that is handed on, behind masks": Feature(
+        mechanism=HANDED_ON,
+        federated={**TURNS, "secure_aggregation": SecAgg(), "dropout_probability": 0.2},
     ),
 }
 

@@ -21,7 +21,7 @@ HERE = Path(__file__).parent
 NAMES = list(FEATURES)
 QUICK = [
     *("dropouts", "stacks", "optimised by hand", "random numbers", "BatchNorm, shared", "CPA over rounds"),
-    *("a server that draws",),
+    *("a server that draws", "noise that is handed on, behind masks"),
     *("a median", "secure aggregation", "metrics that stay with clients", "a schedule by batch", "resumed"),
     *("stopped in mid-round", "DPSGD", "a metric object", "metric objects in the validation", "cohorts"),
 ]

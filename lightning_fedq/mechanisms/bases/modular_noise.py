@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -38,6 +38,8 @@ from lightning_fedq.functional.noise.discrete_gaussian import conditional_roundi
 from lightning_fedq.functional.noise.inversion import Words
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.wire.coding import FixedLength
+
+Noise = Callable[[int], NDArray[np.int64]]
 
 BETA = math.exp(-0.5)
 """Chance in whose terms conditional rounding bounds the norm."""
@@ -98,8 +100,7 @@ class ModularNoise(Mechanism):
         """Largest norm of a rounded update, in integer steps."""
         return rounded_norm_bound(1.0 / self.granularity, padded_size(context.dim), BETA)
 
-    @staticmethod
-    def _signs(context: RoundContext, rand: PublicRandomness) -> NDArray[np.uint8]:
+    def _signs(self, context: RoundContext, rand: PublicRandomness) -> NDArray[np.uint8]:
         """One bit a padded coordinate."""
         size = padded_size(context.dim)
         return rand.public("hadamard signs").words((size + 31) // 32).view(np.uint8)
@@ -116,13 +117,18 @@ class ModularNoise(Mechanism):
             transform(rotated)
             draw = rand.private(client, "rounding").words64
             conditional_rounding(rotated, bound, draw, symbols[row], math.sqrt(size))
-            words = rand.private(client, "noise").words64
+            noise = self._noise_of(client, context, rand)
             for first in range(0, size, CHUNK):
                 part = symbols[row, first : first + CHUNK]
-                part[:] = (self._noise(len(part), words) + part) & self._mask
+                part[:] = (noise(len(part)) + part) & self._mask
         sent = torch.from_numpy(symbols).reshape((*update.shape[:-1], size)).to(update.device)
         clipped = int(shortened.sum()) * context.dim
         return Message(sent, self.bits * symbols.size, clipped)
+
+    def _noise_of(self, client: int, context: RoundContext, rand: ClientRandomness) -> Noise:
+        """Gives the noise of a client's next symbols."""
+        words = rand.private(client, "noise").words64
+        return lambda count: self._noise(count, words)
 
     @property
     def _mask(self) -> int:

@@ -1,0 +1,305 @@
+"""What is released of noise that is handed on, when it begins anew, and how a user meets it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_fedq.aggregation import RobustAggregation
+from lightning_fedq.callbacks import Federated, RunFolder
+from lightning_fedq.core import HandOver
+from lightning_fedq.functional.hadamard import padded_size
+from lightning_fedq.mechanisms import HandedOnGaussian
+from lightning_fedq.mechanisms.handed_on_gaussian import KEPT, OWN, TAKEN_BACK, square_of_matrix
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.randomness import AgreedKeys, SeededKeys
+from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from lightning_fedq.secagg import SecAgg
+from tests.federation.test_privacy_target import trained
+from tests.mechanisms.test_banded_gaussian import Early, engine_of, play
+from tests.mechanisms.test_handed_on_gaussian import noise_of, own_matrix, small
+from tests.one_round import context_of
+
+Array = np.ndarray
+
+
+# ---- what is released, and when it begins anew ----------------------------------------------------------
+
+
+def turns(clients: int = 12, size: int = 4, **settings: Any) -> RoundPlanner:
+    return RoundPlanner(clients, 0, size, participation="cyclic", **settings)
+
+
+def in_steps(engine: RoundEngine, released: Array) -> Array:
+    """What was released, rotated back to integer steps but for its rotation, which keeps covariances."""
+    return released / (engine.mechanism.granularity * engine.mechanism.clip_norm)
+
+
+def test_released_noise_has_the_covariance_of_the_matrix() -> None:
+    mechanism, rounds, dim = small(), 5, 1 << 15
+    engine = engine_of(mechanism, turns(), dim)
+    released = np.stack([in_steps(engine, play(engine)) for _ in range(rounds)])
+    g = own_matrix(np.ones(rounds))
+    fresh = mechanism.fresh_std(context_of(mechanism, range(4), (dim,)))
+    wanted = 4 * (mechanism.steps**2 * g @ g.T + (fresh**2 + 0.0) * np.eye(rounds))
+    # 32,768 coordinates: an entry is off by 1/128 of the variances at one or 1.4 stds; six are allowed
+    assert np.abs(np.cov(released) - wanted).max() < 0.05 * wanted.max()
+    assert released.sum(0).var() == pytest.approx(wanted.sum(), rel=0.05)
+    assert wanted.sum() < 0.27 * rounds * wanted[0, 0]
+
+
+def test_a_model_of_a_hundred_rounds_has_the_noise_of_the_matrix() -> None:
+    """Ten cohorts, zeros: root mean square over rounds, in units of the sensitivity, is 10.02, not 22.47."""
+    mechanism, rounds = small(10, granularity=0.001, bits=24), 100
+    engine = engine_of(mechanism, turns(100, 10), 1 << 10)
+    models = np.cumsum([in_steps(engine, play(engine)) for _ in range(rounds)], 0)
+    one = np.linalg.norm(np.linalg.inv(own_matrix(np.ones(rounds)))[:, ::10].sum(1))
+    unit = math.sqrt(float(np.mean(models**2))) / (mechanism.steps * math.sqrt(10)) * one
+    # 1,024 coordinates: the root is off by 2% at one standard deviation, as rounds share their noise
+    assert unit == pytest.approx(10.017, rel=0.08)
+
+
+def told(engine: RoundEngine, rounds: int, client: int) -> tuple[float, int]:
+    """How well all that is released tells two updates of a client apart, and in how many rounds it was there.
+
+    The square of the best linear test's mean at a sensitivity of 1; the covariance is measured.
+    """
+    released = np.stack([in_steps(engine, play(engine)) for _ in range(rounds)])
+    precision = np.linalg.inv(np.cov(released))
+    there = [r for r in range(rounds) if client in engine.planner.cohort(r)]
+    worst = 0.0
+    for signs in itertools.product((-1.0, 1.0), repeat=len(there)):
+        moved = np.zeros(rounds)
+        moved[there] = np.array(signs)
+        worst = max(worst, float(moved @ precision @ moved))
+    return worst, len(there)
+
+
+def claimed(engine: RoundEngine, size: int) -> float:
+    """The same square, of one charge, that is claimed of a sum of the shares of so many."""
+    return square_of_matrix(engine.mechanism.separation) / (size * engine.mechanism.steps**2)
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.3])
+def test_releases_tell_what_is_claimed_and_no_more(chance: float) -> None:
+    mechanism = small(max_dropped=3)
+    engine = engine_of(mechanism, turns(dropout_probability=chance), 1 << 15)
+    there = min(len(engine.planner.plan(r, mechanism).survivors) for r in range(9))
+    victim = engine.planner.cohort(0)[0]
+    square, number = told(engine, 9, victim)
+    assert number == 3 == int(engine.ledger.most_charged)
+    assert square <= number * claimed(engine, there)
+    if not chance:
+        g, moved = own_matrix(np.ones(9)), np.tile([1.0, 0.0, 0.0], 3)
+        fresh = mechanism.fresh_std(context_of(mechanism, range(4), (1 << 15,)))
+        sigma = 4 * (mechanism.steps**2 * g @ g.T + fresh**2 * np.eye(9))
+        assert square == pytest.approx(moved @ np.linalg.solve(sigma, moved), rel=0.05)
+        assert square > 0.3 * number * claimed(engine, there)
+
+
+def test_a_predecessor_that_was_silent_is_not_taken_back() -> None:
+    mechanism = small(max_dropped=3)
+    engine = engine_of(mechanism, turns(dropout_probability=0.3), 16)
+    for round in range(8):
+        before = engine.planner.plan(round - 1, mechanism).survivors if round else ()
+        plan = engine.start()
+        handed_over = engine._context.hand_over
+        assert handed_over is not None
+        place = {client: i for i, client in enumerate(plan.cohort)}
+        last = engine.planner.cohort(round - 1) if round else []
+        assert {other for _, other in handed_over.before} == set(before)
+        assert all(last[place[client]] == other for client, other in handed_over.before)
+        assert [other for _, other in handed_over.after] == engine.planner.cohort(round + 1)
+        engine.receive(plan.survivors, torch.zeros(len(plan.survivors), 16))
+        engine.finish()
+
+
+def test_what_dropouts_leave_in_a_model() -> None:
+    """Share by share: a fifth of each stays, or all of it where its successor is silent."""
+    mechanism, rounds, dim = small(max_dropped=19), 30, 1 << 11
+    engine = engine_of(mechanism, turns(60, 20, dropout_probability=0.2), dim)
+    model = sum(in_steps(engine, play(engine)) for _ in range(rounds))
+    plans = [engine.planner.plan(round, mechanism) for round in range(rounds + 1)]
+    wanted = 0.0
+    for round, plan in enumerate(plans[:-1]):
+        after = dict(engine.planner.successors(round))
+        for client in plan.survivors:
+            taken = round + 1 < rounds and after[client] in plans[round + 1].survivors
+            wanted += mechanism.share_std**2 * (OWN - TAKEN_BACK * taken) ** 2
+        wanted += len(plan.survivors) * mechanism.fresh_std(engine.context(plan)) ** 2
+    # 2,048 coordinates: the variance is off by 3% at one standard deviation
+    assert np.var(model) == pytest.approx(wanted, rel=0.15)
+
+
+@pytest.mark.parametrize(("silent", "unit"), [(0.01, 10.79), (0.05, 13.43), (0.1, 16.14), (0.2, 20.5)])
+def test_what_dropouts_cost_on_average(silent: float, unit: float) -> None:
+    """Rms noise of a model where each successor is silent with a chance, 100 rounds, ten cohorts: 22.5 is
+    independent noise."""
+    later = (1.0 - KEPT * (1.0 - silent)) ** 2 + silent * (1.0 - silent) * KEPT**2
+    one = np.linalg.norm(np.linalg.inv(own_matrix(np.ones(100)))[:, ::10].sum(1))
+    assert math.sqrt(1.0 + later * 99 / 2) * one == pytest.approx(unit, abs=5e-3)
+
+
+def test_a_round_that_was_aborted_hands_nothing_on() -> None:
+    engine = engine_of(small(), turns(), 16)
+    play(engine)
+    engine.start()
+    engine.abort("for a test")
+    engine.finish()
+    engine.start()
+    assert engine._context.hand_over == HandOver((0, 0), (), engine.planner.successors(2))
+
+
+def test_where_somebody_is_early_the_noise_begins_anew() -> None:
+    engine = engine_of(small(5), Early(4, 0, 2, participation="cyclic"), 1 << 14)
+    square, number = told(engine, 8, 0)
+    assert number == 4 and engine._since is not None and engine._since[0] >= 6
+    assert square <= 1.03 * number * claimed(engine, 2)
+
+
+def test_a_client_that_is_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plant: no new block, and everybody is there in every second round, of the five that are claimed."""
+    monkeypatch.setattr(RoundEngine, "_somebody_is_early", lambda *_: False)
+    engine = engine_of(small(50), Early(4, 0, 2, participation="cyclic"), 1 << 14)
+    square, number = told(engine, 16, 0)
+    assert square > 1.2 * number * claimed(engine, 2)
+
+
+def test_a_repeated_round_and_what_follows_begin_anew() -> None:
+    planner, keys = turns(), AgreedKeys(range(12))
+    engine = engine_of(small(), planner, 1 << 12, keys)
+    play(engine)
+    state = engine.state_dict()
+    first = [play(engine) for _ in range(3)]
+    again = engine_of(small(), planner, 1 << 12, AgreedKeys(range(12)))
+    again.load_state_dict(state)
+    second = [play(again) for _ in range(3)]
+    assert again._since == (1, 0)
+    for one, other in itertools.product(first, second):
+        assert abs(np.corrcoef(one, other)[0, 1]) < 0.1
+    engine.start()
+    engine.abandon()
+    released = play(engine)
+    assert engine._since == (4, 1)
+    assert abs(np.corrcoef(released, first[-1])[0, 1]) < 0.1
+    following = play(engine)
+    assert engine._since == (4, 1) and np.corrcoef(released, following)[0, 1] < -0.3
+
+
+def test_a_seeded_engine_goes_on_in_its_block() -> None:
+    engine = engine_of(small(), turns(dropout_probability=0.2), 64)
+    engine.mechanism = small(max_dropped=3)
+    play(engine)
+    play(engine)
+    state = engine.state_dict()
+    following = [play(engine) for _ in range(3)]
+    again = engine_of(small(), turns(dropout_probability=0.2), 64)
+    again.mechanism = small(max_dropped=3)
+    again.load_state_dict(state)
+    assert all(np.array_equal(play(again), one) for one in following)
+    assert again._since == (0, 0)
+
+
+def test_a_vector_of_another_length_begins_a_block() -> None:
+    engine = engine_of(small(), turns(), 4)
+    play(engine)
+    engine.rearrange([torch.zeros(4), torch.zeros(3)], [0, None], None)
+    assert len(play(engine)) == 7
+    assert engine._since == (1, 0)
+
+
+def test_the_last_disjoint_cohort_hands_on_to_nobody() -> None:
+    planner = RoundPlanner(12, 0, 4, participation="once")
+    engine = engine_of(small(), planner, 1 << 10)
+    released = [play(engine) for _ in range(3)]
+    assert np.corrcoef(released[1], released[2])[0, 1] < -0.3
+    assert planner.successors(2) == ()
+
+
+def test_a_block_ends_after_65536_rounds() -> None:
+    mechanism, keys = small(), SeededKeys(1)
+    pairs = {"before": ((0, 2), (1, 3)), "after": ((0, 4), (1, 5))}
+    for round, taken in ((65535, True), (65536, False), (65537, True)):
+        context = replace(
+            context_of(mechanism, (0, 1), (16,), round=round), hand_over=HandOver((0, 0), **pairs)
+        )
+        alone = replace(context, hand_over=HandOver((0, 0), (), pairs["after"]))
+        one, other = noise_of(mechanism, keys, context, 0), noise_of(mechanism, keys, alone, 0)
+        assert np.array_equal(one, other) != taken
+
+
+# ---- as a user meets it ----------------------------------------------------------------------------------
+
+
+def federation(**settings: Any) -> Federated:
+    return Federated(
+        **{
+            "mechanism": small(5, bits=24),
+            "num_clients": 20,
+            "clients_per_round": 4,
+            "participation": "cyclic",
+            "secure_aggregation": SecAgg(run="masked"),
+            **settings,
+        }
+    )
+
+
+def test_a_target_towards_the_server_sets_the_noise_for_the_turns_of_a_client(tmp_path: Path) -> None:
+    target, folder = PrivacyTarget(4.0, 1e-3, "secagg_server"), RunFolder("run", str(tmp_path), delta=1e-3)
+    federated = federation(privacy=target)
+    trained(federated, rounds=12, callbacks=[folder])
+    assert federated.calibration is not None and federated.calibration.charges == 3
+    assert 3.99 < federated.calibration.epsilon <= 4.0
+    assert federated.ledger.most_charged == 3 and not any(r.aborted for r in federated.records)
+    page = (tmp_path / "run" / "privacy.md").read_text()
+    assert "who hands on to whom is dealt out once, before any data, one client to one client" in page
+    assert "rounds lie 5 apart" in page and "no error feedback" in page
+
+
+@pytest.mark.filterwarnings("ignore:the keys come from a seed", "ignore:round .* was aborted")
+def test_masks_and_dropouts_leave_the_weights_of_the_plain_sum() -> None:
+    settings = {"seed": 1, "dropout_probability": 0.15, "mechanism": small(5, max_dropped=1)}
+    masked, plain = federation(**settings), federation(**settings, secure_aggregation=None)
+    torch.manual_seed(0)
+    one = trained(masked, rounds=6)
+    torch.manual_seed(0)
+    other = trained(plain, rounds=6)
+    assert [r.num_received for r in masked.records] == [r.num_received for r in plain.records]
+    assert {r.num_received for r in masked.records} > {4}
+    for a, b in zip(one.lightning_module.parameters(), other.lightning_module.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert masked.engine is not None and plain.engine is not None
+    bits = [r.uplink_bits for r in plain.records if r.num_received == 4]
+    assert set(bits) == {4 * 18 * padded_size(plain.engine.weights.numel())}  # a share costs no bit
+
+
+def test_signs_that_change_every_round_would_not_cancel(monkeypatch: pytest.MonkeyPatch) -> None:
+    def correlation() -> float:
+        engine = engine_of(small(), turns(), 1 << 12)
+        return float(np.corrcoef(play(engine), play(engine))[0, 1])
+
+    assert correlation() < -0.5
+    fresh = HandedOnGaussian.__mro__[1]._signs  # type: ignore[attr-defined]
+    monkeypatch.setattr(HandedOnGaussian, "_signs", fresh)
+    assert abs(correlation()) < 0.1
+
+
+def test_noise_cancels_in_a_plain_sum_only_so_others_are_refused() -> None:
+    with pytest.raises(ValueError, match="cancels in the plain sum only; use weighting='uniform'"):
+        federation(secure_aggregation=None, weighting="samples")
+    with pytest.raises(ValueError, match="leave the aggregator out"):
+        federation(secure_aggregation=None, aggregator=RobustAggregation("median"))
+
+
+def test_a_lying_server_could_choose_successors_so_active_masks_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"HandedOnGaussian .* use SecAgg\(\)"):
+        Federated(
+            small(4), 20, clients_per_round=5, participation="cyclic", secure_aggregation=SecAgg(active=True)
+        )
