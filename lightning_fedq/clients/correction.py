@@ -11,8 +11,8 @@ from torch import Tensor
 from lightning_fedq._lightning import pl
 
 
+class Corrected(Protocol):
     """Term of a local algorithm. `algorithms.Correction` is one."""
-    """What a term is made of. `algorithms.Correction` is one."""
 
     pull: float
 
