@@ -67,6 +67,7 @@ def target_setting(
         num_byzantine=num_byzantine,
         fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
         fewest_answers=fewest_answers(planner, secagg),
+        num_clients=planner.num_clients,
     )
 
 
@@ -91,7 +92,7 @@ class KeptTarget:
     def __init__(self, target: PrivacyTarget, asked: Mechanism) -> None:
         self.target, self.asked = target, asked
         self.found: Calibration | None = None
-        self._warned = False
+        self._warned, self._colluders = False, 0
 
     def calibrate(self, federated: Federation, dim: int, rounds: int, num_byzantine: int) -> Calibration:
         """Set the mechanism to the target for so many parameters and rounds.
@@ -110,6 +111,8 @@ class KeptTarget:
             plain_sum=federated.plain_sum,
             num_byzantine=num_byzantine,
         )
+        if self.target.against is Adversary.SECAGG_SERVER:
+            self._colluders = setting.num_corrupt - num_byzantine
         charges = planner.most_rounds(rounds) if over_run else 1
         if charges is None:
             charges = planned_charges(rounds, planner.cohort_size, planner.num_clients)
@@ -161,7 +164,8 @@ class KeptTarget:
         if found is None:
             return ""
         per = "round" if self.target.over == "round" else f"{found.charges} rounds of a client"
-        return f"{self.target}: {found.mechanism!r}, which spends {found.epsilon:.4g} over {per}"
+        among = f", of a cohort {self._colluders} may collude" if self._colluders else ""
+        return f"{self.target}{among}: {found.mechanism!r}, which spends {found.epsilon:.4g} over {per}"
 
     def _prospects(self, federated: Federation, dim: int, rounds: int) -> str:
         """Noise over signal of the whole run, and the verdict of `fedq plan` on it, in words."""
