@@ -18,6 +18,7 @@ from lightning_fedq.audit import audit, bench
 from lightning_fedq.audit.enumeration import enumerate_coin, enumerate_pair
 from lightning_fedq.audit.enumeration_words import enumerate_words
 from lightning_fedq.audit.knowledge import SEGMENTS, audit_knowledge
+from lightning_fedq.audit.pair_words import enumerate_pair_words
 from lightning_fedq.audit.simulation import FEWEST_ROUNDS
 from lightning_fedq.audit.views import Finding
 from lightning_fedq.commands.described import example
@@ -82,6 +83,8 @@ def enumeration(names: Sequence[str]) -> list[str]:
         differs += [text for epsilon in (0.1, 1.0, 3.0) for text in enumerate_coin(epsilon)]
     if any(max(coin.group_sizes(2)) > 1 for coin in coins):
         differs += [text for shared_bits in range(7) for text in enumerate_pair(1.0, shared_bits)]
+    pairs = [pair for name in names if (pair := example(mechanism_class(name)).counted_pair()) is not None]
+    differs += [text for pair in pairs for text in enumerate_pair_words(pair)]
     return differs + [text for case in found for text in enumerate_words(case.mechanism, DITHERS)]
 
 

@@ -190,8 +190,8 @@ class Setting:
         if self.fewest_survivors is not None:
             return f"{known} of {clients} clients may collude, and a lying server may ask {count} at once"
         return (
-            f"{known} of {clients} clients may collude; {count} count in a cohort of {size}, which is drawn "
-            f"at random, and more are in it with chance {CHANCE:.0e} delta a round at most, which delta pays for"
+            f"{known} of {clients} clients may collude; {count} count in a cohort of {size}, drawn at "
+            f"random, and more are in it with chance {CHANCE:.0e} delta a round at most, for which delta pays"
         )
 
     def _among_liars(
