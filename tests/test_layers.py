@@ -70,7 +70,10 @@ ALLOWED: dict[str, set[str]] = {
         *("clients", "core", "data", "federation", "randomness", "rounds", "torchmetrics", "numpy"),
         *HOST,
     },
-    "sample_level": {"core", "data", "federation", "privacy", "randomness", "rounds", "numpy", *HOST},
+    "sample_level": {
+        *("clients", "core", "data", "federation", "privacy", "randomness", "rounds", "numpy"),
+        *HOST,
+    },
     "callbacks": {
         *("extras", "aggregation", "attacks", "core", "functional", "leakage", "randomness", "wire"),
         *(
