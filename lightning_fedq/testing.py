@@ -341,19 +341,19 @@ class _Exchanged(SeededKeys):
 
     def members(self) -> bytes:
         """See `Keys.members`."""
-        return (self._other if "members" in self._kinds else super()).members()
+        return self._other.members() if "members" in self._kinds else super().members()
 
     def client(self, client: int) -> bytes:
         """See `Keys.client`."""
-        return (self._other if "client" in self._kinds else super()).client(client)
+        return self._other.client(client) if "client" in self._kinds else super().client(client)
 
     def peer(self, group: tuple[int, ...]) -> bytes:
         """See `Keys.peer`."""
-        return (self._other if "peer" in self._kinds else super()).peer(group)
+        return self._other.peer(group) if "peer" in self._kinds else super().peer(group)
 
     def private(self, client: int) -> bytes:
         """See `Keys.private`."""
-        return (self._other if "private" in self._kinds else super()).private(client)
+        return self._other.private(client) if "private" in self._kinds else super().private(client)
 
 
 @_rule

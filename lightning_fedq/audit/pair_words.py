@@ -121,7 +121,7 @@ class _Encoder:
         seen = self.symbols(*around).reshape(self.size, 2, len(shared), len(_GRID))
         if int(seen.max()) > 1:
             raise ValueError(f"{self.mechanism} has more than one coin a coordinate")
-        total = (seen[..., :-1] * np.diff(_GRID).astype(np.int64)).sum(-1) + seen[..., -1]
+        total: NDArray[np.int64] = (seen[..., :-1] * np.diff(_GRID).astype(np.int64)).sum(-1) + seen[..., -1]
         value, who, word, place = np.nonzero(seen[..., :-1] != seen[..., 1:])
         low, high = _GRID[place], _GRID[place + 1]  # the symbol at `low` holds up to where it changes
         before = seen[value, who, word, place]

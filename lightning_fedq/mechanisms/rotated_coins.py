@@ -346,7 +346,10 @@ class RotatedCoins(Mechanism):
         else:
             change = min((high - low) * reach + math.sqrt(count) * grain, (high - low) * math.sqrt(count))
             square, note = change * change, "one coin a rotated coordinate among those of the others"
-        divergences = self.coins * moments * (square * (1.0 + 1e-9)) / (np.array(ORDERS) - 1.0)
+        # of `count` coordinates that share the square of the change: the logarithm is concave
+        coins = self.coins * count
+        grown = np.log1p(moments * (square * (1.0 + 1e-9)) / count)
+        divergences = coins * grown * (1.0 + 1e-9) / (np.array(ORDERS) - 1.0)
         return RenyiLoss(ORDERS, tuple(divergences.tolist()), note)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:

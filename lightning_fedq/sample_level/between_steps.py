@@ -41,7 +41,7 @@ def check_between_steps(home: Any, fetch: Callable[[Tensor], Any], held: Tensor,
     Raises:
         ValueError: If it does, with the cure.
     """
-    ways, start = [], 1
+    ways, start = list[list[Any]](), 1
     last = fetch(held[torch.arange(4) % len(held)])
     for sizes in _WAYS:
         ways.append([])
@@ -128,7 +128,12 @@ def _validate(home: Any, client: Client, logged: dict[str, float]) -> None:
 
     own = module.log, module.log_dict
     module.log = log
-    module.log_dict = lambda values, *args, **kwargs: [log(name, value) for name, value in values.items()]
+
+    def log_dict(values: Any, *args: Any, **kwargs: Any) -> None:
+        for name, value in values.items():
+            log(name, value)
+
+    module.log_dict = log_dict
     modes = {part: part.training for part in module.modules()}
     module.eval()
 
