@@ -137,7 +137,10 @@ class KeptTarget:
         if saved is not None:
             self.found = self._restored(saved, federated, dim)
         elif before is None:
-            self.found = self.calibrate(federated, dim, wanted, num_byzantine_of(trainer, federated.planner))
+            charged = federated.ledger.most_charged  # of a ledger that was handed on
+            liars = num_byzantine_of(trainer, federated.planner)
+            self.found = self.calibrate(federated, dim, charged + wanted, liars)
+            self._check_charged(federated, charged, wanted)
             rank_zero_info(f"privacy target: {self.statement}{self._prospects(federated, dim, wanted)}")
         self._check_rounds(federated, wanted, again=saved is None and before is not None)
         if federated.seed is not None:
@@ -153,6 +156,21 @@ class KeptTarget:
             )
         assert self.found is not None
         return self.found
+
+    def _check_charged(self, federated: Federation, charged: int, wanted: int) -> None:
+        """Refuse a ledger whose charges were of another setting than the one that was found."""
+        assert self.found is not None
+        ledger, found = federated.ledger, repr(self.found.mechanism)
+        if not charged or ledger.mechanism == found:
+            return
+        self.found = None
+        rounds = "a round" if self.target.over == "round" else f"{charged + wanted} rounds"
+        raise ValueError(
+            f"the ledger has {charged} rounds of a client charged for {ledger.mechanism}, and {self.target} "
+            f"over {rounds} asks for {found}; let max_epochs be the rounds that the first training was "
+            f"calibrated for less those {charged}, or leave ledger out, and what the same people have spent "
+            "before comes on top of what the new one says"
+        )
 
     @property
     def statement(self) -> str:
