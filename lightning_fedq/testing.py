@@ -358,7 +358,7 @@ class _Exchanged(SeededKeys):
 
 @_rule
 def streams_are_whose_they_are(mechanism: Mechanism) -> None:
-    """What hides a message hangs on streams that the server lacks; what else it hangs on, `decode` reads too.
+    """Messages hang on streams that the server lacks, and on others only where `decode` reads them too.
 
     Of 64 clients, streams of one kind are exchanged and all others stay. Where something is claimed against a
     server, streams that groups share must change messages, and private ones too, unless a group's shared

@@ -60,7 +60,7 @@ class _Chosen(Stream):
 
 
 class _ChosenRandomness(ClientRandomness):
-    """A pair whose shared and private words are chosen; all other streams are as ever."""
+    """Streams of a pair whose shared and private words are chosen, all others as ever."""
 
     def __init__(self, seed: int, shared: Words, private: Words) -> None:
         super().__init__(SeededKeys(seed), _PAIR, 0)

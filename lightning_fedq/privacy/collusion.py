@@ -1,4 +1,4 @@
-"""How many of a cohort collude with the server, where a fraction of the federation's clients may.
+"""Colluders that count in a cohort, where a fraction of the federation's clients may collude.
 
 A cohort that is drawn holds more of them now and then than its share: of 40 drawn from 1,000 of whom 20
 collude, none only with chance 0.44. So a quantile of the hypergeometric law is counted, and delta pays for
