@@ -593,6 +593,13 @@ class Mechanism(ABC):
         """
         return (AuditCase(self),)
 
+    def counted_pair(self) -> Mechanism | None:
+        """Settings in which the audit counts all words of a pair: one coin and one shared word a coordinate.
+
+        None where clients share nothing in pairs.
+        """
+        return None
+
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness
     ) -> tuple[Tensor, Tensor]:

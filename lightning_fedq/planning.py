@@ -223,6 +223,7 @@ def _calibrated(
         num_byzantine=min(problem.num_byzantine, cohort),
         max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
         fewest_survivors=None if secagg is None else secagg.fewest_survivors(cohort),
+        num_clients=max(problem.clients, cohort),
     )
     return calibrate(target, mechanism, setting, 1 if target.over == "round" else charges, near)
 

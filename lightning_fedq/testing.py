@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import math
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, is_dataclass
@@ -324,6 +325,75 @@ def fresh_coins(mechanism: Mechanism) -> None:
     ):
         again = encode(mechanism, updates, other).symbols
         must(not torch.equal(symbols, again), rule, f"another {what} repeats the coins of 64 messages")
+
+
+class _Exchanged(SeededKeys):
+    """Keys of one seed, some kinds of which are those of another. The federation keeps its name."""
+
+    def __init__(self, *kinds: str) -> None:
+        super().__init__(0)
+        self._other, self._kinds = SeededKeys(1), kinds
+
+    def public(self) -> bytes:
+        """See `Keys.public`. Its first half names the federation in the address of every stream."""
+        own = super().public()
+        return own[:16] + self._other.public()[16:] if "public" in self._kinds else own
+
+    def members(self) -> bytes:
+        """See `Keys.members`."""
+        return self._other.members() if "members" in self._kinds else super().members()
+
+    def client(self, client: int) -> bytes:
+        """See `Keys.client`."""
+        return self._other.client(client) if "client" in self._kinds else super().client(client)
+
+    def peer(self, group: tuple[int, ...]) -> bytes:
+        """See `Keys.peer`."""
+        return self._other.peer(group) if "peer" in self._kinds else super().peer(group)
+
+    def private(self, client: int) -> bytes:
+        """See `Keys.private`."""
+        return self._other.private(client) if "private" in self._kinds else super().private(client)
+
+
+@_rule
+def streams_are_whose_they_are(mechanism: Mechanism) -> None:
+    """Messages hang on streams that the server lacks, and on others only where `decode` reads them too.
+
+    Of 64 clients, streams of one kind are exchanged and all others stay. Where something is claimed against a
+    server, streams that groups share must change messages, and private ones too, unless a group's shared
+    words are all there is and nothing is claimed against who knows them. What the server knows may change
+    messages only if it changes how they are decoded.
+    """
+    rule, context = "streams_are_whose_they_are", context_of(mechanism, range(64), (64,))
+    claims = {claim.adversary: claim.loss for claim in mechanism.claims(context)}
+    if all(isinstance(claims[who], NonPrivate) for who in (Adversary.SERVER, Adversary.SECAGG_SERVER)):
+        return
+    updates = torch.full((64, 64), 0.1)
+
+    def message(keys: SeededKeys) -> Tensor:
+        return mechanism.encode(updates, context, ClientRandomness(keys, range(64), 0)).symbols
+
+    before = message(SeededKeys(0))
+    in_groups = max(mechanism.group_sizes(64)) > 1
+    hidden = ["peer"] if in_groups else []
+    if not in_groups or math.isfinite(claims[Adversary.SERVER_AND_PARTNER].pure_epsilon):
+        hidden.append("private")
+    for kind in hidden:
+        changes = not torch.equal(message(_Exchanged(kind)), before)
+        told = f"other {kind} streams give the same messages, so what should hide them comes from elsewhere"
+        must(changes, rule, told)
+    for kind in ("public", "members", "client"):
+        keys = _Exchanged(kind)
+        if torch.equal(message(keys), before):
+            continue
+        known = (PublicRandomness(each, 0) for each in (SeededKeys(0), keys))
+        sums = [mechanism.decode(before, range(64), context, public) for public in known]
+        told = (
+            f"other {kind} streams give other messages that are decoded as before, so that the server knows "
+            "of a coin what it does not need; take it from rand.private, or rand.peer"
+        )
+        must(not torch.equal(*sums), rule, told)
 
 
 @_rule

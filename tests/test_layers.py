@@ -73,7 +73,10 @@ ALLOWED: dict[str, set[str]] = {
         *("torchmetrics", "numpy"),
         *HOST,
     },
-    "sample_level": {"core", "data", "federation", "privacy", "randomness", "rounds", "numpy", *HOST},
+    "sample_level": {
+        *("clients", "core", "data", "federation", "privacy", "randomness", "rounds", "numpy"),
+        *HOST,
+    },
     "callbacks": {
         *(
             "extras",

@@ -36,6 +36,7 @@ from lightning_fedq.federation.undo import Undo
 from lightning_fedq.privacy.samples import SampleStatement
 from lightning_fedq.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
 from lightning_fedq.sample_level.accounts import SampleAccounts
+from lightning_fedq.sample_level.between_steps import check_between_steps
 from lightning_fedq.sample_level.checks import (
     UnchangedBuffers,
     UnchangedParameters,
@@ -245,21 +246,24 @@ class DPSGD(pl.Callback):
         from lightning_fedq.privacy.sgd import SampleGradientHooks
 
         assert self._optimizer is not None
-        epoch = trainer.current_epoch
+        epoch, home = trainer.current_epoch, trainer
         self._unhook()
         if self._federated is None:
-            batch = self._loader.dataset[samples_to_try(self._batches.num_samples(0), epoch)]
+            held, fetch = torch.arange(self._batches.num_samples(0)), self._loader.dataset.__getitem__
         else:
-            held = torch.cat(self._federated.client_indices)
-            batch = self._federated.fetch(held[samples_to_try(len(held), epoch)])
-            double = ClientFit(trainer.home).copy(0, alone=True)  # type: ignore[attr-defined]
+            held, fetch = torch.cat(self._federated.client_indices), self._federated.fetch
+            home = trainer.home  # type: ignore[attr-defined]
+            double = ClientFit(home).copy(0, alone=True)
             trainer, module = double.trainer, double.module
+        tried = samples_to_try(len(held), epoch)
+        batch = fetch(held[tried])
         reduction = loss_reduction(trainer, module, batch, SampleGradientHooks)
         if self._reduction not in (None, reduction):
             raise ValueError(
                 f"the loss of a batch was the {self._reduction} of its samples' losses and is "
                 f"their {reduction} in epoch {epoch}; reduce it in one way"
             )
+        check_between_steps(home, fetch, held[torch.roll(tried, epoch)], trainer.train_dataloader)
         self._optimizer.loss_reduction = self._reduction = reduction
         self._tried_in = epoch
 

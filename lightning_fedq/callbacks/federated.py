@@ -260,7 +260,8 @@ class Federated(pl.Callback):
         self._correction: Correction | None = None
         self.ledger = Ledger(num_clients, repr(mechanism)) if ledger is None else ledger
         self._own_ledger = self.ledger if ledger is None else None
-        self.ledger.check(num_clients, repr(mechanism))
+        # a target sets the mechanism when the fit starts, and compares it then
+        self.ledger.check(num_clients, self.ledger.mechanism if privacy else repr(mechanism))
         self._target = None if privacy is None else KeptTarget(privacy, mechanism)
         self.engine: RoundEngine | None = None
         self.records: list[RoundRecord] = []

@@ -175,6 +175,7 @@ class PrivacyBudget(pl.Callback):
             num_byzantine=num_byzantine,
             fewest_survivors=None if secagg is None else secagg.fewest_survivors(engine.planner.cohort_size),
             fewest_answers=fewest_answers(engine.planner, secagg),
+            num_clients=engine.planner.num_clients,
         )
         limits = torch.empty(engine.planner.num_clients, dtype=torch.int32)
         costs: list[tuple[list[int], Callable[[int], float]]] = []

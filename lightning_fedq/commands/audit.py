@@ -15,15 +15,18 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_fedq.audit import audit, bench
+from lightning_fedq.audit.bands import audit_band
 from lightning_fedq.audit.enumeration import enumerate_coin, enumerate_pair
 from lightning_fedq.audit.enumeration_words import enumerate_words
 from lightning_fedq.audit.knowledge import SEGMENTS, audit_knowledge
+from lightning_fedq.audit.pair_words import enumerate_pair_words
 from lightning_fedq.audit.simulation import FEWEST_ROUNDS
 from lightning_fedq.audit.views import Finding
 from lightning_fedq.commands.described import example
 from lightning_fedq.commands.suggestions import nearest
 from lightning_fedq.core import Adversary, AuditCase, Loss, Mechanism, NonPrivate, RoundContext
 from lightning_fedq.discovery import installed, mechanism_class
+from lightning_fedq.mechanisms import BandedGaussian
 from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
 from lightning_fedq.privacy.verdict import format_epsilon
 
@@ -38,6 +41,8 @@ FEWEST_DRAWS = FEWEST_ROUNDS * sum(bench.SEGMENTS)
 """Of a case in which every coordinate is a draw."""
 DITHERS = (0, 1 << 51, (1 << 52) - 1)
 """Public dithers for which the law of a symbol is worked out exactly."""
+BANDS = (2, 4)
+"""Bands of correlated noise; the simulation plays band 1."""
 _DIM = 1024
 
 
@@ -82,6 +87,11 @@ def enumeration(names: Sequence[str]) -> list[str]:
         differs += [text for epsilon in (0.1, 1.0, 3.0) for text in enumerate_coin(epsilon)]
     if any(max(coin.group_sizes(2)) > 1 for coin in coins):
         differs += [text for shared_bits in range(7) for text in enumerate_pair(1.0, shared_bits)]
+    pairs = [pair for name in names if (pair := example(mechanism_class(name)).counted_pair()) is not None]
+    differs += [text for pair in pairs for text in enumerate_pair_words(pair)]
+    banded = [replace(one, band=band) for one in map(example, map(mechanism_class, names)) for band in BANDS
+              if isinstance(one, BandedGaussian)]  # fmt: skip
+    differs += [text for one in banded for text in audit_band(one, one.clip_norm)]
     return differs + [text for case in found for text in enumerate_words(case.mechanism, DITHERS)]
 
 

@@ -67,6 +67,7 @@ def target_setting(
         num_byzantine=num_byzantine,
         fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
         fewest_answers=fewest_answers(planner, secagg),
+        num_clients=planner.num_clients,
     )
 
 
@@ -91,7 +92,7 @@ class KeptTarget:
     def __init__(self, target: PrivacyTarget, asked: Mechanism) -> None:
         self.target, self.asked = target, asked
         self.found: Calibration | None = None
-        self._warned = False
+        self._warned, self._colluders = False, 0
 
     def calibrate(self, federated: Federation, dim: int, rounds: int, num_byzantine: int) -> Calibration:
         """Set the mechanism to the target for so many parameters and rounds.
@@ -110,6 +111,8 @@ class KeptTarget:
             plain_sum=federated.plain_sum,
             num_byzantine=num_byzantine,
         )
+        if self.target.against is Adversary.SECAGG_SERVER:
+            self._colluders = setting.num_corrupt - num_byzantine
         charges = planner.most_rounds(rounds) if over_run else 1
         if charges is None:
             charges = planned_charges(rounds, planner.cohort_size, planner.num_clients)
@@ -134,7 +137,10 @@ class KeptTarget:
         if saved is not None:
             self.found = self._restored(saved, federated, dim)
         elif before is None:
-            self.found = self.calibrate(federated, dim, wanted, num_byzantine_of(trainer, federated.planner))
+            charged = federated.ledger.most_charged  # of a ledger that was handed on
+            liars = num_byzantine_of(trainer, federated.planner)
+            self.found = self.calibrate(federated, dim, charged + wanted, liars)
+            self._check_charged(federated, charged, wanted)
             rank_zero_info(f"privacy target: {self.statement}{self._prospects(federated, dim, wanted)}")
         self._check_rounds(federated, wanted, again=saved is None and before is not None)
         if federated.seed is not None:
@@ -151,6 +157,21 @@ class KeptTarget:
         assert self.found is not None
         return self.found
 
+    def _check_charged(self, federated: Federation, charged: int, wanted: int) -> None:
+        """Refuse a ledger whose charges were of another setting than the one that was found."""
+        assert self.found is not None
+        ledger, found = federated.ledger, repr(self.found.mechanism)
+        if not charged or ledger.mechanism == found:
+            return
+        self.found = None
+        rounds = "a round" if self.target.over == "round" else f"{charged + wanted} rounds"
+        raise ValueError(
+            f"the ledger has {charged} rounds of a client charged for {ledger.mechanism}, and {self.target} "
+            f"over {rounds} asks for {found}; let max_epochs be the rounds that the first training was "
+            f"calibrated for less those {charged}, or leave ledger out, and what the same people have spent "
+            "before comes on top of what the new one says"
+        )
+
     @property
     def statement(self) -> str:
         """The solution in words.
@@ -161,7 +182,8 @@ class KeptTarget:
         if found is None:
             return ""
         per = "round" if self.target.over == "round" else f"{found.charges} rounds of a client"
-        return f"{self.target}: {found.mechanism!r}, which spends {found.epsilon:.4g} over {per}"
+        among = f", of a cohort {self._colluders} may collude" if self._colluders else ""
+        return f"{self.target}{among}: {found.mechanism!r}, which spends {found.epsilon:.4g} over {per}"
 
     def _prospects(self, federated: Federation, dim: int, rounds: int) -> str:
         """Noise over signal of the whole run, and the verdict of `fedq plan` on it, in words."""

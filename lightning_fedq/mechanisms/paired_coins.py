@@ -147,6 +147,10 @@ class PairedCoins(OneBitMechanism):
         """See `Mechanism.audit_cases`. What a pair shares shows in values at the centre."""
         return *super().audit_cases(dim), AuditCase(self, title="an end and the centre", to_center=True)
 
+    def counted_pair(self) -> PairedCoins:
+        """See `Mechanism.counted_pair`."""
+        return self
+
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """At most radius^2 (pairs (2 alpha^2 - 1) + others alpha^2) / n^2.
 

@@ -346,7 +346,10 @@ class RotatedCoins(Mechanism):
         else:
             change = min((high - low) * reach + math.sqrt(count) * grain, (high - low) * math.sqrt(count))
             square, note = change * change, "one coin a rotated coordinate among those of the others"
-        divergences = self.coins * moments * (square * (1.0 + 1e-9)) / (np.array(ORDERS) - 1.0)
+        # of `count` coordinates that share the square of the change: the logarithm is concave
+        coins = self.coins * count
+        grown = np.log1p(moments * (square * (1.0 + 1e-9)) / count)
+        divergences = coins * grown * (1.0 + 1e-9) / (np.array(ORDERS) - 1.0)
         return RenyiLoss(ORDERS, tuple(divergences.tolist()), note)
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
@@ -407,6 +410,11 @@ class RotatedCoins(Mechanism):
             AuditCase(replace(sums, paired=True), title="16 coins, paired", only_sums=True),
             AuditCase(half, title="16 coins, half of the axes, one dropout", only_sums=True, num_dropped=1),
         )
+
+    def counted_pair(self) -> RotatedCoins:
+        """See `Mechanism.counted_pair`. The range is so narrow that the clip fills all of it."""
+        one = 1.0 if self.epsilon is None else self.epsilon
+        return replace(self, epsilon=one, kappa=0.5, coins=1, share=1.0, paired=True, max_dropped=0)
 
     def worst_pair(
         self, client: int, context: RoundContext, public: PublicRandomness

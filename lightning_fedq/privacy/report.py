@@ -193,7 +193,7 @@ def privacy_report(
         protocol: How, in words: whether masks really ran, and what the server may do.
         equal_weights: Whether the model depends on the messages through their plain sum only: no weights,
             no robust rule.
-        max_corrupt: Fraction of the cohort that may collude with a server behind secure aggregation.
+        max_corrupt: Fraction of the clients that may collude with a server behind secure aggregation.
         num_byzantine: Clients of a cohort, at most, that don't run the protocol; they hide nobody.
         fewest_survivors: Clients that must confirm a sum, where the server may lie about who dropped out;
             None is a server that follows the protocol.
@@ -227,6 +227,7 @@ def privacy_report(
         num_byzantine,
         fewest_survivors,
         fewest_answers,
+        total,
     )
     population = Population(mechanism, setting, total, charges)
     worst = [population.worst(adversary) for adversary in Adversary]

@@ -10,8 +10,10 @@ import math
 from dataclasses import dataclass, replace
 
 from lightning_fedq.core import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.functional.drawn import num_marked
 from lightning_fedq.losses import GaussianLoss, Loss
 from lightning_fedq.privacy.accounting import Spending, spent
+from lightning_fedq.privacy.collusion import CHANCE, num_corrupt_in_cohort
 from lightning_fedq.privacy.grid import SMALLEST_DELTA
 
 _WIDER_VIEW = {
@@ -36,13 +38,14 @@ class Setting:
         dropout_probability: Chance that a client of the cohort does not answer.
         secure_aggregation: Whether the server is handed sums only.
         equal_weights: Whether the model depends on the messages through their plain sum only.
-        max_corrupt: Fraction of the cohort that may collude with a server behind secure aggregation.
+        max_corrupt: Fraction of the clients that may collude with a server behind secure aggregation.
         num_byzantine: Clients, >= 0, that don't run the protocol; what they add to a sum hides nobody.
         fewest_survivors: Clients without whose confirmation no sum opens, where a server behind secure
             aggregation may lie about who dropped out (`SecAgg(active=True)`): it may leave out all others,
             and choose whom. None is a server that follows the protocol.
         fewest_answers: Answers that a sum is sure to hold, where real clients drop out as they like; whose is
             open. None where nobody is silent but with the stated chance.
+        num_clients: Clients of the federation, from whom the cohort is drawn. None is the cohort.
 
     Raises:
         ValueError: If a number makes no sense.
@@ -59,6 +62,7 @@ class Setting:
     num_byzantine: int = 0
     fewest_survivors: int | None = None
     fewest_answers: int | None = None
+    num_clients: int | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout_probability < 1.0 or not 0.0 <= self.max_corrupt < 1.0 or self.rounds < 0:
@@ -76,12 +80,26 @@ class Setting:
             )
         if self.fewest_answers is not None and not 1 <= self.fewest_answers <= size:
             raise ValueError(f"fewest_answers must be in [1, cohort = {size}], got {self.fewest_answers}")
+        if self.num_clients is not None and self.num_clients < size:
+            raise ValueError(f"num_clients must be >= the cohort, {size}, got {self.num_clients}")
 
     @property
     def num_corrupt(self) -> int:
-        """Clients that may collude with the server, as the protocol rounds them, and those that lie."""
+        """Clients of a cohort that may collude with the server, and those that lie.
+
+        In a drawn cohort a quantile; see `privacy.collusion`.
+        """
         size = len(self.context.cohort)
-        return min(math.floor(self.max_corrupt * size) + self.num_byzantine, size)
+        clients = self.num_clients or size
+        honest = self.fewest_survivors is None
+        colluding = num_corrupt_in_cohort(self.max_corrupt, clients, size, self.delta, honest)
+        return min(colluding + self.num_byzantine, size)
+
+    @property
+    def _bets_on_the_draw(self) -> bool:
+        """May a cohort hold more colluders than are counted, with a small chance that delta pays for?"""
+        drawn = self.num_clients is not None and self.num_clients > len(self.context.cohort)
+        return drawn and self.max_corrupt > 0.0 and self.fewest_survivors is None
 
     def _known_to(self, adversary: Adversary) -> int:
         """Clients whose part of a sum hides nobody from an adversary, as far as it comes from the setting."""
@@ -90,15 +108,18 @@ class Setting:
         curious = adversary is Adversary.CLIENT and self.num_byzantine > 0
         return min(self.num_byzantine + curious, len(self.context.cohort))
 
-    def available(self, claim: PrivacyClaim) -> float:
+    def available(self, claim: PrivacyClaim, rounds: int = 0) -> float:
         """Delta that is left for the mechanism.
 
-        Dropouts of a sum take half.
+        Dropouts of a sum take half, and every round in which more may collude than are counted `CHANCE`.
         """
         after_drops = claim.loss.counts_answers and self.dropout_probability > 0.0
         if claim.adversary in _WIDER_VIEW and self.fewest_survivors is not None:
             after_drops = False  # whoever is missing, so many are there
-        return self.delta / 2.0 if after_drops else self.delta
+        share = 0.5 if after_drops else 1.0
+        if claim.adversary is Adversary.SECAGG_SERVER and self._bets_on_the_draw:
+            share -= CHANCE * max(rounds, self.rounds)
+        return max(share, 0.0) * self.delta
 
     def spent(self, claim: PrivacyClaim, rounds: int, participation: float = 1.0) -> Spending:
         """Cost of `rounds` rounds of a claim, at what is left of delta.
@@ -108,7 +129,7 @@ class Setting:
         """
         return spent(
             claim.loss,
-            self.available(claim),
+            self.available(claim, rounds),
             compositions=claim.compositions,
             rounds=rounds,
             participation=participation,
@@ -127,7 +148,7 @@ class Setting:
         """
         if claim.neighbours is Neighbours.SUBSTITUTION:
             return self.spent(claim, rounds, participation).epsilon
-        delta = self.available(claim)
+        delta = self.available(claim, rounds)
 
         def one(loss: Loss, share: float) -> float:
             return spent(
@@ -153,9 +174,25 @@ class Setting:
         """The claim that fits, for every adversary: about every client, or about one."""
         context = replace(self.context, num_corrupt=self.num_corrupt)
         own = _claims(mechanism, client, context)
+        if self.max_corrupt and (self.num_clients or 0) > len(self.context.cohort):
+            behind = own[Adversary.SECAGG_SERVER]
+            own[Adversary.SECAGG_SERVER] = replace(
+                behind, assumptions=(*behind.assumptions, self._colluders())
+            )
         if self.num_byzantine:
             own |= {who: self._among_liars(mechanism, client, own, who) for who in _WIDER_VIEW}
         return {who: self._fitting(own, who, mechanism) for who in Adversary}
+
+    def _colluders(self) -> str:
+        clients, size = self.num_clients or 0, len(self.context.cohort)
+        known = num_marked(self.max_corrupt, clients)
+        count = self.num_corrupt - self.num_byzantine
+        if self.fewest_survivors is not None:
+            return f"{known} of {clients} clients may collude, and a lying server may ask {count} at once"
+        return (
+            f"{known} of {clients} clients may collude; {count} count in a cohort of {size}, drawn at "
+            f"random, and more are in it with chance {CHANCE:.0e} delta a round at most, for which delta pays"
+        )
 
     def _among_liars(
         self,

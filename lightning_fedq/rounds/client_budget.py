@@ -44,7 +44,7 @@ class ClientBudget:
         fewest_survivors: Behind secure aggregation against a server that may lie, `SecAgg.fewest_survivors`;
             else None, and then there is no budget against the server behind secure aggregation: a client can
             not see that the others' coins are in the sum.
-        max_corrupt: Fraction of the cohort that may collude with that server.
+        max_corrupt: Fraction of the clients that may collude with that server, who may ask them all at once.
 
     Raises:
         ValueError: If the target is over a round, or against somebody of whom a client knows too little.
@@ -113,6 +113,7 @@ class ClientBudget:
             secure_aggregation=self.fewest_survivors is not None,
             max_corrupt=self.max_corrupt,
             fewest_survivors=self.fewest_survivors,
+            num_clients=max(self.num_clients, len(context.cohort)),
         )
         spent = epsilon_of(setting, mechanism, target.against, charges + 1)
         if spent > target.epsilon:

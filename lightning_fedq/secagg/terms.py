@@ -15,6 +15,7 @@ from torch import Tensor
 
 from lightning_fedq.core import Mechanism, RoundContext
 from lightning_fedq.functional.checks import check_fields
+from lightning_fedq.functional.drawn import num_marked
 from lightning_fedq.randomness import PublicRandomness, pack_fields
 from lightning_fedq.secagg.graph import (
     CORRECTNESS_BITS,
@@ -168,7 +169,7 @@ class SecAgg:
         """
         if num_clients < 2:
             raise ValueError(f"secure aggregation needs a cohort of 2 or more to hide in, got {num_clients}")
-        corrupt = math.floor((self.max_corrupt or 0.0) * num_clients)
+        corrupt = num_marked(self.max_corrupt or 0.0, num_clients)
         dropped = math.floor((self.max_dropout or 0.0) * num_clients)
         degree = self._degree(num_clients, corrupt, dropped)
         holders = degree + 1

@@ -100,6 +100,67 @@ class NormIsNotClipped(RotatedCoins):
             return super().encode(update, context, rand)
 
 
+# ---- who knows what a pair shares: caught by the joint law given the public streams, or the contract ------
+
+
+@dataclass(frozen=True)
+class FlipsTwoPercentRarer(RotatedCoins):
+    """Responses of a pair, after the shared rounding, are flipped 2% less often."""
+
+    def _throw(self, rotated, ranges, ones, client, context, rand):
+        rarer = replace(self.coin, low=int(0.98 * self.coin.low))
+        with patch.object(rotated_coins, "coin_thresholds", lambda epsilon: rarer):
+            return super()._throw(rotated, ranges, ones, client, context, rand)
+
+
+@dataclass(frozen=True)
+class SecretTwoPercentLouder(PairedCoins):
+    """The pair's secret is flipped 2% less often than the claim needs."""
+
+    def encode(self, update, context, rand):
+        with patch.object(coupled_coins, "flip_threshold", lambda coin: int(0.98 * flip_threshold(coin))):
+            return super().encode(update, context, rand)
+
+
+@dataclass(frozen=True)
+class SecretFromThePublicStream(PairedCoins):
+    """What the pair shares, everybody knows."""
+
+    def encode(self, update, context, rand):
+        public = redirected(rand, peer=lambda group, purpose: rand.public(f"{purpose} {group}"))
+        return super().encode(update, context, public)
+
+
+@dataclass(frozen=True)
+class RoundingFromThePublicStream(RotatedCoins):
+    """The words that a pair shares, everybody knows."""
+
+    def encode(self, update, context, rand):
+        public = redirected(rand, peer=lambda group, purpose: rand.public(f"{purpose} {group}"))
+        return super().encode(update, context, public)
+
+
+@dataclass(frozen=True)
+class HalfOfTheSecretPublic(PairedCoins):
+    """Every other byte of the secret is drawn from the public stream."""
+
+    def encode(self, update, context, rand):
+        class Mixed:
+            def __init__(self, secret, public):
+                self._both = secret, public
+
+            def fill(self, out):
+                other = np.empty_like(out)
+                self._both[0].fill(out)
+                self._both[1].fill(other)
+                out[::2] = other[::2]
+
+        def peer(group, purpose):
+            return Mixed(rand.peer(group, purpose), rand.public(f"{purpose} {group}"))
+
+        return super().encode(update, context, redirected(rand, peer=peer))
+
+
 # ---- caught by layer B: mechanisms that claim more than they keep -------------------------------------
 
 

@@ -10,6 +10,7 @@ from lightning_fedq.core import Mechanism, Message
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, SubtractiveDither
 from lightning_fedq.randomness import ClientRandomness, SeededKeys
 from lightning_fedq.testing import RULES, BrokenContractError, check_mechanism
+from tests.audit import plants
 from tests.contract.golden import names_the_change, updated
 
 
@@ -64,6 +65,12 @@ class DrawsElsewhere(LDPQ):
     def encode(self, update, context, rand):
         other = replace(context, attempt=next(CALLS))
         return super().encode(update, other, ClientRandomness(OWN_KEYS, rand.clients, 0, other.attempt))
+
+
+@dataclass(frozen=True)
+class CoinsFromTheServer(LDPQ):
+    def encode(self, update, context, rand):
+        return super().encode(update, context, plants.shared_for_private(rand))
 
 
 @dataclass(frozen=True)
@@ -233,6 +240,10 @@ BROKEN = [
     (DoublesWithoutAGrid(1.0), {"decodes_to_the_sum"}),
     (DrawsElsewhere(1.0), {"same_streams_same_message"}),
     (SameCoinsForAll(1.0), {"fresh_coins"}),
+    (CoinsFromTheServer(1.0), {"streams_are_whose_they_are"}),
+    (plants.SecretFromThePublicStream(1.0), {"streams_are_whose_they_are"}),
+    (plants.HalfOfTheSecretPublic(1.0), {"streams_are_whose_they_are"}),
+    (plants.RoundingFromThePublicStream(8.0, 1.0, paired=True), {"streams_are_whose_they_are"}),
     (FirstOfTheStack(1.0), {"stack_equals_rows"}),
     (MeanInPlaceOfTheSum(1.0), {"sum_decodes_like_its_parts"}),
     (ForgetsABit(1.0), {"integer_symbols", "bits_are_those_of_the_stream", "stack_equals_rows"}),

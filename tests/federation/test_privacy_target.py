@@ -334,3 +334,54 @@ def test_the_start_of_a_fit_says_what_the_plan_would(mechanism, clients, target,
     if option.participation == "every round":
         assert f"R = {option.ratio:.3g} ({option.verdict};" in said
     assert f"({words}; `fedq plan` ranks what else there is)" in said
+
+
+# ---- a ledger that is handed on ----------------------------------------------------------------------------
+
+
+def aimed(epsilon=8.0, **settings):
+    target = PrivacyTarget(epsilon, 1e-5, "secagg_server", **settings.pop("target", {}))
+    return Federated(RotatedCoins(1.0), 20, secure_aggregation=SecAgg(), privacy=target, **settings)
+
+
+def test_a_target_goes_on_with_a_ledger_that_was_handed_on():
+    """The second training adds its rounds to those that are charged; all of them are within the target."""
+    first = aimed()
+    trained(first, 4, callbacks=(StopsAfter(2),))
+    assert first.ledger.most_charged == 2
+    second = aimed(ledger=first.ledger)
+    trained(second, 2)
+    assert second.mechanism == first.mechanism
+    assert second.ledger.most_charged == 4 and second.ledger is first.ledger
+    with pytest.raises(ValueError, match="4 rounds of a client charged for RotatedCoins"):
+        trained(aimed(ledger=first.ledger), 2)
+
+
+def test_a_target_over_a_round_goes_on_with_any_number_of_rounds():
+    first = aimed(target={"over": "round"})
+    trained(first, 1)
+    second = aimed(target={"over": "round"}, ledger=first.ledger)
+    trained(second, 2)
+    assert second.ledger.most_charged == 3
+
+
+def test_a_ledger_of_other_settings_is_refused_when_the_mechanism_is_known_and_the_cure_works():
+    first = aimed()
+    trained(first, 3, callbacks=(StopsAfter(1),))
+    with pytest.raises(ValueError, match=r"1 rounds of a client charged for RotatedCoins.* less those 1,"):
+        trained(aimed(ledger=first.ledger), 3)
+    with pytest.raises(ValueError, match="the ledger is of 20 clients"):
+        Federated(RotatedCoins(1.0), 10, privacy=TARGET, ledger=first.ledger)
+    trained(aimed(ledger=first.ledger), 3 - 1)
+    assert first.ledger.most_charged == 3
+    alone = aimed()
+    trained(alone, 1)
+    assert alone.ledger.most_charged == 1
+
+
+class StopsAfter(pl.Callback):
+    def __init__(self, rounds):
+        self.rounds = rounds
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = trainer.current_epoch + 1 >= self.rounds

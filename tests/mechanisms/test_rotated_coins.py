@@ -38,18 +38,57 @@ def updates_of(clients, dim, norm=1.0, seed=0):
 
 @pytest.mark.parametrize(("clients", "t", "wanted"), [(100, 0.0709, 7.9988), (1000, 0.2193, 7.9989)])
 def test_epsilon_of_a_run_as_in_the_specification(clients, t, wanted):
-    """The specification scanned nine splits of 999 coins; all of them are bounded here: 0.1% above."""
+    """The specification scanned nine splits of 999 coins; all of them are bounded here: 0.1% above.
+
+    It sums K_a B; D ln(1 + K_a B / D), which is claimed, is 2e-5 below.
+    """
     claim = claims_of(RotatedCoins(1.0, level(t)), clients)[Adversary.OUTSIDER]
     assert isinstance(claim.loss, RenyiLoss) and (claim.compositions, claim.unit) == (1, Unit.MESSAGE)
     found = spent(claim.loss, 1e-5, rounds=30).epsilon
-    assert wanted - 1e-4 < found < wanted * 1.0015
+    assert wanted * (1.0 - 3e-5) < found < wanted * 1.0015
 
 
 def test_the_dimension_does_not_matter():
     """The same clip, coin and range of a coordinate: 100 times the parameters at a kappa 10 times larger."""
     small = claims_of(RotatedCoins(1.0, 0.4, kappa=1.0), 100, 1 << 10)[Adversary.OUTSIDER].loss
     large = claims_of(RotatedCoins(1.0, 0.4, kappa=8.0), 100, 1 << 16)[Adversary.OUTSIDER].loss
-    np.testing.assert_allclose(small.divergences, large.divergences, rtol=1e-6)
+    few, many = np.array(small.divergences), np.array(large.divergences)
+    assert (few <= many * (1.0 + 1e-9)).all()  # the logarithm is concave; where it is flat they agree
+    np.testing.assert_allclose(few[0], many[0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("clients", [2, 5, 20])
+def test_a_vector_of_coins_tells_no_more_than_the_sum_of_its_squares_allows(clients):
+    """Renyi divergences of sums of coins, coordinate by coordinate, for many vectors of changes."""
+    low, high = coin_thresholds(1.0).probabilities
+    draws = np.random.default_rng(0)
+    orders = np.array([2.0, 3.0, 8.0, 64.0])
+    moments = hidden_coin_moments(low, high, clients - 1, orders)
+    for _ in range(50):
+        count = int(draws.integers(1, 6))
+        one, other = draws.uniform(low, high, (2, count))
+        if draws.random() < 0.5:
+            one, other = np.full(count, low), np.where(draws.random(count) < 0.5, low, high)
+        square, total = float(((one - other) ** 2).sum()), np.zeros(len(orders))
+        for p, q in zip(one, other, strict=True):
+            others = np.ones(1)
+            for chance in draws.choice([low, high], clients - 1):
+                others = np.convolve(others, [1.0 - chance, chance])
+            first, second = (np.convolve(others, [1.0 - x, x]) for x in (p, q))
+            total += [math.log((second * (first / second) ** a).sum()) for a in orders]
+        assert (total <= count * np.log1p(moments * square / count) * (1.0 + 1e-9) + 1e-12).all()
+
+
+def test_a_small_cohort_pays_less_than_by_the_sum_alone():
+    """20 clients, 60 parameters, one round: 2.91 without the logarithm's curvature, 2.88 with it."""
+    claim = claims_of(RotatedCoins(1.0, 1.0), 20, 60)[Adversary.OUTSIDER]
+    moments, reach = hidden_coin_moments(*coin_thresholds(1.0).probabilities, 19), math.sqrt(64) / 4.5
+    t = math.tanh(0.5)
+    linear = moments * (t * reach) ** 2 / (np.array(claim.loss.orders) - 1.0)
+    found = np.array(claim.loss.divergences)
+    assert (found < linear).all()
+    assert found[-1] < 0.9 * linear[-1]
+    assert 2.87 < spent(claim.loss, 1e-5).epsilon < 2.88
 
 
 def test_single_messages_are_randomised_response():
@@ -85,7 +124,7 @@ def test_a_part_of_the_coordinates_shows_a_part_of_the_update():
     whole = claims_of(RotatedCoins(1.0, 0.1), 50, 8192)[Adversary.OUTSIDER].loss
     eighth = claims_of(RotatedCoins(1.0, 0.1, share=0.125), 50, 8192)[Adversary.OUTSIDER].loss
     np.testing.assert_allclose(
-        np.array(eighth.divergences) / np.array(whole.divergences), 1.21 / 8.0, rtol=1e-5
+        np.array(eighth.divergences[:4]) / np.array(whole.divergences[:4]), 1.21 / 8.0, rtol=1e-5
     )
 
 
@@ -298,5 +337,6 @@ def test_rounds_with_too_many_dropouts_are_given_up():
     claim = setting.claims(mechanism)[Adversary.SECAGG_SERVER]
     assert "a round with more than 4 dropouts is aborted" in claim.assumptions
     low, high = coin_thresholds(0.1).probabilities
-    bound = hidden_coin_moments(low, high, 45)[0] * ((high - low) * math.sqrt(128) / 4.5) ** 2
+    square = ((high - low) * math.sqrt(128) / 4.5) ** 2
+    bound = 128 * math.log1p(hidden_coin_moments(low, high, 45)[0] * square / 128)
     assert claim.loss.divergences[0] == pytest.approx(bound, rel=1e-6)

@@ -71,7 +71,7 @@ def test_a_client_whose_others_all_collude_has_its_own_coin_only():
 def test_in_pairs_a_colluding_partner_counts(corrupt):
     """Of a pair's sum t hi^N a coordinate is certain, N the honest clients that work alone."""
     mechanism = AugCorBin(1.0, 5, 0.2)
-    claim = behind(mechanism, 20, corrupt / 20 + 1e-9)
+    claim = behind(mechanism, 20, corrupt / 20)
     low, high = mechanism.coin.probabilities
     assert isinstance(claim.loss, CoinSum)
     assert len(claim.loss.victims) == len(behind(mechanism).loss.victims) + (corrupt > 0)

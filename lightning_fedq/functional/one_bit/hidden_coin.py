@@ -19,8 +19,9 @@ negative). With the numerator fixed the exponent is -a - 1, and the integrand is
 function of D on (0, t] is largest at its ends: the Fisher information at 0, or the two vertices at t.
 
 An update that moves by Delta in l2 moves the probabilities by Delta t / (2 r) in l2, whatever its dimension,
-and ln R <= R - 1 coordinate by coordinate, so the Renyi divergence of the whole vector is at most K_a (Delta
-t / (2 r))^2 / (a - 1).
+so sum ln R_i <= sum ln(1 + K_a D_i^2) over the coordinates. As the logarithm is concave, that is at most D
+ln(1 + K_a B / D) for D coordinates whose squares D_i^2 sum up to B = (Delta t / (2 r))^2 or less (Jensen):
+the Renyi divergence of the whole vector, times a - 1.
 
 Beyond 400 coins splits j are bounded in stretches (`coin_splits`). The same K_a holds if other clients, or
 the victim and a partner whose shared word the adversary does not know, round with complementary words and
