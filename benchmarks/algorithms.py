@@ -11,7 +11,6 @@ import csv
 import logging
 import sys
 import warnings
-from pathlib import Path
 
 import pytorch_lightning as pl
 

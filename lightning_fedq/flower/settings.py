@@ -209,7 +209,7 @@ def check_trained_elsewhere(federated: Federated) -> None:
             "which a mod does not know; `fedq plan` prints the setting to paste, or use client_app and "
             "server_app"
         )
-    of_training = {"algorithm": None, "local_epochs": 1, "local_steps": None}
+    of_training: dict[str, Any] = {"algorithm": None, "local_epochs": 1, "local_steps": None}
     of_training |= {"buffers": "share", "client_metrics": None}
     of_strategy = {"smoothing": 1.0, "server_optimizer": None, "weighting": "uniform", "aggregator": None}
     for whose, settings in (("train function", of_training), ("strategy", of_strategy)):
