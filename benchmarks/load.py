@@ -1,7 +1,7 @@
 """Rounds of secure aggregation under load and liars: seconds of the server's last step, bytes, memory.
 
     python benchmarks/load.py                      50 to 1,000 clients, complete and sparse
-    python benchmarks/load.py --before OLD         the same in a checkout of another commit, row by row in turn
+    python benchmarks/load.py --before OLD         the same in another checkout, row by row in turn
 
 One process plays the server and all clients, 10,000 one-bit symbols each. `silent` clients stop at each of
 the four exchanges, a quarter of them at each; `liars` open wrong shares of everybody in the last exchange.

@@ -44,6 +44,7 @@ from lightning_fedq.party_keys import (
     ClientSecrets,
     HeldClientKeys,
     Identities,
+    KeyVerificationError,
     registration_proof,
     sign_key,
     verify_key,
@@ -274,9 +275,10 @@ class RemoteClient(ABC):
         weights, keys = _weights(fields), self._keys(fields)
         group = _group_of(fields["client"], task)
         if isinstance(keys, HeldClientKeys) and len(group) > 2:
+            contributing = fields.get("contributing", list(group))
             sealed = _cut(fields.get("contributions", b""), CONTRIBUTION_BYTES)
-            others = [member for member in group if member != fields["client"]]
-            keys.take_contributions(group, dict(zip(others, sealed, strict=False)))
+            others = [member for member in contributing if member != fields["client"]]
+            keys.take_contributions(group, dict(zip(others, sealed, strict=False)), contributing)
         client = self._round_client(fields, keys)
         try:
             client.check(task, weights)
@@ -390,7 +392,9 @@ class RemoteClient(ABC):
         with self._goes_on() as machine:
             machine.accept_shares(fields.get("secagg", b""))
             symbols = self._rounds().take_bytes(_SYMBOLS)
-            return {"secagg": machine.masked_input(np.frombuffer(symbols, "<i8"))}
+            masked = machine.masked_input(np.frombuffer(symbols, "<i8"))
+            accused = {"accused": list(machine.unopened)} if machine.unopened else {}
+            return {"secagg": masked, **accused}
 
     def confirm(self, fields: Fields) -> Fields:
         """Sign the list of survivors, where the server may lie about it."""
@@ -458,11 +462,12 @@ class DeployedClient(RemoteClient):
 
 
 def refusal(error: RefusedError) -> Fields:
-    """Why nothing is answered, in words, and whose shares did not open where that is why."""
+    """Why nothing is answered, in words, and whose shares or contribution did not open where that is why."""
     fields: Fields = {"refused": str(error)}
     cause = error.__cause__
-    if isinstance(cause, AuthenticationError) and cause.stage is Stage.MASK and cause.client is not None:
-        fields["accused"] = cause.client
+    sealed = isinstance(cause, AuthenticationError) and cause.stage is Stage.MASK
+    if (sealed or isinstance(cause, KeyVerificationError)) and cause.client is not None:
+        fields["accused"] = [cause.client]
     return fields
 
 

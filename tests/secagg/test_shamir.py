@@ -69,7 +69,7 @@ def with_errors(shares: dict[int, bytes], wrong: list[int]) -> dict[int, bytes]:
 
 @pytest.mark.parametrize("num, threshold", [(3, 2), (4, 3), (5, 3), (6, 4), (7, 4), (10, 6), (10, 7)])
 def test_wrong_shares_are_corrected_wherever_they_lie(num: int, threshold: int) -> None:
-    """Every set of up to (m - t) / 2 holders, and every single one: the secret, and who was wrong if needed."""
+    """Every set of up to (m - t) / 2 holders, and every single one."""
     points = [3 * i + 1 for i in range(num)]
     shares, most = shares_of(SECRET, points, threshold), max(1, (num - threshold) // 2)
     for count in range(most + 1):
