@@ -85,22 +85,24 @@ class ServerSecrets:
         return X25519PrivateKey.from_private_bytes(self.secret).public_key().public_bytes_raw()
 
 
-def registration_proof(own: bytes, other: bytes, federation: bytes, client_key: bytes) -> bytes:
+def registration_proof(own: bytes, other: bytes, federation: bytes, client_key: bytes, nonce: bytes) -> bytes:
     """Proof, 32 bytes, that a client holds the private half of its public key, made by either side.
 
     A client's public key is known to its partners, so whoever sends it need not be the client. The proof is
-    from the key agreement with the server, and nobody else can make it.
+    from the key agreement with the server, and nobody else can make it. It answers the server's nonce, so
+    that a recorded one is of no use.
 
     Args:
         own: This side's X25519 private key.
         other: The other side's public key.
         federation: See `ServerSecrets`.
         client_key: The client's public key.
+        nonce: That the server drew for this registration.
 
     Raises:
         ValueError: If the other's key is not 32 bytes, or of low order.
     """
-    key, info = X25519PrivateKey.from_private_bytes(own), pack_fields("registration", client_key)
+    key, info = X25519PrivateKey.from_private_bytes(own), pack_fields("registration", client_key, nonce)
     return agree(key, X25519PublicKey.from_public_bytes(other), federation, info)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hmac
+import os
 import time
 from collections.abc import Mapping, Sequence
 
@@ -23,8 +24,8 @@ from lightning_fedq.party_keys import (
 )
 from lightning_fedq.randomness import SeededKeys, ServerKeys
 
-_SECRETS, _ROSTER, _SIGNATURES, _SAMPLES = "server", "roster", "signatures", "samples"
-_SIGNATURE_BYTES = 64
+_SECRETS, _ROSTER, _SIGNATURES, _SAMPLES, _GATHERED = "server", "roster", "signatures", "samples", "gathered"
+_SIGNATURE_BYTES, _NONCE_BYTES = 64, 32
 _WAIT_FOR_NEW = 60.0
 """Seconds that a round waits for a node that has just come, where no client is missing."""
 
@@ -62,6 +63,7 @@ class Roster:
         self._strangers: set[int] = set()
         self._refusing: dict[int, str] = {}
         self._asked: dict[str, int] = {}
+        self._nonces: dict[int, bytes] = {}
         self._known: dict[int, bytes] = {}
         self._signatures: dict[int, bytes] = {}
         self._secrets: ServerSecrets | None = None
@@ -72,7 +74,7 @@ class Roster:
             signed = store.get(_SIGNATURES) or {}
             self._signatures = {int(client): signature for client, signature in signed.items()}
             self.samples = {int(client): number for client, number in (store.get(_SAMPLES) or {}).items()}
-        self._resumed = len(self._known) >= federated.num_clients
+        self._resumed = store.get(_GATHERED) is not None or len(self._known) >= federated.num_clients
 
     @property
     def left_out(self) -> set[int]:
@@ -87,16 +89,16 @@ class Roster:
             self._store.put(_SECRETS, kept)
         return ServerSecrets(**kept)
 
-    def _greeting(self) -> Fields:
+    def _greeting(self, node: int) -> Fields:
         if self._secrets is None:
             return self._words
         public = {"federation": self._secrets.federation, "server": self._secrets.public_key}
-        return {**self._words, **public}
+        return {**self._words, **public, "nonce": self._nonces[node]}
 
     def gather(self, wait: float) -> None:
         """Wait until every client has registered, and no longer, whoever else is silent or refuses.
 
-        A server that is started again knows everybody's key, and after `wait` seconds goes on with whoever is
+        A server that is started again has seen everybody, and after `wait` seconds goes on with whoever is
         there: the others are missed, as in mid-run, until they come back.
 
         Raises:
@@ -121,6 +123,7 @@ class Roster:
                     + self._missing()
                 )
             time.sleep(POLL)
+        self._store.put(_GATHERED, {"clients": wanted})
         if self._secrets is not None:
             signed = {str(client): signature for client, signature in sorted(self._signatures.items())}
             self._store.put(_SIGNATURES, signed)
@@ -173,7 +176,9 @@ class Roster:
         new = sorted(set(self._exchange.online()) - known)
         if not new:
             return set()
-        sent = self._exchange.push("register", {node: self._greeting() for node in new}, "register")
+        self._nonces |= {node: os.urandom(_NONCE_BYTES) for node in new}
+        asked = {node: self._greeting(node) for node in new}
+        sent = self._exchange.push("register", asked, "register")
         self._asked |= sent
         return set(sent)
 
@@ -219,21 +224,21 @@ class Roster:
             if client not in free:
                 return None
         try:
-            self._check_key(client, key, answer)
+            self._check_key(client, key, self._nonces.pop(node), answer)
         except ValueError as error:
             rank_zero_warn(f"node {node}: {error}")
             return None
         self._known[client] = key
         return client
 
-    def _check_key(self, client: int, key: bytes, answer: Fields) -> None:
+    def _check_key(self, client: int, key: bytes, nonce: bytes, answer: Fields) -> None:
         """Make sure that whoever registers holds this key, and that a client's identity has signed it."""
         assert self._secrets is not None
-        wanted = registration_proof(self._secrets.secret, key, self._secrets.federation, key)
+        wanted = registration_proof(self._secrets.secret, key, self._secrets.federation, key, nonce)
         if not hmac.compare_digest(wanted, bytes_in(answer, "proof")):
             raise KeyVerificationError(
-                f"whoever registers with the public key of client {client} does not hold the private key; "
-                "it is left out"
+                f"whoever registers with the public key of client {client} does not hold the private key, or "
+                "repeats what it has recorded; it is left out"
             )
         if self.directory is not None:
             signature = bytes_in(answer, "signature")

@@ -9,6 +9,7 @@ page.
 from __future__ import annotations
 
 import os
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -204,7 +205,12 @@ class Deployment:
     directory: Mapping[int, Ed25519PublicKey] | None = None
 
     def run(self, grid: Grid) -> tuple[pl.Trainer, FederatedServer]:
-        """Register the clients, and train until the rounds are over, or go on where a killed server was."""
+        """Register the clients, and train until the rounds are over, or go on where a killed server was.
+
+        Raises:
+            ValueError: If the last checkpoint is damaged, or lost although rounds were charged.
+        """
+        _check_checkpoint(self.home)
         module, store = self.module(), Store(self.home)
         exchange = Exchange(grid, self.round_timeout, rank_zero_warn)
         words = fingerprint(self.federated, module, self.trainer.get("max_epochs"))
@@ -222,6 +228,30 @@ class Deployment:
         data = _NoData() if self.data is None else self.data()
         trainer.fit(module, datamodule=data, ckpt_path=str(last) if last.is_file() else None)
         return trainer, server
+
+
+def _check_checkpoint(home: Path) -> None:
+    """Refuse a folder whose checkpoint is damaged, or gone while its journal has charges."""
+    last = home / "checkpoints" / "last.ckpt"
+    cure = (
+        "put a whole copy of it back. Without one, begin a new federation, with new folders for the server "
+        "and for every client, and add up what both spend; what this one has charged stands in its journal, "
+        "ledger-*.jsonl"
+    )
+    if not last.is_file():
+        charged = [
+            path for path in sorted(home.rglob("ledger-*.jsonl")) if path.read_bytes().count(b"\n") > 1
+        ]
+        if charged:
+            raise ValueError(f"{charged[0]} has charges and {last} is missing: {cure}")
+        return
+    try:
+        with zipfile.ZipFile(last) as archive:
+            damaged = archive.testzip()
+    except (zipfile.BadZipFile, OSError, EOFError, ValueError, NotImplementedError) as error:
+        raise ValueError(f"{last} is cut off or damaged ({last.stat().st_size} bytes): {cure}") from error
+    if damaged is not None:
+        raise ValueError(f"{last} is damaged in its part {damaged}: {cure}")
 
 
 class _EveryRound(pl.callbacks.Checkpoint):

@@ -42,12 +42,12 @@ def clock(monkeypatch: Any) -> Clock:
     return found
 
 
-def settings() -> Any:
-    return federated(CorBin(epsilon=4.0, shared_bits=5), seed=None)
+def settings(seed: int | None = None) -> Any:
+    return federated(CorBin(epsilon=4.0, shared_bits=5), seed=seed)
 
 
-def roster_of(grid: LoopGrid, folder: Path, warned: list[str]) -> Roster:
-    fed = settings()
+def roster_of(grid: LoopGrid, folder: Path, warned: list[str], seed: int | None = None) -> Roster:
+    fed = settings(seed)
     found = Exchange(grid, HOUR, warned.append)
     return Roster(fed, found, Store(folder / "server"), fingerprint(fed, module(), None))
 
@@ -57,8 +57,8 @@ def silent(*nodes: int) -> Any:
     return lambda kind, client, reply: None if kind == "register" and client in nodes else reply
 
 
-def grid_of(folder: Path, nodes: int, *quiet: int) -> LoopGrid:
-    apps, homes = clients(settings, folder)
+def grid_of(folder: Path, nodes: int, *quiet: int, seed: int | None = None) -> LoopGrid:
+    apps, homes = clients(lambda: settings(seed), folder)
     apps, homes = [*apps, *apps][:nodes], [*homes, *(folder / "more" / str(i) for i in range(nodes))][:nodes]
     return LoopGrid(apps, homes, silent(*quiet))
 
@@ -127,13 +127,16 @@ def test_a_client_that_comes_back_is_waited_for_as_long_as_for_an_answer(
     assert found.nodes[3] == 104 and 300.0 <= clock.now < 310.0
 
 
-def test_a_restarted_server_goes_on_with_whoever_is_there(clock: Clock, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_restarted_server_goes_on_with_whoever_is_there(
+    seed: int | None, clock: Clock, tmp_path: Path
+) -> None:
     """Client 3 is away when the server is started again: it is missed, as in mid-run."""
-    grid = grid_of(tmp_path, CLIENTS)
-    first = roster_of(grid, tmp_path, [])
+    grid = grid_of(tmp_path, CLIENTS, seed=seed)
+    first = roster_of(grid, tmp_path, [], seed)
     first.gather(600.0)
     grid.contexts.pop(103)
-    again = roster_of(grid, tmp_path, [])
+    again = roster_of(grid, tmp_path, [], seed)
     with pytest.warns(UserWarning, match=r"goes on with 3 of 4 clients.* missing are clients \[3\]"):
         again.gather(600.0)
     assert sorted(again.nodes) == [0, 1, 2] and 600.0 <= clock.now < 610.0
