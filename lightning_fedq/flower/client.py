@@ -485,9 +485,11 @@ def refusal(error: RefusedError) -> Fields:
     """Why nothing is answered, in words, and whose shares or contribution did not open where that is why."""
     fields: Fields = {"refused": str(error)}
     cause = error.__cause__
-    sealed = isinstance(cause, AuthenticationError) and cause.stage is Stage.MASK
-    if (sealed or isinstance(cause, KeyVerificationError)) and cause.client is not None:
-        fields["accused"] = [cause.client]
+    accused = cause.client if isinstance(cause, (AuthenticationError, KeyVerificationError)) else None
+    if isinstance(cause, AuthenticationError) and cause.stage is not Stage.MASK:
+        accused = None
+    if accused is not None:
+        fields["accused"] = [accused]
     return fields
 
 

@@ -131,7 +131,7 @@ def test_fields_of_another_kind_are_refused_by_name(kind: str, tmp_path: Path) -
 
     def change(played: Halves) -> None:
         def tells(kind: str, client: int, fields: Any) -> Any:
-            asked.setdefault(kind, fields)
+            asked.setdefault(kind, dict(fields))
             return fields
 
         played.line.tells = tells
