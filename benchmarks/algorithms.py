@@ -1,7 +1,7 @@
 """Local algorithms on clients whose labels differ: `python benchmarks/algorithms.py --data DATA`.
 
 MNIST dealt to 10 clients by Dirichlet(0.1), a small CNN, 20 steps of 32 images each a round, 20 rounds, plain
-SGD with one rate for all. Test accuracy of the last global model; a row is one seed, of split, weights and batches.
+SGD with one rate for all. Test accuracy of the last global model, by the seed of split, weights and batches.
 """
 
 from __future__ import annotations

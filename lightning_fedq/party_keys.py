@@ -48,7 +48,16 @@ class NotHeldError(PermissionError):
 
 
 class KeyVerificationError(ValueError):
-    """A public key, or what was sealed for its owner, that does not verify: another's, or tampered with."""
+    """A public key, or what was sealed for its owner, that does not verify: another's, or tampered with.
+
+    Args:
+        reason: What was wanted and what came.
+        client: Who sealed it, if another client did.
+    """
+
+    def __init__(self, reason: str, client: int | None = None) -> None:
+        self.client = client
+        super().__init__(reason)
 
 
 @dataclass(frozen=True)
@@ -76,22 +85,24 @@ class ServerSecrets:
         return X25519PrivateKey.from_private_bytes(self.secret).public_key().public_bytes_raw()
 
 
-def registration_proof(own: bytes, other: bytes, federation: bytes, client_key: bytes) -> bytes:
+def registration_proof(own: bytes, other: bytes, federation: bytes, client_key: bytes, nonce: bytes) -> bytes:
     """Proof, 32 bytes, that a client holds the private half of its public key, made by either side.
 
     A client's public key is known to its partners, so whoever sends it need not be the client. The proof is
-    from the key agreement with the server, and nobody else can make it.
+    from the key agreement with the server, and nobody else can make it. It answers the server's nonce, so
+    that a recorded one is of no use.
 
     Args:
         own: This side's X25519 private key.
         other: The other side's public key.
         federation: See `ServerSecrets`.
         client_key: The client's public key.
+        nonce: That the server drew for this registration.
 
     Raises:
         ValueError: If the other's key is not 32 bytes, or of low order.
     """
-    key, info = X25519PrivateKey.from_private_bytes(own), pack_fields("registration", client_key)
+    key, info = X25519PrivateKey.from_private_bytes(own), pack_fields("registration", client_key, nonce)
     return agree(key, X25519PublicKey.from_public_bytes(other), federation, info)
 
 
@@ -345,20 +356,27 @@ class HeldClientKeys(OneOwner, Keys):
             if other != self.number
         }
 
-    def take_contributions(self, group: Sequence[int], sealed: Mapping[int, bytes]) -> None:
+    def take_contributions(
+        self, group: Sequence[int], sealed: Mapping[int, bytes], contributing: Sequence[int] | None = None
+    ) -> None:
         """Form the key of a group of three or more.
 
         Args:
             group: Its members.
             sealed: What each other member has sent to this one, see `contributions`.
+            contributing: Members whose contributions make the key, where others sent none that can be used;
+                the key is as secret as the best kept of these. None is all.
 
         Raises:
-            NotHeldError: See `peer`; also where a contribution is missing.
+            NotHeldError: See `peer`; also where a contribution is missing, or all are.
             KeyVerificationError: If one does not open: from somebody else, or tampered with.
         """
         members = self._members_of(group)
+        chosen = members if contributing is None else tuple(sorted(set(contributing)))
+        if not chosen or not set(chosen) <= set(members):
+            raise NotHeldError(f"the key of the group {members} can't be made of contributions of {chosen}")
         shares = []
-        for member in members:
+        for member in chosen:
             if member == self.number:
                 shares.append(self._contribution(members))
                 continue
@@ -370,9 +388,12 @@ class HeldClientKeys(OneOwner, Keys):
             except InvalidTag as error:
                 raise KeyVerificationError(
                     f"what came as the contribution of client {member} to a group's key does not open: it is "
-                    "somebody else's, or tampered with"
+                    "somebody else's, or tampered with",
+                    member,
                 ) from error
         info = group_info(self._federation, members)
+        if chosen != members:  # a key of its own for each choice
+            info = pack_fields("of", info, *chosen)
         self._groups[members] = group_key(shares, self._salt, info)
 
     def _members_of(self, group: Sequence[int]) -> tuple[int, ...]:

@@ -40,6 +40,7 @@ from lightning_fedq.contract import check_claims, check_decoded, check_message, 
 from lightning_fedq.core import Adversary, Mechanism, Message, Neighbours, NonPrivate, RoundContext
 from lightning_fedq.functional.exact_error.dither import round_to_grid
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
+from lightning_fedq.wire.coding import UndecodableError
 
 Rule = Callable[[Mechanism], None]
 
@@ -446,7 +447,7 @@ def sum_decodes_like_its_parts(mechanism: Mechanism) -> None:
 
 @_rule
 def bits_are_those_of_the_stream(mechanism: Mechanism) -> None:
-    """`num_bits` is the length of bitstreams that unpack to the symbols."""
+    """`num_bits` is the length of streams that unpack to the symbols; other bytes are refused by name."""
     rule = "bits_are_those_of_the_stream"
     context, updates = _standard(mechanism)
     message, public = encode(mechanism, updates, context), PublicRandomness(SeededKeys(0), context.round)
@@ -457,6 +458,14 @@ def bits_are_those_of_the_stream(mechanism: Mechanism) -> None:
         must(len(stream) == (bits + 7) // 8, rule, f"a stream of {bits} bits is {len(stream)} bytes long")
         same = torch.equal(code.unpack(stream, len(symbols)).to(symbols), symbols)
         must(same, rule, f"the stream of client {client} unpacks to other symbols")
+        for other in (b"", stream[:-1], stream + b"\xff", bytes(len(stream))):
+            try:
+                code.unpack(other, len(symbols))
+            except Exception as error:
+                named = isinstance(error, UndecodableError)
+                must(
+                    named, rule, f"unpack of other bytes raises {type(error).__name__}, not UndecodableError"
+                )
         total += bits
     must(
         message.num_bits == total,

@@ -26,7 +26,7 @@ from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.core import Mechanism, NonPrivate
 from lightning_fedq.flower.local_round import train_locally
-from lightning_fedq.flower.records import Fields, from_record, to_record
+from lightning_fedq.flower.records import Fields, check_kinds, from_record, to_record
 from lightning_fedq.flower.secure import session_of
 from lightning_fedq.flower.settings import (
     RefusedError,
@@ -44,6 +44,7 @@ from lightning_fedq.party_keys import (
     ClientSecrets,
     HeldClientKeys,
     Identities,
+    KeyVerificationError,
     registration_proof,
     sign_key,
     verify_key,
@@ -63,6 +64,11 @@ from lightning_fedq.secagg import (
 
 _KEYS, _ROUND, _SYMBOLS = "keys", "round", "symbols"
 _SETTINGS = "setting "
+_KEY_FIELDS: dict[str, type] = {
+    **dict.fromkeys(("federation", "server", "salt", "sealed", "peer_keys"), bytes),
+    "peers": list,
+}
+_OPTIONAL: dict[str, type] = {"contributions": bytes, "contributing": list, "signatures": bytes}
 
 
 class RemoteClient(ABC):
@@ -121,12 +127,26 @@ class RemoteClient(ABC):
             "unmask": self.unmask,
         }
         try:
+            if kind not in answers:
+                raise ValueError(f"there is no such question; they are {', '.join(answers)}")
+            check_kinds(fields, self._wanted(kind), _OPTIONAL)
             return answers[kind](fields)
         except (ValueError, RuntimeError, PermissionError, SecAggError) as error:
             raise RefusedError(f"{kind}: {error}") from error
         except Exception as error:  # Flower would tell the server its words
             rank_zero_warn(f"{kind}: {type(error).__name__}: {error}")
             raise RefusedError(f"{kind}: {type(error).__name__}; the client's own log says more") from error
+
+    def _wanted(self, kind: str) -> dict[str, type]:
+        """Kinds of the fields that a message must have, by name."""
+        keyed, secagg = self._federated.seed is None, self._federated.secure_aggregation
+        if kind == "register":
+            return {"federation": bytes, "server": bytes, "nonce": bytes} if keyed else {}
+        if kind not in ("contribute", "train"):
+            return {"secagg": bytes}
+        model = {"weights": bytes, "dtype": str} if kind == "train" else {}
+        first = {"invitation": bytes} if kind == "train" and secagg is not None else {}
+        return {"task": bytes, "client": int, **model, **first, **(_KEY_FIELDS if keyed else {})}
 
     def reply(self, kind: str, fields: Fields) -> Fields:
         """Answer one message, or say why not."""
@@ -156,7 +176,8 @@ class RemoteClient(ABC):
         if self._federated.seed is None:
             secrets, federation = self._own_secrets(fields), fields["federation"]
             key = answer["key"] = secrets.public_key
-            answer["proof"] = registration_proof(secrets.secret, fields["server"], federation, key)
+            nonce = fields["nonce"]
+            answer["proof"] = registration_proof(secrets.secret, fields["server"], federation, key, nonce)
             if self._identities is not None:
                 answer["signature"] = sign_key(self._identities.own, federation, key)
         return answer
@@ -274,9 +295,10 @@ class RemoteClient(ABC):
         weights, keys = _weights(fields), self._keys(fields)
         group = _group_of(fields["client"], task)
         if isinstance(keys, HeldClientKeys) and len(group) > 2:
+            contributing = fields.get("contributing", list(group))
             sealed = _cut(fields.get("contributions", b""), CONTRIBUTION_BYTES)
-            others = [member for member in group if member != fields["client"]]
-            keys.take_contributions(group, dict(zip(others, sealed, strict=False)))
+            others = [member for member in contributing if member != fields["client"]]
+            keys.take_contributions(group, dict(zip(others, sealed, strict=False)), contributing)
         client = self._round_client(fields, keys)
         try:
             client.check(task, weights)
@@ -399,7 +421,9 @@ class RemoteClient(ABC):
         with self._goes_on() as machine:
             machine.accept_shares(fields.get("secagg", b""))
             symbols = self._rounds().take_bytes(_SYMBOLS)
-            return {"secagg": machine.masked_input(np.frombuffer(symbols, "<i8"))}
+            masked = machine.masked_input(np.frombuffer(symbols, "<i8"))
+            accused = {"accused": list(machine.unopened)} if machine.unopened else {}
+            return {"secagg": masked, **accused}
 
     def confirm(self, fields: Fields) -> Fields:
         """Sign the list of survivors, where the server may lie about it."""
@@ -467,16 +491,21 @@ class DeployedClient(RemoteClient):
 
 
 def refusal(error: RefusedError) -> Fields:
-    """Why nothing is answered, in words, and whose shares did not open where that is why."""
+    """Why nothing is answered, in words, and whose shares or contribution did not open where that is why."""
     fields: Fields = {"refused": str(error)}
     cause = error.__cause__
-    if isinstance(cause, AuthenticationError) and cause.stage is Stage.MASK and cause.client is not None:
-        fields["accused"] = cause.client
+    accused = cause.client if isinstance(cause, (AuthenticationError, KeyVerificationError)) else None
+    if isinstance(cause, AuthenticationError) and cause.stage is not Stage.MASK:
+        accused = None
+    if accused is not None:
+        fields["accused"] = [accused]
     return fields
 
 
 def _weights(fields: Fields) -> Tensor:
-    dtype = {"float32": torch.float32, "float64": torch.float64}[fields["dtype"]]
+    dtype = {"float32": torch.float32, "float64": torch.float64}.get(fields["dtype"])
+    if dtype is None:
+        raise ValueError(f"weights are float32 or float64, got {fields['dtype'][:20]!r}")
     return torch.frombuffer(bytearray(fields["weights"]), dtype=dtype)
 
 

@@ -31,10 +31,11 @@ from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.federation.privacy_target import fewest_answers
 from lightning_fedq.federation.records import warn_of
+from lightning_fedq.flower.cohort import Cohort
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.flat_arrays import Flat
+from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import remote_sums
-from lightning_fedq.flower.server import Cohort, Roster
 from lightning_fedq.flower.settings import (
     check_identities,
     check_trained_elsewhere,

@@ -7,6 +7,7 @@ serialisation of their own: Flower sends them in chunks, and nobody takes them f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -50,6 +51,23 @@ def number_in(fields: Fields, name: str) -> int | None:
     """Integer in a field that somebody else wrote, or None."""
     found = fields.get(name)
     return found if type(found) is int else None
+
+
+def check_kinds(fields: Fields, wanted: Mapping[str, type], optional: Mapping[str, type]) -> None:
+    """Refuse fields that are missing or of another kind, by name. A list holds integers.
+
+    Raises:
+        ValueError: If one is.
+    """
+    present = {name: kind for name, kind in optional.items() if name in fields}
+    for name, kind in {**wanted, **present}.items():
+        found = fields.get(name)
+        if type(found) is not kind or (kind is list and any(type(part) is not int for part in fields[name])):
+            words = "list of integers" if kind is list else kind.__name__
+            came = type(found).__name__ if name in fields else "nothing"
+            raise ValueError(
+                f"the field {name!r} must be {words}, {came} came; is the server of the same version?"
+            )
 
 
 def without_fields(record: RecordDict) -> RecordDict:

@@ -23,7 +23,7 @@ from lightning_fedq.core import Adversary, Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget
 
-PROTOCOL = "3"
+PROTOCOL = "4"
 SIMULATED = (ByzantineClients, DPSGD, Langevin, LeakageBudget, LeakageMonitor)
 """Callbacks that work on the clients of a simulation."""
 

@@ -17,6 +17,7 @@ from lightning_fedq.functional.exact_error.dither import round_to_grid
 from lightning_fedq.randomness import PublicRandomness
 from lightning_fedq.rounds.parts import Aggregator, SecureSum, Traffic
 from lightning_fedq.rounds.plan import RoundPlan
+from lightning_fedq.wire.coding import UndecodableError
 
 
 class RunningSum:
@@ -99,7 +100,7 @@ class RunningSum:
 
         Raises:
             AbortedRoundError: If secure aggregation gives the round up.
-            ValueError: If a message does not decode, or an untrusted one not to numbers; nothing is added.
+            UndecodableError: If an untrusted message does not decode to numbers; nothing is added.
         """
         self.untrusted = untrusted
         self._keep(symbols, clients)
@@ -130,7 +131,7 @@ class RunningSum:
     def _decode(self, symbols: Tensor, clients: Sequence[int]) -> Tensor:
         decoded = self._mechanism.decode(symbols, clients, self._context, self._public)
         if self.untrusted and not bool(torch.isfinite(decoded).all()):
-            raise ValueError("the message decodes to a NaN or an infinity")
+            raise UndecodableError("the message decodes to a NaN or an infinity")
         return decoded
 
     def _decode_each(self, symbols: Tensor, clients: Sequence[int]) -> Iterator[Tensor]:

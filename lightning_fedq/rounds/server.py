@@ -33,6 +33,7 @@ from lightning_fedq.rounds.parts import Aggregator, OptimizerFactory, SecureSum,
 from lightning_fedq.rounds.plan import RoundPlan, RoundPlanner
 from lightning_fedq.rounds.record import RoundRecord
 from lightning_fedq.rounds.running_sum import RunningSum
+from lightning_fedq.wire.coding import UndecodableError
 
 
 class RoundServer:
@@ -295,6 +296,7 @@ class RoundServer:
 
         Raises:
             RefusedMessageError: If it is malformed, forged, late, repeated, or a stranger's; see its kinds.
+                Any other error is a bug of the mechanism or its code, and no client's.
         """
         if self.plan is None:
             raise RefusedMessageError("no round is open; the message is late")
@@ -307,12 +309,8 @@ class RoundServer:
         try:
             symbols, num_bits = self._unpack(client, packed, public)
             self._sum.add(symbols[None], [client], untrusted=True)
-        except (RefusedMessageError, AbortedRoundError):
-            raise
-        except ValueError as error:
+        except UndecodableError as error:
             raise MalformedMessageError(str(error), client) from error
-        except Exception as error:  # of a code or mechanism: one client's bytes end no round
-            raise MalformedMessageError(f"{type(error).__name__}: {error}", client) from error
         self._expected.discard(client)
         self._uplink_bits += num_bits
         return client

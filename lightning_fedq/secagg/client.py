@@ -38,13 +38,13 @@ from lightning_fedq.secagg.errors import (
 )
 from lightning_fedq.secagg.graph import is_connected, neighbours
 from lightning_fedq.secagg.messages import Kind, PublicKeys, Reader
-from lightning_fedq.secagg.shamir import SHARE_BYTES, Entropy, split
+from lightning_fedq.secagg.shamir import NO_SHARE, SHARE_BYTES, Entropy, split
 from lightning_fedq.secagg.terms import Terms
 
 _SECRETS = ("_channel_secret", "_mask_secret")
 _FIELDS = ("_channel_key", "_context", "_seed")
 _TABLES = ("_public", "_pair_keys", "_held")
-_LISTS = ("_order", "_neighbours", "_sharing", "_partners", "_survivors")
+_LISTS = ("_order", "_neighbours", "_sharing", "_partners", "_survivors", "unopened")
 _NONCE = bytes(12)
 """Every AES-GCM key seals one message, so the nonce may be constant."""
 
@@ -76,6 +76,10 @@ class Client:
             condition.
         entropy: Source of keys, seeds and shares.
 
+    Attributes:
+        unopened: Neighbours whose shares did not open. This client goes on and holds none of them: it masks
+            as with everybody else, and the shares of others open theirs, if they are enough.
+
     Raises:
         ValueError: If the client is not in the cohort, or identity and directory do not fit the terms.
     """
@@ -103,6 +107,7 @@ class Client:
         self._model_hash, self._identity, self._directory = model_hash, identity, directory or {}
         self._entropy = entropy
         self._next = "advertise"
+        self.unopened: tuple[int, ...] = ()
 
     # ---- between two processes --------------------------------------------------------------------
 
@@ -288,7 +293,7 @@ class Client:
         """Take the neighbours' shares, and with them the list of those who shared.
 
         Raises:
-            AuthenticationError: If shares do not open: another roster or model, or tampering.
+            AuthenticationError: If fewer shares than the threshold open: another roster or model.
             RosterError: If the list is not a part of the roster.
             ThresholdError: If too few neighbours are left to open this client's secrets, or to hide it.
         """
@@ -302,14 +307,21 @@ class Client:
             if len(self._partners) + 1 < self.terms.threshold:
                 reason = f"{self.terms.threshold} holders are needed, {len(self._partners) + 1} are left"
                 raise ThresholdError(reason, stage, self.client)
+            unopened = []
             for owner in self._partners:
                 sealed = reader.take(wire.SEALED_BYTES)
                 try:
                     key = self._share_key(owner, self.client)
                     self._held[owner] = AESGCM(key).decrypt(_NONCE, sealed, self._context)
-                except InvalidTag as error:
-                    reason = "its shares do not open: another roster, another model, or tampering"
-                    raise AuthenticationError(reason, stage, owner) from error
+                except InvalidTag:
+                    unopened.append(owner)
+            if len(self._held) < self.terms.threshold:
+                reason = (
+                    f"its shares do not open, nor do those of {len(unopened) - 1} others: another roster, "
+                    "another model, or tampering"
+                )
+                raise AuthenticationError(reason, stage, unopened[0])
+            self.unopened = tuple(unopened)
             reader.end()
             del self._pair_keys
 
@@ -384,9 +396,12 @@ class Client:
             else:
                 self._accept_survivors(message, Stage.UNMASK)
             survivors = set(self._survivors)
+            nothing = 2 * NO_SHARE
+            held = [
+                (owner, self._held.get(owner, nothing)) for owner in sorted((*self._partners, self.client))
+            ]
             shares = [
-                self._held[owner][SHARE_BYTES:] if owner in survivors else self._held[owner][:SHARE_BYTES]
-                for owner in sorted((*self._partners, self.client))
+                pair[SHARE_BYTES:] if owner in survivors else pair[:SHARE_BYTES] for owner, pair in held
             ]
             answer = self._answer(Kind.OPENING, b"".join(shares))
             # Forward secrecy: nothing that opens this round outlives it.

@@ -10,8 +10,8 @@ Memory: the sum, and per client two keys, its shares in transit and a seed; neve
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping
 
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -32,7 +32,7 @@ from lightning_fedq.secagg.errors import (
 )
 from lightning_fedq.secagg.graph import is_connected, neighbours
 from lightning_fedq.secagg.messages import Kind, PublicKeys, Reader
-from lightning_fedq.secagg.shamir import SHARE_BYTES, Entropy, reconstruct
+from lightning_fedq.secagg.shamir import SHARE_BYTES, Entropy, is_element, reconstruct
 from lightning_fedq.secagg.terms import Terms
 
 _EXPECTED = {
@@ -52,6 +52,12 @@ class Server:
         model_hash: SHA-256 of the model that was sent out.
         directory: Everybody's verification key; required iff `terms.active`.
         entropy: Source of the server's own key.
+
+    Attributes:
+        wrong_shares: (holder, owner) of shares that were wrong: one of the two has lied.
+        broken: Clients whose secret can't be opened although enough shares came. They have shared what they
+            did not commit to, unless more holders lied than the shares can correct; empty where that is as
+            likely, because more secrets are broken than so many holders.
 
     Raises:
         ValueError: If the directory does not fit the terms.
@@ -80,6 +86,8 @@ class Server:
         self._partners: dict[int, tuple[int, ...]] = {}
         self._confirmations: dict[int, bytes] = {}
         self._openings: dict[int, dict[int, bytes]] = {}
+        self.wrong_shares: list[tuple[int, int]] = []
+        self.broken: frozenset[int] = frozenset()
         self._sum = terms.layout.zeros()
         self._total: NDArray[np.int64] | None = None
 
@@ -272,17 +280,13 @@ class Server:
         opened = {owner: reader.take(SHARE_BYTES) for owner in sorted((*self._partners[client], client))}
         reader.end()
         for owner, share in opened.items():
+            if not is_element(share):  # it holds none
+                continue
             self._openings.setdefault(owner, {})[client + 1] = share
 
     def _finish(self, left: tuple[int, ...]) -> tuple[Stage, dict[int, bytes]]:
         layout, survivors = self.terms.layout, set(self._survivors)
-        # Open every secret before touching the sum.
-        seeds = {client: self._open_seed(client) for client in self._survivors}
-        gone = {
-            client: self._open_mask_secret(client)
-            for client, partners in self._partners.items()
-            if client not in survivors and not survivors.isdisjoint(partners)
-        }
+        seeds, gone = self._open_all(survivors)  # every secret, before the sum is touched
         for client, seed in seeds.items():
             layout.add_mask(self._sum, self_mask_key(self._context, client, seed), subtract=True)
         for client, secret in gone.items():
@@ -301,27 +305,55 @@ class Server:
         self._total = total
         return Stage.DONE, {}
 
-    def _open(self, owner: int, what: str, is_right: Any) -> bytes:
-        shares = self._openings.get(owner, {})
+    def _open_all(self, survivors: set[int]) -> tuple[dict[int, bytes], dict[int, X25519PrivateKey]]:
+        """Seeds of the survivors' own masks, and mask keys of those who are gone."""
+        opened: dict[int, bytes] = {}
+        failed: dict[int, ShareError] = {}
+        correctable = len(self.terms.cohort)
+        for owner, partners in self._partners.items():
+            if owner not in survivors and survivors.isdisjoint(partners):
+                continue
+            try:
+                opened[owner] = self._open(owner, owner in survivors)
+            except ShareError as error:
+                failed[owner] = error
+                spare = len(self._openings[owner]) - self.terms.threshold
+                correctable = min(correctable, 1 if spare == 1 else spare // 2)
+                if len(failed) > correctable:  # as likely that so many holders lie; and the round is lost
+                    raise
+        if failed:
+            self.broken = frozenset(failed)
+            raise next(iter(failed.values()))
+        seeds = {owner: secret for owner, secret in opened.items() if owner in survivors}
+        return seeds, {
+            owner: X25519PrivateKey.from_private_bytes(secret)
+            for owner, secret in opened.items()
+            if owner not in survivors
+        }
+
+    def _open(self, owner: int, survived: bool) -> bytes:
+        """A survivor's seed, or the mask key of one that is gone. Who was wrong twice is asked last."""
+        what, shares = "self-mask" if survived else "mask key", self._openings.get(owner, {})
         if len(shares) < self.terms.threshold:
             reason = f"{self.terms.threshold} shares of its {what} are needed, {len(shares)} came"
             raise ThresholdError(reason, Stage.UNMASK, owner)
-        if (secret := reconstruct(shares, self.terms.threshold, is_right)) is None:
+        wrong = Counter(holder + 1 for holder, _ in self.wrong_shares)
+        doubted = {point for point, times in wrong.items() if times > 1}
+        opened = reconstruct(shares, self.terms.threshold, self._test_of(owner, survived), doubted)
+        if opened is None:
             reason = f"the shares of its {what} do not give back what it committed to; the round is lost"
             raise ShareError(reason, Stage.UNMASK, owner)
-        return secret
+        self.wrong_shares += [(point - 1, owner) for point in opened.wrong]
+        return opened.secret
 
-    def _open_seed(self, owner: int) -> bytes:
-        commitment = self._commitments[owner]
-        return self._open(
-            owner,
-            "self-mask",
-            lambda seed: wire.self_mask_commitment(self._context, owner, seed) == commitment,
-        )
+    def _test_of(self, owner: int, survived: bool) -> Callable[[bytes], bool]:
+        """Tells the right secret by the owner's commitment, or by its public key."""
+        if survived:
+            commitment = self._commitments[owner]
+            return lambda seed: wire.self_mask_commitment(self._context, owner, seed) == commitment
 
-    def _open_mask_secret(self, owner: int) -> X25519PrivateKey:
         def is_right(secret: bytes) -> bool:
             public = X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
             return public == self._roster[owner].mask
 
-        return X25519PrivateKey.from_private_bytes(self._open(owner, "mask key", is_right))
+        return is_right

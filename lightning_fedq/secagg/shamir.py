@@ -1,4 +1,4 @@
-"""Shamir's secret sharing of 32-byte secrets, with detection of wrong shares.
+"""Shamir's secret sharing of 32-byte secrets, with correction of wrong shares.
 
 The field has 2^256 + 297 elements, the smallest prime above 2^256, so that every 32-byte string is
 an element. Fewer than `threshold` shares say nothing about the secret; shares carry no proof of
@@ -10,12 +10,18 @@ References:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 
 PRIME = 2**256 + 297
 SECRET_BYTES = 32
 SHARE_BYTES = 33
 """An element of the field, big-endian."""
+
+NO_SHARE = b"\xff" * SHARE_BYTES
+"""Stands where a holder has no share; it is no element of the field."""
 
 Entropy = Callable[[int], bytes]
 """Returns that many uniform bytes; `os.urandom` outside tests."""
@@ -61,60 +67,162 @@ def split(secret: bytes, points: Sequence[int], threshold: int, entropy: Entropy
     return shares
 
 
+@lru_cache(maxsize=8)
+def _at_zero(points: tuple[int, ...]) -> tuple[int, ...]:
+    """Lagrange's coefficients: the value at 0 is the sum of coefficient x share. Kept, as holders recur."""
+    whole = math.prod(points)
+    slopes = [point * math.prod([other - point for other in points if other != point]) for point in points]
+    return tuple(whole * inverse % PRIME for inverse in _inverses(slopes))
+
+
+@lru_cache(maxsize=8)
+def _dual_weights(points: tuple[int, ...]) -> tuple[int, ...]:
+    """1 / prod(point - other): with them, polynomials of low degree give sums of zero, see `_locate`."""
+    return tuple(_inverses([math.prod([p - other for other in points if other != p]) for p in points]))
+
+
+def _inverses(values: Sequence[int]) -> list[int]:
+    """Inverse of each element, by one inversion for all: prefix products, then walk back."""
+    prefix = [1]
+    for value in values:
+        prefix.append(prefix[-1] * value % PRIME)
+    inverse, found = pow(prefix[-1], -1, PRIME), [0] * len(values)
+    for i in range(len(values) - 1, -1, -1):
+        found[i] = inverse * prefix[i] % PRIME
+        inverse = inverse * values[i] % PRIME
+    return found
+
+
 def interpolate(shares: Mapping[int, bytes]) -> int:
     """Value at 0 of the polynomial through all the shares, as a field element.
 
     Args:
         shares: Point -> share; at least one.
     """
-    points = list(shares)
-    terms, denominators = [], []
-    for point in points:
-        numerator = denominator = 1
-        for other in points:
-            if other != point:
-                numerator = numerator * other % PRIME
-                denominator = denominator * (other - point) % PRIME
-        terms.append(int.from_bytes(shares[point], "big") * numerator)
-        denominators.append(denominator)
-    # One inversion for all: prefix products, then walk back.
-    prefix = [1]
-    for denominator in denominators:
-        prefix.append(prefix[-1] * denominator % PRIME)
-    inverse, value = pow(prefix[-1], -1, PRIME), 0
-    for i in range(len(points) - 1, -1, -1):
-        value += terms[i] * (inverse * prefix[i] % PRIME)
-        inverse = inverse * denominators[i] % PRIME
-    return value % PRIME
+    coefficients = _at_zero(tuple(shares))
+    terms = (c * int.from_bytes(s, "big") for c, s in zip(coefficients, shares.values(), strict=True))
+    return sum(terms) % PRIME
+
+
+def is_element(share: bytes) -> bool:
+    """Whether 33 bytes are an element of the field at all; `NO_SHARE` is none."""
+    return int.from_bytes(share, "big") < PRIME
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A secret, and whose shares were found wrong on the way to it.
+
+    Args:
+        secret: 32 bytes.
+        wrong: Points, sorted; a wrong share that was not needed is not looked for.
+    """
+
+    secret: bytes
+    wrong: tuple[int, ...] = ()
 
 
 def reconstruct(
-    shares: Mapping[int, bytes], threshold: int, is_right: Callable[[bytes], bool]
-) -> bytes | None:
-    """Give back a secret that passes `is_right`, in spite of a few wrong shares.
+    shares: Mapping[int, bytes],
+    threshold: int,
+    is_right: Callable[[bytes], bool],
+    doubted: Container[int] = (),
+) -> Opened | None:
+    """Give back a secret that passes `is_right`, in spite of wrong shares.
 
-    Tries each run of `threshold` neighbouring shares, cyclically: with m shares given, wrong shares
-    that lie within m - threshold neighbouring places are survived, in particular a single one
-    whenever m > threshold. What passes the test is the secret; nothing else is ever returned.
+    Of m shares, up to (m - threshold) / 2 wrong ones are corrected, as errors of the Reed-Solomon code that
+    Shamir's shares are, and a single one whenever m > threshold. What passes the test is the secret; nothing
+    else is ever returned. With the first `threshold` shares right it takes O(threshold) where the same
+    holders were asked before, and O(m (m - threshold)) at worst.
 
     Args:
-        shares: Point -> share.
+        shares: Point -> share; what is no element of the field counts as missing.
         threshold: Number of shares that determine the secret.
         is_right: Test that only the right secret passes.
+        doubted: Points whose shares are used last.
 
     Returns:
-        The 32-byte secret, or None if no run gives it.
+        The secret, or None if more shares are wrong, or what was shared is not what passes the test.
 
     Raises:
         ValueError: If there are fewer shares than the threshold.
+
+    References:
+        McEliece and Sarwate, On sharing secrets and Reed-Solomon codes, CACM 1981.
     """
+    shares = {point: share for point, share in shares.items() if is_element(share)}
     if len(shares) < threshold:
         raise ValueError(f"{threshold} shares are needed, got {len(shares)}")
-    points = sorted(shares)
-    tries = len(points) if len(points) > threshold else 1
-    for start in range(tries):
-        run = [points[(start + i) % len(points)] for i in range(threshold)]
-        value = interpolate({point: shares[point] for point in run})
+    order = sorted(shares, key=lambda point: (point in doubted, point))
+
+    def opened_without(wrong: Sequence[int]) -> Opened | None:
+        left = [point for point in order if point not in wrong][:threshold]
+        value = interpolate({point: shares[point] for point in left})
         if value < 2 ** (8 * SECRET_BYTES) and is_right(secret := value.to_bytes(SECRET_BYTES, "big")):
-            return secret
-    return None
+            return Opened(secret, tuple(sorted(wrong)))
+        return None
+
+    if (opened := opened_without(())) is not None:
+        return opened
+    spare = len(order) - threshold
+    guesses = ([point] for point in order[:threshold]) if spare == 1 else _guesses(shares, spare)
+    return next((found for guess in guesses if (found := opened_without(guess)) is not None), None)
+
+
+def _guesses(shares: Mapping[int, bytes], spare: int) -> Iterator[list[int]]:
+    """Points whose shares are wrong, if there are at most 1, 2, 4, ... and at last spare / 2 of them."""
+    most = 1
+    while most <= spare // 2:
+        if wrong := _locate(shares, 2 * most):
+            yield wrong
+        if most == spare // 2:
+            return
+        most = min(2 * most, spare // 2)
+
+
+def _locate(shares: Mapping[int, bytes], count: int) -> list[int]:
+    """Points of wrong shares, if they are at most count / 2; else none, or a wrong guess.
+
+    The sum over all points x of w(x) x^k share(x), w the dual weights, is 0 for a polynomial of degree below
+    m - 1 - k; so these sums, the syndromes, depend on the errors alone. They are a linear recurrence, whose
+    shortest one (Berlekamp and Massey) has the wrong points as roots.
+    """
+    points = tuple(sorted(shares))
+    weights = _dual_weights(points)
+    terms = [w * int.from_bytes(shares[p], "big") % PRIME for w, p in zip(weights, points, strict=True)]
+    syndromes = []
+    for _ in range(count):
+        syndromes.append(sum(terms) % PRIME)
+        terms = [term * point % PRIME for term, point in zip(terms, points, strict=True)]
+    locator = _shortest_recurrence(syndromes)
+    degree = len(locator) - 1
+    if not 0 < degree <= count // 2:
+        return []
+    wrong = [point for point in points if _value(locator, point) == 0]
+    return wrong if len(wrong) == degree else []
+
+
+def _value(coefficients: Sequence[int], point: int) -> int:
+    value = 0
+    for coefficient in coefficients:
+        value = (value * point + coefficient) % PRIME
+    return value
+
+
+def _shortest_recurrence(values: Sequence[int]) -> list[int]:
+    """Coefficients c, c[0] = 1, of the shortest recurrence: the sum of c[j] values[i - j] is 0."""
+    current, before, length, gap, last = [1], [1], 0, 1, 1
+    for i in range(len(values)):
+        off = sum(c * values[i - j] for j, c in enumerate(current) if j <= length) % PRIME
+        if off == 0:
+            gap += 1
+            continue
+        factor, longer = off * pow(last, -1, PRIME) % PRIME, current
+        current = current + [0] * (len(before) + gap - len(current))
+        for j, value in enumerate(before):
+            current[j + gap] = (current[j + gap] - factor * value) % PRIME
+        if 2 * length <= i:
+            length, before, last, gap = i + 1 - length, longer, off, 1
+        else:
+            gap += 1
+    return current + [0] * (length + 1 - len(current))

@@ -10,6 +10,10 @@ import torch
 from torch import Tensor
 
 
+class UndecodableError(ValueError):
+    """Bytes that are no message, or symbols that decode to no numbers: their sender is at fault, no code."""
+
+
 class Code(ABC):
     """A prefix-free code for one client's message: `pack` and `unpack` are inverse."""
 
@@ -22,7 +26,8 @@ class Code(ABC):
         """Read `count` symbols back.
 
         Raises:
-            ValueError: If the stream is too short or too long for `count` symbols.
+            UndecodableError: If the stream is not one of `count` symbols, whatever its bytes are. A server
+                misses whoever sent it; any other error ends the server as a bug of this code.
         """
 
     @abstractmethod
@@ -37,11 +42,11 @@ class Code(ABC):
         """Refuse a stream that is too long for any `count` symbols, before anything is read.
 
         Raises:
-            ValueError: If it exceeds `max_bytes`.
+            UndecodableError: If it exceeds `max_bytes`.
         """
         longest = self.max_bytes(count)
         if longest is not None and len(stream) > longest:
-            raise ValueError(f"{count} symbols take {longest} bytes at most, got {len(stream)}")
+            raise UndecodableError(f"{count} symbols take {longest} bytes at most, got {len(stream)}")
 
 
 @dataclass(frozen=True)
@@ -83,7 +88,7 @@ class FixedLength(Code):
         """See `Code.unpack`."""
         width = self.bits_per_symbol
         if len(stream) != (count * width + 7) // 8:
-            raise ValueError(
+            raise UndecodableError(
                 f"{count} symbols of {width} bits need {(count * width + 7) // 8} bytes, got {len(stream)}"
             )
         bits = np.unpackbits(np.frombuffer(stream, np.uint8), count=count * width).reshape(count, width)

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.wire.coding import Code
+from lightning_fedq.wire.coding import Code, UndecodableError
 
 _LARGEST = 2**62 - 1
 _LONGEST_GAMMA, _LONGEST_DELTA = 2 * 63 - 1, 11 + 62
@@ -133,7 +133,7 @@ class Elias(Code):
         bits, mapped = np.unpackbits(np.frombuffer(stream, np.uint8)), np.empty(count, np.int64)
         used = _elias_read(bits, self.delta, mapped)
         if used < 0 or (used + 7) // 8 != len(stream) or bits[used:].any():
-            raise ValueError(
+            raise UndecodableError(
                 f"{len(stream)} bytes do not hold exactly {count} Elias codes; "
                 "the message is truncated or corrupted"
             )
@@ -183,7 +183,9 @@ class Subset(Code):
         symbols = torch.zeros(count, dtype=torch.int64)
         if not self.selected.any():
             if stream:
-                raise ValueError(f"nothing was selected, so a message must be empty, got {len(stream)} bytes")
+                raise UndecodableError(
+                    f"nothing was selected, a message must be empty, got {len(stream)} bytes"
+                )
             return symbols
         sent = self.inner.unpack(stream, int(self.selected.sum())).long()
         symbols[torch.from_numpy(self.selected)] = sent + self.smallest

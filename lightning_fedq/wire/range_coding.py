@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.wire.coding import Code
+from lightning_fedq.wire.coding import Code, UndecodableError
 from lightning_fedq.wire.entropy_coding import Elias, as_array
 
 Floats = NDArray[np.float64]
@@ -220,12 +220,12 @@ class ConditionalRange(Code):
         self.check_length(stream, count)
         stream, checksum = stream[:-_CHECKSUM_BYTES], stream[-_CHECKSUM_BYTES:]
         if zlib.crc32(stream).to_bytes(_CHECKSUM_BYTES, "little") != checksum:
-            raise ValueError("the checksum of the message is wrong; it is truncated or corrupted")
+            raise UndecodableError("the checksum of the message is wrong; it is truncated or corrupted")
         if stream[:1] == b"\x01":
             return Elias(delta=True).unpack(stream[1:], count)
         place = 1 + 2 * len(self.segments)
         if stream[:1] != b"\x00" or len(stream) < place:
-            raise ValueError(
+            raise UndecodableError(
                 f"a message starts with mode 0 or 1 and {place - 1} bytes of scales; it is of another code"
             )
         scales: list[int] = np.frombuffer(stream[1:place], "<i2").tolist()
@@ -233,7 +233,9 @@ class ConditionalRange(Code):
         raw_bits = sum(_count_raw(bits[part], scales[segment]) for segment, part in self._chunks())
         end = place + (raw_bits + 7) // 8
         if len(stream) < end or (len(stream) - end) % 4:
-            raise ValueError(f"{len(stream)} bytes do not hold {count} symbols of these steps; wrong dither")
+            raise UndecodableError(
+                f"{len(stream)} bytes do not hold {count} symbols of these steps; wrong dither"
+            )
         low_bits, used = np.unpackbits(np.frombuffer(stream[place:end], np.uint8)), 0
         decoder = constriction.stream.queue.RangeDecoder(np.frombuffer(stream[end:], "<u4").astype(np.uint32))
         model, symbols = _gaussian(), np.empty(count, np.int64)
@@ -241,14 +243,14 @@ class ConditionalRange(Code):
             try:
                 symbols[part] = decoder.decode(model, mean, std)
             except AssertionError as error:  # how constriction says that no encoder gives these words
-                raise ValueError(
+                raise UndecodableError(
                     f"{len(stream)} bytes hold words that {count} symbols of these steps never give"
                 ) from error
             if total:
                 _copy_raw(symbols[part], raw, low_bits[used : used + total], True)
                 used += total
         if not decoder.maybe_exhausted():
-            raise ValueError(
+            raise UndecodableError(
                 f"{len(stream)} bytes hold more than {count} symbols of these steps; wrong dither"
             )
         return torch.from_numpy(symbols)

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower.client import RemoteClient
+from lightning_fedq.flower.cohort import Cohort
+from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import remote_sums
-from lightning_fedq.flower.server import Cohort, Roster
 from lightning_fedq.flower.store import Store
 from lightning_fedq.party_keys import Identities
 from lightning_fedq.privacy.target import PrivacyTarget

@@ -148,8 +148,8 @@ TRAINER: dict[str, Any] = {
 
 
 def federated(mechanism: Any, **options: Any) -> Federated:
-    given = {"local_epochs": 2, "seed": SEED, "clients_per_step": 1, **options}
-    return Federated(mechanism, CLIENTS, **given)
+    given = {"local_epochs": 2, "seed": SEED, "clients_per_step": 1, "num_clients": CLIENTS, **options}
+    return Federated(mechanism, **given)
 
 
 def simulate(fed: Federated, rounds: int, **options: Any) -> Federated:

@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message
 from torch import Tensor
 
 from lightning_fedq.flower import client_app
-from lightning_fedq.mechanisms import LDPQ, FedAvg
+from lightning_fedq.mechanisms import LDPQ, FedAvg, StratifiedCorBin
+from lightning_fedq.party_keys import Identities
 from lightning_fedq.rounds import RoundTask
 from lightning_fedq.secagg import SecAgg
 from tests.flower.halves import DIM, Fields, Halves, Still, update_of
@@ -105,10 +107,50 @@ def test_data_that_cannot_be_counted_stay_with_the_client(error: Any, tmp_path: 
 def test_words_of_any_other_error_stay_with_the_client(tmp_path: Path) -> None:
     """Flower tells the server the words of what a `ClientApp` raises."""
     played = Halves(federated(LDPQ(epsilon=0.5), seed=None), tmp_path)
-    with pytest.warns(UserWarning, match="train: KeyError: 'task'"), pytest.warns(match="says more"):
-        assert played.client(0).reply("train", {}) == {
-            "refused": "train: KeyError; the client's own log says more"
+    client = played.client(0)
+    client.register = lambda fields: {}["HIV positive"]  # type: ignore[method-assign]
+    asked = {"federation": b"", "server": b"", "nonce": b""}
+    with pytest.warns(UserWarning, match="register: KeyError: 'HIV"), pytest.warns(match="says more"):
+        assert client.reply("register", asked) == {
+            "refused": "register: KeyError; the client's own log says more"
         }
+
+
+@pytest.mark.filterwarnings(
+    "ignore:train|shares|masked|confirm|unmask|contribute|register|evaluate:UserWarning"
+)
+@pytest.mark.parametrize("kind", ["register", "contribute", "train", "shares", "masked", "confirm", "unmask"])
+def test_fields_of_another_kind_are_refused_by_name(kind: str, tmp_path: Path) -> None:
+    """A third of such refusals said "KeyError" alone; an integer in place of weights took a gigabyte."""
+    settings = federated(
+        StratifiedCorBin(epsilon=4.0, group_size=3), seed=None, secure_aggregation=SecAgg(active=True)
+    )
+    asked: dict[str, Any] = {}
+    own = [Ed25519PrivateKey.generate() for _ in range(4)]
+    directory = {number: key.public_key() for number, key in enumerate(own)}
+
+    def change(played: Halves) -> None:
+        def tells(kind: str, client: int, fields: Any) -> Any:
+            asked.setdefault(kind, dict(fields))
+            return fields
+
+        played.line.tells = tells
+
+    played = Halves(settings, tmp_path, [Identities(key, directory) for key in own], change=change)
+    assert played.round().num_received == 4
+    client, names = played.client(0), sorted(n for n in asked[kind] if not n.startswith("setting"))
+    assert names
+    for name in names:
+        for value in (None, "text", 7, 1 << 30, 0.5, [0.5], True):
+            fields = {n: v for n, v in {**asked[kind], name: value}.items() if v is not None}
+            if name in ("contributing", "signatures", "contributions") and value is None:
+                continue
+            if type(value) is type(asked[kind][name]):
+                continue
+            told = client.reply(kind, fields)
+            assert set(told) == {"refused"} and f"the field {name!r} must be" in told["refused"]
+    assert "there is no such question" in client.reply("evaluate", {})["refused"]
+    assert "float32 or float64" in client.reply("train", {**asked["train"], "dtype": "float8"})["refused"]
 
 
 @pytest.mark.filterwarnings("ignore:train|node:UserWarning")

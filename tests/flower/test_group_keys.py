@@ -11,7 +11,13 @@ import torch
 from lightning_fedq.flower import client as client_half
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import StratifiedCorBin
-from lightning_fedq.party_keys import ClientSecrets, HeldClientKeys, ServerSecrets
+from lightning_fedq.party_keys import (
+    ClientSecrets,
+    HeldClientKeys,
+    HeldServerKeys,
+    NotHeldError,
+    ServerSecrets,
+)
 from lightning_fedq.ranges import AdaptiveRange
 from lightning_fedq.rounds import RoundEngine
 from tests.flower.halves import DIM, Fields, Halves, update_of
@@ -62,15 +68,17 @@ def group_of(played: Halves) -> tuple[int, ...]:
     return max(played.server.coming_plan().groups, key=len)
 
 
-def test_a_group_with_a_silent_member_drops_out_and_nobody_else(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", [{"refused": "busy"}, {"contributions": b"short"}, {"contributions": 7}])
+def test_a_group_s_key_is_made_without_a_silent_member(given: Fields, tmp_path: Path) -> None:
+    """Those who lacked its contribution were left out of the round."""
     played = halves(tmp_path)
     silent, *_ = group_of(played)
     played.line.answered = lambda kind, client, fields: (
-        {"refused": "busy"} if (kind, client) == ("contribute", silent) else fields
+        given if (kind, client) == ("contribute", silent) else fields
     )
-    with pytest.warns(UserWarning, match=f"is left out, as \\[{silent}\\] of its group are silent"):
+    with pytest.warns(UserWarning, match=f"is made without those of \\[{silent}\\]"):
         record = played.round()
-    assert record.num_received == 2  # who was silent had everybody else's, and the fourth needs none
+    assert record.num_received == CLIENTS  # who was silent knows the others' contributions, as they all do
     played.line.answered = None
     assert played.round().num_received == CLIENTS
 
@@ -93,12 +101,69 @@ def test_a_contribution_that_the_server_has_exchanged_is_refused(tmp_path: Path)
         assert not log.exists()  # nothing was encoded
 
 
-@pytest.mark.parametrize("value", [None, "text", 1 << 40, b"short"])
-def test_a_malformed_contribution_is_that_of_a_silent_member(value: Any, tmp_path: Path) -> None:
-    played = halves(tmp_path)
-    silent, *_ = group_of(played)
+TENS = StratifiedCorBin(epsilon=4.0, group_size=10)
+
+
+@pytest.mark.parametrize("cheated", [9, 2, 1])
+def test_junk_contributions(cheated: int, tmp_path: Path) -> None:
+    """One member of a group of ten ended the round of nine others, in every round. Now in one at most."""
+    played = Halves(federated(TENS, seed=None, num_clients=12), tmp_path)
+    liar, *_ = group_of(played)
+
+    def lies(kind: str, client: int, fields: Fields) -> Fields:
+        if (kind, client) != ("contribute", liar) or "contributions" not in fields:
+            return fields
+        return {"contributions": bytes(48 * cheated) + fields["contributions"][48 * cheated :]}
+
+    played.line.answered = lies
+    with pytest.warns(UserWarning, match=f"could not open what client {liar} sealed"):
+        assert played.round().num_received == 12 - cheated
+    assert played.roster.left_out == ({liar} if cheated > 1 else set())
+    for _ in range(2):
+        assert played.round().num_received >= 11
+        assert played.roster.left_out <= {liar}
+
+
+def test_a_false_accuser_harms_itself_alone(tmp_path: Path) -> None:
+    played = Halves(federated(TENS, seed=None, num_clients=12), tmp_path)
+    liar, *others = group_of(played)
     played.line.answered = lambda kind, client, fields: (
-        {"contributions": value} if (kind, client) == ("contribute", silent) else fields
+        {"refused": "no", "accused": others[:3]} if (kind, client) == ("train", liar) else fields
     )
-    with pytest.warns(UserWarning, match="of its group are silent"):
-        assert played.round().num_received == 2
+    for _ in range(2):
+        assert played.round().num_received == 11
+        assert played.roster.left_out == {liar}
+
+
+def test_what_is_shared_without_a_silent_member_is_shared(tmp_path: Path) -> None:
+    """Every member draws the same bits with the rest of its group, and other ones than with all."""
+    played = halves(tmp_path)
+    server, own = secrets_of(tmp_path)
+    group, keys = group_of(played), played.roster.keys()
+    assert isinstance(keys, HeldServerKeys)
+    public = {client: secrets.public_key for client, secrets in enumerate(own)}
+    held = {
+        client: HeldClientKeys(
+            client,
+            own[client],
+            server.federation,
+            server.public_key,
+            keys.salt,
+            keys.sealed_members(client),
+            public,
+        )
+        for client in group
+    }
+    sent = {client: one.contributions(group) for client, one in held.items()}
+    found = []
+    for chosen in (group, group[1:], group[:1]):
+        for client, one in held.items():
+            others = {other: sent[other][client] for other in chosen if other != client}
+            one.take_contributions(group, others, chosen)
+        made = {one.peer(group) for one in held.values()}
+        assert len(made) == 1
+        found += made
+    assert len(set(found)) == 3
+    for chosen in ((), (99,)):
+        with pytest.raises(NotHeldError, match="can't be made of contributions"):
+            held[group[0]].take_contributions(group, {}, chosen)

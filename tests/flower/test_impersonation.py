@@ -94,6 +94,17 @@ def test_nor_does_it_change_a_client_s_signature(tmp_path: Path) -> None:
     assert [played.round().num_received for _ in range(2)] == [4, 4]
 
 
+@pytest.mark.filterwarnings("ignore:node 4 is no client:UserWarning")
+def test_a_recorded_registration_is_of_no_use(tmp_path: Path) -> None:
+    """The thief repeats all of client 1's registration: it took the client's place in every second round."""
+    played = Halves(federated(COIN, seed=None), tmp_path)
+    with_a_thief(played, tmp_path)
+    Impersonator.stolen = dict(played.line.answers["register", 1])
+    with pytest.warns(UserWarning, match=r"node 4: .*repeats what it has recorded"):
+        assert [played.round().num_received for _ in range(2)] == [4, 4]
+    assert played.roster.nodes[1] == 1
+
+
 def test_a_client_that_comes_back_has_its_proof(tmp_path: Path) -> None:
     played = Halves(federated(COIN, seed=None), tmp_path)
     for name in list(played.line.answers):

@@ -19,7 +19,8 @@ from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.flower import server_app
 from lightning_fedq.flower.client import RefusedError
 from lightning_fedq.flower.records import to_record
-from lightning_fedq.flower.server import ClientsElsewhere, FederatedServer, Roster
+from lightning_fedq.flower.roster import Roster
+from lightning_fedq.flower.server import ClientsElsewhere, FederatedServer
 from lightning_fedq.mechanisms import CPA, LDPQ, AggregateGaussian, BandedGaussian, CorBin, StratifiedCorBin
 from lightning_fedq.models import MLP
 from lightning_fedq.party_keys import ClientSecrets, Identities

@@ -8,17 +8,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.records import to_record
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, JoPEQ
+from lightning_fedq.party_keys import Identities
 from lightning_fedq.secagg import Client, SecAgg
 from lightning_fedq.secagg.messages import FRAME_BYTES, TAG_BYTES, Kind, seal
+from lightning_fedq.secagg.shamir import split
 from tests.flower.halves import Halves
 from tests.flower.loop import LoopGrid, clients, deployment, federated
 
-pytestmark = pytest.mark.filterwarnings("ignore:the message of client|client|node|unmask:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:the message of|client|node|unmask|round .* client:UserWarning"
+)
 COIN = CorBin(epsilon=4.0, shared_bits=5)
 JUNK: list[Any] = [None, "text", 7, 1 << 40, -1, 0.5, [1, 2], b"", b"junk"]
 
@@ -51,39 +56,111 @@ def test_behind_secure_aggregation(kind: str, value: Any, tmp_path: Path) -> Non
     assert played.round().num_received == 4
 
 
-@pytest.mark.filterwarnings("ignore:masked. .*shares do not open|round .* shares:UserWarning")
-@pytest.mark.parametrize("cheated", [{0, 1, 3}, {0, 3}, {0}])
-def test_shares_that_do_not_open(cheated: set[int], tmp_path: Path, monkeypatch: Any) -> None:
-    """Who can't open them leaves the round, so that client 2, alone, ended every round of four."""
+def identities(count: int) -> list[Identities]:
+    own = [Ed25519PrivateKey.generate() for _ in range(count)]
+    return [Identities(key, {c: one.public_key() for c, one in enumerate(own)}) for key in own]
+
+
+def secured(folder: Path, active: bool, num_clients: int = 10) -> Halves:
+    """A federation behind secure aggregation: t = 6 of 10 against a curious server, 7 against a lying one."""
+    settings = federated(COIN, seed=None, num_clients=num_clients, secure_aggregation=SecAgg(active=active))
+    return Halves(settings, folder, identities(num_clients) if active else None)
+
+
+@pytest.mark.parametrize("active", [False, True])
+@pytest.mark.parametrize("cheated", [1, 2, 4, 5, 9])
+def test_shares_that_do_not_open(cheated: int, active: bool, tmp_path: Path, monkeypatch: Any) -> None:
+    """One client that seals junk for four of nine partners ended every round, or had the four shut out."""
 
     class Cheats(Client):
         def _share_key(self, owner: int, holder: int) -> bytes:
-            cheats = owner == self.client == 2 and holder in cheated
+            cheats = owner == self.client == 2 and holder in [c for c in range(10) if c != 2][:cheated]
             return bytes(32) if cheats else super()._share_key(owner, holder)
 
     monkeypatch.setattr("lightning_fedq.flower.client.Client", Cheats)
-    played = Halves(federated(COIN, seed=None, secure_aggregation=SecAgg()), tmp_path)
+    played = secured(tmp_path, active)
+    enough = 10 - cheated >= (7 if active else 6)
     first = played.round()
-    if len(cheated) == 1:  # it might be client 0 who lies
-        assert first.num_received == played.round().num_received == 3
-        assert not played.roster.left_out
-        return
-    assert "clients are needed" in first.aborted
+    assert (first.num_received, bool(first.aborted)) == ((10, False) if enough else (0, True))
+    assert played.roster.left_out == ({2} if cheated > 1 else set())  # the one might lie itself
+    for _ in range(2):
+        assert played.round().num_received == (9 if cheated > 1 else 10)
+
+
+@pytest.mark.parametrize("active", [False, True])
+@pytest.mark.parametrize("num_clients", [5, 10])
+def test_a_commitment_that_is_not_of_the_seed(
+    num_clients: int, active: bool, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Every round of every run was given up, and the client that the log named was asked again."""
+    honest = Client._make_shares
+    monkeypatch.setattr(
+        Client,
+        "_make_shares",
+        lambda self, near: bytes(32) + honest(self, near)[32:] if self.client == 2 else honest(self, near),
+    )
+    played = secured(tmp_path, active, num_clients)
+    assert "client 2] the shares of its self-mask do not give back" in played.round().aborted
     assert played.roster.left_out == {2}
-    assert played.round().num_received == 3
-    assert played.server.ledger.charges.tolist() == [2, 2, 2, 2]
+    assert played.round().num_received == num_clients - 1
+
+
+@pytest.mark.parametrize("active", [False, True])
+def test_shares_on_no_polynomial(active: bool, tmp_path: Path, monkeypatch: Any) -> None:
+    honest, lies = Client._make_shares, [False]
+
+    def dealt(secret: bytes, points: list[int], threshold: int, entropy: Any) -> list[bytes]:
+        return (
+            [bytes(1) + entropy(32) for _ in points] if lies[0] else split(secret, points, threshold, entropy)
+        )
+
+    def make(self: Client, near: list[int]) -> bytes:
+        lies[0] = self.client == 2
+        return honest(self, near)
+
+    monkeypatch.setattr("lightning_fedq.secagg.client.split", dealt)
+    monkeypatch.setattr(Client, "_make_shares", make)
+    played = secured(tmp_path, active)
+    assert "client 2]" in played.round().aborted
+    assert played.roster.left_out == {2}
+    assert played.round().num_received == 9
+
+
+@pytest.mark.parametrize("liars, active", [((2,), False), ((0, 5), False), ((0, 4), False), ((2,), True)])
+def test_wrong_shares_are_corrected(
+    liars: tuple[int, ...], active: bool, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Two of ten ended every round, and the log named the owner of a secret in their place."""
+    honest = Client.unmask
+
+    def unmask(self: Client, message: bytes) -> bytes:
+        if self.client in liars:
+            self._held = {owner: 2 * (bytes(1) + bytes([owner + 1]) * 32) for owner in self._held}
+        return honest(self, message)
+
+    monkeypatch.setattr(Client, "unmask", unmask)
+    played = secured(tmp_path, active)
+    assert played.round().num_received == 10
+    while played.roster.left_out != set(liars):  # one a round: what they say of each other is explained then
+        before = len(played.roster.left_out)
+        assert played.round().num_received == 10 - before
+        assert before < len(played.roster.left_out) <= len(liars)
+    assert played.round().num_received == 10 - len(liars)
 
 
 def test_accusations_that_too_few_make(tmp_path: Path) -> None:
-    """One client says of another what it likes; it is the one that is missed."""
-    played = Halves(federated(COIN, seed=None, secure_aggregation=SecAgg()), tmp_path)
-    for accused in (0, 2, 7, -1, "text", None, True):
+    """One client says of others what it likes; it is the one that is left out."""
+    played = secured(tmp_path, False, 4)
+    for accused in (2, 7, -1, "text", None, True, [2], [7], ["text"], [0]):
         told = {"refused": "masked: no", "accused": accused}
         played.line.answered = lambda kind, client, fields, told=told: (
             told if (kind, client) == ("masked", 2) else fields
         )
         assert played.round().num_received == 3
-    assert not played.roster.left_out
+        assert not played.roster.left_out
+    told["accused"] = [1]
+    assert played.round().num_received == 3
+    assert played.roster.left_out == {2}
 
 
 @pytest.mark.parametrize("seed", [None, 5])

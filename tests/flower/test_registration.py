@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from lightning_fedq.commands.flower import NEXT
-from lightning_fedq.flower import exchange, server
+from lightning_fedq.flower import exchange, roster
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.records import to_record
-from lightning_fedq.flower.server import Roster
+from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.settings import fingerprint
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import CorBin
@@ -38,16 +38,16 @@ class Clock:
 def clock(monkeypatch: Any) -> Clock:
     found = Clock()
     monkeypatch.setattr(exchange, "time", found)
-    monkeypatch.setattr(server, "time", found)
+    monkeypatch.setattr(roster, "time", found)
     return found
 
 
-def settings() -> Any:
-    return federated(CorBin(epsilon=4.0, shared_bits=5), seed=None)
+def settings(seed: int | None = None) -> Any:
+    return federated(CorBin(epsilon=4.0, shared_bits=5), seed=seed)
 
 
-def roster_of(grid: LoopGrid, folder: Path, warned: list[str]) -> Roster:
-    fed = settings()
+def roster_of(grid: LoopGrid, folder: Path, warned: list[str], seed: int | None = None) -> Roster:
+    fed = settings(seed)
     found = Exchange(grid, HOUR, warned.append)
     return Roster(fed, found, Store(folder / "server"), fingerprint(fed, module(), None))
 
@@ -57,28 +57,28 @@ def silent(*nodes: int) -> Any:
     return lambda kind, client, reply: None if kind == "register" and client in nodes else reply
 
 
-def grid_of(folder: Path, nodes: int, *quiet: int) -> LoopGrid:
-    apps, homes = clients(settings, folder)
+def grid_of(folder: Path, nodes: int, *quiet: int, seed: int | None = None) -> LoopGrid:
+    apps, homes = clients(lambda: settings(seed), folder)
     apps, homes = [*apps, *apps][:nodes], [*homes, *(folder / "more" / str(i) for i in range(nodes))][:nodes]
     return LoopGrid(apps, homes, silent(*quiet))
 
 
 def test_it_begins_when_the_wanted_number_is_there(clock: Clock, tmp_path: Path) -> None:
     """A fifth SuperNode is connected and says nothing: four are wanted, and four have answered."""
-    roster = roster_of(grid_of(tmp_path, 5, 4), tmp_path, [])
-    roster.gather(600.0)
-    assert sorted(roster.nodes) == [0, 1, 2, 3] and clock.now < 2.0
+    found = roster_of(grid_of(tmp_path, 5, 4), tmp_path, [])
+    found.gather(600.0)
+    assert sorted(found.nodes) == [0, 1, 2, 3] and clock.now < 2.0
 
 
 def test_who_is_missing_is_named_after_the_time_to_wait(clock: Clock, tmp_path: Path) -> None:
     """Client 2's node is connected and silent, client 3 has not come: ten minutes are waited, not an hour."""
-    roster = roster_of(grid_of(tmp_path, 3, 2), tmp_path, [])
+    found = roster_of(grid_of(tmp_path, 3, 2), tmp_path, [])
     words = (
         r"4 clients are needed and 2 have registered within 600 s; missing are clients \[2, 3\], and nodes "
         r"\[102\] are connected and have not answered; "
     )
     with pytest.raises(RuntimeError, match=words):
-        roster.gather(600.0)
+        found.gather(600.0)
     assert 600.0 <= clock.now < 610.0
 
 
@@ -91,9 +91,9 @@ def test_one_that_answers_late_is_taken_in(clock: Clock, tmp_path: Path) -> None
         return whole(wanted)
 
     grid.pull_messages = late  # type: ignore[method-assign]
-    roster = roster_of(grid, tmp_path, [])
-    roster.gather(600.0)
-    assert sorted(roster.nodes) == [0, 1, 2, 3] and 300.0 <= clock.now < 310.0
+    found = roster_of(grid, tmp_path, [])
+    found.gather(600.0)
+    assert sorted(found.nodes) == [0, 1, 2, 3] and 300.0 <= clock.now < 310.0
     assert [kind for kind, _ in grid.log] == ["register"] * CLIENTS  # asked once
 
 
@@ -101,13 +101,13 @@ def test_a_stranger_does_not_hold_up_every_round(clock: Clock, tmp_path: Path) -
     """A silent node that joins in mid-run costs one short wait, and no more in the rounds to come."""
     grid = grid_of(tmp_path, 5, 4)
     stranger = grid.contexts.pop(104)
-    roster = roster_of(grid, tmp_path, [])
-    roster.gather(600.0)
+    found = roster_of(grid, tmp_path, [])
+    found.gather(600.0)
     grid.contexts[104] = stranger
-    roster.refresh()
+    found.refresh()
     first = clock.now
     assert first < 120.0
-    roster.refresh()
+    found.refresh()
     assert clock.now == first
 
 
@@ -116,24 +116,27 @@ def test_a_client_that_comes_back_is_waited_for_as_long_as_for_an_answer(
 ) -> None:
     """Client 3's node is gone; a new one with its folder takes five minutes to say who it is."""
     grid = grid_of(tmp_path, CLIENTS)
-    roster = roster_of(grid, tmp_path, [])
-    roster.gather(600.0)
+    found = roster_of(grid, tmp_path, [])
+    found.gather(600.0)
     grid.apps.append(grid.apps[3])
     grid.contexts[104] = grid.contexts.pop(103)
     grid.contexts[104].node_id = 104
     whole = grid.pull_messages
     grid.pull_messages = lambda numbers: whole(numbers) if clock.now >= 300.0 else []  # type: ignore[method-assign]
-    roster.refresh()
-    assert roster.nodes[3] == 104 and 300.0 <= clock.now < 310.0
+    found.refresh()
+    assert found.nodes[3] == 104 and 300.0 <= clock.now < 310.0
 
 
-def test_a_restarted_server_goes_on_with_whoever_is_there(clock: Clock, tmp_path: Path) -> None:
+@pytest.mark.parametrize("seed", [None, 5])
+def test_a_restarted_server_goes_on_with_whoever_is_there(
+    seed: int | None, clock: Clock, tmp_path: Path
+) -> None:
     """Client 3 is away when the server is started again: it is missed, as in mid-run."""
-    grid = grid_of(tmp_path, CLIENTS)
-    first = roster_of(grid, tmp_path, [])
+    grid = grid_of(tmp_path, CLIENTS, seed=seed)
+    first = roster_of(grid, tmp_path, [], seed)
     first.gather(600.0)
     grid.contexts.pop(103)
-    again = roster_of(grid, tmp_path, [])
+    again = roster_of(grid, tmp_path, [], seed)
     with pytest.warns(UserWarning, match=r"goes on with 3 of 4 clients.* missing are clients \[3\]"):
         again.gather(600.0)
     assert sorted(again.nodes) == [0, 1, 2] and 600.0 <= clock.now < 610.0
@@ -166,10 +169,10 @@ def test_a_strangers_refusal_ends_nothing_before_the_time_to_wait(clock: Clock, 
             grid.contexts[103] = late
 
     clock.sleep = asleep  # type: ignore[method-assign]
-    roster = roster_of(grid, tmp_path, [])
+    found = roster_of(grid, tmp_path, [])
     with pytest.warns(UserWarning, match="node 104 refuses: no"):
-        roster.gather(600.0)
-    assert sorted(roster.nodes) == [0, 1, 2, 3] and 300.0 <= clock.now < 310.0
+        found.gather(600.0)
+    assert sorted(found.nodes) == [0, 1, 2, 3] and 300.0 <= clock.now < 310.0
     assert sum(kind == "register" for kind, _ in grid.log) == CLIENTS + 1  # asked once
 
 

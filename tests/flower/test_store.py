@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from lightning_fedq.flower.server import _EveryRound
+from lightning_fedq.flower.server import _check_checkpoint, _EveryRound
 from lightning_fedq.flower.store import Store
+from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.privacy.journal import Journal
+from tests.flower.loop import LoopGrid, clients, deployment, federated
 
 CHANGES: dict[str, Callable[[Store], object]] = {
     "put": lambda store: store.put("round", {"list": "new"}),
@@ -79,3 +82,40 @@ def test_a_server_s_checkpoint_is_on_the_disk_before_it_takes_the_old_one_s_plac
     kept = _EveryRound(tmp_path)
     kept._save(Saving())  # type: ignore[arg-type]
     assert synced == ["/last.new", ""] and kept.path.read_bytes() == b"whole"
+
+
+def test_a_checkpoint_that_is_lost_or_damaged_is_named_with_its_cure(tmp_path: Path) -> None:
+    """A lost one began a new count beside the old one; of a cut one torch said "EOFError", or less."""
+
+    def make() -> Any:
+        return federated(LDPQ(epsilon=1.0), seed=None, local_epochs=1)
+
+    apps, homes = clients(make, tmp_path)
+    deployment(make(), 1, tmp_path).run(LoopGrid(apps, homes))
+    last = tmp_path / "server" / "checkpoints" / "last.ckpt"
+    (journal,) = last.parent.glob("ledger-*.jsonl")
+    whole = last.read_bytes()
+    middle = len(whole) // 2
+    flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    cut = [whole[:size] for size in (0, 10, middle, len(whole) - 1)]
+    for data in (*cut, flipped):
+        last.write_bytes(data)
+        with pytest.raises(
+            ValueError, match=r"last\.ckpt is (cut off or )?damaged .*put a whole copy of it back"
+        ):
+            deployment(make(), 2, tmp_path).run(LoopGrid(apps, homes))
+    last.unlink()
+    with pytest.raises(
+        ValueError, match=rf"{journal.name} has charges and .*last\.ckpt is missing: put a whole"
+    ):
+        deployment(make(), 2, tmp_path).run(LoopGrid(apps, homes))
+    last.write_bytes(whole)  # the cure
+    _, server = deployment(make(), 2, tmp_path).run(LoopGrid(apps, homes))
+    assert server.engine.ledger.charges.tolist() == [2] * 4
+
+
+def test_a_journal_without_charges_is_begun_again(tmp_path: Path) -> None:
+    """Killed before the first checkpoint, a server has charged nobody."""
+    folder = tmp_path / "checkpoints"
+    Journal(folder / "ledger-0.jsonl", "LDPQ", 4)
+    _check_checkpoint(tmp_path)

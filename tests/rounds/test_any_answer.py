@@ -10,7 +10,7 @@ from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.randomness import PublicRandomness
 from lightning_fedq.rounds import MalformedMessageError, RefusedMessageError
 from lightning_fedq.rounds.messages import FRAME_BYTES, frame
-from lightning_fedq.wire.coding import FixedLength
+from lightning_fedq.wire.coding import FixedLength, UndecodableError
 from lightning_fedq.wire.entropy_coding import Subset
 from lightning_fedq.wire.range_coding import ConditionalRange
 from tests.contract.test_mechanisms import every_mechanism
@@ -83,16 +83,25 @@ def test_an_answer_of_any_length_is_refused_before_it_is_read(mechanism, monkeyp
         server.take(framed(server, bytes(1_000_000)))
 
 
-def test_a_code_that_fails_in_any_way_ends_no_round(monkeypatch):
+def test_a_bug_of_a_code_is_not_a_client_s(monkeypatch):
+    """It was refused as the client's message, round after round: a broken decoder looked like silence."""
     server, clients = deployed(LDPQ(1.0))
     sent = answers(server, clients, server.start())
 
-    def unpack(self, stream, count):
-        raise AssertionError("not of this code")
+    def failing(error):
+        def unpack(self, stream, count):
+            raise error
 
+        return unpack
+
+    for error in (AssertionError("a bug"), ValueError("a bug"), KeyError("a bug")):
+        with monkeypatch.context() as patched:
+            patched.setattr(FixedLength, "unpack", failing(error))
+            with pytest.raises(type(error), match="a bug"):
+                server.take(sent[LIAR])
     with monkeypatch.context() as patched:
-        patched.setattr(FixedLength, "unpack", unpack)
-        with pytest.raises(MalformedMessageError, match="client 2: AssertionError: not of this code"):
+        patched.setattr(FixedLength, "unpack", failing(UndecodableError("no message")))
+        with pytest.raises(MalformedMessageError, match="client 2: no message"):
             server.take(sent[LIAR])
     for message in sent.values():
         server.take(message)

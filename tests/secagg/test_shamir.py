@@ -6,7 +6,15 @@ from itertools import combinations
 
 import pytest
 
-from lightning_fedq.secagg.shamir import PRIME, interpolate, random_element, reconstruct, split
+from lightning_fedq.secagg.shamir import (
+    NO_SHARE,
+    PRIME,
+    Opened,
+    interpolate,
+    random_element,
+    reconstruct,
+    split,
+)
 from tests.secagg.play import seeded_entropy
 
 SECRET = bytes(range(1, 33))
@@ -55,14 +63,61 @@ def test_shares_are_uniform_field_elements() -> None:
     assert abs(ones - 2000) < 5 * 1000**0.5
 
 
-def test_wrong_shares_are_passed_over() -> None:
-    shares = shares_of(SECRET, [1, 2, 3, 4, 5], 3)
-    for liar in shares:
-        wrong = {**shares, liar: (7).to_bytes(33, "big")}
-        assert reconstruct(wrong, 3, SECRET.__eq__) == SECRET
-    wrong = {**shares, 1: bytes(33), 3: b"\xff" * 33, 5: bytes(33)}
-    assert reconstruct(wrong, 3, SECRET.__eq__) is None
-    assert reconstruct({point: wrong[point] for point in (1, 2, 4)}, 3, SECRET.__eq__) is None
+def with_errors(shares: dict[int, bytes], wrong: list[int]) -> dict[int, bytes]:
+    return {**shares, **{point: (7 + point**3).to_bytes(33, "big") for point in wrong}}
+
+
+@pytest.mark.parametrize("num, threshold", [(3, 2), (4, 3), (5, 3), (6, 4), (7, 4), (10, 6), (10, 7)])
+def test_wrong_shares_are_corrected_wherever_they_lie(num: int, threshold: int) -> None:
+    """Every set of up to (m - t) / 2 holders, and every single one."""
+    points = [3 * i + 1 for i in range(num)]
+    shares, most = shares_of(SECRET, points, threshold), max(1, (num - threshold) // 2)
+    for count in range(most + 1):
+        for wrong in combinations(points, count):
+            opened = reconstruct(with_errors(shares, list(wrong)), threshold, SECRET.__eq__)
+            assert opened is not None and opened.secret == SECRET
+            needed = set(wrong) & set(points[:threshold])
+            assert needed <= set(opened.wrong) <= set(wrong) if needed else not opened.wrong
+
+
+@pytest.mark.parametrize("count", [1, 2, 20, 49])
+def test_a_large_cohort_corrects_a_quarter_of_liars(count: int) -> None:
+    points = list(range(1, 201))
+    wrong = points[:: 200 // count][:count]
+    opened = reconstruct(with_errors(shares_of(SECRET, points, 101), wrong), 101, SECRET.__eq__)
+    assert opened is not None and opened.secret == SECRET and list(opened.wrong) == wrong
+
+
+def test_shares_that_agree_on_a_wrong_secret_are_outvoted() -> None:
+    """Two liars of seven send shares of one polynomial; the code's distance tells them all the same."""
+    points = list(range(1, 8))
+    shares, other = shares_of(SECRET, points, 3), shares_of(bytes(32), points, 3, seed=1)
+    opened = reconstruct({**shares, 1: other[1], 2: other[2]}, 3, SECRET.__eq__)
+    assert opened is not None and opened.wrong == (1, 2)
+
+
+def test_nothing_is_returned_where_too_many_are_wrong_or_the_commitment_is() -> None:
+    points = list(range(1, 11))
+    shares = shares_of(SECRET, points, 6)
+    assert reconstruct(with_errors(shares, [1, 2, 3]), 6, SECRET.__eq__) is None
+    assert reconstruct(shares, 6, bytes(32).__eq__) is None
+    assert reconstruct(with_errors(dict(list(shares.items())[:6]), [2]), 6, SECRET.__eq__) is None
+
+
+def test_doubted_shares_and_shares_that_are_none_are_not_used() -> None:
+    points = list(range(1, 8))
+    shares, asked = shares_of(SECRET, points, 3), []
+
+    def is_right(secret: bytes) -> bool:
+        asked.append(secret)
+        return secret == SECRET
+
+    wrong = with_errors(shares, [1, 2])
+    assert reconstruct(wrong, 3, is_right, doubted={1, 2}) == Opened(SECRET) and len(asked) == 1
+    missing = {**shares, 1: NO_SHARE, 2: b"\xff" * 33, 3: PRIME.to_bytes(33, "big")}
+    assert reconstruct(missing, 3, SECRET.__eq__) == Opened(SECRET)
+    with pytest.raises(ValueError, match="3 shares are needed, got 2"):
+        reconstruct({**missing, 4: NO_SHARE, 5: NO_SHARE}, 3, SECRET.__eq__)
 
 
 def test_refused_arguments() -> None:

@@ -1,0 +1,154 @@
+"""The clients of one open round of a real federation: what each is asked, and what their answers come to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from lightning_fedq._lightning import rank_zero_warn
+from lightning_fedq.core import AbortedRoundError
+from lightning_fedq.flower.exchange import Exchange
+from lightning_fedq.flower.records import Fields, bytes_in
+from lightning_fedq.flower.roster import Roster
+from lightning_fedq.flower.secure import RemoteSum, remote_sum
+from lightning_fedq.party_keys import CONTRIBUTION_BYTES
+from lightning_fedq.rounds import RefusedMessageError, RoundServer
+
+
+class Cohort:
+    """The clients of one open round: what each is asked, and what their answers come to.
+
+    Args:
+        server: In an open round.
+        exchange: To the nodes.
+        roster: Who is who.
+    """
+
+    def __init__(self, server: RoundServer, exchange: Exchange, roster: Roster) -> None:
+        assert server.plan is not None
+        self._server, self._exchange, self._roster, self._plan = server, exchange, roster, server.plan
+        self.group = f"round {server.plan.round + 1}"
+        self._sum = None if server.secure_sum is None else remote_sum(server)
+        self._left_out = self._roster.left_out
+
+    def questions(self) -> dict[int, Fields]:
+        """Fields for each client beside the model. Whoever is not connected is told nothing."""
+        self._roster.refresh()
+        asked = self._server.task()
+        task, online = asked.to_bytes(), set(self._exchange.online())
+        found: dict[int, Fields] = {}
+        for members in self._plan.groups:
+            for client in members:
+                if self._roster.nodes.get(client) not in online:
+                    rank_zero_warn(f"{self.group}: client {client} is not connected")
+                    continue
+                if client in self._left_out:
+                    rank_zero_warn(f"{self.group}: client {client} is left out, as it has broken a round")
+                    continue
+                known = (*members, *asked.neighbours(client))
+                keys = self._roster.introduction(self._server.keys, client, known)
+                found[client] = {"task": task, "client": client, **keys}
+        found = self._with_group_keys(found)
+        if self._sum is not None:
+            for client, fields in found.items():
+                fields["invitation"] = self._sum.invitation(client)
+        return found
+
+    def _with_group_keys(self, asked: dict[int, Fields]) -> dict[int, Fields]:
+        """Relay what members of groups of three or more contribute to a key.
+
+        The key is made without the contributions of those who are silent, or in dispute within the group.
+        """
+        large = {client for group in self._plan.groups if len(group) > 2 for client in group}
+        joining = {c: fields for c, fields in asked.items() if c in large and "peers" in fields}
+        if not joining:
+            return asked
+        sealed: dict[tuple[int, int], bytes] = {}
+        for client, answer in self.ask("contribute", joining).items():
+            parts, peers = bytes_in(answer, "contributions"), joining[client]["peers"]
+            if len(parts) == CONTRIBUTION_BYTES * len(peers):
+                for place, other in enumerate(peers):
+                    start = CONTRIBUTION_BYTES * place
+                    sealed[client, other] = parts[start : start + CONTRIBUTION_BYTES]
+        given = {sender for sender, _ in sealed}
+        for members in self._plan.groups:
+            chosen = [member for member in members if member in given]
+            chosen = [member for member in chosen if self._roster.disputes.of(member).isdisjoint(members)]
+            for client in filter(joining.__contains__, members):
+                fields = joining[client]
+                if not chosen:
+                    rank_zero_warn(f"{self.group}: client {client} is left out, as its group has no key")
+                    del asked[client]
+                    continue
+                if missing := [member for member in members if member not in chosen]:
+                    told = f"the group key of client {client} is made without those of {missing}"
+                    rank_zero_warn(f"{self.group}: {told}")
+                    fields["contributing"] = chosen
+                fields["contributions"] = b"".join(
+                    sealed[other, client] for other in chosen if other != client
+                )
+        return asked
+
+    def ask(self, kind: str, contents: dict[int, Fields]) -> dict[int, Fields]:
+        """Ask clients by number, and return who has not refused."""
+        nodes = self._roster.nodes
+        sent = {nodes[client]: fields for client, fields in contents.items()}
+        return self.by_client(self._exchange(kind, sent, self.group))
+
+    def by_client(self, answers: Mapping[int, Fields]) -> dict[int, Fields]:
+        """Answers of nodes, by client, without refusals. Whom they accuse is in dispute with them."""
+        clients = {node: client for client, node in self._roster.nodes.items()}
+        for node, fields in answers.items():
+            accused = fields.get("accused")
+            near = self._near(clients[node])
+            for client in accused if isinstance(accused, list) else ():
+                if client in near:
+                    told = f"client {clients[node]} could not open what client {client} sealed for it"
+                    rank_zero_warn(f"{self.group}: {told}")
+                    self._roster.disputes.between(clients[node], client)
+        return {clients[node]: fields for node, fields in answers.items() if "refused" not in fields}
+
+    def _near(self, client: int) -> set[int]:
+        """Who seals anything for a client: its group, and its partners behind secure aggregation."""
+        group = next((members for members in self._plan.groups if client in members), ())
+        partners = set() if self._sum is None else self._sum.machine.partners(client)
+        return (partners | set(group)) - {client}
+
+    def conclude(self, answers: dict[int, Fields]) -> None:
+        """Give the server what came back, after the further exchanges of secure aggregation."""
+        if self._sum is None:
+            self._take(answers)
+        else:
+            self._secure(self._sum, answers)
+        if new := sorted(self._roster.left_out - self._left_out):
+            rank_zero_warn(
+                f"{self.group}: clients {new[:10]} have broken the round, or are in dispute with two others, "
+                "and are asked no more until the server is started again"
+            )
+
+    def _take(self, answers: dict[int, Fields]) -> None:
+        """In the order of a simulation, so that sums of floats have the same last bits."""
+        for client in self._plan.survivors:
+            if client not in answers:
+                continue
+            try:
+                self._server.take(bytes_in(answers[client], "answer"))
+            except RefusedMessageError as error:
+                rank_zero_warn(f"the message of client {client} is refused: {error}")
+
+    def _secure(self, secure: RemoteSum, answers: dict[int, Fields]) -> None:
+        def exchange(kind: str, messages: dict[int, bytes]) -> dict[int, bytes]:
+            return _answered(self.ask(kind, {client: {"secagg": m} for client, m in messages.items()}))
+
+        try:
+            self._server.answered(secure.run(_answered(answers), exchange, rank_zero_warn))
+        except AbortedRoundError as error:
+            self._server.abort(str(error))
+        for holder, owner in secure.machine.wrong_shares:
+            rank_zero_warn(f"{self.group}: client {holder} opened a wrong share of client {owner}")
+            self._roster.disputes.between(holder, owner)
+        for client in secure.machine.broken:
+            self._roster.disputes.prove(client)
+
+
+def _answered(found: dict[int, Fields]) -> dict[int, bytes]:
+    return {client: bytes_in(fields, "secagg") for client, fields in found.items()}

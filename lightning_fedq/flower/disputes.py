@@ -1,0 +1,44 @@
+"""Who has broken rounds, as far as a server can tell that sees no secrets.
+
+Some messages prove their sender wrong. Others only tell that one of two clients lies: a holder says that what
+an owner sealed for it does not open, or a share is not on the owner's polynomial, and either may have made it
+so. Such a dispute costs neither of them the round. A client in dispute with two others is left out, those
+with the most disputes first, whose disputes then count against nobody else: so one liar, who has a dispute
+with each client that it cheats or accuses, goes, and no honest client ever does. Of liars that agree, c can
+have at most c^2 / 2 honest ones left out: each has two disputes, with liars who have no more than c each.
+"""
+
+from __future__ import annotations
+
+
+class Disputes:
+    """Disputes and proofs of a federation, from its first round on."""
+
+    def __init__(self) -> None:
+        self._with: dict[int, set[int]] = {}
+        self._broken: set[int] = set()
+
+    def between(self, one: int, other: int) -> None:
+        """One of these two has lied. They may be one."""
+        if one == other:
+            self.prove(one)
+            return
+        self._with.setdefault(one, set()).add(other)
+        self._with.setdefault(other, set()).add(one)
+
+    def prove(self, client: int) -> None:
+        """This one has broken a round."""
+        self._broken.add(client)
+
+    def of(self, client: int) -> set[int]:
+        """With whom a client is in dispute, those who are left out aside."""
+        return self._with.get(client, set()) - self.left_out
+
+    @property
+    def left_out(self) -> set[int]:
+        """Clients that are asked no more."""
+        found = set(self._broken)
+        for client in sorted(self._with, key=lambda client: (-len(self._with[client]), client)):
+            if len(self._with[client] - found) > 1:
+                found.add(client)
+        return found

@@ -1,0 +1,273 @@
+"""Who is who at the server of a real federation: numbers, keys and nodes, and who is asked no more."""
+
+from __future__ import annotations
+
+import hmac
+import os
+import time
+from collections.abc import Mapping, Sequence
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+from lightning_fedq._lightning import rank_zero_warn
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.flower.disputes import Disputes
+from lightning_fedq.flower.exchange import POLL, Exchange
+from lightning_fedq.flower.records import Fields, bytes_in, number_in
+from lightning_fedq.flower.store import Store
+from lightning_fedq.party_keys import (
+    HeldServerKeys,
+    KeyVerificationError,
+    ServerSecrets,
+    registration_proof,
+    verify_key,
+)
+from lightning_fedq.randomness import SeededKeys, ServerKeys
+
+_SECRETS, _ROSTER, _SIGNATURES, _SAMPLES, _GATHERED = "server", "roster", "signatures", "samples", "gathered"
+_SIGNATURE_BYTES, _NONCE_BYTES = 64, 32
+_WAIT_FOR_NEW = 60.0
+"""Seconds that a round waits for a node that has just come, where no client is missing."""
+
+
+class Roster:
+    """Who is who: the clients' numbers, their public keys and the nodes that they sit at.
+
+    Args:
+        federated: The federation's settings.
+        exchange: To the nodes.
+        store: The server's folder.
+        words: The server's fingerprint.
+        directory: Everybody's verification key; with it a number is given to its identity only.
+
+    Attributes:
+        nodes: The node of each client.
+        samples: How many samples each client holds, where the mean is weighted by that.
+        disputes: Who has broken rounds, and is asked no more.
+    """
+
+    def __init__(
+        self,
+        federated: Federated,
+        exchange: Exchange,
+        store: Store,
+        words: dict[str, str],
+        directory: Mapping[int, Ed25519PublicKey] | None = None,
+    ) -> None:
+        self._federated, self._exchange, self._store = federated, exchange, store
+        self.directory = directory
+        self._words = {f"setting {name}": value for name, value in words.items()}
+        self.nodes: dict[int, int] = {}
+        self.samples: dict[int, int] = {}
+        self.disputes = Disputes()
+        self._strangers: set[int] = set()
+        self._refusing: dict[int, str] = {}
+        self._asked: dict[str, int] = {}
+        self._nonces: dict[int, bytes] = {}
+        self._known: dict[int, bytes] = {}
+        self._signatures: dict[int, bytes] = {}
+        self._secrets: ServerSecrets | None = None
+        if federated.seed is None:
+            self._secrets = self._own_secrets()
+            kept = store.get(_ROSTER) or {}
+            self._known = {int(client): key for client, key in kept.items()}
+            signed = store.get(_SIGNATURES) or {}
+            self._signatures = {int(client): signature for client, signature in signed.items()}
+            self.samples = {int(client): number for client, number in (store.get(_SAMPLES) or {}).items()}
+        self._resumed = store.get(_GATHERED) is not None or len(self._known) >= federated.num_clients
+
+    @property
+    def left_out(self) -> set[int]:
+        """Clients that are asked no more until the server is started again."""
+        return self.disputes.left_out
+
+    def _own_secrets(self) -> ServerSecrets:
+        kept = self._store.get(_SECRETS)
+        if kept is None:
+            new = ServerSecrets.draw()
+            kept = {"secret": new.secret, "federation": new.federation, "members": new.members}
+            self._store.put(_SECRETS, kept)
+        return ServerSecrets(**kept)
+
+    def _greeting(self, node: int) -> Fields:
+        if self._secrets is None:
+            return self._words
+        public = {"federation": self._secrets.federation, "server": self._secrets.public_key}
+        return {**self._words, **public, "nonce": self._nonces[node]}
+
+    def gather(self, wait: float) -> None:
+        """Wait until every client has registered, and no longer, whoever else is silent or refuses.
+
+        A server that is started again has seen everybody, and after `wait` seconds goes on with whoever is
+        there: the others are missed, as in mid-run, until they come back.
+
+        Raises:
+            RuntimeError: If some are missing after `wait` seconds, at a first start, or everybody is.
+        """
+        wanted, end = self._federated.num_clients, time.monotonic() + wait
+        while True:
+            self._ask_new()
+            self._take_in()
+            if len(self.nodes) >= wanted:
+                break
+            hopeless = self._nobody_agrees()
+            if hopeless or time.monotonic() > end:
+                if self._resumed and self.nodes:
+                    rank_zero_warn(
+                        f"the server goes on with {len(self.nodes)} of {wanted} clients; {self._missing()}"
+                    )
+                    break
+                raise RuntimeError(
+                    f"{wanted} clients are needed and {len(self.nodes)} have registered"
+                    + ("; " if hopeless else f" within {wait:g} s; ")
+                    + self._missing()
+                )
+            time.sleep(POLL)
+        self._store.put(_GATHERED, {"clients": wanted})
+        if self._secrets is not None:
+            signed = {str(client): signature for client, signature in sorted(self._signatures.items())}
+            self._store.put(_SIGNATURES, signed)
+            self._store.put(_SAMPLES, {str(client): number for client, number in self.samples.items()})
+            self._store.put(_ROSTER, {str(client): key for client, key in sorted(self._known.items())})
+
+    def _nobody_agrees(self) -> bool:
+        """Whether as many nodes as there are clients refuse and none has registered: settings differ."""
+        return not self.nodes and len(self._refusing) >= self._federated.num_clients
+
+    def _missing(self) -> str:
+        """Who has not registered, and what an operator can do."""
+        missing = [c for c in range(self._federated.num_clients) if c not in self.nodes]
+        quiet = sorted(self._asked.values())
+        found = f"missing are clients {missing[:10]}" + (", ..." if missing[10:] else "")
+        if self._refusing:
+            node, words = next(reversed(self._refusing.items()))
+            found += f"; one refuses: {words} (node {node} of {len(self._refusing)} that refuse)"
+        if quiet:
+            found += f", and nodes {quiet[:10]} are connected and have not answered; look at their logs, or"
+        elif not self._refusing:
+            found += "; no other node is connected:"
+        else:
+            return found
+        return f"{found} start more SuperNodes"
+
+    def refresh(self) -> None:
+        """Ask new nodes, such as a client that comes back, who they are. A silent one is waited for once.
+
+        That is as long as for an answer where a client is missing, and else a minute at most: a client may be
+        back before its old node counts as gone.
+        """
+        self._refusing.clear()  # asked again: what it refused for may be put right
+        new, began = self._ask_new(), time.monotonic()
+        self._take_in()
+        while new & set(self._asked):
+            limit = self._exchange.timeout if self._somebody_is_gone() else _WAIT_FOR_NEW
+            if time.monotonic() - began >= min(limit, self._exchange.timeout):
+                break
+            time.sleep(POLL)
+            self._take_in()
+
+    def _somebody_is_gone(self) -> bool:
+        online = set(self._exchange.online())
+        return any(self.nodes.get(client) not in online for client in range(self._federated.num_clients))
+
+    def _ask_new(self) -> set[str]:
+        """Ask nodes that were never asked, and return the numbers of the messages."""
+        known = {*self.nodes.values(), *self._strangers, *self._refusing, *self._asked.values()}
+        new = sorted(set(self._exchange.online()) - known)
+        if not new:
+            return set()
+        self._nonces |= {node: os.urandom(_NONCE_BYTES) for node in new}
+        asked = {node: self._greeting(node) for node in new}
+        sent = self._exchange.push("register", asked, "register")
+        self._asked |= sent
+        return set(sent)
+
+    def _take_in(self) -> None:
+        """Give numbers to those who have answered by now, and name those who refuse."""
+        answers = self._exchange.pull(self._asked) if self._asked else {}
+        for node in sorted(answers):
+            if "refused" in answers[node]:
+                self._refusing[node] = str(answers[node]["refused"])
+                rank_zero_warn(f"node {node} refuses: {self._refusing[node]}")
+                continue
+            samples = number_in(answers[node], "samples")
+            if self._federated.weighting == "samples" and (samples is None or samples < 1):
+                self._strangers.add(node)
+                rank_zero_warn(f"node {node} does not say how many samples it holds, at least one")
+                continue
+            client = self._number(node, answers[node])
+            if client is None:
+                self._strangers.add(node)
+                rank_zero_warn(f"node {node} is no client of this federation, or its number is taken")
+                continue
+            self.nodes[client] = node
+            if len(signature := bytes_in(answers[node], "signature")) == _SIGNATURE_BYTES:
+                self._signatures[client] = signature
+            if samples is not None:
+                self.samples[client] = samples
+
+    def _number(self, node: int, answer: Fields) -> int | None:
+        """Whose node this is: by its key, else by its own number, else the next that is free."""
+        total, partition = self._federated.num_clients, number_in(answer, "partition")
+        if partition is None:
+            return None
+        if self._secrets is None:
+            free = [c for c in range(total) if c not in self.nodes]
+            if partition >= 0:  # a number of its own: a client that comes back has another node
+                return partition if partition < total else None
+            return free[0] if free else None
+        key = bytes_in(answer, "key")
+        client = next((known for known, kept in self._known.items() if kept == key), -1)
+        if client < 0:
+            free = [client for client in range(total) if client not in self._known]
+            client = partition if partition >= 0 else (free[0] if free else -1)
+            if client not in free:
+                return None
+        try:
+            self._check_key(client, key, self._nonces.pop(node), answer)
+        except ValueError as error:
+            rank_zero_warn(f"node {node}: {error}")
+            return None
+        self._known[client] = key
+        return client
+
+    def _check_key(self, client: int, key: bytes, nonce: bytes, answer: Fields) -> None:
+        """Make sure that whoever registers holds this key, and that a client's identity has signed it."""
+        assert self._secrets is not None
+        wanted = registration_proof(self._secrets.secret, key, self._secrets.federation, key, nonce)
+        if not hmac.compare_digest(wanted, bytes_in(answer, "proof")):
+            raise KeyVerificationError(
+                f"whoever registers with the public key of client {client} does not hold the private key, or "
+                "repeats what it has recorded; it is left out"
+            )
+        if self.directory is not None:
+            signature = bytes_in(answer, "signature")
+            verify_key(self.directory, client, self._secrets.federation, key, signature)
+
+    def keys(self) -> ServerKeys:
+        """Keys that the server holds, once everybody has registered."""
+        if self._secrets is None:
+            assert self._federated.seed is not None
+            return SeededKeys(self._federated.seed)
+        return HeldServerKeys(self._secrets, self._known)
+
+    def introduction(self, keys: ServerKeys, client: int, group: Sequence[int]) -> Fields:
+        """Public keys and sealed ones that a client needs for one round: those of `group`, itself aside."""
+        if not isinstance(keys, HeldServerKeys):
+            return {}
+        assert self._secrets is not None
+        peers = [other for other in group if other != client]
+        signed = (
+            [self._signatures.get(other, bytes(_SIGNATURE_BYTES)) for other in peers]
+            if self._signatures
+            else []
+        )
+        return {
+            "federation": self._secrets.federation,
+            "server": self._secrets.public_key,
+            "salt": keys.salt,
+            "sealed": keys.sealed_members(client),
+            "peers": peers,
+            "peer_keys": b"".join(keys.roster[other] for other in peers),
+            "signatures": b"".join(signed),
+        }

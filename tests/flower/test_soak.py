@@ -1,0 +1,272 @@
+"""A thousand rounds of 50 clients that are killed, silent, out of disk or lie; their server is killed, too.
+
+Everything is drawn from one seed. A client's process is killed at a random write of its message, before, in
+or after it; a full disk takes a part of a write. What is asked of each round and of all: no stream carries
+two payloads, every message that ever left is in its sender's log and charged in the server's journal, sums
+are exact, who does not lie is never left out, and a round ends unless too few are left or a liar is found.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_fedq.flower.cohort import Cohort
+from lightning_fedq.flower.roster import Roster
+from lightning_fedq.flower.secure import remote_sums
+from lightning_fedq.flower.store import Store
+from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.privacy.journal import Journal
+from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.randomness import PublicRandomness
+from lightning_fedq.rounds import RoundRecord, RoundServer
+from lightning_fedq.rounds.messages import FRAME_BYTES, frame
+from lightning_fedq.secagg import Client, SecAgg
+from tests.flower.halves import DIM, Fields, Halves, Line
+from tests.flower.loop import federated
+
+CLIENTS, LIARS = 50, {7: "words", 23: "shares", 41: "seals"}
+SILENT, LOST, KILLED, FULL, SERVER = 0.02, 0.01, 0.03, 0.01, 0.0005
+FAULTS = SILENT + LOST + KILLED + FULL
+
+
+class Killed(BaseException):
+    """The process is no more. Nothing in the package catches it."""
+
+
+class Disk:
+    """Where a write fails, of those to come: "before", "in" or "after" it, or "full"."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        self.rng, self.armed, self.left = rng, "", 0
+
+    def arm(self, kind: str) -> None:
+        self.armed, self.left = kind, int(self.rng.integers(0, 4))
+
+    @contextmanager
+    def write(self, path: Path, data: bytes, mode: str) -> Iterator[None]:
+        due, self.left = self.armed if self.left == 0 else "", self.left - 1
+        if due in ("in", "full"):
+            with path.open(mode) as file:
+                file.write(data[: int(self.rng.integers(0, len(data)))])
+        if due == "full":
+            raise OSError(errno.ENOSPC, "no space left on the device")
+        if due in ("before", "in"):
+            raise Killed
+        yield
+        if due == "after":
+            raise Killed
+
+
+class FaultyLine(Line):
+    """Brings messages to clients that fail; counts what they do."""
+
+    def __init__(self, soak: Soak, line: Line) -> None:
+        super().__init__(line.clients, line.nodes)
+        self.soak, self.clean = soak, set[int]()
+
+    def __call__(self, kind: str, contents: Any, group: str) -> dict[int, Fields]:
+        if kind == "register":
+            return super().__call__(kind, contents, group)
+        if kind == "train":
+            self.clean = set(contents)
+        answers = {}
+        for node, fields in contents.items():
+            if self.soak.rng.random() < SERVER:
+                self.soak.count["server killed"] += 1
+                raise Killed
+            if (reply := self._reply(kind, node, fields)) is not None:
+                answers[node] = reply
+            else:
+                self.clean.discard(node)
+        self.clean &= set(contents)
+        return answers
+
+    def _reply(self, kind: str, node: int, fields: Fields) -> Fields | None:
+        soak, fault = self.soak, self.soak.rng.random()
+        if fault < SILENT:
+            soak.count["silent"] += 1
+            return None
+        if SILENT + LOST <= fault < SILENT + LOST + KILLED:
+            soak.disk.arm(str(soak.rng.choice(["before", "in", "after"])))
+        elif SILENT + LOST + KILLED <= fault < FAULTS:
+            soak.disk.arm("full")
+        try:
+            reply = self.clients(node).reply(kind, fields)
+        except Killed:
+            soak.count["client killed"] += 1
+            return None
+        finally:
+            soak.disk.armed = ""
+        if kind == "train" and not {"answer", "secagg"}.isdisjoint(reply):
+            soak.left[node].append((soak.server.round, soak.server.attempt))
+        if fault < SILENT + LOST:
+            soak.count["answer lost"] += 1
+            return None
+        if "refused" in reply:
+            soak.count["disk full" if SILENT + LOST + KILLED <= fault < FAULTS else "refused"] += 1
+            return None
+        return soak.lie(kind, node, reply) if LIARS.get(node) == "words" else reply
+
+
+class Soak:
+    """A federation, its faults and what is known of it from outside."""
+
+    def __init__(self, secagg: SecAgg | None, folder: Path, monkeypatch: Any) -> None:
+        self.rng, self.folder, self.secagg = np.random.default_rng(28), folder, secagg
+        self.disk, self.count = Disk(self.rng), Counter[str]()
+        self.left: dict[int, list[tuple[int, int]]] = {client: [] for client in range(CLIENTS)}
+        self.symbols: dict[int, Any] = {}
+        self.out: set[int] = set()
+        self.settings = federated(
+            LDPQ(epsilon=1.0), seed=None, num_clients=CLIENTS, secure_aggregation=secagg
+        )
+        self.halves = Halves(self.settings, folder)
+        self.line = FaultyLine(self, self.halves.line)
+        self.start_server()
+        self._patch(monkeypatch)
+
+    def _patch(self, monkeypatch: Any) -> None:
+        journal, store, soak = Journal._write, Store._replace, self
+        masked, unmask, key = Client.masked_input, Client.unmask, Client._share_key
+
+        def write(self: Journal, data: bytes, path: Path | None = None) -> int:
+            with soak.disk.write(path or self.path, data, "ab"):
+                return journal(self, data, path)
+
+        def replace(self: Store, name: str, data: bytes) -> None:
+            with soak.disk.write(self.folder / f"{name}.new", data, "wb"):
+                store(self, name, data)
+
+        def masked_input(self: Client, symbols: Any) -> bytes:
+            soak.symbols[self.client] = np.array(symbols)
+            return masked(self, symbols)
+
+        def opened(self: Client, message: bytes) -> bytes:
+            if LIARS.get(self.client) == "shares":
+                self._held = {owner: 2 * (bytes(1) + soak.rng.bytes(32)) for owner in self._held}
+            return unmask(self, message)
+
+        def share_key(self: Client, owner: int, holder: int) -> bytes:
+            junk = owner == self.client and LIARS.get(owner) == "seals" and holder % 3
+            return bytes(32) if junk else key(self, owner, holder)
+
+        monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # is for power cuts: test_store
+        monkeypatch.setattr(Journal, "_write", write)
+        monkeypatch.setattr(Store, "_replace", replace)
+        monkeypatch.setattr(Client, "masked_input", masked_input)
+        monkeypatch.setattr(Client, "unmask", opened)
+        monkeypatch.setattr(Client, "_share_key", share_key)
+
+    def lie(self, kind: str, node: int, reply: Fields) -> Fields:
+        """Other bytes under the client's own tag, junk, or a false accusation."""
+        self.count["lies in words"] += 1
+        junk = self.rng.bytes(int(self.rng.integers(0, 2 * DIM)))
+        if "answer" not in reply:
+            accused = [int(self.rng.integers(0, CLIENTS))]
+            return (
+                {**reply, "secagg": junk} if self.rng.random() < 0.5 else {"refused": "", "accused": accused}
+            )
+        context = self.server._context
+        rand = PublicRandomness(self.server.keys, context.round, context.attempt)
+        own = reply["answer"][FRAME_BYTES - 16 : -16]
+        packed = junk if self.rng.random() < 0.5 else self.rng.bytes(len(own))
+        return {"answer": frame(node, packed, context, rand)}
+
+    def start_server(self) -> None:
+        """As after a crash: from its folder alone, and the model that it had."""
+        before = getattr(self, "server", None)
+        store, path = Store(self.folder / "server"), self.folder / "server" / "ledger.jsonl"
+        self.roster = Roster(self.settings, self.line, store, {})  # type: ignore[arg-type]
+        self.roster.gather(1.0)
+        ledger = Ledger(CLIENTS, repr(self.settings.mechanism))
+        used = Journal(path, ledger.mechanism, CLIENTS).unread()
+        ledger.keep(Journal(path, ledger.mechanism, CLIENTS), False)
+        self.server = RoundServer(
+            self.settings.mechanism,
+            self.settings.planner,
+            self.roster.keys(),
+            torch.zeros(DIM) if before is None else before.weights,
+            [DIM],
+            self.settings.ranges,
+            secure_sums=None if self.secagg is None else remote_sums(self.secagg, None),
+            ledger=ledger,
+        )
+        self.server.round = max((entry.round + 1 for entry in used), default=0)
+
+    def round(self) -> RoundRecord | None:
+        """One round, or None where the server is killed in it and started again."""
+        try:
+            if self.rng.random() < 0.01:
+                self.disk.arm(str(self.rng.choice(["before", "in", "after"])))
+                self.disk.left = 0
+            self.server.start()
+            self.disk.armed = ""
+            cohort = Cohort(self.server, self.line, self.roster)  # type: ignore[arg-type]
+            model = {"weights": self.server.weights.numpy().tobytes(), "dtype": "float32"}
+            asked = {client: {**model, **fields} for client, fields in cohort.questions().items()}
+            cohort.conclude(cohort.ask("train", asked))
+        except Killed:
+            self.disk.armed = ""
+            self.count["server restarted"] += 1
+            self.start_server()
+            self.out = set()
+            return None
+        if cohort._sum is not None and not self.server._aborted:
+            machine = cohort._sum.machine
+            wanted = sum(self.symbols[client] for client in machine.survivors)
+            assert np.array_equal(machine.total, wanted)
+        return self.server.finish()
+
+    def check(self) -> None:
+        """No stream twice, and every message that left is logged by its sender and charged by the server."""
+        entries = Journal(self.folder / "server" / "ledger.jsonl", repr(self.settings.mechanism), CLIENTS)
+        charged = {(entry.round, entry.attempt) for entry in entries.unread() if entry.clients is None}
+        for client, sent in self.left.items():
+            lines = (self.folder / f"client-{client}" / "streams.jsonl").read_bytes().split(b"\n")
+            logged = [json.loads(line) for line in lines[1:] if line.endswith(b"}")]
+            used = [(entry["round"], entry["attempt"]) for entry in logged]
+            assert used == sorted(set(used)) and len(sent) == len(set(sent))
+            assert set(sent) <= set(used) <= charged
+            self.count["streams used"] += len(used)
+            self.count["messages that left"] += len(sent)
+        self.count["rounds charged"] = len(charged)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("secagg, rounds", [(None, 800), (SecAgg(), 200)], ids=["plain", "secagg"])
+def test_a_thousand_rounds(secagg: Any, rounds: int, tmp_path: Path, monkeypatch: Any) -> None:
+    """Prints its figures (-s), which stand in docs/deployment.md."""
+    soak = Soak(secagg, tmp_path, monkeypatch)
+    fewest = CLIENTS
+    for _ in range(rounds):
+        record = soak.round()
+        assert soak.roster.left_out <= set(LIARS)
+        if record is None:
+            continue
+        new, soak.out = soak.roster.left_out - soak.out, soak.roster.left_out
+        assert torch.isfinite(soak.server.weights).all()
+        if record.aborted:
+            soak.count["given up"] += 1
+            assert secagg is not None and new, record.aborted  # a liar was found, and is asked no more
+            continue
+        honest = soak.line.clean - set(LIARS)
+        assert record.num_received >= len(honest)
+        assert record.num_received > CLIENTS // 2
+        fewest = min(fewest, record.num_received)
+        soak.count["ended"] += 1
+        soak.count["answers in means"] += record.num_received
+    soak.check()
+    assert soak.count["ended"] + soak.count["given up"] + soak.count["server restarted"] == rounds
+    print({"fewest answers": fewest, **soak.count})
