@@ -36,7 +36,9 @@ HOMOGENEITY = 0.3
 """eta: |mean update|^2 over the mean |update|^2; 0.1 to 0.7 was measured on MNIST."""
 GOOD = 0.1
 """R up to which no loss was visible."""
-_VERDICTS = ((GOOD, "no visible loss"), (0.7, "costs points"), (4.0, "poor"))
+SWAMPED = 4.0
+"""R above which the noise is most of what a model learns."""
+_VERDICTS = ((GOOD, "no visible loss"), (0.7, "costs points"), (SWAMPED, "poor"))
 _MOST_ENCODED = 1 << 14
 _MOST_CLIENTS = 20_000
 """Beyond, the number of clients that would be good is extrapolated only."""

@@ -21,6 +21,7 @@ def complaint(error: Exception) -> str | None:
     It is needed unless a `raise` of this package or of Lightning made the error, or the operating system did
     (no such file, no space left), and no code of the user's was running, neither then nor in what caused it.
     """
+    whole, error = error, _refusal(error)
     known = isinstance(error, _KINDS) or type(error).__name__ == "MisconfigurationException"
     if os.environ.get(TRACE) or not known or not str(error):
         return None
@@ -28,9 +29,17 @@ def complaint(error: Exception) -> str | None:
     raised = dis.opname[last.tb_frame.f_code.co_code[last.tb_lasti]] == "RAISE_VARARGS"
     system = isinstance(error, OSError) and error.errno is not None
     told = system or (raised and _package(last) in _SPEAKERS)
-    if not told or any(map(_is_of_the_user, _all_places(error))):
+    if not told or any(map(_is_of_the_user, _all_places(whole))):
         return None
     return f"error: {error}\n{TRACE}=1 in the environment shows the trace."
+
+
+def _refusal(error: Exception) -> Exception:
+    """What a class has refused, below jsonargparse's list of everything that a setting could have been."""
+    found: BaseException | None = error
+    while found is not None and str(found).startswith("Does not validate against any of the Union subtypes"):
+        found = found.__cause__
+    return found if isinstance(found, Exception) else error
 
 
 def _places(error: BaseException) -> Iterator[TracebackType]:

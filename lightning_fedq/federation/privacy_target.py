@@ -7,6 +7,7 @@ fits and resumed ones keep what was found, and are refused if it does not pay fo
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.core import Adversary, Mechanism, RoundContext
 from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.protocol import Federation
-from lightning_fedq.planning import HOMOGENEITY, relative_error, verdict_on
+from lightning_fedq.planning import GOOD, HOMOGENEITY, SWAMPED, relative_error, verdict_on
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import (
@@ -81,6 +82,14 @@ _ONE_DIRECTION, _FEW_CLIENTS = 0.5, 10
 """Share of the updates' energy along their mean that is warned of, and clients from which on it means it."""
 
 
+class NoiseWarning(UserWarning):
+    """A privacy target whose noise swamps the updates."""
+
+
+def _in_words(ratio: float | None) -> str:
+    return "" if ratio is None else f"; noise over signal R = {ratio:.3g} ({verdict_on(ratio)})"
+
+
 class KeptTarget:
     """A federation's target through its fits: what was found for it, and how many charges it pays for.
 
@@ -141,7 +150,10 @@ class KeptTarget:
             liars = num_byzantine_of(trainer, federated.planner)
             self.found = self.calibrate(federated, dim, charged + wanted, liars)
             self._check_charged(federated, charged, wanted)
-            rank_zero_info(f"privacy target: {self.statement}{self._prospects(federated, dim, wanted)}")
+            ratio = self._noise_over_signal(federated, dim, wanted)
+            rank_zero_info(f"privacy target: {self.statement}{_in_words(ratio)}")
+            if ratio is not None and ratio > SWAMPED:
+                self._warn_of_noise(federated, ratio)
         self._check_rounds(federated, wanted, again=saved is None and before is not None)
         if federated.seed is not None:
             rank_zero_warn(
@@ -185,15 +197,21 @@ class KeptTarget:
         among = f", of a cohort {self._colluders} may collude" if self._colluders else ""
         return f"{self.target}{among}: {found.mechanism!r}, which spends {found.epsilon:.4g} over {per}"
 
-    def _prospects(self, federated: Federation, dim: int, rounds: int) -> str:
-        """Noise over signal of the whole run, and the verdict of `fedq plan` on it, in words."""
+    def _noise_over_signal(self, federated: Federation, dim: int, rounds: int) -> float | None:
+        """R of the whole run, as `fedq plan` counts it. None where it is not known."""
         assert self.found is not None
         error = relative_error(self.found.mechanism, federated.planner.cohort_size, dim)
-        if error is None:
-            return ""
-        ratio = error / (HOMOGENEITY * rounds)
-        return (
-            f"; noise over signal R = {ratio:.3g} ({verdict_on(ratio)}; `fedq plan` ranks what else there is)"
+        return None if error is None else error / (HOMOGENEITY * rounds)
+
+    def _warn_of_noise(self, federated: Federation, ratio: float) -> None:
+        """Say before the first round that the model will not learn, and about how many clients it takes."""
+        sums = self.target.against in (Adversary.SECAGG_SERVER, Adversary.OUTSIDER, Adversary.CLIENT)
+        clients = math.ceil(federated.planner.cohort_size * (ratio / GOOD) ** (0.5 if sums else 1.0))
+        rank_zero_warn(
+            f"this run can hardly learn: at {self.target} the noise of all rounds is {ratio:.3g} times the "
+            f"signal (R; no loss is seen up to {GOOD:g}). It takes about {clients:,} clients a round, fewer "
+            "parameters or a larger epsilon; `fedq plan` ranks what there is",
+            category=NoiseWarning,
         )
 
     def _check_rounds(self, federated: Federation, wanted: int, again: bool) -> None:

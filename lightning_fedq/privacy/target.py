@@ -177,10 +177,21 @@ def calibrate(
         )
         raise ValueError(
             f"{type(mechanism).__name__} can't meet {target}: with the most noise it has, {charges} rounds "
-            f"of a client still {spends_least}; take fewer rounds, more clients, or a larger epsilon"
+            f"of a client still {spends_least}; {_cure(setting.between_any_two(claim, 1), adversary)}"
         )
     level = _level(log_level, lowest)
     return Calibration(at(level), level, setting.rounds, charges, spends(log_level))
+
+
+def _cure(one_round: float, adversary: Adversary) -> str:
+    """Another mechanism where a message by itself has no finite epsilon, else other numbers."""
+    of_messages = (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER)
+    if math.isfinite(one_round) or adversary not in of_messages:
+        return "take fewer rounds, more clients, or a larger epsilon"
+    return (
+        "no epsilon is finite against it, whatever rounds and clients are; take a mechanism whose messages "
+        "are private one by one, such as LDPQ"
+    )
 
 
 def _root(

@@ -5,7 +5,7 @@ import math
 VACUOUS_EPSILON = 20.0
 NO_GUARANTEE = "no guarantee"
 VACUOUS = "vacuous"
-_SCALE = ((1.0, "strong"), (4.0, "good"), (8.0, "usable"), (VACUOUS_EPSILON, "weak"))
+_SCALE = ((1.0, "strong"), (4.0, "good"), (8.0, "moderate"), (VACUOUS_EPSILON, "weak"))
 
 
 def scale() -> str:

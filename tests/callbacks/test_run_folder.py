@@ -138,7 +138,7 @@ def test_samples_have_a_section_of_their_own(tmp_path: Path) -> None:
     assert saved["epsilon"] == pytest.approx(spent) and saved["data_sets"] == 4 and saved["secure"]
     assert saved["steps"] == max(account.steps for account in private.accounts.values()) > 0
     assert (
-        "against everybody who sees messages or models: usable"
+        "against everybody who sees messages or models: moderate"
         in (tmp_path / "dp" / "privacy.md").read_text()
     )
     assert "One sample (DP-SGD)" not in (tmp_path / "dp" / "report.md").read_text()

@@ -6,7 +6,7 @@ import pytest
 
 from lightning_fedq.core import Adversary
 from lightning_fedq.functional.divergences import gaussian_epsilon
-from lightning_fedq.mechanisms import CSGM, LDPQ, SIGM, PairedCoins, RotatedCoins
+from lightning_fedq.mechanisms import CSGM, LDPQ, SIGM, CorBin, PairedCoins, RotatedCoins
 from lightning_fedq.planning import context_of
 from lightning_fedq.privacy import target as module
 from lightning_fedq.privacy.setting import Setting
@@ -95,3 +95,17 @@ def test_a_target_is_about_any_two_updates_whatever_the_claim_compares(kind):
     assert true <= 4.0
     low, high = (module.affordable(target, found, setting, start) for start in (0, 5))
     assert low == high == 5
+
+
+@pytest.mark.parametrize("adversary", ["server", "server_and_partner"])
+def test_where_no_numbers_help_another_mechanism_is_named_that_does(adversary):
+    """CorBin's partner: fewer rounds, more clients and a larger epsilon were said to help, and never did."""
+    target = PrivacyTarget(8.0, 1e-5, adversary)
+    for clients, rounds, epsilon in ((20, 5, 8.0), (1000, 1, 8.0), (20, 1, 1000.0)):
+        asked = PrivacyTarget(epsilon, 1e-5, adversary)
+        setting = Setting(context_of(CorBin(1.0, 5), clients, 100), rounds, 1e-5)
+        with pytest.raises(ValueError, match="private one by one, such as LDPQ") as error:
+            calibrate(asked, CorBin(1.0, 5), setting, rounds)
+        assert "fewer rounds" not in str(error.value)
+    setting = Setting(context_of(LDPQ(1.0), 20, 100), 5, 1e-5)
+    assert calibrate(target, LDPQ(1.0), setting, 5).epsilon <= 8.0  # the cure, tried

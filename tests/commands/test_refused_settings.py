@@ -1,0 +1,28 @@
+"""A setting that a class refuses is answered in its own sentence, in a line, from the command line."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_fedq.cli import main
+
+pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
+
+
+@pytest.mark.parametrize(
+    ("run", "change", "words"),
+    [
+        ("digits_corbin", "CorBin.epsilon=-1", "error: epsilon must be > 0, got -1"),
+        ("digits_corbin", "CorBin.epsilon=abc", "error: epsilon of CorBin must be a number, got 'abc'"),
+        ("digits_corbin", "Federated.num_clients=0", "error: num_clients must be >= 1, got 0"),
+        (
+            "digits_private",
+            "Federated.privacy.adversary=nobody",
+            "error: adversary must be one of",
+        ),
+    ],
+)
+def test_in_its_own_sentence(run: str, change: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", run, "--set", change]) == 2
+    said = capsys.readouterr().err
+    assert words in said and "Traceback" not in said and len(said.splitlines()) <= 4
