@@ -51,7 +51,7 @@ def play(clients: int, options: dict[str, Any], silent: int, liars: int) -> dict
 
     def masked(client: int, message: bytes) -> bytes:
         machines[client].accept_shares(message)
-        if client < liars:
+        if 0 <= client - clients // 2 < liars:  # in the middle: that took the code before the most tries
             for owner, pair in machines[client]._held.items():
                 machines[client]._held[owner] = pair[:33] + bytes(1) + bytes([owner % 251]) * 32
         return machines[client].masked_input(symbols[client])

@@ -447,7 +447,7 @@ def sum_decodes_like_its_parts(mechanism: Mechanism) -> None:
 
 @_rule
 def bits_are_those_of_the_stream(mechanism: Mechanism) -> None:
-    """`num_bits` is the length of streams that unpack to the symbols; other bytes are refused by name."""
+    """`num_bits` is the length of streams that unpack to the symbols, and other bytes are refused."""
     rule = "bits_are_those_of_the_stream"
     context, updates = _standard(mechanism)
     message, public = encode(mechanism, updates, context), PublicRandomness(SeededKeys(0), context.round)

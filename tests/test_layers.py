@@ -24,7 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "losses": {"functional", *ARRAYS},
     "core": {"functional", "wire", "losses", "randomness", "torch"},
     "contract": {"core", "wire", "torch"},
-    "testing": {"contract", "core", "functional", "randomness", "jsonargparse", "yaml", "torch"},
+    "testing": {"contract", "core", "functional", "randomness", "wire", "jsonargparse", "yaml", "torch"},
     "discovery": {"core", "mechanisms"},
     "ranges": {"functional", "torch"},
     "attacks": {"torch"},
@@ -39,7 +39,8 @@ ALLOWED: dict[str, set[str]] = {
     "audit": {"core", "privacy", "randomness", "ranges", "rounds", *ARRAYS, "functional"},
     "leakage": {"core", "mechanisms", "randomness", "functional", "matplotlib", "torchmetrics", *ARRAYS},
     "rounds": {
-        *("rounds", "contract", "core", "randomness", "ranges", "functional", "privacy", "numpy", "torch"),
+        *("rounds", "contract", "core", "randomness", "ranges", "functional", "privacy", "wire"),
+        *("numpy", "torch"),
     },
     "aggregation": {"core", "functional", "rounds", "torch"},
     "_lightning": {"pytorch_lightning", "lightning"},

@@ -105,7 +105,7 @@ def interpolate(shares: Mapping[int, bytes]) -> int:
 
 
 def is_element(share: bytes) -> bool:
-    """Whether 33 bytes are an element of the field at all; `NO_SHARE` is none."""
+    """Whether 33 bytes are an element of the field at all, which `NO_SHARE` is not."""
     return int.from_bytes(share, "big") < PRIME
 
 
@@ -181,7 +181,7 @@ def _guesses(shares: Mapping[int, bytes], spare: int) -> Iterator[list[int]]:
 
 
 def _locate(shares: Mapping[int, bytes], count: int) -> list[int]:
-    """Points of wrong shares, if they are at most count / 2; else none, or a wrong guess.
+    """Points of wrong shares, if they are at most count / 2, else none or a wrong guess.
 
     The sum over all points x of w(x) x^k share(x), w the dual weights, is 0 for a polynomial of degree below
     m - 1 - k; so these sums, the syndromes, depend on the errors alone. They are a linear recurrence, whose
