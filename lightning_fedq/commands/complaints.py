@@ -35,7 +35,7 @@ def complaint(error: Exception) -> str | None:
 
 
 def _refusal(error: Exception) -> Exception:
-    """What a class has refused, below jsonargparse's list of everything that a setting could have been."""
+    """The error that a class has raised, below jsonargparse's list of what a setting could have been."""
     found: BaseException | None = error
     while found is not None and str(found).startswith("Does not validate against any of the Union subtypes"):
         found = found.__cause__

@@ -26,7 +26,7 @@ def test_the_joint_law_keeps_the_claims(mechanism):
 
 
 def test_words_of_which_the_last_bits_count_are_refused():
-    with pytest.raises(ValueError, match="a pair's law changes elsewhere than between few stretches"):
+    with pytest.raises(ValueError, match="the law of a pair changes elsewhere than between few stretches"):
         enumerate_pair_words(StratifiedCorBin(1.0, 2))
 
 

@@ -11,9 +11,9 @@ PRIVATE = sorted(
     for part in ("mechanisms", "functional", "secagg", "randomness.py", "privacy", "audit", "rounds")
     for path in ([PACKAGE / part] if part.endswith(".py") else (PACKAGE / part).rglob("*.py"))
 )
-# `audit/one_run.py` draws the coins of its canaries, which protect nobody; `generator_turns.py` seeds what
-# the user's own module draws in training.
-GENERATORS = {"default_rng": {"one_run.py"}, "manual_seed": {"generator_turns.py"}}
+# `audit/one_run.py` draws the coins of its canaries, and `audit/pair_words.py` words at which it probes a
+# mechanism, which protect nobody; `generator_turns.py` seeds what the user's own module draws in training.
+GENERATORS = {"default_rng": {"one_run.py", "pair_words.py"}, "manual_seed": {"generator_turns.py"}}
 FORBIDDEN = {
     "rand",
     "randn",
