@@ -42,6 +42,7 @@ def accuracy(algorithm: LocalAlgorithm | None, seed: int, data: str) -> float:
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        limit_val_batches=0,
         callbacks=[federated],
     )
     module = Classifier(CNN2(), lr=0.05, momentum=0.0)
