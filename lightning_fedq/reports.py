@@ -14,14 +14,12 @@ import os
 import re
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from textwrap import wrap
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from lightning_fedq.privacy.report import PrivacyReport  # imports torch, which `fedq compare` needs not
+    from rich.console import Console
 
 Row = dict[str, float]
 BITS_PER_MEGABYTE = 8e6
@@ -88,6 +86,7 @@ def totals(rows: Sequence[Row]) -> dict[str, float]:
         "uplink_megabytes": sum(row["uplink_bits"] for row in rows) / BITS_PER_MEGABYTE,
         "downlink_megabytes": sum(row["downlink_bits"] for row in rows) / BITS_PER_MEGABYTE,
         "setup_megabytes": sum(row["setup_bits"] for row in rows) / BITS_PER_MEGABYTE,
+        "protocol_megabytes": sum(row.get("protocol_bits", 0.0) for row in rows) / BITS_PER_MEGABYTE,
         "seconds": sum(row["seconds"] for row in rows),
         "messages": sum(row["num_received"] for row in rows),
     }
@@ -131,7 +130,7 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     if best:
         lines.append(("best", f"{best['monitor']} = {best['value']:.4g} after round {best['round']:.0f}"))
     lines += [
-        ("bits per parameter", f"{summary['bits_per_parameter']:.4g} (one message up, as sent)"),
+        ("bits per parameter", _bits(summary)),
         (
             "megabytes",
             f"{_up(summary['uplink_megabytes'])}, {summary['downlink_megabytes']:.4g} down, "
@@ -140,6 +139,16 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("seconds", f"{summary['seconds']:.1f} in rounds, set-up and files not counted"),
     ]
     return lines
+
+
+def _bits(summary: Mapping[str, Any]) -> str:
+    whole, protocol = summary["bits_per_parameter"], summary.get("protocol_bits_per_parameter", 0.0)
+    if not protocol:
+        return f"{whole:.4g} up, one client in one round"
+    return (
+        f"{whole:.4g} up, one client in one round: {whole - protocol:.4g} masked update, "
+        f"{protocol:.4g} keys and shares"
+    )
 
 
 def _up(megabytes: float) -> str:
@@ -154,46 +163,50 @@ def print_summary(summary: Mapping[str, Any], folder: Path) -> None:
     from rich.console import Console  # only needed here
     from rich.table import Table
 
-    from lightning_fedq.privacy.verdict import scale
-
     console = Console(soft_wrap=True)
     table = Table(title=summary["name"], show_header=False, title_justify="left", box=SIMPLE_HEAD)
     for name, value in summary_lines(summary):
         table.add_row(name, value)
     console.print(table)
-    console.print(f"privacy, adversary by adversary ({scale()}):", highlight=False)
-    for line in summary["privacy"]:
-        wrapped = wrap(line, console.width - 4) if console.is_terminal else [line]
-        console.print("  - " + "\n    ".join(wrapped), highlight=False)
+    print_privacy(Console(width=80), summary)
     pages = [folder / name for name in ("report.md", "privacy.md", "model.ckpt")]
     others = [path.name for path in sorted(folder.iterdir()) if path not in pages]
     console.print(*pages, f"{folder}/: {', '.join(others)}", sep="\n", highlight=False)
 
 
-def privacy_lines(report: PrivacyReport) -> list[str]:
-    """One line per adversary. With keys from a seed, a line that says so first. One on samples, if any."""
-    from lightning_fedq.privacy.page import epsilon_of  # imports torch, and only needed here
-    from lightning_fedq.privacy.verdict import format_epsilon
+def print_privacy(console: Console, summary: Mapping[str, Any]) -> None:
+    """Print who learns how much: what was asked for, what else holds, what holds if something fails."""
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
 
-    lines = []
-    if not report.secure_keys:
-        lines.append(
-            "keys come from a seed, so nothing is private; with secure keys (seed: null) it would be:"
-        )
-    for row in report.with_secure_keys or report.rows:
-        if row.verdict == "no guarantee":
-            line = f"{row.view}: no guarantee ({row.reason})"
-        else:
-            one, run = format_epsilon(row.epsilon_unit), epsilon_of(row)
-            per = "" if row.unit == "message" and one == "∞" else f", {one} per {row.unit} and round"
-            line = (
-                f"{row.view}: {row.verdict}, epsilon {run} over the run at delta {row.delta:g}{per} "
-                f"({row.neighbours})"
-            )
-        lines.append(f"{line}; {row.remark}" if row.remark else line)
-    if report.samples is not None:
-        lines.append(report.samples.line)
-    return lines
+    from lightning_fedq.privacy.verdict import scale
+
+    console.print(f"privacy of one client {summary['privacy_of']}", highlight=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), collapse_padding=True)
+    for name, width in (("who", 35), ("epsilon", 9), ("verdict", 12), ("condition", 19)):
+        table.add_column(name, width=width)
+    group = ""
+    for line in summary["privacy"]:
+        if line["group"] != group:
+            group = line["group"]
+            table.add_row(f"[italic]{group}")
+        table.add_row(f"  {line['who']}", line["epsilon"], line["verdict"], line["when"])
+    console.print(table)
+    for line in (*summary["privacy_notes"], scale()):
+        console.print(line, highlight=False)
+
+
+def _privacy_markdown(summary: Mapping[str, Any]) -> list[str]:
+    """The same table as lines of a page."""
+    lines = [f"One client, {summary['privacy_of']}.", ""]
+    lines += ["| who | epsilon | verdict | condition |", "| --- | ---: | --- | --- |"]
+    group = ""
+    for line in summary["privacy"]:
+        if line["group"] != group:
+            group = line["group"]
+            lines.append(f"| *{group}* | | | |")
+        lines.append(f"| {line['who']} | {line['epsilon']} | {line['verdict']} | {line['when']} |")
+    return [*lines, "", *(f"{note}." for note in summary["privacy_notes"])]
 
 
 def report_markdown(summary: Mapping[str, Any], pictures: Sequence[str]) -> str:
@@ -202,8 +215,8 @@ def report_markdown(summary: Mapping[str, Any], pictures: Sequence[str]) -> str:
 
     lines = [f"# {summary['name']}", "", "| | |", "| --- | --- |"]
     lines += [f"| {name} | {value} |" for name, value in summary_lines(summary)]
-    lines += ["", "## Privacy, adversary by adversary", "", f"{scale().capitalize()}.", ""]
-    lines += [f"- {line}" for line in summary["privacy"]]
+    lines += ["", "## Privacy, adversary by adversary", "", *_privacy_markdown(summary)]
+    lines += ["", f"{scale().capitalize()}."]
     if pictures:
         lines += ["", "## Pictures", ""] + [f"![{name}]({name})" for name in pictures]
     lines += [

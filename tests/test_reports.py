@@ -27,6 +27,7 @@ ROWS = [
         "uplink_bits": 8e6,
         "downlink_bits": 16e6,
         "setup_bits": 4e6,
+        "protocol_bits": 2e6,
         "num_received": 3.0,
         "seconds": 1.0,
     },
@@ -60,6 +61,7 @@ def test_totals_add_up() -> None:
         "uplink_megabytes": 2,
         "downlink_megabytes": 4,
         "setup_megabytes": 0.5,
+        "protocol_megabytes": 0.25,
         "seconds": 3,
         "messages": 5,
     }

@@ -438,6 +438,11 @@ class Federated(pl.Callback):
         return self._target.calibrate(self, dim, rounds, num_byzantine).mechanism
 
     @property
+    def privacy_target(self) -> PrivacyTarget | None:
+        """Epsilon that was asked for, and towards whom. None without a target."""
+        return None if self._target is None else self._target.target
+
+    @property
     def calibration(self) -> Calibration | None:
         """Solution of the privacy target, from `on_fit_start` on."""
         return None if self._target is None else self._target.found
@@ -458,7 +463,7 @@ class Federated(pl.Callback):
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Say what was protected from whom."""
-        for line in outcome(self, trainer, None if self._target is None else self._target.target):
+        for line in outcome(self, trainer):
             rank_zero_info(line)
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:

@@ -14,7 +14,7 @@ from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import engine_of, federated_of
 from lightning_fedq.callbacks.privacy import PrivacyBudget
-from lightning_fedq.federation.statement import report_of
+from lightning_fedq.federation.statement import privacy_summary, report_of
 from lightning_fedq.federation.unprotected import lengths_tell, what_left
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.page import markdown
@@ -29,7 +29,6 @@ from lightning_fedq.reports import (
     plot_aggregate,
     plot_progress,
     print_summary,
-    privacy_lines,
     read_rows,
     report_markdown,
     save_figure,
@@ -200,6 +199,7 @@ class RunFolder(pl.Callback):
             privacy = replace(privacy, notes=(*privacy.notes, shared))
         privacy = replace(privacy, notes=(*privacy.notes, *self._promises(trainer, privacy.rounds)))
         self.summary = self._summarize(engine, privacy, num_buffers)
+        self.summary |= privacy_summary(federated, privacy)
         if stated := federated_of(trainer, "RunFolder").privacy_statement:
             self.summary["privacy_target"] = stated
         if ended:
@@ -229,7 +229,11 @@ class RunFolder(pl.Callback):
         cost = totals(self.rows)
         cost.pop("messages")
         known = totals([row for row in self.rows if not math.isnan(row["uplink_bits"])])
-        messages, bits = known["messages"], known["uplink_megabytes"] * BITS_PER_MEGABYTE
+        coordinates = known["messages"] * engine.weights.numel()
+        up, protocol = (
+            known[name] * BITS_PER_MEGABYTE / coordinates if coordinates else 0.0
+            for name in ("uplink_megabytes", "protocol_megabytes")
+        )
         metrics = {key: value for key, value in self.rows[-1].items() if key not in RECORDED}
         seeded = isinstance(engine.keys, SeededKeys)
         return {
@@ -246,9 +250,9 @@ class RunFolder(pl.Callback):
             "aborted_rounds": int(sum(row["aborted"] for row in self.rows)),
             "metrics": {**metrics, **self._test_metrics},
             "best": self._best(),
-            "bits_per_parameter": bits / (messages * engine.weights.numel()) if messages else 0.0,
+            "bits_per_parameter": up,
+            "protocol_bits_per_parameter": protocol,
             **cost,
-            "privacy": privacy_lines(privacy),
         }
 
     def _metric(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 from lightning_fedq._lightning import callbacks_of, pl
@@ -11,8 +12,8 @@ from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.client_metrics import ProtectsSamples, claims_something
 from lightning_fedq.federation.privacy_target import fewest_answers
 from lightning_fedq.federation.protocol import Federation
+from lightning_fedq.privacy.digest import digest, is_met
 from lightning_fedq.privacy.report import PrivacyReport, Row, privacy_report
-from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon
 from lightning_fedq.randomness import SeededKeys
 
@@ -59,19 +60,41 @@ def report_of(federated: Federation, trainer: pl.Trainer, delta: float) -> Priva
     )
 
 
-def outcome(federated: Federation, trainer: pl.Trainer, target: PrivacyTarget | None) -> list[str]:
+def privacy_summary(federated: Federation, report: PrivacyReport) -> dict[str, Any]:
+    """What a summary says of a run's privacy: a table, what it is about, and notes.
+
+    Args:
+        federated: Its federation, after a fit.
+        report: Its report.
+    """
+    asked = None if federated.privacy_target is None else federated.privacy_target.against
+    notes = []
+    if not report.secure_keys:
+        notes.append(
+            "Nothing is private, because the keys come from a seed: the table says what secret keys "
+            "(seed: null) would give"
+        )
+    if report.samples is not None:
+        notes.append(report.samples.line)
+    return {
+        "privacy_of": f"over {report.rounds} rounds at delta {report.delta:g}, its updates against any others",
+        "privacy": [asdict(line) for line in digest(report, asked, masks_ran(federated))],
+        "privacy_notes": notes,
+    }
+
+
+def outcome(federated: Federation, trainer: pl.Trainer) -> list[str]:
     """Lines that say what a run has protected from whom: two of clients, one of samples.
 
     Args:
         federated: Its federation, after a fit.
         trainer: Its Trainer.
-        target: What was asked for. None where nothing was.
     """
-    return [*_of_clients(federated, trainer, target), *_of_samples(trainer)]
+    return [*_of_clients(federated, trainer), *_of_samples(trainer)]
 
 
-def _of_clients(federated: Federation, trainer: pl.Trainer, target: PrivacyTarget | None) -> Iterator[str]:
-    engine = federated.engine
+def _of_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:
+    engine, target = federated.engine, federated.privacy_target
     if engine is None or not engine.ledger.rounds:
         return
     if isinstance(engine.keys, SeededKeys):
@@ -86,12 +109,11 @@ def _of_clients(federated: Federation, trainer: pl.Trainer, target: PrivacyTarge
     if target is not None and target.delta is not None:
         delta = target.delta
     report = report_of(federated, trainer, delta)
-    secagg = federated.secure_aggregation
-    masked = secagg is not None and secagg.run != "accounted"
-    rows = [row for row in report.rows if masked or row.adversary != Adversary.SECAGG_SERVER.name]
+    masked = masks_ran(federated)
+    met = {row.adversary: is_met(Adversary[row.adversary], masked) for row in report.rows}
     over = f"over {report.rounds} rounds at delta {delta:g}"
     if target is None:
-        first = min(rows, key=_epsilon)
+        first = min((row for row in report.rows if met[row.adversary]), key=_epsilon)
         if _is_vacuous(first):
             best = format_epsilon(_epsilon(first))
             yield (
@@ -104,23 +126,36 @@ def _of_clients(federated: Federation, trainer: pl.Trainer, target: PrivacyTarge
         first = report.row(target.against)
         over = "in every round" if target.over == "round" else over
         spent = first.epsilon_round if target.over == "round" else _epsilon(first)
-        met = spent <= target.epsilon * (1.0 + 1e-9) and (masked or first in rows)
-        what = f"met, {format_epsilon(spent)} spent" if met else f"NOT met: {_said(first)}"
+        if first.adversary == Adversary.SECAGG_SERVER.name and not masked:
+            what = "NOT met: no masks ran, so the server could see every message"
+        elif spent <= target.epsilon * (1.0 + 1e-9):
+            what = f"met, {format_epsilon(spent)} spent"
+        else:
+            what = f"NOT met: {_said(first)}"
         yield (
             f"privacy: asked for epsilon {target.epsilon:g} towards {_NAMES[first.adversary]} {over}: {what}"
         )
-    names = dict(_NAMES)
+    others = [row for row in report.rows if row is not first]
+    parts = [_summed([row for row in others if met[row.adversary]])]
     if masked:
-        names["SERVER"] += " if it sees messages one by one"
-    others = [row for row in rows if row is not first]
+        broken = _summed([row for row in others if not met[row.adversary]])
+        parts.append(f"if masks are broken, {broken}" if broken else "")
+    yield "also: " + "; ".join(part for part in parts if part)
+
+
+def masks_ran(federated: Federation) -> bool:
+    """Whether the server was handed sums only."""
+    return (secagg := federated.secure_aggregation) is not None and secagg.run != "accounted"
+
+
+def _summed(rows: list[Row]) -> str:
+    """What some rows promise, and which of them promise nothing."""
     useful = [
-        f"{format_epsilon(_epsilon(r))} towards {names[r.adversary]}" for r in others if not _is_vacuous(r)
+        f"{format_epsilon(_epsilon(r))} towards {_NAMES[r.adversary]}" for r in rows if not _is_vacuous(r)
     ]
-    nothing = [names[row.adversary] for row in others if _is_vacuous(row)]
+    nothing = [_NAMES[row.adversary] for row in rows if _is_vacuous(row)]
     parts = [f"epsilon {', '.join(useful)}"] if useful else []
-    yield "also: " + "; ".join(
-        [*parts, *([f"nothing useful towards {', '.join(nothing)}"] if nothing else [])]
-    )
+    return ", ".join([*parts, *([f"nothing useful towards {', '.join(nothing)}"] if nothing else [])])
 
 
 def _epsilon(row: Row) -> float:

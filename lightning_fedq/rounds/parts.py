@@ -38,6 +38,10 @@ class Traffic(Protocol):
         """From clients to the server."""
 
     @property
+    def protocol_bits(self) -> int:
+        """Part of `uplink_bits` that is keys, shares and confirmations, not masked updates."""
+
+    @property
     def downlink_bits(self) -> int:
         """From the server to clients, the model not included."""
 

@@ -24,6 +24,8 @@ class RoundRecord:
     encoder, lies included: they are diagnostics that only a simulation can know, and they are not private;
     nor are the clients whose updates were not finite. `homogeneity`, likewise, is |mean update|^2 over the
     mean |update|^2: the share of the updates' energy that lies along their mean.
+    `uplink_bits` are all that clients sent; `protocol_bits` of these are keys, shares and confirmations of
+    secure aggregation, and the rest are updates.
     `aborted` is the reason why a round left the model as it was; empty otherwise. `round` counts from 0, as
     the streams do; what people read, `metrics` included, counts from 1.
     """
@@ -43,6 +45,7 @@ class RoundRecord:
     snr_db: float = math.nan
     cosine: float = math.nan
     homogeneity: float = math.nan
+    protocol_bits: int = 0
     non_finite_clients: tuple[int, ...] = field(default=())
     aborted: str = ""
 

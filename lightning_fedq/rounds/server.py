@@ -463,8 +463,10 @@ class RoundServer:
     def _record(self, plan: RoundPlan) -> RoundRecord:
         size, dim, answers = len(plan.cohort), self.weights.numel(), len(self._sum.received)
         uplink_bits, downlink_bits = self._uplink_bits, size * (32 * dim + 64 * len(self.segments))
+        protocol_bits = 0
         if (traffic := self._sum.traffic) is not None:
-            uplink_bits, downlink_bits = traffic.uplink_bits, downlink_bits + traffic.downlink_bits
+            uplink_bits, protocol_bits = traffic.uplink_bits, traffic.protocol_bits
+            downlink_bits += traffic.downlink_bits
         return RoundRecord(
             round=plan.round,
             cohort_size=size,
@@ -473,6 +475,7 @@ class RoundServer:
             uplink_bits=uplink_bits,
             downlink_bits=downlink_bits,
             setup_bits=self.keys.setup_bits_per_client * self.planner.num_clients if plan.round == 0 else 0,
+            protocol_bits=protocol_bits,
             clip_rate=math.nan,
             radius_min=self.ranges.radius.min().item(),
             radius_max=self.ranges.radius.max().item(),

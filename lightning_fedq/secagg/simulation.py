@@ -45,6 +45,11 @@ class Traffic:
         return sum(self.uplink.values())
 
     @property
+    def protocol_bits(self) -> int:
+        """What the clients sent apart from masked updates: keys, shares, confirmations."""
+        return self.uplink_bits - self.uplink.get(Stage.MASK, 0)
+
+    @property
     def downlink_bits(self) -> int:
         """Everything that the server sent for the protocol. The model is not in it."""
         return sum(self.downlink.values())

@@ -30,7 +30,7 @@ def test_everything_is_written(tmp_path: Path) -> None:
     assert summary["rounds"] == 3 and summary["num_parameters"] == DIM
     assert summary["bits_per_parameter"] == 1.0
     assert summary["uplink_megabytes"] == pytest.approx(3 * 4 * DIM / 8e6)
-    assert len(summary["privacy"]) == 7 and "nothing is private" in summary["privacy"][0]
+    assert len(summary["privacy"]) == 6 and "Nothing is private" in summary["privacy_notes"][0]
     assert summary["best"]["value"] == max(row["val_acc"] for row in rows)
     report = (path / "report.md").read_text()
     assert "CorBin(epsilon=5.0, shared_bits=5)" in report and "![accuracy.png](accuracy.png)" in report
@@ -101,7 +101,7 @@ def test_the_summary_is_shown_unless_told_otherwise(
 ) -> None:
     small_run(RunFolder("mine", str(tmp_path)), rounds=1)
     shown = capsys.readouterr().out
-    assert "bits per parameter" in shown and "the curious server" in shown
+    assert "bits per parameter" in shown and "server, every message" in shown
     assert str(tmp_path / "mine" / "model.ckpt") in shown
     small_run(RunFolder("quiet", str(tmp_path), show=False), rounds=1)
     assert "bits" not in capsys.readouterr().out
@@ -127,7 +127,7 @@ def test_secure_keys_show_the_claims_themselves(tmp_path: Path) -> None:
     folder = RunFolder("mine", str(tmp_path))
     small_run(folder, rounds=1, seed=None)
     assert folder.summary["keys"] == "from the operating system"
-    assert len(folder.summary["privacy"]) == 6 and "epsilon" in folder.summary["privacy"][0]
+    assert len(folder.summary["privacy"]) == 6 and not folder.summary["privacy_notes"]
 
 
 def test_samples_have_a_section_of_their_own(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.ranges import AdaptiveRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.secagg import SecAgg, Stage, expected_traffic
+from lightning_fedq.secagg.messages import FRAME_BYTES
 from tests.digits_run import Classifier, Digits, make_trainer, weights_of
 
 CLIENTS, DIM = 8, 20
@@ -119,6 +120,10 @@ def test_the_bits_are_those_of_the_protocol() -> None:
     assert record.downlink_bits == model_bits + expected.downlink_bits
     assert expected.uplink[Stage.MASK] >= 4 * dim * record.num_received  # 8 clients of one bit sum to 4 bits
     assert engine.total_uplink_bits == sum(record.uplink_bits for record in federated.records)
+    # the masked updates themselves: one frame and four bits a parameter of every client that answered
+    framed = record.num_received * 8 * FRAME_BYTES
+    assert record.uplink_bits - record.protocol_bits == framed + record.num_received * 8 * layout.num_bytes
+    assert run(None)[0].records[0].protocol_bits == 0
 
 
 def test_a_resumed_run_is_bit_identical(tmp_path: Path) -> None:

@@ -46,7 +46,9 @@ def test_a_target_is_met_or_not_and_what_holds_beside_it_is_said(caplog: pytest.
     assert "asked for epsilon 8 towards the server behind secure aggregation over 2 rounds" in first
     assert "met, 8 spent" in first
     assert "8 towards an outsider" in second
-    assert "nothing useful towards an eavesdropper, the server if it sees messages one by one" in second
+    assert second.endswith(
+        "; if masks are broken, nothing useful towards an eavesdropper, the server, the server with a partner"
+    )
 
 
 def test_without_a_target_the_smallest_epsilon_comes_first(caplog: pytest.LogCaptureFixture) -> None:
@@ -58,6 +60,15 @@ def test_without_a_target_the_smallest_epsilon_comes_first(caplog: pytest.LogCap
 def test_no_row_behind_masks_that_did_not_run(caplog: pytest.LogCaptureFixture) -> None:
     lines = said(caplog, Federated(LDPQ(0.01), 20))
     assert lines and not any("behind secure aggregation" in line for line in lines)
+
+
+def test_masks_that_were_only_counted_meet_no_target(caplog: pytest.LogCaptureFixture) -> None:
+    target, secagg = PrivacyTarget(8.0, 1e-5, "secagg_server"), SecAgg(run="accounted")
+    federated = Federated(DDG, 20, secure_aggregation=secagg, privacy=target)
+    with pytest.warns(UserWarning, match="masking is accounted for only"):
+        first, second = said(caplog, federated)
+    assert first.endswith("NOT met: no masks ran, so the server could see every message")
+    assert "if masks are broken" not in second and "nothing useful towards an eavesdropper" in second
 
 
 def test_samples_have_a_line_of_their_own(caplog: pytest.LogCaptureFixture) -> None:

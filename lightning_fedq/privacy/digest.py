@@ -1,0 +1,115 @@
+"""Privacy of a run as one short table: what was asked for, what else holds, what holds if something fails."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lightning_fedq.core import Adversary, Neighbours
+from lightning_fedq.privacy.report import PrivacyReport, Row
+from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon
+
+NAMES = {
+    Adversary.SECAGG_SERVER: "server, sum of updates only",
+    Adversary.SERVER: "server, every message",
+    Adversary.EAVESDROPPER: "eavesdropper on one uplink",
+    Adversary.SERVER_AND_PARTNER: "server with a client's partner",
+    Adversary.CLIENT: "another client, released models",
+    Adversary.OUTSIDER: "outsider, released models",
+}
+"""Adversaries and what they see, in a few words."""
+
+ASKED, ALSO, FAILING = "asked for", "as it was run", "if an assumption fails"
+WITH_MASKS = "behind secure aggregation, which did not run"
+
+
+@dataclass(frozen=True)
+class Line:
+    """Privacy of a client over the run towards one adversary.
+
+    Args:
+        group: "asked for", "as it was run", "if an assumption fails" or "behind secure aggregation, ...".
+        adversary: Name of the `Adversary`.
+        who: Adversary and what it sees, in a few words.
+        epsilon: Between any two updates of a client, over the run, printed; "∞" without a bound.
+        verdict: Word for that epsilon.
+        when: Condition under which this adversary is met or this epsilon holds; may be empty.
+    """
+
+    group: str
+    adversary: str
+    who: str
+    epsilon: str
+    verdict: str
+    when: str
+
+    @property
+    def useful(self) -> bool:
+        """Does the bound exclude anything?"""
+        return self.verdict not in (VACUOUS, NO_GUARANTEE)
+
+
+def digest(report: PrivacyReport, asked: Adversary | None, masked: bool) -> list[Line]:
+    """One line for each adversary, in the order in which a reader needs them.
+
+    Args:
+        report: Report of the run. With reproducible keys the lines say what secure ones would give.
+        asked: Adversary of the privacy target; None without a target.
+        masked: Whether the masks of secure aggregation really ran.
+    """
+    lines = []
+    for row in report.with_secure_keys or report.rows:
+        adversary = Adversary[row.adversary]
+        when = _when(adversary, report, masked)
+        group = ASKED if adversary is asked else _group(adversary, masked)
+        epsilon = format_epsilon(max(row.epsilon_run, row.epsilon_any_two))
+        lines.append(
+            Line(group, row.adversary, NAMES[adversary], epsilon, row.verdict, _joined(when, _own(row)))
+        )
+    # in a group: what holds first, in the order of NAMES
+    places = {adversary.name: place for place, adversary in enumerate(NAMES)}
+    groups = (ASKED, ALSO, FAILING, WITH_MASKS)
+    return sorted(lines, key=lambda line: (groups.index(line.group), not line.useful, places[line.adversary]))
+
+
+def is_met(adversary: Adversary, masked: bool) -> bool:
+    """Whether a run as it was run has this adversary, and not only where an assumption fails.
+
+    Args:
+        adversary: One view of the run.
+        masked: Whether the masks of secure aggregation really ran.
+    """
+    if adversary is Adversary.SECAGG_SERVER:
+        return masked
+    if adversary in (Adversary.SERVER, Adversary.EAVESDROPPER):
+        return not masked
+    return adversary is not Adversary.SERVER_AND_PARTNER
+
+
+def _group(adversary: Adversary, masked: bool) -> str:
+    if is_met(adversary, masked):
+        return ALSO
+    return WITH_MASKS if adversary is Adversary.SECAGG_SERVER else FAILING
+
+
+def _when(adversary: Adversary, report: PrivacyReport, masked: bool) -> str:
+    """Condition under which an adversary is met, in words."""
+    if adversary is Adversary.SECAGG_SERVER:
+        if masked:
+            return report.protocol.removeprefix("masking really ran, for a ").removesuffix(" (semi-honest)")
+        return "masks were only accounted for" if report.secure_aggregation else ""
+    broken = "masks are broken" if masked else ""
+    if adversary is Adversary.SERVER_AND_PARTNER:
+        return _joined("a partner or the shared randomness leaks", broken)
+    return "" if is_met(adversary, masked) else broken
+
+
+def _own(row: Row) -> str:
+    if row.verdict == NO_GUARANTEE:
+        return row.reason
+    if row.neighbours == Neighbours.ZERO_OUT.value:
+        return f"epsilon {format_epsilon(row.epsilon_run)} between an update and zero"
+    return ""
+
+
+def _joined(*parts: str) -> str:
+    return "; ".join(part for part in parts if part)
