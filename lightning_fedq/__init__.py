@@ -16,16 +16,27 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from lightning_fedq.aggregation import RobustAggregation
+    from lightning_fedq.algorithms import (
+        SCAFFOLD,
+        FedAdagrad,
+        FedAdam,
+        FedAvgM,
+        FedDyn,
+        FedProx,
+        FedYogi,
+    )
     from lightning_fedq.callbacks import (
         DPSGD,
         ByzantineClients,
         Federated,
+        Langevin,
         LeakageBudget,
         LeakageMonitor,
         PrivacyBudget,
         ReloadBest,
         RoundProgressBar,
         RunFolder,
+        TailAveraging,
         WandbRounds,
     )
     from lightning_fedq.data import IID, Dirichlet, FederatedDataModule, LabelShards
@@ -38,13 +49,21 @@ if TYPE_CHECKING:
 __all__ = [
     "DPSGD",
     "IID",
+    "SCAFFOLD",
     "AdaptiveRange",
     "ByzantineClients",
     "Dirichlet",
+    "FedAdagrad",
+    "FedAdam",
+    "FedAvgM",
+    "FedDyn",
+    "FedProx",
+    "FedYogi",
     "Federated",
     "FederatedDataModule",
     "FixedRange",
     "LabelShards",
+    "Langevin",
     "LeakageBudget",
     "LeakageMonitor",
     "PreviousMinMax",
@@ -56,14 +75,16 @@ __all__ = [
     "RoundProgressBar",
     "RunFolder",
     "SecAgg",
+    "TailAveraging",
     "WandbRounds",
 ]
 __all__ += mechanisms.__all__
 _NAMES = {
     "aggregation": ("RobustAggregation",),
+    "algorithms": ("SCAFFOLD", "FedAdagrad", "FedAdam", "FedAvgM", "FedDyn", "FedProx", "FedYogi"),
     "callbacks": (
-        *("DPSGD", "ByzantineClients", "Federated", "LeakageBudget", "LeakageMonitor", "PrivacyBudget"),
-        *("ReloadBest", "RoundProgressBar", "RunFolder", "WandbRounds"),
+        *("DPSGD", "ByzantineClients", "Federated", "Langevin", "LeakageBudget", "LeakageMonitor"),
+        *("PrivacyBudget", "ReloadBest", "RoundProgressBar", "RunFolder", "TailAveraging", "WandbRounds"),
     ),
     "data": ("IID", "Dirichlet", "FederatedDataModule", "LabelShards"),
     "privacy.target": ("PrivacyTarget",),
@@ -79,4 +100,4 @@ if not TYPE_CHECKING:  # a type checker knows the names from above, and a wrong 
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({"__version__", "__all__", "mechanisms", *_HOME})

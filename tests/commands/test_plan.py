@@ -49,7 +49,7 @@ def test_a_configuration_says_the_sizes_and_gets_settings_to_paste(capsys, monke
     assert "479 clients, 4,060 parameters, 25 rounds" in printed
     settings = yaml.safe_load(printed[printed.index("mechanism:\n") :])
     assert settings["mechanism"]["class_path"] == "lightning_fedq.mechanisms.RotatedCoins"
-    assert settings["mechanism"]["init_args"]["clip_norm"] == 1.0
+    assert settings["mechanism"]["init_args"]["clip_norm"] == 0.5
     assert settings["privacy"] == {
         "epsilon": 4.0,
         "delta": 1e-05,
