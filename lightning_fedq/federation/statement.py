@@ -77,7 +77,7 @@ def privacy_summary(federated: Federation, report: PrivacyReport) -> dict[str, A
     if report.samples is not None:
         notes.append(report.samples.line)
     return {
-        "privacy_of": f"over {report.rounds} rounds, delta {report.delta:g}, its updates against any others",
+        "privacy_of": f"over {report.rounds} rounds, delta {report.delta:g}, any update against any other",
         "privacy": [asdict(line) for line in digest(report, asked, masks_ran(federated))],
         "privacy_notes": notes,
     }
