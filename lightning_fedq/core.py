@@ -108,8 +108,8 @@ class RoundContext:
         since: Round and attempt from which on the server's rounds follow each other without a gap or a
             repetition, which its own noise may count on (`Mechanism.separation`); None is this round. Clients
             are not told.
-        hand_over: Who takes back whose noise, for mechanisms that ask (`Mechanism.hands_on`); None is a round
-            by itself.
+        hand_over: Pairs of clients that hand noise on, for mechanisms that ask (`Mechanism.hands_on`); None
+            is a round by itself.
 
     Raises:
         ValueError: If a client stands in two groups, or shapes, radii or numbers make no sense.
@@ -306,7 +306,7 @@ class AuditCase:
     """One setting in which the claims of a mechanism are attacked.
 
     Args:
-        mechanism: With all its settings.
+        mechanism: Mechanism with all its settings.
         concentrated: Does the whole difference lie in one coordinate of very few, so that one encoding is one
             draw? Else every coordinate is a draw.
         title: What tells the case from others of the same mechanism, in a few words.
@@ -420,7 +420,7 @@ class Mechanism(ABC):
 
         Args:
             symbols: `(len(clients), m)`, one message a row; if homomorphic, their sum `(m,)` too.
-            clients: Who sent them, in that order; those that dropped out are missing.
+            clients: Clients that sent them, in that order; those that dropped out are missing.
             context: The round.
             rand: What the server knows.
 
@@ -483,7 +483,7 @@ class Mechanism(ABC):
 
         Args:
             context: The round.
-            clients: Who answered; at least one.
+            clients: Clients that answered; at least one.
 
         Returns:
             `(len(segments),)` float64 in squared units of the update, or None where it depends on
@@ -610,7 +610,7 @@ class Mechanism(ABC):
         worst case, one that sends some coordinates only may leave the others alike.
 
         Args:
-            client: Whose update is replaced.
+            client: Client whose update is replaced.
             context: The round.
             public: The streams that the adversary of the claim holds. In place of those that it does not
                 hold there are streams of other keys, so a pair that follows them meets nothing.

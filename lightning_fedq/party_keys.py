@@ -52,7 +52,7 @@ class KeyVerificationError(ValueError):
 
     Args:
         reason: What was wanted and what came.
-        client: Who sealed it, if another client did.
+        client: Client that sealed it, if another one did.
     """
 
     def __init__(self, reason: str, client: int | None = None) -> None:
@@ -95,9 +95,9 @@ def registration_proof(own: bytes, other: bytes, federation: bytes, client_key: 
     Args:
         own: This side's X25519 private key.
         other: The other side's public key.
-        federation: See `ServerSecrets`.
+        federation: Key that names the federation, 32 bytes, as for `ServerSecrets`.
         client_key: The client's public key.
-        nonce: That the server drew for this registration.
+        nonce: Nonce that the server drew for this registration.
 
     Raises:
         ValueError: If the other's key is not 32 bytes, or of low order.
@@ -172,7 +172,7 @@ class ClientSecrets:
 
     Args:
         secret: Its X25519 private key, 32 bytes.
-        seed: Of what nobody else knows, 32 bytes.
+        seed: Secret seed of 32 bytes.
     """
 
     secret: bytes = field(repr=False)
@@ -261,10 +261,10 @@ class HeldClientKeys(OneOwner, Keys):
     Args:
         client: Its number.
         secrets: Its own.
-        federation: See `ServerSecrets`.
+        federation: Key that names the federation, 32 bytes, as for `ServerSecrets`.
         server_key: The server's public key.
         salt: `HeldServerKeys.salt`; with another one it has no key in common with anybody.
-        sealed_members: From the server, see `HeldServerKeys.sealed_members`.
+        sealed_members: Sealed list of members, as `HeldServerKeys.sealed_members` made it.
         peers: Public keys of the clients that share a group with it, their signatures verified (`verify_key`)
             where the server is not trusted to relay them.
         entropy: Source of what is mixed into the key of its own coins.

@@ -51,7 +51,7 @@ class Problem:
     """Resources of a federation, and the target that is asked of it.
 
     Args:
-        clients: Of the federation, >= 1.
+        clients: Clients in the federation, >= 1.
         params: Parameters of the model, >= 1.
         rounds: >= 1.
         target: Epsilon over the run, delta, against whom.

@@ -303,7 +303,7 @@ def plot_progress(
     Args:
         runs: Rows of each run, by name.
         monitor: Column to draw, such as `val_acc`; where no run has it, the picture says so.
-        title: Of the picture.
+        title: Title of the picture.
         baseline: A value of the metric to draw as a line.
         dashed: Runs to draw dashed and grey: those to compare with.
     """

@@ -74,10 +74,10 @@ def context_of(
         mechanism: Says how a cohort is cut.
         clients: The cohort.
         segments: Length of each segment.
-        radius: Of every segment, or one each.
-        center: Of every segment, or one each.
+        radius: Radius of the range, of all segments or one each.
+        center: Centre of the range, of all segments or one each.
         round: Its number.
-        attempt: See `RoundContext`.
+        attempt: Number of earlier attempts at the round.
     """
     groups, start = [], 0
     for size in mechanism.group_sizes(len(clients)):

@@ -71,8 +71,8 @@ class KeptOffsets(Correction):
     """Vectors of clients, which each one keeps from round to round, and one of the server.
 
     Args:
-        pull: See `Correction`.
-        num_clients: Of the federation.
+        pull: Weight of (w - x) in the term, >= 0.
+        num_clients: Clients in the federation.
         dim: Trained parameters.
     """
 
@@ -124,7 +124,7 @@ class LocalAlgorithm(ABC):
         """State of a new fit.
 
         Args:
-            num_clients: Of the federation.
+            num_clients: Clients in the federation.
             dim: Trained parameters.
         """
 

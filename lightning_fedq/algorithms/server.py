@@ -20,7 +20,7 @@ class FedAvgM(SGD):
 
     Args:
         params: Given by `Federated`.
-        lr: Of the server.
+        lr: Learning rate of the server.
         momentum: In [0, 1).
     """
 
@@ -33,7 +33,7 @@ class _Adaptive(Optimizer):
 
     Args:
         params: Given by `Federated`.
-        lr: Of the server, > 0.
+        lr: Learning rate of the server, > 0.
         beta1: Decay of m, in [0, 1).
         beta2: Decay of v, in [0, 1). `FedAdagrad` has none.
         tau: Degree of adaptivity, > 0; v begins at tau^2.

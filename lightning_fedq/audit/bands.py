@@ -39,9 +39,9 @@ def audit_band(mechanism: Mechanism, clip_norm: float, seed: int = 0) -> list[st
     """Return what contradicts the outsider's claim over several rounds.
 
     Args:
-        mechanism: Whose noise the server adds, `separation` rounds of which hang together.
+        mechanism: Mechanism whose noise the server adds, `separation` rounds of which hang together.
         clip_norm: Half of what a client can move.
-        seed: Of the keys.
+        seed: Seed of the keys.
     """
     apart = mechanism.separation
     planners: dict[str, RoundPlanner] = {"everybody in every round": _Early(2, seed)}

@@ -65,8 +65,8 @@ class HeldKeys(Keys):
     Args:
         adversary: Everybody knows the public key, members that of the members, a server the keys that it
             shares with clients.
-        held: Where the keys come from that the adversary holds.
-        fresh: Where all others come from.
+        held: Source of the keys that the adversary holds.
+        fresh: Source of all other keys.
         insiders: Clients that tell the adversary all their keys.
     """
 
@@ -173,16 +173,16 @@ class Played:
     """One round of one world.
 
     Args:
-        mechanism: Who encoded it.
+        mechanism: Mechanism that encoded the messages.
         context: The round.
-        clients: Who answered.
-        victim: Whose update differs between the worlds; one of `clients`.
+        clients: Clients that answered.
+        victim: Client whose update differs between the worlds; one of `clients`.
         symbols: `(len(clients), m)` messages, in their order.
         labels: `(dim,)` which of the two inputs each coordinate of the victim held, or -1.
         public: What the server knows.
         decoded_sum: `(dim,)` the sum as the engine released it.
         everybody: Does every client hold what the victim holds?
-        own_weight: Of the victim's round in what is looked at of several.
+        own_weight: Weight of the victim's round where several are looked at.
         later: `(dim,)` what is added to it of the rounds that take noise of this one back, weighted.
     """
 
@@ -315,8 +315,8 @@ class Bench:
     """Plays two neighbours again and again.
 
     Args:
-        mechanism: As it is shipped.
-        seed: Of the audit's own keys.
+        mechanism: Mechanism under audit, as it is shipped.
+        seed: Seed of the audit's own keys.
         segments: Length of each layer, two of them.
         concentrated: Put the whole difference into the first coordinate; else all coordinates differ.
         num_clients: Size of the cohort.

@@ -80,7 +80,7 @@ def exact_law(mechanism: Mechanism, value: float, dither: int = 0) -> dict[int, 
     Args:
         mechanism: Its encoder reads one private word a coordinate, and the symbol is monotone in it.
         value: The input, in every coordinate.
-        dither: Of all coordinates, where there is one: an integer of 52 bits.
+        dither: Dither of all coordinates, where there is one: an integer of 52 bits.
 
     Raises:
         ValueError: If some words show that the symbol is not monotone.
@@ -138,7 +138,7 @@ def enumerate_words(mechanism: Mechanism, dithers: tuple[int, ...] = (0,)) -> li
     """Compare the exact laws of the two ends of the range with the claim. Return what contradicts it.
 
     Args:
-        mechanism: See `exact_law`; claims something for a single message.
+        mechanism: Mechanism that `exact_law` can enumerate; claims something for a single message.
         dithers: Public dithers to try, where there are any.
     """
     claim = next(c for c in mechanism.claims(_context()) if c.adversary is Adversary.EAVESDROPPER)

@@ -80,11 +80,11 @@ def audit_knowledge(
         attacked: A mechanism, also one from outside, or a case of it.
         trials: Rounds that are played with the same held streams, a multiple of 4; half of them judge.
         alpha: Chance of an alarm if all claims hold.
-        seed: Of the audit's own keys.
+        seed: Seed of the audit's own keys.
         num_clients: Size of the cohort; None is the case's own, or the usual one.
         cells: How many cells at least, where it takes no more than `repetitions`.
         repetitions: Choices of the held streams at most; each gives a cell for every position of a view.
-        against: Whose claims are attacked.
+        against: Adversaries whose claims are attacked.
 
     Returns:
         One finding for each adversary with a claim, the proven delta beside the claimed one. Empty where
@@ -191,7 +191,7 @@ def estimates(values: Array, labels: NDArray[np.int64], epsilons: list[float]) -
     Args:
         values: `(trials, cells)`, what was seen.
         labels: `(trials, cells)`, 0 or 1, both in either half of the trials.
-        epsilons: Where events are chosen.
+        epsilons: Epsilons at which events are chosen.
 
     Returns:
         Mean over cells of P(E | its own label) and of P(E | the other one), each of shape
@@ -254,7 +254,7 @@ def mean_bounds(mean: float, exponent: float) -> tuple[float, float]:
     """Bounds of the expectation of a mean of independent numbers in [0, 1], each wrong with e^(-n exponent).
 
     Args:
-        mean: Of n numbers.
+        mean: Mean of n numbers.
         exponent: log(1 / probability) / n.
 
     References:

@@ -32,7 +32,7 @@ def one_run_lower_bound(canaries: int, guesses: int, correct: int, delta: float,
         canaries: m, each present or absent by a fair coin.
         guesses: r <= m.
         correct: v <= r.
-        delta: Of the claim that is tested.
+        delta: Delta of the claim that is tested.
         alpha: Error probability.
 
     Raises:
@@ -85,7 +85,7 @@ def judge_guesses(
     """Bound epsilon from below by the right guesses.
 
     Args:
-        view: For the report.
+        view: Name of the view, for the report.
         coins: `(canaries,)`, +1 or -1.
         guesses: `(canaries,)`, +1, -1 or 0.
         claim: The epsilon that is claimed for one canary in the whole run.
@@ -116,7 +116,7 @@ def audit_one_run(
         claim: The epsilon that is claimed for one canary.
         delta: The delta that goes with it.
         alpha: Chance of an alarm if the claim holds.
-        seed: Of the canaries.
+        seed: Seed of the canaries.
     """
     coins = canary_coins(canaries, seed)
     return judge_guesses("one run with canaries", coins, guess(coins), claim, delta=delta, alpha=alpha)

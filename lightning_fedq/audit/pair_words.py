@@ -79,8 +79,8 @@ class _Encoder:
     """Both clients' symbols as a function of words, for both ends of the range and its centre.
 
     Args:
-        mechanism: Of pairs, with one coin a coordinate.
-        seed: Of the public streams.
+        mechanism: Mechanism of pairs, with one coin a coordinate.
+        seed: Seed of the public streams.
     """
 
     def __init__(self, mechanism: Mechanism, seed: int) -> None:
@@ -205,8 +205,8 @@ def enumerate_pair_words(mechanism: Mechanism, seeds: tuple[int, ...] = (0, 1)) 
     """Compare the joint law of a pair, given the public streams, with the claims. Return what contradicts it.
 
     Args:
-        mechanism: Of pairs, with one coin a coordinate.
-        seeds: Of the public streams.
+        mechanism: Mechanism of pairs, with one coin a coordinate.
+        seeds: Seeds of the public streams.
 
     Raises:
         ValueError: If words can't be counted.

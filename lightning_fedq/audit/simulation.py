@@ -90,7 +90,7 @@ def audit(
         attacked: The mechanism, as it is shipped, or a case of it; see `Mechanism.audit_cases`.
         draws: Draws of one coordinate per neighbour; 10^6 in tests, 10^7 takes up to two minutes.
         alpha: Chance of an alarm if all claims hold.
-        seed: Of the audit's own keys.
+        seed: Seed of the audit's own keys.
         concentrated: Put the whole difference into one coordinate, for claims about a whole vector; one
             encoding is one draw then. A case says so itself.
 
@@ -180,8 +180,8 @@ def _looks(bench: Bench, adversaries: tuple[Adversary, ...], rounds: int, before
     group are no function of one.
 
     Args:
-        bench: Of the streams that these adversaries hold.
-        adversaries: Who looks.
+        bench: Bench of the streams that these adversaries hold.
+        adversaries: Adversaries whose views are simulated.
         rounds: How many there will be.
         before: What was promised to those who have looked already, with more streams.
     """

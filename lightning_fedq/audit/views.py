@@ -53,7 +53,7 @@ class Finding:
         alarm: What contradicts the claim, or "".
         epsilon: Where a curve is shown: of the tested points the one at which the proof comes closest to
             the claim. None for a pure epsilon.
-        order: Of the Renyi divergence that is shown, where the proof comes closer to that claim.
+        order: Order of the Renyi divergence that is shown, where the proof comes closer to that claim.
     """
 
     view: str
@@ -148,7 +148,7 @@ class View:
     """Histograms of one view, [half, label, position, outcome], and the claim that they have to meet.
 
     Args:
-        name: For the report.
+        name: Name for the report.
         loss: Claimed for one composition.
         copies: Compositions that one outcome shows.
         positions: Number of positions.

@@ -40,10 +40,10 @@ class ByzantineClients(pl.Callback):
         scale: Strength of sign_flip, constant, random, gaussian, ipm (in units of the update) and of alie
             (standard deviations; 0 takes the paper's).
         num_classes: Number of labels, for label_flip only.
-        seed: Who lies, and the liars' randomness; >= 0.
+        seed: Seed of the choice of byzantine clients and of their randomness; >= 0.
 
     Attributes:
-        byzantine: Who lies, from `on_fit_start` on.
+        byzantine: Byzantine clients, from `on_fit_start` on.
 
     Raises:
         ValueError: If a setting is out of its range, or the attack does not fit the mechanism.

@@ -125,8 +125,8 @@ class Federated(pl.Callback):
             cohorts ask nobody more than ceil(T / b) times, and with no less than b rounds in between. Of
             both, clients left over by cohorts of equal size are never asked.
         dropout_probability: Chance in [0, 1) that a client of the cohort does not answer.
-        partition: Who holds which samples; a `FederatedDataModule` may say otherwise.
-        labels: By which a partition deals out, where they are not in the usual places: the index or key of
+        partition: Partition of the samples over the clients; a `FederatedDataModule` may say otherwise.
+        labels: Labels for label-based partitions, if they are not found automatically: the index or key of
             the label in a sample, or one integer a sample.
         algorithm: What clients add to their gradients: `FedProx(mu)`, `SCAFFOLD()` or `FedDyn(alpha)`; None
             is federated averaging.
@@ -156,7 +156,7 @@ class Federated(pl.Callback):
         seed: An integer makes the run reproducible, and NOT private: every coin follows from it. None
             takes keys and plan from the operating system.
         diagnostics: Also compare each aggregate with the exact mean, which only a simulation knows.
-        ledger: Of these clients, where they have trained before: `other.ledger`. None is a new one.
+        ledger: Ledger of an earlier training with the same clients (`other.ledger`); None starts a new one.
         client_metrics: What `self.log` in training does with what follows from one client's data. "shared"
             logs it as usual, without noise; "none" drops it; "local" keeps it with the client, which in a
             simulation means a file of its own in the run folder. None is "shared" where nothing is private
@@ -169,8 +169,8 @@ class Federated(pl.Callback):
             claimed, and where client_metrics keeps what is logged with the clients.
 
     Attributes:
-        ledger: Who was charged for how many rounds. It belongs to this object: it outlives fits, failures and
-            servers, and a second training adds to it.
+        ledger: Privacy ledger: rounds charged per client. It belongs to this object, outlives fits, failures
+            and servers, and a second training adds to it.
         engine: The round engine, from `on_fit_start` on.
         records: One record for every finished round.
         client_indices: The sample indices of each client, from `on_fit_start` on.
@@ -948,7 +948,7 @@ def federated_of(trainer: pl.Trainer, asking: str) -> Federated:
 
     Args:
         trainer: The trainer.
-        asking: Who asks, for the message.
+        asking: Name of the caller, for the message.
 
     Raises:
         ValueError: If there is none.

@@ -61,7 +61,7 @@ class ClientSetting(NamedTuple):
         leakage: Upper confidence limit of its leakage at that std.
         unprotected: C1, its leakage without noise.
         tv: Distance between its distorted and its undistorted update, in the Gaussian model.
-        probability: With which its samples join a batch.
+        probability: Chance with which a sample joins a batch.
         feasible: Do batches of this probability vary as much as they should?
     """
 
@@ -83,7 +83,7 @@ class LeakageBudget(pl.Callback):
 
     Args:
         probe: Samples of a client whose gradients are looked at, the attacker's candidates, >= 4.
-        attempts: Of each measured attack, >= 1.
+        attempts: Attempts of each measured attack, >= 1.
         every_n_rounds: A client is measured anew after so many rounds, >= 1.
         max_squared_distance: C6, bound on the squared distance of a client's parameters to the optimum,
             > 0; None takes the mean squared length of one step in its place.
@@ -91,7 +91,7 @@ class LeakageBudget(pl.Callback):
             that comes closest, "raise" stops.
 
     Attributes:
-        settings: Of every client that was measured, by client.
+        settings: Settings of every client that was measured, by client.
         seconds: Time spent so far.
 
     Raises:

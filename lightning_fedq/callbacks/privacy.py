@@ -48,7 +48,7 @@ class PrivacyBudget(pl.Callback):
             model; inside the clients against everybody.
         on_exhausted: "stop" ends the training after the last round that fits, "raise" fails before the first
             that does not, "warn" goes on.
-        unit: Whose privacy is counted: a "client" (by the mechanism) or a "sample" (by `DPSGD`). None takes
+        unit: Unit of privacy: a "client" (by the mechanism) or a "sample" (by `DPSGD`). None takes
             what there is, and asks where both are.
 
     Attributes:

@@ -23,7 +23,7 @@ class RoundProgressBar(pl.callbacks.ProgressBar):
     Args:
         monitor: A logged metric to show; None is `val_acc`, `val/acc`, or else the first of validation.
         interval: Seconds between lines where there is no terminal, >= 0.
-        file: Where to write; None is standard error.
+        file: File to write to; None is standard error.
     """
 
     def __init__(

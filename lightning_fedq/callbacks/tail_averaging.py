@@ -29,7 +29,7 @@ class TailAveraging(pl.callbacks.WeightAveraging):
     what it has of its tail.
 
     Args:
-        fraction: Of the rounds of the fit, the last ones, in (0, 1]; at least one round.
+        fraction: Fraction of the fit's rounds, counted from the end, in (0, 1]; at least one round.
 
     Raises:
         ValueError: If the fraction is out of its range, or there is no `Federated` or no number of rounds.

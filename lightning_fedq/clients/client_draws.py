@@ -67,7 +67,7 @@ class ClientDraws(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     Args:
         turns: The clients' sequences of draws.
-        rows: Which of them belong to the clients of the map, in order.
+        rows: Indices of those that belong to the clients of the map, in order.
     """
 
     def __init__(self, turns: GeneratorTurns, rows: Sequence[int]) -> None:

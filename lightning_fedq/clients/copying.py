@@ -110,7 +110,7 @@ class Copier:
         storage: Memory for tensors.
         memo: What stands for what, by the `id` of the original.
         shared: Objects that are left as they are.
-        seed: From which copies of random generators begin.
+        seed: Seed of the copies of random generators.
     """
 
     def __init__(

@@ -29,7 +29,7 @@ class Corrects(pl.Callback):
         term: The algorithm's.
         clients: The client, or those of the stack.
         weights: Returns the trained parameters, `shape` each, of a stack `(clients, *shape)`.
-        start: Where they began, `shape` each.
+        start: Weights with which the clients began, `shape` each.
 
     Attributes:
         moved: Sum of the learning rates of the steps so far.

@@ -114,7 +114,7 @@ class ClientFit:
         """Copy the user's fit for one client, or a stack.
 
         Args:
-            seed: From which random generators that it holds begin.
+            seed: Seed of the random generators that the copy holds.
             alone: Leave out what crosses clients: callbacks that are not copied, shared metrics, loggers.
 
         Raises:
@@ -158,7 +158,7 @@ class ClientFit:
 
         Args:
             client: The copy.
-            batches: Theirs.
+            batches: Batches of these clients.
             steps: Optimiser steps of one client before this round.
             logged: Steps that loggers have seen.
         """

@@ -114,7 +114,7 @@ class StackedStep:
                 forward pass is one big batch.
             buffers: One tensor a buffer, `(clients, *shape)`; they are overwritten by what the step
                 makes of them.
-            rows: Which sequences of random numbers are the clients'; None is the first ones.
+            rows: Indices of the clients' sequences of random numbers; None takes the first ones.
 
         Returns:
             The mean loss, the gradients, each `(clients, *shape)`, and what else `training_step`
@@ -199,8 +199,8 @@ class StackMemory(NamedTuple):
         """Memory for the parameters and buffers of a module, the parameters first.
 
         Args:
-            module: Has them.
-            names: Theirs.
+            module: Module with these parameters and buffers.
+            names: Names of the tensors.
             capacity: Most clients of a stack.
         """
         members = [attrgetter(name)(module).detach() for name in names]
@@ -221,7 +221,7 @@ class ClientStack:
         trainer: A client's, with its module and optimiser.
         names: Names of the trained parameters, in the order of the flat vector.
         buffer_names: Names of the buffers that training changes, of any dtype; they follow the parameters.
-        memory: Of all of them, for at least as many clients.
+        memory: Memory of the stack's tensors, for at least as many clients.
         num_clients: Clients of this stack.
         weights: `(dim,)`, where every client starts from: parameters, then buffers.
         buffers: `(clients, buffer_dim)`, the buffers that each client starts from instead.

@@ -29,9 +29,9 @@ class _MetricValue:
     """Value of a caught metric: to be logged, and nothing else, since the metric runs after the step.
 
     Args:
-        update: Which of the caught updates.
-        name: Of the metric, for errors.
-        key: Which entry, of a collection.
+        update: Index of the caught update.
+        name: Name of the metric, for errors.
+        key: Key of the entry, for a collection.
     """
 
     def __init__(self, update: int, name: str, key: str | None = None) -> None:

@@ -169,7 +169,7 @@ class Vector:
 
     Attributes:
         members: What is trained.
-        shapes: Of every segment.
+        shapes: Shape of every segment.
 
     Raises:
         ValueError: If there is no trained parameter, or several devices.

@@ -60,13 +60,13 @@ class CanaryRun:
 
     Args:
         mechanism: What is audited.
-        adversary: Whose view is scored: an outsider's, or an eavesdropper's.
+        adversary: Adversary whose view is scored: the outsider or the eavesdropper.
         clients: Are the canaries clients? Else they are coordinates of one client.
         canaries: How many; at most 640.
         honest: Clients that train.
         rounds: Rounds of the training.
         guesses: How many of the surest guesses are made.
-        seed: Of everything.
+        seed: Seed of all random numbers.
     """
 
     mechanism: Mechanism
@@ -154,11 +154,11 @@ class SampleCanaries:
     """An ordinary training with `DPSGD` and canary samples: each lights a feature that no digit has.
 
     Args:
-        noise_multiplier: Of `DPSGD`.
+        noise_multiplier: Noise multiplier of `DPSGD`.
         canaries: How many.
         epochs: Passes over the data, on average.
         guesses: How many of the surest guesses are made.
-        seed: Of everything.
+        seed: Seed of all random numbers.
         sgd: The callback; tests plant others.
     """
 
@@ -224,10 +224,10 @@ class ManySamples:
     is too small, and samples whose taking part is not drawn afresh.
 
     Args:
-        noise_multiplier: Of `DPSGD`.
+        noise_multiplier: Noise multiplier of `DPSGD`.
         canaries: How many.
         epochs: Passes over the data, on average, of ten steps each.
-        seed: Of everything.
+        seed: Seed of all random numbers.
         sgd: The callback; tests plant others.
     """
 

@@ -157,9 +157,9 @@ def write_app(
 
     Args:
         folder: Must not hold anything yet.
-        mechanism: As in Python.
+        mechanism: Mechanism as it is written in Python.
         clients: How many there are.
-        seed: Of a run that is to be reproducible, and not private.
+        seed: Seed of a run that is to be reproducible, and not private.
         secure_aggregation: Let the server see the sum only.
 
     Raises:

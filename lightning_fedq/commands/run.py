@@ -259,7 +259,7 @@ def run_config(config: dict[str, Any], name: str, root: Path) -> Path:
     """Train one resolved configuration and return its run folder.
 
     Args:
-        config: As `resolve` returns it; a `RunFolder` callback is added where there is none.
+        config: Configuration that `resolve` returned; a `RunFolder` callback is added where there is none.
         name: Name of the run, and of its folder.
         root: Where the folder goes.
 

@@ -75,7 +75,7 @@ class LocalWork:
         held: Sample indices of each client.
         batch_size: Samples of a whole batch.
         drop_last: Is the rest of a pass left out?
-        shuffle: Has every pass an order of its own?
+        shuffle: Whether every pass has an order of its own.
         local_epochs: Passes in a round.
         local_steps: Batches in a round, instead of `local_epochs`.
         limit_batches: Trainer's `limit_train_batches`, of every pass of every client: an int is the most

@@ -48,8 +48,8 @@ class ClientSources:
 
     Args:
         clients: One source for each client, by name or in order.
-        batch_size: Of data sets; None where loaders say it themselves.
-        num_workers: Of the loaders of data sets.
+        batch_size: Batch size for data sets; None where loaders say it themselves.
+        num_workers: Worker processes of the loaders of data sets.
 
     Raises:
         ValueError: If there is no client.

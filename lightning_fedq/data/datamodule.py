@@ -39,10 +39,10 @@ class FederatedDataModule(pl.LightningDataModule):
     Args:
         data: A LightningDataModule, or the training Dataset; None where `clients` are data sets or loaders.
         batch_size: Samples per local batch, >= 1; None keeps the data module's own. A Dataset needs it.
-        partition: Who holds what, as a rule; None leaves it to the `Federated` callback.
-        clients: Who holds what, instead of `partition`: the sample indices of each client. Without `data` the
-            clients' own data, by name or in order: for each client a Dataset, with a length or iterable, a
-            DataLoader, or a function that returns one of them and is called when the training begins.
+        partition: Partition of the samples over the clients; None leaves it to the `Federated` callback.
+        clients: Sample indices of each client, instead of `partition`. Without `data` the clients' own data,
+            by name or in order: for each client a Dataset, with a length or iterable, a DataLoader, or a
+            function that returns one of them and is called when the training begins.
         val: Validation set, where `data` is no data module; a loader is taken as it is.
         test: Test set, where `data` is a Dataset.
         predict: Prediction set, where `data` is a Dataset.
@@ -117,8 +117,8 @@ class FederatedDataModule(pl.LightningDataModule):
         Args:
             train: Training loader; its dataset, batch size, collation, shuffling and workers are kept.
             val: Validation loader.
-            partition: Who holds what, as a rule.
-            clients: Who holds what, as the sample indices of each client.
+            partition: Partition of the samples over the clients.
+            clients: Sample indices of each client.
         """
         return cls(_Loaders(train, val), partition=partition, clients=clients)
 

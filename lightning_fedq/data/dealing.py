@@ -27,7 +27,7 @@ class LocalPasses:
     Args:
         local_epochs: Passes in a round.
         local_steps: Batches in a round, instead of `local_epochs`.
-        limit_batches: Of every pass: an int is the most batches, a float the fraction of them.
+        limit_batches: Limit of every pass: an int is the most batches, a float the fraction of them.
         shuffle: May a pass have an order of its own?
     """
 
@@ -45,7 +45,7 @@ class Dealt:
         client_indices: Samples of each client; of streams, which do not say, none.
         work: How each client passes over them.
         loader: Makes the clients' loader of what gives a round's stacks and its length.
-        own_loaders: Has every client loaders of its own? Clients then train one at a time.
+        own_loaders: Whether every client has loaders of its own. Clients then train one at a time.
         renew: What the clients' loader takes for a new one of the user's.
     """
 
@@ -72,7 +72,7 @@ def deal(
         split: Returns who holds what.
         num_clients: How many clients there are.
         generator: Randomness of a partition.
-        labels: Where the labels are; None looks in the usual places.
+        labels: Place of the labels; None looks in the usual places.
         passes: Over each client's data.
         rule: What draws the batches instead, or None.
 

@@ -28,7 +28,7 @@ def labels_of(dataset: Dataset[Any], labels: Labels = None) -> Tensor:
 
     Args:
         dataset: Map-style dataset.
-        labels: Which item of a sample is its label, by index or key, or the labels of all samples.
+        labels: Index or key of a sample's label, or the labels of all samples.
 
     Raises:
         ValueError: If the samples are not (input, integer label, ...), or what was found looks like an id.

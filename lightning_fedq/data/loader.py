@@ -101,7 +101,7 @@ def deal_out(
         partition: A rule, or the sample indices of each client.
         num_clients: How many clients there are.
         generator: Randomness of the rule.
-        labels: Where the labels are, if the partition needs any; None looks in the usual places.
+        labels: Place of the labels, if the partition needs any; None looks in the usual places.
 
     Returns:
         One int64 index tensor a client.

@@ -31,7 +31,7 @@ class LoadersOfClients:
     """One loader for each client, in place of one training loader for all.
 
     Args:
-        names: Of the clients, for messages.
+        names: Names of the clients, for messages.
         loaders: One for each.
     """
 
@@ -80,7 +80,7 @@ class OwnClientLoader(ClientLoader):
     """Yields the batches of one round after another, client by client from loaders of their own.
 
     Args:
-        passes: Of each client.
+        passes: Passes of each client over its data.
         work: Counts a batch as one sample.
         stacks: Returns the stacks of the round to come, of one client each.
         length: Returns the number of its steps.

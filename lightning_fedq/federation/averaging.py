@@ -42,7 +42,7 @@ class RoundAverages:
         trainer: The trainer.
 
     Attributes:
-        steps: Of one client in the last round, counted from the first round on; None where it was given up.
+        steps: Steps of one client in the last round, counted from the first round on; None if given up.
     """
 
     def __init__(self, trainer: pl.Trainer) -> None:

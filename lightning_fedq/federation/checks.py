@@ -117,9 +117,9 @@ def check_algorithm(
 
     Args:
         algorithm: It.
-        planner: Of the federation.
+        planner: Planner of the federation's rounds.
         plain_mean: Is the step of the server the mean update itself?
-        target: Of the quantiser.
+        target: Vector that is quantised: "updates" or "weights".
 
     Raises:
         ValueError: With the cure.
@@ -143,7 +143,7 @@ def check_cohorts_last(planner: RoundPlanner, rounds: int) -> None:
     """Refuse more rounds than there are disjoint cohorts, and say whom cohorts that take turns leave over.
 
     Args:
-        planner: Of the federation.
+        planner: Planner of the federation's rounds.
         rounds: How many there will be when the fit ends, earlier ones of the same server included.
 
     Raises:
@@ -238,7 +238,7 @@ def validate_by_rounds(trainer: Any, batches: int, undo: Undo) -> None:
 
     Args:
         trainer: The trainer.
-        batches: Of the longest client in a round.
+        batches: Number of batches of the longest client in a round.
         undo: Gives the trainer its own flags back.
 
     Raises:

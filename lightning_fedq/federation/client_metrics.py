@@ -59,11 +59,11 @@ class TrainingLog:
     """Stands in for a module's `log` during a fit, and lets nobody decide by what is logged in training.
 
     Args:
-        trainer: Of the fit in progress.
-        module: Whose `log`.
+        trainer: Trainer of the fit in progress.
+        module: Module whose `log` is called.
 
     Attributes:
-        names: Of what was logged in training, in order.
+        names: Names of the metrics that were logged in training, in order.
     """
 
     def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
@@ -181,7 +181,7 @@ def check_exact_monitors(trainer: pl.Trainer, lengths_tell: bool) -> None:
     Checkpoints keep such scores and names.
 
     Args:
-        trainer: With all callbacks.
+        trainer: Trainer with all its callbacks.
         lengths_tell: Whether lengths of messages are refused, too.
 
     Raises:

@@ -46,7 +46,7 @@ def say_at_start(ledger: Ledger, seeded: bool, saved: dict[str, Any] | None = No
     """Say where a new server's keys come from, and that clients who trained before have paid before.
 
     Args:
-        ledger: Of the clients.
+        ledger: Ledger of the clients.
         seeded: Whether the keys come from a seed.
         saved: State of the checkpoint's ledger, where the training resumes one.
     """

@@ -16,7 +16,7 @@ class ClientLog(Protocol):
     """Metrics that clients log in training.
 
     Attributes:
-        names: Theirs, in order.
+        names: Names of the metrics, in order.
     """
 
     names: dict[str, None]

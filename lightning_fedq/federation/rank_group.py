@@ -43,7 +43,7 @@ class RankGroup:
         timeout: After which a rank that does not answer counts as lost.
 
     Attributes:
-        is_lost: Has another rank failed to answer? Then nobody is to be asked any more.
+        is_lost: Whether another rank failed to answer. Nobody is asked any more then.
 
     Raises:
         RankLostError: In every method, if another rank is gone or does not answer.
@@ -84,7 +84,7 @@ class RankGroup:
 
         Args:
             obj: What can be pickled. Ranks trust each other.
-            place: Where the run is, in words, which all ranks must agree on.
+            place: Point of the run, in words, which all ranks must agree on.
 
         Raises:
             RuntimeError: If another rank is somewhere else.

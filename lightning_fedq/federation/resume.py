@@ -25,7 +25,7 @@ def check_federation(own: Mapping[str, str], theirs: Mapping[str, str]) -> None:
     """Refuse a checkpoint of another federation.
 
     Args:
-        own: What it must agree with, in words.
+        own: Setting that the checkpoint must agree with, in words.
         theirs: The same of the checkpoint.
 
     Raises:
@@ -47,7 +47,7 @@ def plain_records(records: Sequence[RoundRecord], private: bool, lengths: bool) 
     """Records in the types that a checkpoint may hold.
 
     Args:
-        records: Of the run.
+        records: Records of the run's rounds.
         private: Whether what only a simulation knows is left out.
         lengths: Whether lengths of messages are kept then.
     """

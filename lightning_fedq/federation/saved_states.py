@@ -28,10 +28,10 @@ class SavedStates:
     """States that checkpoints hold, that no noise covers, and that a training may have changed.
 
     Args:
-        module: As it is now.
+        module: Module in its present state.
         datamodule: The same, where there is one.
         data: Its state when the round began, before the first batch came through its hooks. None is as now.
-        callbacks: Whose states a checkpoint holds as they are. Files that exist and times are not looked at.
+        callbacks: Callbacks whose states a checkpoint holds as they are; files and times do not count.
     """
 
     def __init__(

@@ -82,7 +82,7 @@ class Schedule:
 
     Args:
         planner: Draws the rounds.
-        mechanism: Whose groups a cohort falls into.
+        mechanism: Mechanism that says into which groups a cohort falls.
         work: What the clients hold.
         rule: Draws the batches; None is whole passes.
         num_steps: Cut a round after so many steps; 0 is all of it.

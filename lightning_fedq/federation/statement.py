@@ -61,7 +61,7 @@ def report_of(federated: Federation, trainer: pl.Trainer, delta: float) -> Priva
 
 
 def privacy_summary(federated: Federation, report: PrivacyReport) -> dict[str, Any]:
-    """What a summary says of a run's privacy: a table, what it is about, and notes.
+    """Privacy of a run for its summary: a table, its unit, and notes.
 
     Args:
         federated: Its federation, after a fit.
@@ -149,7 +149,7 @@ def masks_ran(federated: Federation) -> bool:
 
 
 def _summed(rows: list[Row]) -> str:
-    """What some rows promise, and which of them promise nothing."""
+    """Promises of some rows, and the rows that promise nothing."""
     useful = [
         f"{format_epsilon(_epsilon(r))} towards {_NAMES[r.adversary]}" for r in rows if not _is_vacuous(r)
     ]

@@ -49,7 +49,7 @@ def what_left(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]
     Args:
         trainer: After a fit.
         federated: Its federation.
-        columns: Of the run's table of rounds, those that hold a number.
+        columns: Columns of the run's table of rounds that hold a number.
     """
     return tuple(line for line in _lines(trainer, federated, columns) if line)
 

@@ -78,9 +78,9 @@ class RemoteClient(ABC):
         federated: The federation's settings, from the client's own code.
         store: Its folder; None keeps nothing, which takes a seed and no secure aggregation.
         partition: Its number, where it has one from elsewhere; -1 takes the server's.
-        identities: With which it signs its key, and accepts those of its peers signed only; None trusts the
-            server to relay them.
-        budget: Of this client, over all that its log knows; None leaves it to the server's ledger.
+        identities: Keys with which it signs its own key, and checks the signed ones of its peers; None trusts
+            the server to relay them.
+        budget: Privacy budget of this client over all that its log knows; None leaves it to the ledger.
     """
 
     def __init__(
@@ -446,8 +446,8 @@ class DeployedClient(RemoteClient):
         trainer: Arguments of its `Trainer`.
         store: Its folder; None keeps nothing, which takes a seed and no secure aggregation.
         partition: Its number, where it has one from elsewhere; -1 takes the server's.
-        identities: See `RemoteClient`.
-        budget: See `RemoteClient`.
+        identities: Signing key and verification keys, as for `RemoteClient`.
+        budget: Privacy budget of the client, for `RemoteClient`.
     """
 
     def __init__(

@@ -18,9 +18,9 @@ class Cohort:
     """The clients of one open round: what each is asked, and what their answers come to.
 
     Args:
-        server: In an open round.
-        exchange: To the nodes.
-        roster: Who is who.
+        server: Server of the open round.
+        exchange: Exchange of messages with the nodes.
+        roster: Roster of clients and their nodes.
     """
 
     def __init__(self, server: RoundServer, exchange: Exchange, roster: Roster) -> None:

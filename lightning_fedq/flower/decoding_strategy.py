@@ -64,10 +64,10 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
         wait: Seconds to wait for `num_clients` clients before the first round.
         round_timeout: Seconds in which a client has to answer, training included, as `timeout` of the
             strategy's `start`.
-        directory: See `server_app`.
+        directory: Directory of identities, as for `server_app`.
 
     Attributes:
-        ledger: Who was charged for how many rounds.
+        ledger: Privacy ledger: rounds charged per client.
         records: One record for every finished round.
 
     Raises:

@@ -47,8 +47,8 @@ class _TrainFunction(RemoteClient):
         partition: Its number, or -1.
         call: The train function; takes the message's own records, returns the reply's.
         content: The message's own records.
-        identities: See `RemoteClient`.
-        budget: See `RemoteClient`.
+        identities: Signing key and verification keys, as for `RemoteClient`.
+        budget: Privacy budget of the client, for `RemoteClient`.
     """
 
     def __init__(
@@ -124,8 +124,8 @@ def encoding_mod(
         federated: The federation's settings, the same as the server's: mechanism, number of clients, cohort,
             ranges, secure aggregation, seed. How a client trains is its train function's.
         home: The client's folder; None takes `fedq-home` of the node's configuration.
-        identities: See `client_app`.
-        budget: See `client_app`.
+        identities: Signing key and verification keys, as for `client_app`.
+        budget: Privacy budget of the client, as for `client_app`.
 
     Raises:
         ValueError: If a setting is the train function's business, or for simulations only, identities are

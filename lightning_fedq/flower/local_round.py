@@ -72,7 +72,7 @@ class LocalRound(pl.Callback):
     Args:
         federated: The federation's settings.
         number: The client's number in it.
-        seed: Of data order and of the training's random numbers.
+        seed: Seed of data order and of the training's random numbers.
         task: The round.
         weights: `(dim,)` the global model.
 
@@ -233,7 +233,7 @@ def train_locally(
         module: The client's own; its weights are overwritten.
         data: The client's own.
         number: The client's number.
-        seed: Of data order and of the training's random numbers.
+        seed: Seed of data order and of the training's random numbers.
         task: The round.
         weights: `(dim,)` the global model.
         trainer: Arguments of the client's `Trainer`.

@@ -35,7 +35,7 @@ class Roster:
 
     Args:
         federated: The federation's settings.
-        exchange: To the nodes.
+        exchange: Exchange of messages with the nodes.
         store: The server's folder.
         words: The server's fingerprint.
         directory: Everybody's verification key; with it a number is given to its identity only.
@@ -43,7 +43,7 @@ class Roster:
     Attributes:
         nodes: The node of each client.
         samples: How many samples each client holds, where the mean is weighted by that.
-        disputes: Who has broken rounds, and is asked no more.
+        disputes: Clients that have broken rounds and are asked no more.
     """
 
     def __init__(

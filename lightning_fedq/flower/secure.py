@@ -28,7 +28,7 @@ def session_of(federation: bytes, task: RoundTask) -> bytes:
 
     Args:
         federation: The key that everybody knows.
-        task: As the client, or the server, has it: groups and ranges included.
+        task: Task as the client, or the server, has it: groups and ranges included.
     """
     return hashlib.sha256(pack_fields("fedq round of", federation, task.to_bytes())).digest()
 
@@ -90,7 +90,7 @@ class RemoteSum:
 
         Args:
             first: Answers to the invitations.
-            exchange: Of the following stages.
+            exchange: Exchange of messages in the following stages.
             warn: Told about messages that are refused; their senders count as dropped out.
 
         Raises:

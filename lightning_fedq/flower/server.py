@@ -84,8 +84,8 @@ class FederatedServer(Federated):
 
     Args:
         federated: The settings, which are the simulation's.
-        exchange: To the nodes.
-        roster: Who is who.
+        exchange: Exchange of messages with the nodes.
+        roster: Roster of clients and their nodes.
     """
 
     def __init__(self, federated: Federated, exchange: Exchange, roster: Roster) -> None:

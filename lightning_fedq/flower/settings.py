@@ -47,7 +47,7 @@ def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | 
     Args:
         federated: The settings.
         module: The module.
-        rounds: Of the run, which a privacy target hangs on, see `deployed_mechanism`.
+        rounds: Rounds of the run, on which a privacy target depends (`deployed_mechanism`).
     """
     mechanism = repr(deployed_mechanism(federated, module, rounds))
     return {**common_settings(federated), "mechanism": mechanism, "model": model_words(module)}
@@ -59,7 +59,7 @@ def deployed_mechanism(federated: Federated, module: pl.LightningModule, rounds:
     Args:
         federated: The settings.
         module: The module, whose size a target hangs on.
-        rounds: Of the run; `max_epochs` of both sides' trainers.
+        rounds: Rounds of the run; `max_epochs` of both sides' trainers.
 
     Raises:
         ValueError: If a target over the run has no number of rounds, or can't be met.
@@ -136,7 +136,7 @@ def check_identities(federated: Federated, given: bool, where: str) -> None:
     Args:
         federated: The settings.
         given: Whether this side has them.
-        where: Where they are given.
+        where: Place at which the settings are given.
 
     Raises:
         ValueError: With the cure.
@@ -155,7 +155,7 @@ def own_budget(federated: Federated, target: PrivacyTarget | None, signed: bool)
 
     Args:
         federated: The settings.
-        target: Of this client, over all that it sends.
+        target: Privacy target of this client, over all that it sends.
         signed: Whether peers' keys are accepted signed only.
 
     Raises:

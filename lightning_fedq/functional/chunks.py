@@ -29,7 +29,7 @@ def in_chunks(
         count: Coordinates in all, >= 0.
         draw: Given a chunk's length; called in the caller's thread, in the chunks' order.
         work: Given a chunk's place and what was drawn for it; may touch its own place only.
-        size: Of a chunk, >= 1.
+        size: Size of a chunk, >= 1.
 
     Returns:
         What `work` returned, in the chunks' order.

@@ -107,7 +107,7 @@ def sum_of_outputs(
 
     Args:
         rows: `(n, dim)`.
-        values: Of each symbol.
+        values: Value of each symbol.
         total: `(dim,)`, to which they are added.
     """
     for start in range(0, total.size, 2048):

@@ -187,7 +187,7 @@ def rotate_back(values: Floats, words: Words, dim: int) -> Floats:
 
     Args:
         values: `(keep,)` rotated coordinates.
-        words: As in `rotate`.
+        words: Random words that `rotate` was given.
         dim: Coordinates before padding.
 
     Returns:

@@ -32,7 +32,7 @@ def to_units(
 
     Args:
         values: `(dim,)`.
-        first: Where the stretch begins.
+        first: First coordinate of the stretch.
         lines: `(3, segments)`: ends, centres, and units (`divide`) or their inverses.
         divide: By the unit, rather than multiply by its inverse.
         units: `(n,)`, overwritten.

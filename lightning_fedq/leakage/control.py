@@ -55,7 +55,7 @@ def failing_levels(updates: Tensor, attempts: int, generator: torch.Generator) -
     Args:
         updates: `(candidates, dim)` of one step on one sample each, clipped as the mechanism clips them.
         attempts: >= 1.
-        generator: On the CPU.
+        generator: Random generator on the CPU.
 
     Returns:
         `(attempts,)` float64, in units of the update; infinite where noise alone names the victim.
@@ -120,11 +120,11 @@ def noise_for_budget(
 
     Args:
         updates: `(candidates, dim)` of one step on one sample each.
-        clip_norm: To which the mechanism clips them.
+        clip_norm: Norm to which the mechanism clips updates.
         budget: tau, in (0, sqrt(ln 2)).
         attempts: >= 1.
-        generator: On the CPU.
-        confidence: Of the one-sided limit.
+        generator: Random generator on the CPU.
+        confidence: Confidence of the one-sided limit.
 
     Raises:
         ValueError: If an update is not finite, so few attempts can't show the budget, or no noise meets it.

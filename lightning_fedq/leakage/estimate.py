@@ -24,7 +24,7 @@ class LeakageEstimate:
         hits: Attempts that found the truth.
         attempts: All attempts, >= 1.
         num_candidates: Length of the attacker's list, >= 2.
-        confidence: Of the two-sided limits.
+        confidence: Confidence of the two-sided limits.
 
     Raises:
         ValueError: If the counts make no sense.

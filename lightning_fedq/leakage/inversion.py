@@ -46,7 +46,7 @@ class Problem:
         model: Architecture and weights that the client started from, in evaluation mode.
         loss: Mean loss of scores and labels; it must take soft labels for `DLG`.
         gradient: `(dim,)` observed gradient of the mean loss, summed over the local steps.
-        shape: Of the batch of inputs, `(batch, ...)`; of several clients one after the other.
+        shape: Shape of the batch of inputs, `(batch, ...)`; of several clients one after the other.
         labels: `(batch,)`, or None where the attacker does not know them.
         low: Smallest value of an input.
         high: Largest.

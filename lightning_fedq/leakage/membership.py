@@ -34,7 +34,7 @@ class MembershipResult:
         members: All members asked about.
         others: Non-members asked about.
         false_positive_rate: Attained exactly or from below on the non-members.
-        confidence: Of the limits.
+        confidence: Confidence of the limits.
     """
 
     hits: int
@@ -92,7 +92,7 @@ def membership_inference(
     Args:
         study: Model, candidates and learning rate; its attack and batch size are not used.
         mechanism: What the clients send through.
-        adversary: Whose view is attacked.
+        adversary: Adversary whose view is attacked.
         generator: Chooses the batches.
         rate: False-positive rate.
         shadows: >= 8.

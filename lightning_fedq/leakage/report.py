@@ -54,13 +54,13 @@ class TradeOff:
     """One mechanism's place between leakage and utility.
 
     Args:
-        name: Of the run.
+        name: Name of the run.
         unprotected: What the attack finds in the update itself; its leakage is C1.
-        protected: What it finds behind the mechanism.
+        protected: Result of the attack behind the mechanism.
         utility_loss: Trace of the declared noise covariance: the exact expected growth of the squared
             distance to the optimum, for noise independent of the update; NaN where none is declared.
         tv: Total variation under `TV_MODEL`; NaN where no noise is declared.
-        c2: From the larger xi of the two estimates.
+        c2: Constant that follows from the larger xi of the two estimates.
         c5: Measured bias over `tv`; NaN where no noise is declared.
         c6: Largest squared distance to the optimum, the noise's second moment included.
         checks: Every bound; empty where no noise is declared.
@@ -132,12 +132,12 @@ def trade_off(
     """Measure leakage with and without the mechanism, and check every bound against it.
 
     Args:
-        name: Of the run.
+        name: Name of the run.
         study: Setting of the attack.
         mechanism: What the clients send through.
-        adversary: Whose view.
-        generator: Of the attempts.
-        attempts: Of each of the two measurements.
+        adversary: Adversary whose view is attacked.
+        generator: Random generator of the attempts.
+        attempts: Attempts of each of the two measurements.
     """
     plain = study.run(FedAvg(), adversary, attempts, generator, kept=1).estimate
     leak = study.run(mechanism, adversary, attempts, generator, kept=1).estimate

@@ -34,11 +34,11 @@ class StudyResult:
 
     Args:
         mechanism: Its parameters, in words.
-        adversary: Whose view it was.
+        adversary: Adversary whose view was attacked.
         attack: Its parameters, in words.
         estimate: Counts and leakage.
         psnr: Mean over the attempts, in dB.
-        seconds: Of all attempts together.
+        seconds: Time of all attempts together.
         truth: `(kept, ...)` originals of the first attempts.
         found: Their reconstructions.
     """
@@ -62,7 +62,7 @@ class Study:
         loss: Mean loss of scores and labels.
         inputs: `(n, ...)` candidates; the prior is uniform on them.
         labels: `(n,)`.
-        learning_rate: Of the clients' steps, > 0.
+        learning_rate: Learning rate of the clients' steps, > 0.
         attack: What the attacker does.
         batch_size: Samples of each client.
         cohort_size: Clients of a round.
@@ -160,12 +160,12 @@ class Study:
 
         Args:
             mechanism: What the clients send through.
-            adversary: Whose view is attacked.
+            adversary: Adversary whose view is attacked.
             attempts: >= 1.
             generator: Chooses the clients' samples and the searches' starts.
             keys: Source of the mechanism's coins; None draws a seed from the generator.
             seconds: Time limit. An attempt that does not end within it is given up and does not count.
-            confidence: Of the estimate's limits.
+            confidence: Confidence of the estimate's limits.
             kept: How many originals and reconstructions to keep.
 
         Raises:
@@ -274,7 +274,7 @@ class Calibration:
     """A mechanism for a leakage budget, and the attacks that led to it.
 
     Args:
-        mechanism: With the smallest noise that was found good enough.
+        mechanism: Mechanism with the smallest noise that was found good enough.
         probes: Noise std and estimate of every probe, in their order.
     """
 
@@ -301,11 +301,11 @@ def calibrate(
     Args:
         study: Model, data and attack; updates are clipped at its largest norm.
         budget: tau, in (0, sqrt(ln 2)).
-        generator: Of the attempts.
-        attempts: Of each probe, >= 1.
+        generator: Random generator of the attempts.
+        attempts: Attempts of each probe, >= 1.
         max_probes: >= 2.
         adversaries: The views; the worst of them counts.
-        confidence: Of all limits together.
+        confidence: Confidence of all limits together.
         public: Are the study's data public?
 
     Raises:

@@ -23,7 +23,7 @@ class Observation:
 
     Args:
         update: `(dim,)` mean over `clients`, in units of the update.
-        clients: Whose updates are in it, the victim among them.
+        clients: Clients whose updates are in the view, the victim among them.
         shares: `(clients, dim)` what each of them sent, decoded on its own; None where only the sum is seen,
             or where there is one client.
         share_weight: Weight of the shares' squared deviations from their mean, where that of the mean is 1:
@@ -55,8 +55,8 @@ def observe(
         updates: `(cohort, dim)`, rows in the order of `context.cohort`.
         context: The round.
         keys: Source of all coins.
-        adversary: Who looks.
-        victim: Whom it is after.
+        adversary: Adversary whose view it is.
+        victim: Client that the adversary is after.
 
     Raises:
         ValueError: If the victim is not in the cohort.

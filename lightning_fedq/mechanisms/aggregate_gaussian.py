@@ -41,7 +41,7 @@ class AggregateGaussian(CommonSteps):
         noise_multiplier: Std of the error of the mean over its sensitivity, 2 clip_norm / cohort size; or
             leave it out and give a budget:
         epsilon: Budget of one client over the whole run, towards outsiders, > 0, in nats.
-        delta: Of the whole run, in (0, 1).
+        delta: Delta of the whole run, in (0, 1).
         rounds: Rounds that the budget has to last for, >= 1.
         entropy_code: "range" or "elias"; behind secure aggregation neither applies.
         target: Law of the error; "laplace" carries no claim, because l2 clipping does not bound the l1 norm.

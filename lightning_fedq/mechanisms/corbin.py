@@ -85,7 +85,7 @@ class AugCorBin(CorBin):
 
     Args:
         epsilon: Local budget per coordinate and round, > 0, in nats.
-        shared_bits: As in `CorBin`.
+        shared_bits: Bits of a coin that a pair shares, as for `CorBin`.
         unpaired_fraction: gamma in [0, 1]; n - 2 floor((1 - gamma) n / 2) clients work alone.
     """
 

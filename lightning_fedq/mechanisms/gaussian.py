@@ -34,7 +34,7 @@ class GaussianNoise(AdditiveNoise):
         clip_norm: Largest l2 norm of an update, > 0.
         noise_multiplier: Std over sensitivity, > 0; or leave it out and give a budget:
         epsilon: Budget of one client over the whole run, > 0, in nats.
-        delta: Of the whole run, in (0, 1).
+        delta: Delta of the whole run, in (0, 1).
         rounds: Rounds that the budget has to last for, >= 1.
 
     Raises:

@@ -60,7 +60,7 @@ class LayeredGaussian(ExactError):
         noise_multiplier: Std of the error of the mean over its sensitivity, 2 clip_norm / cohort size; or
             leave it out and give a budget:
         epsilon: Budget of one client over the whole run, towards outsiders, > 0, in nats.
-        delta: Of the whole run, in (0, 1).
+        delta: Delta of the whole run, in (0, 1).
         rounds: Rounds that the budget has to last for, >= 1.
         entropy_code: "range" or "elias".
         layering: "direct" costs the least on average; "shifted" never more than a fixed number of symbols.

@@ -136,7 +136,7 @@ def with_slack(exact: Callable[[float], float], delta: float, slack: Slack) -> f
     Args:
         exact: Epsilon of the known laws at a delta.
         delta: In (0, 1).
-        slack: Of the whole run.
+        slack: Slack of the whole run.
 
     Returns:
         Rounded up by 1e-9 where there is slack; infinite where no epsilon will do in 100 steps.

@@ -47,9 +47,9 @@ class Population:
     """The clients of a federation, by what protects them and by how often they were charged.
 
     Args:
-        mechanism: Of the run.
-        setting: Of the run; of a finished one, with participation 1.
-        num_clients: Of the federation.
+        mechanism: Mechanism of the run.
+        setting: Setting of the run; participation is 1 for a finished one.
+        num_clients: Clients in the federation.
         charges: `(num_clients,)` integers, rounds that each client was charged for; None for a run to come,
             in which every client takes part by chance.
 

@@ -19,10 +19,10 @@ def num_corrupt_in_cohort(
     """Colluders that count in a cohort with one client, the victim, that does not collude.
 
     Args:
-        fraction: Of the clients that may collude, in [0, 1).
-        clients: Of the federation, >= `cohort`.
+        fraction: Fraction of the clients that may collude, in [0, 1).
+        clients: Clients in the federation, >= `cohort`.
         cohort: Clients of a round.
-        delta: Of the guarantee; more collude in a round with chance `CHANCE * delta` at most.
+        delta: Delta of the guarantee; more collude in a round with chance `CHANCE * delta` at most.
         drawn_at_random: Is the cohort a uniformly random set, whoever colludes?
     """
     marked = num_marked(fraction, clients)

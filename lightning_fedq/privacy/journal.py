@@ -150,11 +150,11 @@ class Journal:
             round: Round number.
             attempt: Attempt at this round.
             state: Names what the round began with.
-            clients: Who is charged; None is everybody.
+            clients: Clients to charge; None is everybody.
             dim: Coordinates of the vector that is charged for.
-            terms: That its price hangs on, as text.
+            terms: Terms on which the price of the charge depends, as text.
             ledger: Name that it is charged under.
-            number: Of charges under this name, this one included.
+            number: Number of charges under this name, this one included.
 
         Raises:
             RuntimeError: If somebody else wrote meanwhile; the entry stands.

@@ -182,7 +182,7 @@ class Ledger:
         """Write every charge to a journal from now on, and take in what it holds beyond its position.
 
         Args:
-            journal: Of this federation.
+            journal: Journal of this federation.
             repeatable: Whether a stream that is used again carries the same bits (keys from a seed).
         """
         self.journal, self._repeatable = journal, {} if repeatable else None
@@ -219,7 +219,7 @@ class Ledger:
         """Say what another process's ledger of the same federation says, which keeps the journal.
 
         Args:
-            state: From its `state_dict`.
+            state: State that its `state_dict` returned.
         """
         self.charges, self._streams = state["charges"].clone(), state["streams"].clone()
         self.rounds, self.dim, self.terms = state["rounds"], state["dim"], state["terms"]
@@ -254,10 +254,10 @@ class Ledger:
         """Charge some clients for one stream each. Call it before they encode anything.
 
         Args:
-            clients: Whom, each once.
+            clients: Clients to charge, without repetition.
             round: Round number, >= 0.
             attempt: Attempt at this round, >= 0, from `free_attempt`.
-            state: From `state`.
+            state: State of the streams, as `state` returned it.
             dim: Coordinates of the vector that they are charged for, see `lengthen`.
 
         Raises:
@@ -297,7 +297,7 @@ class Ledger:
 
         Args:
             dim: What the vector of an open round has grown to; call it before anybody encodes it.
-            round: That round.
+            round: Number of the round.
             attempt: At that round.
 
         Raises:
@@ -362,7 +362,7 @@ class Ledger:
         added, because the same clients have paid for both.
 
         Args:
-            state: From `state_dict`.
+            state: State that `state_dict` returned.
             repeatable: With keys from a seed, what came after a state of its own is repeated bit for bit, so
                 this ledger goes back to it.
 

@@ -54,12 +54,12 @@ class Row:
 
     Args:
         adversary: Name of the `Adversary`.
-        view: Who that is, in words.
+        view: Adversary in words.
         unit: What the mechanism protects one by one: a "coordinate", a "block" of them or the "message".
         epsilon_unit: Pure epsilon of one unit in one round, or None where nothing is claimed; infinite where
             some outcome excludes an input, or the loss has no largest value (Gaussian noise).
-        epsilon_round: Of one round, at `delta`.
-        epsilon_run: Of the whole run, at `delta`.
+        epsilon_round: Epsilon of one round, at `delta`.
+        epsilon_run: Epsilon of the whole run, at `delta`.
         delta: The delta of the last two.
         infinite_mass: Chance, over the run, of an outcome that only one of two inputs can produce.
         neighbours: What differs between the two worlds.
@@ -69,7 +69,7 @@ class Row:
         reason: Why, where the verdict is bad.
         advice: What would make it better.
         remark: How secure aggregation bears on this view, whatever the verdict.
-        epsilon_any_two: Of the whole run between any two updates: `epsilon_run`, unless `neighbours` are an
+        epsilon_any_two: Epsilon of the run between any two updates: `epsilon_run`, unless `neighbours` are an
             update and one of zero.
     """
 
@@ -122,11 +122,11 @@ class PrivacyReport:
         secure_aggregation: Was the server handed sums only?
         protocol: How: whether masks really ran, and what the server may do.
         rows: One per adversary.
-        with_secure_keys: With reproducible keys: what the same run gives with secure ones. Else empty.
+        with_secure_keys: Rows that secure keys would give, where keys are reproducible. Else empty.
         notes: What the numbers leave out.
         figures: What the mechanism's paper counts and what guarantees nothing, as (name, value).
         samples: What DP-SGD inside the clients protects; None without it.
-        charged: Of a finished run, what its clients have spent (with reproducible keys: would have with
+        charged: Spending of a finished run's clients (with reproducible keys: would have with
             secure ones), the worst first; empty for a run to come.
         leaves: What else left, without noise, a sentence each; empty where that is not known.
     """
@@ -200,7 +200,7 @@ def privacy_report(
         fewest_answers: Answers that a sum is sure to hold, where real clients may be silent; None in a
             simulation.
         validation_choices: Whether anything was picked on validation scores (smoothing, a checkpoint).
-        charges: Of a finished run, how many rounds each client was charged for, `(num_clients,)`; None for a
+        charges: Rounds that each client of a finished run was charged for, `(num_clients,)`; None for a
             run to come, whose rows average over who will be drawn.
         most_rounds: Rounds of the run that a client is asked in at most, where cohorts are disjoint and
             public and there is no lottery about it. None where cohorts are drawn.

@@ -18,7 +18,7 @@ class SampleStatement:
         data_sets: Data sets with an account of their own: the clients of a federation.
         steps: Steps paid for.
         epsilon: Spent, in nats.
-        delta: At which.
+        delta: Delta of the guarantee.
         noise_multiplier: Std of the noise on the summed gradient / `max_grad_norm`.
         max_grad_norm: Norm to which every sample's gradient was clipped.
         sample_rate: Probability with which a sample was in a batch.
@@ -48,8 +48,8 @@ class SampleStatement:
 
         Args:
             histories: Noise multiplier, sampling rate and steps, in turn, of every client.
-            delta: At which, in (0, 1).
-            remarks: See above.
+            delta: Delta of the guarantee, in (0, 1).
+            remarks: Remarks on the statement, a sentence each.
         """
         from lightning_fedq.privacy.sgd import SampledGaussianAccountant  # imports Opacus: only here
 

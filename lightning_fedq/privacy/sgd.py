@@ -229,7 +229,7 @@ class Account:
     """Spending of the steps on one data set: its own, or one client's of a federation.
 
     Args:
-        noise_multiplier: Of every step to come, > 0.
+        noise_multiplier: Noise multiplier of every step to come, > 0.
         sample_rate: Probability in (0, 1] with which a sample is in a batch to come.
 
     Attributes:

@@ -138,7 +138,7 @@ def calibrate(
     Args:
         target: The target.
         mechanism: Its own value of the free parameter does not count.
-        setting: Of the run, at the target's delta.
+        setting: Setting of the run, at the target's delta.
         charges: Rounds of one client to be paid for, >= 1.
         near: A level that is nearly right. What is found is then up to 2% more private than it could be.
 

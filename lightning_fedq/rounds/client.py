@@ -60,8 +60,8 @@ def encode_updates(
     Args:
         mechanism: Encodes.
         target: What is encoded: "updates" (local - global), or local weights.
-        keys: Of these clients.
-        clients: Whose updates they are.
+        keys: Keys of these clients.
+        clients: Clients that the updates belong to.
         updates: `(len(clients), dim)`.
         weights: `(dim,)` the global model.
         context: The round.
@@ -96,8 +96,8 @@ class StreamLog:
     Attributes:
         charges: Streams that were used, which is what the client has paid for.
         dim: Coordinates of the longest vector that one of them was used for.
-        mechanisms: That they were used with, as text; "" where an earlier version did not say.
-        terms: Of their rounds, as far as a message's price hangs on them, as text; "" as above.
+        mechanisms: Mechanisms that the streams were used with, as text; "" if an earlier version did not say.
+        terms: Terms of their rounds on which the price of a message depends, as text; "" likewise.
 
     Raises:
         ValueError: If the file is damaged, or another client's or federation's.
@@ -141,8 +141,8 @@ class StreamLog:
             round: Round number.
             attempt: Attempt at this round.
             dim: Coordinates of the vector that is encoded.
-            mechanism: That encodes it, as text.
-            terms: Of the round, as text.
+            mechanism: Mechanism that encodes the message, as text.
+            terms: Terms of the round, as text.
             check: Raises where one more is too much, by what the log holds now.
 
         Raises:
@@ -176,11 +176,11 @@ class RoundClient:
 
     Args:
         client: Its number in the federation.
-        mechanism: As the client's own code has it, never as the server says.
+        mechanism: Mechanism of the client's own code, never what the server says.
         keys: What this client knows.
-        log: Of the streams that it has used.
+        log: Log of the streams that the client has used.
         target: "updates" or "weights", see `RoundEngine`.
-        budget: That it keeps to by itself; None leaves that to the server's ledger.
+        budget: Privacy budget that the client keeps itself; None leaves that to the server's ledger.
     """
 
     def __init__(
@@ -201,7 +201,7 @@ class RoundClient:
         How long a training takes is seen by the server, so it is for rounds that are paid for.
 
         Args:
-            task: From the server.
+            task: Task that the server sent.
             weights: `(dim,)` the global model of the round.
 
         Raises:
@@ -227,7 +227,7 @@ class RoundClient:
         """Encode this client's update. Its stream is used up, whatever happens to the message.
 
         Args:
-            task: From the server.
+            task: Task that the server sent.
             weights: `(dim,)` the global model of the round.
             update: `(dim,)` local - global; a NaN, or what float32 can't hold, makes it a zero update.
 

@@ -40,7 +40,7 @@ class ClientBudget:
         target: Over the "run", which is the life of the client's log. Against the server that receives its
             messages, that server and the partner that it shares bits with, or the server behind secure
             aggregation.
-        num_clients: Of the federation; the target's delta is below 1 / num_clients.
+        num_clients: Clients in the federation; the target's delta is below 1 / num_clients.
         fewest_survivors: Behind secure aggregation against a server that may lie, `SecAgg.fewest_survivors`;
             else None, and then there is no budget against the server behind secure aggregation: a client can
             not see that the others' coins are in the sum.
@@ -77,7 +77,7 @@ class ClientBudget:
         """Refuse one more message.
 
         Args:
-            mechanism: That encodes it.
+            mechanism: Mechanism that encodes the message.
             context: The round.
             log: What was sent before; all of it counts as encoded by `mechanism` and as long as the longest.
 
@@ -130,7 +130,7 @@ def terms_of(mechanism: Mechanism, context: RoundContext, budget: ClientBudget |
     Args:
         mechanism: Its length is among them where a long message does not cover a shorter one.
         context: The round.
-        budget: Of the client, which says what it insists on behind secure aggregation.
+        budget: Budget of the client, which says what it insists on behind secure aggregation.
     """
     sizes = Counter(map(len, context.groups))
     groups = ", ".join(f"{number} of {size}" for size, number in sorted(sizes.items()))

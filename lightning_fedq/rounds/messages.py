@@ -41,7 +41,7 @@ class RefusedMessageError(ValueError):
 
     Args:
         reason: What was wanted and what came.
-        client: Whom the message names; None where it can't be read so far.
+        client: Client that the message names; None if it can't be read that far.
     """
 
     def __init__(self, reason: str, client: int | None = None) -> None:
@@ -84,7 +84,7 @@ class RoundTask:
         segments: Length of each segment of the flat vector.
         center: `(len(segments),)` float64, see `RoundContext`.
         radius: `(len(segments),)` float64, see `RoundContext`.
-        hand_over: Who takes back whose noise, where clients correlate theirs over rounds.
+        hand_over: Pairs of clients that hand noise on, where clients correlate theirs over rounds.
     """
 
     round: int
@@ -188,10 +188,10 @@ def frame(client: int, packed: bytes, context: RoundContext, rand: PublicRandomn
     """Put a packed message into its frame.
 
     Args:
-        client: Whose message it is.
+        client: Client that sent the message.
         packed: The bits, padded to bytes.
         context: The round.
-        rand: Of the same attempt at the same round; knows the client's key with the server.
+        rand: Randomness of the same attempt at the same round; knows the client's key with the server.
     """
     head = _HEADER.pack(_MAGIC, rand.federation, context.round, context.attempt, client)
     return head + packed + _tag(head + packed, client, rand)
@@ -208,10 +208,10 @@ def open_frame(
     """Return who sends a message, and its packed bits.
 
     Args:
-        message: From `frame`, or from anybody.
+        message: Bytes made by `frame`, or by anybody.
         context: The open round.
         rand: What the server knows of it.
-        expected: Who has not answered yet.
+        expected: Clients that have not answered yet.
 
     Raises:
         RefusedMessageError: One of its kinds.

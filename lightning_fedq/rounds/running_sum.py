@@ -33,7 +33,7 @@ class RunningSum:
         secure: Secure aggregation: takes every message, and gives the sum.
 
     Attributes:
-        received: Who has answered, in the order of arrival.
+        received: Clients that answered, in the order of arrival.
         untrusted: Whether the last message came over a wire; False once the mean is decoded.
     """
 
@@ -95,7 +95,7 @@ class RunningSum:
 
         Args:
             symbols: One row a client.
-            clients: Whose they are.
+            clients: Clients that sent the messages.
             untrusted: They came over a wire, so that a row may decode to a NaN or an infinity.
 
         Raises:

@@ -59,7 +59,7 @@ class RoundServer:
             rows are kept to the end of the round: memory O(clients x dim).
         secure_sums: Secure aggregation: opens the sum of each round. Messages go nowhere else, and the
             record counts the bits of the protocol in place of theirs.
-        ledger: Of these clients, with what they have paid for before; None is a new one.
+        ledger: Ledger of an earlier training with the same clients; None starts a new one.
     """
 
     def __init__(

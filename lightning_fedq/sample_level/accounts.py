@@ -53,8 +53,8 @@ class SampleAccounts:
         """Open the accounts of a fit. What was spent before stays spent.
 
         Args:
-            batches: Of the steps to come.
-            noise_multiplier: Of the steps to come.
+            batches: Number of batches of the steps to come.
+            noise_multiplier: Noise multiplier of the steps to come.
 
         Raises:
             ValueError: If rounds of a killed process may have had another price.
@@ -167,7 +167,7 @@ class SampleAccounts:
         """Load `state_dict`: add what is not in these accounts yet, which go on from it when they are opened.
 
         Args:
-            state_dict: From `state_dict`.
+            state_dict: State that `state_dict` returned.
             repeatable: Do batches and noise follow from a seed? Then what came after a state that these
                 accounts began with is repeated bit for bit, so they go back to it.
         """

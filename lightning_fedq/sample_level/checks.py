@@ -126,7 +126,7 @@ class UnchangedParameters:
     """Watches that a training step leaves a module's parameters to the noisy step that follows.
 
     Args:
-        module: Whose.
+        module: Module to check.
     """
 
     def __init__(self, module: nn.Module) -> None:

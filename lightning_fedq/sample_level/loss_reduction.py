@@ -39,7 +39,7 @@ def samples_to_try(num_samples: int, turn: int = 0) -> Tensor:
     """Up to 8 indices spread over a data set, so that one that is sorted by label shows several of them.
 
     Args:
-        num_samples: Of the data set.
+        num_samples: Size of the data set.
         turn: Number of times that it was tried before: others are taken.
 
     Raises:
@@ -59,9 +59,9 @@ def loss_reduction(
     Layers are in the mode in which they train, unless the loss is random there (dropout): then in eval mode.
 
     Args:
-        trainer: Of the fit in progress.
+        trainer: Trainer of the fit in progress.
         module: Not trained, and not hooked into, yet.
-        batch: Of `samples_to_try`, as the loader gives it.
+        batch: Batch of `samples_to_try` samples, as the loader gives it.
         hooks: Give the gradients of samples.
 
     Raises:
@@ -116,7 +116,7 @@ def _check_rows(
     """Refuse gradients of a batch, as it is and reversed, whose rows are not those of its samples.
 
     Raises:
-        ValueError: With the cure.
+        ValueError: If samples weigh on each other's loss.
     """
     size = _size(batch)
     first, again = (_rows(probe, step, _part(batch, [0]), 1) for _ in range(2))

@@ -20,7 +20,7 @@ class PoissonBatches:
     A batch has the loader's size on average.
 
     Args:
-        work: Who holds what; data that nobody has dealt out are those of client 0.
+        work: Samples of each client; data that nobody has dealt out are those of client 0.
         stream: Gives the stream of the coins of a client's step.
 
     Raises:

@@ -23,8 +23,8 @@ class SecAggError(AbortedRoundError):
 
     Args:
         reason: What was wanted and what came.
-        stage: Where in the protocol.
-        client: Who caused it, or whose secret it is about; None if nobody in particular.
+        stage: Stage of the protocol.
+        client: Client that caused it, or whose secret it is about; None if there is none.
     """
 
     def __init__(self, reason: str, stage: Stage, client: int | None = None) -> None:

@@ -115,8 +115,8 @@ class Reader:
 
     Args:
         data: The body.
-        stage: For errors.
-        client: For errors.
+        stage: Stage of the protocol, for errors.
+        client: Sender, for errors.
     """
 
     def __init__(self, data: bytes, stage: Stage, client: int) -> None:

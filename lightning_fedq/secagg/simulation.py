@@ -27,8 +27,8 @@ class Traffic:
     """Bits on the wire of one round, summed over its clients, stage by stage.
 
     Args:
-        uplink: From clients to the server.
-        downlink: From the server to clients.
+        uplink: Bits from clients to the server.
+        downlink: Bits from the server to clients.
     """
 
     uplink: dict[Stage, int] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Traffic:
 
     @property
     def protocol_bits(self) -> int:
-        """What the clients sent apart from masked updates: keys, shares, confirmations."""
+        """Uplink apart from masked updates: keys, shares, confirmations."""
         return self.uplink_bits - self.uplink.get(Stage.MASK, 0)
 
     @property

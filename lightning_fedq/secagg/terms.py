@@ -42,9 +42,9 @@ class Terms:
         layout: Ranges and moduli of a message.
         degree: Neighbours of a client; at least len(cohort) - 1 is the complete graph.
         threshold: Shares that open a secret.
-        min_survivors: With fewer clients than this, at any stage, nobody goes on.
+        min_survivors: Smallest number of clients with which anybody goes on, at any stage.
         active: Sign keys, and confirm who survived, because the server is not trusted to tell.
-        min_messages: With fewer messages than this no sum is opened, because of the noise that it must hold.
+        min_messages: Smallest number of messages whose sum is opened, because of the noise that it must hold.
     """
 
     session: bytes

@@ -22,9 +22,9 @@ class Logged(NamedTuple):
     """Record of what one rank's clients have logged in a round.
 
     Args:
-        values: Of each of Lightning's results, its sum or extreme so far and the size of its batches, in
+        values: For each of Lightning's results its sum or extreme so far and the size of its batches, in
             plain numbers.
-        names: Of all metrics so far, in order.
+        names: Names of all metrics so far, in order.
     """
 
     values: dict[Any, tuple[Any, Any]]

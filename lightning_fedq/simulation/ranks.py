@@ -223,7 +223,7 @@ class RankSchedule(Schedule):
         num_ranks: How many there are.
 
     Attributes:
-        places: Of each own stack of the round last asked for, its place among those of one process.
+        places: For each own stack of the round last asked for its place among those of one process.
     """
 
     def __init__(self, whole: Schedule, rank: int, num_ranks: int) -> None:
@@ -242,7 +242,7 @@ class EndOfRound:
     """Exchange, at the end of a round, of what is kept beside the server.
 
     Args:
-        simulation: Of this rank, which counts the steps of clients.
+        simulation: Simulation of this rank, which counts the steps of clients.
         log: What its clients have logged.
     """
 
@@ -320,7 +320,7 @@ class RankEngine(RoundEngine):
 
     Args:
         *args: See `RoundEngine`.
-        strategy: Of this rank.
+        strategy: Strategy of this rank.
         stacks: Returns the stacks of the round to come, or of the open one, that one process would train.
         **options: See `RoundEngine`.
 
@@ -505,7 +505,7 @@ def check_same_on_all_ranks(group: RankGroup, facts: dict[str, str]) -> None:
     """Refuse ranks that were started with different settings.
 
     Args:
-        group: Of the ranks.
+        group: Process group of the ranks.
         facts: What must be the same, in words.
 
     Raises:
@@ -525,7 +525,7 @@ def say_who_is_idle(stacks: Sequence[Stack], num_ranks: int) -> None:
     """Warn where a round has fewer stacks than there are ranks.
 
     Args:
-        stacks: Of a round, those of all ranks.
+        stacks: Stacks of all ranks in a round.
         num_ranks: How many ranks there are.
     """
     if len(stacks) < num_ranks:

@@ -34,7 +34,7 @@ class Trial:
         fit: Trains it.
         clock: Steps so far.
         loader: The loader of all clients.
-        names: Of what it logs, which goes nowhere else.
+        names: Names of the metrics that the rehearsal logs; they go nowhere else.
     """
 
     def __init__(

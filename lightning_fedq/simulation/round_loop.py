@@ -56,7 +56,7 @@ def told_results(training: bool, tell: Callable[[str, Any], None], reduce: Any =
     """A collection of logged values that tells name and value of each.
 
     Args:
-        training: Of training, or of validation?
+        training: Whether these are metrics of training, not of validation.
         tell: Called with both before they are logged.
         reduce: How values of several ranks become one, whoever logs; None is that of the Trainer that logs.
     """

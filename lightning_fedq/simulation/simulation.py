@@ -67,7 +67,7 @@ class Simulation:
         correction: State of the local algorithm; None is federated averaging.
 
     Attributes:
-        start: Of the open round; None between rounds.
+        start: Start of the open round; None between rounds.
         present: The stack that trains.
         taken: Steps that clients of the round have taken, on all ranks once the engine has finished.
     """

@@ -20,7 +20,7 @@ def bit_epsilon(epsilon: float, bits: int) -> float:
     """Epsilon of each of `bits` bits that compose to `epsilon`. The division is rounded down.
 
     Args:
-        epsilon: Of all bits together, > 0, in nats; `math.inf` stays infinite.
+        epsilon: Epsilon of all bits together, > 0, in nats; `math.inf` stays infinite.
         bits: >= 1.
     """
     return epsilon if bits == 1 or math.isinf(epsilon) else math.nextafter(epsilon / bits, 0.0)

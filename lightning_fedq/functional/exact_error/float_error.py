@@ -42,8 +42,8 @@ class Inputs(NamedTuple):
     """Size of the sum of the clients' |inputs| in one coordinate, in stds of the sum's error.
 
     Args:
-        largest: At most.
-        mean: At most, on average over the coordinates.
+        largest: Upper bound on the largest value.
+        mean: Upper bound on the mean over the coordinates.
     """
 
     largest: float

@@ -121,7 +121,7 @@ class _Tilts:
     """Polynomials p of f and f' about the means of tilted laws: f(x) = scale exp(-rate h) p(h / width).
 
     Args:
-        middles: Where the nearest mean changes.
+        middles: Points at which the nearest mean changes.
         means: The tilted laws' means, ascending from 0; h = x - mean. `(t,)`, as all that follow.
         widths: Their stds.
         rates: theta of x.

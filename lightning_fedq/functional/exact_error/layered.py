@@ -168,7 +168,7 @@ class UnimodalDensity:
         left: b-(v), left end of {f >= v}, for v in (0, peak).
         right: b+(v), its right end.
         peak: Largest value of f, finite.
-        mode: Where f is largest.
+        mode: Point at which f is largest.
 
     Raises:
         ValueError: If the level sets are not nested intervals around the mode that bound the density's

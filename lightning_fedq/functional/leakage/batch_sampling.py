@@ -65,8 +65,8 @@ def update_variance(
     """Trace of the covariance of one client's update when each sample is in the batch by its own coin.
 
     Args:
-        moments: Of the client's gradients.
-        probability: Of each sample, in [0, 1].
+        moments: Moments of the client's gradients.
+        probability: Sampling probability of each sample, in [0, 1].
         learning_rate: > 0.
         normalization: "sum" adds the gradients of the batch (the paper's Lemma 6.9), "fixed" divides by
             the expected batch size, "mean" by the real one (the paper's Algorithm 2; no step if empty).
@@ -158,10 +158,10 @@ def solve_probability(
     the largest batches, hence the least noise that does it.
 
     Args:
-        moments: Of the client's gradients.
+        moments: Moments of the client's gradients.
         wanted: C6 TV, in squared units of the update, >= 0.
         learning_rate: > 0.
-        normalization: As in `update_variance`.
+        normalization: Normalisation of the update, the same as in `update_variance`.
         smallest: Lower limit of p; None is 1 / num_samples, an expected batch of one.
 
     Raises:

@@ -111,10 +111,10 @@ def conditional_rounding(
 
     Args:
         values: `(d,)`, in integer steps once they are divided.
-        bound: From `rounded_norm_bound`, for the norm of the values.
+        bound: Largest norm of the values, as `rounded_norm_bound` returns it.
         words: Source of uniform 64-bit words, private.
         out: `(d,)`, overwritten; int32 takes the low bits.
-        divisor: Of the values.
+        divisor: Number by which the values are divided.
 
     Raises:
         ValueError: If the floors alone exceed the bound, or 1,000 attempts fail: the bound is too small.

@@ -85,7 +85,7 @@ def rounded_noise(law: str, scale: float, count: int, words64: Words) -> Tensor:
         law: "gaussian" or "laplace".
         scale: Standard deviation (Gaussian) or mean absolute value (Laplace), in integers.
         count: Number of draws.
-        words64: See `signed_tails`.
+        words64: Source of uniform 64-bit words, as for `signed_tails`.
 
     Returns:
         `(count,)` int64.
@@ -170,7 +170,7 @@ class GridNoise:
 
         Args:
             values: `(n,)` int64, at most 2^30 in size.
-            words64: See `signed_tails`.
+            words64: Source of uniform 64-bit words, as for `signed_tails`.
 
         Returns:
             `(n,)` int64 in [-2^(bits - 1), 2^(bits - 1)).

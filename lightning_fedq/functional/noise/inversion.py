@@ -48,7 +48,7 @@ class _Table(NamedTuple):
     """Thresholds of a law, and where to look among them.
 
     Args:
-        largest: Of the law's values.
+        largest: Largest value of the law.
         found: `(2 largest,)`, ascending.
         guide: How many of them lie below each multiple of 2^(64 - bits), and their number: `(2^bits + 1,)`.
     """

@@ -44,7 +44,7 @@ def look_up(
 
     Args:
         words: `(n,)` uniform words; larger ones lie further to the right.
-        table: Of a law.
+        table: Quantile table of a law.
         tails: `(n,)`, overwritten: the number of words from each to the nearer end.
         found: `(n,)`, overwritten; nothing is promised where the tail is below `SMALLEST_TAIL`.
     """

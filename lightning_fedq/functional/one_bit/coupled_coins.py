@@ -66,7 +66,7 @@ def coupled_thresholds(
         update: `(..., dim)` finite floats; what lies outside the range is clipped.
         center: Broadcastable to `update`, same units.
         radius: Broadcastable to `update`, > 0.
-        coin: From `inner_coin`.
+        coin: Coin that `inner_coin` returned.
         secret: bool, broadcastable to `update`: the pair's bit, complemented for its second member.
 
     Returns:

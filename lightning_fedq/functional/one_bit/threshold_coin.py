@@ -162,7 +162,7 @@ def one_bit_quantize_rows(
     Args:
         updates: `(num_rows, dim)`, C-contiguous.
         rows: `(k,)`, which rows.
-        first: Where the stretch begins.
+        first: First coordinate of the stretch.
         words: `(k, n)`, C-contiguous: uniform 32-bit words, one for each coordinate of the stretch.
         ranges: `(3, segments)`: where each segment ends, its centre, its radius.
         low: Smallest threshold.
@@ -199,7 +199,7 @@ def splice_words(words: NDArray[np.uint32], shared: NDArray[Any], shift: int, ma
     Args:
         words: `(n,)` uniform words.
         shared: `(n,)` unsigned integers of any width.
-        shift: Where their lowest bit goes.
+        shift: Place to which their lowest bit goes.
         mask: Bits to replace.
         flip: Bits to invert first.
     """

@@ -96,7 +96,7 @@ class ExactError(Mechanism):
         noise_multiplier: Std of the error of the mean over its sensitivity, 2 clip_norm / cohort size; or
             leave it out and give a budget:
         epsilon: Budget of one client over the whole run, towards outsiders, > 0, in nats.
-        delta: Of the whole run, in (0, 1).
+        delta: Delta of the whole run, in (0, 1).
         rounds: Rounds that the budget has to last for, >= 1.
         entropy_code: "range" codes each symbol on its law given dither and step; "elias" (gamma) needs no
             model, counts faster and is longer where the noise hides the update.
@@ -258,8 +258,8 @@ def exact_claims(
 
     Args:
         losses: One for every adversary.
-        compositions: Of each loss in a round.
-        error: Of one coordinate of what is released.
+        compositions: Number of compositions of each loss in a round.
+        error: Error of one released coordinate.
         context: The round.
         neighbours: The relation.
         assumptions: More of them.

@@ -206,7 +206,7 @@ class ModularNoise(Mechanism):
             one_norm: Its l1 norm.
             size: Coordinates.
             summands: Noises, >= 1.
-            note: Where the loss comes from.
+            note: Origin of the loss, in words.
         """
 
     def _loss(self, summands: int, context: RoundContext, note: str) -> Loss:
