@@ -68,7 +68,7 @@ class DPSGD(pl.Callback):
     Args:
         noise_multiplier: Std of the noise on the summed gradient / `max_grad_norm`, > 0.
         max_grad_norm: Norm to which every sample's gradient is clipped, > 0.
-        delta: Delta at which `dp/epsilon` is logged, below 1 / samples (of the largest client in a federation).
+        delta: Delta at which `dp/epsilon` is logged, below 1 / samples (of the largest client).
         seed: An integer makes batches and noise reproducible, and NOT private; None takes them from the
             operating system.
 

@@ -68,7 +68,7 @@ from lightning_fedq.federation.client_metrics import (
 from lightning_fedq.federation.handed_loader import ask_module_instead, forget_loader, handed_loader
 from lightning_fedq.federation.journal import keep_journal, say_at_start
 from lightning_fedq.federation.privacy_target import KeptTarget
-from lightning_fedq.federation.records import log_round, say_change, warn_of
+from lightning_fedq.federation.records import log_round, say_change, warn_of, warn_of_noise
 from lightning_fedq.federation.resume import begin_again, check_federation, plain_records, records_of
 from lightning_fedq.federation.schedule import Schedule
 from lightning_fedq.federation.secure_sum import check_modulus, check_secure_aggregation, secure_sum
@@ -805,6 +805,8 @@ class Federated(pl.Callback):
             self._ranks.share_counts(trainer.lightning_module)
         if self._target is not None:
             self._target.check_direction(record)
+        elif len(self.records) == 1:
+            warn_of_noise(record, trainer.max_epochs)
         self._averages.steps = range(before, before + steps)
         return steps
 

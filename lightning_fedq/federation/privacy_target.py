@@ -16,6 +16,7 @@ from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.core import Adversary, Mechanism, RoundContext
 from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.protocol import Federation
+from lightning_fedq.federation.records import NoiseWarning
 from lightning_fedq.planning import GOOD, HOMOGENEITY, SWAMPED, relative_error, verdict_on
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
@@ -80,10 +81,6 @@ def first_context(planner: RoundPlanner, mechanism: Mechanism, dim: int) -> Roun
 
 _ONE_DIRECTION, _FEW_CLIENTS = 0.5, 10
 """Share of the updates' energy along their mean that is warned of, and clients from which on it means it."""
-
-
-class NoiseWarning(UserWarning):
-    """A privacy target whose noise swamps the updates."""
 
 
 def _in_words(ratio: float | None) -> str:

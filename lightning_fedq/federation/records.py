@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import nn
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.clients.vector import Members
+from lightning_fedq.planning import GOOD, SWAMPED
 from lightning_fedq.rounds import RoundRecord
 
 _NAMED = 10
 """Clients that a warning names."""
+
+
+class NoiseWarning(UserWarning):
+    """A privacy target whose noise swamps the updates."""
 
 
 def log_round(trainer: pl.Trainer, record: RoundRecord) -> None:
@@ -34,6 +41,26 @@ def warn_of(record: RoundRecord) -> None:
         )
     if record.aborted:
         rank_zero_warn(f"round {record.round + 1} was aborted, the model stays as it was: {record.aborted}")
+
+
+def warn_of_noise(record: RoundRecord, rounds: int | None) -> None:
+    """Warn after a first round whose error says that the run can hardly learn.
+
+    Args:
+        record: Record of the round; without diagnostics its error is not known.
+        rounds: Rounds of the run; None or -1 where they are not known.
+    """
+    if math.isnan(record.snr_db) or rounds is None or rounds < 1:
+        return
+    noise = 10.0 ** (-record.snr_db / 10.0)
+    if noise > SWAMPED * rounds:
+        rank_zero_warn(
+            f"this run can hardly learn: in round {record.round + 1} the squared error of the decoded mean "
+            f"was {noise:.3g} times the squared mean of the updates, {noise / rounds:.3g} over {rounds} "
+            f"rounds (R; no loss is seen up to {GOOD:g}). More clients, fewer parameters or a larger epsilon "
+            "would help; `fedq plan` says how many",
+            category=NoiseWarning,
+        )
 
 
 def say_change(before: Members, after: Members, module: nn.Module, round: int) -> str:

@@ -8,8 +8,8 @@ import warnings
 import pytest
 
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.federation.privacy_target import NoiseWarning
-from lightning_fedq.mechanisms import LDPQ, RotatedCoins
+from lightning_fedq.federation.records import NoiseWarning
+from lightning_fedq.mechanisms import LDPQ, FedAvg, RotatedCoins
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 from tests.digits_run import Classifier, Digits, make_trainer
@@ -49,3 +49,20 @@ def test_the_clients_that_it_names_are_not_warned_about():
 def test_single_messages():
     [said] = warned(LDPQ(1.0), 20, PrivacyTarget(4.0, 1e-5, "server"))
     assert "against SERVER" in said or "SERVER" in said
+
+
+def after_a_round(mechanism, clients, **settings):
+    federated = Federated(mechanism, clients, check_isolation=False, **settings)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        make_trainer(federated, max_epochs=2).fit(Classifier(), datamodule=Digits(400, 4))
+    return [str(one.message) for one in found if one.category is NoiseWarning]
+
+
+def test_without_a_target_the_first_round_says_so():
+    """One bit a coordinate of an update of a thousandth of its range, and two clients."""
+    [said] = after_a_round(LDPQ(0.05), 4)
+    assert "in round 1 the squared error" in said and "over 2 rounds" in said
+    assert after_a_round(FedAvg(), 4) == []
+    assert after_a_round(LDPQ(8.0), 100) == []
+    assert after_a_round(LDPQ(0.05), 4, diagnostics=False) == []
