@@ -4,14 +4,17 @@ BIN = $(VENV)/bin
 export FEDQ_DATA ?= $(abspath $(wildcard ../shared/data))
 
 OLDEST ?= .venv-oldest
+# CONSTRAINTS=/dev/null takes the newest packages; ALSO=lightning installs that one, too
+CONSTRAINTS ?= constraints.txt
+ALSO ?=
 
-.PHONY: deploy-demo demo test test-flower test-slow test-oldest check docs tables gpu setup clean
+.PHONY: coverage deploy-demo demo test test-flower test-slow test-oldest check docs tables gpu setup clean
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "first time: installing into $(VENV), up to 6 GB, several minutes without a word"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev,flower]'
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev,flower]' $(ALSO)
 	touch $@
 
 # one thread: with two, a model as small as this one takes 4 times as long
@@ -51,6 +54,12 @@ docs: setup
 # the tables of README and docs that repeat code
 tables: setup
 	OMP_NUM_THREADS=1 $(BIN)/python docs/generate.py
+
+# lines that the fast tests run, as a table; child processes are not counted
+coverage: setup
+	$(BIN)/python -m pip install --quiet 'coverage>=7.6'
+	OMP_NUM_THREADS=1 $(BIN)/python -m coverage run --source lightning_fedq -m pytest -q
+	$(BIN)/python -m coverage report --skip-covered --sort cover
 
 # what is skipped or slow without a GPU; it says "no GPU" and stops where there is none
 gpu: setup
