@@ -29,7 +29,7 @@ ALGORITHMS: dict[str, LocalAlgorithm | None] = {
 }
 
 
-def accuracy(algorithm: LocalAlgorithm | None, seed: int, data: str) -> float:
+def accuracy(algorithm: LocalAlgorithm | None, seed: int, data: str, lr: float) -> float:
     """Test accuracy of one run."""
     pl.seed_everything(seed, verbose=False)
     federated = Federated(
@@ -45,7 +45,7 @@ def accuracy(algorithm: LocalAlgorithm | None, seed: int, data: str) -> float:
         limit_val_batches=0,
         callbacks=[federated],
     )
-    module = Classifier(CNN2(), lr=0.05, momentum=0.0)
+    module = Classifier(CNN2(), lr=lr, momentum=0.0)
     source = MNISTDataModule(data, batch_size=32)
     trainer.fit(module, datamodule=source)
     [found] = trainer.test(module, datamodule=source, verbose=False)
@@ -57,13 +57,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", required=True, help="folder of MNIST")
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--lr", type=float, default=0.05, help="rate of the clients' SGD")
+    parser.add_argument("--only", nargs="*", choices=list(ALGORITHMS), default=list(ALGORITHMS))
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
     out = csv.writer(sys.stdout)
     out.writerow(("algorithm", *(f"seed {seed}" for seed in options.seeds)))
-    for name, algorithm in ALGORITHMS.items():
-        row = [f"{accuracy(algorithm, seed, options.data):.4f}" for seed in options.seeds]
+    for name in options.only:
+        algorithm = ALGORITHMS[name]
+        row = [f"{accuracy(algorithm, seed, options.data, options.lr):.4f}" for seed in options.seeds]
         out.writerow((name, *row))
         sys.stdout.flush()
 

@@ -113,3 +113,12 @@ def test_links_that_the_site_does_not_check(source: str) -> None:
         page = (ROOT / source).parent / path if path else ROOT / source
         assert page.exists(), target
         assert not anchor or anchor in anchors(page), target
+
+
+def test_messages_of_the_faq_are_those_of_the_library():
+    """Each quoted message stands in the library's source, adjacent string literals joined."""
+    source = "".join(path.read_text() for path in (ROOT / "lightning_fedq").rglob("*.py"))
+    joined = re.sub(r'"\s*\n\s*f?"', "", source)
+    quoted = re.findall(r"^\| `([^`]+)` \|", (ROOT / "docs" / "faq.md").read_text(), re.M)
+    assert len(quoted) >= 7
+    assert not [message for message in quoted if message not in joined]
