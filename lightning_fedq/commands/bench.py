@@ -1,0 +1,230 @@
+"""`fedq bench`: every mechanism at equal epsilon on equal tasks, yours included."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
+from pathlib import Path
+from statistics import mean, stdev
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from lightning_fedq.bench.cells import Row, read, rerun, run_all
+from lightning_fedq.bench.tasks import DELTA, Task, tasks
+from lightning_fedq.commands.plan import candidates
+from lightning_fedq.core import Adversary
+from lightning_fedq.discovery import mechanism_class
+from lightning_fedq.privacy.target import adversary_named
+from lightning_fedq.reports import write_atomically
+
+ADVERSARIES = ("secagg_server", "outsider", "server")
+EPSILONS = (1.0, 2.0, 4.0, 8.0)
+QUICK = {"tasks": ("mean-unit-1024", "digits"), "epsilons": (2.0, 8.0), "adversaries": ("secagg_server",)}
+REFERENCE = "reference.csv"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="fedq bench",
+        description="Compare mechanisms at equal epsilon: calibrated by PrivacyTarget, range and learning rate "
+        "tuned by one rule. With names or class paths only these run, and stand among the reference results.",
+    )
+    parser.add_argument("mine", nargs="*", metavar="MINE", help="mechanisms, by name or class path")
+    parser.add_argument("--tasks", nargs="+", metavar="TASK", help="which tasks (default: all)")
+    parser.add_argument("--adversaries", nargs="+", default=None, help=f"default: {' '.join(ADVERSARIES)}")
+    parser.add_argument("--epsilons", nargs="+", type=float, default=None, help="default: 1 2 4 8")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of a cell (default: %(default)s)")
+    parser.add_argument("--data", type=Path, help="folder with MNIST and cifar10, for the tasks on images")
+    parser.add_argument("--out", type=Path, default=Path("bench"), help="folder (default: %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="two tasks, two epsilons, one adversary, one seed")
+    parser.add_argument("--list", action="store_true", help="list tasks and mechanisms")
+    parser.add_argument(
+        "--check", type=int, metavar="N", help="run N cells of the reference results again, and compare"
+    )
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run what is missing, and write table, JSON and page."""
+    parser = _parser()
+    options = parser.parse_args(argv)
+    console = Console()
+    try:
+        known = tasks(options.data)
+        if options.check is not None:
+            return _check(options.check, known, console)
+        chosen = _chosen(options.tasks or (QUICK["tasks"] if options.quick else tuple(known)), known)
+        for path in options.mine:
+            mechanism_class(path)
+        names = _names(options.mine, chosen[0].dim)
+        if options.list:
+            console.print("tasks: " + ", ".join(known), "mechanisms: " + ", ".join(names), sep="\n")
+            return 0
+        adversaries = options.adversaries or (QUICK["adversaries"] if options.quick else ADVERSARIES)
+        against = [adversary_named(name) for name in adversaries]
+        epsilons = options.epsilons or (QUICK["epsilons"] if options.quick else EPSILONS)
+    except ValueError as error:
+        parser.error(str(error))
+    wanted = [
+        (task, name, adversary, float(epsilon))
+        for task in chosen
+        for adversary in against
+        for epsilon in epsilons
+        for name in names
+    ]
+    seeds = range(1 if options.quick else options.seeds)
+    started = time.monotonic()
+
+    def progress(number: int, count: int, rows: Sequence[Row]) -> None:
+        if rows:
+            left = (time.monotonic() - started) / number * (count - number)
+            cell = rows[0].cell
+            score = "not possible" if rows[0].result is None else f"{rows[0].result.score:.3g}"
+            console.print(
+                f"{number}/{count} {cell.task}, {cell.mechanism}, {cell.adversary}, epsilon {cell.epsilon:g}: "
+                f"{score}; about {left / 60:.0f} min left",
+                highlight=False,
+            )
+
+    table = options.out / "bench.csv"
+    rows = run_all(table, wanted, seeds, progress)
+    groups = {(task.name, name, adversary.name.lower(), epsilon) for task, name, adversary, epsilon in wanted}
+    mine = [row for row in rows if _key(row)[:4] in groups]
+    others = [row for row in reference() if _key(row)[:4] not in groups] if options.mine else []
+    shown = [*mine, *(row for row in others if _among(row, wanted))]
+    show(console, shown, known, set(names) if options.mine else set())
+    write_atomically(options.out / "bench.json", json.dumps(as_json(shown), indent=1) + "\n")
+    from lightning_fedq.bench.page import page  # draws
+
+    write_atomically(options.out / "bench.html", page(shown, known, set(names) if options.mine else set()))
+    console.print(*(options.out / name for name in ("bench.html", "bench.csv", "bench.json")), sep="\n")
+    return 0
+
+
+def reference() -> list[Row]:
+    """Results that ship with the package."""
+    with_package = files("lightning_fedq.bench") / REFERENCE
+    return read(Path(str(with_package)))
+
+
+def _names(mine: Sequence[str], dim: int) -> list[str]:
+    """Rows to run: those of the named mechanisms, or all."""
+    every = candidates(dim)
+    if not mine:
+        return list(every)
+    kinds = {mechanism_class(path) for path in mine}
+    found = [name for name, mechanism in every.items() if type(mechanism) in kinds]
+    if not found:
+        raise ValueError(
+            f"no target can set {', '.join(mine)}; the bench compares mechanisms that say `at_level` and "
+            "stand in `fedq plan` (declare an entry point, see docs/writing_a_mechanism.md)"
+        )
+    return found
+
+
+def _chosen(names: Sequence[str], known: Mapping[str, Task]) -> list[Task]:
+    if missing := [name for name in names if name not in known]:
+        more = "" if "mnist-linear" in known else "; those on images need --data FOLDER"
+        raise ValueError(f"there is no task {', '.join(missing)}; there are {', '.join(known)}{more}")
+    return [known[name] for name in names]
+
+
+def _key(row: Row) -> tuple[str, str, str, float]:
+    return row.cell.task, row.cell.mechanism, row.cell.adversary, row.cell.epsilon
+
+
+def _among(row: Row, wanted: Sequence[tuple[Task, str, Adversary, float]]) -> bool:
+    cell = row.cell
+    return any(
+        (cell.task, cell.adversary, cell.epsilon) == (task.name, adversary.name.lower(), epsilon)
+        for task, _, adversary, epsilon in wanted
+    )
+
+
+def summary(rows: Sequence[Row]) -> dict[tuple[str, str, str, float], list[Row]]:
+    """Rows by task, mechanism, adversary and epsilon."""
+    found: dict[tuple[str, str, str, float], list[Row]] = {}
+    for row in rows:
+        found.setdefault(_key(row), []).append(row)
+    return found
+
+
+def score_of(rows: Sequence[Row]) -> tuple[float, float] | None:
+    """Mean and standard deviation over seeds; None where the target can't be met."""
+    scores = [row.result.score for row in rows if row.result is not None]
+    if not scores:
+        return None
+    return mean(scores), stdev(scores) if len(scores) > 1 else math.nan
+
+
+def show(console: Console, rows: Sequence[Row], known: Mapping[str, Task], mine: set[str]) -> None:
+    """Print one table for every task and adversary."""
+    groups = summary(rows)
+    for task, adversary in dict.fromkeys((key[0], key[2]) for key in groups):
+        epsilons = sorted({key[3] for key in groups if (key[0], key[2]) == (task, adversary)})
+        about = known.get(task)
+        unit = "score" if about is None else about.unit
+        table = Table(title=f"{task}, against {adversary}: {unit}", title_justify="left", box=SIMPLE)
+        table.add_column("mechanism", overflow="fold")
+        table.add_column("bits", justify="right")
+        for epsilon in epsilons:
+            table.add_column(f"ε {epsilon:g}", justify="right")
+        lines = []
+        for name in dict.fromkeys(key[1] for key in groups if (key[0], key[2]) == (task, adversary)):
+            scores = [score_of(groups.get((task, name, adversary, e), [])) for e in epsilons]
+            if not any(scores):
+                continue
+            bits = [
+                row.result.bits
+                for e in epsilons
+                for row in groups.get((task, name, adversary, e), [])
+                if row.result is not None
+            ]
+            cells = ["-" if s is None else _score(s) for s in scores]
+            last = next(s[0] for s in reversed(scores) if s is not None)
+            order = -last if about is None or about.better == "larger" else last
+            title = f"[bold]{name}[/bold]" if name in mine else name
+            lines.append((order, [title, f"{bits[-1]:.2g}" if bits[-1] < 10 else f"{bits[-1]:.1f}", *cells]))
+        for _, line in sorted(lines, key=lambda pair: pair[0]):
+            table.add_row(*line)
+        console.print(table)
+
+
+def _score(score: tuple[float, float]) -> str:
+    value, spread = score
+    text = f"{value:.3f}" if 0.001 <= value <= 10 else f"{value:.2g}"
+    return text if math.isnan(spread) else f"{text} ± {spread:.1g}"
+
+
+def as_json(rows: Sequence[Row]) -> dict[str, object]:
+    """Rows with what another machine needs to check them."""
+    from dataclasses import asdict
+
+    return {"delta": DELTA, "command": "fedq bench", "rows": [asdict(row) for row in rows]}
+
+
+def _check(count: int, known: Mapping[str, Task], console: Console) -> int:
+    """Run some reference cells again. They are met if every figure but the time is the same."""
+    rows = [row for row in reference() if row.result is not None and row.cell.task in known]
+    drawn = random.Random(0).sample(rows, min(count, len(rows)))
+    wrong = 0
+    for row in drawn:
+        again = rerun(row, known[row.cell.task]).result
+        assert again is not None and row.result is not None
+        same = (again.score, again.bits) == (row.result.score, row.result.bits)
+        wrong += not same
+        cell = row.cell
+        console.print(
+            f"{cell.task}, {cell.mechanism}, {cell.adversary}, epsilon {cell.epsilon:g}, seed {cell.seed}: "
+            + ("met" if same else f"{again.score!r} for {row.result.score!r} ({row.versions})"),
+            highlight=False,
+        )
+    console.print(f"{len(drawn) - wrong} of {len(drawn)} cells are met bit for bit", highlight=False)
+    return int(wrong > 0)
