@@ -18,6 +18,7 @@ OTHERS = {
     "configs": "list the runs and fragments that ship with the package; write one out to edit",
     "mechanisms": "list all mechanisms: bits, homomorphic or not, what each protects against, paper",
     "compare": "run or read several runs: one table, one picture",
+    "report": "write one HTML page about finished runs: who sees what, epsilon and bits by round",
     "sweep": "run a grid of settings, without any account",
     "attack": "reconstruct samples from what mechanisms send: one table, one picture grid",
     "tradeoff": "measured leakage against accuracy of several configurations, with the paper's bounds",

@@ -48,6 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "datasets": {"extras", "sklearn", "torchvision", "numpy", *HOST},
     "models": {"extras", "opacus", "torchvision", "torchmetrics", *HOST},
     "reports": {"privacy", "rounds", "matplotlib", "rich"},
+    "html_report": {"core", "html_report", "planning", "privacy", "reports"},
     "algorithms": {"torch"},
     "clients": {"data", "functional", "torchmetrics", "numpy", *HOST},
     "federation": {

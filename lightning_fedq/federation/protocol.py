@@ -7,6 +7,7 @@ from typing import Protocol
 
 from lightning_fedq.federation.client_metrics import ClientMetricsChoice
 from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundEngine, RoundPlanner, RoundRecord
 from lightning_fedq.secagg import SecAgg
 
@@ -35,6 +36,10 @@ class Federation(Protocol):
     @property
     def secure_aggregation(self) -> SecAgg | None:
         """Masks of the messages. None where the server sees each."""
+
+    @property
+    def privacy_target(self) -> PrivacyTarget | None:
+        """Epsilon that was asked for, and towards whom. None without a target."""
 
     @property
     def seed(self) -> int | None:

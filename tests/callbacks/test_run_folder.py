@@ -23,7 +23,12 @@ def test_everything_is_written(tmp_path: Path) -> None:
     trainer = small_run(folder, rounds=3)
     path = tmp_path / "mine"
     names = {"accuracy.png", "aggregate.png", "config.yaml", "metrics.csv", "model.ckpt", "privacy.json"}
-    assert {file.name for file in path.iterdir()} == names | {"privacy.md", "report.md", "summary.json"}
+    assert {file.name for file in path.iterdir()} == names | {
+        "clients",
+        "privacy.md",
+        "report.md",
+        "summary.json",
+    }
     rows, summary = read_rows(path / "metrics.csv"), json.loads((path / "summary.json").read_text())
     assert [row["round"] for row in rows] == [1, 2, 3]
     assert rows[-1]["val_acc"] == pytest.approx(float(trainer.callback_metrics["val_acc"]))
@@ -251,4 +256,5 @@ def test_a_full_disk_costs_pictures_first(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match="No space left"):
         small_run(RunFolder("mine", str(tmp_path)), rounds=1)
     names = {file.name for file in (tmp_path / "mine").iterdir()}
-    assert names == {"metrics.csv", "model.ckpt", "summary.json", "privacy.json", "privacy.md", "report.md"}
+    pages = {"metrics.csv", "model.ckpt", "summary.json", "privacy.json", "privacy.md", "report.md"}
+    assert names == pages | {"clients"}
