@@ -9,7 +9,7 @@ from html import escape
 from lightning_fedq.html_report.charts import COLOURS, Line, bar_chart, line_chart
 from lightning_fedq.html_report.folders import Run
 from lightning_fedq.html_report.style import STYLE
-from lightning_fedq.html_report.tables import costs, labels, settings, table_head, who_sees_what
+from lightning_fedq.html_report.tables import costs, labels, settings, table_head, table_row, who_sees_what
 from lightning_fedq.html_report.values import (
     WHO,
     asked_of,
@@ -98,7 +98,7 @@ def _overview(runs: Sequence[Run], monitor: str) -> Iterator[str]:
         "noise over signal R",
         "bits a parameter, up",
     )
-    yield table_head(heads, stacked=True)
+    yield table_head(heads)
     for run in runs:
         epsilon, word = view_cell(run)
         learns, ratio = noise_cell(run)
@@ -111,15 +111,8 @@ def _overview(runs: Sequence[Run], monitor: str) -> Iterator[str]:
             f"{number(run.summary['bits_per_parameter'])}<small>{run.summary['rounds']} rounds</small>",
         ]
         name = f"{escape(run.name)}<small>{escape(mechanism)}</small>"
-        yield (
-            f"<tr><th>{name}</th>"
-            + "".join(
-                f'<td data-head="{escape(head, quote=True)}">{cell}</td>'
-                for head, cell in zip(heads[1:], cells, strict=True)
-            )
-            + "</tr>"
-        )
-    yield "</tbody></table></div>"
+        yield table_row(heads, name, cells)
+    yield "</tbody></table>"
 
 
 # ---- charts -------------------------------------------------------------------------------------------

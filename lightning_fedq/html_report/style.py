@@ -49,7 +49,6 @@ svg .grid { stroke: var(--rule); stroke-width: 1; }
   background: var(--c);
 }
 .legend i.target { background: none; height: 0; border-top: 2px dashed var(--c); vertical-align: middle; }
-.scroll { overflow-x: auto; }
 table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
 th, td {
   text-align: left; vertical-align: top; padding: 7px 14px 7px 0; border-bottom: 1px solid var(--rule);
@@ -68,13 +67,14 @@ summary { cursor: pointer; }
 footer { margin-top: 40px; border-top: 1px solid var(--rule); padding-top: 10px; }
 .labels { grid-template-columns: repeat(auto-fill, minmax(min(340px, 100%), 1fr)); }
 @media (max-width: 640px) {
-  td { min-width: 150px; }
-  .stack thead { display: none; }
-  .stack td, .stack tbody th { display: block; border: 0; padding: 2px 0; }
-  .stack td[data-head]::before {
+  thead { display: none; }
+  td, tbody th { display: block; border: 0; padding: 2px 0; }
+  tbody th { font-weight: 650; }
+  td:empty { display: none; }
+  td[data-head]::before {
     content: attr(data-head); display: block; color: var(--soft); font-size: 13px; margin-top: 4px;
   }
-  .stack tr { display: block; border-bottom: 1px solid var(--rule); padding: 8px 0; }
+  tr { display: block; border-bottom: 1px solid var(--rule); padding: 8px 0; }
 }
 @media print {
   :root { --back: #fff; --card: #fff; --text: #000; --soft: #444; --rule: #bbb; }

@@ -13,11 +13,19 @@ from lightning_fedq.html_report.values import WHO, epsilon_of, finite_or_inf, nu
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon, scale
 
 
-def table_head(names: Sequence[str], stacked: bool = False) -> str:
-    """Open a table that scrolls sideways where it does not fit; `stacked`: a phone shows a cell a line."""
+def table_head(names: Sequence[str]) -> str:
+    """Open a table, of which a phone shows a cell a line."""
     cells = "".join(f"<th>{escape(name)}</th>" for name in names)
-    kind = ' class="stack"' if stacked else ""
-    return f'<div class="scroll"><table{kind}><thead><tr>{cells}</tr></thead><tbody>'
+    return f"<table><thead><tr>{cells}</tr></thead><tbody>"
+
+
+def table_row(heads: Sequence[str], name: str, cells: Sequence[str]) -> str:
+    """A row of a table; `heads` are the table's, and name and cells are HTML."""
+    tds = "".join(
+        f'<td data-head="{escape(head, quote=True)}">{cell}</td>'
+        for head, cell in zip(heads[1:], cells, strict=True)
+    )
+    return f"<tr><th>{name}</th>{tds}</tr>"
 
 
 def who_sees_what(runs: Sequence[Run]) -> Iterator[str]:
@@ -29,18 +37,16 @@ def who_sees_what(runs: Sequence[Run]) -> Iterator[str]:
         f"{' and '.join(deltas)}. {escape(scale().capitalize())}.</p>"
     )
     one = runs[0] if len(runs) == 1 else None
-    yield table_head(
-        ("who", "epsilon and verdict", "what it takes") if one else ("who", *(r.name for r in runs)),
-        bool(one),
-    )
+    heads = ("who", "epsilon and verdict", "what it takes") if one else ("who", *(run.name for run in runs))
+    yield table_head(heads)
     table = [{row["adversary"]: row for row in run.views} for run in runs]
     for adversary in _order(runs):
         rows = [views[adversary] for views in table]
         cells = [_privacy_cell(run, row) for run, row in zip(runs, rows, strict=True)]
         if one:
             cells.append(escape(_condition(runs[0], rows[0])))
-        yield f"<tr><th>{WHO[adversary]}</th>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-    yield "</tbody></table></div>"
+        yield table_row(heads, WHO[adversary], cells)
+    yield "</tbody></table>"
     for run in runs:
         if run.privacy.get("samples"):
             name = escape(run.name)
@@ -88,7 +94,8 @@ def _condition(run: Run, row: Mapping[str, Any]) -> str:
 def costs(runs: Sequence[Run]) -> Iterator[str]:
     """Megabytes and seconds of all clients over the run."""
     yield "<h2>Costs of the whole run</h2>"
-    yield table_head(("all clients", *(run.name for run in runs)))
+    heads = ("all clients", *(run.name for run in runs))
+    yield table_head(heads)
     for label, key in (
         ("megabytes up", "uplink_megabytes"),
         ("of these keys and shares", "protocol_megabytes"),
@@ -98,12 +105,8 @@ def costs(runs: Sequence[Run]) -> Iterator[str]:
     ):
         values = [run.summary.get(key) for run in runs]
         if any(values):
-            yield _row(label, [number(value) for value in values])
-    yield "</tbody></table></div>"
-
-
-def _row(name: str, cells: Sequence[str]) -> str:
-    return f"<tr><th>{escape(name)}</th>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"
+            yield table_row(heads, label, [number(value) for value in values])
+    yield "</tbody></table>"
 
 
 def labels(runs: Sequence[Run]) -> Iterator[str]:
@@ -122,11 +125,12 @@ def labels(runs: Sequence[Run]) -> Iterator[str]:
 def settings(runs: Sequence[Run]) -> Iterator[str]:
     """Settings, a column a run, and the configurations folded away."""
     yield "<h2>Settings</h2>"
-    yield table_head(("", *(run.name for run in runs)))
+    heads = ("", *(run.name for run in runs))
+    yield table_head(heads)
     for label, values in settings_of(runs):
         if any(values):
-            yield _row(label, values)
-    yield "</tbody></table></div>"
+            yield table_row(heads, label, [escape(value) for value in values])
+    yield "</tbody></table>"
     for run in runs:
         if run.config:
             name = "configuration" if len(runs) == 1 else f"configuration of {run.name}"
