@@ -130,6 +130,8 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     best = summary["best"]
     if best:
         lines.append(("best", f"{best['monitor']} = {best['value']:.4g} after round {best['round']:.0f}"))
+    if noise := noise_words(summary):
+        lines.append(("noise over signal", noise))
     lines += [
         ("bits per parameter", f"{summary['bits_per_parameter']:.4g} (one message up, as sent)"),
         (
@@ -140,6 +142,22 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("seconds", f"{summary['seconds']:.1f} in rounds, set-up and files not counted"),
     ]
     return lines
+
+
+def noise_words(summary: Mapping[str, Any]) -> str:
+    """R of a run, planned and as seen, and what it means for the model; "" where it is not known."""
+    from lightning_fedq.planning import SWAMPED, verdict_on  # imports torch, and only needed here
+
+    known = summary.get("noise_over_signal") or {}
+    said = (("planned", known.get("planned")), ("as seen", known.get("sim_seen")))
+    values = [value for _, value in said if value is not None]
+    if not values:
+        return ""
+    word = verdict_on(max(values))
+    means = "this run could hardly learn" if max(values) > SWAMPED else word
+    return (
+        "R = " + ", ".join(f"{value:.2g} {name}" for name, value in said if value is not None) + f": {means}"
+    )
 
 
 def _up(megabytes: float) -> str:

@@ -47,7 +47,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"data", "functional", "matplotlib", "numpy", *HOST},
     "datasets": {"extras", "sklearn", "torchvision", "numpy", *HOST},
     "models": {"extras", "opacus", "torchvision", "torchmetrics", *HOST},
-    "reports": {"privacy", "rounds", "matplotlib", "rich"},
+    "reports": {"planning", "privacy", "rounds", "matplotlib", "rich"},
     "html_report": {"core", "html_report", "planning", "privacy", "reports"},
     "algorithms": {"torch"},
     "clients": {"data", "functional", "torchmetrics", "numpy", *HOST},
