@@ -129,6 +129,8 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     best = summary["best"]
     if best:
         lines.append(("best", f"{best['monitor']} = {best['value']:.4g} after round {best['round']:.0f}"))
+    if noise := noise_words(summary):
+        lines.append(("noise over signal", noise))
     lines += [
         ("bits per parameter", _bits(summary)),
         (
@@ -148,6 +150,22 @@ def _bits(summary: Mapping[str, Any]) -> str:
     return (
         f"{whole:.4g} up, one client in one round: {whole - protocol:.4g} masked update, "
         f"{protocol:.4g} keys and shares"
+    )
+
+
+def noise_words(summary: Mapping[str, Any]) -> str:
+    """R of a run, planned and as seen, and what it means for the model; "" where it is not known."""
+    from lightning_fedq.planning import SWAMPED, verdict_on  # imports torch, and only needed here
+
+    known = summary.get("noise_over_signal") or {}
+    said = (("planned", known.get("planned")), ("as seen", known.get("sim_seen")))
+    values = [value for _, value in said if value is not None]
+    if not values:
+        return ""
+    word = verdict_on(max(values))
+    means = "this run could hardly learn" if max(values) > SWAMPED else word
+    return (
+        "R = " + ", ".join(f"{value:.2g} {name}" for name, value in said if value is not None) + f": {means}"
     )
 
 

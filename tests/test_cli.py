@@ -160,7 +160,7 @@ def test_fit_ends_with_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     for what in ("test_acc", "bits per parameter", "megabytes", " up, ", " down, ", " of set-up"):
         assert what in shown
-    assert "the curious server" in shown and "runs/mine/report.md" in shown and "accuracy.png" in shown
+    assert "server, every message" in shown and "runs/mine/report.md" in shown and "accuracy.png" in shown
     resolved = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
     assert resolved["trainer"]["callbacks"][0]["init_args"]["smoothing"] == 1.0  # defaults are filled in
     assert main(["privacy", "runs/mine/config.yaml", "--rounds", "3"]) == 0  # every command reads it
@@ -325,6 +325,10 @@ def test_compare_runs_and_reads(tmp_path: Path, capsys: pytest.CaptureFixture[st
     table = json.loads(Path("both/table.json").read_text())["runs"]
     assert [row["run"] for row in table] == ["small", "small-2"]
     assert table[1]["uplink_megabytes"] == pytest.approx(2 * 4 * 650 / 8e6)
+    summary = json.loads(Path("first/small/summary.json").read_text())
+    assert [row["verdict"] for row in table] == [summary["view"]["verdict"]] * 2
+    assert table[1]["epsilon"] == summary["view"]["epsilon"]
+    assert table[1]["R"] == summary["noise_over_signal"]["sim_seen"] > 0
     assert Path("both/compare.png").read_bytes()[:4] == b"\x89PNG" and "small" in capsys.readouterr().out
     assert [row["rounds"] for row in table] == [2, 2]
     with pytest.raises(SystemExit, match="2"):
@@ -354,10 +358,38 @@ def test_compare_warns_of_runs_of_different_length(
     shown = capsys.readouterr()
     assert "warning: the runs differ in their rounds (3, 2)" in shown.err
     lines = shown.out.splitlines()
+    assert all(
+        row["epsilon"] == row["R"] == "-" for row in json.loads(Path("both/table.json").read_text())["runs"]
+    )
     assert sum(long_name in line for line in lines) == 1  # not cut, not folded
     table = json.loads(Path("both/table.json").read_text())
     assert table["monitor"] == "val_loss"  # the only one that there is, and small is better
     assert [(row["rounds"], row["best"]) for row in table["runs"]] == [(3, pytest.approx(1 / 3)), (2, 0.5)]
+
+
+def test_compare_says_whether_what_was_asked_for_is_met(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    asked, none = finished_run(tmp_path, "asked", 3), finished_run(tmp_path, "digits_layered", 3)
+    summary = json.loads((asked / "summary.json").read_text())
+    view = {"adversary": "SECAGG_SERVER", "epsilon": 7.9991, "verdict": "moderate", "met": True}
+    write_summary(
+        asked / "summary.json",
+        summary | {"view": view, "noise_over_signal": {"planned": 0.02, "sim_seen": 0.15}},
+    )
+    view = {"adversary": "OUTSIDER", "epsilon": None, "verdict": "no guarantee", "met": None}
+    write_summary(
+        none / "summary.json",
+        summary | {"view": view, "noise_over_signal": {"planned": 0.02, "sim_seen": None}},
+    )
+    assert main(["compare", str(asked), str(none), "--out", "both"]) == 0
+    shown = capsys.readouterr().out
+    lines = shown.splitlines()
+    [row] = [line for line in lines if "8 moderate" in line]
+    assert "0.15" in row and any("∞ no guarantee" in line and "0.02" in line for line in lines)
+    assert "asked: SECAGG_SERVER, asked for and met" in shown and "digits_layered: nobody" in shown
+    assert max(map(len, lines[:6])) <= 80
 
 
 def test_sweep_trains_every_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ ARRAYS = {"torch", "numpy", "numba", "scipy"}
 HOST = {"_lightning", "torch"}
 
 # What each module or folder may import: parts of this package, and packages from outside. Not listed
-# are `cli` and `commands`, which stand on top and may use everything.
+# are `cli`, `commands` and `bench`, which stand on top and may use everything.
 ALLOWED: dict[str, set[str]] = {
     "extras": set(),
     "lazy": set(),
@@ -47,7 +47,8 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"data", "functional", "matplotlib", "numpy", *HOST},
     "datasets": {"extras", "sklearn", "torchvision", "numpy", *HOST},
     "models": {"extras", "opacus", "torchvision", "torchmetrics", *HOST},
-    "reports": {"privacy", "rounds", "matplotlib", "rich"},
+    "reports": {"planning", "privacy", "rounds", "matplotlib", "rich"},
+    "html_report": {"core", "html_report", "planning", "privacy", "reports"},
     "algorithms": {"torch"},
     "clients": {"data", "functional", "torchmetrics", "numpy", *HOST},
     "federation": {
@@ -106,7 +107,7 @@ ALLOWED: dict[str, set[str]] = {
         *HOST,
     },
 }
-TOP = {"cli", "commands", "flower"}
+TOP = {"bench", "cli", "commands", "flower"}
 LIGHTNING = {"pytorch_lightning", "lightning"}
 
 

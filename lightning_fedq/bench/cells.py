@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from statistics import mean, stdev
 
 import torch
 
@@ -40,6 +41,11 @@ class Cell:
     epsilon: float
     seed: int
 
+    @property
+    def group(self) -> tuple[str, str, str, float]:
+        """Task, mechanism, adversary and epsilon."""
+        return self.task, self.mechanism, self.adversary, self.epsilon
+
 
 @dataclass(frozen=True)
 class Row:
@@ -60,12 +66,40 @@ class Row:
     versions: str = f"{__version__}, torch {torch.__version__.partition('+')[0]}"
 
 
+Groups = dict[tuple[str, str, str, float], list[Row]]
+"""Rows by task, mechanism, adversary and epsilon."""
+
 _COLUMNS = (
     *(field.name for field in fields(Cell)),
     *(field.name for field in fields(Result)),
     *(field.name for field in fields(Tuning)),
     *("reason", "versions"),
 )
+
+
+def grouped(rows: Iterable[Row]) -> Groups:
+    """Rows by the group of their cell, in their order."""
+    found: Groups = {}
+    for row in rows:
+        found.setdefault(row.cell.group, []).append(row)
+    return found
+
+
+def score_of(rows: Sequence[Row]) -> tuple[float, float] | None:
+    """Mean and standard deviation over seeds, None without a result. Of one seed the latter is NaN."""
+    scores = [row.result.score for row in rows if row.result is not None]
+    if not scores:
+        return None
+    return mean(scores), stdev(scores) if len(scores) > 1 else math.nan
+
+
+def word_of(score: tuple[float, float] | None) -> str:
+    """A mean and its standard deviation in print."""
+    if score is None:
+        return "-"
+    value, spread = score
+    text = f"{value:.3f}" if 0.001 <= value <= 10 else f"{value:.2g}"
+    return text if math.isnan(spread) else f"{text} ± {spread:.1g}"
 
 
 def read(path: Path) -> list[Row]:
@@ -82,17 +116,18 @@ def read(path: Path) -> list[Row]:
 
 
 def _row(line: dict[str, str]) -> Row:
-    cell = Cell(
-        line["task"], line["mechanism"], line["adversary"], float(line["epsilon"]), int(line["seed"])
-    )
+    cell = Cell(line["task"], line["mechanism"], line["adversary"], float(line["epsilon"]), int(line["seed"]))
     if line["reason"]:
         return Row(cell, None, reason=line["reason"], versions=line["versions"])
     result = Result(
-        *(float(line[name]) for name in ("score", "validation", "bits", "all_bits")),
-        float(line["planned"]) if line["planned"] else None,
-        float(line["seen"]),
-        line["setting"],
-        float(line["seconds"]),
+        score=float(line["score"]),
+        validation=float(line["validation"]),
+        bits=float(line["bits"]),
+        all_bits=float(line["all_bits"]),
+        planned=float(line["planned"]) if line["planned"] else None,
+        seen=float(line["seen"]),
+        setting=line["setting"],
+        seconds=float(line["seconds"]),
     )
     tuning = Tuning(float(line["range"]), float(line["rate"]) if line["rate"] else None)
     return Row(cell, result, tuning, versions=line["versions"])

@@ -1,9 +1,9 @@
 """Tasks of the bench: estimates of a mean, and small federated trainings.
 
-A task runs one mechanism at one target and seed, and says what came of it. Every task clips updates to one norm
-and has one number that is tuned for mechanisms that clip single coordinates, their range; trainings have a
-learning rate besides. Keys come from the seed, so that a cell can be repeated bit for bit: the claims are those
-of the same run with secret keys.
+A task runs one mechanism at one target and seed, and says what came of it. Every task clips updates to one
+norm and has one number that is tuned for mechanisms that clip single coordinates, their range; trainings have
+a learning rate besides. Keys come from the seed, so that a cell can be repeated bit for bit: the claims are
+those of the same run with secret keys.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ RANGES = (0.5, 1.5, KAPPA)
 
 @dataclass(frozen=True)
 class Result:
-    """What one run reached.
+    """Scores and costs of one run.
 
     Args:
         score: Accuracy in the test, or the squared error of the mean over its squared length.
@@ -115,7 +115,7 @@ class Task(ABC):
         """
 
     def tunings(self, mechanism: Mechanism) -> list[Tuning]:
-        """All combinations that are tried: one range for what clips vectors, three for what clips coordinates."""
+        """Combinations to try: one range for what clips vectors, three for what clips coordinates."""
         ranges = (KAPPA,) if clips_vectors(mechanism) else RANGES
         return [Tuning(range, rate) for range in ranges for rate in self.rates]
 
@@ -154,7 +154,7 @@ def clips_vectors(mechanism: Mechanism) -> bool:
 
 
 def scaled(mechanism: Mechanism, norm: float) -> Mechanism:
-    """The mechanism for updates of another norm; one that clips coordinates is itself."""
+    """The mechanism for updates of another norm. One that clips coordinates is itself."""
     name, values = parse_call(repr(mechanism))
     for key in ("clip_norm", "granularity", "local_sigma"):
         if values.get(key) is not None:
@@ -165,7 +165,7 @@ def scaled(mechanism: Mechanism, norm: float) -> Mechanism:
 
 @dataclass(frozen=True)
 class MeanEstimation(Task):
-    """Estimate of the mean of vectors of norm 1 in one round; 0.3 of their energy lies along the mean.
+    """Estimate in one round of the mean of vectors of norm 1, of whose energy 0.3 lies along the mean.
 
     Args:
         kind: "unit" is Gaussian, "sparse" has 1 in 100 coordinates, "heavy" has Student's t with 3 degrees.
@@ -227,7 +227,7 @@ class MeanEstimation(Task):
             [self._draw(torch.Generator().manual_seed(10**6 * seed + client)) for client in clients]
         )
         rows = math.sqrt(HOMOGENEITY) * common + math.sqrt(1.0 - HOMOGENEITY) * own
-        return rows / rows.norm(dim=1, keepdim=True)
+        return torch.nn.functional.normalize(rows, dim=1)
 
     def _draw(self, generator: torch.Generator) -> Tensor:
         values = torch.randn(self.size, generator=generator)
@@ -236,7 +236,7 @@ class MeanEstimation(Task):
             values = values / (squares / 3.0).sqrt()
         if self.kind == "sparse":
             values = values * (torch.rand(self.size, generator=generator) < 0.01)
-        return values / values.norm().clamp_min(1e-12)
+        return torch.nn.functional.normalize(values, dim=0)
 
 
 @dataclass(frozen=True)
@@ -286,11 +286,11 @@ class Training(Task):
 
     def run(self, option: Option, target: PrivacyTarget, tuning: Tuning, seed: int) -> Result:
         """See `Task.run`."""
-        import pytorch_lightning as pl
-
+        from lightning_fedq._lightning import pl
         from lightning_fedq.algorithms import FedAvgM
         from lightning_fedq.callbacks import Federated
         from lightning_fedq.models import Classifier
+        from lightning_fedq.models.initial import seeded
         from lightning_fedq.ranges import FixedRange
 
         assert option.mechanism is not None and tuning.rate is not None
@@ -312,8 +312,8 @@ class Training(Task):
             check_isolation=False,
         )
         with quiet():
-            torch.manual_seed(seed)
-            module, data = Classifier(self._network(), lr=tuning.rate, momentum=0.0), self._data(seed)
+            network, data = seeded(self._network(), seed), self._data(seed)
+            module = Classifier(network, lr=tuning.rate, momentum=0.0)
             trainer = pl.Trainer(
                 max_epochs=self.rounds,
                 accelerator="cpu",
@@ -344,7 +344,7 @@ class Training(Task):
         )
 
 
-class quiet:  # noqa: N801 (a context manager)
+class quiet:
     """Keep warnings and Lightning's lines of a hundred short runs off the screen."""
 
     def __enter__(self) -> None:
@@ -361,10 +361,12 @@ class quiet:  # noqa: N801 (a context manager)
 
 
 def tasks(data: Path | None) -> Mapping[str, Task]:
-    """All tasks by name; those on images where there is a folder of them."""
+    """All tasks by name, and those on images if there is a folder of them."""
     kinds: tuple[Literal["unit", "sparse", "heavy"], ...] = ("unit", "sparse", "heavy")
     found: list[Task] = [
-        MeanEstimation(f"mean-{kind}-{size}", 1000, 1, kind, size) for size in (2**10, 2**16) for kind in kinds
+        MeanEstimation(f"mean-{kind}-{size}", 1000, 1, kind, size)
+        for size in (2**10, 2**16)
+        for kind in kinds
     ]
     found.append(Training("digits", 479, 20))
     if data is not None:

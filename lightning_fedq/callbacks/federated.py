@@ -40,7 +40,7 @@ from lightning_fedq.core import Mechanism
 from lightning_fedq.data.batches import BatchRule, Stack
 from lightning_fedq.data.datamodule import split_of
 from lightning_fedq.data.dealing import LocalPasses, deal
-from lightning_fedq.data.labels import Labels, label_figure, labels_of
+from lightning_fedq.data.labels import Labels, are_at_hand, label_counts, label_figure, labels_of
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import IID, Partition
 from lightning_fedq.federation.averaging import RoundAverages, check_averaging
@@ -942,7 +942,22 @@ class Federated(pl.Callback):
         Raises:
             ValueError: If the dataset has no integer labels.
         """
-        return label_figure(labels_of(self._loader.loader.dataset, self.labels), self.client_indices)
+        return label_figure(self._labels(), self.client_indices)
+
+    def label_counts(self) -> Tensor | None:
+        """Count the samples of each label that each client holds, `(clients, labels)`.
+
+        None where labels are not to be had without reading every sample, or there are none.
+        """
+        if not self.client_indices or not are_at_hand(self._loader.loader.dataset, self.labels):
+            return None
+        try:
+            return label_counts(self._labels(), self.client_indices)
+        except ValueError:
+            return None
+
+    def _labels(self) -> Tensor:
+        return labels_of(self._loader.loader.dataset, self.labels)
 
 
 def federated_of(trainer: pl.Trainer, asking: str) -> Federated:

@@ -15,6 +15,7 @@ from lightning_fedq._lightning import callbacks_of, pl
 from lightning_fedq.callbacks.federated import engine_of, federated_of
 from lightning_fedq.callbacks.run_folder import RunFolder
 from lightning_fedq.extras import extra
+from lightning_fedq.federation.spending import noise_over_signal
 
 
 class WandbRounds(pl.Callback):
@@ -79,6 +80,7 @@ class WandbRounds(pl.Callback):
         run, federated = self._run(trainer), federated_of(trainer, "WandbRounds")
         rows = [[c, len(part), self._non_finite.get(c, 0)] for c, part in enumerate(federated.client_indices)]
         run.log({"fed/clients": wandb.Table(["client", "samples", "rounds not finite"], rows)})
+        run.summary.update(self._noise(federated))
         folder = self._folder(trainer)
         if folder is not None and folder.path is not None and folder.path.is_dir():
             artifact = wandb.Artifact(f"run-{run.id}", type="run-folder")
@@ -93,6 +95,14 @@ class WandbRounds(pl.Callback):
             "W&B: how many samples every client holds, in how many rounds its update was not finite, who "
             "holds which labels (a picture, where there are labels), and the files of this folder."
         )
+
+    @staticmethod
+    def _noise(federated: Any) -> dict[str, float]:
+        """Noise over signal of the run, planned and as seen, and whether it could learn."""
+        records = federated.records
+        known = noise_over_signal(federated.engine, [record.metrics() for record in records], len(records))
+        values = {"noise_over_signal": known["planned"], "sim_noise_over_signal": known["sim_seen"]}
+        return {f"fed/{name}": value for name, value in values.items() if value is not None}
 
     @staticmethod
     def _run(trainer: pl.Trainer) -> Any:

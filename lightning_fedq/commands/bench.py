@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
-import random
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from importlib.resources import files
 from pathlib import Path
-from statistics import mean, stdev
 
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from lightning_fedq.bench.cells import Row, read, rerun, run_all
+from lightning_fedq.bench.cells import Row, grouped, read, rerun, run_all, score_of, word_of
+from lightning_fedq.bench.page import page
 from lightning_fedq.bench.tasks import DELTA, Task, tasks
 from lightning_fedq.commands.plan import candidates
 from lightning_fedq.core import Adversary
@@ -26,15 +25,16 @@ from lightning_fedq.reports import write_atomically
 
 ADVERSARIES = ("secagg_server", "outsider", "server")
 EPSILONS = (1.0, 2.0, 4.0, 8.0)
-QUICK = {"tasks": ("mean-unit-1024", "digits"), "epsilons": (2.0, 8.0), "adversaries": ("secagg_server",)}
+QUICK_TASKS, QUICK_EPSILONS, QUICK_ADVERSARIES = ("mean-unit-1024", "digits"), (2.0, 8.0), ("secagg_server",)
 REFERENCE = "reference.csv"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="fedq bench",
-        description="Compare mechanisms at equal epsilon: calibrated by PrivacyTarget, range and learning rate "
-        "tuned by one rule. With names or class paths only these run, and stand among the reference results.",
+        description="Compare mechanisms at equal epsilon: calibrated by PrivacyTarget, range and learning "
+        "rate tuned by one rule. With names or class paths only these run, and stand among the reference "
+        "results.",
     )
     parser.add_argument("mine", nargs="*", metavar="MINE", help="mechanisms, by name or class path")
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="which tasks (default: all)")
@@ -43,7 +43,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=3, help="runs of a cell (default: %(default)s)")
     parser.add_argument("--data", type=Path, help="folder with MNIST and cifar10, for the tasks on images")
     parser.add_argument("--out", type=Path, default=Path("bench"), help="folder (default: %(default)s)")
-    parser.add_argument("--quick", action="store_true", help="two tasks, two epsilons, one adversary, one seed")
+    parser.add_argument(
+        "--quick", action="store_true", help="two tasks, epsilon 2 and 8, one adversary and seed"
+    )
     parser.add_argument("--list", action="store_true", help="list tasks and mechanisms")
     parser.add_argument(
         "--check", type=int, metavar="N", help="run N cells of the reference results again, and compare"
@@ -60,16 +62,16 @@ def main(argv: Sequence[str]) -> int:
         known = tasks(options.data)
         if options.check is not None:
             return _check(options.check, known, console)
-        chosen = _chosen(options.tasks or (QUICK["tasks"] if options.quick else tuple(known)), known)
+        chosen = _chosen(options.tasks or (QUICK_TASKS if options.quick else tuple(known)), known)
         for path in options.mine:
             mechanism_class(path)
         names = _names(options.mine, chosen[0].dim)
         if options.list:
             console.print("tasks: " + ", ".join(known), "mechanisms: " + ", ".join(names), sep="\n")
             return 0
-        adversaries = options.adversaries or (QUICK["adversaries"] if options.quick else ADVERSARIES)
+        adversaries = options.adversaries or (QUICK_ADVERSARIES if options.quick else ADVERSARIES)
         against = [adversary_named(name) for name in adversaries]
-        epsilons = options.epsilons or (QUICK["epsilons"] if options.quick else EPSILONS)
+        epsilons = options.epsilons or (QUICK_EPSILONS if options.quick else EPSILONS)
     except ValueError as error:
         parser.error(str(error))
     wanted = [
@@ -88,21 +90,19 @@ def main(argv: Sequence[str]) -> int:
             cell = rows[0].cell
             score = "not possible" if rows[0].result is None else f"{rows[0].result.score:.3g}"
             console.print(
-                f"{number}/{count} {cell.task}, {cell.mechanism}, {cell.adversary}, epsilon {cell.epsilon:g}: "
-                f"{score}; about {left / 60:.0f} min left",
+                f"{number}/{count} {cell.task}, {cell.mechanism}, {cell.adversary}, "
+                f"epsilon {cell.epsilon:g}: {score}; about {left / 60:.0f} min left",
                 highlight=False,
             )
 
     table = options.out / "bench.csv"
     rows = run_all(table, wanted, seeds, progress)
     groups = {(task.name, name, adversary.name.lower(), epsilon) for task, name, adversary, epsilon in wanted}
-    mine = [row for row in rows if _key(row)[:4] in groups]
-    others = [row for row in reference() if _key(row)[:4] not in groups] if options.mine else []
+    mine = [row for row in rows if row.cell.group in groups]
+    others = [row for row in reference() if row.cell.group not in groups] if options.mine else []
     shown = [*mine, *(row for row in others if _among(row, wanted))]
     show(console, shown, known, set(names) if options.mine else set())
     write_atomically(options.out / "bench.json", json.dumps(as_json(shown), indent=1) + "\n")
-    from lightning_fedq.bench.page import page  # draws
-
     write_atomically(options.out / "bench.html", page(shown, known, set(names) if options.mine else set()))
     console.print(*(options.out / name for name in ("bench.html", "bench.csv", "bench.json")), sep="\n")
     return 0
@@ -136,10 +136,6 @@ def _chosen(names: Sequence[str], known: Mapping[str, Task]) -> list[Task]:
     return [known[name] for name in names]
 
 
-def _key(row: Row) -> tuple[str, str, str, float]:
-    return row.cell.task, row.cell.mechanism, row.cell.adversary, row.cell.epsilon
-
-
 def _among(row: Row, wanted: Sequence[tuple[Task, str, Adversary, float]]) -> bool:
     cell = row.cell
     return any(
@@ -148,25 +144,9 @@ def _among(row: Row, wanted: Sequence[tuple[Task, str, Adversary, float]]) -> bo
     )
 
 
-def summary(rows: Sequence[Row]) -> dict[tuple[str, str, str, float], list[Row]]:
-    """Rows by task, mechanism, adversary and epsilon."""
-    found: dict[tuple[str, str, str, float], list[Row]] = {}
-    for row in rows:
-        found.setdefault(_key(row), []).append(row)
-    return found
-
-
-def score_of(rows: Sequence[Row]) -> tuple[float, float] | None:
-    """Mean and standard deviation over seeds; None where the target can't be met."""
-    scores = [row.result.score for row in rows if row.result is not None]
-    if not scores:
-        return None
-    return mean(scores), stdev(scores) if len(scores) > 1 else math.nan
-
-
 def show(console: Console, rows: Sequence[Row], known: Mapping[str, Task], mine: set[str]) -> None:
     """Print one table for every task and adversary."""
-    groups = summary(rows)
+    groups = grouped(rows)
     for task, adversary in dict.fromkeys((key[0], key[2]) for key in groups):
         epsilons = sorted({key[3] for key in groups if (key[0], key[2]) == (task, adversary)})
         about = known.get(task)
@@ -187,7 +167,7 @@ def show(console: Console, rows: Sequence[Row], known: Mapping[str, Task], mine:
                 for row in groups.get((task, name, adversary, e), [])
                 if row.result is not None
             ]
-            cells = ["-" if s is None else _score(s) for s in scores]
+            cells = [word_of(score) for score in scores]
             last = next(s[0] for s in reversed(scores) if s is not None)
             order = -last if about is None or about.better == "larger" else last
             title = f"[bold]{name}[/bold]" if name in mine else name
@@ -197,23 +177,15 @@ def show(console: Console, rows: Sequence[Row], known: Mapping[str, Task], mine:
         console.print(table)
 
 
-def _score(score: tuple[float, float]) -> str:
-    value, spread = score
-    text = f"{value:.3f}" if 0.001 <= value <= 10 else f"{value:.2g}"
-    return text if math.isnan(spread) else f"{text} ± {spread:.1g}"
-
-
 def as_json(rows: Sequence[Row]) -> dict[str, object]:
     """Rows with what another machine needs to check them."""
-    from dataclasses import asdict
-
     return {"delta": DELTA, "command": "fedq bench", "rows": [asdict(row) for row in rows]}
 
 
 def _check(count: int, known: Mapping[str, Task], console: Console) -> int:
     """Run some reference cells again. They are met if every figure but the time is the same."""
     rows = [row for row in reference() if row.result is not None and row.cell.task in known]
-    drawn = random.Random(0).sample(rows, min(count, len(rows)))
+    drawn = rows[:: max(1, len(rows) // count)][:count]
     wrong = 0
     for row in drawn:
         again = rerun(row, known[row.cell.task]).result

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from rich.table import Table
 
 from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.settings import change_setting
+from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
 from lightning_fedq.reports import (
     Row,
     first_metric,
@@ -32,15 +34,18 @@ COLUMNS = (
     "rounds",
     "final",
     "best",
+    "epsilon",
+    "verdict",
+    "view",
+    "R",
     "bits_per_parameter",
     "uplink_megabytes",
     "downlink_megabytes",
     "seconds",
 )
 HEADS = {
-    "bits_per_parameter": "bits/param",
+    "bits_per_parameter": "bits",
     "uplink_megabytes": "MB up",
-    "downlink_megabytes": "MB down",
 }
 
 
@@ -85,7 +90,8 @@ def compare(
         curves[label] = rows
         plain |= {label} if mechanism == "FedAvg" else set()
         cost = {**totals(rows), "bits_per_parameter": summary["bits_per_parameter"], "rounds": len(rows)}
-        result = {"final": values[-1], "best": max(values) if mode == "max" else min(values), **cost}
+        best = max(values) if mode == "max" else min(values)
+        result = {"final": values[-1], "best": best, **privacy_of(summary), **cost}
         table.append({"run": name, **{column: result[column] for column in COLUMNS}})
     write_rows(out / "table.csv", table)
     write_summary(out / "table.json", {"monitor": monitor, "runs": table})
@@ -102,20 +108,55 @@ def compare(
     return table
 
 
+def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of a run's privacy, from its `summary.json`; "-" where an older folder does not say.
+
+    `epsilon` and its `verdict` are towards the `view` that was asked for, or else the one with least epsilon;
+    R is the noise over the signal, as seen where that is known, or else as planned.
+    """
+    view, noise = summary.get("view"), summary.get("noise_over_signal") or {}
+    ratio = noise.get("planned") if noise.get("sim_seen") is None else noise["sim_seen"]
+    ratio = "-" if ratio is None else ratio
+    if view is None:
+        return {"epsilon": "-", "verdict": "-", "view": "-", "R": ratio}
+    epsilon = math.inf if view["epsilon"] is None else view["epsilon"]
+    asked = {True: ", asked for and met", False: ", asked for and NOT met", None: ""}[view["met"]]
+    nobody = view["met"] is None and view["verdict"] == NO_GUARANTEE
+    return {
+        "epsilon": epsilon,
+        "verdict": view["verdict"],
+        "view": "nobody" if nobody else f"{view['adversary']}{asked}",
+        "R": ratio,
+    }
+
+
 def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
     """Print rows as a table, numbers with four digits. Names are never cut."""
     shown = Table(title=monitor, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    for column in table[0]:
+    hidden = ("verdict", "view", "downlink_megabytes", "seconds")  # which the files have: 80 columns
+    for column in [column for column in table[0] if column not in hidden]:
         shown.add_column(
             HEADS.get(column, column), no_wrap=True, justify="left" if column == "run" else "right"
         )
     for row in table:
-        shown.add_row(*(f"{v:.4g}" if isinstance(v, float) else str(v) for v in row.values()))
+        cells = {name: f"{v:.4g}" if isinstance(v, float) else str(v) for name, v in row.items()}
+        if isinstance(row["epsilon"], float):
+            cells["epsilon"] = f"{format_epsilon(row['epsilon'])} {row['verdict']}"
+        if isinstance(row["R"], float):
+            cells["R"] = f"{row['R']:.2g}" if row["R"] > 1e-6 else "0"
+        shown.add_row(*(cell for name, cell in cells.items() if name not in hidden))
     console = Console()
     console.width = max(
         console.width, console.measure(shown, options=console.options.update(width=500)).maximum
     )
     console.print(shown)
+    views = dict.fromkeys(str(row["view"]) for row in table)
+    if len(views) == 1:
+        console.print(f"epsilon: over the run, towards {next(iter(views))}", highlight=False)
+        return
+    console.print("epsilon: over the run, towards", highlight=False)
+    for row in table:
+        console.print(f"  {row['run']}: {row['view']}", highlight=False, soft_wrap=True)
 
 
 def main(argv: Sequence[str]) -> int:

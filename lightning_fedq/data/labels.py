@@ -74,6 +74,15 @@ def _find(dataset: Dataset[Any], labels: Labels) -> Tensor:
         ) from error
 
 
+def are_at_hand(dataset: Dataset[Any], labels: Labels = None) -> bool:
+    """Whether `labels_of` finds labels without reading every sample."""
+    if isinstance(dataset, Subset):
+        return are_at_hand(dataset.dataset, labels)
+    if isinstance(dataset, TensorDataset) or not isinstance(labels, int | str | None):
+        return True
+    return labels is None and (hasattr(dataset, "targets") or hasattr(dataset, "labels"))
+
+
 def label_counts(labels: Tensor, clients: Sequence[Tensor]) -> Tensor:
     """Count how many samples of each label each client holds.
 

@@ -23,7 +23,12 @@ def test_everything_is_written(tmp_path: Path) -> None:
     trainer = small_run(folder, rounds=3)
     path = tmp_path / "mine"
     names = {"accuracy.png", "aggregate.png", "config.yaml", "metrics.csv", "model.ckpt", "privacy.json"}
-    assert {file.name for file in path.iterdir()} == names | {"privacy.md", "report.md", "summary.json"}
+    assert {file.name for file in path.iterdir()} == names | {
+        "clients",
+        "privacy.md",
+        "report.md",
+        "summary.json",
+    }
     rows, summary = read_rows(path / "metrics.csv"), json.loads((path / "summary.json").read_text())
     assert [row["round"] for row in rows] == [1, 2, 3]
     assert rows[-1]["val_acc"] == pytest.approx(float(trainer.callback_metrics["val_acc"]))
@@ -32,6 +37,14 @@ def test_everything_is_written(tmp_path: Path) -> None:
     assert summary["uplink_megabytes"] == pytest.approx(3 * 4 * DIM / 8e6)
     assert len(summary["privacy"]) == 6 and "Nothing is private" in summary["privacy_notes"][0]
     assert summary["best"]["value"] == max(row["val_acc"] for row in rows)
+    noise, last = summary["noise_over_signal"], rows[-1]
+    assert noise["planned"] > 0 and last["charged"] == 3
+    errors = sum(row["sim_mse"] for row in rows)
+    signal = sum((row["sim_mse"] * 10 ** (row["sim_snr_db"] / 10)) ** 0.5 for row in rows)
+    assert noise["sim_seen"] == pytest.approx(errors / signal**2)
+    for page in ("report.md", "privacy.md"):
+        said = (path / page).read_text()
+        assert f"R = {noise['planned']:.2g} planned, {noise['sim_seen']:.2g} as seen" in said
     report = (path / "report.md").read_text()
     assert "CorBin(epsilon=5.0, shared_bits=5)" in report and "![accuracy.png](accuracy.png)" in report
     trainer.test(small_model(), datamodule=small_data(), verbose=False)
@@ -230,6 +243,26 @@ def test_the_page_says_who_held_the_keys_and_what_the_run_was_held_to(tmp_path: 
     )
 
 
+def test_a_run_that_could_not_learn_says_so(tmp_path: Path) -> None:
+    """Four clients and epsilon 0.01 a coin: the noise of the mean is far above any update."""
+    small_run(RunFolder("noisy", str(tmp_path)), rounds=2, mechanism=RotatedCoins(1.0, 0.01), seed=None)
+    summary = json.loads((tmp_path / "noisy" / "summary.json").read_text())
+    assert summary["noise_over_signal"]["planned"] > 4 and summary["noise_over_signal"]["sim_seen"] > 4
+    for page in ("report.md", "privacy.md"):
+        assert "this run could hardly learn" in (tmp_path / "noisy" / page).read_text()
+
+
+def test_epsilon_by_round_grows_to_the_epsilon_of_the_report(tmp_path: Path) -> None:
+    small_run(RunFolder("many", str(tmp_path)), rounds=15, mechanism=LayeredGaussian(1.0, 20.0), seed=None)
+    view = json.loads((tmp_path / "many" / "summary.json").read_text())["view"]
+    rounds, epsilons = zip(*view["by_round"], strict=True)
+    assert rounds == (1, 3, 5, 7, 9, 11, 13, 15) and list(epsilons) == sorted(set(epsilons))
+    report = json.loads((tmp_path / "many" / "privacy.json").read_text())
+    [row] = [row for row in report["rows"] if row["adversary"] == view["adversary"]]
+    assert epsilons[-1] == view["epsilon"] == max(row["epsilon_run"], row["epsilon_any_two"])
+    assert view["epsilon"] == min(row["epsilon_run"] for row in report["rows"] if row["epsilon_run"] != "inf")
+
+
 def test_a_run_that_fails_in_its_first_round_has_no_report(tmp_path: Path) -> None:
     with pytest.raises(OSError, match="gone"):
         small_run(RunFolder("mine", str(tmp_path)), StopsIn(0, OSError("gone")), rounds=2)
@@ -251,4 +284,5 @@ def test_a_full_disk_costs_pictures_first(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OSError, match="No space left"):
         small_run(RunFolder("mine", str(tmp_path)), rounds=1)
     names = {file.name for file in (tmp_path / "mine").iterdir()}
-    assert names == {"metrics.csv", "model.ckpt", "summary.json", "privacy.json", "privacy.md", "report.md"}
+    pages = {"metrics.csv", "model.ckpt", "summary.json", "privacy.json", "privacy.md", "report.md"}
+    assert names == pages | {"clients"}

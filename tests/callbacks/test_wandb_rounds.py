@@ -67,6 +67,15 @@ def test_an_offline_run_holds_everything(tmp_path: Path, monkeypatch: pytest.Mon
         '"table-file"'
     ]
     assert history["fed/clients/nrows"] == ["4"]
+    noise = json.loads((tmp_path / "mine" / "summary.json").read_text())["noise_over_signal"]
+    final = {
+        item.key or "/".join(item.nested_key): item.value_json
+        for record in records
+        if record.HasField("summary")
+        for item in record.summary.update
+    }
+    assert json.loads(final["fed/noise_over_signal"]) == pytest.approx(noise["planned"])
+    assert json.loads(final["fed/sim_noise_over_signal"]) == pytest.approx(noise["sim_seen"])
     artifacts = [r.artifact for r in records if r.HasField("artifact")]
     files = {entry.path for a in artifacts if a.type == "run-folder" for entry in a.manifest.contents}
     assert files >= {"metrics.csv", "summary.json", "report.md", "config.yaml"}

@@ -1,0 +1,142 @@
+"""What a run spends towards the view that was asked for, by round, and its noise over its signal.
+
+Noise over signal is the R of `planning`. Planned: from the mechanism's own error and an assumed share of the
+updates that clients agree on. As seen: from the squared error and the squared mean of every round, which only
+a simulation knows; what clipping cuts off counts as noise there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.core import Adversary
+from lightning_fedq.federation.byzantine import num_byzantine_of
+from lightning_fedq.federation.privacy_target import fewest_answers
+from lightning_fedq.federation.protocol import Federation
+from lightning_fedq.planning import HOMOGENEITY, relative_error
+from lightning_fedq.privacy.charged import Population
+from lightning_fedq.privacy.report import PrivacyReport, Row
+from lightning_fedq.privacy.setting import Setting
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.rounds import RoundEngine
+
+_MOST_POINTS = 12
+"""Rounds for which epsilon is computed."""
+
+
+def view_of(
+    federated: Federation,
+    trainer: pl.Trainer,
+    report: PrivacyReport,
+    target: PrivacyTarget | None,
+    charged: Sequence[tuple[int, int]],
+) -> dict[str, Any]:
+    """Privacy towards the view that was asked for; without a target, towards the one with least epsilon.
+
+    Args:
+        federated: Its federation, after a fit.
+        trainer: Its Trainer.
+        report: Its privacy report.
+        target: What was asked for; None where nothing was.
+        charged: Pairs of a round, from 1, and the rounds that some client had been charged for by then.
+
+    Returns:
+        `adversary`; `epsilon` over what was asked for, `delta` and `verdict`; `asked`, `over` and `met`, None
+        without a target; `by_round`, pairs of a round and the epsilon over the run so far, empty without one.
+    """
+    secagg = federated.secure_aggregation
+    masked = secagg is not None and secagg.run != "accounted"
+    seen = [row for row in report.rows if masked or row.adversary != Adversary.SECAGG_SERVER.name]
+    row = min(seen, key=_epsilon) if target is None else report.row(target.against)
+    epsilon, asked, over, met = _epsilon(row), None, None, None
+    if target is not None:
+        asked, over = target.epsilon, target.over
+        epsilon = row.epsilon_round if over == "round" else epsilon
+        met = bool(epsilon <= asked * (1.0 + 1e-9)) and row in seen
+    return {
+        "adversary": row.adversary,
+        "epsilon": epsilon,
+        "delta": row.delta,
+        "verdict": row.verdict,
+        "asked": asked,
+        "over": over,
+        "met": met,
+        "by_round": _by_round(federated, trainer, row, charged) if math.isfinite(_epsilon(row)) else [],
+    }
+
+
+def _epsilon(row: Row) -> float:
+    """Between any two updates, which every verdict is about."""
+    return max(row.epsilon_run, row.epsilon_any_two)
+
+
+def _by_round(
+    federated: Federation, trainer: pl.Trainer, row: Row, charged: Sequence[tuple[int, int]]
+) -> list[list[float]]:
+    """Epsilon after some of the rounds, the last one among them."""
+    engine, secagg = federated.engine, federated.secure_aggregation
+    assert engine is not None
+    every = max(1, math.ceil(len(charged) / _MOST_POINTS))
+    points, planner, charges = [], engine.planner, engine.ledger.charges
+    setting = Setting(
+        engine.charged_context(planner.plan(0, engine.mechanism)),
+        int(charges.max()),
+        row.delta,
+        1.0,
+        planner.dropout_probability,
+        secagg is not None,
+        engine.plain_sum,
+        (secagg and secagg.max_corrupt) or 0.0,
+        max(num_byzantine_of(trainer, federated.planner), engine.ledger.num_liars),
+        None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
+        fewest_answers(planner, secagg),
+        planner.num_clients,
+    )
+    for round, most in list(reversed(charged))[::every][::-1]:
+        so_far = replace(setting, rounds=most)
+        population = Population(engine.mechanism, so_far, planner.num_clients, charges.clamp(max=most))
+        claim, rounds = population.worst(Adversary[row.adversary])
+        points.append([float(round), so_far.between_any_two(claim, rounds, so_far.participation)])
+    return points
+
+
+def noise_over_signal(engine: RoundEngine, rows: Sequence[dict[str, float]], rounds: int) -> dict[str, Any]:
+    """R of a run, as planned and as seen; None where it is not known.
+
+    Args:
+        engine: Its engine, after a fit.
+        rows: Its rounds, as in `metrics.csv`.
+        rounds: Rounds of the run.
+
+    Returns:
+        `planned` and `sim_seen`.
+    """
+    error = relative_error(engine.mechanism, engine.planner.cohort_size, engine.weights.numel())
+    return {
+        "planned": None if error is None else error / (HOMOGENEITY * max(rounds, 1)),
+        "sim_seen": noise_seen(rows),
+    }
+
+
+def noise_seen(rows: Sequence[dict[str, float]]) -> float | None:
+    """Squared errors of all rounds over the square of the sum of their mean updates' norms.
+
+    Where rounds are alike it is the error over the signal of one round, divided by the number of rounds.
+
+    Args:
+        rows: Rounds of the run; those without diagnostics are left out.
+
+    Returns:
+        None where no round has diagnostics, or no update was other than zero.
+    """
+    noise = signal = 0.0
+    for row in rows:
+        mse, snr = row.get("sim_mse", math.nan), row.get("sim_snr_db", math.nan)
+        if math.isfinite(mse) and math.isfinite(snr):
+            noise += mse
+            signal += math.sqrt(mse * 10.0 ** (snr / 10.0))
+    return noise / signal**2 if signal > 0.0 else None

@@ -1,0 +1,214 @@
+"""Charts as inline SVG: lines, stacked bars and a picture of counts. Colours are classes of the page."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from html import escape
+
+WIDTH, HEIGHT = 460.0, 280.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 12.0, 14.0, 44.0
+COLOURS = 8
+"""Series that a page tells apart by colour; further ones are dashed."""
+_MOST_SHOWN = 60
+"""Clients in a picture of labels."""
+
+Points = Sequence[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Line:
+    """A series of a chart.
+
+    Args:
+        name: Name in the tooltip.
+        points: Pairs of x and y.
+        series: Number of its colour.
+        target: Whether it is a limit to draw dashed.
+    """
+
+    name: str
+    points: Points
+    series: int
+    target: bool = False
+
+
+class _Frame:
+    """Axes of a chart, and where a value lies in it."""
+
+    def __init__(self, xs: Sequence[float], ys: Sequence[float], zero: bool, log: bool) -> None:
+        self.log = log
+        self.low_x, self.high_x = min(xs), max(xs)
+        if self.low_x == self.high_x:
+            self.low_x, self.high_x = self.low_x - 0.5, self.high_x + 0.5
+        if log:
+            self.ticks = _decades(min(ys), max(ys))
+            self.low, self.high = math.log10(self.ticks[0]), math.log10(self.ticks[-1])
+        else:
+            self.ticks = nice_ticks(0.0 if zero else min(ys), max(ys))
+            self.low, self.high = self.ticks[0], self.ticks[-1]
+
+    def x(self, value: float) -> float:
+        share = (value - self.low_x) / (self.high_x - self.low_x)
+        return _LEFT + share * (WIDTH - _LEFT - _RIGHT)
+
+    def y(self, value: float) -> float:
+        place = math.log10(value) if self.log else value
+        share = (place - self.low) / (self.high - self.low)
+        return HEIGHT - _BOTTOM - share * (HEIGHT - _TOP - _BOTTOM)
+
+    def drawn(self, x_label: str) -> list[str]:
+        """Grid, numbers and the name of the x axis."""
+        right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
+        parts = []
+        for tick in self.ticks:
+            y = self.y(tick)
+            parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+            parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
+        for tick in whole_ticks(self.low_x, self.high_x):
+            parts.append(
+                f'<text x="{self.x(tick):.1f}" y="{bottom + 18:.1f}" text-anchor="middle">{tick:g}</text>'
+            )
+        middle = (_LEFT + right) / 2
+        parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>')
+        return parts
+
+
+def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Round numbers from below `low` to above `high`, about `count` of them."""
+    if high <= low:
+        low, high = (low - 0.5, low + 0.5) if low else (0.0, 1.0)
+    rough = (high - low) / count
+    unit = 10.0 ** math.floor(math.log10(rough))
+    step = next(unit * factor for factor in (1.0, 2.0, 2.5, 5.0, 10.0) if unit * factor >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [float(f"{step * place:.10g}") for place in range(first, last + 1)]
+
+
+def whole_ticks(low: float, high: float) -> list[float]:
+    """Whole numbers within a range, six or fewer."""
+    step = max(1.0, *(tick for tick in nice_ticks(0.0, high - low, 5)[1:2]))
+    step = math.ceil(step)
+    ticks = [float(value) for value in range(math.ceil(low), math.floor(high) + 1) if value % step == 0]
+    return ticks or [float(math.ceil(low))]
+
+
+def _decades(low: float, high: float) -> list[float]:
+    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high) - 1e-9)
+    return [10.0**place for place in range(first, max(last, first + 1) + 1)]
+
+
+def line_chart(lines: Sequence[Line], label: str, zero: bool = False, x_label: str = "round") -> str:
+    """Draw series against rounds, or another number.
+
+    A logarithmic axis where values differ by more than 50 times.
+
+    Args:
+        lines: What to draw; infinite and missing values are left out.
+        label: What a reader who can't see the picture is told.
+        zero: Whether the axis begins at 0.
+        x_label: Name of the x axis.
+
+    Returns:
+        An `<svg>` element; "" where there is no value.
+    """
+    finite = [(line, [(x, y) for x, y in line.points if math.isfinite(y)]) for line in lines]
+    ys = [y for _, points in finite for _, y in points]
+    xs = [x for line, points in finite for x, _ in points if not line.target]
+    if not xs:
+        return ""
+    log = min(ys) > 0 and max(ys) > 50 * min(ys)
+    frame = _Frame(xs, ys, zero, log)
+    parts = frame.drawn(x_label)
+    for line, points in finite:
+        if not points:
+            continue
+        named = f"<title>{escape(line.name)}</title>"
+        style = f"s{line.series % COLOURS}" + (
+            " target" if line.target else " second" if line.series >= COLOURS else ""
+        )
+        if line.target:
+            points = [(frame.low_x, points[0][1]), (frame.high_x, points[0][1])]
+        path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
+        parts.append(f'<polyline class="line {style}" points="{path}">{named}</polyline>')
+        if len(points) <= 40 and not line.target:
+            parts += [
+                f'<circle class="dot {style}" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="2.6">'
+                f"<title>{escape(line.name)}, {escape(x_label)} {x:g}: {y:.4g}</title></circle>"
+                for x, y in points
+            ]
+    return _svg(parts, label)
+
+
+def bar_chart(stacks: Sequence[tuple[str, Points]], label: str) -> str:
+    """Draw bars that stand on each other, one stack a round.
+
+    Args:
+        stacks: Name and points of each layer, the lowest first; the colour is its place.
+        label: What a reader who can't see the picture is told.
+
+    Returns:
+        An `<svg>` element; "" where there is no value.
+    """
+    tops: dict[float, float] = {}
+    for _, points in stacks:
+        for x, y in points:
+            tops[x] = tops.get(x, 0.0) + y
+    if not tops:
+        return ""
+    rounds = sorted(tops)
+    frame = _Frame([rounds[0] - 0.5, rounds[-1] + 0.5], [*tops.values()], zero=True, log=False)
+    width = max(0.8 * (frame.x(1.0) - frame.x(0.0)), 0.5)
+    parts, base = frame.drawn("round"), dict.fromkeys(rounds, 0.0)
+    for series, (name, points) in enumerate(stacks):
+        for x, y in points:
+            if y <= 0.0:
+                continue
+            top, bottom = frame.y(base[x] + y), frame.y(base[x])
+            base[x] += y
+            parts.append(
+                f'<rect class="bar s{series}" x="{frame.x(x) - width / 2:.1f}" y="{top:.1f}" '
+                f'width="{width:.1f}" height="{bottom - top:.1f}">'
+                f"<title>{escape(name)}, round {x:g}: {y:.4g}</title></rect>"
+            )
+    return _svg(parts, label)
+
+
+def label_picture(counts: Sequence[Sequence[int]]) -> str:
+    """Draw who holds which labels: one column a client, one row a label. Of many clients the first 60."""
+    shown = counts[:_MOST_SHOWN]
+    most = max((value for client in shown for value in client), default=0) or 1
+    labels = len(shown[0])
+    wide = (WIDTH - _LEFT - _RIGHT) / len(shown)
+    tall = (HEIGHT - _TOP - _BOTTOM) / labels
+    parts = []
+    for client, held in enumerate(shown):
+        for label, count in enumerate(held):
+            if not count:
+                continue
+            parts.append(
+                f'<rect class="cell" x="{_LEFT + client * wide:.2f}" y="{_TOP + label * tall:.2f}" '
+                f'width="{wide * 0.94:.2f}" height="{tall * 0.94:.2f}" '
+                f'fill-opacity="{0.15 + 0.85 * count / most:.2f}">'
+                f"<title>client {client}, label {label}: {count} samples</title></rect>"
+            )
+    every = max(1, math.ceil(labels / 12))
+    for label in range(0, labels, every):
+        y = _TOP + (label + 0.5) * tall + 4
+        parts.append(f'<text x="{_LEFT - 8}" y="{y:.1f}" text-anchor="end">{label}</text>')
+    for tick in whole_ticks(0.0, len(shown) - 1.0) if len(shown) > 1 else [0.0]:
+        x = _LEFT + (tick + 0.5) * wide
+        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - _BOTTOM + 18}" text-anchor="middle">{tick:.0f}</text>')
+    middle = (_LEFT + WIDTH - _RIGHT) / 2
+    more = f" (the first {len(shown)} of {len(counts)})" if len(counts) > len(shown) else ""
+    parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">client{more}</text>')
+    return _svg(parts, "samples of each label that each client holds")
+
+
+def _svg(parts: Sequence[str], label: str) -> str:
+    inside = "\n".join(parts)
+    return (
+        f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(label, quote=True)}">\n'
+        f"{inside}\n</svg>"
+    )

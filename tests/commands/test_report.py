@@ -1,0 +1,146 @@
+"""`fedq report`: the page of real runs, its numbers and its errors."""
+
+import json
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from lightning_fedq.callbacks import Federated, RunFolder
+from lightning_fedq.commands.report import main, write_report
+from lightning_fedq.html_report.charts import Line, line_chart, nice_ticks, whole_ticks
+from lightning_fedq.mechanisms import LayeredGaussian, RotatedCoins
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.secagg import SecAgg
+from tests.callbacks.runs import small_data, small_model, small_run
+from tests.digits_run import make_trainer
+
+_VOID = {"meta", "line", "circle", "rect", "polyline", "br"}
+
+
+class Page(HTMLParser):
+    """Elements, attributes and words of a page; refuses one whose elements do not close."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open, self.tags, self.values, self.words = list[str](), list[str](), list[str](), list[str]()
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.values += [f"{name}={value}" for name, value in attrs]
+        if tag not in _VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in _VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.words).split())
+
+
+@pytest.fixture(scope="module")
+def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that was asked for epsilon 400 behind masks that run."""
+    root = tmp_path_factory.mktemp("private")
+    federated = Federated(
+        RotatedCoins(clip_norm=1.0),
+        4,
+        clients_per_step=1,
+        privacy=PrivacyTarget(400.0, 1e-5, "secagg_server"),
+        secure_aggregation=SecAgg(),
+    )
+    trainer = make_trainer(federated, RunFolder("asked", str(root), show=False), max_epochs=3)
+    trainer.fit(small_model(), datamodule=small_data())
+    return root / "asked"
+
+
+@pytest.fixture(scope="module")
+def seeded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("seeded")
+    small_run(RunFolder("seeded <b>", str(root), show=False), mechanism=LayeredGaussian(1.0, 1.0))
+    return root / "seeded <b>"
+
+
+def test_a_page_says_what_the_summary_says(private: Path) -> None:
+    assert main([str(private)]) == 0
+    html, summary = (private / "report.html").read_text(), json.loads((private / "summary.json").read_text())
+    page = Page(html)
+    view = summary["view"]
+    assert view["asked"] == 400.0 and view["met"] and view["adversary"] == "SECAGG_SERVER"
+    assert f"{summary['metrics']['val_acc']:.4g}" in page.text
+    assert f"{summary['bits_per_parameter']:.4g}" in page.text
+    assert "asked for 400, met" in page.text and summary["mechanism"] in page.text
+    assert page.tags.count("svg") == 4  # metric, epsilon, bits, labels
+    points = view["by_round"]
+    assert [round for round, _ in points] == [1, 2, 3]
+    assert points[0][1] < points[1][1] < points[2][1] == pytest.approx(view["epsilon"], rel=1e-12)
+    labels = json.loads((private / "clients" / "labels.json").read_text())
+    assert len(labels) == 4 and sum(map(sum, labels)) == 60
+
+
+def test_the_page_needs_nobody_else(private: Path, seeded: Path, tmp_path: Path) -> None:
+    write_report([private, seeded], tmp_path / "both.html")
+    html = (tmp_path / "both.html").read_text()
+    assert not re.search(r"https?:|src=|url\(|@import|<script", html)
+    assert "prefers-color-scheme: dark" in html and "@media print" in html
+
+
+def test_a_run_with_a_seed_is_never_called_private(seeded: Path, tmp_path: Path) -> None:
+    write_report([seeded], tmp_path / "one.html")
+    page = Page((tmp_path / "one.html").read_text())
+    assert "nothing is private" in page.text and "∞ no guarantee" in page.text
+    assert "epsilon spent" not in page.text  # no empty panel
+    assert json.loads((seeded / "summary.json").read_text())["view"]["verdict"] == "no guarantee"
+
+
+def test_several_runs_stand_side_by_side(private: Path, seeded: Path, tmp_path: Path) -> None:
+    write_report([private, seeded, private], tmp_path / "all.html")
+    page = Page((tmp_path / "all.html").read_text())
+    for name in ("asked", "seeded <b>", "asked (3)"):
+        assert page.text.count(name) >= 4
+    assert "b" not in page.tags or page.tags.count("b") == 4  # three values and a warning, none from a name
+
+
+@pytest.mark.parametrize("missing", ["metrics.csv", "summary.json", "privacy.json"])
+def test_a_folder_that_is_no_run_is_refused(
+    private: Path, missing: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in {"metrics.csv", "summary.json", "privacy.json"} - {missing}:
+        (tmp_path / name).write_text((private / name).read_text())
+    with pytest.raises(SystemExit, match="2"):
+        main([str(tmp_path)])
+    assert f"there is no {missing} in" in capsys.readouterr().err
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_a_metric_that_nobody_logged_is_refused(private: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"no run logged 'val_auc'; they have .*val_acc"):
+        write_report([private], tmp_path / "page.html", "val_auc")
+    with pytest.raises(ValueError, match="is no folder; give the folder of a finished run"):
+        write_report([tmp_path / "nowhere"], tmp_path / "page.html")
+
+
+def test_ticks_are_round_numbers_that_hold_the_values() -> None:
+    assert nice_ticks(0.0, 8.0) == [0.0, 2.0, 4.0, 6.0, 8.0]
+    assert nice_ticks(0.31, 0.92) == [0.2, 0.4, 0.6, 0.8, 1.0]
+    assert nice_ticks(3.0, 3.0)[0] <= 3.0 <= nice_ticks(3.0, 3.0)[-1]
+    assert whole_ticks(1.0, 20.0) == [5.0, 10.0, 15.0, 20.0] and whole_ticks(1.0, 3.0) == [1.0, 2.0, 3.0]
+
+
+def test_a_chart_draws_every_value_within_its_frame() -> None:
+    svg = line_chart([Line("a", [(1, 0.1), (2, 900.0), (3, float("inf"))], 0)], "a by round")
+    places = [tuple(map(float, pair.split(","))) for pair in re.search(r'points="(.*?)"', svg)[1].split()]  # type: ignore[index]
+    assert len(places) == 2 and all(0 < x < 460 and 0 < y < 280 for x, y in places)
+    assert line_chart([Line("a", [(1, float("inf"))], 0)], "nothing") == ""
