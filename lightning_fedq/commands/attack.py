@@ -201,7 +201,7 @@ _HEADS = {
     "relative_error": "error",
     "utility_loss": "loss",
     "unsound_bounds_refuted": "refuted",
-    "sound_bounds_violated": "violated",
+    "sound_bounds_violated": "broken",
 }
 """Columns whose names are too long for a screen of 80 columns."""
 
@@ -215,7 +215,7 @@ def print_rows(rows: Sequence[dict[str, Any]], title: str) -> None:
         if place and column != "epsilon":  # which is words
             table.add_column(head, no_wrap=True, justify="right")
         else:
-            table.add_column(head, overflow="fold", min_width=12)
+            table.add_column(head, overflow="fold", min_width=10)
     for row in rows:
         cells = {name: f"{v:.3g}" if isinstance(v, float) else str(v) for name, v in row.items()}
         cells["leakage"] = f"{row['leakage']:.2f} ({row['leakage_low']:.2f}-{row['leakage_high']:.2f})"
