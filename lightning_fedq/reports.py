@@ -358,22 +358,34 @@ def plot_progress(
 
 
 def plot_aggregate(rows: Sequence[Row], title: str = "") -> Figure:
-    """Draw how far the decoded mean is from the exact one, and the range, against rounds."""
-    figure, (error, angle, span) = _panels(3, title)
+    """Draw how far the decoded mean is from the exact one, and the range, against rounds.
+
+    A panel for what the rows have: a real server knows no exact mean.
+    """
     rounds = [row["round"] for row in rows]
-    for axes, columns, label in (
-        (error, ("sim_mse",), "squared error of the mean, per parameter"),
-        (angle, ("sim_cosine", "sim_clip_rate"), "cosine with the exact mean; share clipped"),
-        (span, ("radius_min", "radius_max"), "radius of the range"),
-    ):
-        for column in columns:
-            values = [row.get(column, math.nan) for row in rows]
-            axes.plot(rounds, values, label=column, marker="." if len(rows) < 30 else None)
+    values = {
+        name: [row.get(name, math.nan) for row in rows]
+        for name in ("sim_mse", "sim_cosine", "sim_clip_rate", "radius_min", "radius_max")
+    }
+    known = {name for name, column in values.items() if any(math.isfinite(value) for value in column)}
+    if values["radius_min"] == values["radius_max"]:
+        known.discard("radius_max")  # one range for all: the lines would lie on each other
+    panels = [
+        (("sim_mse",), "squared error of the mean, per parameter"),
+        (("sim_cosine", "sim_clip_rate"), "cosine with the exact mean; share clipped"),
+        (("radius_min", "radius_max"), "radius of the range"),
+    ]
+    panels = [panel for panel in panels if known.intersection(panel[0])] or panels[-1:]
+    figure, drawn = _panels(len(panels), title)
+    for axes, (columns, label) in zip(drawn, panels, strict=True):
+        shown = [column for column in columns if column in known]
+        for column in shown:
+            axes.plot(rounds, values[column], label=column, marker="." if len(rows) < 30 else None)
         _of_rounds(axes)
         axes.set_ylabel(label)
-        if len(columns) > 1:
+        if len(shown) > 1:
             axes.legend(fontsize="small")
-    for axes, column in ((error, "sim_mse"), (span, "radius_min")):
-        if any(row.get(column, math.nan) > 0 for row in rows):
+        positive = any(value > 0 for column in shown for value in values[column])
+        if positive and columns[0] in ("sim_mse", "radius_min"):
             plain_log(axes, "y")
     return figure

@@ -154,6 +154,19 @@ def test_log_axes_have_plain_numbers(tmp_path: Path) -> None:
         assert not any(label.get_text() for label in axis.get_ticklabels(minor=True))
 
 
+def test_a_picture_has_no_panel_without_values(tmp_path: Path) -> None:
+    """Of a real server nobody knows the exact mean, and one range for all is one line."""
+    nan = {"sim_mse": math.nan, "sim_cosine": math.nan, "sim_clip_rate": math.nan}
+    served = [{**ROWS[1], **nan, "round": float(number), "radius_max": 0.2} for number in (1, 2)]
+    figure = plot_aggregate(served)
+    assert [axes.get_ylabel() for axes in figure.axes] == ["radius of the range"]
+    assert len(figure.axes[0].lines) == 1 and figure.axes[0].get_legend() is None
+    apart = plot_aggregate([{**row, "radius_max": 0.5, "sim_cosine": 0.9} for row in served])
+    assert [len(axes.lines) for axes in apart.axes] == [1, 2]
+    legend = apart.axes[1].get_legend()
+    assert legend is not None and [t.get_text() for t in legend.texts] == ["radius_min", "radius_max"]
+
+
 def test_a_legend_only_where_there_is_something_to_tell_apart() -> None:
     one = plot_progress({"a": ROWS}, "val_acc")
     assert one.axes[0].get_legend() is None and one.axes[1].get_xscale() == "linear"

@@ -14,6 +14,7 @@ from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import engine_of, federated_of
 from lightning_fedq.callbacks.privacy import PrivacyBudget
+from lightning_fedq.core import Mechanism
 from lightning_fedq.federation.spending import noise_over_signal, view_of
 from lightning_fedq.federation.statement import privacy_summary, report_of
 from lightning_fedq.federation.unprotected import lengths_tell, what_left
@@ -162,7 +163,7 @@ class RunFolder(pl.Callback):
         self._write(trainer)
         self._write_labels(trainer)
         if trainer.is_global_zero:
-            title = f"{self.name}: {engine_of(trainer, 'RunFolder').mechanism!r}"
+            title = title_of(self.name, engine_of(trainer, "RunFolder").mechanism)
             progress = plot_progress({self.name: self.rows}, self._metric(), title, self.baseline)
             save_figure(progress, self._folder() / PICTURES[0])
             save_figure(plot_aggregate(self.rows, title), self._folder() / PICTURES[1])
@@ -300,6 +301,11 @@ class RunFolder(pl.Callback):
             self.rows = [{**whole.get(row["round"], {}), **row} for row in self.rows]
         for row in self.rows:
             row.setdefault("uplink_bits", math.nan)
+
+
+def title_of(name: str, mechanism: Mechanism) -> str:
+    """Title of a run's pictures: short, as its settings stand in the report."""
+    return f"{name} ({type(mechanism).__name__})"
 
 
 def _of_noise(noise: dict[str, Any]) -> Iterator[str]:

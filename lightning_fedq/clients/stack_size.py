@@ -95,8 +95,8 @@ def choose_clients_per_step(
     why = f"a client's step takes {found.flops:.0e} operations, stacks pay up to {limit:.0e}"
     if alike < _FEWEST:
         why = (
-            f"no more than {alike} clients have batches of the same sizes, and stacks of fewer than "
-            f"{_FEWEST} do not pay"
+            f"only {alike} of a round's clients have batches of the same sizes, and fewer than {_FEWEST} "
+            "side by side train no faster than one after the other"
         )
     rank_zero_info(f"Federated: clients_per_step = {size if pays else 1} ({why})")
     return size if pays else 1

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 from torch import nn
@@ -196,14 +197,32 @@ def attack_target(
     return row, inverted
 
 
+_HEADS = {
+    "relative_error": "error",
+    "utility_loss": "loss",
+    "unsound_bounds_refuted": "refuted",
+    "sound_bounds_violated": "broken",
+}
+"""Columns whose names are too long for a screen of 80 columns."""
+
+
 def print_rows(rows: Sequence[dict[str, Any]], title: str) -> None:
-    """Print rows as a table, numbers with three digits."""
-    table = Table(title=title, title_justify="left")
-    for column in rows[0]:
-        table.add_column(column.replace("_", " "), overflow="fold", min_width=6)
+    """Print rows as a table of 80 columns, leakage with its limits."""
+    table = Table(title=title, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    hidden = ("leakage_low", "leakage_high", "seconds")
+    for place, column in enumerate(column for column in rows[0] if column not in hidden):
+        head = _HEADS.get(column, column)
+        if place and column != "epsilon":  # which is words
+            table.add_column(head, no_wrap=True, justify="right")
+        else:
+            table.add_column(head, overflow="fold", min_width=10)
     for row in rows:
-        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
-    Console().print(table)
+        cells = {name: f"{v:.3g}" if isinstance(v, float) else str(v) for name, v in row.items()}
+        cells["leakage"] = f"{row['leakage']:.2f} ({row['leakage_low']:.2f}-{row['leakage_high']:.2f})"
+        table.add_row(*(cell for name, cell in cells.items() if name not in hidden))
+    console = Console()
+    console.width = max(console.width, 80)
+    console.print(table)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -9,6 +9,9 @@ import yaml
 
 from lightning_fedq.commands.suggestions import nearest
 
+_ARGUMENTS = {"PrivacyTarget": "Federated.privacy", "SecAgg": "Federated.secure_aggregation"}
+"""Classes that a configuration writes as settings of an argument, without a name of their own."""
+
 
 def parse_changes(arguments: Sequence[str]) -> dict[str, Any]:
     """`name=value` each. The value is YAML.
@@ -78,6 +81,12 @@ def _start(config: dict[str, Any], first: str, name: str) -> Any:
     found = [node for label, node in classes(config) if label == first]
     if len(found) > 1:
         raise ValueError(f"{name!r}: {first} occurs {len(found)} times; name the setting from the top")
+    if not found and first in _ARGUMENTS:
+        rest = name.partition(".")[2]
+        raise ValueError(
+            f"{name!r}: {first} is no class in the configuration but an argument of Federated: "
+            f"{_ARGUMENTS[first]}.{rest}"
+        )
     if not found:
         choices = [*config, *(label for label, _ in classes(config))]
         raise ValueError(f"{name!r}: there is no {first} in the configuration.{nearest(first, choices)}")

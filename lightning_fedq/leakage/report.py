@@ -226,15 +226,22 @@ def plot_trade_off(points: Sequence[dict[str, Any]], monitor: str) -> Figure:
         monitor: Name of the metric.
     """
     from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
 
     figure = Figure(figsize=(7.5, 5.0), layout="constrained")
-    axes = figure.subplots()
+    axes, labels = figure.subplots(), list[tuple[Annotation, float, float]]()
     for point in points:
         x, y = point["leakage"], point[monitor]
         sides = [[max(x - point["leakage_low"], 0.0)], [max(point["leakage_high"] - x, 0.0)]]
         axes.errorbar(x, y, xerr=sides, fmt="o", capsize=3)
         words = f"{point['name']}\n{point['epsilon']}"
-        axes.annotate(words, (x, y), xytext=(5, 5), textcoords="offset points", fontsize=7)
+        labels.append((axes.annotate(words, (x, y), (0, 0), textcoords="offset points", fontsize=7), x, y))
     axes.set(xlabel="measured leakage sqrt(JS), with 95% limits (a lower bound)", ylabel=monitor)
     axes.grid(alpha=0.3)
+    axes.margins(0.12)
+    (left, right), (low, high) = axes.get_xlim(), axes.get_ylim()
+    for label, x, y in labels:  # towards the middle of the frame, so that none crosses it
+        beside, above = x < (left + right) / 2, y < (low + high) / 2
+        label.set_position((6 if beside else -6, 6 if above else -6))
+        label.set(ha="left" if beside else "right", va="bottom" if above else "top")
     return figure

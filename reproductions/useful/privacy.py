@@ -293,37 +293,30 @@ def _verdicts(results: Sequence[Row]) -> list[str]:
 
 
 def _draw(results: Sequence[Row], path: Path) -> None:
-    """One row of panels for each model, one panel a view: mean over seeds, bars from worst to best."""
+    """One panel for each model and view, below each other: mean over seeds, bars from worst to best."""
     from matplotlib.figure import Figure  # half a second to import, and only needed here
 
-    kinds = list(dict.fromkeys((r["model"], r["clients"]) for r in results))
-    views = list(dict.fromkeys(r["view"] for r in results))
-    size = (1.2 + 3.1 * len(views), 0.9 + 2.7 * len(kinds))
-    figure = Figure(figsize=size, layout="constrained")
-    panels = figure.subplots(len(kinds), len(views), sharex=True, sharey=True, squeeze=False)
-    names = [name for name in _METHODS if name != PLAIN and any(r["method"] == name for r in results)]
-    for (kind, clients), line in zip(kinds, panels, strict=True):
-        here = [r for r in results if (r["model"], r["clients"]) == (kind, clients)]
-        plain = [float(r["acc"]) for r in here if r["method"] == PLAIN]
-        for view, axes in zip(views, line, strict=True):
-            if plain:
-                axes.axhline(mean(plain), color="black", linewidth=0.8, linestyle=":")
-            for name in names:
-                _curve(axes, [r for r in here if r["view"] == view and r["method"] == name], names)
-            axes.set_title(f"{_TITLES[view]}\n{kind}, {clients:,} clients", fontsize="small")
-            axes.set_xscale("log", base=2)
-            axes.grid(alpha=0.3)
-        line[0].set_ylabel("test accuracy, %")
-    for axes in panels[-1]:
-        ticks = sorted({float(r["target_epsilon"]) for r in results if r["method"] != PLAIN})
+    places = list(dict.fromkeys((r["model"], r["clients"], r["view"]) for r in results))
+    figure = Figure(figsize=(6.6, 3.5 * len(places)), layout="constrained")
+    panels = figure.subplots(len(places), 1, squeeze=False)[:, 0]
+    ticks = sorted({float(r["target_epsilon"]) for r in results if r["method"] != PLAIN})
+    for (kind, clients, view), axes in zip(places, panels, strict=True):
+        here = [r for r in results if (r["model"], r["clients"], r["view"]) == (kind, clients, view)]
+        plain = [
+            float(r["acc"])
+            for r in results
+            if (r["model"], r["clients"]) == (kind, clients) and r["method"] == PLAIN
+        ]
+        if plain:
+            axes.axhline(mean(plain), color="black", linewidth=0.8, linestyle=":")
+        ends = [_curve(axes, [r for r in here if r["method"] == name], name) for name in _METHODS]
+        axes.set_title(f"{_TITLES[view]}: {kind}, {clients:,} clients", fontsize="medium", loc="left")
+        axes.set_xscale("log", base=2)
         axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
-        axes.set_xlabel("epsilon of a client")
-    handles: dict[str, Any] = {}
-    for axes in panels.flat:
-        handles |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
-    figure.legend(
-        list(handles.values()), list(handles), loc="outside lower center", ncols=4, fontsize="small"
-    )
+        axes.grid(alpha=0.3)
+        axes.set_ylabel("test accuracy, %")
+        _name_ends(axes, [end for end in ends if end is not None])
+    panels[-1].set_xlabel("epsilon of a client")
     save_figure(figure, path)
 
 
@@ -335,17 +328,45 @@ _TITLES = {
 }
 
 
-def _curve(axes: Any, rows: Sequence[Row], names: Sequence[str]) -> None:
-    if not rows:
-        return
-    name, values = rows[0]["method"], dict[float, list[float]]()
+def _curve(axes: Any, rows: Sequence[Row], name: str) -> tuple[str, float, str] | None:
+    """Draw a mechanism; its name, where its curve ends, and its colour."""
+    if not rows or name == PLAIN:
+        return None
+    values = dict[float, list[float]]()
     for row in rows:
         values.setdefault(float(row["target_epsilon"]), []).append(float(row["acc"]))
     epsilons = sorted(values)
     middle = [mean(values[e]) for e in epsilons]
     low = [m - min(values[e]) for e, m in zip(epsilons, middle, strict=True)]
     high = [max(values[e]) - m for e, m in zip(epsilons, middle, strict=True)]
-    number = names.index(name)
-    style = {"color": f"C{number % 10}", "marker": "osD^v<>phX*P"[number % 12], "markersize": 4}
-    style["linestyle"] = "-" if number < 10 else "--"  # there are ten colours
-    axes.errorbar(epsilons, middle, [low, high], label=name, capsize=2, linewidth=1.2, **style)
+    number = [method for method in _METHODS if method != PLAIN].index(name)
+    colour = f"C{number % 10}"
+    style = {"marker": "osD^v<>phX*P"[number % 12], "linestyle": "-" if number < 10 else "--"}
+    axes.errorbar(
+        epsilons, middle, [low, high], color=colour, capsize=2, linewidth=1.4, markersize=4, **style
+    )
+    return name, middle[-1], colour
+
+
+def _name_ends(axes: Any, ends: Sequence[tuple[str, float, str]]) -> None:
+    """Write each mechanism's name right of its curve, in its colour, none over another."""
+    low, high = axes.get_ylim()
+    apart, places = (high - low) / 13, list[float]()
+    for _, end, _ in sorted(ends, key=lambda end: end[1]):
+        places.append(max(end, places[-1] + apart) if places else end)
+    over = max(places, default=low) - high  # those at the top make room downwards
+    if over > 0:
+        limit = high
+        for number in reversed(range(len(places))):
+            places[number] = min(places[number], limit)
+            limit = places[number] - apart
+    for (name, _, colour), place in zip(sorted(ends, key=lambda end: end[1]), places, strict=True):
+        axes.annotate(
+            name,
+            (1.02, place),
+            xycoords=("axes fraction", "data"),
+            color=colour,
+            fontsize="small",
+            va="center",
+            annotation_clip=False,
+        )

@@ -8,6 +8,7 @@ import pytorch_lightning as pl
 import torch
 
 from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget, RunFolder
+from lightning_fedq.callbacks.run_folder import title_of
 from lightning_fedq.mechanisms import LayeredGaussian, RotatedCoins
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.reports import read_rows
@@ -49,6 +50,10 @@ def test_everything_is_written(tmp_path: Path) -> None:
     assert "CorBin(epsilon=5.0, shared_bits=5)" in report and "![accuracy.png](accuracy.png)" in report
     trainer.test(small_model(), datamodule=small_data(), verbose=False)
     assert "test_acc" in json.loads((path / "summary.json").read_text())["metrics"]
+
+
+def test_a_title_has_no_settings() -> None:
+    assert title_of("mine", RotatedCoins(1.0, 1.015618805983572)) == "mine (RotatedCoins)"
 
 
 def test_an_old_run_is_left_alone(tmp_path: Path) -> None:

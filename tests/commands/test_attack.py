@@ -26,7 +26,8 @@ SMALL = [
 ]
 
 
-def test_table_and_picture(tmp_path, capsys):
+def test_table_and_picture(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
     assert main(["attack", *SMALL, "--budgets", "0.6", "--out", str(tmp_path)]) == 0
     with (tmp_path / "table.csv").open() as file:
         rows = {row["mechanism"]: row for row in csv.DictReader(file)}
@@ -37,7 +38,27 @@ def test_table_and_picture(tmp_path, capsys):
         assert float(row["leakage_low"]) <= float(row["leakage"]) <= float(row["leakage_high"])
     assert (tmp_path / "grid.png").stat().st_size > 1000
     assert "not differential privacy" in json.loads((tmp_path / "table.json").read_text())["note"]
-    assert "table.csv" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "table.csv" in shown
+    check_table(shown.partition("inverted:")[0], ("mechanism", "inverted", "psnr", "leakage", "tpr", "error"))
+    low, high = (float(rows["vanilla"][f"leakage_{end}"]) for end in ("low", "high"))
+    assert f"({low:.2f}-{high:.2f})" in shown
+
+
+def check_table(shown, heads):
+    """A table that fits a screen of 80 columns, whose heads and numbers are whole."""
+    lines = shown.splitlines()
+    assert all(len(line) <= 80 for line in lines), shown
+    assert any(all(head in line.split() for head in heads) for line in lines), shown
+
+
+def test_the_table_of_a_trade_off_fits_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    row = {"name": "digits_distributed_discrete_gaussian", "leakage": 0.7312, "leakage_low": 0.62}
+    row |= {"leakage_high": 0.871, "utility_loss": 0.01234, "val_acc": 0.9127}
+    row |= {"epsilon": "eps 6.52e+04 (vacuous)", "unsound_bounds_refuted": 2, "sound_bounds_violated": 0}
+    attack.print_rows([row], "title")
+    check_table(capsys.readouterr().out, ("leakage", "loss", "val_acc", "epsilon", "refuted", "broken"))
 
 
 def test_a_budget_that_cannot_be_shown(tmp_path, capsys):

@@ -20,6 +20,13 @@ def test_every_file_has_its_name() -> None:
     assert set(fragments()) == {path.stem for path in (ROOT / "callbacks").glob("*.yaml")}
 
 
+def test_no_sentence_of_the_list_is_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["configs"]) == 0
+    listed = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert len(listed) > 50
+    assert [line for line in listed if not line.endswith(".")] == []
+
+
 def test_a_file_goes_before_a_name(tmp_path: Path) -> None:
     assert find("digits_corbin") == ROOT / "configs" / "digits_corbin.yaml"
     (tmp_path / "digits_corbin").write_text("")

@@ -49,6 +49,8 @@ def test_a_short_name_finds_its_setting(name: str, where) -> None:
     ("name", "message"),
     [
         ("Federated.smothing", "no setting 'smothing'.* Did you mean 'smoothing'"),
+        ("PrivacyTarget.epsilon", "an argument of Federated: Federated.privacy.epsilon"),
+        ("SecAgg.run", "an argument of Federated: Federated.secure_aggregation.run"),
         ("Federatd.smoothing", "there is no Federatd.* Did you mean 'Federated'"),
         ("Twice.x", "Twice occurs 2 times"),
         ("smoothing", "a dotted name such as Federated.smoothing, got 'smoothing'"),

@@ -1,5 +1,6 @@
 """The trade-off report: corrected bounds hold on every run here, printed ones fail on some."""
 
+import io
 import math
 
 import pytest
@@ -80,6 +81,23 @@ def test_the_picture_has_a_point_a_run():
     (axes,) = plot_trade_off(rows, "acc").axes
     assert len(axes.texts) == 2
     assert "eps 3" in axes.texts[0].get_text()
+
+
+def test_no_label_leaves_the_frame():
+    """Points in all corners, with names as long as those that ship."""
+    rows = [
+        {"name": "digits_distributed_discrete_gaussian", "epsilon": "eps 6.52e+04 (vacuous)"}
+        | {"leakage": x, "leakage_low": x - 0.01, "leakage_high": x + 0.01, "acc": y}
+        for x in (0.1, 0.9)
+        for y in (0.5, 0.97)
+    ]
+    figure = plot_trade_off(rows, "acc")
+    figure.savefig(io.BytesIO(), format="png")
+    (axes,) = figure.axes
+    frame = axes.get_window_extent()
+    for label in axes.texts:
+        box = label.get_window_extent()
+        assert frame.x0 < box.x0 and box.x1 < frame.x1 and frame.y0 < box.y0 and box.y1 < frame.y1
 
 
 def test_the_distance_is_that_of_gradient_descent():
