@@ -109,7 +109,7 @@ def compare(
 
 
 def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns of a run's privacy, from its `summary.json`; "-" where an older folder does not say.
+    """Columns of a run's privacy, from its `summary.json`, with "-" where an older folder does not say.
 
     `epsilon` and its `verdict` are towards the `view` that was asked for, or else the one with least epsilon;
     R is the noise over the signal, as seen where that is known, or else as planned.

@@ -1,4 +1,4 @@
-"""What a run spends towards the view that was asked for, by round, and its noise over its signal.
+"""Spending of a run towards the view that was asked for, by round, and its noise over its signal.
 
 Noise over signal is the R of `planning`. Planned: from the mechanism's own error and an assumed share of the
 updates that clients agree on. As seen: from the squared error and the squared mean of every round, which only

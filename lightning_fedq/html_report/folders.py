@@ -41,7 +41,7 @@ class Run:
 
     @property
     def views(self) -> list[Mapping[str, Any]]:
-        """Privacy towards each adversary; of a run with keys from a seed, as secret keys would give it."""
+        """Privacy towards each adversary. With keys from a seed it is what secret keys would give."""
         return list(self.privacy["with_secure_keys"] or self.privacy["rows"])
 
     @property

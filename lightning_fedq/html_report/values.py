@@ -52,7 +52,7 @@ def verdict_word(word: str, epsilon: str = "") -> str:
 
 
 def asked_of(run: Run) -> str:
-    """What was asked for and whether it was met, in a line."""
+    """Target of a run in a line, and whether it was met."""
     view = run.view
     if run.seeded:
         return "nothing is private: keys from a seed"
