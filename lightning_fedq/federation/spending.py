@@ -35,7 +35,7 @@ def view_of(
     target: PrivacyTarget | None,
     charged: Sequence[tuple[int, int]],
 ) -> dict[str, Any]:
-    """Privacy towards the view that was asked for; without a target, towards the one with least epsilon.
+    """Privacy towards the view that was asked for, or without a target towards that of the least epsilon.
 
     Args:
         federated: Its federation, after a fit.
@@ -105,7 +105,7 @@ def _by_round(
 
 
 def noise_over_signal(engine: RoundEngine, rows: Sequence[dict[str, float]], rounds: int) -> dict[str, Any]:
-    """R of a run, as planned and as seen; None where it is not known.
+    """R of a run, as planned and as seen, None where it is not known.
 
     Args:
         engine: Its engine, after a fit.

@@ -46,7 +46,7 @@ class Run:
 
     @property
     def view(self) -> Mapping[str, Any]:
-        """Privacy towards the view that was asked for, with epsilon by round; empty for older folders."""
+        """Privacy towards the view that was asked for, with epsilon by round. Older folders have none."""
         return dict(self.summary.get("view") or {})
 
     def column(self, name: str) -> list[tuple[float, float]]:

@@ -20,7 +20,7 @@ def table_head(names: Sequence[str]) -> str:
 
 
 def table_row(heads: Sequence[str], name: str, cells: Sequence[str]) -> str:
-    """A row of a table; `heads` are the table's, and name and cells are HTML."""
+    """A row of a table. `heads` are the table's, and name and cells are HTML."""
     tds = "".join(
         f'<td data-head="{escape(head, quote=True)}">{cell}</td>'
         for head, cell in zip(heads[1:], cells, strict=True)
@@ -29,7 +29,7 @@ def table_row(heads: Sequence[str], name: str, cells: Sequence[str]) -> str:
 
 
 def who_sees_what(runs: Sequence[Run]) -> Iterator[str]:
-    """Epsilon and verdict by adversary, a column a run; of a single run with what it takes."""
+    """Epsilon and verdict by adversary, a column a run, of a single run with what it takes."""
     deltas = sorted({f"{run.privacy['delta']:g}" for run in runs})
     yield "<h2>Who sees what</h2>"
     yield (

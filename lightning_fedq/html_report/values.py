@@ -23,13 +23,13 @@ _COLOUR_OF = {"strong": "good", "good": "good", "moderate": "fair", "weak": "fai
 
 
 def final(run: Run, monitor: str) -> float | None:
-    """Last value of a metric; None where it was never logged."""
+    """Last value of a metric, None where it was never logged."""
     values = run.column(monitor)
     return values[-1][1] if values else None
 
 
 def number(value: Any, digits: int = 4) -> str:
-    """A number for a reader; "-" where there is none."""
+    """A number for a reader, "-" where there is none."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         return "-"
     return f"{value:.{digits}g}" if isinstance(value, float) else f"{value:,}"
