@@ -1,7 +1,7 @@
 """MkDocs hooks: pages made from files outside of docs/, and links to them.
 
 * `CHANGELOG.md`, `SECURITY.md` and `benchmarks/README.md` become pages.
-* Every script in `docs/tutorials/` is run, and becomes a page with what it printed and drew.
+* Every script in `docs/tutorials/` is run, and becomes a page and a notebook with what it printed and drew.
 * A link from a page to one of those files, right where the repository is read, is right on the site too.
 """
 
@@ -59,6 +59,7 @@ def on_files(files: Files, config: Any) -> Files:
         for script in scripts:
             out = Path(folder) / script.stem
             made = {"page.md": f"{script.stem}.md", **{path.name: path.name for path in out.glob("*.png")}}
+            made[f"{script.stem}.ipynb"] = f"{script.stem}.ipynb"
             for name, target in made.items():
                 content = (out / name).read_bytes()
                 files.append(File.generated(config, f"tutorials/{target}", content=content))

@@ -1,20 +1,25 @@
-"""Tutorial scripts run cell by cell and written down as pages: text, code, what it printed and drew.
+"""Tutorial scripts run cell by cell and written down as pages and notebooks: text, code, output, pictures.
 
 python docs/tutorial.py FOLDER docs/tutorials/*.py
 
 A tutorial is an ordinary script. Its docstring is the head of the page; `# %%` begins a cell, and the comment
-below it is text. A cell's pictures are the PNG files that it saved.
+below it is text. A cell's pictures are the PNG files that it saved. Page and notebook are of the same run.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import io
+import json
 import os
 import re
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 
 def cells(source: str) -> list[tuple[str, str]]:
@@ -35,39 +40,105 @@ def cells(source: str) -> list[tuple[str, str]]:
     return found
 
 
-def run(script: Path, folder: Path) -> str:
-    """Run the cells in `folder` and return the page in Markdown.
+@dataclass(frozen=True)
+class Cell:
+    """A cell that has run.
+
+    Args:
+        text: Text above the code, in Markdown.
+        code: Code; may be empty.
+        printed: What the code printed.
+        pictures: Pictures that it saved.
+    """
+
+    text: str
+    code: str
+    printed: str
+    pictures: tuple[Path, ...]
+
+
+def run(script: Path, folder: Path) -> list[Cell]:
+    """Run the cells of a script in `folder`.
 
     Raises:
         Exception: Whatever a cell raises.
     """
-    parts, module = [], ModuleType("__main__")
+    found, module = [], ModuleType("__main__")
     sys.modules["__main__"] = module  # as in a script: what a tutorial defines can be pickled
     source = script.read_text()
     folder.mkdir(parents=True)
     os.chdir(folder)
     for text, code in cells(source):
-        parts.append(text)
-        if not code:
-            continue
-        line = source[: source.index(code)].count("\n")
         before, printed = set(folder.glob("*.png")), io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile("\n" * line + code, str(script), "exec"), vars(module))
-        parts.append(f"```python\n{code}\n```")
-        if output := printed.getvalue().rstrip():
-            parts.append(f'```text title="printed"\n{output}\n```')
-        drawn = sorted(set(folder.glob("*.png")) - before)
-        parts += [f"![{path.stem.replace('_', ' ')}]({path.name})" for path in drawn]
-    parts.append(f"[This page as a script]({script.name}): `python docs/tutorials/{script.name}`")
+        if code:
+            line = source[: source.index(code)].count("\n")
+            with contextlib.redirect_stdout(printed):
+                exec(compile("\n" * line + code, str(script), "exec"), vars(module))
+        drawn = tuple(sorted(set(folder.glob("*.png")) - before))
+        found.append(Cell(text, code, printed.getvalue().rstrip(), drawn))
+    return found
+
+
+def page(script: Path, found: Sequence[Cell]) -> str:
+    """The page in Markdown."""
+    parts = []
+    for cell in found:
+        parts.append(cell.text)
+        if cell.code:
+            parts.append(f"```python\n{cell.code}\n```")
+        if cell.printed:
+            parts.append(f'```text title="printed"\n{cell.printed}\n```')
+        parts += [f"![{path.stem.replace('_', ' ')}]({path.name})" for path in cell.pictures]
+    parts.append(
+        f"This page [as a notebook]({script.stem}.ipynb) with its outputs, and [as a script]({script.name}): "
+        f"`python docs/tutorials/{script.name}`"
+    )
     return "\n\n".join(parts) + "\n"
 
 
+def notebook(found: Sequence[Cell]) -> str:
+    """The notebook as JSON (nbformat 4.5), outputs and pictures included.
+
+    Links to pages of the site are left as their words: a notebook lies anywhere.
+    """
+    made: list[dict[str, Any]] = []
+    for number, cell in enumerate(found):
+        if cell.text:
+            text = re.sub(
+                r"\[([^\]]+)\]\((?!\w+:)[^)]+\)", r"\1", cell.text
+            )  # they lead to pages of the site
+            made.append({"cell_type": "markdown", "id": f"text-{number}", "metadata": {}, "source": text})
+        if not cell.code:
+            continue
+        outputs: list[dict[str, Any]] = []
+        if cell.printed:
+            outputs.append({"output_type": "stream", "name": "stdout", "text": cell.printed + "\n"})
+        for path in cell.pictures:
+            picture = {"image/png": base64.b64encode(path.read_bytes()).decode(), "text/plain": path.name}
+            outputs.append({"output_type": "display_data", "metadata": {}, "data": picture})
+        made.append(
+            {
+                "cell_type": "code",
+                "id": f"code-{number}",
+                "metadata": {},
+                "execution_count": sum(one["cell_type"] == "code" for one in made) + 1,
+                "source": cell.code,
+                "outputs": outputs,
+            }
+        )
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    metadata = {"kernelspec": kernel, "language_info": {"name": "python"}}
+    whole = {"cells": made, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(whole, indent=1, ensure_ascii=False) + "\n"
+
+
 def main(folder: Path, scripts: list[Path]) -> None:
-    """Write a page and its pictures for every script, each into a folder of its name."""
+    """Write a page, a notebook and their pictures for every script, each into a folder of its name."""
     for script in scripts:
         out = folder / script.stem
-        (out / "page.md").write_text(run(script, out))
+        found = run(script, out)
+        (out / "page.md").write_text(page(script, found))
+        (out / f"{script.stem}.ipynb").write_text(notebook(found))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -54,12 +55,41 @@ def test_every_page_is_built(site: Path) -> None:
 @pytest.mark.site
 def test_tutorials_show_what_they_printed_and_drew(site: Path) -> None:
     scripts = sorted((DOCS / "tutorials").glob("*.py"))
-    assert len(scripts) >= 3
+    assert len(scripts) >= 5
     for script in scripts:
         page = (site / "tutorials" / f"{script.stem}.html").read_text()
         pictures = re.findall(r'<img alt="[\w ]+" src="(\w+\.png)"', page)
         assert "printed" in page and pictures, script.name
         assert all((site / "tutorials" / name).stat().st_size > 5_000 for name in pictures)
+        notebook = json.loads((site / "tutorials" / f"{script.stem}.ipynb").read_text())
+        outputs = [output for cell in notebook["cells"] for output in cell.get("outputs", ())]
+        assert sum("image/png" in output.get("data", ()) for output in outputs) == len(pictures)
+
+
+def test_a_script_becomes_a_page_and_a_notebook_of_the_same_run(tmp_path: Path) -> None:
+    script = tmp_path / "tiny.py"
+    script.write_text(
+        '"""A head\n\nWith [a page](../x.md)."""\n\n# %%\n# ## A cell\n# Its text.\nimport random\n\n'
+        "value = random.random()\nprint(value)\n\n# %%\n# Text alone.\n\n# %%\n"
+        "import matplotlib.pyplot as plt\n\n"
+        'plt.figure().savefig("drawn.png")\nprint(value)\n'
+    )
+    done = run("docs/tutorial.py", tmp_path / "out", script)
+    assert done.returncode == 0, done.stderr
+    page = (tmp_path / "out" / "tiny" / "page.md").read_text()
+    notebook = json.loads((tmp_path / "out" / "tiny" / "tiny.ipynb").read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    kinds = [cell["cell_type"] for cell in notebook["cells"]]
+    assert kinds == ["markdown", "markdown", "code", "markdown", "code"]
+    assert len({cell["id"] for cell in notebook["cells"]}) == 5
+    first, second = (cell for cell in notebook["cells"] if cell["cell_type"] == "code")
+    assert (first["execution_count"], second["execution_count"]) == (1, 2)
+    [printed] = first["outputs"]
+    assert printed["text"] in page and float(printed["text"]) < 1
+    [again, picture] = second["outputs"]
+    assert again["text"] == printed["text"] and picture["data"]["image/png"].startswith("iVBOR")
+    assert notebook["cells"][0]["source"] == "# A head\n\nWith a page." and "[a page](../x.md)" in page
+    assert "(tiny.ipynb)" in page and "![drawn](drawn.png)" in page
 
 
 @pytest.mark.site
