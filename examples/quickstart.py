@@ -39,7 +39,7 @@ def main() -> float:
         weights=torch.zeros(650),
         segments=(640, 10),
         ranges=FixedRange(0.1),
-        smoothing=0.5,
+        server_lr=0.5,
     )
     for round in range(ROUNDS):
         plan = engine.start()

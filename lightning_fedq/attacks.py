@@ -112,7 +112,7 @@ def garbage(symbols: Tensor, words: Tensor, low: int | Tensor, high: int | Tenso
 # ---- what one liar can do -------------------------------------------------------------------------------
 
 
-def ldp_lever(epsilon: float) -> float:
+def ldp_amplification(epsilon: float) -> float:
     """Largest decoded value of one epsilon-LDP bit over the largest honest one: coth(epsilon / 2).
 
     A fraction f of liars moves the mean of values in [-c, c] by at most 2 f c times this. A small epsilon
@@ -138,7 +138,7 @@ def largest_shift(fraction: float, radius: float, epsilon: float) -> float:
         raise ValueError(f"fraction must be in [0, 1), got {fraction}")
     if not radius > 0:
         raise ValueError(f"radius must be > 0, got {radius}")
-    return fraction * radius * (1.0 + ldp_lever(epsilon))
+    return fraction * radius * (1.0 + ldp_amplification(epsilon))
 
 
 def break_even_fraction(epsilon: float) -> float:
@@ -146,4 +146,4 @@ def break_even_fraction(epsilon: float) -> float:
 
     The signal is scaled by 1 - a - a / c, c = tanh(epsilon / 2); .197 at epsilon = 0.5.
     """
-    return 1.0 / (1.0 + ldp_lever(epsilon))
+    return 1.0 / (1.0 + ldp_amplification(epsilon))

@@ -45,16 +45,16 @@ def test_wire_attacks():
 
 
 def test_the_lever_of_small_epsilons():
-    assert [attacks.ldp_lever(e) for e in (0.1, 0.5, 1.0, 2.0)] == pytest.approx(
+    assert [attacks.ldp_amplification(e) for e in (0.1, 0.5, 1.0, 2.0)] == pytest.approx(
         [20.0167, 4.0830, 2.1640, 1.3130], abs=1e-4
     )
-    assert attacks.ldp_lever(0.01) == pytest.approx(200, rel=1e-4)
+    assert attacks.ldp_amplification(0.01) == pytest.approx(200, rel=1e-4)
     assert [attacks.break_even_fraction(e) for e in (0.5, 1, 2, 4)] == pytest.approx(
         [0.19673, 0.31606, 0.43233, 0.49084], abs=1e-5
     )
     assert attacks.largest_shift(0.1, 2.0, 0.5) == pytest.approx(0.1 * 2 * 5.0830, abs=1e-4)
     for call, match in (
-        (lambda: attacks.ldp_lever(0.0), "epsilon must be > 0"),
+        (lambda: attacks.ldp_amplification(0.0), "epsilon must be > 0"),
         (lambda: attacks.largest_shift(1.0, 1.0, 1.0), r"fraction must be in \[0, 1\)"),
         (lambda: attacks.largest_shift(0.1, 0.0, 1.0), "radius must be > 0"),
     ):

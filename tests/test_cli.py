@@ -162,7 +162,7 @@ def test_fit_ends_with_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[s
         assert what in shown
     assert "server, every message" in shown and "runs/mine/report.md" in shown and "accuracy.png" in shown
     resolved = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
-    assert resolved["trainer"]["callbacks"][0]["init_args"]["smoothing"] == 1.0  # defaults are filled in
+    assert resolved["trainer"]["callbacks"][0]["init_args"]["server_lr"] == 1.0  # defaults are filled in
     assert main(["privacy", "runs/mine/config.yaml", "--rounds", "3"]) == 0  # every command reads it
     assert "3 rounds" in " ".join(capsys.readouterr().out.split())
     assert main(["fit", "runs/mine/config.yaml", "--trainer.max_epochs=1"]) == 0
@@ -394,25 +394,25 @@ def test_compare_says_whether_what_was_asked_for_is_met(
 
 def test_sweep_trains_every_point(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = configuration(tmp_path)
-    assert main(["sweep", str(path), "--set", "Federated.smoothing=0.5,1.0", "--out", "grid"]) == 0
-    assert {p.name for p in Path("grid").iterdir() if p.is_dir()} == {"smoothing=0.5", "smoothing=1.0"}
-    config = yaml.safe_load(Path("grid/smoothing=0.5/config.yaml").read_text())
-    assert config["trainer"]["callbacks"][0]["init_args"]["smoothing"] == 0.5
-    assert len(read_rows(Path("grid/smoothing=1.0/metrics.csv"))) == 2
+    assert main(["sweep", str(path), "--set", "Federated.server_lr=0.5,1.0", "--out", "grid"]) == 0
+    assert {p.name for p in Path("grid").iterdir() if p.is_dir()} == {"server_lr=0.5", "server_lr=1.0"}
+    config = yaml.safe_load(Path("grid/server_lr=0.5/config.yaml").read_text())
+    assert config["trainer"]["callbacks"][0]["init_args"]["server_lr"] == 0.5
+    assert len(read_rows(Path("grid/server_lr=1.0/metrics.csv"))) == 2
     with pytest.raises(SystemExit, match="2"):
-        main(["sweep", str(path), "--set", "Federated.smothing=1", "--out", "other"])
-    assert "Did you mean 'smoothing'" in capsys.readouterr().err
+        main(["sweep", str(path), "--set", "Federated.server_lt=1", "--out", "other"])
+    assert "Did you mean 'server_lr'" in capsys.readouterr().err
 
 
 def test_a_grid_is_also_a_wandb_sweep() -> None:
-    grid = parse_grid(["Federated.smoothing=0.1,1.0", "trainer.max_epochs=2"])
-    assert grid == {"Federated.smoothing": [0.1, 1.0], "trainer.max_epochs": [2]}
+    grid = parse_grid(["Federated.server_lr=0.1,1.0", "trainer.max_epochs=2"])
+    assert grid == {"Federated.server_lr": [0.1, 1.0], "trainer.max_epochs": [2]}
     sweep = yaml.safe_load(wandb_sweep(["a.yaml"], grid, "val_acc", "max"))
-    assert sweep["parameters"]["Federated.smoothing"] == {"values": [0.1, 1.0]}
+    assert sweep["parameters"]["Federated.server_lr"] == {"values": [0.1, 1.0]}
     assert sweep["metric"] == {"name": "fed/val_acc", "goal": "maximize"}
     assert sweep["command"] == ["fedq", "sweep", "a.yaml", "--set", "${args_no_hyphens}"]
     with pytest.raises(ValueError, match=r"a grid is name=value,value"):
-        parse_grid(["smoothing"])
+        parse_grid(["server_lr"])
 
 
 def test_the_shipped_table_has_every_mechanism(capsys: pytest.CaptureFixture[str]) -> None:

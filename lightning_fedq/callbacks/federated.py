@@ -140,7 +140,7 @@ class Federated(pl.Callback):
         target: What is quantised: "updates" (local - global) or, as in the CorBin paper, "weights".
         ranges: Rule for the quantiser's range; None is `AdaptiveRange()` for updates and
             `PreviousMinMax()` for weights.
-        smoothing: lambda in (0, 1]; the model moves to (1 - lambda) w + lambda w_new.
+        server_lr: Server learning rate lambda in (0, 1]; the model moves to (1 - lambda) w + lambda w_new.
         server_optimizer: Takes the parameters, returns a torch optimiser that is given minus the mean
             update as gradient; None applies the mean update itself.
         weighting: "uniform"; "samples" for a mean weighted by how much data each client holds, whatever
@@ -199,7 +199,7 @@ class Federated(pl.Callback):
         clients_per_step: int | Literal["auto"] = "auto",
         target: Literal["updates", "weights"] = "updates",
         ranges: RangeRule | None = None,
-        smoothing: float = 1.0,
+        server_lr: float = 1.0,
         server_optimizer: OptimizerFactory | None = None,
         weighting: Weighting = "uniform",
         aggregator: RobustAggregation | None = None,
@@ -223,7 +223,7 @@ class Federated(pl.Callback):
             local_steps=local_steps,
             clients_per_step=1 if clients_per_step == "auto" else clients_per_step,
             ranges=ranges,
-            smoothing=smoothing,
+            server_lr=server_lr,
             server_optimizer=server_optimizer,
             aggregator=aggregator,
             secure_aggregation=secure_aggregation,
@@ -239,7 +239,7 @@ class Federated(pl.Callback):
         self.mechanism, self.num_clients = mechanism, num_clients
         self.partition, self.labels, self.algorithm = partition, labels, algorithm
         self.local_epochs, self.local_steps = local_epochs, local_steps
-        self.clients_per_step, self.target, self.smoothing = clients_per_step, target, smoothing
+        self.clients_per_step, self.target, self.server_lr = clients_per_step, target, server_lr
         self.ranges = ranges or (AdaptiveRange() if target == "updates" else PreviousMinMax())
         self.server_optimizer, self.weighting, self.seed = server_optimizer, weighting, seed
         self.aggregator, self.secure_aggregation = aggregator, secure_aggregation
@@ -255,7 +255,7 @@ class Federated(pl.Callback):
         check_aggregation(mechanism, size, weighting != "uniform", aggregator, secure)
         if secure_aggregation is not None:
             check_secure_aggregation(secure_aggregation, mechanism, size)
-        plain_mean = self.plain_sum and smoothing == 1.0 and server_optimizer is None
+        plain_mean = self.plain_sum and server_lr == 1.0 and server_optimizer is None
         check_algorithm(algorithm, self.planner, plain_mean, target)
         self._correction: Correction | None = None
         self.ledger = Ledger(num_clients, repr(mechanism)) if ledger is None else ledger
@@ -626,7 +626,7 @@ class Federated(pl.Callback):
         """Arguments of the `RoundServer` of this federation, wherever its clients are."""
         return {
             "target": self.target,
-            "smoothing": self.smoothing,
+            "server_lr": self.server_lr,
             "server_optimizer": self.server_optimizer,
             "client_weights": self._client_weights(segments),
             "aggregator": self.aggregator,

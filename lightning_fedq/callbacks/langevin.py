@@ -73,9 +73,9 @@ class Langevin(pl.Callback):
             )
         if planner.cohort_size != planner.num_clients or planner.dropout_probability:
             raise ValueError("a missing client bends the drift; let all clients answer in every round")
-        if federated.smoothing != 1.0 or federated.target != "updates" or federated.server_optimizer:
+        if federated.server_lr != 1.0 or federated.target != "updates" or federated.server_optimizer:
             raise ValueError(
-                "a chain moves by the mean update itself; use target='updates', smoothing=1.0 and no "
+                "a chain moves by the mean update itself; use target='updates', server_lr=1.0 and no "
                 "server_optimizer"
             )
         if not federated.diagnostics:

@@ -42,7 +42,7 @@ class WandbRounds(pl.Callback):
             "num_clients": federated.num_clients,
             "clients_per_round": engine.planner.cohort_size,
             "target": engine.target,
-            "smoothing": engine.smoothing,
+            "server_lr": engine.server_lr,
             "num_parameters": engine.weights.numel(),
             "reproducible": federated.seed is not None,
         }

@@ -57,7 +57,7 @@ def change_setting(config: dict[str, Any], name: str, value: Any) -> None:
     Args:
         config: A resolved configuration, every default filled in.
         name: Dotted; it starts at a top-level key (`trainer.max_epochs`) or at the name of a class that
-            occurs once (`Federated.smoothing`, `CorBin.epsilon`); `init_args` is left out.
+            occurs once (`Federated.server_lr`, `CorBin.epsilon`); `init_args` is left out.
         value: The new value.
 
     Raises:
@@ -65,7 +65,7 @@ def change_setting(config: dict[str, Any], name: str, value: Any) -> None:
     """
     first, *rest = name.split(".")
     if not rest:
-        raise ValueError(f"a setting is a dotted name such as Federated.smoothing, got {name!r}")
+        raise ValueError(f"a setting is a dotted name such as Federated.server_lr, got {name!r}")
     node = _start(config, first, name)
     for part in rest[:-1]:
         node = _inside(_child(node, part, name))

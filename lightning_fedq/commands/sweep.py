@@ -28,7 +28,7 @@ def parse_grid(arguments: Sequence[str]) -> dict[str, list[Any]]:
         values = yaml.safe_load(f"[{text}]") if equals else []
         if not values:
             raise ValueError(
-                f"a grid is name=value,value,... such as Federated.smoothing=0.1,0.5,1.0, got {argument!r}"
+                f"a grid is name=value,value,... such as Federated.server_lr=0.1,0.5,1.0, got {argument!r}"
             )
         grid[name] = values
     return grid
@@ -54,7 +54,7 @@ def main(argv: Sequence[str]) -> int:
         prog="fedq sweep",
         description="Train a configuration at every point of a grid and compare the runs. "
         "No account is needed; sweep.yaml holds the same grid for `wandb sweep`.",
-        epilog="example: fedq sweep digits_corbin --set Federated.smoothing=0.1,0.2,0.5,1.0",
+        epilog="example: fedq sweep digits_corbin --set Federated.server_lr=0.1,0.2,0.5,1.0",
     )
     parser.add_argument(
         "configs", nargs="+", metavar="CONFIG", help="configurations (files or names), merged in this order"
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
         required=True,
         metavar="NAME=V,V",
         dest="grid",
-        help="settings and their values; a name starts at a class (Federated.smoothing, CorBin.epsilon) "
+        help="settings and their values; a name starts at a class (Federated.server_lr, CorBin.epsilon) "
         "or at a top-level key (trainer.max_epochs)",
     )
     parser.add_argument("--monitor", default="val_acc", help="the metric to compare (default: %(default)s)")

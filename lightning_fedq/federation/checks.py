@@ -50,7 +50,7 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "local_steps": (Integral, "an integer, or None for local_epochs"),
     "clients_per_step": (Integral, "an integer or 'auto'"),
     "ranges": (RangeRule, "a rule, such as FixedRange(0.1) or AdaptiveRange()"),
-    "smoothing": (Real, "a number in (0, 1]"),
+    "server_lr": (Real, "a number in (0, 1]"),
     "server_optimizer": (
         Callable,
         "a function of the parameters, such as partial(torch.optim.Adam, lr=0.01)",
@@ -65,7 +65,7 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
 """What `Federated` takes, and how it is written."""
 _NEVER_NONE = {
     *("mechanism", "num_clients", "dropout_probability", "partition"),
-    *("local_epochs", "clients_per_step", "smoothing"),
+    *("local_epochs", "clients_per_step", "server_lr"),
 }
 
 
@@ -134,7 +134,7 @@ def check_algorithm(
         )
     if not plain_mean or target != "updates":
         raise ValueError(
-            f"the server of {name} works with the plain mean update; leave out smoothing, server_optimizer, "
+            f"the server of {name} works with the plain mean update; leave out server_lr, server_optimizer, "
             "aggregator, weighting and target='weights', or use FedProx"
         )
 

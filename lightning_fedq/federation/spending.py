@@ -91,7 +91,7 @@ def _by_round(
         secagg is not None,
         engine.plain_sum,
         (secagg and secagg.max_corrupt) or 0.0,
-        max(num_byzantine_of(trainer, federated.planner), engine.ledger.num_liars),
+        max(num_byzantine_of(trainer, federated.planner), engine.ledger.num_byzantine),
         None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
         fewest_answers(planner, secagg),
         planner.num_clients,

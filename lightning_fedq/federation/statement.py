@@ -53,7 +53,7 @@ def report_of(federated: Federation, trainer: pl.Trainer, delta: float) -> Priva
         protocol="" if secagg is None else secagg.statement,
         equal_weights=engine.plain_sum,
         max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
-        num_byzantine=max(num_byzantine_of(trainer, federated.planner), engine.ledger.num_liars),
+        num_byzantine=max(num_byzantine_of(trainer, federated.planner), engine.ledger.num_byzantine),
         fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
         fewest_answers=fewest_answers(planner, secagg),
         most_rounds=planner.most_rounds(engine.ledger.rounds),

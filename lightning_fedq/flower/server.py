@@ -45,7 +45,7 @@ from lightning_fedq.privacy.journal import sync_folder
 from lightning_fedq.rounds import RoundRecord, RoundServer
 
 
-class ClientsElsewhere(RoundServer):
+class RemoteRoundServer(RoundServer):
     """A `RoundServer` whose `finish` asks the clients first."""
 
     collect: Callable[[], None]
@@ -99,7 +99,7 @@ class FederatedServer(Federated):
             clients_per_step=1,
             target=federated.target,
             ranges=federated.ranges,
-            smoothing=federated.smoothing,
+            server_lr=federated.server_lr,
             server_optimizer=federated.server_optimizer,
             weighting=federated.weighting,
             aggregator=federated.aggregator,
@@ -158,7 +158,7 @@ class FederatedServer(Federated):
 
     def _new_engine(self, weights: Tensor, segments: Sequence[int]) -> Any:
         secagg = self.secure_aggregation
-        server = ClientsElsewhere(
+        server = RemoteRoundServer(
             self.mechanism,
             self.planner,
             self._roster.keys(),
@@ -171,7 +171,7 @@ class FederatedServer(Federated):
         server.collect = lambda: self._collect(server)
         return server
 
-    def _collect(self, server: ClientsElsewhere) -> None:
+    def _collect(self, server: RemoteRoundServer) -> None:
         """Ask the cohort, and give the server what comes back. Whoever is silent has dropped out."""
         weights = server.weights.detach().cpu().contiguous()
         model = {"weights": weights.numpy().tobytes(), "dtype": str(weights.dtype).partition(".")[2]}

@@ -211,7 +211,7 @@ def check_trained_elsewhere(federated: Federated) -> None:
         )
     of_training: dict[str, Any] = {"algorithm": None, "local_epochs": 1, "local_steps": None}
     of_training |= {"buffers": "share", "client_metrics": None}
-    of_strategy = {"smoothing": 1.0, "server_optimizer": None, "weighting": "uniform", "aggregator": None}
+    of_strategy = {"server_lr": 1.0, "server_optimizer": None, "weighting": "uniform", "aggregator": None}
     for whose, settings in (("train function", of_training), ("strategy", of_strategy)):
         for name, default in settings.items():
             if (given := getattr(federated, name)) != default:

@@ -79,7 +79,7 @@ class Ledger:
         return int(self.charges.max())
 
     @property
-    def num_liars(self) -> int:
+    def num_byzantine(self) -> int:
         """Clients of a cohort that lied in the charged rounds, as far as anybody has said."""
         return int((self.terms or {}).get("liars", "0"))
 
@@ -402,7 +402,7 @@ class Ledger:
         return rounds > known or bool((charges > before).any())
 
 
-def as_long_as(context: RoundContext, dim: int) -> RoundContext:
+def pad_segments(context: RoundContext, dim: int) -> RoundContext:
     """The round of a vector of at least `dim` coordinates, as accounts see it: a charge has no length."""
     more = dim - sum(context.segments)
     if more <= 0:

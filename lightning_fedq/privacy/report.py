@@ -199,7 +199,7 @@ def privacy_report(
             None is a server that follows the protocol.
         fewest_answers: Answers that a sum is sure to hold, where real clients may be silent; None in a
             simulation.
-        validation_choices: Whether anything was picked on validation scores (smoothing, a checkpoint).
+        validation_choices: Whether anything was picked on validation scores (a rate, a checkpoint).
         charges: Rounds that each client of a finished run was charged for, `(num_clients,)`; None for a
             run to come, whose rows average over who will be drawn.
         most_rounds: Rounds of the run that a client is asked in at most, where cohorts are disjoint and
@@ -335,7 +335,9 @@ def _notes(
         "spent in trainings with other ledgers, are not counted."
     )
     if validation_choices:
-        notes.append("What was picked on validation data (smoothing, a checkpoint) is not accounted for.")
+        notes.append(
+            "What was picked on validation data (a server learning rate, a checkpoint) is not accounted for."
+        )
     return tuple(notes)
 
 

@@ -180,7 +180,7 @@ class Setting:
                 behind, assumptions=(*behind.assumptions, self._colluders())
             )
         if self.num_byzantine:
-            own |= {who: self._among_liars(mechanism, client, own, who) for who in _WIDER_VIEW}
+            own |= {who: self._among_byzantine(mechanism, client, own, who) for who in _WIDER_VIEW}
         return {who: self._fitting(own, who, mechanism) for who in Adversary}
 
     def _colluders(self) -> str:
@@ -194,7 +194,7 @@ class Setting:
             f"random, and more are in it with chance {CHANCE:.0e} delta a round at most, for which delta pays"
         )
 
-    def _among_liars(
+    def _among_byzantine(
         self,
         mechanism: Mechanism,
         client: int | None,

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from lightning_fedq.core import Adversary, Mechanism, RoundContext
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.ledger import as_long_as
+from lightning_fedq.privacy.ledger import pad_segments
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import PrivacyTarget, epsilon_of
 
@@ -107,7 +107,7 @@ class ClientBudget:
                 "that of the old one"
             )
         setting = Setting(
-            as_long_as(context, log.dim),
+            pad_segments(context, log.dim),
             charges + 1,
             float(target.delta or 0.0),
             secure_aggregation=self.fewest_survivors is not None,

@@ -24,7 +24,7 @@ from lightning_fedq.core import (
     RoundContext,
 )
 from lightning_fedq.functional.flatten import rearrange
-from lightning_fedq.privacy.ledger import Ledger, as_long_as
+from lightning_fedq.privacy.ledger import Ledger, pad_segments
 from lightning_fedq.randomness import PublicRandomness, ServerKeys
 from lightning_fedq.ranges import RangeRule, Ranges
 from lightning_fedq.rounds.client import Target
@@ -50,7 +50,7 @@ class RoundServer:
         segments: Length of each segment (layer); they sum to `dim`.
         ranges: Rule for centre and radius.
         target: What is quantised: "updates" (local - global) or, as in the CorBin paper, "weights".
-        smoothing: lambda in (0, 1]; the model moves to (1 - lambda) w + lambda w_new.
+        server_lr: Server learning rate lambda in (0, 1]; the model moves to (1 - lambda) w + lambda w_new.
         server_optimizer: Takes the parameters, returns a torch optimiser that is given minus the mean
             update as gradient; None applies the mean update itself.
         client_weights: `(num_clients,)` weights > 0 of a weighted mean; None is uniform. With weights
@@ -72,7 +72,7 @@ class RoundServer:
         ranges: RangeRule,
         *,
         target: Target = "updates",
-        smoothing: float = 1.0,
+        server_lr: float = 1.0,
         server_optimizer: OptimizerFactory | None = None,
         client_weights: Tensor | None = None,
         aggregator: Aggregator | None = None,
@@ -81,8 +81,8 @@ class RoundServer:
     ) -> None:
         if target not in ("updates", "weights"):
             raise ValueError(f"target must be 'updates' or 'weights', got {target!r}")
-        if not 0.0 < smoothing <= 1.0:
-            raise ValueError(f"smoothing must be in (0, 1], got {smoothing}")
+        if not 0.0 < server_lr <= 1.0:
+            raise ValueError(f"server_lr must be in (0, 1], got {server_lr}")
         if sum(segments) != weights.numel():
             raise ValueError(f"segments sum to {sum(segments)}, the model has {weights.numel()} parameters")
         if client_weights is not None:
@@ -99,7 +99,7 @@ class RoundServer:
         self.mechanism, self.planner, self.keys = mechanism, planner, keys
         self.aggregator, self.secure_sums = aggregator, secure_sums
         self.segments, self.range_rule, self.target = tuple(segments), ranges, target
-        self.smoothing, self.client_weights = smoothing, client_weights
+        self.server_lr, self.client_weights = server_lr, client_weights
         self.weights = weights.detach().clone()
         self.ranges = ranges.first(self.weights, self.segments)
         self.round, self.attempt = 0, 0
@@ -187,7 +187,7 @@ class RoundServer:
 
         Parameters may join and leave in mid-run, and a charge has no length; so all of them have the longest.
         """
-        return as_long_as(self.context(plan), self.ledger.dim)
+        return pad_segments(self.context(plan), self.ledger.dim)
 
     def rearrange(
         self, parts: Sequence[Tensor], origins: Sequence[int | None], client_weights: Tensor | None
@@ -452,13 +452,13 @@ class RoundServer:
 
     def _apply(self, step: Tensor) -> None:
         if self._optimizer is None:
-            self.weights = self.weights + self.smoothing * step
+            self.weights = self.weights + self.server_lr * step
             return
         with torch.no_grad():
             self._parameter.copy_(self.weights)
         self._parameter.grad = -step
         self._optimizer.step()
-        self.weights = torch.lerp(self.weights, self._parameter.detach(), self.smoothing)
+        self.weights = torch.lerp(self.weights, self._parameter.detach(), self.server_lr)
 
     def _record(self, plan: RoundPlan) -> RoundRecord:
         size, dim, answers = len(plan.cohort), self.weights.numel(), len(self._sum.received)

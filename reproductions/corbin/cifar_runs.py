@@ -223,7 +223,7 @@ def _train(
         local_epochs=preset.local_epochs,
         target="weights",
         ranges=PreviousMinMax(setting.margin),
-        smoothing=smoothing,
+        server_lr=smoothing,
         seed=seed,
     )
     network = preset.network(norm=norm)

@@ -303,7 +303,7 @@ def _train(
         local_epochs=asked.local_epochs,
         target=target,
         ranges=rule,
-        smoothing=smoothing,
+        server_lr=smoothing,
         seed=seed,
     )
     network, rate = asked.network(seed), asked.learning_rate

@@ -187,7 +187,7 @@ def test_a_checkpoint_of_another_algorithm_is_refused(tmp_path: Any) -> None:
             ValueError,
             "there is none",
         ),
-        ({"algorithm": SCAFFOLD(), "smoothing": 0.5}, ValueError, "plain mean update"),
+        ({"algorithm": SCAFFOLD(), "server_lr": 0.5}, ValueError, "plain mean update"),
         ({"algorithm": FedDyn(), "weighting": "samples"}, ValueError, "plain mean update"),
         ({"algorithm": FedDyn(), "target": "weights"}, ValueError, "plain mean update"),
         ({"algorithm": "FedProx"}, TypeError, "a local algorithm, such as FedProx"),

@@ -78,7 +78,7 @@ def test_a_second_training_adds_up_and_says_so(caplog):
 def test_a_ledger_can_be_handed_on_to_another_federation_of_the_same_clients():
     fed = federated()
     trainer(fed, epochs=2).fit(Linear())
-    again = federated(ledger=fed.ledger, smoothing=0.5)
+    again = federated(ledger=fed.ledger, server_lr=0.5)
     trainer(again, epochs=1).fit(Linear())
     assert fed.ledger is again.ledger and again.ledger.charges.tolist() == [3] * 6
 
@@ -254,7 +254,7 @@ def test_liars_of_past_rounds_still_hide_nobody(tmp_path):
 def test_what_does_not_change_the_price_may_change():
     fed = federated()
     trainer(fed, epochs=1).fit(Linear())
-    settings = {"local_epochs": 2, "target": "weights", "smoothing": 0.5}
+    settings = {"local_epochs": 2, "target": "weights", "server_lr": 0.5}
     settings["server_optimizer"] = lambda parameters: torch.optim.SGD(parameters, lr=0.5)
     trainer(federated(ledger=fed.ledger, **settings), epochs=4).fit(Linear())
     assert fed.ledger.charges.tolist() == [5] * 6

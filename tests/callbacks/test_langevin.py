@@ -80,7 +80,7 @@ def test_clipping_is_refused() -> None:
         (AggregateGaussian(40.0, 0.01, target="laplace"), {}, "error of AggregateGaussian is not exactly"),
         (CorBin(1.0), {}, "error of CorBin is not exactly Gaussian"),
         (FedAvg(), {"clients_per_round": 2, "clients_per_step": 2}, "a missing client bends the drift"),
-        (FedAvg(), {"smoothing": 0.5}, "moves by the mean update itself"),
+        (FedAvg(), {"server_lr": 0.5}, "moves by the mean update itself"),
         (layered(0.5), {"diagnostics": False}, "only diagnostics=True shows it"),
     ],
 )

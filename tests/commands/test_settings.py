@@ -12,7 +12,7 @@ CONFIG = {
             {
                 "class_path": "c.Federated",
                 "init_args": {
-                    "smoothing": 1.0,
+                    "server_lr": 1.0,
                     "mechanism": {"class_path": "CorBin", "init_args": {"epsilon": 1.0}},
                 },
             },
@@ -28,7 +28,7 @@ CONFIG = {
     [
         ("trainer.max_epochs", lambda c: c["trainer"]["max_epochs"]),
         ("model.lr", lambda c: c["model"]["init_args"]["lr"]),
-        ("Federated.smoothing", lambda c: c["trainer"]["callbacks"][0]["init_args"]["smoothing"]),
+        ("Federated.server_lr", lambda c: c["trainer"]["callbacks"][0]["init_args"]["server_lr"]),
         (
             "CorBin.epsilon",
             lambda c: c["trainer"]["callbacks"][0]["init_args"]["mechanism"]["init_args"]["epsilon"],
@@ -48,12 +48,12 @@ def test_a_short_name_finds_its_setting(name: str, where) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Federated.smothing", "no setting 'smothing'.* Did you mean 'smoothing'"),
+        ("Federated.server_lt", "no setting 'server_lt'.* Did you mean 'server_lr'"),
         ("PrivacyTarget.epsilon", "an argument of Federated: Federated.privacy.epsilon"),
         ("SecAgg.run", "an argument of Federated: Federated.secure_aggregation.run"),
-        ("Federatd.smoothing", "there is no Federatd.* Did you mean 'Federated'"),
+        ("Federatd.server_lr", "there is no Federatd.* Did you mean 'Federated'"),
         ("Twice.x", "Twice occurs 2 times"),
-        ("smoothing", "a dotted name such as Federated.smoothing, got 'smoothing'"),
+        ("server_lr", "a dotted name such as Federated.server_lr, got 'server_lr'"),
         ("trainer.max_epochs.x", "'max_epochs' holds no settings"),
     ],
 )

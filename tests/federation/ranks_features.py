@@ -202,7 +202,7 @@ FEATURES: dict[str, Feature] = {
     "inverse variances": Feature(federated={"weighting": "inverse_variance"}),
     "a median": Feature(federated={"aggregator": RobustAggregation("median")}),
     "secure aggregation": Feature(federated={"secure_aggregation": SecAgg(), "dropout_probability": 0.2}),
-    "quantised weights": Feature(federated={"target": "weights", "smoothing": 0.5}),
+    "quantised weights": Feature(federated={"target": "weights", "server_lr": 0.5}),
     "a server optimiser": Feature(federated={"server_optimizer": lambda p: torch.optim.Adam(p, lr=0.01)}),
     "a server that draws": Feature(
         lambda: Model(nn.Dropout(0.5)), federated={"server_optimizer": lambda p: Drawing(p, lr=1.0)}

@@ -20,7 +20,7 @@ from lightning_fedq.flower import server_app
 from lightning_fedq.flower.client import RefusedError
 from lightning_fedq.flower.records import to_record
 from lightning_fedq.flower.roster import Roster
-from lightning_fedq.flower.server import ClientsElsewhere, FederatedServer
+from lightning_fedq.flower.server import FederatedServer, RemoteRoundServer
 from lightning_fedq.mechanisms import CPA, LDPQ, AggregateGaussian, BandedGaussian, CorBin, StratifiedCorBin
 from lightning_fedq.models import MLP
 from lightning_fedq.party_keys import ClientSecrets, Identities
@@ -54,7 +54,7 @@ COIN = CorBin(epsilon=4.0, shared_bits=5)
     "mechanism, options",
     [
         (COIN, {}),
-        pytest.param(LDPQ(epsilon=4.0), {"target": "weights", "smoothing": 0.5}, marks=slow),
+        pytest.param(LDPQ(epsilon=4.0), {"target": "weights", "server_lr": 0.5}, marks=slow),
         pytest.param(AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05), {}, marks=slow),
         pytest.param(CPA(epsilon=2.0), {"clients_per_round": 3}, marks=slow),
         pytest.param(
@@ -350,7 +350,7 @@ def test_settings_of_simulations_are_refused(options, words, tmp_path):
 
 
 CARRIED = {"mechanism", "num_clients", "clients_per_round", "participation", "local_epochs", "local_steps"}
-CARRIED |= {"target", "ranges", "smoothing", "server_optimizer", "weighting", "aggregator", "buffers"}
+CARRIED |= {"target", "ranges", "server_lr", "server_optimizer", "weighting", "aggregator", "buffers"}
 CARRIED |= {"algorithm", "secure_aggregation", "seed", "ledger", "labels", "privacy"}
 REFUSED = {"dropout_probability"}
 OF_SIMULATIONS = {"partition", "clients_per_step", "diagnostics", "client_metrics", "check_isolation"}
@@ -366,16 +366,16 @@ def test_settings_reach_the_server(tmp_path):
     spent = Ledger(4, repr(COIN))
     spent.charge([0, 1, 2, 3], 0)
     fed = federated(
-        COIN, clients_per_round=2, participation="once", ledger=spent, smoothing=0.5, buffers="frozen"
+        COIN, clients_per_round=2, participation="once", ledger=spent, server_lr=0.5, buffers="frozen"
     )
     server = FederatedServer(fed, None, None)
-    for name in ("smoothing", "buffers", "ledger", "ranges", "local_epochs", "seed"):
+    for name in ("server_lr", "buffers", "ledger", "ranges", "local_epochs", "seed"):
         assert getattr(server, name) == getattr(fed, name)
     assert server.planner == replace(fed.planner, real_clients=True)
 
 
 def test_what_works_on_updates_is_refused_on_the_server():
-    server = ClientsElsewhere(COIN, RoundPlanner(4, 0), SeededKeys(0), torch.zeros(3), (3,), AdaptiveRange())
+    server = RemoteRoundServer(COIN, RoundPlanner(4, 0), SeededKeys(0), torch.zeros(3), (3,), AdaptiveRange())
     with pytest.raises(ValueError, match="works on updates, which a server is never given"):
         server.tampering = object()
     server.tampering = None

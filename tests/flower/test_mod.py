@@ -321,7 +321,7 @@ def test_a_strategy_that_looks_at_single_replies():
     "options, words",
     [
         ({"local_epochs": 2}, "local_epochs=2 is the business of your own train function"),
-        ({"smoothing": 0.5}, "smoothing=0.5 is the business of your own strategy"),
+        ({"server_lr": 0.5}, "server_lr=0.5 is the business of your own strategy"),
         ({"weighting": "samples"}, "weighting='samples' is the business of your own strategy"),
         ({"dropout_probability": 0.1}, "real clients drop out by themselves"),
         ({"privacy": PrivacyTarget(30.0, 1e-3)}, "which a mod does not know"),

@@ -213,7 +213,7 @@ def test_the_weights_themselves_can_be_quantised():
 
 
 def test_smoothing_moves_part_of_the_way():
-    whole, part = make_engine(), make_engine(smoothing=0.25)
+    whole, part = make_engine(), make_engine(server_lr=0.25)
     start = whole.weights.clone()
     run_round(whole)
     run_round(part)
@@ -322,8 +322,8 @@ def test_answers_are_expected_once_and_in_shape():
     "options, words",
     [
         ({"target": "gradients"}, "target must be 'updates' or 'weights', got 'gradients'"),
-        ({"smoothing": 0.0}, r"smoothing must be in \(0, 1\], got 0.0"),
-        ({"smoothing": math.nan}, r"smoothing must be in \(0, 1\], got nan"),
+        ({"server_lr": 0.0}, r"server_lr must be in \(0, 1\], got 0.0"),
+        ({"server_lr": math.nan}, r"server_lr must be in \(0, 1\], got nan"),
         ({"client_weights": torch.ones(4)}, r"one weight per client, shape \(5,\), got \(4,\)"),
         ({"client_weights": torch.tensor([1, 1, 1, 1, 0.0])}, "client_weights must be > 0 and finite"),
     ],
@@ -345,7 +345,7 @@ def adam(parameters):
     return torch.optim.Adam(parameters, lr=0.1)
 
 
-@pytest.mark.parametrize("options", [{}, {"server_optimizer": adam, "smoothing": 0.5}, {"target": "weights"}])
+@pytest.mark.parametrize("options", [{}, {"server_optimizer": adam, "server_lr": 0.5}, {"target": "weights"}])
 def test_a_resumed_run_ends_with_the_same_bits(options):
     whole, first, second = (make_engine(ranges=AdaptiveRange(), **options) for _ in range(3))
     for _ in range(4):
