@@ -71,7 +71,9 @@ def target_words(run: Run) -> str:
     view = run.view
     over = "a round" if view["over"] == "round" else "the run"
     delta = "" if view["delta"] == run.privacy["delta"] else f" at delta {view['delta']:g}"
-    return f"{view['asked']:g} over {over}{delta}, {'met' if view['met'] else 'NOT met'}"
+    spent = finite_or_inf(view["spent"])
+    why = ": no masks ran" if spent <= view["asked"] * (1.0 + 1e-9) else ""
+    return f"{view['asked']:g} over {over}{delta}, {'met' if view['met'] else f'NOT met{why}'}"
 
 
 def view_cell(run: Run) -> tuple[str, str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from lightning_fedq.callbacks import Federated, RunFolder
+from lightning_fedq.commands.compare import main as compare_main
 from lightning_fedq.commands.report import main, write_report
 from lightning_fedq.html_report.charts import Line, line_chart, nice_ticks, whole_ticks
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, LayeredGaussian, RotatedCoins
@@ -120,6 +121,22 @@ def test_a_target_a_round_is_no_epsilon_of_the_run(tmp_path: Path) -> None:
     assert "asked for 4 over a round, met" in page.text and "asked: 4 over a round, met" in page.text
     assert f"{format_epsilon(view['epsilon'])} {view['verdict']}" in page.text
     assert "target 4" not in page.text  # the curve is of the run
+
+
+@pytest.mark.filterwarnings("ignore:masking is accounted for only:UserWarning")
+def test_masks_that_did_not_run_meet_no_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    masks, target = SecAgg(run="accounted"), PrivacyTarget(400.0, 1e-5, "secagg_server")
+    federated = Federated(RotatedCoins(1.0), 4, clients_per_step=1, privacy=target, secure_aggregation=masks)
+    trainer = make_trainer(federated, RunFolder("counted", show=False), max_epochs=2)
+    trainer.fit(small_model(), datamodule=small_data())
+    assert main(["runs/counted"]) == 0
+    page = Page(Path("runs/counted/report.html").read_text())
+    assert "asked for 400 over the run, NOT met: no masks ran" in page.text
+    assert compare_main(["runs/counted"]) == 0
+    assert "SECAGG_SERVER, asked for and NOT met (no masks ran)" in capsys.readouterr().out
 
 
 def test_a_target_is_judged_at_its_own_delta(tmp_path: Path) -> None:
