@@ -90,6 +90,7 @@ def test_a_page_says_what_the_summary_says(private: Path) -> None:
     assert points[0][1] < points[1][1] < points[2][1] == pytest.approx(view["epsilon"], rel=1e-12)
     labels = json.loads((private / "clients" / "labels.json").read_text())
     assert len(labels) == 4 and sum(map(sum, labels)) == 60
+    assert "clients/labels.json" in (private / "privacy.md").read_text()  # it says what else it wrote
 
 
 def test_the_page_needs_nobody_else(private: Path, seeded: Path, tmp_path: Path) -> None:
