@@ -67,7 +67,7 @@ def asked_of(run: Run) -> str:
 
 
 def target_words(run: Run) -> str:
-    """Epsilon that was asked for and whether it is met; its delta where the tables have another."""
+    """Epsilon that was asked for and whether it is met, with its delta where the tables have another."""
     view = run.view
     over = "a round" if view["over"] == "round" else "the run"
     delta = "" if view["delta"] == run.privacy["delta"] else f" at delta {view['delta']:g}"
