@@ -191,6 +191,15 @@ class RunFolder(pl.Callback):
         if self.rows:
             self._write(trainer)
 
+    def lets_out(self, trainer: pl.Trainer) -> str:
+        """See `LetsOut`."""
+        if federated_of(trainer, "RunFolder").label_counts() is None:
+            return ""
+        return (
+            "Who holds how many samples of which label: clients/labels.json, which `fedq report` draws, "
+            "because this is a simulation that deals out the data; do not hand it on."
+        )
+
     def _folder(self) -> Path:
         assert self.path is not None
         return self.path

@@ -121,6 +121,8 @@ def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any]:
         return {"epsilon": "-", "verdict": "-", "view": "-", "R": ratio}
     epsilon = math.inf if view["epsilon"] is None else view["epsilon"]
     asked = {True: ", asked for and met", False: ", asked for and NOT met", None: ""}[view["met"]]
+    if view["met"] is False and view["spent"] is not None and view["spent"] <= view["asked"] * (1.0 + 1e-9):
+        asked += " (no masks ran)"
     nobody = view["met"] is None and view["verdict"] == NO_GUARANTEE
     return {
         "epsilon": epsilon,
@@ -152,7 +154,7 @@ def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
     console.print(shown)
     views = dict.fromkeys(str(row["view"]) for row in table)
     if len(views) == 1:
-        console.print(f"epsilon: over the run, towards {next(iter(views))}", highlight=False)
+        console.print(f"epsilon: over the run, towards {next(iter(views))}", highlight=False, soft_wrap=True)
         return
     console.print("epsilon: over the run, towards", highlight=False)
     for row in table:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from lightning_fedq._lightning import pl
@@ -17,6 +16,7 @@ from lightning_fedq.core import Adversary
 from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.privacy_target import fewest_answers
 from lightning_fedq.federation.protocol import Federation
+from lightning_fedq.federation.statement import report_of
 from lightning_fedq.planning import HOMOGENEITY, relative_error
 from lightning_fedq.privacy.charged import Population
 from lightning_fedq.privacy.report import PrivacyReport, Row
@@ -45,25 +45,29 @@ def view_of(
         charged: Pairs of a round, from 1, and the rounds that some client had been charged for by then.
 
     Returns:
-        `adversary`; `epsilon` over what was asked for, `delta` and `verdict`; `asked`, `over` and `met`, None
-        without a target; `by_round`, pairs of a round and the epsilon over the run so far, empty without one.
+        `adversary`; `epsilon` over the run, `delta` and `verdict`; `asked`, `over` (a "round" or the "run"),
+        `spent` over that, and whether it is `met`, all None without a target; `by_round`, pairs of a round
+        and the epsilon over the run so far, empty without one.
     """
+    if target is not None and target.delta not in (None, report.delta):
+        report = report_of(federated, trainer, target.delta)  # what was asked for is judged at its own delta
     secagg = federated.secure_aggregation
     masked = secagg is not None and secagg.run != "accounted"
     seen = [row for row in report.rows if masked or row.adversary != Adversary.SECAGG_SERVER.name]
     row = min(seen, key=_epsilon) if target is None else report.row(target.against)
-    epsilon, asked, over, met = _epsilon(row), None, None, None
+    asked = over = spent = met = None
     if target is not None:
         asked, over = target.epsilon, target.over
-        epsilon = row.epsilon_round if over == "round" else epsilon
-        met = bool(epsilon <= asked * (1.0 + 1e-9)) and row in seen
+        spent = _of_a_round(federated, trainer, row) if over == "round" else _epsilon(row)
+        met = bool(spent <= asked * (1.0 + 1e-9)) and row in seen
     return {
         "adversary": row.adversary,
-        "epsilon": epsilon,
+        "epsilon": _epsilon(row),
         "delta": row.delta,
         "verdict": row.verdict,
         "asked": asked,
         "over": over,
+        "spent": spent,
         "met": met,
         "by_round": _by_round(federated, trainer, row, charged) if math.isfinite(_epsilon(row)) else [],
     }
@@ -74,17 +78,30 @@ def _epsilon(row: Row) -> float:
     return max(row.epsilon_run, row.epsilon_any_two)
 
 
+def _of_a_round(federated: Federation, trainer: pl.Trainer, row: Row) -> float:
+    """Epsilon of one round between any two updates."""
+    if not math.isfinite(row.epsilon_round):
+        return math.inf
+    return _after(federated, trainer, row, 1)
+
+
 def _by_round(
     federated: Federation, trainer: pl.Trainer, row: Row, charged: Sequence[tuple[int, int]]
 ) -> list[list[float]]:
     """Epsilon after some of the rounds, the last one among them."""
+    every = max(1, math.ceil(len(charged) / _MOST_POINTS))
+    shown = list(reversed(charged))[::every][::-1]
+    return [[float(round), _after(federated, trainer, row, most)] for round, most in shown]
+
+
+def _after(federated: Federation, trainer: pl.Trainer, row: Row, most: int) -> float:
+    """Epsilon towards a row's adversary where no client was charged for more than so many rounds."""
     engine, secagg = federated.engine, federated.secure_aggregation
     assert engine is not None
-    every = max(1, math.ceil(len(charged) / _MOST_POINTS))
-    points, planner, charges = [], engine.planner, engine.ledger.charges
+    planner = engine.planner
     setting = Setting(
         engine.charged_context(planner.plan(0, engine.mechanism)),
-        int(charges.max()),
+        most,
         row.delta,
         1.0,
         planner.dropout_probability,
@@ -96,12 +113,11 @@ def _by_round(
         fewest_answers(planner, secagg),
         planner.num_clients,
     )
-    for round, most in list(reversed(charged))[::every][::-1]:
-        so_far = replace(setting, rounds=most)
-        population = Population(engine.mechanism, so_far, planner.num_clients, charges.clamp(max=most))
-        claim, rounds = population.worst(Adversary[row.adversary])
-        points.append([float(round), so_far.between_any_two(claim, rounds, so_far.participation)])
-    return points
+    charges = engine.ledger.charges.clamp(max=most)
+    claim, rounds = Population(engine.mechanism, setting, planner.num_clients, charges).worst(
+        Adversary[row.adversary]
+    )
+    return setting.between_any_two(claim, rounds, setting.participation)
 
 
 def noise_over_signal(engine: RoundEngine, rows: Sequence[dict[str, float]], rounds: int) -> dict[str, Any]:

@@ -77,6 +77,8 @@ footer { margin-top: 40px; border-top: 1px solid var(--rule); padding-top: 10px;
   tr { display: block; border-bottom: 1px solid var(--rule); padding: 8px 0; }
 }
 @media print {
+  @page { margin: 14mm; }
+  * { print-color-adjust: exact; }
   :root { --back: #fff; --card: #fff; --text: #000; --soft: #444; --rule: #bbb; }
   body { max-width: none; padding: 0; font-size: 11pt; }
   .charts { grid-template-columns: repeat(2, 1fr); } figure, .tile { border: 1px solid var(--rule); }

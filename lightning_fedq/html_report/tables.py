@@ -9,7 +9,14 @@ from typing import Any
 from lightning_fedq.core import Neighbours
 from lightning_fedq.html_report.charts import label_picture
 from lightning_fedq.html_report.folders import Run
-from lightning_fedq.html_report.values import WHO, epsilon_of, finite_or_inf, number, verdict_word
+from lightning_fedq.html_report.values import (
+    WHO,
+    epsilon_of,
+    finite_or_inf,
+    number,
+    target_words,
+    verdict_word,
+)
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon, scale
 
 
@@ -68,19 +75,19 @@ def _privacy_cell(run: Run, row: Mapping[str, Any]) -> str:
     )
     view = run.view
     if view and view["asked"] and view["adversary"] == row["adversary"]:
-        met = "met" if view["met"] else "NOT met"
-        cell += f' <span class="asked">asked for {view["asked"]:g}, {met}</span>'
+        cell += f' <span class="asked">asked for {target_words(run)}</span>'
     return cell
 
 
 def _condition(run: Run, row: Mapping[str, Any]) -> str:
     """Condition under which this view is met, or the reason why nothing holds."""
     masked = str(run.privacy["protocol"]).startswith("masking really ran")
+    broken = "masks are broken and " if masked else ""
     parts = {
         "SECAGG_SERVER": run.privacy["protocol"] if masked else "no masks ran",
         "SERVER": "if masks are broken" if masked else "",
         "EAVESDROPPER": "if masks are broken" if masked else "",
-        "SERVER_AND_PARTNER": "if a partner or the shared randomness leaks",
+        "SERVER_AND_PARTNER": f"if {broken}a partner or the shared randomness leaks",
     }
     said = [parts.get(row["adversary"], "")]
     if row["verdict"] == NO_GUARANTEE:

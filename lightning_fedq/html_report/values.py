@@ -63,8 +63,17 @@ def asked_of(run: Run) -> str:
         return "nothing is claimed towards anybody"
     if not view["asked"]:
         return f"smallest of all views: {who}"
+    return f"asked: {target_words(run)}; {who}"
+
+
+def target_words(run: Run) -> str:
+    """Epsilon that was asked for and whether it is met, with its delta where the tables have another."""
+    view = run.view
     over = "a round" if view["over"] == "round" else "the run"
-    return f"asked: {view['asked']:g} over {over}, {'met' if view['met'] else 'NOT met'}; {who}"
+    delta = "" if view["delta"] == run.privacy["delta"] else f" at delta {view['delta']:g}"
+    spent = finite_or_inf(view["spent"])
+    why = ": no masks ran" if spent <= view["asked"] * (1.0 + 1e-9) else ""
+    return f"{view['asked']:g} over {over}{delta}, {'met' if view['met'] else f'NOT met{why}'}"
 
 
 def view_cell(run: Run) -> tuple[str, str]:

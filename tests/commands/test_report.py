@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from lightning_fedq.callbacks import Federated, RunFolder
+from lightning_fedq.commands.compare import main as compare_main
 from lightning_fedq.commands.report import main, write_report
 from lightning_fedq.html_report.charts import Line, line_chart, nice_ticks, whole_ticks
-from lightning_fedq.mechanisms import LayeredGaussian, RotatedCoins
+from lightning_fedq.mechanisms import LDPQ, GaussianNoise, LayeredGaussian, RotatedCoins
 from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.secagg import SecAgg
 from tests.callbacks.runs import small_data, small_model, small_run
 from tests.digits_run import make_trainer
@@ -81,13 +83,14 @@ def test_a_page_says_what_the_summary_says(private: Path) -> None:
     assert view["asked"] == 400.0 and view["met"] and view["adversary"] == "SECAGG_SERVER"
     assert f"{summary['metrics']['val_acc']:.4g}" in page.text
     assert f"{summary['bits_per_parameter']:.4g}" in page.text
-    assert "asked for 400, met" in page.text and summary["mechanism"] in page.text
+    assert "asked for 400 over the run, met" in page.text and summary["mechanism"] in page.text
     assert page.tags.count("svg") == 4  # metric, epsilon, bits, labels
     points = view["by_round"]
     assert [round for round, _ in points] == [1, 2, 3]
     assert points[0][1] < points[1][1] < points[2][1] == pytest.approx(view["epsilon"], rel=1e-12)
     labels = json.loads((private / "clients" / "labels.json").read_text())
     assert len(labels) == 4 and sum(map(sum, labels)) == 60
+    assert "clients/labels.json" in (private / "privacy.md").read_text()  # it says what else it wrote
 
 
 def test_the_page_needs_nobody_else(private: Path, seeded: Path, tmp_path: Path) -> None:
@@ -103,6 +106,55 @@ def test_a_run_with_a_seed_is_never_called_private(seeded: Path, tmp_path: Path)
     assert "nothing is private" in page.text and "∞ no guarantee" in page.text
     assert "epsilon spent" not in page.text  # no empty panel
     assert json.loads((seeded / "summary.json").read_text())["view"]["verdict"] == "no guarantee"
+
+
+def test_a_target_a_round_is_no_epsilon_of_the_run(tmp_path: Path) -> None:
+    """What is met in every round is said as such, and beside it what all rounds together come to."""
+    federated = Federated(
+        LDPQ(1.0), 4, clients_per_step=1, privacy=PrivacyTarget(4.0, 1e-5, "server", "round")
+    )
+    trainer = make_trainer(federated, RunFolder("each", str(tmp_path), show=False), max_epochs=3)
+    trainer.fit(small_model(), datamodule=small_data())
+    view = json.loads((tmp_path / "each" / "summary.json").read_text())["view"]
+    assert view["met"] and view["spent"] <= 4.0 < view["epsilon"] == view["by_round"][-1][1]
+    write_report([tmp_path / "each"], tmp_path / "page.html")
+    page = Page((tmp_path / "page.html").read_text())
+    assert "asked for 4 over a round, met" in page.text and "asked: 4 over a round, met" in page.text
+    assert f"{format_epsilon(view['epsilon'])} {view['verdict']}" in page.text
+    assert "target 4" not in page.text  # the curve is of the run
+
+
+@pytest.mark.filterwarnings("ignore:masking is accounted for only:UserWarning")
+def test_masks_that_did_not_run_meet_no_target(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    masks, target = SecAgg(run="accounted"), PrivacyTarget(400.0, 1e-5, "secagg_server")
+    federated = Federated(RotatedCoins(1.0), 4, clients_per_step=1, privacy=target, secure_aggregation=masks)
+    trainer = make_trainer(federated, RunFolder("counted", show=False), max_epochs=2)
+    trainer.fit(small_model(), datamodule=small_data())
+    assert main(["runs/counted"]) == 0
+    page = Page(Path("runs/counted/report.html").read_text())
+    assert "asked for 400 over the run, NOT met: no masks ran" in page.text
+    assert compare_main(["runs/counted"]) == 0
+    assert "SECAGG_SERVER, asked for and NOT met (no masks ran)" in capsys.readouterr().out
+
+
+def test_a_target_is_judged_at_its_own_delta(tmp_path: Path) -> None:
+    """`RunFolder` may report at a larger delta, at which epsilon is smaller."""
+    federated = Federated(
+        GaussianNoise(1.0, 1.0), 4, clients_per_step=1, privacy=PrivacyTarget(4.0, 1e-9, "server")
+    )
+    folder = RunFolder("small", str(tmp_path), delta=1e-2, show=False)
+    make_trainer(federated, folder, max_epochs=3).fit(small_model(), datamodule=small_data())
+    view = json.loads((tmp_path / "small" / "summary.json").read_text())["view"]
+    privacy = json.loads((tmp_path / "small" / "privacy.json").read_text())
+    [row] = [row for row in privacy["rows"] if row["adversary"] == "SERVER"]
+    assert row["epsilon_run"] < 3.0 < view["epsilon"] == view["spent"] <= 4.0
+    assert (view["delta"], row["delta"]) == (1e-9, 1e-2)
+    assert view["by_round"][-1][1] == pytest.approx(view["epsilon"], rel=1e-9)
+    write_report([tmp_path / "small"], tmp_path / "page.html")
+    assert "asked: 4 over the run at delta 1e-09, met" in Page((tmp_path / "page.html").read_text()).text
 
 
 def test_several_runs_stand_side_by_side(private: Path, seeded: Path, tmp_path: Path) -> None:
