@@ -15,8 +15,8 @@ from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import engine_of, federated_of
 from lightning_fedq.callbacks.privacy import PrivacyBudget
 from lightning_fedq.core import Mechanism
-from lightning_fedq.federation.spending import noise_over_signal, view_of
-from lightning_fedq.federation.statement import privacy_summary, report_of
+from lightning_fedq.federation.spending import noise_over_signal, report_of, view_of
+from lightning_fedq.federation.statement import privacy_summary
 from lightning_fedq.federation.unprotected import lengths_tell, what_left
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.page import markdown

@@ -16,16 +16,47 @@ from lightning_fedq.core import Adversary
 from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.privacy_target import fewest_answers
 from lightning_fedq.federation.protocol import Federation
-from lightning_fedq.federation.statement import report_of
 from lightning_fedq.planning import HOMOGENEITY, relative_error
 from lightning_fedq.privacy.charged import Population
-from lightning_fedq.privacy.report import PrivacyReport, Row
+from lightning_fedq.privacy.report import PrivacyReport, Row, privacy_report
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.rounds import RoundEngine
 
 _MOST_POINTS = 12
 """Rounds for which epsilon is computed."""
+
+
+def report_of(federated: Federation, trainer: pl.Trainer, delta: float) -> PrivacyReport:
+    """Privacy report of a finished run, by what its ledger has charged.
+
+    Args:
+        federated: Its federation, after a fit.
+        trainer: Its Trainer.
+        delta: In (0, 1 / num_clients).
+    """
+    engine, secagg = federated.engine, federated.secure_aggregation
+    assert engine is not None
+    planner = engine.planner
+    return privacy_report(
+        engine.mechanism,
+        engine.charged_context(planner.plan(0, engine.mechanism)),
+        rounds=engine.ledger.rounds,
+        charges=engine.ledger.charges,
+        delta=delta,
+        num_clients=planner.num_clients,
+        dropout_probability=planner.dropout_probability,
+        secure_keys=not isinstance(engine.keys, SeededKeys),
+        secure_aggregation=secagg is not None,
+        protocol="" if secagg is None else secagg.statement,
+        equal_weights=engine.plain_sum,
+        max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
+        num_byzantine=max(num_byzantine_of(trainer, federated.planner), engine.ledger.num_byzantine),
+        fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
+        fewest_answers=fewest_answers(planner, secagg),
+        most_rounds=planner.most_rounds(engine.ledger.rounds),
+    )
 
 
 def view_of(
@@ -58,7 +89,7 @@ def view_of(
     asked = over = spent = met = None
     if target is not None:
         asked, over = target.epsilon, target.over
-        spent = _of_a_round(federated, trainer, row) if over == "round" else _epsilon(row)
+        spent = of_a_round(federated, trainer, row) if over == "round" else _epsilon(row)
         met = bool(spent <= asked * (1.0 + 1e-9)) and row in seen
     return {
         "adversary": row.adversary,
@@ -78,7 +109,7 @@ def _epsilon(row: Row) -> float:
     return max(row.epsilon_run, row.epsilon_any_two)
 
 
-def _of_a_round(federated: Federation, trainer: pl.Trainer, row: Row) -> float:
+def of_a_round(federated: Federation, trainer: pl.Trainer, row: Row) -> float:
     """Epsilon of one round between any two updates."""
     if not math.isfinite(row.epsilon_round):
         return math.inf

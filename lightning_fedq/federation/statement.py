@@ -8,12 +8,11 @@ from typing import Any
 
 from lightning_fedq._lightning import callbacks_of, pl
 from lightning_fedq.core import Adversary
-from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.client_metrics import ProtectsSamples, claims_something
-from lightning_fedq.federation.privacy_target import fewest_answers
 from lightning_fedq.federation.protocol import Federation
+from lightning_fedq.federation.spending import of_a_round, report_of
 from lightning_fedq.privacy.digest import digest, is_met
-from lightning_fedq.privacy.report import PrivacyReport, Row, privacy_report
+from lightning_fedq.privacy.report import PrivacyReport, Row
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon
 from lightning_fedq.randomness import SeededKeys
 
@@ -27,37 +26,6 @@ _NAMES = {
     "SECAGG_SERVER": "the server behind secure aggregation",
 }
 """Adversaries as they are called in a sentence."""
-
-
-def report_of(federated: Federation, trainer: pl.Trainer, delta: float) -> PrivacyReport:
-    """Privacy report of a finished run, by what its ledger has charged.
-
-    Args:
-        federated: Its federation, after a fit.
-        trainer: Its Trainer.
-        delta: In (0, 1 / num_clients).
-    """
-    engine, secagg = federated.engine, federated.secure_aggregation
-    assert engine is not None
-    planner = engine.planner
-    return privacy_report(
-        engine.mechanism,
-        engine.charged_context(planner.plan(0, engine.mechanism)),
-        rounds=engine.ledger.rounds,
-        charges=engine.ledger.charges,
-        delta=delta,
-        num_clients=planner.num_clients,
-        dropout_probability=planner.dropout_probability,
-        secure_keys=not isinstance(engine.keys, SeededKeys),
-        secure_aggregation=secagg is not None,
-        protocol="" if secagg is None else secagg.statement,
-        equal_weights=engine.plain_sum,
-        max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
-        num_byzantine=max(num_byzantine_of(trainer, federated.planner), engine.ledger.num_byzantine),
-        fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
-        fewest_answers=fewest_answers(planner, secagg),
-        most_rounds=planner.most_rounds(engine.ledger.rounds),
-    )
 
 
 def privacy_summary(federated: Federation, report: PrivacyReport) -> dict[str, Any]:
@@ -125,7 +93,7 @@ def _of_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:
     else:
         first = report.row(target.against)
         over = "in every round" if target.over == "round" else over
-        spent = first.epsilon_round if target.over == "round" else _epsilon(first)
+        spent = of_a_round(federated, trainer, first) if target.over == "round" else _epsilon(first)
         if first.adversary == Adversary.SECAGG_SERVER.name and not masked:
             what = "NOT met: no masks ran, so the server could see every message"
         elif spent <= target.epsilon * (1.0 + 1e-9):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.core import Mechanism
-from lightning_fedq.mechanisms import LDPQ, CorBin, DistributedDiscreteGaussian, FedAvg
+from lightning_fedq.mechanisms import LDPQ, SIGM, CorBin, DistributedDiscreteGaussian, FedAvg
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 from tests.digits_run import Classifier, Digits, make_trainer
@@ -74,3 +75,12 @@ def test_masks_that_were_only_counted_meet_no_target(caplog: pytest.LogCaptureFi
 def test_samples_have_a_line_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
     lines = said(caplog, Federated(FedAvg(), 4), DPSGD(1.0, 1.0, delta=1e-3))
     assert any(line.startswith("privacy of a sample: epsilon ") and "delta 0.001" in line for line in lines)
+
+
+def test_a_target_of_a_round_is_said_between_any_two_updates(caplog: pytest.LogCaptureFixture) -> None:
+    """SIGM's claim is about an update and zero, of which any two updates are two steps apart."""
+    target = PrivacyTarget(8.0, 1e-5, "outsider", "round")
+    mechanism = SIGM(0.1, 1.0, 0.5)
+    first, _ = said(caplog, Federated(mechanism, 20, privacy=target))
+    (spent,) = re.findall(r"met, ([\d.]+) spent", first)
+    assert "in every round" in first and 7.9 <= float(spent) <= 8.0
