@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from lightning_fedq.mechanisms.mvu import MVU
     from lightning_fedq.mechanisms.near_optimal_utility import NearOptimalUtility
     from lightning_fedq.mechanisms.paired_coins import PairedCoins
+    from lightning_fedq.mechanisms.priv_unit import PrivUnit, PrivUnitG, ProjUnit
     from lightning_fedq.mechanisms.rotated_axes import RotatedAxes
     from lightning_fedq.mechanisms.rotated_coins import RotatedCoins
     from lightning_fedq.mechanisms.sigm import SIGM
@@ -59,6 +60,9 @@ __all__ = [
     "PairedCoins",
     "PerCoordinateGaussian",
     "PerCoordinateLaplace",
+    "PrivUnit",
+    "PrivUnitG",
+    "ProjUnit",
     "RotatedAxes",
     "RotatedCoins",
     "SignRR",
@@ -89,6 +93,9 @@ _FILES = {
     "PairedCoins": "paired_coins",
     "PerCoordinateGaussian": "gaussian",
     "PerCoordinateLaplace": "laplace",
+    "PrivUnit": "priv_unit",
+    "PrivUnitG": "priv_unit",
+    "ProjUnit": "priv_unit",
     "RotatedAxes": "rotated_axes",
     "RotatedCoins": "rotated_coins",
     "SignRR": "sign_rr",
