@@ -28,6 +28,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
+import numpy as np
 import torch
 from scipy import special
 from torch import Tensor
@@ -58,8 +59,8 @@ def _normals(key: bytes, rows: int, columns: int) -> Tensor:
 @lru_cache(maxsize=1)
 def _projection(key: bytes, rows: int, columns: int) -> Tensor:
     """`(rows, columns)`, orthonormal rows, uniform among all such: QR of normals, signs fixed."""
-    basis, triangle = torch.linalg.qr(_normals(key, columns, rows))
-    return (basis * triangle.diagonal().sign()).T
+    basis, triangle = np.linalg.qr(_normals(key, columns, rows).numpy())
+    return torch.from_numpy((basis * np.sign(triangle.diagonal())).T.copy())
 
 
 @dataclass(frozen=True)

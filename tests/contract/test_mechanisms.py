@@ -53,6 +53,10 @@ ROWS: list[Mechanism] = [
     m.PrivUnitG(epsilon=8.0, clip_norm=4.0, directions=256),
     m.PrivUnit(epsilon=8.0, clip_norm=4.0, directions=256),
     m.ProjUnit(epsilon=8.0, clip_norm=4.0, directions=256, subspace=8),
+    m.QSGD(levels=4),
+    m.TernGrad(),
+    m.DRIVE(),
+    m.EDEN(bits=3),
     m.BandedGaussian(clip_norm=8.0, noise_multiplier=0.05, band=1),
 ]
 
