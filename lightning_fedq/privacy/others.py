@@ -36,7 +36,7 @@ _OPACUS_OPTIONAL = {"poisson_sampling", "max_grad_norm", "secure_mode"}
 
 @dataclass(frozen=True)
 class Protection:
-    """What settings protect, adversary by adversary.
+    """Protection by some settings, adversary by adversary.
 
     Args:
         title: The settings in words.
@@ -87,7 +87,7 @@ def _figures(multiplier: float, delta: float, rounds: int) -> tuple[float, float
 
 
 def of_flower(settings: Mapping[str, Any], delta: float) -> Protection:
-    """What one of Flower's wrappers or its local mod protects.
+    """Protection by one of Flower's wrappers or its local mod.
 
     Args:
         settings: `class`, its arguments, and `num_rounds`; for a wrapper also `largest_weight`, the largest
@@ -164,7 +164,7 @@ _RELATIONS = ("an update or zero", "any two updates")
 
 
 def of_opacus(settings: Mapping[str, Any], delta: float) -> Protection:
-    """What Opacus protects of one client's samples, if every client trains with it.
+    """Protection of one client's samples by Opacus, if every client trains with it.
 
     Args:
         settings: `noise_multiplier`, `sample_rate` (batch size over samples), `epochs` of one client in all
