@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+import yaml
 from rich.console import Console
 from rich.markdown import Markdown
 
@@ -27,6 +28,7 @@ from lightning_fedq.federation.journal import find_journal
 from lightning_fedq.federation.privacy_target import fewest_answers
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.others import of_flower, of_opacus
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import ASSUMED, PrivacyReport, privacy_report
 from lightning_fedq.privacy.samples import SampleStatement
@@ -229,6 +231,24 @@ def page_of_run(folder: Path) -> str:
     return page.read_text()
 
 
+def page_of_others(opacus: Path | None, flower: Path | None, delta: float) -> str:
+    """The page about settings of another library, in one of two files.
+
+    Raises:
+        OSError: If the file can't be read.
+        ValueError: If it holds no such settings.
+    """
+    path, stated = (opacus, of_opacus) if flower is None else (flower, of_flower)
+    try:
+        text = Path(str(path)).read_text()
+        settings = json.loads(text) if Path(str(path)).suffix == ".json" else yaml.safe_load(text)
+    except (yaml.YAMLError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path} is neither YAML nor JSON: {error}") from error
+    if not isinstance(settings, dict):
+        raise ValueError(f"{path} must hold a mapping of settings, got {type(settings).__name__}")
+    return stated(settings, delta).markdown(delta)
+
+
 def main(argv: Sequence[str]) -> int:
     """Print the statement. Write it where asked."""
     parser = argparse.ArgumentParser(
@@ -238,6 +258,7 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument(
         "source",
+        nargs="?",
         metavar="CONFIG|CKPT|RUN",
         help="a configuration (a file or a name), a checkpoint, or the folder of a run that ended",
     )
@@ -261,7 +282,31 @@ def main(argv: Sequence[str]) -> int:
         help="class path of a checkpoint's mechanism, where no installed package declares it",
     )
     parser.add_argument("--out", type=Path, help="also write privacy.md and privacy.json into this folder")
+    others = parser.add_mutually_exclusive_group()
+    for flag, library in (
+        ("--opacus", "Opacus's PrivacyEngine"),
+        ("--flower", "a DP wrapper or mod of Flower"),
+    ):
+        text = (
+            f"YAML or JSON with the settings of {library}: what they protect (docs/guides/other_libraries.md)"
+        )
+        others.add_argument(flag, type=Path, metavar="FILE", help=text)
     options = parser.parse_args(argv)
+    if options.opacus or options.flower:
+        mine = {"opacus", "flower", "delta"}
+        if wrong := sorted(
+            n for n, v in vars(options).items() if v != parser.get_default(n) and n not in mine
+        ):
+            parser.error(f"settings of other libraries go with --delta only, not with {', '.join(wrong)}")
+        try:
+            print(page_of_others(options.opacus, options.flower, options.delta))
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
+        return 0
+    if options.source is None:
+        parser.error(
+            "give a configuration, a checkpoint or the folder of a run, or --opacus or --flower FILE"
+        )
     path = Path(options.source)
     if path.suffix == ".ckpt" and not path.is_file():
         parser.error(f"there is no file {path}")

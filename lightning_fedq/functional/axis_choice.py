@@ -69,12 +69,15 @@ class AxisChoice:
         return 1.0 / self.mean_length**2 - 1.0
 
 
-def top_threshold(size: int, num_top: int, epsilon: float) -> int:
-    """floor(2^64 k e^epsilon / (k e^epsilon + 2 D - k)), in 60 decimal digits: rounding only adds privacy."""
+def top_threshold(num_options: int, num_top: int, epsilon: float) -> int:
+    """floor(2^64 k e^epsilon / (k e^epsilon + K - k)) for K options, in 60 decimal digits.
+
+    Rounding only adds privacy.
+    """
     with localcontext() as context:
         context.prec = 60
         weight = num_top * Decimal(epsilon).exp()
-        share = weight / (weight + (2 * size - num_top))
+        share = weight / (weight + (num_options - num_top))
         return min(int((share * (1 << WORD_BITS)).to_integral_value(ROUND_FLOOR)), (1 << WORD_BITS) - 1)
 
 
@@ -91,14 +94,14 @@ def expected_top_sum(size: int, num_top: int) -> float:
     for start, stop in ((0.0, max(bend, 0.0)), (max(bend, 0.0), _FAR)):
         half = 0.5 * (stop - start)
         chance = 2.0 * special.ndtr(-(start + half * (nodes + 1.0)))
-        below = _binomial_cdf(num_top - 2, size - 1, chance)
-        fewer = _binomial_cdf(num_top - 1, size, chance)
+        below = binomial_cdf(num_top - 2, size - 1, chance)
+        fewer = binomial_cdf(num_top - 1, size, chance)
         total += half * float(weights @ (size * chance * below + num_top * (1.0 - fewer)))
     norm = math.sqrt(2.0) * math.exp(special.gammaln((size + 1) / 2.0) - special.gammaln(size / 2.0))
     return total / norm
 
 
-def _binomial_cdf(most: int, trials: int, chance: NDArray[np.float64]) -> NDArray[np.float64]:
+def binomial_cdf(most: int, trials: int, chance: NDArray[np.float64]) -> NDArray[np.float64]:
     """P(Binomial(trials, chance) <= most)."""
     if most < 0:
         return np.zeros_like(chance)
@@ -133,7 +136,7 @@ def best_axis_choice(size: int, epsilon: float) -> AxisChoice:
         return gap(num_top, odds / (1.0 + odds)) * math.exp(-u * u / 2.0)
 
     def choice(num_top: int) -> AxisChoice:
-        threshold = top_threshold(size, num_top, epsilon)
+        threshold = top_threshold(2 * size, num_top, epsilon)
         length = gap(num_top, threshold / 2**WORD_BITS) * expected_top_sum(size, num_top)
         return AxisChoice(size, num_top, threshold, length)
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lightning_fedq.mechanisms.cpa import CPA
     from lightning_fedq.mechanisms.csgm import CSGM
     from lightning_fedq.mechanisms.ddg import DistributedDiscreteGaussian
+    from lightning_fedq.mechanisms.drive import DRIVE, EDEN
     from lightning_fedq.mechanisms.fedavg import FedAvg
     from lightning_fedq.mechanisms.gaussian import GaussianNoise, PerCoordinateGaussian
     from lightning_fedq.mechanisms.handed_on_gaussian import HandedOnGaussian
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     from lightning_fedq.mechanisms.mvu import MVU
     from lightning_fedq.mechanisms.near_optimal_utility import NearOptimalUtility
     from lightning_fedq.mechanisms.paired_coins import PairedCoins
+    from lightning_fedq.mechanisms.priv_unit import PrivUnit, PrivUnitG, ProjUnit
+    from lightning_fedq.mechanisms.qsgd import QSGD, TernGrad
     from lightning_fedq.mechanisms.rotated_axes import RotatedAxes
     from lightning_fedq.mechanisms.rotated_coins import RotatedCoins
     from lightning_fedq.mechanisms.sigm import SIGM
@@ -39,8 +42,11 @@ if TYPE_CHECKING:
 __all__ = [
     "CPA",
     "CSGM",
+    "DRIVE",
+    "EDEN",
     "LDPQ",
     "MVU",
+    "QSGD",
     "SIGM",
     "AggregateGaussian",
     "AugCorBin",
@@ -59,18 +65,25 @@ __all__ = [
     "PairedCoins",
     "PerCoordinateGaussian",
     "PerCoordinateLaplace",
+    "PrivUnit",
+    "PrivUnitG",
+    "ProjUnit",
     "RotatedAxes",
     "RotatedCoins",
     "SignRR",
     "Skellam",
     "StratifiedCorBin",
     "SubtractiveDither",
+    "TernGrad",
 ]
 _FILES = {
     "CPA": "cpa",
     "CSGM": "csgm",
+    "DRIVE": "drive",
+    "EDEN": "drive",
     "LDPQ": "ldpq",
     "MVU": "mvu",
+    "QSGD": "qsgd",
     "SIGM": "sigm",
     "AggregateGaussian": "aggregate_gaussian",
     "AugCorBin": "corbin",
@@ -89,12 +102,16 @@ _FILES = {
     "PairedCoins": "paired_coins",
     "PerCoordinateGaussian": "gaussian",
     "PerCoordinateLaplace": "laplace",
+    "PrivUnit": "priv_unit",
+    "PrivUnitG": "priv_unit",
+    "ProjUnit": "priv_unit",
     "RotatedAxes": "rotated_axes",
     "RotatedCoins": "rotated_coins",
     "SignRR": "sign_rr",
     "Skellam": "skellam",
     "StratifiedCorBin": "stratified",
     "SubtractiveDither": "subtractive_dither",
+    "TernGrad": "qsgd",
 }
 # end
 

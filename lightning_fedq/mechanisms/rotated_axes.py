@@ -36,16 +36,19 @@ from torch import Tensor
 
 from lightning_fedq.core import Adversary, AuditCase, Mechanism, Message, PrivacyClaim, RoundContext
 from lightning_fedq.functional.axis_choice import AxisChoice, best_axis_choice
-from lightning_fedq.functional.hadamard import padded_size, rotate, rotate_back
+from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.losses import PmfPairs
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
+from lightning_fedq.mechanisms.bases.own_rotation import (
+    draw_preferred,
+    parts,
+    rotate_each,
+    rotate_each_back,
+)
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.wire.coding import FixedLength
 
-_ROTATION = "rotation"
 _AXIS = "axis"
-_CHUNK = 1 << 22
-"""Coordinates of a stack that are rotated at once."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +96,9 @@ class RotatedAxes(Mechanism):
         rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().double()
         choice = self.choice(context.dim)
         symbols = torch.empty(len(rows), 1, dtype=torch.int64)
-        for first, last in _parts(len(rows), choice.size):
+        for first, last in parts(len(rows), choice.size):
             clients = rand.clients[first:last]
-            rotated = _rotate(rows[first:last], clients, context.dim, rand)
+            rotated = rotate_each(rows[first:last], clients, context.dim, rand)
             for row, (client, values) in enumerate(zip(clients, rotated.numpy(), strict=True), first):
                 symbols[row, 0] = _draw(values, choice, rand.private(client, _AXIS))
         longer = torch.linalg.vector_norm(rows, dim=1) > self.clip_norm
@@ -120,7 +123,7 @@ class RotatedAxes(Mechanism):
                 f"{tuple(sent.shape)} with values up to {sent.max().item() if sent.numel() else None}"
             )
         axes, total = sent[:, 0].to(torch.int64), torch.zeros(context.dim, dtype=torch.float64)
-        for first, last in _parts(count, choice.size):
+        for first, last in parts(count, choice.size):
             picked = axes[first:last]
             columns = torch.zeros(last - first, choice.size, dtype=torch.float64)
             columns.scatter_(
@@ -128,7 +131,7 @@ class RotatedAxes(Mechanism):
                 (picked % choice.size)[:, None],
                 torch.where(picked < choice.size, 1.0, -1.0)[:, None].double(),
             )
-            total += _rotate_back(columns, clients[first:last], context.dim, rand).sum(0)
+            total += rotate_each_back(columns, clients[first:last], context.dim, rand).sum(0)
         return (total * (self.clip_norm / choice.mean_length)).float().to(symbols.device)
 
     def code(self, context: RoundContext) -> FixedLength:
@@ -176,7 +179,7 @@ class RotatedAxes(Mechanism):
         """
         size = self.choice(context.dim).size
         falling = torch.arange(size, 0, -1, dtype=torch.float64)[None] / size
-        first = _rotate_back(falling, [client], context.dim, public)[0]
+        first = rotate_each_back(falling, [client], context.dim, public)[0]
         return first, -first
 
     def lever(self, client: int, context: RoundContext) -> float:
@@ -192,41 +195,9 @@ class RotatedAxes(Mechanism):
         return "fewer messages of a client: rounds in which it does not take part cost it nothing"
 
 
-def _parts(count: int, size: int) -> list[tuple[int, int]]:
-    step = max(_CHUNK // size, 1)
-    return [(first, min(first + step, count)) for first in range(0, count, step)]
-
-
-def _signs(clients: Sequence[int], size: int, rand: PublicRandomness) -> tuple[Tensor, Tensor]:
-    """The outer and the inner sign flips of each client, `(clients, D)` of +1 and -1."""
-    signs = np.empty((2, len(clients), size), np.float64)
-    for row, client in enumerate(clients):
-        packed = rand.shared_with_server(client, _ROTATION)
-        for flips in signs[:, row]:
-            words = np.empty(-(-size // 8), np.uint8)
-            packed.fill(words)
-            flips[:] = 1.0 - 2.0 * np.unpackbits(words, count=size)
-    return torch.from_numpy(signs[0]), torch.from_numpy(signs[1])
-
-
-def _rotate(rows: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness) -> Tensor:
-    outer, inner = _signs(clients, padded_size(dim), rand)
-    return rotate(rotate(rows, inner), outer)
-
-
-def _rotate_back(rows: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness) -> Tensor:
-    outer, inner = _signs(clients, rows.shape[1], rand)
-    return rotate_back(rotate_back(rows, outer, rows.shape[1]), inner, dim)
-
-
 def _draw(values: NDArray[np.float64], choice: AxisChoice, stream: Stream) -> int:
     """One signed axis: the coin and both draws below a bound are exact on the stream's words."""
     size, k = choice.size, choice.num_top
     top = np.sort(np.argpartition(-np.abs(values), k - 1)[:k])
     preferred = np.where(values[top] < 0, top + size, top)
-    if int(stream.words64(1)[0]) < choice.threshold:
-        return int(preferred[int(stream.uniform_below(k, 1)[0])])
-    drawn = int(stream.uniform_below(2 * size - k, 1)[0])
-    others = np.ones(2 * size, bool)
-    others[preferred] = False
-    return int(np.flatnonzero(others)[drawn])
+    return draw_preferred(preferred, 2 * size, choice.threshold, stream)

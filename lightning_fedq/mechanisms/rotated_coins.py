@@ -169,6 +169,24 @@ class RotatedCoins(Mechanism):
             "RotatedCoins, share 1/8": cls(1.0, 1.0, share=0.125),
         }
 
+    @classmethod
+    def poisson_binomial(cls, clip_norm: float, theta: float, coins: int, kappa: float = 4.5) -> RotatedCoins:
+        """Return the Poisson binomial mechanism in its authors' parameters, behind sums that never wrap.
+
+        Args:
+            clip_norm: Largest l2 norm of an update, > 0.
+            theta: A coin is one with chance 1/2 + theta x / r, r the range of a coordinate; in (0, 1/4].
+            coins: Coins a coordinate, their m, 1 to 255.
+            kappa: See the class.
+
+        Raises:
+            ValueError: If a value is out of its range.
+        """
+        if not 0.0 < theta <= 0.25:
+            raise ValueError(f"theta must be in (0, 1/4], got {theta}")
+        level = math.log((0.5 + theta) / (0.5 - theta))
+        return cls(clip_norm, level, kappa, coins, wrap_chance=0.0)
+
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> RotatedCoins:
         """See `Mechanism.at_level`: the epsilon of a coin."""
         return replace(self, epsilon=level, max_dropped=max(self.max_dropped, max_dropped))

@@ -50,6 +50,13 @@ ROWS: list[Mechanism] = [
     m.CSGM(clip_value=1.0, noise_multiplier=0.5, sampling_probability=0.4, bits=2),
     m.SubtractiveDither(bits=4),
     m.RotatedAxes(epsilon=8.0, clip_norm=4.0),
+    m.PrivUnitG(epsilon=8.0, clip_norm=4.0, directions=256),
+    m.PrivUnit(epsilon=8.0, clip_norm=4.0, directions=256),
+    m.ProjUnit(epsilon=8.0, clip_norm=4.0, directions=256, subspace=8),
+    m.QSGD(levels=4),
+    m.TernGrad(),
+    m.DRIVE(),
+    m.EDEN(bits=3),
     m.BandedGaussian(clip_norm=8.0, noise_multiplier=0.05, band=1),
 ]
 

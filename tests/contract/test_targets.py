@@ -17,6 +17,10 @@ WITHOUT = {
     "FedAvg": "FedAvg has no privacy parameter that a target could set",
     "CorrelatedQuantization": "CorrelatedQuantization has no privacy parameter",
     "SubtractiveDither": "SubtractiveDither has no privacy parameter",
+    "QSGD": "QSGD has no privacy parameter",
+    "TernGrad": "TernGrad has no privacy parameter",
+    "DRIVE": "DRIVE has no privacy parameter",
+    "EDEN": "EDEN has no privacy parameter",
     "NearOptimalUtility": "NearOptimalUtility gets its noise from a leakage .* take GaussianNoise",
     "IrwinHall": "IrwinHall can't be private against OUTSIDER here: .* no pure and no Renyi guarantee at all",
 }

@@ -1,0 +1,131 @@
+"""Base of compressors that send one float32 scale and a small integer a coordinate: no noise, no privacy."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fedq.core import Adversary, Mechanism, Message, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.wire.coding import Code, FixedLength, UndecodableError
+
+_SCALE = FixedLength(32, signed=True)
+
+
+@dataclass(frozen=True)
+class ScaleFirst(Code):
+    """A float32 as 32 bits, then every level in the code of the levels."""
+
+    levels: Code
+
+    def pack(self, symbols: Tensor) -> bytes:
+        """See `Code.pack`."""
+        return _SCALE.pack(symbols[:1]) + self.levels.pack(symbols[1:])
+
+    def unpack(self, stream: bytes, count: int) -> Tensor:
+        """See `Code.unpack`."""
+        if count < 1 or len(stream) < 4:
+            raise UndecodableError(f"a message begins with 4 bytes of its scale, got {len(stream)}")
+        return torch.cat([_SCALE.unpack(stream[:4], 1), self.levels.unpack(stream[4:], count - 1).long()])
+
+    def num_bits(self, symbols: Tensor) -> int:
+        """See `Code.num_bits`."""
+        scales = symbols[..., 0].numel()
+        return 32 * scales + self.levels.num_bits(symbols[..., 1:])
+
+    def max_bytes(self, count: int) -> int | None:
+        """See `Code.max_bytes`."""
+        most = self.levels.max_bytes(count - 1)
+        return None if most is None else 4 + most
+
+
+@dataclass(frozen=True)
+class ScaledLevels(Mechanism):
+    """Base: children turn rows into levels and a scale, and levels into vectors of scale one."""
+
+    homomorphic = False
+
+    @property
+    @abstractmethod
+    def largest_level(self) -> int:
+        """Levels are integers of at most this size."""
+
+    @abstractmethod
+    def quantize(self, rows: Tensor, context: RoundContext, rand: ClientRandomness) -> tuple[Tensor, Tensor]:
+        """Scales `(clients,)` and integer levels `(clients, levels)` of float64 rows `(clients, dim)`."""
+
+    @abstractmethod
+    def dequantize(
+        self, levels: Tensor, scales: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness
+    ) -> Tensor:
+        """Sum of the clients' vectors, `(dim,)` float64."""
+
+    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+        """See `Mechanism.encode`. Nothing is clipped. The first symbol is the scale's float32 bit pattern."""
+        rows = update.detach().reshape(len(rand.clients), context.dim).float().cpu().double()
+        scales, levels = self.quantize(rows, context, rand)
+        patterns = scales.float().view(torch.int32).long()
+        symbols = torch.cat([patterns[:, None], levels.long()], 1)
+        num_bits = self.code(context).num_bits(symbols)
+        shape = symbols.shape[1:] if update.dim() == 1 else symbols.shape
+        return Message(symbols.reshape(shape).to(update.device), num_bits)
+
+    def decode(
+        self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
+    ) -> Tensor:
+        """See `Mechanism.decode`.
+
+        Raises:
+            ValueError: If a message has the wrong length, or a level out of range.
+        """
+        expected = (len(clients), self.num_symbols(context))
+        if tuple(symbols.shape) != expected or symbols.is_floating_point():
+            raise ValueError(f"messages must be integers of shape {expected}, got {tuple(symbols.shape)}")
+        received = symbols.detach().cpu().long()
+        levels, scales = received[:, 1:], received[:, 0].int().view(torch.float32).double()
+        if levels.numel() and int(levels.abs().max()) > self.largest_level:
+            raise ValueError(
+                f"levels must lie within +-{self.largest_level}, got {int(levels.abs().max())}; "
+                "drop the client that sent something else"
+            )
+        return self.dequantize(levels, scales, clients, context.dim, rand).float().to(symbols.device)
+
+    def num_symbols(self, context: RoundContext) -> int:
+        """The scale and one level a coordinate."""
+        return 1 + context.dim
+
+    def code(self, context: RoundContext) -> ScaleFirst:
+        """32 bits of the scale, and levels of a fixed length in two's complement."""
+        return ScaleFirst(FixedLength(self.largest_level.bit_length() + 1, signed=True))
+
+    def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
+        """See `Mechanism.can_send`: a finite scale, and levels in their range."""
+        scale = symbols[:1].cpu().int().view(torch.float32)
+        inside = int(symbols[1:].abs().max()) <= self.largest_level
+        return bool(torch.isfinite(scale)) and bool(scale >= 0) and inside
+
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """No guarantee against anybody."""
+        reason = NonPrivate("rounding hides nothing: a few bits a coordinate still tell the update")
+        return tuple(PrivacyClaim(adversary, reason, context.dim) for adversary in Adversary)
+
+
+def widest(context: RoundContext) -> Tensor:
+    """Largest absolute value in the round's range, per segment."""
+    return context.center.double().abs() + context.radius.double()
+
+
+def longest_square(context: RoundContext) -> float:
+    """Largest squared length of an update in the round's range."""
+    return float(context.expand(widest(context)).square().sum())
+
+
+def rounding_uniforms(rows: Tensor, rand: ClientRandomness) -> Tensor:
+    """One uniform a coordinate from each client's own coins, of the rows' shape."""
+    words = [rand.private(client, "rounding").uniforms(rows.shape[1]) for client in rand.clients]
+    return torch.from_numpy(np.stack(words))

@@ -1,0 +1,97 @@
+"""QSGD and TernGrad: coordinates rounded at random to a few levels of the update's own size. Not private.
+
+Sources: QSGD (Alistarh, Grubic, Li, Tomioka, Vojnovic 2017), s levels of |x| / s, and TernGrad (Wen et al.
+2017), the three levels -s, 0 and s of the largest coordinate s = max |x_i|. Both are unbiased for any vector.
+
+Departures: levels have a fixed length (QSGD's authors use Elias codes, TernGrad's would need log2(3) bits in
+place of 2); the scale is the first 32 bits of a message, never less than the exact one. TernGrad's clipping
+and the scaler that its workers share are left out: the shared one is a maximum over exact updates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_fedq.core import RoundContext
+from lightning_fedq.mechanisms.bases.scaled import ScaledLevels, longest_square, rounding_uniforms, widest
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+
+
+@dataclass(frozen=True)
+class QSGD(ScaledLevels):
+    """Random rounding to multiples of |x| / s: a sign and log2(s + 1) bits a coordinate. Not private.
+
+    Args:
+        levels: s, 1 to 32767: levels besides zero, on each side.
+
+    References:
+        Alistarh, Grubic, Li, Tomioka, Vojnovic, QSGD: Communication-Efficient SGD via Gradient Quantization
+        and Encoding, NeurIPS 2017
+    """
+
+    levels: int = 7
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.levels <= 32767:
+            raise ValueError(f"levels must be in [1, 32767], got {self.levels}")
+
+    @property
+    def largest_level(self) -> int:
+        """See `ScaledLevels.largest_level`: s."""
+        return self.levels
+
+    def lengths(self, rows: Tensor) -> Tensor:
+        """The scale of each row, at least its largest coordinate."""
+        return rows.square().sum(1).sqrt()
+
+    def quantize(self, rows: Tensor, context: RoundContext, rand: ClientRandomness) -> tuple[Tensor, Tensor]:
+        """See `ScaledLevels.quantize`: |x_i| s / scale, up with the chance of its fraction."""
+        exact = self.lengths(rows)
+        scales = exact.float()
+        scales = torch.where(
+            scales.double() < exact, torch.nextafter(scales, torch.tensor(torch.inf)), scales
+        )
+        units = rows.abs() * (self.levels / torch.where(scales > 0, scales, 1.0).double())[:, None]
+        units = units.clamp(max=self.levels)  # the product may round to a little more
+        floor = units.floor()
+        up = rounding_uniforms(rows, rand) < units - floor
+        return scales, (floor + up) * rows.sign()
+
+    def dequantize(
+        self, levels: Tensor, scales: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness
+    ) -> Tensor:
+        """See `ScaledLevels.dequantize`."""
+        return scales @ levels.double() / self.levels
+
+    def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
+        """At most (|x| / s)^2 / 4 for updates in the round's range."""
+        worst = longest_square(context) / (4.0 * self.levels**2 * len(clients))
+        return torch.full((len(context.segments),), worst, dtype=torch.float64)
+
+
+@dataclass(frozen=True)
+class TernGrad(QSGD):
+    """Random rounding to -s, 0 or s, s the largest coordinate: 2 bits a coordinate. Not private.
+
+    References:
+        Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, 2017
+    """
+
+    levels: int = 1
+
+    def __post_init__(self) -> None:
+        if self.levels != 1:
+            raise ValueError(f"TernGrad has one level besides zero, got {self.levels}; take QSGD")
+
+    def lengths(self, rows: Tensor) -> Tensor:
+        """The largest coordinate of each row."""
+        return rows.abs().amax(1)
+
+    def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
+        """At most s^2 / 4 for updates in the round's range."""
+        worst = float(widest(context).max()) ** 2 / (4.0 * len(clients))
+        return torch.full((len(context.segments),), worst, dtype=torch.float64)

@@ -1,0 +1,119 @@
+"""QSGD, TernGrad, DRIVE and EDEN: published constants, exact variances, what is sent."""
+
+import math
+
+import pytest
+import torch
+
+from lightning_fedq.core import NonPrivate
+from lightning_fedq.mechanisms import DRIVE, EDEN, QSGD, TernGrad
+from lightning_fedq.mechanisms.drive import lloyd_max
+from lightning_fedq.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.wire.coding import UndecodableError
+from tests.one_round import context_of, decode, encode
+
+KINDS = [QSGD(4), TernGrad(), DRIVE(), EDEN(2)]
+
+
+def errors_of(mechanism, update, count):
+    """Decoded vectors of `count` clients of one update, less the update: `(count, dim)`."""
+    context = context_of(mechanism, range(count), (len(update),))
+    symbols = encode(mechanism, update.expand(count, -1), context).symbols
+    rows = [decode(mechanism, symbols[i : i + 1], [i], context).double() for i in range(count)]
+    return torch.stack(rows) - update.double()
+
+
+@pytest.mark.parametrize("mechanism, variance", [(QSGD(4), 0.025), (TernGrad(), 0.12)], ids=repr)
+def test_random_rounding_of_three_fifths_and_four_fifths(mechanism, variance):
+    """The variances by hand, for (.6, .8); 20,000 draws, 4.5 standard errors."""
+    count = 20_000
+    errors = errors_of(mechanism, torch.tensor([0.6, 0.8]), count)
+    assert (errors.mean(0).abs() <= 4.5 * errors.std(0) / math.sqrt(count) + 1e-7).all()
+    squares = errors.square().sum(1)
+    assert abs(squares.mean().item() - variance) <= 4.5 * squares.std().item() / math.sqrt(count)
+
+
+def test_the_quantisers_of_a_normal_are_the_published_ones():
+    distortions = (0.36338023, 0.11748185, 0.03454776, 0.00950101)
+    for bits, distortion in enumerate(distortions, 1):
+        assert lloyd_max(bits)[2] == pytest.approx(distortion, abs=1e-8)
+    assert lloyd_max(1)[0][1] == pytest.approx(math.sqrt(2.0 / math.pi), abs=1e-12)
+    assert lloyd_max(2)[0][2:] == pytest.approx([0.452780, 1.510418], abs=1e-6)
+    assert lloyd_max(3)[0][4:] == pytest.approx([0.245094, 0.756005, 1.343909, 2.151946], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "mechanism, error",
+    [(DRIVE(), 0.570796), (EDEN(2), 0.133121), (EDEN(3), 0.035784), (EDEN(4), 0.009592)],
+    ids=repr,
+)
+def test_the_published_error_of_a_rotated_vector(mechanism, error):
+    """1,024 normal coordinates, 300 clients: within 1% of the limit, right along the update."""
+    update = torch.randn(1024, generator=torch.Generator().manual_seed(2))
+    errors = errors_of(mechanism, update, 300)
+    assert errors.square().sum(1).mean().item() / update.square().sum().item() == pytest.approx(
+        error, rel=0.01
+    )
+    mean = errors.mean(0)
+    assert abs((mean @ update.double()).item()) / update.square().sum().item() <= 1e-6
+    assert mean.square().sum().item() <= 1.3 * errors.square().sum(1).mean().item() / 300
+
+
+def test_a_scale_of_lengths_alone_would_be_too_short():
+    """The plant |x| / |Q(y)|: for one bit the mean is sqrt(2 / pi) of the update, not the update."""
+    update = torch.randn(1024, generator=torch.Generator().manual_seed(2))
+    context = context_of(DRIVE(), range(50), (1024,))
+    symbols = encode(DRIVE(), update.expand(50, -1), context).symbols
+    scales = symbols[:, 0].int().view(torch.float32).double()
+    planted = update.double().norm() / math.sqrt(1024 * 2.0 / math.pi)
+    assert (planted / scales).mean().item() == pytest.approx(math.sqrt(2.0 / math.pi), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "mechanism, bits", [(QSGD(4), 4), (TernGrad(), 2), (DRIVE(), 1), (EDEN(3), 3)], ids=repr
+)
+def test_a_message_is_a_scale_and_levels(mechanism, bits):
+    context = context_of(mechanism, range(3), (48,))
+    message = encode(mechanism, torch.randn(3, 48, generator=torch.Generator().manual_seed(1)), context)
+    coordinates = 64 if isinstance(mechanism, EDEN) else 48
+    assert message.num_bits == 3 * (32 + bits * coordinates)
+    stream = mechanism.code(context).pack(message.symbols[0])
+    assert len(stream) == 4 + -(-bits * coordinates // 8)
+    assert torch.equal(mechanism.code(context).unpack(stream, 1 + coordinates), message.symbols[0])
+    with pytest.raises(UndecodableError, match="begins with 4 bytes"):
+        mechanism.code(context).unpack(b"abc", 1 + coordinates)
+
+
+@pytest.mark.parametrize("mechanism", KINDS, ids=repr)
+def test_zero_is_zero_and_nobody_is_promised_anything(mechanism):
+    context = context_of(mechanism, range(3), (48,))
+    symbols = encode(mechanism, torch.zeros(3, 48), context).symbols
+    assert not decode(mechanism, symbols, range(3), context).any()
+    assert all(isinstance(claim.loss, NonPrivate) for claim in mechanism.claims(context))
+
+
+@pytest.mark.parametrize("mechanism", KINDS, ids=repr)
+def test_what_nobody_can_send_is_refused(mechanism):
+    context, rand = context_of(mechanism, (0,), (48,)), PublicRandomness(SeededKeys(0), 0)
+    symbols = encode(mechanism, torch.ones(1, 48), context).symbols
+    assert mechanism.can_send(symbols[0], 0, context, rand)
+    for place, value in ((0, 0x7F800000), (0, -1), (1, 9), (1, -9)):
+        wrong = symbols.clone()
+        wrong[0, place] = value
+        assert not mechanism.can_send(wrong[0], 0, context, rand)
+        if place:
+            with pytest.raises(ValueError, match=r"levels must lie"):
+                decode(mechanism, wrong, (0,), context)
+    with pytest.raises(ValueError, match="integers of shape"):
+        decode(mechanism, symbols[:, 1:], (0,), context)
+
+
+def test_wrong_parameters_are_refused():
+    with pytest.raises(ValueError, match=r"levels must be in \[1, 32767\]"):
+        QSGD(0)
+    with pytest.raises(ValueError, match="take QSGD"):
+        TernGrad(2)
+    with pytest.raises(ValueError, match=r"bits must be in \[1, 4\]"):
+        EDEN(5)
+    with pytest.raises(ValueError, match="take EDEN"):
+        DRIVE(2)

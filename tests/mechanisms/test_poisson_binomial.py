@@ -1,0 +1,68 @@
+"""The Poisson binomial mechanism, as a setting of `RotatedCoins`."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from lightning_fedq.functional.one_bit.hidden_coin import hidden_coin_moments
+from lightning_fedq.mechanisms import RotatedCoins
+from tests.one_round import context_of, decode, encode
+
+ORDERS = (2.0, 3.0, 8.0)
+VECTORS = [
+    (10, 1, 0.1, (0.017039606, 0.02579704, 0.071340232), 4),
+    (10, 4, 0.1, (0.067750937, 0.10256613, 0.28379632), 6),
+    (100, 1, 0.05, (0.00040428229, 0.00060658382, 0.001619668), 7),
+    (100, 16, 0.05, (0.0064673011, 0.0097035161, 0.025909798), 11),
+]
+
+
+def divergences(clients, coins, theta, highs):
+    """Of the sum, if one client goes from end to end of the range and `highs` others are at the top."""
+    low = (clients - 1 - highs) * coins
+    lows = stats.binom.pmf(np.arange(low + 1), low, 0.5 - theta)
+    tops = stats.binom.pmf(np.arange(highs * coins + 1), highs * coins, 0.5 + theta)
+    law, own = np.convolve(lows, tops), np.arange(coins + 1)
+    p, q = (np.convolve(law, stats.binom.pmf(own, coins, 0.5 + sign * theta)) for sign in (1, -1))
+    seen = np.minimum(p, q) > 1e-200  # the rest adds nothing that float64 would notice
+    pairs = [(p[seen], q[seen]), (q[seen], p[seen])]
+    return [max(math.log(float(a @ (a / b) ** (o - 1))) / (o - 1) for a, b in pairs) for o in ORDERS]
+
+
+@pytest.mark.parametrize("clients, coins, theta, worst, bits", VECTORS)
+def test_the_claim_is_no_stronger_than_the_exact_divergences(clients, coins, theta, worst, bits):
+    """Exact laws of the sum for a full flip, worst case of the others; the claim composes k single coins."""
+    splits = {0, clients // 2, clients - 1}
+    exact = np.max([divergences(clients, coins, theta, highs) for highs in splits], 0)
+    assert exact == pytest.approx(worst, rel=1e-5)
+    mechanism = RotatedCoins.poisson_binomial(1.0, theta, coins)
+    low, high = mechanism.coin.probabilities
+    assert (low, high) == pytest.approx((0.5 - theta, 0.5 + theta), abs=1e-9)
+    moments = hidden_coin_moments(low, high, clients - 1, ORDERS)
+    claimed = coins * np.log1p(moments * (2 * theta) ** 2) / (np.array(ORDERS) - 1)
+    assert (claimed >= exact * (1 - 1e-6)).all() and (claimed <= 1.2 * exact).all()
+    modulus = mechanism.symbol_modulus(context_of(mechanism, range(clients), (64,)))[0]
+    assert modulus == 2**bits and modulus > clients * coins
+
+
+def test_unbiased_with_the_variance_of_its_coins():
+    """r^2 / (4 n k theta^2) a coordinate at most; 200 rounds of 8 clients, 4.5 standard errors."""
+    mechanism = RotatedCoins.poisson_binomial(1.0, 0.2, 4)
+    update, decoded = torch.linspace(-1.0, 1.0, 64) / 8.0, []
+    for round in range(200):
+        context = context_of(mechanism, range(8), (64,), round=round)
+        symbols = encode(mechanism, update.expand(8, -1), context).symbols
+        decoded.append(decode(mechanism, symbols, range(8), context).double() / 8)
+    found, reach = torch.stack(decoded), mechanism.kappa / math.sqrt(64)
+    bound = reach**2 / (4 * 8 * 4 * 0.2**2)
+    assert (found.mean(0) - update).abs().max().item() <= 4.5 * math.sqrt(bound / 200)
+    assert 0.9 * bound <= found.var(0).mean().item() <= 1.02 * bound
+
+
+@pytest.mark.parametrize("theta", [0.0, 0.3, math.nan])
+def test_a_theta_out_of_range_is_refused(theta):
+    with pytest.raises(ValueError, match="theta must be in"):
+        RotatedCoins.poisson_binomial(1.0, theta, 4)

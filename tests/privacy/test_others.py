@@ -1,0 +1,138 @@
+"""Settings of Flower and Opacus: what their own code adds, and what that protects."""
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+from opacus.accountants import PRVAccountant
+
+from lightning_fedq.commands.privacy import main
+from lightning_fedq.core import Adversary
+from lightning_fedq.losses import GaussianLoss
+from lightning_fedq.privacy.accounting import spent
+from lightning_fedq.privacy.others import of_flower, of_opacus
+
+LOCAL = {"class": "LocalDpMod", "clipping_norm": 1.0, "sensitivity": 1e-4, "epsilon": 10, "delta": 1e-5}
+CENTRAL = {
+    "class": "DifferentialPrivacyServerSideFixedClipping",
+    "noise_multiplier": 2.0,
+    "clipping_norm": 0.5,
+    "num_sampled_clients": 10,
+    "num_rounds": 4,
+}
+ADAPTIVE = {
+    "class": "DifferentialPrivacyClientSideAdaptiveClipping",
+    "noise_multiplier": 1.0,
+    "num_sampled_clients": 100,
+    "num_rounds": 1,
+}
+BATCHES = {"noise_multiplier": 1.0, "sample_rate": 0.01, "epochs": 5}
+
+
+def test_a_public_project_s_local_epsilon_of_ten_is_two_hundred_million():
+    """Noise of std 4.8448e-5 on updates of norm 1."""
+    found = of_flower(LOCAL | {"num_rounds": 1}, 1e-5)
+    assert found.rows.keys() == set(Adversary)
+    for (against_zero, _), (substituted, _) in found.rows.values():
+        assert against_zero == pytest.approx(2.13e8, rel=0.01)
+        assert substituted == pytest.approx(4 * 2.13e8, rel=0.01)
+
+
+def test_an_honest_sensitivity_gives_about_the_stated_epsilon():
+    found = of_flower(LOCAL | {"sensitivity": 1.0, "epsilon": 1.0, "num_rounds": 1}, 1e-5)
+    assert 0.7 < found.rows[Adversary.SERVER][0][0] <= 1.0
+
+
+def test_a_wrapper_promises_nothing_against_the_server():
+    rows = of_flower(CENTRAL, 1e-5).rows
+    figures = tuple(
+        tuple(spent(GaussianLoss(z, ""), 1e-5, rounds=rounds).epsilon for rounds in (1, 4))
+        for z in (2.0, 1.0)
+    )
+    assert rows[Adversary.OUTSIDER] == rows[Adversary.CLIENT] == figures
+    for who in set(Adversary) - {Adversary.OUTSIDER, Adversary.CLIENT}:
+        assert rows[who].startswith("none: the server adds the noise")
+
+
+def test_a_client_with_half_of_the_examples_moves_the_mean_five_times_as_far():
+    heavy = of_flower(CENTRAL | {"largest_weight": 0.5}, 1e-5).rows[Adversary.OUTSIDER]
+    alike = of_flower(CENTRAL | {"noise_multiplier": 0.4}, 1e-5).rows[Adversary.OUTSIDER]
+    assert sum(heavy, ()) == pytest.approx(sum(alike, ()))
+
+
+def test_adaptive_clipping_is_charged_for_a_whole_bit():
+    """1 / z^2 - 1 / (2 s)^2 for the mean, as Flower leaves, and 1 / s^2 for the count, s = 5."""
+    found = of_flower(ADAPTIVE, 1e-5).rows[Adversary.OUTSIDER][0][0]
+    mu = math.sqrt(1 - 1 / 100 + 1 / 25)
+    assert found == pytest.approx(spent(GaussianLoss(1 / mu, ""), 1e-5).epsilon)
+    assert found > spent(GaussianLoss(1.0, ""), 1e-5).epsilon
+
+
+def test_flower_s_own_code_adds_this_noise():
+    flwr = pytest.importorskip("flwr.supercore.differential_privacy", reason="Flower is an extra")
+    assert flwr.compute_stdv(2.0, 0.5, 10) == pytest.approx(0.1)
+    spread, left = flwr.compute_adaptive_noise_params(1.0, 100, None)
+    assert (spread, left) == pytest.approx((5.0, (1 - 1 / 100) ** -0.5))
+
+
+def test_opacus_s_own_accountant_agrees():
+    accountant = PRVAccountant()
+    accountant.history = [(1.0, 0.01, 500)]
+    ((_, run),) = of_opacus(BATCHES, 1e-5).rows[Adversary.SERVER]
+    assert run == pytest.approx(accountant.get_epsilon(1e-5), rel=0.03)
+
+
+def test_without_poisson_sampling_nothing_is_amplified():
+    ((_, run),) = of_opacus(BATCHES | {"poisson_sampling": False}, 1e-5).rows[Adversary.SERVER]
+    assert run == spent(GaussianLoss(0.5, ""), 1e-5, rounds=5).epsilon
+
+
+@pytest.mark.parametrize(
+    "settings, words",
+    [
+        ({}, "class must be one of LocalDpMod"),
+        (LOCAL, "the settings need num_rounds"),
+        (LOCAL | {"num_rounds": 1, "clip": 1}, "clip, which is not known here"),
+        (LOCAL | {"num_rounds": 1, "epsilon": 0}, "epsilon must be a number > 0, got 0"),
+        (LOCAL | {"num_rounds": 1, "delta": "1e-5"}, "YAML takes 1.0e-5"),
+        (LOCAL | {"num_rounds": 1.5}, "num_rounds must be an integer"),
+        (LOCAL | {"num_rounds": 1, "delta": 2.0}, "delta must be < 1"),
+        (CENTRAL | {"largest_weight": 0.01}, "largest_weight must be from"),
+        (ADAPTIVE | {"clipped_count_stddev": 0.4}, "clipped_count_stddev must be > noise_multiplier / 2"),
+    ],
+)
+def test_flower_settings_that_say_nothing_are_refused(settings, words):
+    with pytest.raises(ValueError, match=words):
+        of_flower(settings, 1e-5)
+
+
+def test_opacus_settings_that_say_nothing_are_refused():
+    for settings, words in (
+        ({}, "need epochs, noise_multiplier, sample_rate, got none"),
+        (BATCHES | {"sample_rate": 2.0}, "sample_rate must be <= 1"),
+        (BATCHES | {"target_epsilon": 1.0}, "target_epsilon, which is not known"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            of_opacus(settings, 1e-5)
+
+
+def test_the_command_prints_the_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps(LOCAL | {"num_rounds": 30, "delta": 0.00001}))
+    assert main(["--flower", str(path)]) == 0
+    page = capsys.readouterr().out
+    assert "noise of std 4.84e-05" in page and "| 2.131e+08 | 6.391e+09 |" in page
+    for arguments, words in (
+        (["--flower", str(path), "--rounds", "3"], "go with --delta only, not with rounds"),
+        (["--opacus", str(path)], "the settings need"),
+        (["--opacus", str(tmp_path / "none")], "No such file"),
+        ([], "give a configuration"),
+    ):
+        with pytest.raises(SystemExit):
+            main(arguments)
+        assert words in capsys.readouterr().err
+    path.write_text("[1]")
+    with pytest.raises(SystemExit):
+        main(["--flower", str(path)])
+    assert "must hold a mapping" in capsys.readouterr().err
