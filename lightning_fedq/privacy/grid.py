@@ -31,7 +31,7 @@ Array = NDArray[np.float64]
 
 POINTS_PER_STD = 64
 _LONGEST = 1 << 17
-_MOST_POINTS = 20_000
+MOST_POINTS = 20_000
 SMALLEST_DELTA = 1e-12
 """Below it the rounding noise of Fourier transforms, 1e-16 a point, would show in an epsilon."""
 
@@ -124,17 +124,7 @@ class LossGrid:
         """The same losses moved to a coarser grid, each atom split so that P's and Q's masses stay."""
         if step == self.step:
             return self
-        places = self.losses / step
-        below = np.floor(places)
-        # a fraction of the mass goes up: w e^-hi + (1 - w) e^-lo = e^-l
-        up = -np.expm1((below - places) * step) / -math.expm1(-step)
-        lowest = int(below[0])
-        indices = (below - lowest).astype(np.int64)
-        size = int(indices[-1]) + 2
-        masses = np.zeros(size)
-        masses += np.bincount(indices, self.masses * (1.0 - up), size)
-        masses += np.bincount(indices + 1, self.masses * up, size)
-        return LossGrid(step, lowest, masses, self.infinite)
+        return atoms_on(step, self.losses, self.masses, self.infinite)
 
     def coarser(self) -> LossGrid:
         """The same with 64 points per standard deviation, if that is coarser."""
@@ -191,6 +181,28 @@ class LossGrid:
         return float(top + math.log(np.exp(exponents - top).sum())) / (order - 1.0)
 
 
+def atoms_on(step: float, losses: Array, masses: Array, infinite: float) -> LossGrid:
+    """Atoms at any losses moved to a grid, each split so that P's and Q's masses stay.
+
+    Args:
+        step: Grid step, in nats.
+        losses: `(atoms,)`, ascending.
+        masses: `(atoms,)` masses under P.
+        infinite: Mass of infinite loss.
+    """
+    places = losses / step
+    below = np.floor(places)
+    # a fraction of the mass goes up: w e^-hi + (1 - w) e^-lo = e^-l
+    up = -np.expm1((below - places) * step) / -math.expm1(-step)
+    lowest = int(below[0])
+    indices = (below - lowest).astype(np.int64)
+    size = int(indices[-1]) + 2
+    moved = np.zeros(size)
+    moved += np.bincount(indices, masses * (1.0 - up), size)
+    moved += np.bincount(indices + 1, masses * up, size)
+    return LossGrid(step, lowest, moved, infinite)
+
+
 def grid_from_curve(step: float, first: int, curve: Array) -> LossGrid:
     """The loss on {first, first + 1, ...} * step whose hockey-stick curve connects the dots of `curve`.
 
@@ -233,7 +245,7 @@ def loss_grid(loss: Loss, tail: float) -> LossGrid:
     reach = _reach(loss.curve, std, top, tail)
     if loss.bounds_only:
         reach = min(reach, 300.0)  # what lies beyond counts as infinite, and e^epsilon stays a float
-    half = min(math.ceil(reach * POINTS_PER_STD / std), _MOST_POINTS)
+    half = min(math.ceil(reach * POINTS_PER_STD / std), MOST_POINTS)
     step = reach / half
     points = step * np.arange(-half, half + 1, dtype=np.float64)
     values = loss.curve(points)

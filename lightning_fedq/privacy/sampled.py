@@ -1,0 +1,124 @@
+"""Amplification by cohorts that stay secret: fixed-size draws, one client's update replaced by another.
+
+Of n clients m are drawn uniformly for every round, and who was drawn is never known. With q = m / n and
+delta(e) the curve of one whole round, a round whose cohort is secret has, for e >= 0,
+
+    delta'(ln(1 + q (e^epsilon - 1))) = q delta(epsilon)
+
+and its reflection below 0. Rounds compose, because their draws are independent. On a grid the curve is
+exact: an atom of mass Q_i e^(l_i) at l_i > 0 goes to L_i = ln(1 + q (e^(l_i) - 1)) with mass Q_i e^(L_i), and
+to -L_i with mass Q_i; q times the infinite mass stays infinite; the rest is at 0.
+
+The base is ONE WHOLE ROUND, all its coordinates composed: the draw is one for all of them. It is a claim
+under substitution: a client that is not drawn leaves its place to another one, whose update may be anything.
+
+What these functions do not check is whether a training keeps the draw secret. Clients with memory, limits by
+client, one draw for two releases, cohorts that are dealt out and silence that depends on who a client is
+break the theorem, so no report states this epsilon.
+
+References:
+    Balle, Barthe, Gaboardi, Privacy Amplification by Subsampling, NeurIPS 2018, theorems 2 and 9.
+    Zhu, Dong, Wang, Optimal Accounting via Characteristic Functions, AISTATS 2022, proposition 9, theorem 10.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from lightning_fedq.core import NO_SLACK, Neighbours, Slack
+from lightning_fedq.losses import Loss, composed_mass
+from lightning_fedq.privacy.accounting import check_delta, composed_grid, with_slack
+from lightning_fedq.privacy.grid import MOST_POINTS, POINTS_PER_STD, LossGrid, atoms_on, check_loss
+
+_TAIL_SHARE = 1e-3
+
+
+def secretly_drawn(base: LossGrid, drawn: int, population: int) -> LossGrid:
+    """The loss of a round whose cohort is a secret uniform draw.
+
+    Args:
+        base: Loss of one whole round towards a client that takes part, dominating both orders.
+        drawn: Clients in a cohort.
+        population: Clients that could be drawn.
+
+    Raises:
+        ValueError: If no such draw exists, or the base's curve cannot be that of both orders.
+    """
+    if not 1 <= drawn <= population:
+        raise ValueError(f"1 <= drawn <= population is needed, got {drawn} drawn of {population}")
+    if drawn == population:
+        return base
+    q = drawn / population
+    above = base.losses > 0.0
+    losses = base.losses[above]
+    under_q = base.masses[above] * np.exp(-losses)
+    places = np.logaddexp(math.log1p(-q), math.log(q) + losses)
+    under_p = (1.0 - q) * under_q + q * base.masses[above]
+    infinite = q * base.infinite
+    rest = 1.0 - infinite - under_p.sum() - under_q.sum()
+    if rest < -1e-9:
+        raise ValueError(
+            f"the loss of a round holds a mass of {-rest:.2g} too much above 0 for one that dominates both "
+            "orders; pass a claim's loss, whose curve is about both"
+        )
+    losses = np.concatenate([-places[::-1], [0.0], places])
+    masses = np.concatenate([under_q[::-1], [max(rest, 0.0)], under_p])
+    mean = losses @ masses / masses.sum()
+    std = math.sqrt((losses - mean) ** 2 @ masses / masses.sum())
+    top = float(losses[-1])
+    step = max(std / POINTS_PER_STD, top / MOST_POINTS) or 1.0
+    return atoms_on(step, losses, masses, infinite)
+
+
+def secret_epsilon(
+    loss: Loss,
+    delta: float,
+    *,
+    drawn: int,
+    population: int,
+    rounds: int,
+    neighbours: Neighbours,
+    compositions: int = 1,
+    slack: Slack = NO_SLACK,
+) -> float:
+    """Epsilon towards somebody who sees the released models alone and never learns who took part.
+
+    Args:
+        loss: Loss of one composition towards a client that takes part.
+        delta: In (0, 1).
+        drawn: Clients in a cohort.
+        population: Clients that could be drawn.
+        rounds: Released rounds, each with a draw of its own. Everything released from one draw belongs into
+            one `loss`: amplifying two releases of one draw separately states too little.
+        neighbours: Relation of the claim; substitution is needed.
+        compositions: Compositions in one round.
+        slack: Of one round, kept as it is.
+
+    Raises:
+        ValueError: If delta or the counts are none, or the claim is not about substitution.
+        TypeError: If the loss is of an unknown kind.
+    """
+    check_delta(delta)
+    if compositions < 1 or rounds < 0:
+        raise ValueError(f"compositions >= 1 and rounds >= 0 are needed, got {compositions} and {rounds}")
+    if neighbours is not Neighbours.SUBSTITUTION:
+        raise ValueError(
+            f"secret cohorts need a claim in which {Neighbours.SUBSTITUTION.value}; this one is about "
+            f"{neighbours.name} ({neighbours.value}), whose loss is smaller than what a draw needs. Take a "
+            "mechanism that claims substitution towards outsiders (GaussianNoise, not CSGM or SIGM)"
+        )
+    check_loss(loss)
+    _ = loss.infinite_mass  # refuses where there is nothing to account for
+    if rounds == 0:
+        return 0.0
+
+    def exact(left: float) -> float:
+        base = composed_grid(loss, left / rounds, compositions, 1)  # cuts off a thousandth of its delta
+        run = secretly_drawn(base, drawn, population).composed(rounds, _TAIL_SHARE * left)
+        return run.epsilon(left)
+
+    return with_slack(
+        exact, delta, Slack(composed_mass(min(slack.distance, 1.0), rounds), rounds * slack.log_ratio)
+    )
