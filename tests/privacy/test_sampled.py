@@ -239,3 +239,18 @@ def test_without_memory_the_theorem_holds_and_is_met(level, rounds):
 )
 def test_each_forbidden_procedure_has_a_larger_delta_than_the_theorem_says(procedure, level, rounds, least):
     assert largest_ratio(level, rounds, procedure) >= least
+
+
+@pytest.mark.parametrize(
+    ("std", "drawn", "rounds", "epsilon"),
+    [
+        (1.2742, 1000, 3000, 2.0),
+        (0.8791, 1000, 3000, 8.0),
+        (1.8542, 5000, 2000, 2.0),
+        (1.1532, 5000, 2000, 8.0),
+    ],
+)
+def test_noise_of_published_settings_of_a_million_clients(std, drawn, rounds, epsilon):
+    """In clipping norms, rounded up to four digits: enough, and a thousandth less is not."""
+    assert secret(GaussianLoss(std / 2), 1e-6, drawn, 1_000_000, rounds) <= epsilon * 1.0003
+    assert secret(GaussianLoss(std / 2 * 0.999), 1e-6, drawn, 1_000_000, rounds) > epsilon
