@@ -12,6 +12,7 @@ from lightning_fedq.commands import audit as command
 from lightning_fedq.randomness import PublicRandomness, Stream
 
 NOTHING_CLAIMED = {"CorrelatedQuantization", "FedAvg", "IrwinHall", "SubtractiveDither"}
+NOTHING_CLAIMED |= {"QSGD", "TernGrad", "DRIVE", "EDEN"}
 
 
 def test_clean_mechanisms_pass(capsys):
