@@ -95,7 +95,9 @@ def test_the_wheel_holds_every_file(distributions: Path) -> None:
         packed = set(wheel.namelist())
         metadata = wheel.read(next(name for name in packed if name.endswith("/METADATA"))).decode()
     files = [
-        path for path in (ROOT / "lightning_fedq").rglob("*") if path.suffix in (".py", ".typed", ".json")
+        path
+        for path in (ROOT / "lightning_fedq").rglob("*")
+        if path.suffix in (".py", ".typed", ".json", ".csv")
     ]
     expected = {str(path.relative_to(ROOT)) for path in files}
     expected |= {f"lightning_fedq/configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}

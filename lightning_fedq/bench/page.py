@@ -66,7 +66,7 @@ def _section(
     unit = "score" if about is None else about.unit
     yield f"<h2>{escape(task)}, towards {escape(adversary.replace('_', ' '))}</h2>"
     if about is not None:
-        yield f"<p>{about.clients:,} clients, {about.dim:,} parameters, {about.rounds} rounds; {unit}.</p>"
+        yield f"<p>{about.clients:,} clients, {about.dim:,} parameters, rounds: {about.rounds}; {unit}.</p>"
     if not possible:
         yield "<p>No mechanism meets the target.</p>"
         return

@@ -135,16 +135,17 @@ def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any]:
 def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
     """Print rows as a table, numbers with four digits. Names are never cut."""
     shown = Table(title=monitor, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    hidden = ("verdict", "view", "downlink_megabytes", "seconds")  # which the files have: 80 columns
+    of_runs = all("view" in row for row in table)  # other tables have columns of their own
+    hidden = ("verdict", "view", "downlink_megabytes", "seconds") if of_runs else ()  # the files have them
     for column in [column for column in table[0] if column not in hidden]:
         shown.add_column(
             HEADS.get(column, column), no_wrap=True, justify="left" if column == "run" else "right"
         )
     for row in table:
         cells = {name: f"{v:.4g}" if isinstance(v, float) else str(v) for name, v in row.items()}
-        if isinstance(row["epsilon"], float):
+        if of_runs and isinstance(row["epsilon"], float):
             cells["epsilon"] = f"{format_epsilon(row['epsilon'])} {row['verdict']}"
-        if isinstance(row["R"], float):
+        if of_runs and isinstance(row["R"], float):
             cells["R"] = f"{row['R']:.2g}" if row["R"] > 1e-6 else "0"
         shown.add_row(*(cell for name, cell in cells.items() if name not in hidden))
     console = Console()
@@ -152,6 +153,8 @@ def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
         console.width, console.measure(shown, options=console.options.update(width=500)).maximum
     )
     console.print(shown)
+    if not of_runs:
+        return
     views = dict.fromkeys(str(row["view"]) for row in table)
     if len(views) == 1:
         console.print(f"epsilon: over the run, towards {next(iter(views))}", highlight=False, soft_wrap=True)

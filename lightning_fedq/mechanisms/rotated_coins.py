@@ -177,7 +177,7 @@ class RotatedCoins(Mechanism):
             clip_norm: Largest l2 norm of an update, > 0.
             theta: A coin is one with chance 1/2 + theta x / r, r the range of a coordinate; in (0, 1/4].
             coins: Coins a coordinate, their m, 1 to 255.
-            kappa: See the class.
+            kappa: Range of a rotated coordinate in standard deviations, as in the class.
 
         Raises:
             ValueError: If a value is out of its range.

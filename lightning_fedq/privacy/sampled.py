@@ -94,7 +94,7 @@ def secret_epsilon(
             one `loss`: amplifying two releases of one draw separately states too little.
         neighbours: Relation of the claim; substitution is needed.
         compositions: Compositions in one round.
-        slack: Of one round, kept as it is.
+        slack: Slack of one round, kept as it is.
 
     Raises:
         ValueError: If delta or the counts are none, or the claim is not about substitution.
