@@ -135,7 +135,7 @@ def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any]:
 def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
     """Print rows as a table, numbers with four digits. Names are never cut."""
     shown = Table(title=monitor, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
-    of_runs = all("view" in row for row in table)  # other tables have columns of their own
+    of_runs = all("verdict" in row for row in table)  # other tables have columns of their own
     hidden = ("verdict", "view", "downlink_megabytes", "seconds") if of_runs else ()  # the files have them
     for column in [column for column in table[0] if column not in hidden]:
         shown.add_column(
