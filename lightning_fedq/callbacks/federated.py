@@ -572,8 +572,8 @@ class Federated(pl.Callback):
         Raises:
             ValueError: If the ledger's charges, or the checkpoint's, are of other terms.
         """
-        liars = num_byzantine_of(trainer, self.planner)
-        terms = {"secure_aggregation": repr(self.secure_aggregation), "liars": str(liars)}
+        byzantine = num_byzantine_of(trainer, self.planner)
+        terms = {"secure_aggregation": repr(self.secure_aggregation), "num_byzantine": str(byzantine)}
         weights = self._vector.read()
         weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
         old = self.engine

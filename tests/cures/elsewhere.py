@@ -11,7 +11,7 @@ TESTED = {
 """A piece of the error, and the test that runs its cure."""
 
 NOT_RUN = {
-    "ALIE needs between 1 and n / 2 liars, got {} of {}; use sign_flip",
+    "ALIE needs between 1 and n / 2 Byzantine clients, got {} of {}; use sign_flip",
     "{} is no table of `fedq bench`; name another file, or delete it",
     "the batch of step {} of client {} is here and {} steps are charged: no step was taken on the last ba",
     "clients of {} keep vectors, in one process; use devices=1",

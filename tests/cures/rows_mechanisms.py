@@ -82,7 +82,7 @@ ROWS = [
         lambda: fit(fed(FedAvg(), seed=None)),
     ),
     row(
-        "has no coin that a liar could skip; use inverted",
+        "has no coin that a Byzantine client could skip; use inverted",
         lambda: fit(fed(CorrelatedQuantization()), ByzantineClients(0.25, "inverted_without_coin")),
         lambda: fit(fed(CorrelatedQuantization()), ByzantineClients(0.25, "inverted")),
     ),

@@ -113,7 +113,7 @@ ROWS = [
         lambda: fit(fed(exact())),
     ),
     row(
-        "needs {} clients or more, a round has {}; take fewer liars, smaller buckets or a larger cohort",
+        "needs {} clients or more, a round has {}; take fewer Byzantine",
         lambda: fed(LDPQ(1.0), aggregator=krum(2)),
         lambda: fit(fed(LDPQ(1.0), aggregator=krum(0))),
         lambda: fit(fed(LDPQ(1.0), 9, aggregator=krum(2))),
