@@ -34,6 +34,7 @@ from lightning_fedq.aggregation import RobustAggregation, Weighting, inverse_var
 from lightning_fedq.algorithms import Correction, LocalAlgorithm
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.hooks import say_who_is_copied
+from lightning_fedq.clients.personal import check_patterns, say_what_stays
 from lightning_fedq.clients.stack_size import choose_clients_per_step, largest_stack
 from lightning_fedq.clients.vector import BufferMode, Members, Rehearsed, Vector, check_buffer_mode, origins
 from lightning_fedq.core import Mechanism
@@ -153,6 +154,9 @@ class Federated(pl.Callback):
             "share": they are coordinates of an update like parameters, quantised, averaged and charged;
             "local": every client keeps its own, and the model that is evaluated has those of the start;
             "frozen": normalisation layers train in eval mode.
+        local: Patterns of names, such as `["head.*"]`: parameters and buffers that match stay with the client
+            (FedPer, LG-FedAvg), which trains them and finds its own again in its next round. They are in no
+            message and no claim, and the model that is validated has those of the start.
         seed: An integer makes the run reproducible, and NOT private: every coin follows from it. None
             takes keys and plan from the operating system.
         diagnostics: Also compare each aggregate with the exact mean, which only a simulation knows.
@@ -205,6 +209,7 @@ class Federated(pl.Callback):
         aggregator: RobustAggregation | None = None,
         secure_aggregation: SecAgg | None = None,
         buffers: BufferMode = "share",
+        local: Sequence[str] = (),
         seed: int | None = None,
         diagnostics: bool = True,
         ledger: Ledger | None = None,
@@ -244,7 +249,7 @@ class Federated(pl.Callback):
         self.server_optimizer, self.weighting, self.seed = server_optimizer, weighting, seed
         self.aggregator, self.secure_aggregation = aggregator, secure_aggregation
         self.diagnostics, self.client_metrics, self.buffers = diagnostics, client_metrics, buffers
-        self.check_isolation = check_isolation
+        self.check_isolation, self.local = check_isolation, check_patterns(local)
         self.planner = RoundPlanner(
             num_clients, plan_seed, clients_per_round, dropout_probability, participation
         )
@@ -318,18 +323,19 @@ class Federated(pl.Callback):
         clock = self._clock = Clock(trainer, self._schedule.longest)
         rehearsed, names = self._rehearse(trainer)
         saved = None if self._loaded is None else self._loaded.get("members")
-        members = None if saved is None else Members.of(saved)
+        members, before = None if saved is None else Members.of(saved), getattr(self, "_vector", None)
         self._kept_by_algorithm = None if self._loaded is None else self._loaded.get("algorithm")
         self._vector = Vector(
-            pl_module, lambda: trainer.strategy.optimizers, self.buffers, rehearsed, members
+            pl_module, lambda: trainer.strategy.optimizers, self.buffers, rehearsed, members, self.local
         )
-        if self._loaded is not None and self.buffers == "local" and self._vector.buffer_names:
-            rank_zero_warn(
-                "a checkpoint holds no client's own buffers; every client begins with those of the start"
-            )
         self._meet_target(trainer)
         self._identity = self._federation()
+        server = self.engine
         self._make_engine(trainer)
+        kept = before.own if before is not None and self.engine is server else None
+        saved_own = None if self._loaded is None else self._loaded.get("own")
+        self._vector.own.go_on(kept, saved_own, self._loaded is not None)
+        say_what_stays(self._vector.members.local, pl_module)
         done = 0 if self._loaded is not None else self._engine.round - trainer.current_epoch
         check_cohorts_last(self.planner, done + (trainer.max_epochs or 0))
         keep_journal(trainer, self._engine.ledger, self.seed is not None)
@@ -506,6 +512,11 @@ class Federated(pl.Callback):
                 f"{name} draws batches of different sizes for every client, so clients can't train side by "
                 f"side, got clients_per_step={self.clients_per_step}; use clients_per_step=1 or 'auto'"
             )
+        if self.local:
+            raise ValueError(
+                f"{name} works on all trained parameters, and local={list(self.local)} keeps some with the "
+                "clients; leave one out"
+            )
         self._undo.replace(self, "_rule", rule)
 
     def _client_loader(self, trainer: Any) -> ClientLoader:
@@ -650,6 +661,16 @@ class Federated(pl.Callback):
         """Coordinates of the flat vector that are buffers, not parameters. From `on_fit_start` on."""
         return self._vector.num_buffers
 
+    def personal_state(self, client: int) -> dict[str, Tensor]:
+        """Tensors that a client keeps for itself, by name. There is none if it has not trained.
+
+        With them loaded over the global model (`load_state_dict(..., strict=False)`) it is the client's own.
+
+        Args:
+            client: Number of the client.
+        """
+        return {name: own.clone() for name, own in self._vector.own.of(client).items()}
+
     def replace_weights(self, weights: Tensor) -> None:
         """Let server and module go on with other weights `(dim,)`. Between rounds."""
         self._engine.weights = weights.to(self._engine.weights, copy=True)
@@ -716,7 +737,7 @@ class Federated(pl.Callback):
             self._vector,
             self.clients_per_step,
             largest_stack(
-                self._vector.parameters[0].device.type, self._engine.weights.numel(), self.planner.cohort_size
+                self._vector.parameters[0].device.type, self._vector.width, self.planner.cohort_size
             ),
             lambda size: max(self._schedule.of_all_ranks(0, 0, size), key=lambda stack: len(stack.clients)),
             lambda stack: self.fetch(next(self._loader.indices(stack))),
@@ -884,6 +905,7 @@ class Federated(pl.Callback):
             "partition": repr(self.partition),
             "target": self.target,
             "buffers": self.buffers,
+            **({"local": repr(self.local)} if self.local else {}),
             "seed": str(self.seed),
             "batches": "passes" if self._rule is None else type(self._rule).__name__,
             **({} if self.algorithm is None else {"algorithm": repr(self.algorithm)}),
@@ -895,9 +917,11 @@ class Federated(pl.Callback):
             return {}
         start = None if self.seed is None else self._start
         members, kept = self._vector.members if start is None else start.members, self._correction
+        own = self._vector.own
         return {
             **({} if self._target is None else {"calibration": self._target.state_dict()}),
             **({} if self.seed is None or kept is None else {"algorithm": kept.state_dict()}),
+            **({} if self.seed is None or not own.names else {"own": own.state_dict()}),
             "federation": self._identity,
             "plan_seed": self.planner.seed,
             "members": members.plain(),

@@ -68,8 +68,8 @@ def say_change(before: Members, after: Members, module: nn.Module, round: int) -
     sizes = {name: tensor.numel() for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
     said = []
     for verb, one, other in (("join", after, before), ("leave", before, after)):
-        others = {*other.parameters, *other.buffers}
-        names = [name for name in (*one.parameters, *one.buffers) if name not in others]
+        others = {*other.parameters, *other.buffers, *other.local}
+        names = [name for name in (*one.parameters, *one.buffers, *one.local) if name not in others]
         if names:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             count = sum(sizes.get(name, 0) for name in names)
