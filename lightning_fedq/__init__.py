@@ -39,6 +39,7 @@ if TYPE_CHECKING:
         TailAveraging,
         WandbRounds,
     )
+    from lightning_fedq.clients.evaluation import ClientEvaluation
     from lightning_fedq.data import IID, Dirichlet, FederatedDataModule, LabelShards
     from lightning_fedq.mechanisms import *  # noqa: F403
     from lightning_fedq.privacy.target import PrivacyTarget
@@ -52,6 +53,7 @@ __all__ = [
     "SCAFFOLD",
     "AdaptiveRange",
     "ByzantineClients",
+    "ClientEvaluation",
     "Dirichlet",
     "FedAdagrad",
     "FedAdam",
@@ -86,6 +88,7 @@ _NAMES = {
         *("DPSGD", "ByzantineClients", "Federated", "Langevin", "LeakageBudget", "LeakageMonitor"),
         *("PrivacyBudget", "ReloadBest", "RoundProgressBar", "RunFolder", "TailAveraging", "WandbRounds"),
     ),
+    "clients.evaluation": ("ClientEvaluation",),
     "data": ("IID", "Dirichlet", "FederatedDataModule", "LabelShards"),
     "privacy.target": ("PrivacyTarget",),
     "ranges": ("AdaptiveRange", "FixedRange", "PreviousMinMax"),

@@ -72,7 +72,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "simulation": {
         *("algorithms", "clients", "core", "data", "federation", "functional", "randomness", "rounds"),
-        *("torchmetrics", "numpy"),
+        *("reports", "torchmetrics", "numpy"),
         *HOST,
     },
     "sample_level": {

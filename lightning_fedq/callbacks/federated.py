@@ -32,6 +32,7 @@ from torch import Tensor
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.aggregation import RobustAggregation, Weighting, inverse_variance_weights
 from lightning_fedq.algorithms import Correction, LocalAlgorithm
+from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.hooks import say_who_is_copied
 from lightning_fedq.clients.personal import check_patterns, say_what_stays
@@ -41,6 +42,7 @@ from lightning_fedq.core import Mechanism
 from lightning_fedq.data.batches import BatchRule, Stack
 from lightning_fedq.data.datamodule import split_of
 from lightning_fedq.data.dealing import LocalPasses, deal
+from lightning_fedq.data.held_out import HeldOut
 from lightning_fedq.data.labels import Labels, are_at_hand, label_counts, label_figure, labels_of
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import IID, Partition
@@ -69,7 +71,7 @@ from lightning_fedq.federation.client_metrics import (
 from lightning_fedq.federation.handed_loader import ask_module_instead, forget_loader, handed_loader
 from lightning_fedq.federation.journal import keep_journal, say_at_start
 from lightning_fedq.federation.privacy_target import KeptTarget
-from lightning_fedq.federation.records import log_round, say_change, warn_of, warn_of_noise
+from lightning_fedq.federation.records import log_round, log_values, say_change, warn_of, warn_of_noise
 from lightning_fedq.federation.resume import begin_again, check_federation, plain_records, records_of
 from lightning_fedq.federation.schedule import Schedule
 from lightning_fedq.federation.secure_sum import check_modulus, check_secure_aggregation, secure_sum
@@ -90,6 +92,7 @@ from lightning_fedq.rounds import (
     check_aggregation,
 )
 from lightning_fedq.secagg import SecAgg
+from lightning_fedq.simulation.client_evaluation import ClientEvaluator, EvaluatedClients, where_it_went
 from lightning_fedq.simulation.clock import Clock
 from lightning_fedq.simulation.isolation import check_isolation
 from lightning_fedq.simulation.metrics import ClientMetrics
@@ -171,6 +174,8 @@ class Federated(pl.Callback):
         check_isolation: Train a client twice before the first round, with another one in between, and refuse
             to go on if its update is not the same (`simulation.isolation`). None does so where something is
             claimed, and where client_metrics keeps what is logged with the clients.
+        evaluate_clients: Measure the global model, and each client's own, on what every client holds out:
+            `ClientEvaluation(held_out=0.2)`. The numbers go where client_metrics lets training metrics go.
 
     Attributes:
         ledger: Privacy ledger: rounds charged per client. It belongs to this object, outlives fits, failures
@@ -180,6 +185,7 @@ class Federated(pl.Callback):
         client_indices: The sample indices of each client, from `on_fit_start` on.
         clients_per_step_chosen: How many clients train side by side, from `on_fit_start` on; else 0.
         client_log: What clients have logged in training and where it went, from `on_fit_start` on.
+        client_evaluations: What was measured on clients' held-out samples, of this process's rounds.
 
     Raises:
         ValueError: If a setting is out of its range, or two do not go together.
@@ -216,6 +222,7 @@ class Federated(pl.Callback):
         client_metrics: ClientMetricsChoice | None = None,
         privacy: PrivacyTarget | None = None,
         check_isolation: bool | None = None,
+        evaluate_clients: ClientEvaluation | None = None,
     ) -> None:
         check_kinds(
             mechanism=mechanism,
@@ -236,6 +243,7 @@ class Federated(pl.Callback):
             ledger=ledger,
             privacy=privacy,
             check_isolation=check_isolation,
+            evaluate_clients=evaluate_clients,
         )
         check_numbers(local_epochs, local_steps, clients_per_step, weighting, target)
         check_choice(client_metrics)
@@ -250,6 +258,9 @@ class Federated(pl.Callback):
         self.aggregator, self.secure_aggregation = aggregator, secure_aggregation
         self.diagnostics, self.client_metrics, self.buffers = diagnostics, client_metrics, buffers
         self.check_isolation, self.local = check_isolation, check_patterns(local)
+        self.evaluate_clients, self.client_evaluations = evaluate_clients, list[EvaluatedClients]()
+        self._evaluator: ClientEvaluator | None = None
+        self._held_out: HeldOut | None = None
         self.planner = RoundPlanner(
             num_clients, plan_seed, clients_per_round, dropout_probability, participation
         )
@@ -358,6 +369,7 @@ class Federated(pl.Callback):
         log.names |= names
         log.check_watched()
         self._begin_algorithm(trainer)
+        self._begin_evaluation(trainer, choice)
         simulation = self._simulation = Simulation(
             trainer,
             self._engine,
@@ -406,6 +418,22 @@ class Federated(pl.Callback):
                 self._correction.load_state_dict(self._kept_by_algorithm)
             elif self._engine.round and self.algorithm.remembers:
                 rank_zero_warn(f"a checkpoint holds nothing of what clients of {name} keep; they begin anew")
+
+    def _begin_evaluation(self, trainer: pl.Trainer, choice: ClientMetricsChoice) -> None:
+        """Prepare to measure on clients' held-out samples, if that is asked for."""
+        self._evaluator = None
+        if self.evaluate_clients is None:
+            return
+        self.evaluate_clients.check(trainer.lightning_module, self.num_clients, choice == "none")
+        parts = [] if self._held_out is None else self._held_out.parts
+        self._evaluator = ClientEvaluator(
+            self.evaluate_clients, trainer, self._vector, parts, lambda: self._loader
+        )
+
+    def lets_out(self, trainer: pl.Trainer) -> str:
+        """See `unprotected.LetsOut`."""
+        shared = self.client_log is not None and self.client_log.shared
+        return where_it_went(self.client_evaluations, shared)
 
     def _agree_on_start(self, ranks: DistributedClientsStrategy) -> None:
         """All ranks have the same federation and data, and rank 0, which keeps the journal, the ledger."""
@@ -545,6 +573,10 @@ class Federated(pl.Callback):
             seed = self._ranks.group.broadcast(self.planner.seed, "the plan")
             self.planner = replace(self.planner, seed=seed)
         run = RoundPlan(0, (), frozenset(), self.planner.seed)
+        fraction = None if self.evaluate_clients is None else self.evaluate_clients.fraction
+        if fraction is not None:
+            own = torch.Generator().manual_seed(run.stream_seed("held out"))
+            self._held_out = HeldOut(fraction, own)
         dealt = deal(
             self._user_loader(),
             lambda: split_of(self._owner, self.partition),
@@ -555,6 +587,7 @@ class Federated(pl.Callback):
                 self.local_epochs, self.local_steps, self._limit_batches, not trainer.overfit_batches
             ),
             self._rule,
+            self._held_out,
         )
         self.client_indices, work, self._renew = dealt.client_indices, dealt.work, dealt.renew
         self._own_loaders = dealt.own_loaders
@@ -604,7 +637,7 @@ class Federated(pl.Callback):
         self.engine = engine
         if self.secure_aggregation is not None:
             check_modulus(self.secure_aggregation, self.engine)
-        self.records = []
+        self.records, self.client_evaluations = [], []
         if self._loaded is not None:
             self.engine.load_state_dict(self._loaded["engine"])
             self.records = records_of(self._loaded["records"])
@@ -829,6 +862,8 @@ class Federated(pl.Callback):
         elif len(self.records) == 1:
             warn_of_noise(record, trainer.max_epochs)
         self._averages.steps = range(before, before + steps)
+        if self._evaluator is not None and self._evaluator.is_due(int(record.round)):
+            self.client_evaluations.append(self._evaluator.measure(int(record.round)))
         return steps
 
     def _check_isolation(self, simulation: Simulation) -> None:
@@ -879,8 +914,13 @@ class Federated(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log a round, as soon as it has ended."""
-        if not trainer.barebones:
-            log_round(trainer, self.records[-1])
+        if trainer.barebones:
+            return
+        log_round(trainer, self.records[-1])
+        last = self.client_evaluations[-1] if self.client_evaluations else None
+        shared = self.client_log is not None and self.client_log.shared
+        if last is not None and last.round == self.records[-1].round and shared:
+            log_values(trainer, last.metrics())
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop where no further round can be."""
@@ -909,6 +949,7 @@ class Federated(pl.Callback):
             "seed": str(self.seed),
             "batches": "passes" if self._rule is None else type(self._rule).__name__,
             **({} if self.algorithm is None else {"algorithm": repr(self.algorithm)}),
+            **({} if self.evaluate_clients is None else self.evaluate_clients.identity()),
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
+from lightning_fedq.callbacks.client_files import add_evaluation, draw_evaluation
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import engine_of, federated_of
 from lightning_fedq.callbacks.privacy import PrivacyBudget
@@ -134,6 +135,9 @@ class RunFolder(pl.Callback):
         if trainer.is_global_zero:
             write_rows(self._folder() / "metrics.csv", self.rows)
         self._write_clients(trainer, int(record.round))
+        measured = federated.client_evaluations[-1:]
+        if measured and measured[0].round == record.round:
+            add_evaluation(self._folder() / CLIENTS, measured[0])
         trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
 
     def _write_clients(self, trainer: pl.Trainer, round: int) -> None:
@@ -167,6 +171,8 @@ class RunFolder(pl.Callback):
             progress = plot_progress({self.name: self.rows}, self._metric(), title, self.baseline)
             save_figure(progress, self._folder() / PICTURES[0])
             save_figure(plot_aggregate(self.rows, title), self._folder() / PICTURES[1])
+            for measured in federated_of(trainer, "RunFolder").client_evaluations[-1:]:
+                draw_evaluation(self._folder() / CLIENTS, measured, self._metric(), title)
         if self.show and trainer.is_global_zero:
             print_summary(self.summary, self._folder())
 

@@ -167,6 +167,19 @@ class OwnTensors:
             name: part.view(shape) for name, part, shape in zip(self.names, parts, self._shapes, strict=True)
         }
 
+    def give(self, module: nn.Module, client: int, start: nn.Module) -> None:
+        """Write a client's own tensors into a module, or those of the start where it has none.
+
+        Args:
+            module: Copy of the global model, with whoever's tensors.
+            client: Number of the client.
+            start: The global model.
+        """
+        with torch.no_grad():
+            for name in self.names:
+                attrgetter(name)(module).copy_(attrgetter(name)(start))
+        self.equip(module, client)
+
     def equip(self, module: nn.Module, client: int) -> None:
         """Write a client's own tensors into a module, where it has some."""
         with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -22,7 +23,11 @@ class NoiseWarning(UserWarning):
 
 def log_round(trainer: pl.Trainer, record: RoundRecord) -> None:
     """Log a round's numbers at once. Fifteen calls of `self.log` cost a tenth of a short round."""
-    values = {f"fed/{name}": float(value) for name, value in record.metrics().items() if value == value}
+    log_values(trainer, {f"fed/{name}": float(v) for name, v in record.metrics().items() if v == v})
+
+
+def log_values(trainer: pl.Trainer, values: Mapping[str, float]) -> None:
+    """Log numbers of a round by name, where `callback_metrics` and the loggers have metrics."""
     tensors = {name: torch.tensor(value) for name, value in values.items()}
     trainer.callback_metrics.update(tensors)
     trainer.logged_metrics.update(tensors)

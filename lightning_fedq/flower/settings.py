@@ -125,6 +125,11 @@ def check_deployable(federated: Federated) -> None:
             f"{type(federated.algorithm).__name__} is for simulations: its server's vector and its clients' "
             "are not carried over a network; use FedProx, which keeps none"
         )
+    if federated.evaluate_clients is not None:
+        raise ValueError(
+            "evaluate_clients is for simulations: over a network a client answers with its update only, and "
+            "measures its model by itself; leave it out"
+        )
     if federated.local:
         raise ValueError(
             f"local={list(federated.local)} is for simulations: a real client keeps nothing of a training "
