@@ -40,7 +40,15 @@ if TYPE_CHECKING:
         WandbRounds,
     )
     from lightning_fedq.clients.evaluation import ClientEvaluation
-    from lightning_fedq.data import IID, Dirichlet, FederatedDataModule, LabelShards
+    from lightning_fedq.data import (
+        IID,
+        Dirichlet,
+        FeatureShards,
+        FederatedDataModule,
+        LabelShards,
+        Natural,
+        QuantitySkew,
+    )
     from lightning_fedq.mechanisms import *  # noqa: F403
     from lightning_fedq.privacy.target import PrivacyTarget
     from lightning_fedq.ranges import AdaptiveRange, FixedRange, PreviousMinMax
@@ -55,6 +63,7 @@ __all__ = [
     "ByzantineClients",
     "ClientEvaluation",
     "Dirichlet",
+    "FeatureShards",
     "FedAdagrad",
     "FedAdam",
     "FedAvgM",
@@ -68,9 +77,11 @@ __all__ = [
     "Langevin",
     "LeakageBudget",
     "LeakageMonitor",
+    "Natural",
     "PreviousMinMax",
     "PrivacyBudget",
     "PrivacyTarget",
+    "QuantitySkew",
     "ReloadBest",
     "RobustAggregation",
     "RoundEngine",
@@ -89,7 +100,10 @@ _NAMES = {
         *("PrivacyBudget", "ReloadBest", "RoundProgressBar", "RunFolder", "TailAveraging", "WandbRounds"),
     ),
     "clients.evaluation": ("ClientEvaluation",),
-    "data": ("IID", "Dirichlet", "FederatedDataModule", "LabelShards"),
+    "data": (
+        *("IID", "Dirichlet", "FeatureShards", "FederatedDataModule", "LabelShards", "Natural"),
+        "QuantitySkew",
+    ),
     "privacy.target": ("PrivacyTarget",),
     "ranges": ("AdaptiveRange", "FixedRange", "PreviousMinMax"),
     "rounds": ("RoundEngine",),

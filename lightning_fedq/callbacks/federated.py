@@ -1009,6 +1009,11 @@ class Federated(pl.Callback):
         """
         return label_figure(self._labels(), self.client_indices)
 
+    @property
+    def held_out_sizes(self) -> list[int]:
+        """Samples that each client keeps out of its training. Empty if nobody does."""
+        return [] if self._held_out is None else [len(part) for part in self._held_out.parts]
+
     def label_counts(self) -> Tensor | None:
         """Count the samples of each label that each client holds, `(clients, labels)`.
 

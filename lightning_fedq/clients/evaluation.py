@@ -62,6 +62,11 @@ class ClientEvaluation:
             raise ValueError(
                 f"held_out has data sets of {len(self.held_out)} clients, num_clients is {num_clients}"
             )
+        lacking = []
+        if not isinstance(self.held_out, int | float):
+            lacking = [client for client, data in enumerate(self.held_out) if data is None]
+        if lacking:
+            raise ValueError(f"held_out has nothing of clients {lacking[:10]}; give every client a data set")
         if dropped:
             raise ValueError(
                 "client_metrics='none' drops what clients measure, and evaluate_clients measures; use "
