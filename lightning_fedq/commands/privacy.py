@@ -69,7 +69,7 @@ def report_of_config(
     limit = cli.trainer.max_epochs if rounds is None else rounds
     if limit is None or limit < 0:
         raise ValueError(f"{config} has no trainer.max_epochs; say how many --rounds")
-    dim = num_coordinates(cli.model, federated.buffers) if params is None else params
+    dim = num_coordinates(cli.model, federated.buffers, federated.local) if params is None else params
     return _report(
         federated.calibrated(dim, limit, num_byzantine_of(cli.trainer, federated.planner)),
         federated.planner,
