@@ -9,6 +9,10 @@ and its reflection below 0. Rounds compose, because their draws are independent.
 exact: an atom of mass Q_i e^(l_i) at l_i > 0 goes to L_i = ln(1 + q (e^(l_i) - 1)) with mass Q_i e^(L_i), and
 to -L_i with mass Q_i; q times the infinite mass stays infinite; the rest is at 0.
 
+A mechanism that is known by a curve of Renyi divergences only has the bound's lower convex hull in
+e^epsilon for its curve: the true curve is convex, is 1 at e^epsilon = 0 and lies below the bound, so it lies
+below the hull. Leaving the hull out states 0.04% more.
+
 The base is ONE WHOLE ROUND, all its coordinates composed: the draw is one for all of them. It is a claim
 under substitution: a client that is not drawn leaves its place to another one, whose update may be anything.
 
