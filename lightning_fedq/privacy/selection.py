@@ -26,7 +26,6 @@ References:
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,6 +35,7 @@ from scipy import optimize
 from lightning_fedq.core import NO_SLACK, Slack
 from lightning_fedq.losses import ConcentratedLoss, GaussianLoss, Loss, RenyiLoss
 from lightning_fedq.privacy.accounting import check_delta, with_slack
+from lightning_fedq.randomness import Stream
 
 ORDERS = tuple(1.0 + 10.0 ** (0.05 * k) for k in range(-40, 61))
 """Orders of a selection's curve, 1.01 to 1,001."""
@@ -105,16 +105,20 @@ class NegativeBinomialTrials:
         rest = math.lgamma(count + self.eta) - math.lgamma(1.0 + self.eta) - math.lgamma(count + 1.0)
         return first * math.exp(power + rest)
 
-    def draw(self) -> int:
-        """A number of runs, by randomness of the operating system. To be told nobody."""
-        left, count = random.SystemRandom().random(), 0
+    def draw(self, stream: Stream) -> int:
+        """Draw a number of runs.
+
+        Args:
+            stream: Stream that nobody else knows; the number must stay as secret.
+        """
+        left, count = float(stream.uniforms(1)[0]), 0
         while left >= 0.0 and count < _MOST_TRIALS:
             count += 1
             left -= self.probability(count)
         return count
 
     def price(self, divergences: Sequence[float], orders: Sequence[float]) -> float:
-        """What is added to the divergence of every order: the least over c of the terms with c."""
+        """Term that is added to the divergence of every order, the least over c."""
         pairs = zip(orders, divergences, strict=True)
         return min(
             (1.0 + self.eta) * ((1.0 - 1.0 / c) * value - math.log(self.gamma) / c) for c, value in pairs

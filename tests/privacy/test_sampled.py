@@ -297,16 +297,25 @@ def test_each_forbidden_procedure_has_a_larger_delta_than_the_theorem_says(proce
     assert largest_ratio(level, rounds, procedure) >= least
 
 
-@pytest.mark.parametrize(
-    ("std", "drawn", "rounds", "epsilon"),
-    [
-        (1.2742, 1000, 3000, 2.0),
-        (0.8791, 1000, 3000, 8.0),
-        (1.8542, 5000, 2000, 2.0),
-        (1.1532, 5000, 2000, 8.0),
-    ],
-)
-def test_noise_of_published_settings_of_a_million_clients(std, drawn, rounds, epsilon):
-    """In clipping norms, rounded up to four digits: enough, and a thousandth less is not."""
-    assert secret(GaussianLoss(std / 2), 1e-6, drawn, 1_000_000, rounds) <= epsilon * 1.0003
-    assert secret(GaussianLoss(std / 2 * 0.999), 1e-6, drawn, 1_000_000, rounds) > epsilon
+# std in clipping norms, clients, drawn, rounds, delta, epsilon; std of Poisson draws, an update or none
+PUBLISHED = [
+    (1.2742, 10**6, 1000, 3000, 1e-6, 2.0, 0.6328),
+    (0.8791, 10**6, 1000, 3000, 1e-6, 8.0, 0.4358),
+    (1.8542, 10**6, 5000, 2000, 1e-6, 2.0, 0.8641),
+    (1.1532, 10**6, 5000, 2000, 1e-6, 8.0, 0.5603),
+    (1.2517, 10**6, 1000, 2000, 1e-6, 2.0, 0.6229),
+    (0.8569, 10**6, 1000, 2000, 1e-6, 8.0, 0.4256),
+    (1.0965, 10**7, 5000, 5000, 1e-5, 2.0, 0.5456),
+    (0.7810, 10**7, 5000, 5000, 1e-5, 8.0, 0.3876),
+]
+
+
+@pytest.mark.parametrize(("std", "clients", "drawn", "rounds", "delta", "epsilon", "theirs"), PUBLISHED)
+def test_noise_of_published_settings(std, clients, drawn, rounds, delta, epsilon, theirs):
+    """The table of docs/guides/secret_cohorts.md: enough, and a thousandth less is not."""
+    assert secret(GaussianLoss(std / 2), delta, drawn, clients, rounds) <= epsilon * 1.0005
+    assert secret(GaussianLoss(std / 2 * 0.999), delta, drawn, clients, rounds) > epsilon
+    poisson = pld.from_gaussian_mechanism(
+        theirs, sampling_prob=drawn / clients, value_discretization_interval=1e-3
+    )
+    assert poisson.self_compose(rounds).get_epsilon_for_delta(delta) == pytest.approx(epsilon, rel=2e-3)
