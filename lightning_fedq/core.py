@@ -382,6 +382,10 @@ class Mechanism(ABC):
     hands_on: ClassVar[bool] = False
     """Do clients take back noise of the round before? Then each is told whose (`RoundContext.hand_over`), and
     shares a key with that client and with the one who comes after it."""
+    alike_clients: ClassVar[bool] = False
+    """Does what is released depend on who takes part through updates only, given all that outsiders know? A
+    secret draw of the cohort then amplifies. False where it is not shown, and where streams that everybody
+    knows are a client's own (codewords, dithers): they tell who was drawn."""
     unbiased: ClassVar[bool] = True
     """Is the decoded sum right on average, for updates inside the range? One that is not tests its bias."""
 

@@ -107,6 +107,11 @@ def report_of_checkpoint(
             f"{path} holds weights alone, as model.ckpt of a RunFolder does, and not what they cost; {stated}"
         )
     callbacks = checkpoint["callbacks"]
+    if _state_with("cohorts", callbacks) is not None:
+        raise ValueError(
+            f"{path} is of a federation with secret cohorts, whose checkpoint holds no charges: they would "
+            "tell who was drawn; the privacy.md of its RunFolder says what it cost"
+        )
     state = _state_with("federation", callbacks)
     if state is None:
         raise ValueError(f"{path} holds no federation; it was not saved by a run with the Federated callback")

@@ -118,6 +118,7 @@ class RotatedCoins(Mechanism):
     """
 
     homomorphic = True
+    alike_clients = True
 
     clip_norm: float
     epsilon: float | None = None

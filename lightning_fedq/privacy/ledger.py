@@ -48,6 +48,8 @@ class Ledger:
         dim: Coordinates of the longest vector that was charged for; every charge counts as one of it.
         terms: Settings that the price of a charge hangs on, of all that was charged; None if not said.
         limits: `(num_clients,)` int32, charges after which a client is charged no more; a budget sets them.
+        round_limit: Rounds after which nobody is charged, whoever was charged in them; a budget of secret
+            cohorts sets it. None is no limit.
         journal: Where charges are written first, or None.
         recorded: Journal and position of a loaded state, or ("", 0).
 
@@ -64,6 +66,7 @@ class Ledger:
         self.dim = 0
         self.terms: dict[str, str] | None = None
         self.limits: Tensor | None = None
+        self.round_limit: int | None = None
         self.journal: Journal | None = None
         self.recorded: tuple[str, int] = ("", 0)
         self._id = secrets.token_hex(8)
@@ -324,6 +327,11 @@ class Ledger:
             )
 
     def _check_limits(self, rows: Tensor, round: int) -> None:
+        if self.round_limit is not None and self.rounds >= self.round_limit:
+            raise RuntimeError(
+                f"the privacy budget allows {self.round_limit} rounds, and round {round} would be one more; "
+                "raise the budget, or stop the training here"
+            )
         if self.limits is None:
             return
         spent = rows[self.charges[rows] >= self.limits[rows]]
