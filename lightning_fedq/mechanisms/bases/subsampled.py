@@ -143,7 +143,7 @@ class SubsampledMechanism(Mechanism):
         return (rows if rows.dtype == torch.float32 else rows.double()).contiguous()
 
     def _to_units(self, values: NDArray[np.floating], first: int, units: Array) -> int:
-        """Clip a stretch of a row, in units of clip_value; return how many values were outside."""
+        """Clip a stretch of a row, in units of clip_value, and return how many values were outside."""
         lines = np.array([[values.size], [0.0], [self.clip_value]])
         return int(to_units(values, first, lines, True, units))
 
