@@ -10,6 +10,7 @@ import pytest
 
 from tests.cures import (
     elsewhere,
+    rows_commands,
     rows_data,
     rows_flower,
     rows_mechanisms,
@@ -21,7 +22,15 @@ from tests.cures.rows import Row, raised, sites
 
 ROWS = [
     row
-    for module in (rows_training, rows_rounds, rows_data, rows_mechanisms, rows_privacy, rows_flower)
+    for module in (
+        rows_training,
+        rows_rounds,
+        rows_data,
+        rows_mechanisms,
+        rows_privacy,
+        rows_flower,
+        rows_commands,
+    )
     for row in module.ROWS
 ]
 TESTS = Path(__file__).parents[1]
