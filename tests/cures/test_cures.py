@@ -13,6 +13,7 @@ from tests.cures import (
     rows_commands,
     rows_data,
     rows_flower,
+    rows_leakage,
     rows_mechanisms,
     rows_privacy,
     rows_rounds,
@@ -30,6 +31,7 @@ ROWS = [
         rows_privacy,
         rows_flower,
         rows_commands,
+        rows_leakage,
     )
     for row in module.ROWS
 ]
