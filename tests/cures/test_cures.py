@@ -15,6 +15,7 @@ from tests.cures import (
     rows_flower,
     rows_leakage,
     rows_mechanisms,
+    rows_messages,
     rows_privacy,
     rows_rounds,
     rows_training,
@@ -32,6 +33,7 @@ ROWS = [
         rows_flower,
         rows_commands,
         rows_leakage,
+        rows_messages,
     )
     for row in module.ROWS
 ]
