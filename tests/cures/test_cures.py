@@ -10,9 +10,12 @@ import pytest
 
 from tests.cures import (
     elsewhere,
+    rows_commands,
     rows_data,
     rows_flower,
+    rows_leakage,
     rows_mechanisms,
+    rows_messages,
     rows_privacy,
     rows_rounds,
     rows_training,
@@ -21,7 +24,17 @@ from tests.cures.rows import Row, raised, sites
 
 ROWS = [
     row
-    for module in (rows_training, rows_rounds, rows_data, rows_mechanisms, rows_privacy, rows_flower)
+    for module in (
+        rows_training,
+        rows_rounds,
+        rows_data,
+        rows_mechanisms,
+        rows_privacy,
+        rows_flower,
+        rows_commands,
+        rows_leakage,
+        rows_messages,
+    )
     for row in module.ROWS
 ]
 TESTS = Path(__file__).parents[1]
