@@ -60,7 +60,7 @@ def target_setting(
     delta = check_delta(target.delta, planner.num_clients, "clients")
     if target.secret and planner.cohort_key is None:
         raise ValueError(
-            "PrivacyTarget(cohorts='secret') counts on cohorts that stay secret, and these are known; set "
+            "PrivacyTarget(cohorts='secret') counts on cohorts that stay secret, these are known; set "
             "Federated(cohorts='secret'), or leave cohorts out of the target"
         )
     return Setting(

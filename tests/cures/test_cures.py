@@ -12,6 +12,7 @@ from tests.cures import (
     elsewhere,
     rows_commands,
     rows_data,
+    rows_features,
     rows_flower,
     rows_leakage,
     rows_mechanisms,
@@ -34,6 +35,7 @@ ROWS = [
         rows_commands,
         rows_leakage,
         rows_messages,
+        rows_features,
     )
     for row in module.ROWS
 ]

@@ -13,6 +13,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.aggregation import RobustAggregation
 from lightning_fedq.algorithms import SCAFFOLD
 from lightning_fedq.callbacks import ByzantineClients, Federated, PrivacyBudget, RunFolder
+from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.core import Adversary
 from lightning_fedq.federation.spending import report_of
 from lightning_fedq.mechanisms import (
@@ -276,6 +277,8 @@ def test_no_journal_is_written(tmp_path):
         ({"aggregator": RobustAggregation("median")}, "S4, .*aggregator"),
         ({"algorithm": SCAFFOLD()}, "S5, .*SCAFFOLD"),
         ({"buffers": "local"}, "S5, .*buffers"),
+        ({"local": ["weight"]}, "S5, .*local"),
+        ({"evaluate_clients": ClientEvaluation()}, "S8, .*evaluate_clients"),
         ({"check_isolation": False}, "S5, .*check_isolation"),
         ({"privacy": PrivacyTarget(2.0, 1e-3, "server")}, "S5, .*limits the charges"),
         ({"privacy": PrivacyTarget(2.0, 1e-3, "outsider")}, "S5, .*limits the charges"),
