@@ -133,7 +133,7 @@ ROWS = [
         lambda: fit(fed(client_metrics="none")),
     ),
     row(
-        "samples are held out of one data set with a length, and clients have loaders or streams of their own",
+        "samples are held out of one data set with a length, and clients have loaders or streams of their",
         lambda: on(two(), federation=measured(), module=Several()),
         lambda: fit(
             fed(local_steps=2, evaluate_clients=held_out([loader(one) for one in parts()])),
@@ -141,19 +141,19 @@ ROWS = [
         ),
     ),
     row(
-        "hold too few samples to keep {} of them out of the training and still train on {}; use fewer clients",
+        "hold too few samples to keep {} of them out of the training and still train on {}; use fewer",
         lambda: fit(measured(0.5, num_clients=70)),
         lambda: fit(measured(0.5, num_clients=4)),
         lambda: fit(measured([part() for _ in range(70)], num_clients=70)),
     ),
     row(
-        "found no item {} in the samples of {} ({}: {}); say which item holds it, or give a function of a sample",
+        "found no item {} in the samples of {} ({}: {}); say which item holds it, or give a function of a",
         lambda: by(Natural("writer")),
         lambda: by(Natural("user")),
         lambda: by(Natural(lambda sample: sample["user"])),
     ),
     row(
-        "deals out one data set, and there are several loaders, whose users might be numbered in different ways",
+        "deals out one data set, and there are several loaders, whose users might be numbered in different",
         lambda: on(two(), federation=fed(partition=Natural(1)), module=Several()),
         lambda: fit(fed(), data=of(*map(loader, parts()))),
     ),
