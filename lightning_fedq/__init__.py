@@ -39,7 +39,16 @@ if TYPE_CHECKING:
         TailAveraging,
         WandbRounds,
     )
-    from lightning_fedq.data import IID, Dirichlet, FederatedDataModule, LabelShards
+    from lightning_fedq.clients.evaluation import ClientEvaluation
+    from lightning_fedq.data import (
+        IID,
+        Dirichlet,
+        FeatureShards,
+        FederatedDataModule,
+        LabelShards,
+        Natural,
+        QuantitySkew,
+    )
     from lightning_fedq.mechanisms import *  # noqa: F403
     from lightning_fedq.privacy.target import PrivacyTarget
     from lightning_fedq.ranges import AdaptiveRange, FixedRange, PreviousMinMax
@@ -52,7 +61,9 @@ __all__ = [
     "SCAFFOLD",
     "AdaptiveRange",
     "ByzantineClients",
+    "ClientEvaluation",
     "Dirichlet",
+    "FeatureShards",
     "FedAdagrad",
     "FedAdam",
     "FedAvgM",
@@ -66,9 +77,11 @@ __all__ = [
     "Langevin",
     "LeakageBudget",
     "LeakageMonitor",
+    "Natural",
     "PreviousMinMax",
     "PrivacyBudget",
     "PrivacyTarget",
+    "QuantitySkew",
     "ReloadBest",
     "RobustAggregation",
     "RoundEngine",
@@ -86,7 +99,11 @@ _NAMES = {
         *("DPSGD", "ByzantineClients", "Federated", "Langevin", "LeakageBudget", "LeakageMonitor"),
         *("PrivacyBudget", "ReloadBest", "RoundProgressBar", "RunFolder", "TailAveraging", "WandbRounds"),
     ),
-    "data": ("IID", "Dirichlet", "FederatedDataModule", "LabelShards"),
+    "clients.evaluation": ("ClientEvaluation",),
+    "data": (
+        *("IID", "Dirichlet", "FeatureShards", "FederatedDataModule", "LabelShards", "Natural"),
+        "QuantitySkew",
+    ),
     "privacy.target": ("PrivacyTarget",),
     "ranges": ("AdaptiveRange", "FixedRange", "PreviousMinMax"),
     "rounds": ("RoundEngine",),

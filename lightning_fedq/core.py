@@ -633,12 +633,14 @@ class Mechanism(ABC):
         return None
 
     def without_noise(self, context: RoundContext) -> Mechanism:
-        """The mechanism as a liar runs it, which leaves out the coin that makes its messages private.
+        """The mechanism as a Byzantine client runs it, without the coin that makes its messages private.
 
         Raises:
             ValueError: If there is no coin that could be left out alone.
         """
-        raise ValueError(f"{type(self).__name__} has no coin that a liar could skip; use inverted")
+        raise ValueError(
+            f"{type(self).__name__} has no coin that a Byzantine client could skip; use inverted"
+        )
 
     def advice(self, claim: PrivacyClaim) -> str:
         """Advice that would lower the loss of one of the claims, a few words for the privacy report."""

@@ -297,8 +297,8 @@ def _clients_needed(
 ) -> int | None:
     """About how many clients bring R to 0.1: a sum's noise falls with n^2, single messages' with n.
 
-    Where cohorts are drawn, clients of a round; liars stay as many in a hundred. With secret cohorts the same
-    share of all clients is drawn.
+    Where cohorts are drawn, clients of a round; Byzantine clients stay as many in a hundred.
+    With secret cohorts the same share of all clients is drawn.
     """
     here = problem.clients if once else problem.cohort
     power = 2.0 if problem.sees_sums else 1.0
@@ -307,9 +307,9 @@ def _clients_needed(
         return math.ceil(guess) if guess < 1e15 else None
     clients = max(math.ceil(guess), problem.rounds if once else 1)
     cohort, charges = (clients // problem.rounds, 1) if once else (clients, problem.charges)
-    liars = math.ceil(problem.num_byzantine * clients / here)
+    byzantine = math.ceil(problem.num_byzantine * clients / here)
     larger = replace(
-        problem, clients=max(clients, problem.clients), clients_per_round=None, num_byzantine=liars
+        problem, clients=max(clients, problem.clients), clients_per_round=None, num_byzantine=byzantine
     )
     try:
         near = level * (clients / here) ** (0.5 * (power - 1.0))

@@ -45,7 +45,7 @@ ALLOWED: dict[str, set[str]] = {
     "aggregation": {"core", "functional", "rounds", "torch"},
     "_lightning": {"pytorch_lightning", "lightning"},
     "data": {"data", "functional", "matplotlib", "numpy", *HOST},
-    "datasets": {"extras", "sklearn", "torchvision", "numpy", *HOST},
+    "datasets": {"data", "extras", "sklearn", "torchvision", "numpy", *HOST},
     "models": {"extras", "opacus", "torchvision", "torchmetrics", *HOST},
     "reports": {"planning", "privacy", "rounds", "matplotlib", "rich"},
     "html_report": {"core", "html_report", "planning", "privacy", "reports"},
@@ -72,7 +72,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "simulation": {
         *("algorithms", "clients", "core", "data", "federation", "functional", "randomness", "rounds"),
-        *("torchmetrics", "numpy"),
+        *("reports", "torchmetrics", "numpy"),
         *HOST,
     },
     "sample_level": {

@@ -32,14 +32,17 @@ from torch import Tensor
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.aggregation import RobustAggregation, Weighting, inverse_variance_weights
 from lightning_fedq.algorithms import Correction, LocalAlgorithm
+from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.hooks import say_who_is_copied
+from lightning_fedq.clients.personal import check_patterns, say_what_stays
 from lightning_fedq.clients.stack_size import choose_clients_per_step, largest_stack
 from lightning_fedq.clients.vector import BufferMode, Members, Rehearsed, Vector, check_buffer_mode, origins
 from lightning_fedq.core import Mechanism
 from lightning_fedq.data.batches import BatchRule, Stack
 from lightning_fedq.data.datamodule import split_of
 from lightning_fedq.data.dealing import LocalPasses, deal
+from lightning_fedq.data.held_out import HeldOut
 from lightning_fedq.data.labels import Labels, are_at_hand, label_counts, label_figure, labels_of
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import IID, Partition
@@ -68,7 +71,7 @@ from lightning_fedq.federation.client_metrics import (
 from lightning_fedq.federation.handed_loader import ask_module_instead, forget_loader, handed_loader
 from lightning_fedq.federation.journal import keep_journal, say_at_start
 from lightning_fedq.federation.privacy_target import KeptTarget
-from lightning_fedq.federation.records import log_round, say_change, warn_of, warn_of_noise
+from lightning_fedq.federation.records import log_round, log_values, say_change, warn_of, warn_of_noise
 from lightning_fedq.federation.resume import begin_again, check_federation, plain_records, records_of
 from lightning_fedq.federation.schedule import Schedule
 from lightning_fedq.federation.secret_cohorts import (
@@ -98,6 +101,7 @@ from lightning_fedq.rounds import (
     check_aggregation,
 )
 from lightning_fedq.secagg import SecAgg
+from lightning_fedq.simulation.client_evaluation import ClientEvaluator, EvaluatedClients, where_it_went
 from lightning_fedq.simulation.clock import Clock
 from lightning_fedq.simulation.isolation import check_isolation
 from lightning_fedq.simulation.metrics import ClientMetrics
@@ -166,6 +170,9 @@ class Federated(pl.Callback):
             "share": they are coordinates of an update like parameters, quantised, averaged and charged;
             "local": every client keeps its own, and the model that is evaluated has those of the start;
             "frozen": normalisation layers train in eval mode.
+        local: Patterns of names, such as `["head.*"]`: parameters and buffers that match stay with the client
+            (FedPer, LG-FedAvg), which trains them and finds its own again in its next round. They are in no
+            message and no claim, and the model that is validated has those of the start.
         seed: An integer makes the run reproducible, and NOT private: every coin follows from it. None
             takes keys and plan from the operating system.
         diagnostics: Also compare each aggregate with the exact mean, which only a simulation knows.
@@ -180,6 +187,8 @@ class Federated(pl.Callback):
         check_isolation: Train a client twice before the first round, with another one in between, and refuse
             to go on if its update is not the same (`simulation.isolation`). None does so where something is
             claimed, and where client_metrics keeps what is logged with the clients.
+        evaluate_clients: Measure the global model, and each client's own, on what every client holds out:
+            `ClientEvaluation(held_out=0.2)`. The numbers go where client_metrics lets training metrics go.
 
     Attributes:
         ledger: Privacy ledger: rounds charged per client. It belongs to this object, outlives fits, failures
@@ -189,6 +198,7 @@ class Federated(pl.Callback):
         client_indices: The sample indices of each client, from `on_fit_start` on.
         clients_per_step_chosen: How many clients train side by side, from `on_fit_start` on; else 0.
         client_log: What clients have logged in training and where it went, from `on_fit_start` on.
+        client_evaluations: What was measured on clients' held-out samples, of this process's rounds.
 
     Raises:
         ValueError: If a setting is out of its range, or two do not go together.
@@ -219,12 +229,14 @@ class Federated(pl.Callback):
         aggregator: RobustAggregation | None = None,
         secure_aggregation: SecAgg | None = None,
         buffers: BufferMode = "share",
+        local: Sequence[str] = (),
         seed: int | None = None,
         diagnostics: bool = True,
         ledger: Ledger | None = None,
         client_metrics: ClientMetricsChoice | None = None,
         privacy: PrivacyTarget | None = None,
         check_isolation: bool | None = None,
+        evaluate_clients: ClientEvaluation | None = None,
     ) -> None:
         check_kinds(
             mechanism=mechanism,
@@ -245,6 +257,7 @@ class Federated(pl.Callback):
             ledger=ledger,
             privacy=privacy,
             check_isolation=check_isolation,
+            evaluate_clients=evaluate_clients,
         )
         check_numbers(local_epochs, local_steps, clients_per_step, weighting, target)
         check_choice(client_metrics)
@@ -259,7 +272,10 @@ class Federated(pl.Callback):
         self.server_optimizer, self.weighting, self.seed = server_optimizer, weighting, seed
         self.aggregator, self.secure_aggregation = aggregator, secure_aggregation
         self.diagnostics, self.client_metrics, self.buffers = diagnostics, client_metrics, buffers
-        self.check_isolation = check_isolation
+        self.check_isolation, self.local = check_isolation, check_patterns(local)
+        self.evaluate_clients, self.client_evaluations = evaluate_clients, list[EvaluatedClients]()
+        self._evaluator: ClientEvaluator | None = None
+        self._held_out: HeldOut | None = None
         self.planner = RoundPlanner(
             num_clients,
             plan_seed,
@@ -343,18 +359,19 @@ class Federated(pl.Callback):
         clock = self._clock = Clock(trainer, self._schedule.longest)
         rehearsed, names = self._rehearse(trainer)
         saved = None if self._loaded is None else self._loaded.get("members")
-        members = None if saved is None else Members.of(saved)
+        members, before = None if saved is None else Members.of(saved), getattr(self, "_vector", None)
         self._kept_by_algorithm = None if self._loaded is None else self._loaded.get("algorithm")
         self._vector = Vector(
-            pl_module, lambda: trainer.strategy.optimizers, self.buffers, rehearsed, members
+            pl_module, lambda: trainer.strategy.optimizers, self.buffers, rehearsed, members, self.local
         )
-        if self._loaded is not None and self.buffers == "local" and self._vector.buffer_names:
-            rank_zero_warn(
-                "a checkpoint holds no client's own buffers; every client begins with those of the start"
-            )
         self._meet_target(trainer)
         self._identity = self._federation()
+        server = self.engine
         self._make_engine(trainer)
+        kept = before.own if before is not None and self.engine is server else None
+        saved_own = None if self._loaded is None else self._loaded.get("own")
+        self._vector.own.go_on(kept, saved_own, self._loaded is not None)
+        say_what_stays(self._vector.members.local, pl_module)
         done = 0 if self._loaded is not None else self._engine.round - trainer.current_epoch
         check_cohorts_last(self.planner, done + (trainer.max_epochs or 0))
         if self.cohorts == "known":  # a journal names the clients of every round
@@ -378,6 +395,7 @@ class Federated(pl.Callback):
         log.names |= names
         log.check_watched()
         self._begin_algorithm(trainer)
+        self._begin_evaluation(trainer, choice)
         simulation = self._simulation = Simulation(
             trainer,
             self._engine,
@@ -426,6 +444,22 @@ class Federated(pl.Callback):
                 self._correction.load_state_dict(self._kept_by_algorithm)
             elif self._engine.round and self.algorithm.remembers:
                 rank_zero_warn(f"a checkpoint holds nothing of what clients of {name} keep; they begin anew")
+
+    def _begin_evaluation(self, trainer: pl.Trainer, choice: ClientMetricsChoice) -> None:
+        """Prepare to measure on clients' held-out samples, if that is asked for."""
+        self._evaluator = None
+        if self.evaluate_clients is None:
+            return
+        self.evaluate_clients.check(trainer.lightning_module, self.num_clients, choice == "none")
+        parts = [] if self._held_out is None else self._held_out.parts
+        self._evaluator = ClientEvaluator(
+            self.evaluate_clients, trainer, self._vector, parts, lambda: self._loader
+        )
+
+    def lets_out(self, trainer: pl.Trainer) -> str:
+        """See `unprotected.LetsOut`."""
+        shared = self.client_log is not None and self.client_log.shared
+        return where_it_went(self.client_evaluations, shared)
 
     def _agree_on_start(self, ranks: DistributedClientsStrategy) -> None:
         """All ranks have the same federation and data, and rank 0, which keeps the journal, the ledger."""
@@ -547,6 +581,11 @@ class Federated(pl.Callback):
                 f"{name} draws batches of different sizes for every client, so clients can't train side by "
                 f"side, got clients_per_step={self.clients_per_step}; use clients_per_step=1 or 'auto'"
             )
+        if self.local:
+            raise ValueError(
+                f"{name} works on all trained parameters, and local={list(self.local)} keeps some with the "
+                "clients; leave one out"
+            )
         self._undo.replace(self, "_rule", rule)
 
     def _client_loader(self, trainer: Any) -> ClientLoader:
@@ -575,6 +614,10 @@ class Federated(pl.Callback):
             seed = self._ranks.group.broadcast(self.planner.seed, "the plan")
             self.planner = replace(self.planner, seed=seed)
         run = RoundPlan(0, (), frozenset(), self.planner.seed)
+        fraction = None if self.evaluate_clients is None else self.evaluate_clients.fraction
+        if fraction is not None:
+            own = torch.Generator().manual_seed(run.stream_seed("held out"))
+            self._held_out = HeldOut(fraction, own)
         dealt = deal(
             self._user_loader(),
             lambda: split_of(self._owner, self.partition),
@@ -585,6 +628,7 @@ class Federated(pl.Callback):
                 self.local_epochs, self.local_steps, self._limit_batches, not trainer.overfit_batches
             ),
             self._rule,
+            self._held_out,
         )
         self.client_indices, work, self._renew = dealt.client_indices, dealt.work, dealt.renew
         self._own_loaders = dealt.own_loaders
@@ -613,8 +657,8 @@ class Federated(pl.Callback):
         Raises:
             ValueError: If the ledger's charges, or the checkpoint's, are of other terms.
         """
-        liars = num_byzantine_of(trainer, self.planner)
-        terms = {"secure_aggregation": repr(self.secure_aggregation), "liars": str(liars)}
+        byzantine = num_byzantine_of(trainer, self.planner)
+        terms = {"secure_aggregation": repr(self.secure_aggregation), "num_byzantine": str(byzantine)}
         weights = self._vector.read()
         weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
         old = self.engine
@@ -634,7 +678,7 @@ class Federated(pl.Callback):
         self.engine = engine
         if self.secure_aggregation is not None:
             check_modulus(self.secure_aggregation, self.engine)
-        self.records = []
+        self.records, self.client_evaluations = [], []
         if self._loaded is not None:
             self.engine.load_state_dict(self._loaded["engine"])
             self.records = records_of(self._loaded["records"])
@@ -690,6 +734,16 @@ class Federated(pl.Callback):
     def num_buffers(self) -> int:
         """Coordinates of the flat vector that are buffers, not parameters. From `on_fit_start` on."""
         return self._vector.num_buffers
+
+    def personal_state(self, client: int) -> dict[str, Tensor]:
+        """Tensors that a client keeps for itself, by name. There is none if it has not trained.
+
+        With them loaded over the global model (`load_state_dict(..., strict=False)`) it is the client's own.
+
+        Args:
+            client: Number of the client.
+        """
+        return {name: own.clone() for name, own in self._vector.own.of(client).items()}
 
     def replace_weights(self, weights: Tensor) -> None:
         """Let server and module go on with other weights `(dim,)`. Between rounds."""
@@ -757,7 +811,7 @@ class Federated(pl.Callback):
             self._vector,
             self.clients_per_step,
             largest_stack(
-                self._vector.parameters[0].device.type, self._engine.weights.numel(), self.planner.cohort_size
+                self._vector.parameters[0].device.type, self._vector.width, self.planner.cohort_size
             ),
             lambda size: max(self._schedule.of_all_ranks(0, 0, size), key=lambda stack: len(stack.clients)),
             lambda stack: self.fetch(next(self._loader.indices(stack))),
@@ -855,6 +909,8 @@ class Federated(pl.Callback):
         elif len(self.records) == 1:
             warn_of_noise(record, trainer.max_epochs)
         self._averages.steps = range(before, before + steps)
+        if self._evaluator is not None and self._evaluator.is_due(int(record.round)):
+            self.client_evaluations.append(self._evaluator.measure(int(record.round)))
         return steps
 
     def _check_isolation(self, simulation: Simulation) -> None:
@@ -905,8 +961,13 @@ class Federated(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log a round, as soon as it has ended."""
-        if not trainer.barebones:
-            log_round(trainer, self.records[-1])
+        if trainer.barebones:
+            return
+        log_round(trainer, self.records[-1])
+        last = self.client_evaluations[-1] if self.client_evaluations else None
+        shared = self.client_log is not None and self.client_log.shared
+        if last is not None and last.round == self.records[-1].round and shared:
+            log_values(trainer, last.metrics())
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Stop where no further round can be."""
@@ -931,9 +992,11 @@ class Federated(pl.Callback):
             "partition": repr(self.partition),
             "target": self.target,
             "buffers": self.buffers,
+            **({"local": repr(self.local)} if self.local else {}),
             "seed": str(self.seed),
             "batches": "passes" if self._rule is None else type(self._rule).__name__,
             **({} if self.algorithm is None else {"algorithm": repr(self.algorithm)}),
+            **({} if self.evaluate_clients is None else self.evaluate_clients.identity()),
         }
 
     def state_dict(self) -> dict[str, Any]:
@@ -944,9 +1007,11 @@ class Federated(pl.Callback):
             return {"cohorts": "secret"}
         start = None if self.seed is None else self._start
         members, kept = self._vector.members if start is None else start.members, self._correction
+        own = self._vector.own
         return {
             **({} if self._target is None else {"calibration": self._target.state_dict()}),
             **({} if self.seed is None or kept is None else {"algorithm": kept.state_dict()}),
+            **({} if self.seed is None or not own.names else {"own": own.state_dict()}),
             "federation": self._identity,
             "plan_seed": self.planner.seed,
             "members": members.plain(),
@@ -998,6 +1063,11 @@ class Federated(pl.Callback):
             ValueError: If the dataset has no integer labels.
         """
         return label_figure(self._labels(), self.client_indices)
+
+    @property
+    def held_out_sizes(self) -> list[int]:
+        """Samples that each client keeps out of its training. Empty if nobody does."""
+        return [] if self._held_out is None else [len(part) for part in self._held_out.parts]
 
     def label_counts(self) -> Tensor | None:
         """Count the samples of each label that each client holds, `(clients, labels)`.

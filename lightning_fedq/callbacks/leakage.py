@@ -87,7 +87,13 @@ class LeakageMonitor(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find the federation, and start counting at its round."""
-        self._seen_rounds, self._off = len(federated_of(trainer, "LeakageMonitor").records), False
+        federated = federated_of(trainer, "LeakageMonitor")
+        if federated.local:
+            raise ValueError(
+                f"LeakageMonitor attacks gradients of the whole model, and local={list(federated.local)} "
+                "keeps some of it with the clients; leave one out"
+            )
+        self._seen_rounds, self._off = len(federated.records), False
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attack, if the round was finished and it is its turn."""

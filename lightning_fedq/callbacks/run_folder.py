@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
+from lightning_fedq.callbacks.client_files import add_evaluation, draw_evaluation, write_holdings
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import engine_of, federated_of
 from lightning_fedq.callbacks.privacy import PrivacyBudget
@@ -136,6 +137,9 @@ class RunFolder(pl.Callback):
         if trainer.is_global_zero:
             write_rows(self._folder() / "metrics.csv", self.rows)
         self._write_clients(trainer, int(record.round))
+        measured = federated.client_evaluations[-1:]
+        if measured and measured[0].round == record.round:
+            add_evaluation(self._folder() / CLIENTS, measured[0])
         trainer.save_checkpoint(self._folder() / MODEL, weights_only=True)
 
     def _write_clients(self, trainer: pl.Trainer, round: int) -> None:
@@ -150,8 +154,12 @@ class RunFolder(pl.Callback):
                 file.write(json.dumps({"round": round + 1, **values}) + "\n")
 
     def _write_labels(self, trainer: pl.Trainer) -> None:
-        """Write who holds which labels beside what stays with the clients."""
-        counts = federated_of(trainer, "RunFolder").label_counts() if trainer.is_global_zero else None
+        """Write who holds what beside what stays with the clients."""
+        federated = federated_of(trainer, "RunFolder")
+        counts = federated.label_counts() if trainer.is_global_zero else None
+        sizes, held_out = [len(part) for part in federated.client_indices], federated.held_out_sizes
+        if trainer.is_global_zero and any(sizes):
+            write_holdings(self._folder() / CLIENTS, sizes, held_out, counts, f"{self.name}: who holds what")
         if counts is not None:
             write_atomically(self._folder() / CLIENTS / LABELS, json.dumps(counts.tolist()) + "\n")
 
@@ -169,6 +177,8 @@ class RunFolder(pl.Callback):
             progress = plot_progress({self.name: self.rows}, self._metric(), title, self.baseline)
             save_figure(progress, self._folder() / PICTURES[0])
             save_figure(plot_aggregate(self.rows, title), self._folder() / PICTURES[1])
+            for measured in federated_of(trainer, "RunFolder").client_evaluations[-1:]:
+                draw_evaluation(self._folder() / CLIENTS, measured, self._metric(), title)
         if self.show and trainer.is_global_zero:
             print_summary(self.summary, self._folder())
 
@@ -195,12 +205,16 @@ class RunFolder(pl.Callback):
 
     def lets_out(self, trainer: pl.Trainer) -> str:
         """See `LetsOut`."""
-        if federated_of(trainer, "RunFolder").label_counts() is None:
-            return ""
-        return (
-            "Who holds how many samples of which label: clients/labels.json, which `fedq report` draws, "
-            "because this is a simulation that deals out the data; do not hand it on."
-        )
+        federated = federated_of(trainer, "RunFolder")
+        why = "because this is a simulation that deals out the data; do not hand it on."
+        if federated.label_counts() is not None:
+            return (
+                "Who holds how many samples of which label: clients/labels.json, which `fedq report` draws, "
+                f"and clients/holdings.csv and .png, {why}"
+            )
+        if any(len(part) for part in federated.client_indices):
+            return f"How many samples every client holds: clients/holdings.csv and .png, {why}"
+        return ""
 
     def _folder(self) -> Path:
         assert self.path is not None

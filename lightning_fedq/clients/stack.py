@@ -224,9 +224,10 @@ class ClientStack:
         memory: Memory of the stack's tensors, for at least as many clients.
         num_clients: Clients of this stack.
         weights: `(dim,)`, where every client starts from: parameters, then buffers.
-        buffers: `(clients, buffer_dim)`, the buffers that each client starts from instead.
+        own: `(clients, own_dim)`, the last `own_dim` values that each client starts from instead.
         turns: The clients' sequences of torch's random numbers; None lets a stack share one.
         keep: Takes the clients' values of a logged metric, `(clients, ...)`, before they are reduced.
+        num_local: How many of the parameters, the last ones, stay with the clients.
     """
 
     def __init__(
@@ -237,9 +238,10 @@ class ClientStack:
         memory: StackMemory,
         num_clients: int,
         weights: Tensor,
-        buffers: Tensor | None = None,
+        own: Tensor | None = None,
         turns: GeneratorTurns | None = None,
         keep: Keep | None = None,
+        num_local: int = 0,
     ) -> None:
         self._trainer, self._strategy = trainer, trainer.strategy
         self._precision, self._num_clients, self._common = trainer.precision_plugin, num_clients, True
@@ -255,10 +257,12 @@ class ClientStack:
             member.copy_(start)
         self._updates = memory.updates[:num_clients]
         self._active, self._buffers = members[: len(names)], members[len(names) :]
-        if buffers is not None:
-            rows = torch.split(buffers, self._sizes[len(names) :], dim=1)
-            for member, row in zip(self._buffers, rows, strict=True):
+        self._num_shared = len(names) - num_local
+        if own is not None:
+            rows = torch.split(own, self._sizes[self._num_shared :], dim=1)
+            for member, row in zip(members[self._num_shared :], rows, strict=True):
                 member.copy_(row.view_as(member))
+            self._common = not num_local
         self._gradients: list[Tensor] = []
         self._take_over(optimizer, parameters)
         self._ordinary_clip = self._precision.clip_grad_by_norm
@@ -279,13 +283,13 @@ class ClientStack:
 
     @property
     def weights(self) -> list[Tensor]:
-        """The trained parameters, `(clients, *shape)` each."""
-        return self._active
+        """The trained parameters that travel, `(clients, *shape)` each."""
+        return self._active[: self._num_shared]
 
     @property
     def starts(self) -> list[Tensor]:
-        """Where the trained parameters of every client began, `shape` each."""
-        return self._start[: len(self._active)]
+        """Where they began, `shape` each."""
+        return self._start[: self._num_shared]
 
     def drop(self) -> None:
         """Free the gradients of the last step."""
@@ -294,7 +298,7 @@ class ClientStack:
     def updates(self) -> Tensor:
         """Return `(clients, dim)`, local - global. Overwritten by the next stack in this memory.
 
-        Parameters, then buffers. Where clients have their own buffers, global is still `weights`.
+        Parameters, then buffers. Where clients have their own ones, global is still `weights`.
         """
         columns = torch.split(self._updates, self._sizes, dim=1)
         members = [*self._active, *self._buffers]
@@ -302,12 +306,13 @@ class ClientStack:
             torch.sub(member.reshape(column.shape), start.flatten(), out=column)
         return self._updates
 
-    def buffers(self) -> Tensor:
-        """Return `(clients, buffer_dim)`, the clients' present buffers.
+    def rest(self) -> Tensor:
+        """Return `(clients, rest_dim)`, the clients' present local parameters and buffers.
 
         In the updates' dtype: integers above 2^24 are rounded where that is float32.
         """
-        rows = [member.reshape(self._num_clients, -1).to(self._updates.dtype) for member in self._buffers]
+        members = [*self._active[self._num_shared :], *self._buffers]
+        rows = [member.reshape(self._num_clients, -1).to(self._updates.dtype) for member in members]
         return torch.cat(rows, dim=1) if rows else self._updates.new_empty(self._num_clients, 0)
 
     # ---- what Lightning calls -------------------------------------------------------------------

@@ -70,7 +70,7 @@ def rehearse(trainer: pl.Trainer, fit: ClientFit, vector: Vector, batch: Any) ->
             client = fit.copy(0, alone=True)
             call_start_hooks(client.trainer, client.callbacks)
             vector.hold_statistics(client.module)
-            return _try(client, vector.names, batch, vector.buffer_names)
+            return _try(client, vector.trained, batch, vector.buffer_names)
         except Exception as error:  # whatever the user's code or vmap raises is the answer
             return Rehearsal(_in_words(error))
 

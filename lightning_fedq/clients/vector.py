@@ -5,7 +5,8 @@ that it writes, as the teachers of MoCo, BYOL, DINO and mean teachers, are part 
 Shared, they are segments of the flat vector behind the trained parameters; local, every client finds its own
 again in the next round (FedBN: Li et al., ICLR 2021) and the global model keeps those of the start; frozen,
 normalisation layers train in eval mode. Counters of batches never travel: they advance by what the longest
-client counted.
+client counted. Parameters and buffers that match a pattern of `local` stay with the client in the same way
+(`clients.personal`).
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.clients.personal import (
+    OwnTensors,
+    check_matches,
+    check_something_travels,
+    stays,
+)
 from lightning_fedq.functional.flatten import flatten, unflatten
 
 BufferMode = Literal["share", "local", "frozen"]
@@ -65,16 +72,26 @@ def counters_of(module: nn.Module, buffers: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in wanted if name in present)
 
 
-def num_coordinates(module: nn.Module, mode: BufferMode) -> int:
+def num_coordinates(module: nn.Module, mode: BufferMode, local: Sequence[str] = ()) -> int:
     """Length of the vector that clients will send, of a module that has not begun to train.
 
     Parameters that train and, where buffers are shared, the running statistics of layers in training mode;
     what only a rehearsal finds is not counted.
+
+    Args:
+        module: The module.
+        mode: What happens to buffers.
+        local: Patterns of the names that stay with the clients.
+
+    Raises:
+        ValueError: If a pattern matches nothing.
     """
+    check_matches(module, local)
     sizes = dict(module.named_buffers())
     statistics = updated_statistics(module) if mode == "share" else ()
-    trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
-    return trained + sum(sizes[name].numel() for name in statistics)
+    trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
+    shared = [*trained, *((name, sizes[name]) for name in statistics)]
+    return sum(tensor.numel() for name, tensor in shared if not stays(name, local))
 
 
 class Rehearsed(NamedTuple):
@@ -140,12 +157,14 @@ class Members(NamedTuple):
             the same order behind the trained parameters.
         counters: Integer buffers that count batches.
         integers: Other integer buffers, which every client keeps for itself.
+        local: Parameters that are trained and stay with the client.
     """
 
     parameters: tuple[str, ...]
     buffers: tuple[str, ...] = ()
     counters: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
+    local: tuple[str, ...] = ()
 
     def plain(self) -> dict[str, list[str]]:
         """In the types that a checkpoint may hold."""
@@ -166,13 +185,15 @@ class Vector:
         mode: What happens to buffers.
         rehearsed: What training changes beside the trained parameters.
         members: What is trained, as a checkpoint has it; None looks at the module.
+        local: Patterns of the names that stay with the clients.
 
     Attributes:
         members: What is trained.
         shapes: Shape of every segment.
+        own: Tensors that every client keeps for itself.
 
     Raises:
-        ValueError: If there is no trained parameter, or several devices.
+        ValueError: If there is no trained parameter, or several devices, or a pattern matches nothing or all.
     """
 
     def __init__(
@@ -182,10 +203,11 @@ class Vector:
         mode: BufferMode,
         rehearsed: Rehearsed,
         members: Members | None = None,
+        local: Sequence[str] = (),
     ) -> None:
+        check_matches(module, local)
         self.module, self.mode, self._rehearsed, self._optimizers = module, mode, rehearsed, optimizers
-        self._own: dict[int, Tensor] = {}  # of every client that has trained: its buffers
-        self._new: dict[int, Tensor] = {}  # the same, of the open round
+        self.own, self._patterns = OwnTensors(), tuple(local)
         if members is not None:
             self._train_only(members)
         self.take(self.found() if members is None else members)
@@ -193,10 +215,10 @@ class Vector:
 
     def _train_only(self, members: Members) -> None:
         """As in the run that a checkpoint is of: what was frozen there is frozen again, the rest trained."""
-        optimised = self._optimised()
+        optimised, trained = self._optimised(), {*members.parameters, *members.local}
         for name, parameter in self.module.named_parameters():
-            if name in members.parameters or id(parameter) in optimised:
-                parameter.requires_grad_(name in members.parameters)
+            if name in trained or id(parameter) in optimised:
+                parameter.requires_grad_(name in trained)
 
     def _optimised(self) -> set[int]:
         optimizers: Sequence[Optimizer] = self._optimizers()
@@ -204,15 +226,30 @@ class Vector:
         return {id(parameter) for group in groups for parameter in group["params"]}
 
     def found(self) -> Members:
-        """Parameters and buffers that module, optimiser and the modes of the layers would train now."""
+        """Parameters and buffers that module, optimiser and the modes of the layers would train now.
+
+        Raises:
+            ValueError: If every parameter that is trained stays with the clients.
+        """
         optimised = self._optimised()
         named = self.module.named_parameters()
-        parameters = tuple(name for name, p in named if p.requires_grad and id(p) in optimised)
+        trained = tuple(name for name, p in named if p.requires_grad and id(p) in optimised)
+        local = tuple(name for name in trained if self._stays(name))
+        parameters = tuple(name for name in trained if name not in local)
+        check_something_travels(parameters, local, self._patterns)
         if self.mode == "frozen":
-            return Members(parameters)
-        buffers = self._rehearsed.now(self.module, parameters)
-        integers = self._rehearsed.integers if self.mode == "local" else ()
-        return Members(parameters, buffers, counters_of(self.module, buffers), integers)
+            return Members(parameters, local=local)
+        found = self._rehearsed.now(self.module, trained)
+        buffers = tuple(sorted(found, key=self._keeps))  # those that travel lead
+        integers = tuple(name for name in self._rehearsed.integers if self._keeps(name))
+        return Members(parameters, buffers, counters_of(self.module, buffers), integers, local)
+
+    def _stays(self, name: str) -> bool:
+        return stays(name, self._patterns)
+
+    def _keeps(self, buffer: str) -> bool:
+        """Does every client have its own of this buffer?"""
+        return self.mode == "local" or self._stays(buffer)
 
     def take(self, members: Members) -> None:
         """Let the flat vector be made of these.
@@ -221,22 +258,35 @@ class Vector:
             ValueError: If the module lacks one of them.
         """
         tensors = _tensors(self.module)
-        wanted = [*members.parameters, *members.buffers, *members.integers, *members.counters]
+        wanted = [name for names in members for name in names]
         if missing := [name for name in wanted if name not in tensors]:
             raise ValueError(f"the model has no {', '.join(missing)}; use the checkpoint's own model")
         self.members = members
-        self.shared = members.buffers if self.mode == "share" else ()
+        self.shared = tuple(name for name in members.buffers if not self._keeps(name))
         self.shapes = [tensors[name].shape for name in self.travelling]
         self._get = [attrgetter(name) for name in self.travelling]
-        self._get_rest = [attrgetter(name) for name in self.buffer_names]
-        sizes = [tensors[name].numel() for name in self.buffer_names]
-        self._own = {client: row for client, row in self._own.items() if len(row) == sum(sizes)}
-        self._most = torch.zeros(sum(sizes[len(sizes) - len(members.counters) :]), dtype=torch.int64)
+        self._get_rest = [attrgetter(name) for name in self.rest]
+        self._sizes_of_rest = [tensors[name].numel() for name in self.rest]
+        self._own_of_rest = [name in members.local or self._keeps(name) for name in self.rest]
+        own = [name for name, is_own in zip(self.rest, self._own_of_rest, strict=True) if is_own]
+        self.own.lay_out(own, self.module)
+        counted = sum(tensors[name].numel() for name in members.counters)
+        self._most = torch.zeros(counted, dtype=torch.int64)
 
     @property
     def names(self) -> list[str]:
-        """Names of the trained parameters, in the order of the flat vector."""
+        """Names of the trained parameters that travel, in the order of the flat vector."""
         return list(self.members.parameters)
+
+    @property
+    def trained(self) -> list[str]:
+        """Names of all trained parameters: those that travel, then those that stay with the clients."""
+        return [*self.members.parameters, *self.members.local]
+
+    @property
+    def rest(self) -> list[str]:
+        """Names of what differs between clients beside what `names` has: local parameters, then buffers."""
+        return [*self.members.local, *self.buffer_names]
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -266,6 +316,11 @@ class Vector:
     def segments(self) -> list[int]:
         """Coordinates of each segment of the flat vector."""
         return [shape.numel() for shape in self.shapes]
+
+    @property
+    def width(self) -> int:
+        """Values of the flat vector and of the parameters that stay with a client."""
+        return sum(self.segments) + sum(self._sizes_of_rest[: len(self.members.local)])
 
     @property
     def num_buffers(self) -> int:
@@ -324,7 +379,7 @@ class Vector:
     def begin_round(self) -> None:
         """Forget what the clients of a round that was given up have counted and kept."""
         self._most.zero_()
-        self._new = {}
+        self.own.forget_round()
 
     def commit(self) -> None:
         """A round has ended: counters advance by what its longest client has counted, clients keep theirs."""
@@ -332,43 +387,37 @@ class Vector:
         ends = torch.split(self._most, [counter.numel() for counter in counters])
         for counter, steps in zip(counters, ends, strict=True):
             counter += steps.to(counter.device).view_as(counter)
-        self._own.update(self._new)
+        self.own.commit()
         self.begin_round()
 
     # ---- a client ------------------------------------------------------------------------------------
-
-    def equip(self, module: nn.Module, client: int) -> None:
-        """Give a client's copy the client's own buffers, where it has some."""
-        if client not in self._own:
-            return
-        buffers = [get(module) for get in self._get_rest]
-        row = torch.split(self._own[client], [buffer.numel() for buffer in buffers])
-        with torch.no_grad():
-            for buffer, own in zip(buffers, row, strict=True):
-                buffer.copy_(own.view_as(buffer))
 
     def take_from(self, module: nn.Module, client: int) -> None:
         """Take what a client's copy has counted and keeps."""
         if not self._get_rest:
             return
-        buffers = self._found(module, self._get_rest, self.buffer_names)
+        rest = self._found(module, self._get_rest, self.rest)
         wide = torch.float64 if self.members.integers else torch.float32  # exact up to 2^53
-        row = flatten([b.detach().to(torch.promote_types(b.dtype, wide)) for b in buffers])
+        row = flatten([t.detach().to(torch.promote_types(t.dtype, wide)) for t in rest])
         self.keep([client], row[None])
 
-    def keep(self, clients: Sequence[int], buffers: Tensor) -> None:
-        """Take what clients have counted and, where buffers are local, those that each keeps.
+    def keep(self, clients: Sequence[int], rest: Tensor) -> None:
+        """Take what clients have counted, and what each keeps for itself.
 
         Args:
             clients: Their numbers.
-            buffers: `(len(clients), buffer_dim)`, floats and counters.
+            rest: `(len(clients), rest_dim)`, local parameters, buffers of floats, of integers and counters.
         """
         if len(self._most):
             start = flatten([attrgetter(name)(self.module) for name in self.members.counters]).cpu()
-            most = buffers[:, -len(self._most) :].amax(0).cpu().round().long() - start
+            most = rest[:, -len(self._most) :].amax(0).cpu().round().long() - start
             self._most = torch.maximum(self._most, most)
-        if self.mode == "local":
-            self._new.update({client: row.clone() for client, row in zip(clients, buffers, strict=True)})
+        if not self.own.names:
+            return
+        parts = torch.split(rest, self._sizes_of_rest, dim=1)
+        own = [part for part, is_own in zip(parts, self._own_of_rest, strict=True) if is_own]
+        for client, row in zip(clients, torch.cat(own, dim=1), strict=True):
+            self.own.keep(client, row)
 
     def start_of(self, clients: Sequence[int], weights: Tensor) -> tuple[Tensor, Tensor | None]:
         """Where a stack of clients starts.
@@ -378,15 +427,32 @@ class Vector:
             weights: `(dim,)`, the global ones.
 
         Returns:
-            `(dim + rest,)` parameters and all buffers, and `(len(clients), buffer_dim)` the clients' own
-            buffers, None where none has any.
+            `(num_parameters + rest_dim,)` the parameters that travel and the rest of the global model, and
+            `(len(clients), rest_dim)` the rest that each client starts from, None where nobody has its own.
         """
-        rest = [get(self.module).reshape(-1).to(weights) for get in self._get_rest[len(self.shared) :]]
-        start = torch.cat([weights, *rest]) if rest else weights
-        if not any(client in self._own for client in clients):
+        lead = self.num_parameters
+        rest = [get(self.module).detach().reshape(-1).to(weights) for get in self._get_rest]
+        at = len(self.members.local)
+        rest[at : at + len(self.shared)] = torch.split(weights[lead:], self.segments[len(self.names) :])
+        start = torch.cat([weights[:lead], *rest]) if rest else weights
+        if not any(client in self.own for client in clients):
             return start, None
-        common = start[sum(self.segments[: len(self.members.parameters)]) :]
-        return start, torch.stack([self._own.get(client, common).to(common) for client in clients])
+        return start, torch.stack([self._rest_of(client, rest) for client in clients])
+
+    def _rest_of(self, client: int, common: Sequence[Tensor]) -> Tensor:
+        own = iter(self.own.of(client).values())
+        if client not in self.own:
+            return torch.cat(list(common))
+        pairs = zip(common, self._own_of_rest, strict=True)
+        return torch.cat([next(own).reshape(-1).to(part) if is_own else part for part, is_own in pairs])
+
+    def of_stack(self, updates: Tensor) -> Tensor:
+        """Columns `(clients, dim)` that travel, of a stack's `(clients, num_parameters + rest_dim)`."""
+        lead, dim = self.num_parameters, sum(self.segments)
+        stay = sum(self._sizes_of_rest[: len(self.members.local)])
+        if not stay:
+            return updates[:, :dim]
+        return torch.cat([updates[:, :lead], updates[:, lead + stay : dim + stay]], dim=1)
 
     def hold_statistics(self, module: nn.Module) -> None:
         """Where buffers are frozen, put layers of a copy that keep running statistics into eval mode."""

@@ -172,7 +172,7 @@ def _sizes(config: str) -> tuple[dict[str, Any], Federated, float]:
 
     cli = FedqCLI(["--config", str(find(config))], run=False)
     federated = federated_of(cli.trainer, "fedq plan")
-    params = num_coordinates(cli.model, federated.buffers)
+    params = num_coordinates(cli.model, federated.buffers, federated.local)
     clip = parse_call(repr(federated.mechanism))[1].get("clip_norm", 1.0)
     planner = federated.planner
     drawn = None if planner.participation == "once" else planner.cohort_size

@@ -69,7 +69,7 @@ def report_of_config(
     limit = cli.trainer.max_epochs if rounds is None else rounds
     if limit is None or limit < 0:
         raise ValueError(f"{config} has no trainer.max_epochs; say how many --rounds")
-    dim = num_coordinates(cli.model, federated.buffers) if params is None else params
+    dim = num_coordinates(cli.model, federated.buffers, federated.local) if params is None else params
     return _report(
         federated.calibrated(dim, limit, num_byzantine_of(cli.trainer, federated.planner)),
         federated.planner,
@@ -130,7 +130,8 @@ def report_of_checkpoint(
     if rounds is None:
         ledger = _charged(path, engine["ledger"], federation["seed"] != "None")
         rounds = ledger.rounds
-    liars = min(len((_state_with("liars", callbacks) or {"liars": ()})["liars"]), planner.cohort_size)
+    known = (_state_with("byzantine", callbacks) or {"byzantine": ()})["byzantine"]
+    byzantine = min(len(known), planner.cohort_size)
     terms = engine["ledger"].get("terms") or {}  # a Trainer that only tests has no ByzantineClients
     report = _report(
         parse_mechanism(federation["mechanism"], kind),
@@ -143,7 +144,7 @@ def report_of_checkpoint(
         secure_keys=federation["seed"] == "None",
         equal_weights=federation["weighting"] == "uniform" and federation["aggregator"] == "None",
         charges=None if ledger is None else ledger.charges,
-        num_byzantine=max(liars, int(terms.get("liars", "0"))),
+        num_byzantine=max(byzantine, int(terms.get("num_byzantine", "0"))),
     )
     report = replace(report, leaves=(_NOT_KNOWN,))
     private_sgd = _state_with("histories", callbacks)
@@ -152,7 +153,7 @@ def report_of_checkpoint(
 
 def _state_with(key: str, callbacks: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
     """The saved state of the callback that keeps `key`: "federation" is Federated's, "histories" DPSGD's,
-    "liars" those of ByzantineClients."""
+    "byzantine" those of ByzantineClients."""
     return next((state for state in callbacks.values() if key in state), None)
 
 

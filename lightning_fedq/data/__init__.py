@@ -2,5 +2,15 @@
 
 from lightning_fedq.data.datamodule import FederatedDataModule
 from lightning_fedq.data.partition import IID, Dirichlet, LabelShards, Partition
+from lightning_fedq.data.splits import FeatureShards, Natural, QuantitySkew
 
-__all__ = ["IID", "Dirichlet", "FederatedDataModule", "LabelShards", "Partition"]
+__all__ = [
+    "IID",
+    "Dirichlet",
+    "FeatureShards",
+    "FederatedDataModule",
+    "LabelShards",
+    "Natural",
+    "Partition",
+    "QuantitySkew",
+]

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
+from lightning_fedq.data.columns import as_tensors
 from lightning_fedq.data.own_loaders import LoadersOfClients
 from lightning_fedq.data.sampling import batching_of, sampling_of
 
@@ -115,7 +116,7 @@ class ClientSources:
 
 def _load(source: Any) -> Any:
     plain = isinstance(source, Dataset | DataLoader) or not callable(source)
-    return source if plain else source()
+    return as_tensors(source if plain else source())
 
 
 def _is_stream(data: object) -> bool:

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_fedq._lightning import is_overridden, pl
 from lightning_fedq.data.client_datasets import ClientSources, Source
+from lightning_fedq.data.columns import as_tensors
 from lightning_fedq.data.partition import IID, Partition
 
 _HOOKS = (
@@ -37,7 +38,8 @@ class FederatedDataModule(pl.LightningDataModule):
     """Data for a federated run. Validation, test and prediction data pass through untouched.
 
     Args:
-        data: A LightningDataModule, or the training Dataset; None where `clients` are data sets or loaders.
+        data: A LightningDataModule, or the training Dataset, which may be one of Hugging Face's `datasets`;
+            None where `clients` are data sets or loaders.
         batch_size: Samples per local batch, >= 1; None keeps the data module's own. A Dataset needs it.
         partition: Partition of the samples over the clients; None leaves it to the `Federated` callback.
         clients: Sample indices of each client, instead of `partition`. Without `data` the clients' own data,
@@ -146,8 +148,9 @@ class FederatedDataModule(pl.LightningDataModule):
             return lambda: dataset
         if self.batch_size is None:
             raise ValueError("a Dataset needs a batch_size, got None; pass batch_size=32, or a DataLoader")
+        samples = as_tensors(dataset)
         return lambda: DataLoader(
-            dataset, batch_size=self.batch_size, shuffle=shuffle, num_workers=self.num_workers
+            samples, batch_size=self.batch_size, shuffle=shuffle, num_workers=self.num_workers
         )
 
     def _resized(self) -> DataLoader[Any]:

@@ -12,10 +12,12 @@ from torch.utils.data import DataLoader
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.data.batches import LocalWork, Stack
+from lightning_fedq.data.held_out import HeldOut
 from lightning_fedq.data.labels import Labels
 from lightning_fedq.data.loader import ClientLoader, check_loader, check_plain, deal_out
 from lightning_fedq.data.own_loaders import LoadersOfClients, OwnClientLoader, Passes, SeveralLoaders, work_of
 from lightning_fedq.data.partition import Partition
+from lightning_fedq.data.sampling import batching_of
 
 Split = Partition | Sequence[Sequence[int]]
 
@@ -64,6 +66,7 @@ def deal(
     labels: Labels,
     passes: LocalPasses,
     rule: object | None,
+    held_out: HeldOut | None = None,
 ) -> Dealt:
     """Deal out one loader, several at once, or those that every client has already.
 
@@ -75,6 +78,7 @@ def deal(
         labels: Place of the labels; None looks in the usual places.
         passes: Over each client's data.
         rule: What draws the batches instead, or None.
+        held_out: Takes samples of every client out of the training.
 
     Raises:
         TypeError: If something else than loaders is given, or a data set has no length.
@@ -85,7 +89,13 @@ def deal(
     several = isinstance(given, pl.utilities.CombinedLoader)
     if not several and not isinstance(given, LoadersOfClients):
         check = check_loader if rule is None else check_plain
-        return _of_one_loader(check(given), split(), num_clients, generator, labels, passes, check)
+        return _of_one_loader(check(given), split(), num_clients, generator, labels, passes, check, held_out)
+    if held_out is not None:
+        raise ValueError(
+            "samples are held out of one data set with a length, and clients have loaders or streams "
+            "of their own, or several; use ClientEvaluation(held_out=[loader, ...]) with a loader for each "
+            "client"
+        )
     if rule is not None:
         raise ValueError(
             f"{type(rule).__name__} draws samples by index from one data set, and there are several loaders; "
@@ -112,8 +122,12 @@ def _of_one_loader(
     labels: Labels,
     passes: LocalPasses,
     check: Callable[[Any], DataLoader[Any]],
+    held_out: HeldOut | None,
 ) -> Dealt:
     held = deal_out(loader, split, num_clients, generator, labels)
+    if held_out is not None:
+        batching = batching_of(loader)
+        held = held_out.take(held, batching.batch_size if batching.drop_last else 1)
     work = LocalWork.of(loader, held, passes.local_epochs, passes.local_steps, passes.limit_batches)
     if not passes.shuffle:
         work = replace(work, shuffle=False)

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset
 
+from lightning_fedq.data.columns import column, is_table
+
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
@@ -58,6 +60,8 @@ def _find(dataset: Dataset[Any], labels: Labels) -> Tensor:
     if isinstance(dataset, Subset):
         return _find(dataset.dataset, labels)[torch.as_tensor(dataset.indices)]
     found: Any = None
+    if is_table(dataset) and not isinstance(labels, int):
+        return torch.as_tensor(column(dataset, _label_column(dataset) if labels is None else labels))
     if isinstance(dataset, TensorDataset):
         found = dataset.tensors[-1 if labels is None else int(labels)]
     elif labels is None:
@@ -74,12 +78,25 @@ def _find(dataset: Dataset[Any], labels: Labels) -> Tensor:
         ) from error
 
 
+def _label_column(dataset: Any) -> str:
+    """Name of the column of labels of a Hugging Face data set."""
+    found = [name for name in ("label", "labels") if name in dataset.column_names]
+    if not found:
+        raise ValueError(
+            f"found no column 'label' or 'labels' among {', '.join(dataset.column_names)}; say which column "
+            "is the label, e.g. Federated(labels='fine_label'), or use IID()"
+        )
+    return found[0]
+
+
 def are_at_hand(dataset: Dataset[Any], labels: Labels = None) -> bool:
     """Whether `labels_of` finds labels without reading every sample."""
     if isinstance(dataset, Subset):
         return are_at_hand(dataset.dataset, labels)
     if isinstance(dataset, TensorDataset) or not isinstance(labels, int | str | None):
         return True
+    if is_table(dataset):
+        return labels in dataset.column_names or labels is None  # type: ignore[attr-defined]
     return labels is None and (hasattr(dataset, "targets") or hasattr(dataset, "labels"))
 
 

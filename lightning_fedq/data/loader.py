@@ -113,7 +113,9 @@ def deal_out(
     num_samples = len(loader.dataset)  # type: ignore[arg-type]
     if isinstance(partition, Partition):
         there = sampling_of(loader)[1]
-        known = labels_of(loader.dataset, labels) if partition.needs_labels else None
+        known = partition.values(loader.dataset)
+        if partition.needs_labels:
+            known = labels_of(loader.dataset, labels)
         if there is None:
             parts = partition.split(known, num_samples, num_clients, generator)
         else:

@@ -193,6 +193,12 @@ class SeveralLoaders:
                 "the indices of each client say who holds what of one data set, and there are several "
                 "loaders; use a partition, or give every client loaders of its own"
             )
+        if partition.of_one_data_set:
+            raise ValueError(
+                f"{partition} deals out one data set, and there are several loaders, whose users might be "
+                "numbered in different ways; give every client loaders of its own: "
+                "FederatedDataModule(clients=[...])"
+            )
         if getattr(combined, "_mode", None) == "sequential":
             raise ValueError(
                 "loaders that follow one another (CombinedLoader mode 'sequential') are none that Lightning "

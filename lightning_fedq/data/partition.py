@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -20,6 +20,16 @@ class Partition(ABC):
     """Partition of samples over clients. Children are frozen dataclasses."""
 
     needs_labels: ClassVar[bool]
+    of_one_data_set: ClassVar[bool] = False
+    """Would several data sets at once be dealt out by rules that do not fit together?"""
+
+    def values(self, dataset: Any) -> Tensor | None:
+        """Values by which the samples are dealt out in place of labels, `(num_samples,)`, or None.
+
+        Args:
+            dataset: Map-style data set.
+        """
+        return None
 
     @abstractmethod
     def split(
@@ -28,7 +38,8 @@ class Partition(ABC):
         """Deal out the samples.
 
         Args:
-            labels: `(num_samples,)` integer classes, or None where `needs_labels` is false.
+            labels: `(num_samples,)` integer classes, or what `values` returned; None where `needs_labels` is
+                false and there are no values.
             num_samples: How many samples there are.
             num_clients: How many parts to make.
             generator: CPU generator; the same state gives the same parts.
@@ -41,7 +52,12 @@ class Partition(ABC):
         """
 
 
-def _check(labels: Tensor | None, num_samples: int, num_clients: int, needs_labels: bool) -> None:
+def check_sizes(num_samples: int, num_clients: int) -> None:
+    """Refuse more clients than samples, and none.
+
+    Raises:
+        ValueError: With the cure.
+    """
     if num_clients < 1:
         raise ValueError(f"num_clients must be >= 1, got {num_clients}")
     if num_clients > num_samples:
@@ -49,6 +65,10 @@ def _check(labels: Tensor | None, num_samples: int, num_clients: int, needs_labe
             f"{num_clients} clients can't share {num_samples} samples; use num_clients <= "
             f"{num_samples} or more data"
         )
+
+
+def _check(labels: Tensor | None, num_samples: int, num_clients: int, needs_labels: bool) -> None:
+    check_sizes(num_samples, num_clients)
     if needs_labels and (labels is None or tuple(labels.shape) != (num_samples,)):
         got = "none" if labels is None else f"shape {tuple(labels.shape)}"
         raise ValueError(
@@ -56,7 +76,7 @@ def _check(labels: Tensor | None, num_samples: int, num_clients: int, needs_labe
         )
 
 
-def _shares(num_samples: int, num_parts: int) -> list[int]:
+def equal_shares(num_samples: int, num_parts: int) -> list[int]:
     """Sizes that differ by at most one and sum to `num_samples`."""
     size, rest = divmod(num_samples, num_parts)
     return [size + (part < rest) for part in range(num_parts)]
@@ -79,7 +99,7 @@ class IID(Partition):
         if num_clients == 1:
             return [torch.arange(num_samples)]
         order = torch.randperm(num_samples, generator=generator)
-        return list(torch.split(order, _shares(num_samples, num_clients)))
+        return list(torch.split(order, equal_shares(num_samples, num_clients)))
 
 
 @dataclass(frozen=True)
@@ -160,6 +180,6 @@ class LabelShards(Partition):
                 f"{num_clients} clients with {self.shards_per_client} shards need {num_shards} samples, "
                 f"got {num_samples}; use fewer shards_per_client"
             )
-        shards = torch.split(labels.argsort(stable=True), _shares(num_samples, num_shards))
+        shards = torch.split(labels.argsort(stable=True), equal_shares(num_samples, num_shards))
         order = torch.randperm(num_shards, generator=generator).view(num_clients, -1).tolist()
         return [torch.cat([shards[shard] for shard in row]) for row in order]

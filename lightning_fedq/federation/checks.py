@@ -14,6 +14,7 @@ from torch.nn.parameter import is_lazy
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_info
 from lightning_fedq.aggregation import RobustAggregation, Weighting
 from lightning_fedq.algorithms import LocalAlgorithm
+from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.core import Mechanism
 from lightning_fedq.data.batches import LocalWork, pass_sizes
 from lightning_fedq.data.partition import Partition
@@ -59,6 +60,7 @@ _KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
     "secure_aggregation": (SecAgg, "SecAgg(), with its settings"),
     "seed": (Integral, "an integer, or None for a private run"),
     "ledger": (Ledger, "the ledger of another Federated: other.ledger"),
+    "evaluate_clients": (ClientEvaluation, "ClientEvaluation(held_out=0.2), or None"),
     "check_isolation": (bool, "True or False, or None for where it matters"),
     "privacy": (PrivacyTarget, "PrivacyTarget(epsilon=8.0, delta=1e-5, adversary='secagg_server')"),
 }

@@ -152,8 +152,8 @@ class KeptTarget:
             self.found = self._restored(saved, federated, dim)
         elif before is None:
             charged = federated.ledger.most_charged  # of a ledger that was handed on
-            liars = num_byzantine_of(trainer, federated.planner)
-            self.found = self.calibrate(federated, dim, charged + wanted, liars)
+            byzantine = num_byzantine_of(trainer, federated.planner)
+            self.found = self.calibrate(federated, dim, charged + wanted, byzantine)
             self._check_charged(federated, charged, wanted)
             ratio = self._noise_over_signal(federated, dim, wanted)
             rank_zero_info(f"privacy target: {self.statement}{_in_words(ratio)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -22,7 +23,11 @@ class NoiseWarning(UserWarning):
 
 def log_round(trainer: pl.Trainer, record: RoundRecord) -> None:
     """Log a round's numbers at once. Fifteen calls of `self.log` cost a tenth of a short round."""
-    values = {f"fed/{name}": float(value) for name, value in record.metrics().items() if value == value}
+    log_values(trainer, {f"fed/{name}": float(v) for name, v in record.metrics().items() if v == v})
+
+
+def log_values(trainer: pl.Trainer, values: Mapping[str, float]) -> None:
+    """Log numbers of a round by name, where `callback_metrics` and the loggers have metrics."""
     tensors = {name: torch.tensor(value) for name, value in values.items()}
     trainer.callback_metrics.update(tensors)
     trainer.logged_metrics.update(tensors)
@@ -68,8 +73,8 @@ def say_change(before: Members, after: Members, module: nn.Module, round: int) -
     sizes = {name: tensor.numel() for name, tensor in [*module.named_parameters(), *module.named_buffers()]}
     said = []
     for verb, one, other in (("join", after, before), ("leave", before, after)):
-        others = {*other.parameters, *other.buffers}
-        names = [name for name in (*one.parameters, *one.buffers) if name not in others]
+        others = {*other.parameters, *other.buffers, *other.local}
+        names = [name for name in (*one.parameters, *one.buffers, *one.local) if name not in others]
         if names:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             count = sum(sizes.get(name, 0) for name in names)

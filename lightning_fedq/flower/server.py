@@ -105,6 +105,7 @@ class FederatedServer(Federated):
             aggregator=federated.aggregator,
             secure_aggregation=federated.secure_aggregation,
             buffers=federated.buffers,
+            local=federated.local,
             seed=federated.seed,
             diagnostics=False,
             ledger=None if federated.ledger is federated._own_ledger else federated.ledger,

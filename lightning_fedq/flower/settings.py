@@ -71,7 +71,7 @@ def deployed_mechanism(federated: Federated, module: pl.LightningModule, rounds:
             "a privacy target over the run hangs on the number of rounds, which both sides must know: give "
             f'client_app and server_app trainer={{"max_epochs": ...}}, got {rounds}'
         )
-    dim = num_coordinates(module, federated.buffers)
+    dim = num_coordinates(module, federated.buffers, federated.local)
     return of_real_clients(federated).calibrated(dim, rounds or 1, 0)
 
 
@@ -95,6 +95,7 @@ def common_settings(federated: Federated) -> dict[str, str]:
         "algorithm": repr(federated.algorithm),
         "target": federated.target,
         "buffers": federated.buffers,
+        "local": repr(federated.local),
         "weighting": federated.weighting,
         "secure_aggregation": repr(federated.secure_aggregation),
         "seed": str(federated.seed),
@@ -123,6 +124,16 @@ def check_deployable(federated: Federated) -> None:
         raise ValueError(
             f"{type(federated.algorithm).__name__} is for simulations: its server's vector and its clients' "
             "are not carried over a network; use FedProx, which keeps none"
+        )
+    if federated.evaluate_clients is not None:
+        raise ValueError(
+            "evaluate_clients is for simulations: over a network a client answers with its update only, and "
+            "measures its model by itself; leave it out"
+        )
+    if federated.local:
+        raise ValueError(
+            f"local={list(federated.local)} is for simulations: a real client keeps nothing of a training "
+            "between two rounds; freeze these parameters, or share them"
         )
     if secagg is not None and secagg.run != "masked":
         raise ValueError(
@@ -210,7 +221,7 @@ def check_trained_elsewhere(federated: Federated) -> None:
             "server_app"
         )
     of_training: dict[str, Any] = {"algorithm": None, "local_epochs": 1, "local_steps": None}
-    of_training |= {"buffers": "share", "client_metrics": None}
+    of_training |= {"buffers": "share", "local": (), "client_metrics": None}
     of_strategy = {"server_lr": 1.0, "server_optimizer": None, "weighting": "uniform", "aggregator": None}
     for whose, settings in (("train function", of_training), ("strategy", of_strategy)):
         for name, default in settings.items():

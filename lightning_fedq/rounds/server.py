@@ -130,7 +130,8 @@ class RoundServer:
         A mechanism that claims nothing has no price, whatever the terms.
 
         Args:
-            **further: Terms that a server does not know by itself: `secure_aggregation` in words, `liars`.
+            **further: Terms that a server does not know by itself: `secure_aggregation` in words and
+                `num_byzantine`.
 
         Raises:
             ValueError: If the ledger's charges are of other terms.
@@ -144,7 +145,7 @@ class RoundServer:
             "keys": "from a seed" if self._seeded else "secure",
             "mean": "plain" if self.plain_sum else "weighted or robust",
             "secure_aggregation": "None" if self.secure_sums is None else "on",
-            "liars": "0",
+            "num_byzantine": "0",
             **further,
         }
         if self.planner.real_clients:

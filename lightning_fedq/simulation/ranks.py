@@ -471,6 +471,14 @@ class Settings(Protocol):
     def buffers(self) -> str:
         """Way with buffers that training changes."""
 
+    @property
+    def local(self) -> Sequence[str]:
+        """Patterns of the names that stay with clients."""
+
+    @property
+    def evaluate_clients(self) -> object | None:
+        """Measurement by client."""
+
 
 def check_for_ranks(settings: Settings, rule: object | None) -> None:
     """Refuse what needs a client's memory in one place.
@@ -480,6 +488,10 @@ def check_for_ranks(settings: Settings, rule: object | None) -> None:
     """
     if settings.buffers == "local":
         why = "buffers='local' keeps every client's buffers where it trained, and clients change ranks"
+    elif settings.local:
+        why = f"local={list(settings.local)} keeps them where a client trained, and clients change ranks"
+    elif settings.evaluate_clients is not None:
+        why = "evaluate_clients measures all clients in one process"
     elif rule is not None:
         why = f"{type(rule).__name__} keeps every client's account in one process"
     else:

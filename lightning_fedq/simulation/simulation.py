@@ -173,7 +173,7 @@ class Simulation:
         vector.hold_statistics(client.module)
         side_by_side = self._side_by_side(client, clients, weights) if len(clients) > 1 else None
         if side_by_side is None:
-            vector.equip(client.module, clients[0])
+            vector.own.equip(client.module, clients[0])
             if self._skips_empty and 0 in stack.batch_sizes:
                 _skip_empty(client, stack.batch_sizes)
         corrects = self._correct(client, side_by_side, clients, weights)
@@ -185,8 +185,8 @@ class Simulation:
             vector.take_from(client.module, clients[0])
             self._look_at_rest(client)
         else:
-            update = side_by_side.updates()[:, : len(weights)]
-            vector.keep(clients, side_by_side.buffers())
+            update = vector.of_stack(side_by_side.updates())
+            vector.keep(clients, side_by_side.rest())
         self.clock.saw(client.trainer)
         if client.trainer.should_stop:
             self._stop(clients)
@@ -215,20 +215,21 @@ class Simulation:
 
     def _side_by_side(self, client: Client, clients: Sequence[int], weights: Tensor) -> ClientStack:
         vector = self.vector
-        names = [*vector.names, *vector.buffer_names]
+        names = [*vector.trained, *vector.buffer_names]
         if self._memory is None:
             self._memory = StackMemory.of(self.trainer.lightning_module, names, self._capacity)
-        start, buffers = vector.start_of(clients, weights)
+        start, own = vector.start_of(clients, weights)
         return ClientStack(
             client.trainer,
-            vector.names,
+            vector.trained,
             vector.buffer_names,
             self._memory,
             len(clients),
             start,
-            buffers,
+            own,
             self._loader().turns,
             lambda name, values: self._metrics.keep_stack(tuple(clients), name, values),
+            len(vector.members.local),
         )
 
     def _look_at_rest(self, client: Client) -> None:

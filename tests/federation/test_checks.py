@@ -236,6 +236,7 @@ def test_kinds_are_asked_for_by_every_argument_that_is_no_word() -> None:
         "target",
         "weighting",
         "buffers",
+        "local",
         "diagnostics",
         "client_metrics",
     }

@@ -89,7 +89,7 @@ class Stacks(pl.Callback):
         self.stack = ClientStack(trainer, names, buffers, memory, NUM_CLIENTS, self.weights, self.start)
 
     def on_train_end(self, trainer: Any, module: Any) -> None:
-        self.updates, self.buffers = self.stack.updates().clone(), self.stack.buffers()
+        self.updates, self.buffers = self.stack.updates().clone(), self.stack.rest()
 
 
 def test_buffers_of_a_stack_are_those_of_one_client_at_a_time() -> None:

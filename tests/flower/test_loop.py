@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message
 
 from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.flower import server_app
 from lightning_fedq.flower.client import RefusedError
 from lightning_fedq.flower.records import to_record
@@ -342,6 +343,8 @@ def test_keys_need_a_folder(tmp_path):
     [
         ({"dropout_probability": 0.1}, "real clients drop out by themselves"),
         ({"secure_aggregation": SecAgg(run="accounted")}, "run='accounted'"),
+        ({"local": ["head.*"]}, r"local=\['head.\*'\] is for simulations"),
+        ({"evaluate_clients": ClientEvaluation()}, "evaluate_clients is for simulations"),
     ],
 )
 def test_settings_of_simulations_are_refused(options, words, tmp_path):
@@ -352,7 +355,7 @@ def test_settings_of_simulations_are_refused(options, words, tmp_path):
 CARRIED = {"mechanism", "num_clients", "clients_per_round", "participation", "local_epochs", "local_steps"}
 CARRIED |= {"target", "ranges", "server_lr", "server_optimizer", "weighting", "aggregator", "buffers"}
 CARRIED |= {"algorithm", "secure_aggregation", "seed", "ledger", "labels", "privacy"}
-REFUSED = {"dropout_probability"}
+REFUSED = {"dropout_probability", "local", "evaluate_clients"}
 OF_SIMULATIONS = {"partition", "clients_per_step", "diagnostics", "client_metrics", "check_isolation"}
 
 

@@ -1,0 +1,74 @@
+"""Setting of the evaluation by client: what is held out, and when it is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_fedq._lightning import is_overridden, pl
+
+
+@dataclass(frozen=True)
+class ClientEvaluation:
+    """Measure models on every client's own held-out samples, after a round.
+
+    Args:
+        held_out: Fraction in (0, 1) of every client's samples, which are not trained on; or for each client,
+            in their order, a data set, batched as the training data are, or a loader.
+        every_n_rounds: >= 1. The last round of `max_epochs` is measured, too.
+
+    Raises:
+        ValueError: If a number is out of its range.
+    """
+
+    held_out: float | Sequence[Dataset[Any] | DataLoader[Any]] = 0.2
+    every_n_rounds: int = 1
+
+    def __post_init__(self) -> None:
+        if isinstance(self.held_out, int | float) and not 0.0 < self.held_out < 1.0:
+            raise ValueError(f"held_out must be a fraction in (0, 1), got {self.held_out}")
+        if self.every_n_rounds < 1:
+            raise ValueError(f"every_n_rounds must be >= 1, got {self.every_n_rounds}")
+
+    @property
+    def fraction(self) -> float | None:
+        """Fraction of every client's samples. None where clients have data sets to be measured on."""
+        return float(self.held_out) if isinstance(self.held_out, int | float) else None
+
+    def identity(self) -> dict[str, str]:
+        """Samples that are not trained on, in words."""
+        return {} if self.fraction is None else {"held_out": str(self.fraction)}
+
+    def check(self, module: pl.LightningModule, num_clients: int, dropped: bool) -> None:
+        """Refuse what can't be measured.
+
+        Args:
+            module: The module.
+            num_clients: Number of clients.
+            dropped: Is what clients measure dropped?
+
+        Raises:
+            ValueError: With the cure.
+        """
+        if not is_overridden("validation_step", module, pl.LightningModule):
+            raise ValueError(
+                "evaluate_clients runs validation_step on every client's held-out samples, and "
+                f"{type(module).__name__} has none; write one that logs what is to be measured"
+            )
+        if not isinstance(self.held_out, int | float) and len(self.held_out) != num_clients:
+            raise ValueError(
+                f"held_out has data sets of {len(self.held_out)} clients, num_clients is {num_clients}"
+            )
+        lacking = []
+        if not isinstance(self.held_out, int | float):
+            lacking = [client for client, data in enumerate(self.held_out) if data is None]
+        if lacking:
+            raise ValueError(f"held_out has nothing of clients {lacking[:10]}; give every client a data set")
+        if dropped:
+            raise ValueError(
+                "client_metrics='none' drops what clients measure, and evaluate_clients measures; use "
+                "client_metrics='local', or leave evaluate_clients out"
+            )

@@ -1,0 +1,246 @@
+"""Personalisation: tensors that stay with a client, named by patterns, and what each client keeps of them.
+
+A client trains them with the rest and finds its own again in its next round; they are in no update. With the
+last layers local this is FedPer (Arivazhagan et al., Federated Learning with Personalization Layers, 2019),
+with the first ones LG-FedAvg (Liang et al., Think Locally, Act Globally, 2020), with the statistics of
+BatchNorm FedBN (Li et al., ICLR 2021).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
+from lightning_fedq.functional.flatten import flatten
+
+_NAMED = 10
+"""Names that an error lists."""
+
+
+def check_patterns(patterns: object) -> tuple[str, ...]:
+    """Return patterns as a tuple.
+
+    Args:
+        patterns: Shell patterns of names, such as `["head.*"]`.
+
+    Raises:
+        TypeError: If it is no sequence of strings.
+        ValueError: If one is empty.
+    """
+    if isinstance(patterns, str) or not isinstance(patterns, Sequence):
+        raise TypeError(f"local must be a list of patterns of names, such as ['head.*'], got {patterns!r}")
+    for pattern in patterns:
+        if not isinstance(pattern, str):
+            raise TypeError(f"local must hold patterns of names, such as 'head.*', got {pattern!r}")
+        if not pattern:
+            raise ValueError("local holds an empty pattern; use names such as 'head.*'")
+    return tuple(patterns)
+
+
+def stays(name: str, patterns: Sequence[str]) -> bool:
+    """Does a tensor of this name stay with the client?"""
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
+
+
+def check_matches(module: nn.Module, patterns: Sequence[str]) -> None:
+    """Refuse patterns that match nothing, or one name of a tensor that has several.
+
+    Args:
+        module: The module.
+        patterns: Patterns of names.
+
+    Raises:
+        ValueError: Naming the pattern, and names there are.
+    """
+    parameters = list(module.named_parameters(remove_duplicate=False))
+    named = [*parameters, *module.named_buffers(remove_duplicate=False)]
+    for pattern in patterns:
+        if not any(fnmatchcase(name, pattern) for name, _ in named):
+            raise ValueError(
+                f"local={pattern!r} matches no parameter of the module, whose names are "
+                f"{_shown([name for name, _ in parameters])}; patterns match whole names, as 'head.*' does"
+            )
+    first: dict[int, str] = {}
+    for name, tensor in named:
+        other = first.setdefault(id(tensor), name)
+        if stays(name, patterns) != stays(other, patterns):
+            raise ValueError(
+                f"{name} and {other} are one tensor, and local={list(patterns)} matches one of the two names "
+                "only; match both, or neither"
+            )
+
+
+def check_something_travels(parameters: Sequence[str], local: Sequence[str], patterns: Sequence[str]) -> None:
+    """Refuse patterns that leave nothing to send.
+
+    Args:
+        parameters: Names of the trained parameters that travel.
+        local: Names of those that stay.
+        patterns: Patterns of names.
+
+    Raises:
+        ValueError: Naming the parameters.
+    """
+    if local and not parameters:
+        raise ValueError(
+            f"local={list(patterns)} matches every parameter that is trained ({_shown(local)}), so that "
+            "clients would send nothing and learn nothing from each other; leave out some"
+        )
+
+
+def say_what_stays(names: Sequence[str], module: nn.Module) -> None:
+    """Say which trained parameters stay with the clients, and what it takes.
+
+    Args:
+        names: Names of the parameters.
+        module: The module.
+    """
+    if not names:
+        return
+    tensors = [attrgetter(name)(module) for name in names]
+    count = sum(tensor.numel() for tensor in tensors)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+    rank_zero_info(
+        f"{_shown(names)} ({count} parameters) stay with the clients, {size} bytes for each that has "
+        "trained; the model that is validated has those of the start"
+    )
+
+
+def _shown(names: Sequence[str]) -> str:
+    return ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+
+
+class OwnTensors:
+    """Tensors that every client keeps for itself, one flat row a client.
+
+    Attributes:
+        names: Names of the tensors, in the order of a row.
+    """
+
+    def __init__(self) -> None:
+        self.names: tuple[str, ...] = ()
+        self._shapes: list[torch.Size] = []
+        self._rows: dict[int, Tensor] = {}
+        self._new: dict[int, Tensor] = {}  # of the open round
+
+    def __contains__(self, client: int) -> bool:
+        """Has this client trained?"""
+        return client in self._rows
+
+    @property
+    def sizes(self) -> list[int]:
+        """Values of each tensor."""
+        return [shape.numel() for shape in self._shapes]
+
+    def lay_out(self, names: Sequence[str], module: nn.Module) -> None:
+        """Keep these tensors from now on. What is new begins as the module has it, what is gone is forgotten.
+
+        Args:
+            names: Names of the tensors.
+            module: The global model.
+        """
+        if tuple(names) == self.names:
+            return
+        tensors = [attrgetter(name)(module).detach() for name in names]
+        for client in self._rows:
+            old = self.of(client)
+            row = [old.get(name, tensor) for name, tensor in zip(names, tensors, strict=True)]
+            self._rows[client] = flatten(row) if row else self._rows[client][:0]
+        self.names, self._shapes, self._new = tuple(names), [tensor.shape for tensor in tensors], {}
+
+    def row(self, client: int) -> Tensor | None:
+        """`(values,)` of a client, or None if it has not trained."""
+        return self._rows.get(client)
+
+    def of(self, client: int) -> dict[str, Tensor]:
+        """A client's own tensors by name. There is none if it has not trained."""
+        if client not in self._rows:
+            return {}
+        parts = torch.split(self._rows[client], self.sizes)
+        return {
+            name: part.view(shape) for name, part, shape in zip(self.names, parts, self._shapes, strict=True)
+        }
+
+    def give(self, module: nn.Module, client: int, start: nn.Module) -> None:
+        """Write a client's own tensors into a module, or those of the start where it has none.
+
+        Args:
+            module: Copy of the global model, with whoever's tensors.
+            client: Number of the client.
+            start: The global model.
+        """
+        with torch.no_grad():
+            for name in self.names:
+                attrgetter(name)(module).copy_(attrgetter(name)(start))
+        self.equip(module, client)
+
+    def equip(self, module: nn.Module, client: int) -> None:
+        """Write a client's own tensors into a module, where it has some."""
+        with torch.no_grad():
+            for name, own in self.of(client).items():
+                attrgetter(name)(module).copy_(own)
+
+    def keep(self, client: int, row: Tensor) -> None:
+        """Keep what a client of the open round has trained.
+
+        Args:
+            client: Its number.
+            row: `(values,)`, in the order of `names`.
+        """
+        self._new[client] = row.clone()
+
+    def commit(self) -> None:
+        """The round has ended: clients keep what they have trained in it."""
+        self._rows.update(self._new)
+        self._new = {}
+
+    def forget_round(self) -> None:
+        """The open round is given up."""
+        self._new = {}
+
+    def go_on(self, before: OwnTensors | None, saved: Mapping[str, Any] | None, resumed: bool) -> None:
+        """Begin a fit with what clients kept in an earlier one, or in the run of a checkpoint.
+
+        Args:
+            before: Tensors of the last fit, whose server goes on; None without one.
+            saved: State in the checkpoint, if there is one.
+            resumed: Does the fit go on from a checkpoint?
+
+        Raises:
+            ValueError: If the checkpoint's are of other tensors.
+        """
+        if saved is not None:
+            self.load_state_dict(saved)
+        elif resumed and self.names:
+            rank_zero_warn(
+                f"the checkpoint holds nothing of what clients keep for themselves ({_shown(self.names)}; it "
+                "is saved only with a seed); every client begins with that of the start"
+            )
+        elif not resumed and before is not None and before.names == self.names:
+            self._rows = before._rows
+
+    def state_dict(self) -> dict[str, Any]:
+        """Rows by client, in the types that a checkpoint may hold."""
+        return {"names": list(self.names), "rows": dict(self._rows)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the rows of a checkpoint.
+
+        Args:
+            state: State that `state_dict` returned.
+
+        Raises:
+            ValueError: If they are of other tensors.
+        """
+        if tuple(state["names"]) != self.names:
+            raise ValueError(
+                f"the checkpoint's clients keep {_shown(state['names'])}, these {_shown(self.names)}; use "
+                "the checkpoint's own model"
+            )
+        self._rows = {int(client): row for client, row in state["rows"].items()}

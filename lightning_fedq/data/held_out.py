@@ -1,0 +1,55 @@
+"""Samples that every client keeps out of its training, to measure models on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+_NAMED = 10
+
+
+class HeldOut:
+    """Takes the same fraction of every client's samples out of the training.
+
+    Args:
+        fraction: In (0, 1), rounded to whole samples, at least one.
+        generator: Randomness of the choice.
+
+    Attributes:
+        parts: Held-out sample indices of each client, once they are dealt out.
+    """
+
+    def __init__(self, fraction: float, generator: torch.Generator) -> None:
+        self.fraction, self._generator = fraction, generator
+        self.parts: list[Tensor] = []
+
+    def take(self, held: Sequence[Tensor], least: int = 1) -> list[Tensor]:
+        """Return what is left for training, each client's samples in their order.
+
+        Args:
+            held: Sample indices of each client.
+            least: Fewest samples to train on.
+
+        Raises:
+            ValueError: If a client holds too few, naming the clients.
+        """
+        sizes = [max(1, round(self.fraction * len(part))) for part in held]
+        pairs = enumerate(zip(held, sizes, strict=True))
+        small = [client for client, (part, size) in pairs if len(part) - size < least]
+        if small:
+            shown = ", ".join(map(str, small[:_NAMED])) + (", ..." if len(small) > _NAMED else "")
+            raise ValueError(
+                f"clients {shown} hold too few samples to keep {self.fraction:g} of them out of the training "
+                f"and still train on {least}; use fewer clients, a less skewed partition, or "
+                "ClientEvaluation(held_out=[dataset, ...]) with a data set for each client"
+            )
+        left = []
+        self.parts = []
+        for part, size in zip(held, sizes, strict=True):
+            out = torch.zeros(len(part), dtype=torch.bool)
+            out[torch.randperm(len(part), generator=self._generator)[:size]] = True
+            self.parts.append(part[out])
+            left.append(part[~out])
+        return left

@@ -1,0 +1,205 @@
+"""More rules of who holds what: natural users, unequal amounts, unequal inputs.
+
+The last two are the quantity and the feature skew of Li et al., Federated Learning on Non-IID Data Silos,
+ICDE 2022, with samples left as they are: they are dealt out, and no noise is added to them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from lightning_fedq.data.columns import By, check_by, groups_of, in_words, values_of
+from lightning_fedq.data.partition import Partition, check_sizes, equal_shares
+from lightning_fedq.functional.checks import check_fields, check_positive
+
+_NAMED = 10
+
+
+@dataclass(frozen=True, repr=False)
+class Natural(Partition):
+    """Natural partition: samples of one user go to one client, by a column or a function of the sample.
+
+    Users are numbered in the order of their names, so that client 0 is the first of them. With `merge`, whole
+    users are dealt out at random to clients that hold as few samples as possible: nobody is cut in two.
+
+    Args:
+        by: User of a sample: an index or key of its items, a column of a Hugging Face data set, a function
+            of the sample, or one value for each sample.
+        merge: Let a client be several users, where there are more users than clients.
+    """
+
+    needs_labels = False
+    of_one_data_set = True
+
+    by: By
+    merge: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_by(self.by)
+
+    def __repr__(self) -> str:
+        return f"Natural(by={in_words(self.by)}, merge={self.merge})"
+
+    def values(self, dataset: Dataset[Any]) -> Tensor:
+        """Number of the user of each sample."""
+        return groups_of(values_of(dataset, self.by, "Natural"))[0]
+
+    def users(self, dataset: Dataset[Any]) -> list[Any]:
+        """Names of the users, in the order of the clients where nobody is merged."""
+        return groups_of(values_of(dataset, self.by, "Natural"))[1]
+
+    def split(
+        self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
+    ) -> list[Tensor]:
+        """See `Partition.split`. `labels` are the numbers of the users.
+
+        Raises:
+            ValueError: If there are fewer users than clients, or more without `merge`.
+        """
+        check_sizes(num_samples, num_clients)
+        assert labels is not None
+        sizes = torch.bincount(labels)
+        sizes = sizes[sizes > 0]
+        users = torch.unique(labels, return_inverse=True)[1]
+        if len(sizes) < num_clients or (len(sizes) > num_clients and not self.merge):
+            more = (
+                ""
+                if len(sizes) < num_clients
+                else ", or Natural(..., merge=True) for clients of several users"
+            )
+            raise ValueError(
+                f"the samples are of {len(sizes)} users, num_clients is {num_clients}; use "
+                f"num_clients={len(sizes)}{more}"
+            )
+        owner = torch.arange(num_clients)
+        if len(sizes) > num_clients:
+            owner = _deal_whole(sizes.tolist(), num_clients, generator)
+        return _parts(owner[users], num_clients)
+
+
+def _deal_whole(sizes: list[int], num_clients: int, generator: torch.Generator) -> Tensor:
+    """Client of each user: the largest users first, ties at random, each to whoever holds least."""
+    order = torch.randperm(len(sizes), generator=generator).tolist()
+    order.sort(key=lambda user: -sizes[user])
+    held, owner = [0] * num_clients, torch.empty(len(sizes), dtype=torch.int64)
+    for user in order:
+        client = min(range(num_clients), key=held.__getitem__)
+        owner[user], held[client] = client, held[client] + sizes[user]
+    return owner
+
+
+def _parts(owners: Tensor, num_clients: int) -> list[Tensor]:
+    order = owners.argsort(stable=True)
+    return list(torch.split(order, torch.bincount(owners, minlength=num_clients).tolist()))
+
+
+@dataclass(frozen=True)
+class QuantitySkew(Partition):
+    """Quantity skew: clients hold unequal amounts of a random order of the samples.
+
+    The shares are one draw from a symmetric Dirichlet law; everybody has at least `least` samples.
+
+    Args:
+        alpha: Concentration, > 0; small is skewed, large is close to IID.
+        least: Fewest samples of a client, >= 1.
+    """
+
+    needs_labels = False
+
+    alpha: float
+    least: int = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_positive(alpha=self.alpha)
+        if self.least < 1:
+            raise ValueError(f"least must be >= 1, got {self.least}")
+
+    def split(
+        self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
+    ) -> list[Tensor]:
+        """See `Partition.split`."""
+        check_sizes(num_samples, num_clients)
+        rest = num_samples - num_clients * self.least
+        if rest < 0:
+            raise ValueError(
+                f"{num_clients} clients of at least {self.least} samples need "
+                f"{num_clients * self.least}, got {num_samples}; use fewer clients, or a smaller least"
+            )
+        concentration = torch.full((num_clients,), self.alpha, dtype=torch.float64)
+        gamma = torch._standard_gamma(concentration, generator=generator).clamp(min=1e-300)
+        cuts = (gamma.cumsum(0) / gamma.sum() * rest).round().long()
+        cuts[-1] = rest
+        sizes = torch.diff(cuts, prepend=cuts.new_zeros(1)) + self.least
+        return list(torch.split(torch.randperm(num_samples, generator=generator), sizes.tolist()))
+
+
+@dataclass(frozen=True, repr=False)
+class FeatureShards(Partition):
+    """Feature skew: samples sorted by a number of theirs and cut into equal shards, some for every client.
+
+    As `LabelShards`, with a feature in place of the label: brightness, length, age, a sensor.
+
+    Args:
+        by: Number of a sample: an index or key of its items, a column of a Hugging Face data set, a function
+            of the sample, or one number for each sample. None is the mean of the sample's first item.
+        shards_per_client: >= 1; with 1 every client has a range of its own.
+    """
+
+    needs_labels = False
+
+    by: By | None = None
+    shards_per_client: int = 1
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_by(0 if self.by is None else self.by)
+        if self.shards_per_client < 1:
+            raise ValueError(f"shards_per_client must be >= 1, got {self.shards_per_client}")
+
+    def __repr__(self) -> str:
+        return f"FeatureShards(by={in_words(self.by)}, shards_per_client={self.shards_per_client})"
+
+    def values(self, dataset: Dataset[Any]) -> Tensor:
+        """Number of each sample.
+
+        Raises:
+            ValueError: If a value is no number.
+        """
+        found = values_of(dataset, _mean_of_input if self.by is None else self.by, "FeatureShards")
+        try:
+            numbers = torch.tensor([float(value) for value in found], dtype=torch.float64)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"FeatureShards sorts by numbers, got {found[0]!r}; use Natural for names"
+            ) from error
+        if not bool(numbers.isfinite().all()):
+            raise ValueError("FeatureShards sorts by numbers, and some are NaN or infinite; leave these out")
+        return numbers
+
+    def split(
+        self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
+    ) -> list[Tensor]:
+        """See `Partition.split`. `labels` are the numbers."""
+        check_sizes(num_samples, num_clients)
+        assert labels is not None
+        num_shards = num_clients * self.shards_per_client
+        if num_shards > num_samples:
+            raise ValueError(
+                f"{num_clients} clients with {self.shards_per_client} shards need {num_shards} samples, got "
+                f"{num_samples}; use fewer shards_per_client"
+            )
+        shards = torch.split(labels.argsort(stable=True), equal_shares(num_samples, num_shards))
+        order = torch.randperm(num_shards, generator=generator).view(num_clients, -1).tolist()
+        return [torch.cat([shards[shard] for shard in row]) for row in order]
+
+
+def _mean_of_input(sample: Any) -> float:
+    first = next(iter(sample.values())) if isinstance(sample, dict) else sample[0]
+    return float(torch.as_tensor(first, dtype=torch.float64).mean())

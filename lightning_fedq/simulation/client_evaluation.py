@@ -1,0 +1,274 @@
+"""Evaluation by client: the global model, and each client's own, on what every client holds out.
+
+A mean over a common test set says nothing of the clients for whom the model is bad. Here the module's own
+`validation_step` runs on every client's held-out samples, on a copy that is dropped, and what it logs is kept
+by client: mean, mean of the worst tenth of the clients, and standard deviation over clients (Li et al., Fair
+Resource Allocation in Federated Learning, ICLR 2020, report these three).
+
+These numbers follow from clients' data without noise. They go where what clients log in training goes
+(`Federated(client_metrics=...)`): with "shared" to the loggers, with "local" nowhere but to the clients' own
+folder of a run.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from torchmetrics import Metric
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.clients.evaluation import ClientEvaluation
+from lightning_fedq.clients.fit import Client, ClientFit
+from lightning_fedq.clients.vector import Vector
+from lightning_fedq.data.loader import ClientLoader
+from lightning_fedq.reports import mode_of
+from lightning_fedq.simulation.rehearsal import own_draws
+
+Model = Literal["global", "personal"]
+PREFIX: dict[Model, str] = {"global": "clients", "personal": "personal"}
+"""What names of logged figures begin with."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """One metric over all clients, each counted once.
+
+    Args:
+        mean: Mean over clients.
+        worst_decile: Mean over the worst tenth of the clients, at least one.
+        std: Standard deviation over clients.
+    """
+
+    mean: float
+    worst_decile: float
+    std: float
+
+    @classmethod
+    def of(cls, name: str, values: Tensor) -> Spread:
+        """Summarise a metric.
+
+        Args:
+            name: Name of the metric; losses and errors are worse when larger.
+            values: `(clients,)`.
+        """
+        values = values.double()
+        worst = values.sort(descending=mode_of(name) == "min").values[: max(1, -(-len(values) // 10))]
+        return cls(float(values.mean()), float(worst.mean()), float(values.std(correction=0)))
+
+
+@dataclass(frozen=True)
+class EvaluatedClients:
+    """Measurements after one round.
+
+    Args:
+        round: Round, from 0.
+        values: By model and metric, one value of each client, `(clients,)` float64. "personal" is there
+            where clients keep something for themselves.
+    """
+
+    round: int
+    values: dict[Model, dict[str, Tensor]]
+
+    def spread(self, metric: str, model: Model = "global") -> Spread:
+        """Summary of a metric.
+
+        Args:
+            metric: Name of the metric, as `validation_step` logs it.
+            model: Model that was measured.
+
+        Raises:
+            KeyError: If there is none of this name.
+        """
+        found = self.values.get(model, {})
+        if metric not in found:
+            known = [f"{name} of the {model} model" for model, names in self.values.items() for name in names]
+            raise KeyError(f"clients did not measure {metric} of the {model} model, but {', '.join(known)}")
+        return Spread.of(metric, found[metric])
+
+    def metrics(self) -> dict[str, float]:
+        """All summaries by the names under which they are logged, such as `clients/val_acc_mean`."""
+        return {
+            f"{PREFIX[model]}/{name}_{kind}": value
+            for model, found in self.values.items()
+            for name in found
+            for kind, value in vars(self.spread(name, model)).items()
+        }
+
+    def plain(self) -> dict[str, Any]:
+        """In the types of JSON: the summaries, and every client's value."""
+        by_client = {
+            f"{PREFIX[model]}/{name}": values.tolist()
+            for model, found in self.values.items()
+            for name, values in found.items()
+        }
+        return {"round": self.round + 1, **self.metrics(), "by_client": by_client}
+
+
+class ClientEvaluator:
+    """Measures after rounds of one fit.
+
+    Args:
+        settings: When, and on what.
+        trainer: The user's Trainer, in its fit.
+        vector: What clients keep for themselves.
+        parts: Held-out sample indices of each client; empty where clients have data sets for it.
+        loader: Returns the loader of all clients.
+    """
+
+    def __init__(
+        self,
+        settings: ClientEvaluation,
+        trainer: Any,
+        vector: Vector,
+        parts: Sequence[Tensor],
+        loader: Callable[[], ClientLoader],
+    ) -> None:
+        self._settings, self._trainer, self._vector = settings, trainer, vector
+        self._parts, self._loader = list(parts), loader
+        self._fit = ClientFit(trainer)
+
+    def is_due(self, round: int) -> bool:
+        """Are clients measured after this round?"""
+        last = self._trainer.current_epoch + 1 == self._trainer.max_epochs
+        return last or (round + 1) % self._settings.every_n_rounds == 0
+
+    def measure(self, round: int) -> EvaluatedClients:
+        """Measure the present global model and, where clients keep something, each client's own.
+
+        Args:
+            round: Round that has ended.
+
+        Raises:
+            ValueError: If clients log different metrics, or none.
+        """
+        models: list[Model] = ["global", "personal"] if self._vector.own.names else ["global"]
+        values = {model: self._of_all(model) for model in models}
+        self._fit.end_round()
+        return EvaluatedClients(round, values)
+
+    @property
+    def _num_clients(self) -> int:
+        held_out = self._settings.held_out
+        return len(self._parts) if isinstance(held_out, int | float) else len(held_out)
+
+    def _of_all(self, model: Model) -> dict[str, Tensor]:
+        with own_draws(), torch.no_grad():
+            copy = self._fit.copy(0, alone=True)
+            rows = [self._of_client(copy, client, model) for client in range(self._num_clients)]
+            self._fit.drop(copy)
+        names = rows[0].keys()
+        if not names or any(row.keys() != names for row in rows):
+            odd = next((c for c, row in enumerate(rows) if row.keys() != names), 0)
+            raise ValueError(
+                "evaluate_clients needs a validation_step that logs the same metrics for every client, got "
+                f"{sorted(names)} of client 0 and {sorted(rows[odd])} of client {odd}"
+            )
+        return {name: torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in names}
+
+    def _of_client(self, copy: Client, client: int, model: Model) -> dict[str, float]:
+        """Validate as Lightning does, with a `log` that keeps the values."""
+        module, trainer, logged = copy.module, copy.trainer, _Logged()
+        if model == "personal":
+            self._vector.own.give(module, client, self._trainer.lightning_module)
+        trainer.validating = True
+        module.log = logged  # type: ignore[method-assign]
+        module.eval()
+        for part in module.modules():
+            if isinstance(part, Metric):
+                part.reset()
+        module.on_validation_epoch_start()
+        further = _further_arguments(module)
+        for number, (batch, logged.batch_size) in enumerate(self._batches(client)):
+            batch = trainer.precision_plugin.convert_input(batch)
+            batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+            batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+            trainer.strategy.validation_step(batch, *(number, 0)[:further])
+        module.on_validation_epoch_end()
+        return logged.reduced()
+
+    def _batches(self, client: int) -> Iterator[tuple[Any, int]]:
+        """Batches of a client's held-out samples, and how many samples each has."""
+        loader, held_out = self._loader(), self._settings.held_out
+        most = int(self._trainer.fast_dev_run) or None
+        if isinstance(held_out, int | float):
+            for indices in torch.split(self._parts[client], loader.batch_size)[:most]:
+                yield loader.fetch(indices), len(indices)
+            return
+        given = held_out[client]
+        if not isinstance(given, DataLoader):  # batched as the training data are
+            given = DataLoader(given, batch_size=loader.batch_size, collate_fn=loader.collate_fn)
+        for batch in islice(given, most):
+            yield batch, pl.utilities.data.extract_batch_size(batch)
+
+
+def _further_arguments(module: pl.LightningModule) -> int:
+    """Number of arguments of `validation_step` behind the batch: batch index, loader index."""
+    parameters = list(inspect.signature(module.validation_step).parameters.values())
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return 2
+    return min(len(parameters) - 1, 2)
+
+
+class _Logged:
+    """Stands in for a module's `log`: keeps values by name, with the sizes of their batches.
+
+    Attributes:
+        batch_size: Samples of the present batch.
+    """
+
+    def __init__(self) -> None:
+        self.batch_size = 1
+        self._values: dict[str, list[tuple[Any, int]]] = {}
+        self._reductions: dict[str, Any] = {}
+
+    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Take a value, or a metric object, which is asked at the end."""
+        value = value.detach() if isinstance(value, Tensor) else value
+        size = kwargs.get("batch_size") or self.batch_size
+        if isinstance(value, Metric):
+            self._values[name] = [(value, 1)]
+        else:
+            self._values.setdefault(name, []).append((value, int(size)))
+        self._reductions[name] = kwargs.get("reduce_fx", "mean")
+
+    def reduced(self) -> dict[str, float]:
+        """One number a name: the mean over samples, or what `reduce_fx` asks for."""
+        return {name: self._reduced(name, values) for name, values in self._values.items()}
+
+    def _reduced(self, name: str, values: list[tuple[Any, int]]) -> float:
+        first, reduce = values[0][0], self._reductions[name]
+        if isinstance(first, Metric):
+            return float(first.compute())
+        numbers = torch.tensor([float(value) for value, _ in values], dtype=torch.float64)
+        if reduce in ("mean", torch.mean):
+            sizes = torch.tensor([float(size) for _, size in values], dtype=torch.float64)
+            return float((numbers * sizes).sum() / sizes.sum())
+        return float((getattr(torch, reduce) if isinstance(reduce, str) else reduce)(numbers))
+
+
+def where_it_went(evaluations: Sequence[EvaluatedClients], shared: bool) -> str:
+    """Where measurements by client went, as a line of a privacy page. "" if there are none.
+
+    Args:
+        evaluations: Measurements of the run.
+        shared: Whether they were logged.
+    """
+    if not evaluations:
+        return ""
+    if shared:
+        names = ", ".join(f"`{name}`" for name in evaluations[-1].metrics())
+        return (
+            f"What models score on clients' held-out samples, without noise: {names}, in loggers and tables."
+        )
+    names = ", ".join(f"`{name}`" for name in evaluations[-1].values["global"])
+    return (
+        f"Not out: {names} on clients' held-out samples. They are in `clients/` of this folder only, because "
+        "this is a simulation that plays the clients, too; do not hand it on."
+    )

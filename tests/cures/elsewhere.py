@@ -1,0 +1,66 @@
+"""Cures that another test runs, and cures that no test runs yet."""
+
+_TARGET = "federation/test_privacy_target.py::"
+_LEDGER = "callbacks/test_federated_ledger.py::"
+TESTED = {
+    "let max_epochs be the rounds that the first training was calibrated for less those": _TARGET
+    + "test_a_ledger_of_other_settings_is_refused_when_the_mechanism_is_known_and_the_cure_works",
+    "hangs on it; go on with the settings of the charged rounds": _LEDGER
+    + "test_rounds_are_not_priced_by_the_terms_of_later_ones",
+}
+"""A piece of the error, and the test that runs its cure."""
+
+NOT_RUN = {
+    "the batch of step {} of client {} is here and {} steps are charged: no step was taken on the last ba",
+    "clients of {} keep vectors, in one process; use devices=1",
+    "{}, and {} can't be charged for vectors of two lengths; freeze or unfreeze before the fit, or take a",
+    "the training loader was iterated before the first round: it deals out the batches of the clients of ",
+    "WandbRounds needs a WandbLogger; set trainer.logger to {}.loggers.WandbLogger (with offline: true it",
+    "WandbRounds sends the run folder: put it behind RunFolder in trainer.callbacks",
+    "the model has no {}; use the checkpoint's own model",
+    "the loader of client {} gave no batch; leave the client out",
+    "Federated needs an optimiser, configure_optimizers returned none; return one of the parameters that ",
+    "{} ends the run by the exact losses of training steps, and its state in checkpoints holds the last o",
+    "{} names its files by {}, which is made of the clients' exact updates: names, and checkpoints, which",
+    "the journal {} of this checkpoint is missing, so what was sent after the checkpoint is not known; pu",
+    "rank {} of {} gets no answer from another rank, so the run ends here; see what that one says, and go",
+    "rank {} is at {} while rank {} is at {}; let all ranks do the same, and stop on all of them where on",
+    "training changed {}, which checkpoints hold beside parameters and buffers, exactly and without noise",
+    "this client and the server differ: {}; run the same code and settings on both",
+    "a client without a seed keeps keys and the log of its streams in a folder of its own; start the Supe",
+    "this client's folder {} is of federation {}, the server's is {}; take a new folder for a new federat",
+    "this client's folder {} is a copy of {}, which is still there: each would count its own messages onl",
+    "{} is missing, so what these keys have encoded is not known; put it back, or begin a new federation ",
+    "{} {} a list of who takes back whose noise; run the same version on both sides",
+    "secure aggregation keeps its state between messages in a folder of the client's own; start the Super",
+    "no round has begun; ask after strategy.start",
+    "ReduceLROnPlateau follows a validation metric, which the server has and clients do not; use a schedu",
+    "{} draws the batches of clients, and the server has none; leave it out",
+    "{} works on updates, which a server is never given; leave it out",
+    "{} works on clients that are simulated here, and the server has none; leave it out",
+    "{} is damaged; put it back, or begin a new federation in another folder",
+    "{} has {} bytes, the checkpoint knows {}: charges are lost; put the whole file back",
+    "{} is of an older version and does not say how many parameters round {} had, so what was spent is no",
+    "another process writes {} at the same time; let one run at a time go on from a checkpoint",
+    "round {}, attempt {} was charged before for {}; a stream serves one payload. Abandon the round, so t",
+    "the privacy budget allows client {} {} rounds as long as this one, and {} are charged; raise the bud",
+    "the privacy budget allows {} rounds of client {} and round {} would be one more; raise the budget, o",
+    "the privacy budget allows {} steps and all are taken; raise the budget, or stop the training here",
+    "a {} saw {} rows in one pass and {} in another, and the gradients of some samples would count, and b",
+    "layers saw {} rows of a batch of {} samples, and every row could add max_grad_norm: clipping does no",
+    "this client's log has messages of {}, and what they spent is not known to {}; begin a new federation",
+    "this client's log has messages of {}, and the server asks for one of {}, at which those are not pric",
+    "this client's own budget is {}: {} messages were encoded before, and with one more they would spend ",
+    "{} can't be charged for vectors of two lengths, and parameters join or leave: there were {} coordina",
+    "no round is open; call start() first",
+    "the state holds {} weights in {} segments, the model {} in {}; use the checkpoint's own model",
+    "the state and this federation must both have a server_optimizer, or neither; use the checkpoint's ow",
+    "validation logs {}, which follow from training batches: exact figures that no epsilon covers, in log",
+    "clients are not isolated: client {} trained twice from the same start, and its update was another on",
+    "{} is a metric object that clients update in training, and every rank's own has seen its own clients",
+    '{}; train in one process (devices=1), or leave it out with strategy="{}"',
+    "the data of clients {} are streams, and every rank would read its own copy; train in one process (de",
+    "rank {} was started with other settings than rank 0: ; start all ranks with the same program, argume",
+    "a callback that changes updates, or clients that lie, need all clients in one process; leave it out,",
+}
+"""The beginnings of errors whose cures no test runs. This list gets shorter only."""

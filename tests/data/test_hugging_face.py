@@ -1,0 +1,124 @@
+"""`datasets.Dataset` of Hugging Face, handed over directly."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.data import Dirichlet, FeatureShards, FederatedDataModule, LabelShards, Natural
+from lightning_fedq.data.labels import are_at_hand, labels_of
+from lightning_fedq.mechanisms import FedAvg
+from tests.digits_run import digits, make_trainer, weights_of
+
+hf: Any = pytest.importorskip("datasets", reason="Hugging Face's datasets is not installed")
+SAMPLES = 80
+
+
+def table(label: str = "label", users: bool = True) -> Any:
+    inputs, labels = digits()
+    columns = {"pixels": inputs[:SAMPLES].tolist(), label: labels[:SAMPLES].tolist()}
+    if users:
+        columns["writer"] = [f"w{index % 4}" for index in range(SAMPLES)]
+    return hf.Dataset.from_dict(columns)
+
+
+class Module(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Linear(64, 10)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        assert batch["pixels"].dim() == 2 and batch["pixels"].shape[1] == 64
+        return nn.functional.cross_entropy(self.net(batch["pixels"]), batch["label"])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        right = self.net(batch["pixels"]).argmax(1) == batch["label"]
+        self.log("val_acc", right.float().mean(), batch_size=len(right))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.5)
+
+
+def fit(data: Any, clients: int = 4, **settings: Any) -> tuple[Module, Federated]:
+    module, fed = Module(), Federated(FedAvg(), clients, seed=0, **settings)
+    make_trainer(fed, max_epochs=2).fit(module, datamodule=data)
+    return module, fed
+
+
+@pytest.mark.parametrize("formatted", [False, True])
+@pytest.mark.parametrize("rule", [None, Natural("writer"), Dirichlet(1.0), LabelShards(2), FeatureShards()])
+def test_it_is_dealt_out_and_trained_on(rule: Any, formatted: bool) -> None:
+    data, val = table(), table()
+    if formatted:
+        data.set_format("torch", columns=["pixels", "label"])
+    else:
+        val = val.remove_columns("writer")
+    each = "auto" if formatted else 1  # names of users are in the batches, and differ
+    data = FederatedDataModule(data, batch_size=5, partition=rule, val=val)
+    module, fed = fit(data, clients_per_step=each)
+    assert torch.equal(torch.cat(fed.client_indices).sort().values, torch.arange(SAMPLES))
+    assert (weights_of(module) - weights_of(Module())).norm() > 0.1
+    if isinstance(rule, Natural):
+        assert fed.client_indices[1].tolist() == list(range(1, SAMPLES, 4))
+
+
+def test_it_trains_as_tensors_do() -> None:
+    from torch.utils.data import TensorDataset
+
+    class OfTensors(Module):
+        def training_step(self, batch: Any, batch_idx: int) -> Any:
+            return super().training_step({"pixels": batch[0], "label": batch[1]}, batch_idx)
+
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            super().validation_step({"pixels": batch[0], "label": batch[1]}, batch_idx)
+
+    inputs, labels = digits()
+    tensors = TensorDataset(inputs[:SAMPLES], labels[:SAMPLES])
+    module, fed = OfTensors(), Federated(FedAvg(), 4, seed=0)
+    data = FederatedDataModule(tensors, batch_size=5, val=tensors, partition=Dirichlet(1.0))
+    make_trainer(fed, max_epochs=2).fit(module, datamodule=data)
+    plain = table(users=False)
+    other, _ = fit(FederatedDataModule(plain, batch_size=5, val=plain, partition=Dirichlet(1.0)))
+    torch.testing.assert_close(weights_of(module), weights_of(other), atol=1e-6, rtol=1e-5)
+
+
+def test_a_column_that_the_batches_leave_out_lets_clients_train_side_by_side() -> None:
+    """Names of users would differ between the clients of a stack."""
+    data = table()
+    data.set_format("torch", columns=["pixels", "label"])
+    val = table(users=False)
+    _, fed = fit(
+        FederatedDataModule(data, batch_size=5, partition=Natural("writer"), val=val), clients_per_step=4
+    )
+    assert fed.clients_per_step_chosen == 4
+
+
+def test_one_for_each_client() -> None:
+    shares = {f"site {c}": table(users=False).select(range(c * 20, c * 20 + 20)) for c in range(4)}
+    module, fed = fit(FederatedDataModule(clients=shares, batch_size=5, val=table(users=False)))
+    assert [len(part) for part in fed.client_indices] == [20] * 4
+    same = table(users=False)
+    data = FederatedDataModule(
+        same, batch_size=5, val=same, clients=[range(c * 20, c * 20 + 20) for c in range(4)]
+    )
+    assert torch.equal(weights_of(module), weights_of(fit(data)[0]))
+
+
+def test_labels() -> None:
+    assert labels_of(table()).tolist() == digits()[1][:SAMPLES].tolist()
+    assert labels_of(table("fine"), "fine").tolist() == digits()[1][:SAMPLES].tolist()
+    assert are_at_hand(table()) and not are_at_hand(table(), "fine")
+    with pytest.raises(
+        ValueError, match=r"no column 'label' or 'labels' among pixels, fine, writer; .*labels="
+    ):
+        labels_of(table("fine"))
+    with pytest.raises(ValueError, match="has no column 'coarse', but pixels, label, writer"):
+        labels_of(table(), "coarse")
+    with pytest.raises(ValueError, match="has no column 'user', but pixels, label, writer"):
+        fit(FederatedDataModule(table(), batch_size=5, partition=Natural("user"), val=table()))
