@@ -51,6 +51,10 @@ HOOKS = {
     "joint": ("False", "`decode` is no sum: a vote, a threshold"),
     "separation": ("1", "noise is correlated over rounds"),
     "hands_on": ("False", "clients take back noise of the round before"),
+    "alike_clients": (
+        "False",
+        "who takes part shows in a release through updates only (secret cohorts)",
+    ),
     "tolerated_dropouts": ("None", "claims about the sum are void with fewer answers"),
     "message_code": ("`code`", "a message's code conditions on what client and server share"),
     "grid": ("None", "the decoded sum comes from floats, whose low bits must not leave"),

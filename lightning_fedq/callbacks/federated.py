@@ -77,6 +77,7 @@ from lightning_fedq.federation.schedule import Schedule
 from lightning_fedq.federation.secret_cohorts import (
     check_choice_of_cohorts,
     check_claim,
+    check_processes,
     check_run,
     check_settings,
 )
@@ -325,6 +326,8 @@ class Federated(pl.Callback):
         if sum(isinstance(callback, Federated) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
             raise ValueError("the Trainer has two Federated callbacks; leave one of them out")
         check_setup(trainer, pl_module)
+        if self.cohorts == "secret":
+            check_processes(trainer)
         check_averaging(trainer, pl_module)
         self._ranks = ranks_of(trainer)
         if self._ranks is not None:

@@ -81,6 +81,7 @@ def report_of_config(
         secure_keys=federated.seed is None,
         num_byzantine=num_byzantine_of(cli.trainer, federated.planner),
         equal_weights=federated.weighting == "uniform" and federated.aggregator is None,
+        secret_cohorts="" if federated.cohorts == "secret" else None,
     )
 
 

@@ -127,6 +127,16 @@ def check_settings(federated: Any, has_ledger: bool) -> None:
         )
 
 
+def check_processes(trainer: pl.Trainer) -> None:
+    """Refuse several processes. Before they talk to each other.
+
+    Raises:
+        ValueError: Naming the condition, with the cure.
+    """
+    if trainer.world_size > 1:
+        _refuse("S1, a secret draw", f"{trainer.world_size} processes would know it", "use devices=1")
+
+
 def check_run(federated: Any, trainer: pl.Trainer) -> None:
     """Refuse a fit in which the draw could be told, or does not amplify. Before every round.
 
@@ -136,8 +146,6 @@ def check_run(federated: Any, trainer: pl.Trainer) -> None:
     engine: RoundEngine = federated.engine
     if why := why_round_repeated(engine):
         raise ValueError(f"secret cohorts need {why}")
-    if trainer.world_size > 1:
-        _refuse("S1, a secret draw", f"{trainer.world_size} processes know it", "use devices=1")
     if num_byzantine_of(trainer, federated.planner) or engine.tampering is not None:
         _refuse("S4, clients that run the protocol", "some of them lie", "leave ByzantineClients out")
     if engine.transform is not None or federated.batch_rule is not None:

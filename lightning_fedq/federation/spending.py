@@ -108,7 +108,7 @@ def view_of(
         spent = of_a_round(federated, trainer, row) if over == "round" else _epsilon(row)
         met = bool(spent <= asked * (1.0 + 1e-9)) and row in seen
     return {
-        "adversary": row.adversary,
+        "adversary": row.name,
         "epsilon": _epsilon(row),
         "delta": row.delta,
         "verdict": row.verdict,

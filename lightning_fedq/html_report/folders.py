@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lightning_fedq.privacy.secret_row import SECRET_COHORTS
 from lightning_fedq.reports import Row, read_rows
 
 LABELS = "labels.json"
@@ -42,7 +43,10 @@ class Run:
     @property
     def views(self) -> list[Mapping[str, Any]]:
         """Privacy towards each adversary. With keys from a seed it is what secret keys would give."""
-        return list(self.privacy["with_secure_keys"] or self.privacy["rows"])
+        rows = list(self.privacy["with_secure_keys"] or self.privacy["rows"])
+        if secret := self.privacy.get("secret"):
+            rows.append({**secret, "adversary": secret["adversary"] + SECRET_COHORTS})
+        return rows
 
     @property
     def view(self) -> Mapping[str, Any]:

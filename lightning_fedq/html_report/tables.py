@@ -48,9 +48,11 @@ def who_sees_what(runs: Sequence[Run]) -> Iterator[str]:
     yield table_head(heads)
     table = [{row["adversary"]: row for row in run.views} for run in runs]
     for adversary in _order(runs):
-        rows = [views[adversary] for views in table]
-        cells = [_privacy_cell(run, row) for run, row in zip(runs, rows, strict=True)]
-        if one:
+        rows = [views.get(adversary) for views in table]
+        if rows == [None] * len(rows):
+            continue
+        cells = ["" if row is None else _privacy_cell(run, row) for run, row in zip(runs, rows, strict=True)]
+        if one and rows[0] is not None:
             cells.append(escape(_condition(runs[0], rows[0])))
         yield table_row(heads, WHO[adversary], cells)
     yield "</tbody></table>"
@@ -87,6 +89,7 @@ def _condition(run: Run, row: Mapping[str, Any]) -> str:
         "SECAGG_SERVER": run.privacy["protocol"] if masked else "no masks ran",
         "SERVER": "if masks are broken" if masked else "",
         "EAVESDROPPER": "if masks are broken" if masked else "",
+        "OUTSIDER, cohorts secret": "if nobody but the server learns who took part",
         "SERVER_AND_PARTNER": f"if {broken}a partner or the shared randomness leaks",
     }
     said = [parts.get(row["adversary"], "")]

@@ -18,6 +18,7 @@ WHO = {
     "SERVER_AND_PARTNER": "server with a client's partner",
     "CLIENT": "another client, released models",
     "OUTSIDER": "outsider, released models",
+    "OUTSIDER, cohorts secret": "outsider, cohorts secret",
 }
 _COLOUR_OF = {"strong": "good", "good": "good", "moderate": "fair", "weak": "fair"}
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from lightning_fedq.core import Adversary, Neighbours
 from lightning_fedq.privacy.report import PrivacyReport, Row
+from lightning_fedq.privacy.secret_row import SECRET_COHORTS
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon
 
 NAMES = {
@@ -70,6 +71,7 @@ def digest(
         )
     # in a group: what holds first, in the order of NAMES
     places = {adversary.name: place for place, adversary in enumerate(NAMES)}
+    places[f"{Adversary.OUTSIDER.name}{SECRET_COHORTS}"] = len(places)
     groups = (ASKED, ALSO, FAILING, WITH_MASKS)
     return sorted(lines, key=lambda line: (groups.index(line.group), not line.useful, places[line.adversary]))
 
@@ -78,7 +80,7 @@ def _secret_line(row: Row, asked: bool) -> Line:
     when = row.reason if row.verdict == NO_GUARANTEE else "if nobody but the server learns who took part"
     epsilon = format_epsilon(row.epsilon_run)
     who = "outsider, cohorts secret"
-    return Line(ASKED if asked else ALSO, row.adversary, who, epsilon, row.verdict, when)
+    return Line(ASKED if asked else ALSO, row.name, who, epsilon, row.verdict, when)
 
 
 def is_met(adversary: Adversary, masked: bool) -> bool:

@@ -20,7 +20,7 @@ from lightning_fedq.core import Adversary, Mechanism, Neighbours, NonPrivate, Pr
 from lightning_fedq.privacy.accounting import Spending, check_delta
 from lightning_fedq.privacy.charged import ChargedClients, Population
 from lightning_fedq.privacy.samples import SampleStatement
-from lightning_fedq.privacy.secret_row import NOTE, secret_row
+from lightning_fedq.privacy.secret_row import NOTE, SECRET_COHORTS, secret_row
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, format_epsilon, verdict
 
@@ -92,6 +92,11 @@ class Row:
     remark: str = ""
     epsilon_any_two: float = math.inf
     cohorts: str = "known"
+
+    @property
+    def name(self) -> str:
+        """Name of the adversary, with what the row counts on."""
+        return f"{self.adversary}{SECRET_COHORTS}" if self.cohorts == "secret" else self.adversary
 
     @property
     def words(self) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from lightning_fedq.privacy.report import Row
 
 VIEW = "outsider who sees the released models only and never learns who took part"
+SECRET_COHORTS = ", cohorts secret"
+"""What the name of an adversary has behind it."""
 METHOD = "sampling without replacement, one client's update replaced, privacy loss distribution, pessimistic"
 CONDITIONS = (
     "S1: every cohort is a uniform draw of fixed size, by a key that only the server has",
@@ -57,6 +59,7 @@ def secret_row(blank: Row, mechanism: Mechanism, setting: Setting, rounds: int, 
     assumptions = (*claim.assumptions, *CONDITIONS)
     row = replace(blank, view=VIEW, cohorts="secret", assumptions=assumptions, advice="", remark="")
     row = replace(row, epsilon_unit=None, infinite_mass=0.0)
+    broken = broken or _broken_by(setting)
     if why := broken or why_no_secret(mechanism, claim, size, population):
         return replace(
             row,
@@ -81,3 +84,16 @@ def secret_row(blank: Row, mechanism: Mechanism, setting: Setting, rounds: int, 
         verdict=word,
         reason=reason,
     )
+
+
+def _broken_by(setting: Setting) -> str:
+    """Condition that a setting does not keep, by name, with the cure. "" for none."""
+    if setting.dropout_probability > 0.0 or setting.fewest_answers is not None:
+        return "S3, everybody who is drawn answers: clients may be silent here; use dropout_probability=0"
+    if not setting.equal_weights:
+        return (
+            "S4, a plain mean: here are weights or a robust rule; use weighting='uniform' and no aggregator"
+        )
+    if setting.num_byzantine:
+        return "S4, clients that run the protocol: some of them lie; leave ByzantineClients out"
+    return ""

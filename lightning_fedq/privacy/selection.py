@@ -111,10 +111,10 @@ class NegativeBinomialTrials:
         Args:
             stream: Stream that nobody else knows; the number must stay as secret.
         """
-        left, count = float(stream.uniforms(1)[0]), 0
-        while left >= 0.0 and count < _MOST_TRIALS:
+        left, count = int(stream.words64(1)[0]), 0
+        while left >= 0 and count < _MOST_TRIALS:
             count += 1
-            left -= self.probability(count)
+            left -= round(self.probability(count) * 2**64)
         return count
 
     def price(self, divergences: Sequence[float], orders: Sequence[float]) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Literal
 
@@ -65,7 +65,7 @@ class PrivacyTarget:
     delta: float | None = None
     adversary: Adversary | str = Adversary.SERVER
     over: Literal["run", "round"] = "run"
-    cohorts: Literal["known", "secret"] = "known"
+    cohorts: Literal["known", "secret"] = field(default="known", repr=False)  # older checkpoints lack it
 
     def __post_init__(self) -> None:
         check_fields(self)

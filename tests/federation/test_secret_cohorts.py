@@ -4,6 +4,8 @@ import copy
 import json
 import math
 import pickle
+import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +15,10 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.aggregation import RobustAggregation
 from lightning_fedq.algorithms import SCAFFOLD
 from lightning_fedq.callbacks import ByzantineClients, Federated, PrivacyBudget, RunFolder
+from lightning_fedq.cli import main
 from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.core import Adversary
+from lightning_fedq.federation.secret_cohorts import check_processes
 from lightning_fedq.federation.spending import report_of
 from lightning_fedq.mechanisms import (
     CPA,
@@ -28,8 +32,10 @@ from lightning_fedq.mechanisms import (
     PairedCoins,
     RotatedCoins,
 )
+from lightning_fedq.planning import context_of
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.page import markdown
+from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.sampled import secret_epsilon
 from lightning_fedq.privacy.secret_row import CONDITIONS
 from lightning_fedq.privacy.target import PrivacyTarget
@@ -231,7 +237,7 @@ def test_checkpoints_of_two_draws_differ_in_the_model_only(tmp_path):
     assert saved[0] == saved[1]
 
 
-def test_a_run_folder_tells_rounds_and_no_charges(tmp_path):
+def test_a_run_folder_tells_rounds_and_no_charges(tmp_path, capsys):
     federated, folder = secret(privacy=TARGET), RunFolder("run", tmp_path, delta=1e-3, show=False)
     fitted(federated, folder, rounds=4)
     path = folder.path
@@ -243,6 +249,12 @@ def test_a_run_folder_tells_rounds_and_no_charges(tmp_path):
     assert not list((path / "clients").glob("*.jsonl"))
     summary = json.loads((path / "summary.json").read_text())
     assert summary["view"]["met"] and summary["seconds"] is None
+    assert summary["view"]["adversary"] == "OUTSIDER, cohorts secret"
+    assert main(["report", str(path), "--out", str(tmp_path / "page.html")]) == 0
+    html = (tmp_path / "page.html").read_text()
+    assert "outsider, cohorts secret" in html and "outsider, released models" in html
+    assert main(["compare", str(path), "--monitor", "update_norm", "--out", str(tmp_path / "both")]) == 0
+    assert "OUTSIDER, cohorts secret, asked for and met" in " ".join(capsys.readouterr().out.split())
     assert summary["view"]["by_round"][-1] == [4.0, pytest.approx(stated["secret"]["epsilon_run"])]
 
 
@@ -422,4 +434,36 @@ def test_targets_and_budgets_are_about_outsiders_and_runs():
     with pytest.raises(ValueError, match=r"Federated.cohorts='secret'"):
         fitted(
             Federated(NOISE, 20, clients_per_round=4), PrivacyBudget(1.0, 1e-3, "outsider", cohorts="secret")
+        )
+
+
+def test_several_processes_are_refused():
+    with pytest.raises(ValueError, match=r"S1, .*2 processes.*devices=1"):
+        check_processes(SimpleNamespace(world_size=2))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dropout_probability": 0.1}, "S3, .*dropout_probability=0"),
+        ({"fewest_answers": 4}, "S3, .*silent"),
+        ({"equal_weights": False}, "S4, .*weighting='uniform'"),
+        ({"num_byzantine": 1}, "S4, .*ByzantineClients"),
+        ({"secure_keys": False}, "S1, .*seed=None"),
+        ({"secret_cohorts": "S2, one draw"}, "S2, one draw"),
+        ({"num_clients": 4}, "S1, .*clients_per_round below 4"),
+    ],
+)
+def test_a_report_states_no_such_epsilon_where_a_condition_fails(change, words):
+    context = context_of(NOISE, 4, 5)
+    given = {"rounds": 3, "delta": 1e-3, "num_clients": 20, "secret_cohorts": ""}
+    assert privacy_report(NOISE, context, **given).secret.epsilon_run < 2.0
+    row = privacy_report(NOISE, context, **given | change).secret
+    assert row.verdict == "no guarantee" and math.isinf(row.epsilon_run) and re.search(words, row.reason)
+
+
+def test_charges_and_secret_cohorts_do_not_go_together():
+    with pytest.raises(ValueError, match="charges tell who was drawn"):
+        privacy_report(
+            NOISE, context_of(NOISE, 4, 5), rounds=1, delta=1e-3, charges=[1] * 4, secret_cohorts=""
         )
