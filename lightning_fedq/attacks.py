@@ -127,21 +127,6 @@ def ldp_amplification(epsilon: float) -> float:
     return 1.0 / math.tanh(epsilon / 2.0)
 
 
-def largest_shift(fraction: float, radius: float, epsilon: float) -> float:
-    """Largest shift of one coordinate's mean by a fraction of Byzantine clients, in units of the update.
-
-    An honest client contributes at least -radius on average, a Byzantine one up to radius coth(epsilon / 2).
-
-    Raises:
-        ValueError: If fraction is not in [0, 1), radius or epsilon not > 0.
-    """
-    if not 0.0 <= fraction < 1.0:
-        raise ValueError(f"fraction must be in [0, 1), got {fraction}")
-    if not radius > 0:
-        raise ValueError(f"radius must be > 0, got {radius}")
-    return fraction * radius * (1.0 + ldp_amplification(epsilon))
-
-
 def break_even_fraction(epsilon: float) -> float:
     """Share of clients who invert their bits without a coin at which the signal vanishes: c / (1 + c).
 

@@ -52,12 +52,7 @@ def test_the_lever_of_small_epsilons():
     assert [attacks.break_even_fraction(e) for e in (0.5, 1, 2, 4)] == pytest.approx(
         [0.19673, 0.31606, 0.43233, 0.49084], abs=1e-5
     )
-    assert attacks.largest_shift(0.1, 2.0, 0.5) == pytest.approx(0.1 * 2 * 5.0830, abs=1e-4)
-    for call, match in (
-        (lambda: attacks.ldp_amplification(0.0), "epsilon must be > 0"),
-        (lambda: attacks.largest_shift(1.0, 1.0, 1.0), r"fraction must be in \[0, 1\)"),
-        (lambda: attacks.largest_shift(0.1, 0.0, 1.0), "radius must be > 0"),
-    ):
+    for call, match in ((lambda: attacks.ldp_amplification(0.0), "epsilon must be > 0"),):
         with pytest.raises(ValueError, match=match):
             call()
 

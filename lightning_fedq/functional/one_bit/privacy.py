@@ -114,28 +114,6 @@ def pair_sum_pairs(low: float, high: float, shared_bits: int | None) -> tuple[Pm
 # ---- sums of coins ------------------------------------------------------------------------------------
 
 
-def binomial_window(count: int, probability: float) -> tuple[int, Array]:
-    """Pmf of Binomial(count, probability) where it exceeds 1e-30 of its mode, normalised.
-
-    Ratios of neighbours come from the recurrence, so they are exact to a few ulps for any count.
-
-    Returns:
-        The first outcome kept, and the masses from there on.
-    """
-    if count == 0:
-        return 0, np.ones(1)
-    mode = min(int((count + 1) * probability), count)
-    reach = int(12.5 * math.sqrt(count * probability * (1.0 - probability)) + 60)
-    start, stop = max(mode - reach, 0), min(mode + reach, count)
-    steps = np.arange(start, stop, dtype=np.float64)
-    ratios = np.log(count - steps) - np.log(steps + 1.0) + math.log(probability / (1.0 - probability))
-    logs = np.concatenate([[0.0], ratios.cumsum()])
-    masses: Array = np.exp(logs - logs[mode - start])
-    keep = np.flatnonzero(masses > 1e-30)
-    masses = masses[keep[0] : keep[-1] + 1]
-    return start + int(keep[0]), masses / masses.sum()
-
-
 def coin_sum_pmf(num_coins: int, num_high: int, low: float, high: float) -> Array:
     """Pmf of Binomial(num_high, high) + Binomial(num_coins - num_high, low), up to a shift.
 

@@ -155,15 +155,6 @@ def test_worst_curves_behind_a_sum(epsilon, coins, alone, first_order, paired, m
     assert (high - low) * high**coins == pytest.approx(mass, rel=1e-9)
 
 
-def test_binomial_window_is_the_binomial():
-
-    for count, probability in [(0, 0.3), (1, 0.5), (50, 0.01), (5000, 0.42)]:
-        start, pmf = obp.binomial_window(count, probability)
-        np.testing.assert_allclose(
-            pmf, stats.binom.pmf(start + np.arange(len(pmf)), count, probability), rtol=1e-8, atol=1e-29
-        )
-
-
 @pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize(("coins", "ones"), [(0, 0), (1, 1), (7, 3), (300, 0), (300, 100), (4000, 3900)])
 def test_the_sum_of_coins_is_a_convolution_of_binomials(coins, ones, epsilon):
