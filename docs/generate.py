@@ -74,7 +74,7 @@ HOOKS = {
     "counted_pair": ("None", "clients share words in pairs, and the audit can count them all"),
     "worst_pair": ("far outside on both sides", "a rotation or a selection turns the worst case round"),
     "lever": ("None", "a lying client's reach is known"),
-    "without_noise": ("refused", "a liar can leave the coin out"),
+    "without_noise": ("refused", "a Byzantine client can leave the coin out"),
     "advice": ("more noise, fewer rounds", "something else helps more"),
     "protection_groups": ("one group", "clients are protected differently"),
     "claims_about": ("`claims`", "clients are protected differently"),

@@ -99,7 +99,7 @@ class RobustAggregation:
         return plain[self.rule](rows)
 
     def warn_if_broken(self, num_clients: int, fraction: float) -> None:
-        """Warn if that share of liars exceeds the rule's breakdown point. A liar spoils a whole bucket."""
+        """Warn if that share of Byzantine clients exceeds the breakdown point. One spoils a whole bucket."""
         buckets = -(-num_clients // self.bucket_size)
         spoilt = min(fraction * num_clients / buckets, 1.0 - 1e-9)
         robust.check_breakdown(self.rule, buckets, spoilt, self.num_byzantine)

@@ -2,13 +2,13 @@
 
 Two kinds. An update attack replaces the update *before* it is encoded: whatever the mechanism does to
 honest updates (clipping, quantising, noise) it does to these too. A wire attack replaces the message, so a
-liar may also skip the coin that makes honest clients private, which is worth up to 1 / tanh(epsilon / 2)
-honest votes. "ones" and "flip" (each bit times a fair coin) are the attacks of the CPA paper; with its words
-both have mean zero, hence test noise and not lies ("ones" is a vote for point 0 where every word is +1
-there, as Hadamard words are). "inverted" is the attack that it leaves out.
+Byzantine client may also skip the coin that makes honest clients private, which is worth up to
+1 / tanh(epsilon / 2) honest votes. "ones" and "flip" (each bit times a fair coin) are the attacks of the CPA
+paper; with its words both have mean zero, hence test noise and not lies ("ones" is a vote for point 0 where
+every word is +1 there, as Hadamard words are). "inverted" is the attack that it leaves out.
 
-Functions are pure: the liars' honest updates, the honest clients' mean and standard deviation, and random
-numbers are arguments. Colluding liars estimate the honest statistics from their own honest updates.
+Functions are pure: Byzantine clients' honest updates, the others' mean and standard deviation, and random
+numbers are arguments. Colluding ones estimate the honest statistics from their own honest updates.
 
 References:
     Baruch et al., A Little Is Enough, NeurIPS 2019 (ALIE). Xie et al., Fall of Empires, UAI 2020 (IPM).
@@ -27,36 +27,37 @@ from torch import Tensor
 
 
 def sign_flip(updates: Tensor, scale: float = 1.0) -> Tensor:
-    """Minus `scale` times the honest updates `(liars, dim)`."""
+    """Minus `scale` times the honest updates `(num_byzantine, dim)`."""
     return -scale * updates
 
 
 def constant(updates: Tensor, value: float) -> Tensor:
-    """`value` in every coordinate of every liar."""
+    """`value` in every coordinate of every Byzantine client."""
     return torch.full_like(updates, value)
 
 
 def uniform_noise(updates: Tensor, scale: float, uniforms: Tensor) -> Tensor:
-    """Uniform on [-scale, scale], from `(liars, dim)` uniforms on (0, 1): "random"."""
+    """Uniform on [-scale, scale], from `(num_byzantine, dim)` uniforms on (0, 1): "random"."""
     return (scale * (2.0 * uniforms - 1.0)).to(updates)
 
 
 def gaussian_noise(updates: Tensor, sigma: float, normals: Tensor) -> Tensor:
-    """The honest updates plus sigma times `(liars, dim)` standard normals."""
+    """The honest updates plus sigma times `(num_byzantine, dim)` standard normals."""
     return updates + sigma * normals.to(updates)
 
 
 def alie_shift(num_clients: int, num_byzantine: int) -> float:
-    """z of ALIE: how many standard deviations the liars can move and still look like most.
+    """z of ALIE: how many standard deviations the Byzantine clients can move and still look like most.
 
     With s = floor(n / 2 + 1) - f honest supporters needed, the normal quantile of (n - f - s) / (n - f).
 
     Raises:
-        ValueError: If the liars are not a minority of at least one.
+        ValueError: If the Byzantine clients are not a minority of at least one.
     """
     if not 0 < num_byzantine < num_clients / 2:
         raise ValueError(
-            f"ALIE needs between 1 and n / 2 liars, got {num_byzantine} of {num_clients}; use sign_flip"
+            f"ALIE needs between 1 and n / 2 Byzantine clients, got {num_byzantine} of {num_clients}; "
+            "use sign_flip"
         )
     honest = num_clients - num_byzantine
     supporters = num_clients // 2 + 1 - num_byzantine
@@ -65,17 +66,17 @@ def alie_shift(num_clients: int, num_byzantine: int) -> float:
 
 
 def a_little_is_enough(mean: Tensor, std: Tensor, num_byzantine: int, shift: float) -> Tensor:
-    """Every liar sends mean - shift std, `(num_byzantine, dim)`."""
+    """Every Byzantine client sends mean - shift std, `(num_byzantine, dim)`."""
     return (mean - shift * std).expand(num_byzantine, -1).clone()
 
 
 def inner_product_manipulation(mean: Tensor, num_byzantine: int, scale: float = 1.1) -> Tensor:
-    """Every liar sends -scale times the honest mean, so that the mean may point the wrong way."""
+    """Every Byzantine client sends -scale times the honest mean, so that the mean may point the wrong way."""
     return (-scale * mean).expand(num_byzantine, -1).clone()
 
 
 def mimic(victim: Tensor, num_byzantine: int) -> Tensor:
-    """Every liar sends a copy of one honest client's update: harmless rows that skew the cohort."""
+    """Every Byzantine client copies one honest client's update: harmless rows that skew the cohort."""
     return victim.expand(num_byzantine, -1).clone()
 
 
@@ -109,13 +110,13 @@ def garbage(symbols: Tensor, words: Tensor, low: int | Tensor, high: int | Tenso
     return (low + words % (high - low + 1)).to(symbols.dtype)
 
 
-# ---- what one liar can do -------------------------------------------------------------------------------
+# ---- what one Byzantine client can do -------------------------------------------------------------------
 
 
 def ldp_amplification(epsilon: float) -> float:
     """Largest decoded value of one epsilon-LDP bit over the largest honest one: coth(epsilon / 2).
 
-    A fraction f of liars moves the mean of values in [-c, c] by at most 2 f c times this. A small epsilon
+    A fraction f of them moves the mean of values in [-c, c] by at most 2 f c times this. A small epsilon
     per coordinate is a long lever: 200 at epsilon = 0.01.
 
     Raises:
@@ -127,9 +128,9 @@ def ldp_amplification(epsilon: float) -> float:
 
 
 def largest_shift(fraction: float, radius: float, epsilon: float) -> float:
-    """Largest shift of one coordinate's mean by a fraction of liars, in units of the update.
+    """Largest shift of one coordinate's mean by a fraction of Byzantine clients, in units of the update.
 
-    An honest client contributes at least -radius on average, a liar up to radius coth(epsilon / 2).
+    An honest client contributes at least -radius on average, a Byzantine one up to radius coth(epsilon / 2).
 
     Raises:
         ValueError: If fraction is not in [0, 1), radius or epsilon not > 0.
@@ -142,7 +143,7 @@ def largest_shift(fraction: float, radius: float, epsilon: float) -> float:
 
 
 def break_even_fraction(epsilon: float) -> float:
-    """Share of liars who invert their bits without a coin at which the signal vanishes: c / (1 + c).
+    """Share of clients who invert their bits without a coin at which the signal vanishes: c / (1 + c).
 
     The signal is scaled by 1 - a - a / c, c = tanh(epsilon / 2); .197 at epsilon = 0.5.
     """

@@ -382,6 +382,10 @@ class Mechanism(ABC):
     hands_on: ClassVar[bool] = False
     """Do clients take back noise of the round before? Then each is told whose (`RoundContext.hand_over`), and
     shares a key with that client and with the one who comes after it."""
+    alike_clients: ClassVar[bool] = False
+    """Does what is released depend on who takes part through updates only, given all that outsiders know? A
+    secret draw of the cohort then amplifies. False where it is not shown, and where streams that everybody
+    knows are a client's own (codewords, dithers): they tell who was drawn."""
     unbiased: ClassVar[bool] = True
     """Is the decoded sum right on average, for updates inside the range? One that is not tests its bias."""
 
@@ -629,12 +633,14 @@ class Mechanism(ABC):
         return None
 
     def without_noise(self, context: RoundContext) -> Mechanism:
-        """The mechanism as a liar runs it, which leaves out the coin that makes its messages private.
+        """The mechanism as a Byzantine client runs it, without the coin that makes its messages private.
 
         Raises:
             ValueError: If there is no coin that could be left out alone.
         """
-        raise ValueError(f"{type(self).__name__} has no coin that a liar could skip; use inverted")
+        raise ValueError(
+            f"{type(self).__name__} has no coin that a Byzantine client could skip; use inverted"
+        )
 
     def advice(self, claim: PrivacyClaim) -> str:
         """Advice that would lower the loss of one of the claims, a few words for the privacy report."""

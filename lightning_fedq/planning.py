@@ -97,6 +97,20 @@ class Problem:
         if self.num_byzantine < 0:
             raise ValueError(f"num_byzantine must be >= 0, got {self.num_byzantine}")
         check_delta(self.target.delta, self.clients, "clients")
+        if self.target.secret:
+            self._check_secret()
+
+    def _check_secret(self) -> None:
+        """Refuse what secret cohorts do not go with, by the name of the condition."""
+        broken = {
+            f"S1, a draw: clients_per_round below {self.clients}": self.cohort == self.clients,
+            "S1, a fresh draw every round: participation='random'": self.in_turn,
+            "S3, everybody who is drawn answers: dropout_probability=0": self.dropout_probability > 0.0,
+            "S4, a plain mean: weighting='uniform' and no aggregator": not self.plain_sum,
+            "S4, clients that run the protocol: no ByzantineClients": self.num_byzantine > 0,
+        }
+        if why := [name for name, is_broken in broken.items() if is_broken]:
+            raise ValueError(f"secret cohorts need {'; '.join(why)}; or leave cohorts out")
 
     @property
     def cohort(self) -> int:
@@ -105,7 +119,9 @@ class Problem:
 
     @property
     def charges(self) -> int:
-        """Rounds that a client then has to pay for."""
+        """Rounds that a client then has to pay for, or with secret cohorts all that are released."""
+        if self.target.secret:
+            return self.rounds
         if self.in_turn:
             return -(-self.rounds // (self.clients // self.cohort))
         return planned_charges(self.rounds, self.cohort, self.clients)
@@ -226,6 +242,7 @@ def _calibrated(
         max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
         fewest_survivors=None if secagg is None else secagg.fewest_survivors(cohort),
         num_clients=max(problem.clients, cohort),
+        secret_cohorts=target.secret,
     )
     return calibrate(target, mechanism, setting, 1 if target.over == "round" else charges, near)
 
@@ -280,18 +297,19 @@ def _clients_needed(
 ) -> int | None:
     """About how many clients bring R to 0.1: a sum's noise falls with n^2, single messages' with n.
 
-    Where cohorts are drawn, clients of a round; liars stay as many in a hundred.
+    Where cohorts are drawn, clients of a round; Byzantine clients stay as many in a hundred.
+    With secret cohorts the same share of all clients is drawn.
     """
     here = problem.clients if once else problem.cohort
     power = 2.0 if problem.sees_sums else 1.0
     guess = float(here * (ratio / GOOD) ** (1.0 / power))
-    if ratio <= GOOD or not guess <= _MOST_CLIENTS:
+    if ratio <= GOOD or not guess <= _MOST_CLIENTS or problem.target.secret:
         return math.ceil(guess) if guess < 1e15 else None
     clients = max(math.ceil(guess), problem.rounds if once else 1)
     cohort, charges = (clients // problem.rounds, 1) if once else (clients, problem.charges)
-    liars = math.ceil(problem.num_byzantine * clients / here)
+    byzantine = math.ceil(problem.num_byzantine * clients / here)
     larger = replace(
-        problem, clients=max(clients, problem.clients), clients_per_round=None, num_byzantine=liars
+        problem, clients=max(clients, problem.clients), clients_per_round=None, num_byzantine=byzantine
     )
     try:
         near = level * (clients / here) ** (0.5 * (power - 1.0))

@@ -138,9 +138,15 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{_up(summary['uplink_megabytes'])}, {summary['downlink_megabytes']:.4g} down, "
             f"{summary['setup_megabytes']:.4g} of set-up",
         ),
-        ("seconds", f"{summary['seconds']:.1f} in rounds, set-up and files not counted"),
+        ("seconds", _seconds(summary["seconds"])),
     ]
     return lines
+
+
+def _seconds(seconds: float | None) -> str:
+    if seconds is None or math.isnan(seconds):
+        return "not told, because cohorts are secret"
+    return f"{seconds:.1f} in rounds, set-up and files not counted"
 
 
 def _bits(summary: Mapping[str, Any]) -> str:

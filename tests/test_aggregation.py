@@ -79,7 +79,7 @@ def test_joint_decoders_see_the_whole_cohort_whatever_the_stacks(mechanism):
 
 def test_breakdown_is_measured_in_buckets():
     RobustAggregation("median").warn_if_broken(10, 0.4)
-    with pytest.warns(UserWarning, match="median of 5 rows withstands 2 liars, 4 are expected"):
+    with pytest.warns(UserWarning, match="median of 5 rows withstands 2 Byzantine clients, 4 are expected"):
         RobustAggregation("median", bucket_size=2).warn_if_broken(10, 0.4)
 
 

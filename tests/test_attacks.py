@@ -26,7 +26,7 @@ def test_alie_shift_is_the_paper_s():
     """Baruch et al.: n = 50, f = 12 (24 %): s = 26 - 12 = 14 of 38 honest, phi(z) < 24 / 38."""
     assert attacks.alie_shift(50, 12) == pytest.approx(0.336, abs=1e-3)
     for liars in (0, 25):
-        with pytest.raises(ValueError, match="ALIE needs between 1 and n / 2 liars"):
+        with pytest.raises(ValueError, match="ALIE needs between 1 and n / 2 Byzantine clients"):
             attacks.alie_shift(50, liars)
 
 

@@ -130,13 +130,13 @@ class FixedPlanner(RoundPlanner):
         """See `RoundPlanner.separation`. Early clients are the engine's business."""
         return _FAR_APART if self.turns > 1 else 1
 
-    def cohort(self, round: int) -> list[int]:
+    def cohort(self, round: int, attempt: int = 0) -> list[int]:
         """See `RoundPlanner.cohort`."""
         size = self.cohort_size
         first = round % self.turns * size
         return list(range(first, first + size))
 
-    def plan(self, round: int, mechanism: Mechanism) -> RoundPlan:
+    def plan(self, round: int, mechanism: Mechanism, attempt: int = 0) -> RoundPlan:
         """See `RoundPlanner.plan`."""
         cohort, groups, start = self.cohort(round), [], 0
         for size in mechanism.group_sizes(len(cohort)):

@@ -1,6 +1,6 @@
 """`ByzantineClients`: some clients of a simulation lie, in their data, their updates or on the wire.
 
-The liars are the same clients in every round, and they collude: they know each other's honest updates and
+Byzantine clients are the same in every round, and they collude: they know each other's honest updates and
 those of the honest clients of the round (the strongest adversary of the literature). Whoever attacks with
 statistics answers last. What they can do is stated in `attacks`; behind which coin they do it matters: an
 update attack goes through the mechanism like any update, a wire attack does not.
@@ -50,7 +50,7 @@ class ByzantineClients(pl.Callback):
     """
 
     crosses_clients = True
-    """Liars flip the labels of batches in their own training."""
+    """Byzantine clients flip the labels of batches in their own training."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class ByzantineClients(pl.Callback):
     # ---- Lightning ----------------------------------------------------------------------------------
 
     def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Choose the liars and stand between training and the wire."""
+        """Choose the Byzantine clients and stand between training and the wire."""
         federated = federated_of(trainer, "ByzantineClients")
         engine = federated.engine
         if engine is None:
@@ -114,7 +114,7 @@ class ByzantineClients(pl.Callback):
 
     def state_dict(self) -> dict[str, Any]:
         """Who lies, for the privacy report of a checkpoint. Nothing is read back."""
-        return {"liars": sorted(self.byzantine)}
+        return {"byzantine": sorted(self.byzantine)}
 
     def teardown(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Step aside."""
@@ -134,7 +134,7 @@ class ByzantineClients(pl.Callback):
     def on_train_batch_start(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
-        """label_flip: label y becomes num_classes - 1 - y in the liars' batches."""
+        """label_flip: label y becomes num_classes - 1 - y in the Byzantine clients' batches."""
         if self.num_classes is None:
             return
         labels, clients = batch[1], federated_of(trainer, "ByzantineClients").training_clients
@@ -219,7 +219,7 @@ class ByzantineClients(pl.Callback):
 
     @staticmethod
     def _alie_shift(num_clients: int, num_byzantine: int) -> float:
-        """The paper's shift. Where chance has put liars in the majority, that of the largest minority."""
+        """Shift of the paper. If Byzantine clients are a majority by chance, of the largest minority."""
         minority = min(num_byzantine, (num_clients - 1) // 2)
         return attacks.alie_shift(num_clients, minority) if minority else 0.0
 

@@ -74,6 +74,12 @@ from lightning_fedq.federation.privacy_target import KeptTarget
 from lightning_fedq.federation.records import log_round, log_values, say_change, warn_of, warn_of_noise
 from lightning_fedq.federation.resume import begin_again, check_federation, plain_records, records_of
 from lightning_fedq.federation.schedule import Schedule
+from lightning_fedq.federation.secret_cohorts import (
+    check_choice_of_cohorts,
+    check_claim,
+    check_run,
+    check_settings,
+)
 from lightning_fedq.federation.secure_sum import check_modulus, check_secure_aggregation, secure_sum
 from lightning_fedq.federation.statement import outcome
 from lightning_fedq.federation.undo import Undo
@@ -83,6 +89,8 @@ from lightning_fedq.privacy.target import Calibration, PrivacyTarget
 from lightning_fedq.randomness import AgreedKeys, Keys, RootKeys, SeededKeys
 from lightning_fedq.ranges import AdaptiveRange, PreviousMinMax, RangeRule
 from lightning_fedq.rounds import (
+    CohortKey,
+    Cohorts,
     OptimizerFactory,
     Participation,
     RoundEngine,
@@ -128,6 +136,10 @@ class Federated(pl.Callback):
             there (parallel composition); "cyclic" has these cohorts take turns, so that T rounds with b
             cohorts ask nobody more than ceil(T / b) times, and with no less than b rounds in between. Of
             both, clients left over by cohorts of equal size are never asked.
+        cohorts: "known" takes it that anybody may learn who took part in which round. "secret" draws cohorts
+            by a key that nobody else has, and lets nothing out that tells who was drawn: reports have a
+            second row of an outsider, with an epsilon that the draw has made smaller. It refuses what breaks
+            it (`federation.secret_cohorts`), and can't be resumed from a checkpoint.
         dropout_probability: Chance in [0, 1) that a client of the cohort does not answer.
         partition: Partition of the samples over the clients; a `FederatedDataModule` may say otherwise.
         labels: Labels for label-based partitions, if they are not found automatically: the index or key of
@@ -200,6 +212,7 @@ class Federated(pl.Callback):
         *,
         clients_per_round: int | None = None,
         participation: Participation = "random",
+        cohorts: Cohorts = "known",
         dropout_probability: float = 0.0,
         partition: Partition = IID(),  # noqa: B008 (frozen)
         labels: Labels = None,
@@ -249,6 +262,7 @@ class Federated(pl.Callback):
         check_choice(client_metrics)
         check_buffer_mode(buffers)
         plan_seed = secrets.randbits(63) if seed is None else seed
+        self.cohorts, hidden = cohorts, check_choice_of_cohorts(cohorts, seed, participation, privacy)
         self.mechanism, self.num_clients = mechanism, num_clients
         self.partition, self.labels, self.algorithm = partition, labels, algorithm
         self.local_epochs, self.local_steps = local_epochs, local_steps
@@ -262,8 +276,16 @@ class Federated(pl.Callback):
         self._evaluator: ClientEvaluator | None = None
         self._held_out: HeldOut | None = None
         self.planner = RoundPlanner(
-            num_clients, plan_seed, clients_per_round, dropout_probability, participation
+            num_clients,
+            plan_seed,
+            clients_per_round,
+            dropout_probability,
+            participation,
+            cohort_key=CohortKey() if hidden else None,
         )
+        if hidden:
+            check_settings(self, ledger is not None)
+            self.client_metrics = "none"
         self.planner.plan(0, mechanism)  # refuse a cohort that the mechanism can't serve at once
         self.planner.check_separation(mechanism)
         mechanism.protection_groups(num_clients)  # and a population
@@ -349,7 +371,8 @@ class Federated(pl.Callback):
         say_what_stays(self._vector.members.local, pl_module)
         done = 0 if self._loaded is not None else self._engine.round - trainer.current_epoch
         check_cohorts_last(self.planner, done + (trainer.max_epochs or 0))
-        keep_journal(trainer, self._engine.ledger, self.seed is not None)
+        if self.cohorts == "known":  # a journal names the clients of every round
+            keep_journal(trainer, self._engine.ledger, self.seed is not None)
         if self._ranks is not None:
             self._agree_on_start(self._ranks)
         if self._target is not None:
@@ -487,6 +510,21 @@ class Federated(pl.Callback):
         return "" if self._target is None else self._target.statement
 
     @property
+    def batch_rule(self) -> BatchRule | None:
+        """Draws the clients' batches. None takes whole passes."""
+        return self._rule
+
+    @property
+    def reads_streams(self) -> bool:
+        """Do clients read loaders of their own, or streams? From `on_fit_start` on."""
+        return bool(self._own_loaders) or any(not len(part) for part in self.client_indices)
+
+    @property
+    def alike(self) -> bool:
+        """Has every client as many batches in a round? From `on_fit_start` on."""
+        return self._schedule.alike
+
+    @property
     def plain_sum(self) -> bool:
         """Does the model depend on the messages through their plain sum only?"""
         return self.weighting == "uniform" and self.aggregator is None
@@ -616,8 +654,8 @@ class Federated(pl.Callback):
         Raises:
             ValueError: If the ledger's charges, or the checkpoint's, are of other terms.
         """
-        liars = num_byzantine_of(trainer, self.planner)
-        terms = {"secure_aggregation": repr(self.secure_aggregation), "liars": str(liars)}
+        byzantine = num_byzantine_of(trainer, self.planner)
+        terms = {"secure_aggregation": repr(self.secure_aggregation), "num_byzantine": str(byzantine)}
         weights = self._vector.read()
         weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
         old = self.engine
@@ -842,6 +880,10 @@ class Federated(pl.Callback):
         simulation = self._simulation
         assert simulation is not None
         trainer, before = simulation.trainer, self._clock.now
+        if self.cohorts == "secret":
+            if not self._checked:
+                check_claim(self, trainer)
+            check_run(self, trainer)
         if not self._checked:
             self._checked = True
             self._check_isolation(simulation)
@@ -853,6 +895,8 @@ class Federated(pl.Callback):
             simulation.abandon()
             self._averages.steps = None
             return None
+        if self.cohorts == "secret":
+            record = record.released()
         self.records.append(record)
         warn_of(record)
         if self._ranks is not None:
@@ -903,7 +947,7 @@ class Federated(pl.Callback):
         if not claims_something(engine.mechanism, engine.context(engine.coming_plan())):
             return
         present = sum(len(stack.clients) for stack in self._stacks_of_all_ranks())
-        expected = len(self.planner.plan(engine.round, engine.mechanism).survivors)
+        expected = len(self.planner.plan(engine.round, engine.mechanism, engine.attempt).survivors)
         if present < expected:
             engine.abort(
                 f"fast_dev_run={self._limit} cuts the round after {present} of {expected} clients, and "
@@ -956,6 +1000,8 @@ class Federated(pl.Callback):
         """The server, the records and the choices of this run. Of an open round, its start."""
         if self.engine is None:
             return {}
+        if self.cohorts == "secret":  # the ledger's state and the plan's seed tell who was drawn
+            return {"cohorts": "secret"}
         start = None if self.seed is None else self._start
         members, kept = self._vector.members if start is None else start.members, self._correction
         own = self._vector.own
@@ -985,6 +1031,12 @@ class Federated(pl.Callback):
         Raises:
             ValueError: If the checkpoint belongs to another federation.
         """
+        if "secret" in (self.cohorts, state_dict.get("cohorts")):
+            raise ValueError(
+                "a federation with secret cohorts is not resumed: its checkpoint has no ledger and no plan, "
+                "which would tell who was drawn; load only the weights, begin a new Federated, and add the "
+                "epsilons of both"
+            )
         own = self._federation()
         if self._target is not None:
             self._target.check(state_dict.get("calibration"))

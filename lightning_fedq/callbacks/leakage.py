@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -53,6 +53,9 @@ class LeakageMonitor(pl.Callback):
     Raises:
         ValueError: If a setting is out of its range.
     """
+
+    follows_clients: ClassVar[bool] = True
+    """Does it write what follows from the drawn clients' data? Secret cohorts refuse it."""
 
     def __init__(
         self,

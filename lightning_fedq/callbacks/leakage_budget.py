@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -99,6 +99,9 @@ class LeakageBudget(pl.Callback):
     """
 
     skips_empty = True
+
+    follows_clients: ClassVar[bool] = True
+    """Does it write what follows from the drawn clients' data? Secret cohorts refuse it."""
 
     def __init__(
         self,

@@ -19,10 +19,10 @@ from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.core import Adversary, NonPrivate, PrivacyClaim
 from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.client_metrics import log_figure
-from lightning_fedq.federation.privacy_target import fewest_answers
+from lightning_fedq.federation.privacy_target import fewest_answers, target_setting
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
-from lightning_fedq.privacy.target import adversary_named
+from lightning_fedq.privacy.target import PrivacyTarget, adversary_named, affordable, epsilon_of
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.secagg import SecAgg
@@ -50,6 +50,8 @@ class PrivacyBudget(pl.Callback):
             that does not, "warn" goes on.
         unit: Unit of privacy: a "client" (by the mechanism) or a "sample" (by `DPSGD`). None takes
             what there is, and asks where both are.
+        cohorts: "secret" counts on `Federated(cohorts="secret")`, towards an "outsider" who never learns who
+            took part: the run ends after so many rounds, and no client has a limit of its own.
 
     Attributes:
         epsilon_spent: Largest epsilon of any client so far.
@@ -66,6 +68,7 @@ class PrivacyBudget(pl.Callback):
         adversary: Adversary | str,
         on_exhausted: Literal["stop", "raise", "warn"] = "stop",
         unit: Literal["client", "sample"] | None = None,
+        cohorts: Literal["known", "secret"] = "known",
     ) -> None:
         if not epsilon > 0.0:
             raise ValueError(f"epsilon must be > 0, got {epsilon}")
@@ -75,9 +78,18 @@ class PrivacyBudget(pl.Callback):
             raise ValueError(f"unit must be 'client', 'sample' or None, got {unit!r}")
         self.epsilon, self.delta, self.unit = epsilon, check_delta(delta), unit
         self.adversary, self.on_exhausted = adversary_named(adversary), on_exhausted
+        if cohorts not in ("known", "secret"):
+            raise ValueError(f"cohorts must be 'known' or 'secret', got {cohorts!r}")
+        if cohorts == "secret" and (self.adversary is not Adversary.OUTSIDER or unit == "sample"):
+            raise ValueError(
+                "cohorts='secret' needs adversary='outsider' and clients, got "
+                f"{self.adversary.name.lower()!r} and unit={unit!r}; leave cohorts out"
+            )
+        self.cohorts = cohorts
         self.epsilon_spent, self.affordable = 0.0, 0
         self._warned = False
         self._spent_by_now: Callable[[], float] = _nothing
+        self._blocked: Callable[[], str] = str
         self._began = self._counts_samples = self._seeded = False
 
     @property
@@ -89,9 +101,12 @@ class PrivacyBudget(pl.Callback):
         if not self._began:
             return ""
         whose = "data set" if self._counts_samples else "client"
+        by = "who never learns who took part, by every client alike"
+        if self.cohorts == "known":
+            by = f"by the {whose} that has spent most"
         return (
             f"Privacy budget: epsilon {format_epsilon(self._spent_by_now())} of {self.epsilon:g} spent "
-            f"at delta {self.delta:g} against {self.adversary.name}, by the {whose} that has spent most"
+            f"at delta {self.delta:g} against {self.adversary.name}, {by}"
             + (", had keys not come from a seed" if self._seeded else "")
             + ("; the run was not to stop there" if self.on_exhausted == "warn" else "")
         )
@@ -107,6 +122,10 @@ class PrivacyBudget(pl.Callback):
         self._each_step = self._counts_samples and federated is None
         if self._counts_samples:
             self._follow_steps(dpsgd)
+        elif self._check_cohorts(federated):
+            follow = partial(self._follow_secret_rounds, federated)
+            follow()
+            federated.when_vector_changes(follow)
         else:
             secagg = federated.secure_aggregation
             settings = (
@@ -146,6 +165,51 @@ class PrivacyBudget(pl.Callback):
                     "budget is about with unit='client' or unit='sample'"
                 )
         return self.unit or "sample"
+
+    def _check_cohorts(self, federated: Federated) -> bool:
+        """Return whether the budget is one of released rounds with secret cohorts.
+
+        Raises:
+            ValueError: If budget and federation do not say the same.
+        """
+        if self.cohorts == federated.cohorts:
+            return self.cohorts == "secret"
+        if self.cohorts == "secret":
+            raise ValueError(
+                "PrivacyBudget(cohorts='secret') counts on cohorts that stay secret, these are known; set "
+                "Federated(cohorts='secret'), or leave cohorts out of the budget"
+            )
+        raise ValueError(
+            "secret cohorts need S5, clients without a limit of their own: this budget limits the charges of "
+            "every client; use PrivacyBudget(adversary='outsider', cohorts='secret'), or cohorts='known'"
+        )
+
+    def _follow_secret_rounds(self, federated: Federated) -> None:
+        """Count released rounds, whoever was drawn in them."""
+        engine = federated.engine
+        assert engine is not None
+        target = PrivacyTarget(self.epsilon, self.delta, self.adversary, cohorts="secret")
+        setting = target_setting(
+            target,
+            engine.charged_context(engine.coming_plan()),
+            1,
+            engine.planner,
+            federated.secure_aggregation,
+            plain_sum=engine.plain_sum,
+            num_byzantine=0,
+        )
+        spent = partial(epsilon_of, setting, engine.mechanism, self.adversary)
+        most = self.affordable = affordable(target, engine.mechanism, setting)
+        if self.on_exhausted != "warn":  # a privacy target may have set a limit, too
+            before = engine.ledger.round_limit
+            engine.ledger.round_limit = most if before is None else min(most, before)
+        self._spent_by_now = lambda: spent(engine.ledger.rounds)
+
+        def blocked() -> str:
+            done = engine.ledger.rounds
+            return f"{most} rounds fit into it and {done} are done" if done >= most else ""
+
+        self._blocked, self._key = blocked, "fed/epsilon"
 
     def _follow_rounds(
         self, engine: RoundEngine, max_epochs: int | None, secagg: SecAgg | None, num_byzantine: int
@@ -196,7 +260,7 @@ class PrivacyBudget(pl.Callback):
         if self.on_exhausted != "warn":  # a privacy target may have set limits, too
             ledger.limits = limits if ledger.limits is None else torch.minimum(limits, ledger.limits)
         self._spent_by_now = lambda: max(cost(int(ledger.charges[group].max())) for group, cost in costs)
-        self._blocked: Callable[[], str] = lambda: _blocked(engine, limits)
+        self._blocked = lambda: _blocked(engine, limits)
         self._key = "fed/epsilon"
 
     def _follow_steps(self, dpsgd: DPSGD) -> None:
@@ -269,7 +333,7 @@ class PrivacyBudget(pl.Callback):
     def _lift(trainer: pl.Trainer) -> None:
         federated = _one(trainer, Federated)
         if federated is not None:
-            federated.ledger.limits = None
+            federated.ledger.limits = federated.ledger.round_limit = None
 
     def _end(self, trainer: pl.Trainer, why: str) -> None:
         if self.on_exhausted == "stop":

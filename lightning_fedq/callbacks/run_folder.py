@@ -130,8 +130,10 @@ class RunFolder(pl.Callback):
         record = federated.records[-1]
         logged = {key.removeprefix("fed/"): float(value) for key, value in trainer.callback_metrics.items()}
         seconds = time.monotonic() - self._round_started
-        charged = float(federated.ledger.most_charged)
-        self.rows.append({**logged, **record.metrics(), "charged": charged, "seconds": seconds})
+        charged = {"charged": float(federated.ledger.most_charged)}
+        if federated.cohorts == "secret":  # both would tell of who was drawn
+            charged, seconds = {}, math.nan
+        self.rows.append({**logged, **record.metrics(), **charged, "seconds": seconds})
         if trainer.is_global_zero:
             write_rows(self._folder() / "metrics.csv", self.rows)
         self._write_clients(trainer, int(record.round))
@@ -238,7 +240,11 @@ class RunFolder(pl.Callback):
         self.summary |= privacy_summary(federated, privacy)
         if stated := federated_of(trainer, "RunFolder").privacy_statement:
             self.summary["privacy_target"] = stated
-        charged_by = [(int(row["round"]), int(row["charged"])) for row in self.rows if "charged" in row]
+        charged_by = [
+            (int(row["round"]), int(row.get("charged", row["round"])))
+            for row in self.rows
+            if "charged" in row or federated.cohorts == "secret"
+        ]
         self.summary["view"] = view_of(federated, trainer, privacy, federated.privacy_target, charged_by)
         self.summary["noise_over_signal"] = noise
         if ended:

@@ -17,8 +17,11 @@ from lightning_fedq.commands.calls import parse_call
 from lightning_fedq.commands.described import example
 from lightning_fedq.core import Adversary, Mechanism
 from lightning_fedq.discovery import class_path, installed
-from lightning_fedq.planning import GOOD, HOMOGENEITY, Option, Problem, plan
-from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.planning import GOOD, HOMOGENEITY, Option, Problem, context_of, plan
+from lightning_fedq.privacy.accounting import check_delta
+from lightning_fedq.privacy.setting import Setting
+from lightning_fedq.privacy.target import PrivacyTarget, epsilon_of, planned_charges
+from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports import plain_log
 from lightning_fedq.rounds.parts import check_aggregation
 from lightning_fedq.secagg import SecAgg
@@ -64,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--epsilon", type=float, required=True, help="the target")
     parser.add_argument("--delta", type=float, default=1e-5, help="below 1 / clients (default: %(default)s)")
     parser.add_argument("--clients", type=int, help="clients of the federation")
+    parser.add_argument("--clients_per_round", type=int, help="clients of a cohort (default: all)")
     parser.add_argument("--params", type=int, help="parameters of the model")
     parser.add_argument("--rounds", type=int)
     parser.add_argument(
@@ -72,6 +76,12 @@ def _parser() -> argparse.ArgumentParser:
         help="against whom: " + ", ".join(who.name.lower() for who in Adversary) + " (default: %(default)s)",
     )
     parser.add_argument("--over", choices=["run", "round"], default="run")
+    parser.add_argument(
+        "--cohorts",
+        choices=["known", "secret"],
+        default="known",
+        help="secret: the outsider never learns who took part (Federated(cohorts='secret'))",
+    )
     parser.add_argument(
         "--active",
         action="store_true",
@@ -110,13 +120,17 @@ def main(argv: Sequence[str]) -> int:
             if "clients" in sizes:  # by hand: how many of them are drawn is not said
                 from_config.pop("clients_per_round")
             sizes, secagg = {**from_config, **sizes}, federated.secure_aggregation or SecAgg()
+        if options.clients_per_round is not None:
+            sizes["clients_per_round"] = options.clients_per_round
         if options.active:
             secagg = replace(secagg, active=True)
         if options.max_corrupt is not None:
             secagg = replace(secagg, max_corrupt=options.max_corrupt)
         if missing := [f"--{name}" for name in given if name not in sizes]:
             raise ValueError(f"say how many: {', '.join(missing)}; or name a configuration that says it")
-        target = PrivacyTarget(options.epsilon, options.delta, options.adversary, options.over)
+        target = PrivacyTarget(
+            options.epsilon, options.delta, options.adversary, options.over, options.cohorts
+        )
         problem = Problem(**sizes, target=target, secure_aggregation=secagg, homogeneity=options.homogeneity)
         found = _plan(problem, federated)
     except (ValueError, FileNotFoundError) as error:
@@ -179,9 +193,10 @@ def _sizes(config: str) -> tuple[dict[str, Any], Federated, float]:
 
 def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
     target = problem.target
+    whom = target.against.value + (" and never learns who took part" if target.secret else "")
     console.print(
         f"epsilon {target.epsilon:g} at delta {target.delta:g} over the {target.over}, against "
-        f"{target.against.value}; {problem.clients:,} clients{_drawn(problem)}, {problem.params:,} "
+        f"{whom}; {problem.clients:,} clients{_drawn(problem)}, {problem.params:,} "
         f"parameters, {problem.rounds} rounds{_trust(problem)}",
         highlight=False,
     )
@@ -208,9 +223,33 @@ def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
         f"(--homogeneity {problem.homogeneity:g}).",
         highlight=False,
     )
+    if target.secret and found and found[0].mechanism is not None:
+        console.print(f"\n{_towards_others(problem, found[0].mechanism)}", highlight=False)
     impossible = [option for option in found if option.mechanism is None]
     for option in impossible:
         console.print(f"  not possible: {option.name}: {option.reason}", highlight=False, soft_wrap=True)
+
+
+def _towards_others(problem: Problem, mechanism: Mechanism) -> str:
+    """Epsilon of a setting for secret cohorts towards who knows who took part: much larger."""
+    setting = Setting(
+        context_of(mechanism, problem.cohort, problem.params),
+        problem.rounds,
+        check_delta(problem.target.delta, problem.clients, "clients"),
+        num_clients=problem.clients,
+        secure_aggregation=True,
+    )
+    charges = planned_charges(problem.rounds, problem.cohort, problem.clients)
+    found = {
+        who: epsilon_of(setting, mechanism, who, charges)
+        for who in (Adversary.OUTSIDER, Adversary.SECAGG_SERVER, Adversary.SERVER)
+    }
+    outsider, secagg, server = (format_epsilon(value) for value in found.values())
+    return (
+        f"The first one with as little noise has epsilon {outsider} towards an outsider who learns who took "
+        f"part, {secagg} towards a server behind secure aggregation and {server} towards a server that sees "
+        f"messages, for a client that is drawn {charges} times"
+    )
 
 
 def _drawn(problem: Problem) -> str:
@@ -280,6 +319,9 @@ def to_yaml(option: Option, problem: Problem, clip_norm: float, participation: s
             "over": target.over,
         },
     }
+    if target.secret:
+        settings["privacy"]["cohorts"] = settings["cohorts"] = "secret"
+        settings |= {"clients_per_round": problem.cohort, "diagnostics": False}
     if problem.behind_masks:
         given, default = asdict(problem.secure_aggregation), asdict(SecAgg())
         settings["secure_aggregation"] = {

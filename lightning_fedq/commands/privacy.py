@@ -107,6 +107,11 @@ def report_of_checkpoint(
             f"{path} holds weights alone, as model.ckpt of a RunFolder does, and not what they cost; {stated}"
         )
     callbacks = checkpoint["callbacks"]
+    if _state_with("cohorts", callbacks) is not None:
+        raise ValueError(
+            f"{path} is of a federation with secret cohorts, whose checkpoint holds no charges: they would "
+            "tell who was drawn; the privacy.md of its RunFolder says what it cost"
+        )
     state = _state_with("federation", callbacks)
     if state is None:
         raise ValueError(f"{path} holds no federation; it was not saved by a run with the Federated callback")
@@ -124,7 +129,8 @@ def report_of_checkpoint(
     if rounds is None:
         ledger = _charged(path, engine["ledger"], federation["seed"] != "None")
         rounds = ledger.rounds
-    liars = min(len((_state_with("liars", callbacks) or {"liars": ()})["liars"]), planner.cohort_size)
+    known = (_state_with("byzantine", callbacks) or {"byzantine": ()})["byzantine"]
+    byzantine = min(len(known), planner.cohort_size)
     terms = engine["ledger"].get("terms") or {}  # a Trainer that only tests has no ByzantineClients
     report = _report(
         parse_mechanism(federation["mechanism"], kind),
@@ -137,7 +143,7 @@ def report_of_checkpoint(
         secure_keys=federation["seed"] == "None",
         equal_weights=federation["weighting"] == "uniform" and federation["aggregator"] == "None",
         charges=None if ledger is None else ledger.charges,
-        num_byzantine=max(liars, int(terms.get("liars", "0"))),
+        num_byzantine=max(byzantine, int(terms.get("num_byzantine", "0"))),
     )
     report = replace(report, leaves=(_NOT_KNOWN,))
     private_sgd = _state_with("histories", callbacks)
@@ -146,7 +152,7 @@ def report_of_checkpoint(
 
 def _state_with(key: str, callbacks: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
     """The saved state of the callback that keeps `key`: "federation" is Federated's, "histories" DPSGD's,
-    "liars" those of ByzantineClients."""
+    "byzantine" those of ByzantineClients."""
     return next((state for state in callbacks.values() if key in state), None)
 
 

@@ -57,7 +57,8 @@ def change_setting(config: dict[str, Any], name: str, value: Any) -> None:
     Args:
         config: A resolved configuration, every default filled in.
         name: Dotted; it starts at a top-level key (`trainer.max_epochs`) or at the name of a class that
-            occurs once (`Federated.server_lr`, `CorBin.epsilon`); `init_args` is left out.
+            occurs once (`Federated.server_lr`, `CorBin.epsilon`); `init_args` is left out. An item of a list
+            is named by its place from 0 (`trainer.callbacks.1.server_lr`).
         value: The new value.
 
     Raises:
@@ -68,11 +69,10 @@ def change_setting(config: dict[str, Any], name: str, value: Any) -> None:
         raise ValueError(f"a setting is a dotted name such as Federated.server_lr, got {name!r}")
     node = _start(config, first, name)
     for part in rest[:-1]:
-        node = _inside(_child(node, part, name))
-        if not isinstance(node, dict):
+        node = _inside(node[_key(node, part, name)])
+        if not isinstance(node, dict | list):
             raise ValueError(f"{name!r}: {part!r} holds no settings")
-    _child(node, rest[-1], name)
-    node[rest[-1]] = value
+    node[_key(node, rest[-1], name)] = value
 
 
 def _start(config: dict[str, Any], first: str, name: str) -> Any:
@@ -80,7 +80,10 @@ def _start(config: dict[str, Any], first: str, name: str) -> Any:
         return _inside(config[first])
     found = [node for label, node in classes(config) if label == first]
     if len(found) > 1:
-        raise ValueError(f"{name!r}: {first} occurs {len(found)} times; name the setting from the top")
+        raise ValueError(
+            f"{name!r}: {first} occurs {len(found)} times; name the setting from the top, with places from 0 "
+            "in lists, as in trainer.callbacks.0.x"
+        )
     if not found and first in _ARGUMENTS:
         rest = name.partition(".")[2]
         raise ValueError(
@@ -109,8 +112,11 @@ def _inside(node: Any) -> Any:
     return node.setdefault("init_args", {}) if isinstance(node, dict) and "class_path" in node else node
 
 
-def _child(node: Any, part: str, name: str) -> Any:
+def _key(node: Any, part: str, name: str) -> Any:
+    """The key of a part of a name, or its place in a list."""
+    if isinstance(node, list) and part.isdecimal() and int(part) < len(node):
+        return int(part)
+    choices = list(node) if isinstance(node, dict) else [str(place) for place in range(len(node or []))]
     if not isinstance(node, dict) or part not in node:
-        choices = list(node) if isinstance(node, dict) else []
         raise ValueError(f"{name!r}: there is no setting {part!r}.{nearest(part, choices)} It has: {choices}")
-    return node[part]
+    return part

@@ -58,6 +58,11 @@ def target_setting(
         ValueError: If delta is missing or not below 1 / clients.
     """
     delta = check_delta(target.delta, planner.num_clients, "clients")
+    if target.secret and planner.cohort_key is None:
+        raise ValueError(
+            "PrivacyTarget(cohorts='secret') counts on cohorts that stay secret, these are known; set "
+            "Federated(cohorts='secret'), or leave cohorts out of the target"
+        )
     return Setting(
         context,
         rounds,
@@ -70,6 +75,7 @@ def target_setting(
         fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
         fewest_answers=fewest_answers(planner, secagg),
         num_clients=planner.num_clients,
+        secret_cohorts=target.secret,
     )
 
 
@@ -120,7 +126,9 @@ class KeptTarget:
         if self.target.against is Adversary.SECAGG_SERVER:
             self._colluders = setting.num_corrupt - num_byzantine
         charges = planner.most_rounds(rounds) if over_run else 1
-        if charges is None:
+        if self.target.secret:
+            charges = rounds
+        elif charges is None:
             charges = planned_charges(rounds, planner.cohort_size, planner.num_clients)
         return calibrate(self.target, self.asked, setting, charges)
 
@@ -144,8 +152,8 @@ class KeptTarget:
             self.found = self._restored(saved, federated, dim)
         elif before is None:
             charged = federated.ledger.most_charged  # of a ledger that was handed on
-            liars = num_byzantine_of(trainer, federated.planner)
-            self.found = self.calibrate(federated, dim, charged + wanted, liars)
+            byzantine = num_byzantine_of(trainer, federated.planner)
+            self.found = self.calibrate(federated, dim, charged + wanted, byzantine)
             self._check_charged(federated, charged, wanted)
             ratio = self._noise_over_signal(federated, dim, wanted)
             rank_zero_info(f"privacy target: {self.statement}{_in_words(ratio)}")
@@ -191,6 +199,7 @@ class KeptTarget:
         if found is None:
             return ""
         per = "round" if self.target.over == "round" else f"{found.charges} rounds of a client"
+        per = f"{found.charges} released rounds" if self.target.secret else per
         among = f", of a cohort {self._colluders} may collude" if self._colluders else ""
         return f"{self.target}{among}: {found.mechanism!r}, which spends {found.epsilon:.4g} over {per}"
 
@@ -215,7 +224,8 @@ class KeptTarget:
         assert self.found is not None
         if self.target.over == "round":
             return
-        done = federated.ledger.most_charged if again else 0
+        ledger = federated.ledger
+        done = (ledger.rounds if self.target.secret else ledger.most_charged) if again else 0
         if done + wanted > self.found.rounds:
             spent = f"{done} are charged and " if done else ""
             raise ValueError(
@@ -248,6 +258,15 @@ class KeptTarget:
                     f"a round now spends {one:.4g} of {self.target}, because more parameters are trained "
                     "than when the mechanism was calibrated; unfreeze before the fit"
                 )
+            return
+        if self.target.secret:
+            whole = epsilon_of(setting, engine.mechanism, self.target.against, self.found.rounds)
+            if whole > self.target.epsilon * (1.0 + 1e-9):
+                raise ValueError(
+                    f"{self.found.rounds} rounds now spend {whole:.4g} of {self.target}, because more "
+                    "parameters are trained than when the mechanism was calibrated; unfreeze before the fit"
+                )
+            engine.ledger.round_limit = self.found.rounds
             return
         most = affordable(self.target, engine.mechanism, setting, self.found.charges)
         if engine.planner.dropout_probability > 0.0:  # dropouts are paid for over these rounds only

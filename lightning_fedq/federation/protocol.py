@@ -8,7 +8,7 @@ from typing import Protocol
 from lightning_fedq.federation.client_metrics import ClientMetricsChoice
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.rounds import RoundEngine, RoundPlanner, RoundRecord
+from lightning_fedq.rounds import Cohorts, RoundEngine, RoundPlanner, RoundRecord
 from lightning_fedq.secagg import SecAgg
 
 
@@ -40,6 +40,10 @@ class Federation(Protocol):
     @property
     def privacy_target(self) -> PrivacyTarget | None:
         """Epsilon that was asked for, and towards whom. None without a target."""
+
+    @property
+    def cohorts(self) -> Cohorts:
+        """May anybody learn who took part?"""
 
     @property
     def seed(self) -> int | None:

@@ -127,7 +127,7 @@ class Schedule:
         self, round: int, attempt: int, clients_per_step: int, most: int | None = None
     ) -> list[Stack]:
         """The stacks that one process would train, in its order, however many processes there are."""
-        plan, work = self._planner.plan(round, self._mechanism), self._work
+        plan, work = self._planner.plan(round, self._mechanism, attempt), self._work
         if self._rule is None:
             stacks = round_stacks(plan, lambda c: work.sizes[c][:most], work.shuffles, clients_per_step)
         else:

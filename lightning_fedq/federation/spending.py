@@ -39,11 +39,12 @@ def report_of(federated: Federation, trainer: pl.Trainer, delta: float) -> Priva
     engine, secagg = federated.engine, federated.secure_aggregation
     assert engine is not None
     planner = engine.planner
+    secret = planner.cohort_key is not None
     return privacy_report(
         engine.mechanism,
         engine.charged_context(planner.plan(0, engine.mechanism)),
         rounds=engine.ledger.rounds,
-        charges=engine.ledger.charges,
+        charges=None if secret else engine.ledger.charges,
         delta=delta,
         num_clients=planner.num_clients,
         dropout_probability=planner.dropout_probability,
@@ -56,6 +57,19 @@ def report_of(federated: Federation, trainer: pl.Trainer, delta: float) -> Priva
         fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
         fewest_answers=fewest_answers(planner, secagg),
         most_rounds=planner.most_rounds(engine.ledger.rounds),
+        secret_cohorts=why_round_repeated(engine) if secret else None,
+    )
+
+
+def why_round_repeated(engine: RoundEngine) -> str:
+    """Condition that is broken where a ledger holds other rounds than the finished ones of this server."""
+    charged, finished = engine.ledger.rounds, engine.round
+    if charged == finished:
+        return ""
+    return (
+        f"S2, one draw a release: {charged} rounds were charged and {finished} are finished, so one was "
+        "given up or the ledger holds another training; whether a round begins again may hang on the draw. "
+        "Begin a new Federated(cohorts='secret'), and add the epsilons of both"
     )
 
 
@@ -86,6 +100,8 @@ def view_of(
     masked = secagg is not None and secagg.run != "accounted"
     seen = [row for row in report.rows if masked or row.adversary != Adversary.SECAGG_SERVER.name]
     row = min(seen, key=_epsilon) if target is None else report.row(target.against)
+    if target is not None and target.secret and report.secret is not None:
+        row, seen = report.secret, [report.secret]
     asked = over = spent = met = None
     if target is not None:
         asked, over = target.epsilon, target.over
@@ -130,6 +146,7 @@ def _after(federated: Federation, trainer: pl.Trainer, row: Row, most: int) -> f
     engine, secagg = federated.engine, federated.secure_aggregation
     assert engine is not None
     planner = engine.planner
+    secret = planner.cohort_key is not None
     setting = Setting(
         engine.charged_context(planner.plan(0, engine.mechanism)),
         most,
@@ -143,7 +160,13 @@ def _after(federated: Federation, trainer: pl.Trainer, row: Row, most: int) -> f
         None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
         fewest_answers(planner, secagg),
         planner.num_clients,
+        secret,
     )
+    if secret:
+        claim = setting.claims(engine.mechanism)[Adversary[row.adversary]]
+        if row.cohorts == "secret":
+            return setting.secret(claim, most)
+        return setting.between_any_two(claim, most, planner.cohort_size / planner.num_clients)
     charges = engine.ledger.charges.clamp(max=most)
     claim, rounds = Population(engine.mechanism, setting, planner.num_clients, charges).worst(
         Adversary[row.adversary]

@@ -35,7 +35,8 @@ def privacy_summary(federated: Federation, report: PrivacyReport) -> dict[str, A
         federated: Its federation, after a fit.
         report: Its report.
     """
-    asked = None if federated.privacy_target is None else federated.privacy_target.against
+    target = federated.privacy_target
+    asked = None if target is None else target.against
     notes = []
     if not report.secure_keys:
         notes.append(
@@ -44,9 +45,10 @@ def privacy_summary(federated: Federation, report: PrivacyReport) -> dict[str, A
         )
     if report.samples is not None:
         notes.append(report.samples.line)
+    lines = digest(report, asked, masks_ran(federated), target is not None and target.secret)
     return {
         "privacy_of": f"over {report.rounds} rounds, delta {report.delta:g}, any update against any other",
-        "privacy": [asdict(line) for line in digest(report, asked, masks_ran(federated))],
+        "privacy": [asdict(line) for line in lines],
         "privacy_notes": notes,
     }
 
@@ -91,7 +93,7 @@ def _of_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:
             return
         yield f"privacy {over}: epsilon {_said(first)}"
     else:
-        first = report.row(target.against)
+        first = report.secret if target.secret and report.secret is not None else report.row(target.against)
         over = "in every round" if target.over == "round" else over
         spent = of_a_round(federated, trainer, first) if target.over == "round" else _epsilon(first)
         if first.adversary == Adversary.SECAGG_SERVER.name and not masked:
@@ -100,10 +102,8 @@ def _of_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:
             what = f"met, {format_epsilon(spent)} spent"
         else:
             what = f"NOT met: {_said(first)}"
-        yield (
-            f"privacy: asked for epsilon {target.epsilon:g} towards {_NAMES[first.adversary]} {over}: {what}"
-        )
-    others = [row for row in report.rows if row is not first]
+        yield (f"privacy: asked for epsilon {target.epsilon:g} towards {_name(first)} {over}: {what}")
+    others = [row for row in report.all_rows if row is not first]
     parts = [_summed([row for row in others if met[row.adversary]])]
     if masked:
         broken = _summed([row for row in others if not met[row.adversary]])
@@ -118,10 +118,8 @@ def masks_ran(federated: Federation) -> bool:
 
 def _summed(rows: list[Row]) -> str:
     """Promises of some rows, and the rows that promise nothing."""
-    useful = [
-        f"{format_epsilon(_epsilon(r))} towards {_NAMES[r.adversary]}" for r in rows if not _is_vacuous(r)
-    ]
-    nothing = [_NAMES[row.adversary] for row in rows if _is_vacuous(row)]
+    useful = [f"{format_epsilon(_epsilon(r))} towards {_name(r)}" for r in rows if not _is_vacuous(r)]
+    nothing = [_name(row) for row in rows if _is_vacuous(row)]
     parts = [f"epsilon {', '.join(useful)}"] if useful else []
     return ", ".join([*parts, *([f"nothing useful towards {', '.join(nothing)}"] if nothing else [])])
 
@@ -136,7 +134,13 @@ def _is_vacuous(row: Row) -> bool:
 
 
 def _said(row: Row) -> str:
-    return f"{format_epsilon(_epsilon(row))} ({row.verdict}) towards {_NAMES[row.adversary]}"
+    return f"{format_epsilon(_epsilon(row))} ({row.verdict}) towards {_name(row)}"
+
+
+def _name(row: Row) -> str:
+    """The adversary of a row as it is called in a sentence."""
+    secret = " who never learns who took part" if row.cohorts == "secret" else ""
+    return f"{_NAMES[row.adversary]}{secret}"
 
 
 def _of_samples(trainer: pl.Trainer) -> Iterator[str]:

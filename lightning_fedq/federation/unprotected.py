@@ -102,7 +102,11 @@ def _lines(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -
         )
     if federated.weighting == "samples":
         yield "How many samples every client holds: its weight in the mean, which the server knows."
-    yield "How long every round took, which depends on how much data clients hold: `seconds`, in metrics.csv."
+    if federated.cohorts == "known":
+        yield (
+            "How long every round took, which depends on how much data clients hold: `seconds`, in "
+            "metrics.csv."
+        )
     for callback in callbacks_of(trainer):
         if isinstance(callback, LetsOut):
             yield callback.lets_out(trainer)

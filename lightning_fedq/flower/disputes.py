@@ -3,9 +3,10 @@
 Some messages prove their sender wrong. Others only tell that one of two clients lies: a holder says that what
 an owner sealed for it does not open, or a share is not on the owner's polynomial, and either may have made it
 so. Such a dispute costs neither of them the round. A client in dispute with two others is left out, those
-with the most disputes first, whose disputes then count against nobody else: so one liar, who has a dispute
-with each client that it cheats or accuses, goes, and no honest client ever does. Of liars that agree, c can
-have at most c^2 / 2 honest ones left out: each has two disputes, with liars who have no more than c each.
+with the most disputes first, whose disputes then count against nobody else: so one Byzantine client, who
+has a dispute with each client that it cheats or accuses, goes, and no honest client ever does. c Byzantine
+clients that agree can have at most c^2 / 2 honest ones left out: each of these has two disputes, with
+Byzantine clients who have no more than c each.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Every rule first replaces a row that is not finite by a row of zeros, so that no such row ever reaches
 arithmetic, and it still counts as one of the `num_byzantine` rows that the rule has to withstand. What a rule
-withstands is its breakdown point; `check_breakdown` warns where the liars exceed it.
+withstands is its breakdown point; `check_breakdown` warns where the Byzantine clients exceed it.
 
 References:
     Yin et al., Byzantine-Robust Distributed Learning, ICML 2018 (median, trimmed mean).
@@ -147,13 +147,13 @@ def centered_clipping(rows: Tensor, radius: float | None = None, iterations: int
 
 
 def bucketing(rows: Tensor, order: Tensor, size: int) -> Tensor:
-    """Means of buckets of `size` rows, for any rule to follow. A liar spoils one bucket.
+    """Means of buckets of `size` rows, for any rule to follow. A Byzantine client spoils one bucket.
 
     For one-bit messages it is what makes a rule more than a majority vote: single signs have no outliers.
 
     Args:
         rows: `(n, dim)` floats.
-        order: `(n,)` int64, a random permutation that the liars could not foresee.
+        order: `(n,)` int64, a random permutation that the Byzantine clients could not foresee.
         size: Rows per bucket, >= 1; the last bucket may hold fewer.
 
     Returns:
@@ -191,12 +191,12 @@ def breakdown_point(rule: Rule, num_rows: int, num_byzantine: int = 0) -> int:
 
 
 def check_breakdown(rule: Rule, num_rows: int, fraction: float, num_byzantine: int = 0) -> None:
-    """Warn if the share of liars exceeds what the rule withstands.
+    """Warn if the share of Byzantine clients exceeds what the rule withstands.
 
     Args:
         rule: Name of a rule.
         num_rows: n, the rows that the rule will see.
-        fraction: Share of liars, in [0, 1).
+        fraction: Share of Byzantine clients, in [0, 1).
         num_byzantine: What the rule was told to withstand.
 
     Raises:
@@ -207,7 +207,7 @@ def check_breakdown(rule: Rule, num_rows: int, fraction: float, num_byzantine: i
     expected, most = math.ceil(fraction * num_rows - 1e-9), breakdown_point(rule, num_rows, num_byzantine)
     if expected > most:
         warnings.warn(
-            f"{rule} of {num_rows} rows withstands {most} liars, {expected} are expected; "
+            f"{rule} of {num_rows} rows withstands {most} Byzantine clients, {expected} are expected; "
             "use a rule with a higher breakdown point, or more clients",
             stacklevel=2,
         )

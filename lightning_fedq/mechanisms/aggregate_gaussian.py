@@ -17,13 +17,16 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
 import torch
 
 from lightning_fedq.core import Adversary, NonPrivate, PrivacyClaim, RoundContext
-from lightning_fedq.functional.exact_error.decompose import LEAST_SCALE_BITS, decomposition, draw_mixture
+from lightning_fedq.functional.exact_error.decompose import (
+    LEAST_SCALE_BITS,
+    Special,
+    decomposition,
+    draw_special,
+)
 from lightning_fedq.functional.exact_error.float_error import LawError, aggregate_law_error
-from lightning_fedq.mechanisms.bases.exact_error import Array
 from lightning_fedq.mechanisms.irwin_hall import CommonSteps
 from lightning_fedq.randomness import PublicRandomness
 
@@ -71,8 +74,8 @@ class AggregateGaussian(CommonSteps):
             )
         return min(room, LEAST_SCALE_BITS)
 
-    def common(self, context: RoundContext, rand: PublicRandomness) -> tuple[Array, Array]:
-        """See `CommonSteps.common`.
+    def special(self, context: RoundContext, rand: PublicRandomness) -> Special:
+        """See `CommonSteps.special`.
 
         Raises:
             ValueError: If the sum of the integers might not fit 62 bits.
@@ -81,10 +84,8 @@ class AggregateGaussian(CommonSteps):
             rand.members("aggregate mixture").words64,
             decomposition(len(context.cohort), self.target),
         )
-        scale, shift = draw_mixture(plan, context.dim, words, self.least_scale_bits(context))
-        np.multiply(scale, self.base_step(context), out=scale)
-        np.multiply(shift, self.sigma(context), out=shift)
-        return scale, shift
+        places, scale, shift = draw_special(plan, context.dim, words, self.least_scale_bits(context))
+        return Special(places, scale * self.base_step(context), shift * self.sigma(context))
 
     def law_error(self, context: RoundContext) -> LawError:
         """Distance of the released sum's law from the exact one, a coordinate."""

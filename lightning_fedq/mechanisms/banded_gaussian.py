@@ -122,6 +122,7 @@ class BandedGaussian(Mechanism):
     """
 
     homomorphic = True
+    alike_clients = True
     fixed_cohort = True
 
     clip_norm: float

@@ -24,6 +24,7 @@ from typing import Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.core import (
@@ -34,8 +35,10 @@ from lightning_fedq.core import (
     PrivacyClaim,
     RoundContext,
 )
-from lightning_fedq.mechanisms.bases.subsampled import SubsampledMechanism
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.functional.chunks import in_chunks
+from lightning_fedq.functional.sampled_loops import round_selected
+from lightning_fedq.mechanisms.bases.subsampled import Mask, SubsampledMechanism
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.wire.coding import Code, FixedLength
 from lightning_fedq.wire.entropy_coding import Subset
 
@@ -72,17 +75,28 @@ class CSGM(SubsampledMechanism):
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         """See `Mechanism.encode`. Symbols are int32, 1 for the lowest level and up, and 0 where nothing
         is sent."""
-        rows, clipped = self._clipped(update, context, rand)
-        symbols, num_bits = torch.zeros(rows.shape, dtype=torch.int32), 0
+        rows = self._rows(update, context, rand)
+        symbols, num_bits, clipped = torch.empty(rows.shape, dtype=torch.int32), 0, 0
         for row, client in enumerate(rand.clients):
-            place = (rows[row].numpy() + 1.0) * (0.5 * self._cells)
-            floor = np.minimum(np.floor(place), self._cells - 1)
-            thresholds = ((place - floor) * 2.0**32).astype(np.uint64)
-            up = rand.private(client, "stochastic rounding").words(context.dim).astype(np.uint64) < thresholds
+            stream = rand.private(client, "stochastic rounding")
             selected = self.selected(client, context, rand)
-            symbols[row] = torch.from_numpy(np.where(selected, floor + up + 1, 0).astype(np.int32))
-            num_bits += self.bits * int(selected.sum())
+            outside, sent = self._round(rows[row].numpy(), selected, stream, symbols[row].numpy())
+            clipped += outside
+            num_bits += self.bits * sent
         return Message(symbols.reshape(update.shape).to(update.device), num_bits, clipped)
+
+    def _round(
+        self, values: NDArray[np.floating], selected: Mask, stream: Stream, out: NDArray[np.int32]
+    ) -> tuple[int, int]:
+        """Fill in one client's symbols, and return how many values are out of range and how many are sent."""
+
+        def put(part: slice, words: NDArray[np.uint32]) -> tuple[int, int]:
+            units = np.empty(words.size)
+            outside = self._to_units(values, part.start, units)
+            return outside, round_selected(units, words, selected[part], self._cells, out[part])
+
+        outside, sent = zip(*in_chunks(len(values), stream.words, put), strict=True)
+        return sum(outside), sum(sent)
 
     def decode(
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness

@@ -15,13 +15,29 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.core import Adversary, Loss, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.functional.chunks import in_chunks
-from lightning_fedq.functional.exact_error.dither import add_centred_dither, add_dequantized_row
-from lightning_fedq.mechanisms.bases.exact_error import Array, ExactError, Quantizer
+from lightning_fedq.functional.exact_error.decompose import Special
+from lightning_fedq.functional.exact_error.dither import add_centred_dither
+from lightning_fedq.functional.exact_error.mixture_loops import (
+    add_dequantized_with_step,
+    quantize_places,
+    quantize_with_step,
+)
+from lightning_fedq.mechanisms.bases.exact_error import (
+    Array,
+    ExactError,
+    Quantizer,
+    Row,
+    RowEncoder,
+    Symbols,
+)
 from lightning_fedq.randomness import PublicRandomness
+from lightning_fedq.wire.coding import Code
+from lightning_fedq.wire.entropy_coding import Elias
 
 BOUNDED = (
     "Irwin-Hall noise has bounded support: no pure and no Renyi guarantee at all, and none is claimed over "
@@ -36,8 +52,15 @@ class CommonSteps(ExactError):
     homomorphic = True
 
     @abstractmethod
+    def special(self, context: RoundContext, rand: PublicRandomness) -> Special:
+        """List coordinates whose step is not `base_step` or offset not 0, in units of clip_norm."""
+
     def common(self, context: RoundContext, rand: PublicRandomness) -> tuple[Array, Array]:
         """Return steps and offsets of one client's share, `(dim,)`, in units of the clipping norm."""
+        step, offset = np.full(context.dim, self.base_step(context)), np.zeros(context.dim)
+        places, steps, offsets = self.special(context, rand)
+        step[places], offset[places] = steps, offsets
+        return step, offset
 
     def base_step(self, context: RoundContext) -> float:
         """w = 2 sigma sqrt(3 n): a sum of n uniform errors of this width has n^2 sigma^2 for its variance."""
@@ -53,6 +76,25 @@ class CommonSteps(ExactError):
             return Quantizer(dither, step, offset)
 
         return make
+
+    def row_encoder(self, context: RoundContext, rand: PublicRandomness) -> RowEncoder:
+        """See `ExactError.row_encoder`. No array of steps is made where the code needs none."""
+        if self.entropy_code == "range":
+            return super().row_encoder(context, rand)
+        base, (places, steps, _) = self.base_step(context), self.special(context, rand)
+
+        def encode_row(client: int, values: Row, factor: float, out: Symbols) -> tuple[float, Code]:
+            def put(part: slice, words: NDArray[np.uint64]) -> float:
+                first, last = np.searchsorted(places, (part.start, part.stop))
+                here, there, symbols = slice(first, last), values[part], out[part]
+                most: float = quantize_with_step(there, factor, words, base, symbols)
+                other = places[here], steps[here]
+                return max(most, float(quantize_places(there, factor, words, part.start, *other, symbols)))
+
+            stream = rand.shared_with_server(client, "dither")
+            return max(in_chunks(context.dim, stream.words64, put)), Elias()
+
+        return encode_row
 
     @staticmethod
     def _add_dither(client: int, rand: PublicRandomness, total: Array) -> None:
@@ -71,10 +113,11 @@ class CommonSteps(ExactError):
         total: Array,
     ) -> None:
         summed = symbols.sum(0, dtype=torch.int64) if symbols.dim() == 2 else symbols
-        (step, offset), dithers = self.common(context, rand), np.zeros(context.dim)
+        (places, steps, offsets), dithers = self.special(context, rand), np.zeros(context.dim)
         for client in clients:
             self._add_dither(client, rand, dithers)
-        add_dequantized_row(summed.contiguous().numpy(), dithers, step, len(clients) * offset, total)
+        base, rows = self.base_step(context), summed.contiguous().numpy()
+        add_dequantized_with_step(rows, dithers, base, places, steps, len(clients) * offsets, total)
 
     def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> tuple[Tensor, Tensor]:
         """Smallest and largest symbol of any client in every coordinate, as no |x| exceeds the clipping
@@ -120,9 +163,9 @@ class IrwinHall(CommonSteps):
         if self.noise_multiplier is None:
             raise ValueError("IrwinHall can't meet a budget: its noise is bounded; use AggregateGaussian")
 
-    def common(self, context: RoundContext, rand: PublicRandomness) -> tuple[Array, Array]:
-        """See `CommonSteps.common`."""
-        return np.full(context.dim, self.base_step(context)), np.zeros(context.dim)
+    def special(self, context: RoundContext, rand: PublicRandomness) -> Special:
+        """None."""
+        return Special(np.empty(0, np.int64), np.empty(0), np.empty(0))
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """See `Mechanism.claims`."""

@@ -25,11 +25,13 @@ from lightning_fedq.functional.exact_error.dither import add_dequantized_row
 from lightning_fedq.functional.exact_error.float_error import LawError, layered_law_error
 from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE, Layering, layer_row
 from lightning_fedq.functional.exact_error.layered_cost import known_dither_delta
+from lightning_fedq.functional.sampled_loops import take_words
 from lightning_fedq.mechanisms.bases.exact_error import Array, ExactError, Quantizer
 from lightning_fedq.randomness import PublicRandomness, Stream
 
 
-def _next_words(stream: Stream, size: int) -> NDArray[np.uint64]:
+def next_words(stream: Stream, size: int) -> NDArray[np.uint64]:
+    """Words of the next `size` coordinates of a layered quantiser."""
     return stream.words64(WORDS_PER_COORDINATE * size)
 
 
@@ -47,7 +49,25 @@ def layered_quantizer(stream: Stream, dim: int, sigma: float, layering: Layering
     def fill(part: slice, words: NDArray[np.uint64]) -> None:
         layer_row(words, sigma, True, layering == "shifted", *(array[part] for array in quantizer))
 
-    in_chunks(dim, partial(_next_words, stream), fill)
+    in_chunks(dim, partial(next_words, stream), fill)
+    return quantizer
+
+
+def selected_quantizer(
+    words: NDArray[np.uint64], selected: NDArray[np.bool_], sigma: float, layering: Layering
+) -> Quantizer:
+    """Dithers and layers of `layered_quantizer` where a coordinate is selected, of a stretch of coordinates.
+
+    Args:
+        words: `(4 n,)`, what `layered_quantizer` reads for the stretch.
+        selected: `(n,)`.
+        sigma: Std of the client's error, > 0.
+        layering: Direct or shifted.
+    """
+    taken = np.empty(words.size + WORDS_PER_COORDINATE, np.uint64)
+    size = take_words(words, selected, taken)
+    quantizer = Quantizer(*(np.empty(size) for _ in range(3)))
+    layer_row(taken[: WORDS_PER_COORDINATE * size], sigma, True, layering == "shifted", *quantizer)
     return quantizer
 
 
@@ -107,7 +127,7 @@ class LayeredGaussian(ExactError):
 
         for row, client in enumerate(clients):
             stream = rand.shared_with_server(client, "layered dither")
-            in_chunks(context.dim, partial(_next_words, stream), partial(add, row=row))
+            in_chunks(context.dim, partial(next_words, stream), partial(add, row=row))
 
     def law_error(self, context: RoundContext) -> LawError:
         """Distance of the released sum's law from the exact one, a coordinate."""

@@ -29,6 +29,8 @@ class LDPQ(OneBitMechanism):
         2.1639534...
     """
 
+    alike_clients = True
+
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """At most radius^2 alpha^2 / n."""
         return (context.radius * self.coin.scale) ** 2 / len(clients)

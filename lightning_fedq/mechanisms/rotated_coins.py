@@ -12,7 +12,8 @@ a coordinate at 1,000 clients, and with `share` only some rotated coordinates ar
 What the claims rest on: thresholds are integers that are compared with uniform words; the norm is clipped
 after the rotation, on the very floats that become thresholds, in float64 and rounded up, so the rotation may
 err in its last digits; rounding to thresholds counts as a change of 2^-32 in every coordinate's probability.
-Towards the sum's views the claim is a Renyi curve for a whole message; single messages are randomised
+Towards the sum's views the claim is a Renyi curve for a whole message or, up to 400 other coins, a Gaussian
+curve above the same coins, whichever says less (`bases.covered_coins`); single messages are randomised
 response, coin by coin.
 
 `paired` clients round with complementary words that the two share and respond at random afterwards: rounding
@@ -66,6 +67,7 @@ from lightning_fedq.mechanisms.bases.claims import (
     NO_COLLUSION,
     SUM_ONLY,
 )
+from lightning_fedq.mechanisms.bases.covered_coins import CoveredCoins
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.wire.coding import FixedLength
 
@@ -118,6 +120,7 @@ class RotatedCoins(Mechanism):
     """
 
     homomorphic = True
+    alike_clients = True
 
     clip_norm: float
     epsilon: float | None = None
@@ -368,10 +371,13 @@ class RotatedCoins(Mechanism):
         coins = self.coins * count
         grown = np.log1p(moments * (square * (1.0 + 1e-9)) / count)
         divergences = coins * grown * (1.0 + 1e-9) / (np.array(ORDERS) - 1.0)
-        return RenyiLoss(ORDERS, tuple(divergences.tolist()), note)
+        curve = ORDERS, tuple(divergences.tolist()), note
+        if self.paired and known:
+            return RenyiLoss(*curve)
+        return CoveredCoins(*curve, low, high, others, coins, self.coins * square * (1.0 + 1e-9))
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
-        """Single messages are randomised response. Behind a sum the vertex theorem of `hidden_coin` holds."""
+        """Single messages are randomised response. Behind a sum `hidden_coin` and `gaussian_cover` hold."""
         if self.epsilon is None or not self.coin.low:
             missing = (
                 "the level of the coin is not set yet" if self.epsilon is None else "epsilon is infinite"

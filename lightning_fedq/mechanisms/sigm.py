@@ -10,9 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.core import (
@@ -21,11 +23,13 @@ from lightning_fedq.core import (
     PrivacyClaim,
     RoundContext,
 )
+from lightning_fedq.functional.chunks import CHUNK, in_chunks
 from lightning_fedq.functional.exact_error.dither import dither_quantize_row
-from lightning_fedq.mechanisms.bases.exact_error import INEXACT, Quantizer, shortest_inputs
+from lightning_fedq.functional.sampled_loops import add_decoded_selected, put_selected, take_scaled
+from lightning_fedq.mechanisms.bases.exact_error import INEXACT, Array, Quantizer, shortest_inputs
 from lightning_fedq.mechanisms.bases.subsampled import Mask, SubsampledMechanism
-from lightning_fedq.mechanisms.layered import layered_quantizer
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.mechanisms.layered import layered_quantizer, next_words, selected_quantizer
+from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.wire.coding import Code
 from lightning_fedq.wire.entropy_coding import Elias, Subset
 from lightning_fedq.wire.range_coding import ConditionalRange
@@ -46,7 +50,7 @@ class SIGM(SubsampledMechanism):
     ) -> Callable[[int], tuple[Mask, Quantizer]]:
         """Return what makes a client's selection and its quantiser, with noise z / sqrt(n_j) in coordinate
         j."""
-        scale = self.noise_multiplier / np.sqrt(np.maximum(self.counts(context, rand), 1))
+        scale = self._scales(context)[self.counts(context, rand)]
 
         def make(client: int) -> tuple[Mask, Quantizer]:
             stream = rand.shared_with_server(client, "layered dither")
@@ -57,20 +61,61 @@ class SIGM(SubsampledMechanism):
 
         return make
 
+    def _scales(self, context: RoundContext) -> Array:
+        """Std of each client's noise, in units of clip_value, where 0, 1, ... clients send."""
+        return self.noise_multiplier / np.sqrt(np.maximum(np.arange(len(context.cohort) + 1), 1))
+
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         """See `Mechanism.encode`. Symbols are int32, 0 where a coordinate is not sent."""
-        rows, clipped = self._clipped(update, context, rand)
-        symbols, num_bits = torch.empty(rows.shape, dtype=torch.int32), 0
-        quantizer_of = self.quantizers(context, rand)
+        rows, counts = self._rows(update, context, rand), self.counts(context, rand)
+        symbols, num_bits, clipped = torch.empty(rows.shape, dtype=torch.int32), 0, 0
         for row, client in enumerate(rand.clients):
-            selected, quantizer = quantizer_of(client)
+            selected = self.selected(client, context, rand)
             out = symbols[row].numpy()
-            largest = dither_quantize_row(rows[row].numpy(), 1.0, quantizer.dither, quantizer.step, out)
-            if not largest < 2.0**30:
-                raise ValueError(f"a symbol of client {client} is {largest:.3g}; raise noise_multiplier")
-            out[~selected] = 0
-            num_bits += self._code(selected, quantizer, context).num_bits(symbols[row])
+            bits, outside = self._quantize(client, rows[row].numpy(), selected, counts, context, rand, out)
+            num_bits += bits
+            clipped += outside
         return Message(symbols.reshape(update.shape).to(update.device), num_bits, clipped)
+
+    def _quantize(
+        self,
+        client: int,
+        values: NDArray[np.floating],
+        selected: Mask,
+        counts: NDArray[np.int32],
+        context: RoundContext,
+        rand: PublicRandomness,
+        out: NDArray[np.int32],
+    ) -> tuple[int, int]:
+        """Fill in one client's symbols. Layers are made where it sends only, a chunk at a time.
+
+        Returns:
+            The message's bits, and how many values were outside of the range.
+        """
+        sizes = [int(selected[first : first + CHUNK].sum()) for first in range(0, context.dim, CHUNK)]
+        ends, scales = np.cumsum([0, *sizes]), self._scales(context)
+        dithers, steps, symbols = np.empty(ends[-1]), np.empty(ends[-1]), np.empty(ends[-1], np.int32)
+
+        def put(part: slice, words: NDArray[np.uint64]) -> tuple[int, float]:
+            size, chosen, first = part.stop - part.start, selected[part], part.start // CHUNK
+            dither, step, _ = selected_quantizer(words, chosen, 1.0, "shifted")
+            units, taken, factors = np.empty(size), np.empty(size + 1), np.empty(size + 1)
+            outside = self._to_units(values, part.start, units)
+            take_scaled(units, counts[part], scales, chosen, taken, factors)
+            step *= factors[: len(step)]
+            sent = np.zeros(len(step) + 1, np.int32)
+            largest = dither_quantize_row(taken[: len(step)], 1.0, dither, step, sent[:-1])
+            put_selected(sent, chosen, out[part])
+            place = slice(ends[first], ends[first + 1])
+            dithers[place], steps[place], symbols[place] = dither, step, sent[:-1]
+            return outside, largest
+
+        words = partial(next_words, rand.shared_with_server(client, "layered dither"))
+        outside, largest = zip(*in_chunks(context.dim, words, put), strict=True)
+        if not max(largest) < 2.0**30:
+            raise ValueError(f"a symbol of client {client} is {max(largest):.3g}; raise noise_multiplier")
+        code = self._code(selected, dithers, steps, context).inner
+        return code.num_bits(torch.from_numpy(symbols)) if symbols.size else 0, sum(outside)
 
     def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
         """See `Mechanism.can_send`: zeros where nothing is sent, else what some |x| <= clip_value gives."""
@@ -83,14 +128,32 @@ class SIGM(SubsampledMechanism):
         self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
     ) -> Tensor:
         """See `Mechanism.decode`. Float64, not on the `grid` yet."""
-        rows, total = symbols.cpu().reshape(len(clients), context.dim).numpy(), np.zeros(context.dim)
-        quantizer_of, empty = self.quantizers(context, rand), self.counts(context, rand) == 0
+        rows = symbols.cpu().reshape(len(clients), context.dim).contiguous().numpy()
+        total, counts = np.zeros(context.dim), self.counts(context, rand)
+        empty = counts == 0
         for row, client in enumerate(clients):
-            selected, (dither, step, offset) = quantizer_of(client)
-            total += np.where(selected, (rows[row] - dither) * step + offset, 0.0) / self.sampling_probability
+            selected = self.selected(client, context, rand)
+            stream = rand.shared_with_server(client, "layered dither")
+            self._add_decoded(rows[row], selected, counts, self._scales(context), stream, total)
             if empty.any():
-                total += np.where(empty, self.noise_share(client, context, rand), 0.0)
+                total += self.noise_share(client, context, rand, empty)
         return torch.from_numpy(total * self.clip_value).to(symbols.device)
+
+    def _add_decoded(
+        self,
+        symbols: NDArray[np.integer],
+        selected: Mask,
+        counts: NDArray[np.int32],
+        scales: Array,
+        stream: Stream,
+        total: Array,
+    ) -> None:
+        def add(part: slice, words: NDArray[np.uint64]) -> None:
+            chosen, gamma = selected[part], self.sampling_probability
+            quantizer = selected_quantizer(words, chosen, 1.0, "shifted")
+            add_decoded_selected(symbols[part], chosen, counts[part], scales, *quantizer, gamma, total[part])
+
+        in_chunks(total.size, partial(next_words, stream), add)
 
     def code(self, context: RoundContext) -> Code:
         """Elias gamma: what can be read without any shared randomness."""
@@ -98,16 +161,15 @@ class SIGM(SubsampledMechanism):
 
     def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:
         """See `Mechanism.message_code`."""
-        return self._code(*self.quantizers(context, rand)(client), context)
+        selected, (dither, step, _) = self.quantizers(context, rand)(client)
+        return self._code(selected, dither[selected], step[selected], context)
 
     @staticmethod
-    def _code(selected: Mask, quantizer: Quantizer, context: RoundContext) -> Code:
+    def _code(selected: Mask, dither: Array, step: Array, context: RoundContext) -> Subset:
         ends = np.cumsum(context.segments)
         sizes = (int(part.sum()) for part in np.split(selected, ends[:-1]))
         segments = tuple(size for size in sizes if size)
-        return Subset(
-            selected, ConditionalRange(quantizer.dither[selected], quantizer.step[selected], segments)
-        )
+        return Subset(selected, ConditionalRange(dither, step, segments))
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
         """See `Mechanism.claims`. A client knows at most half of the noise where another one takes part."""

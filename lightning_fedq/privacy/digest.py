@@ -48,19 +48,22 @@ class Line:
         return self.verdict not in (VACUOUS, NO_GUARANTEE)
 
 
-def digest(report: PrivacyReport, asked: Adversary | None, masked: bool) -> list[Line]:
+def digest(
+    report: PrivacyReport, asked: Adversary | None, masked: bool, asked_secret: bool = False
+) -> list[Line]:
     """One line for each adversary, in the order in which a reader needs them.
 
     Args:
         report: Report of the run. With reproducible keys the lines say what secure ones would give.
         asked: Adversary of the privacy target; None without a target.
         masked: Whether the masks of secure aggregation really ran.
+        asked_secret: Whether the target counts on secret cohorts.
     """
-    lines = []
+    lines = [_secret_line(report.secret, asked_secret)] if report.secret is not None else []
     for row in report.with_secure_keys or report.rows:
         adversary = Adversary[row.adversary]
         when = _when(adversary, report, masked)
-        group = ASKED if adversary is asked else _group(adversary, masked)
+        group = ASKED if adversary is asked and not asked_secret else _group(adversary, masked)
         epsilon = format_epsilon(max(row.epsilon_run, row.epsilon_any_two))
         lines.append(
             Line(group, row.adversary, NAMES[adversary], epsilon, row.verdict, _joined(when, _own(row)))
@@ -69,6 +72,13 @@ def digest(report: PrivacyReport, asked: Adversary | None, masked: bool) -> list
     places = {adversary.name: place for place, adversary in enumerate(NAMES)}
     groups = (ASKED, ALSO, FAILING, WITH_MASKS)
     return sorted(lines, key=lambda line: (groups.index(line.group), not line.useful, places[line.adversary]))
+
+
+def _secret_line(row: Row, asked: bool) -> Line:
+    when = row.reason if row.verdict == NO_GUARANTEE else "if nobody but the server learns who took part"
+    epsilon = format_epsilon(row.epsilon_run)
+    who = "outsider, cohorts secret"
+    return Line(ASKED if asked else ALSO, row.adversary, who, epsilon, row.verdict, when)
 
 
 def is_met(adversary: Adversary, masked: bool) -> bool:

@@ -48,6 +48,8 @@ class Ledger:
         dim: Coordinates of the longest vector that was charged for; every charge counts as one of it.
         terms: Settings that the price of a charge hangs on, of all that was charged; None if not said.
         limits: `(num_clients,)` int32, charges after which a client is charged no more; a budget sets them.
+        round_limit: Rounds after which nobody is charged, whoever was charged in them; a budget of secret
+            cohorts sets it. None is no limit.
         journal: Where charges are written first, or None.
         recorded: Journal and position of a loaded state, or ("", 0).
 
@@ -64,6 +66,7 @@ class Ledger:
         self.dim = 0
         self.terms: dict[str, str] | None = None
         self.limits: Tensor | None = None
+        self.round_limit: int | None = None
         self.journal: Journal | None = None
         self.recorded: tuple[str, int] = ("", 0)
         self._id = secrets.token_hex(8)
@@ -81,7 +84,7 @@ class Ledger:
     @property
     def num_byzantine(self) -> int:
         """Clients of a cohort that lied in the charged rounds, as far as anybody has said."""
-        return int((self.terms or {}).get("liars", "0"))
+        return int((self.terms or {}).get("num_byzantine", "0"))
 
     def check(self, num_clients: int, mechanism: str) -> None:
         """Refuse to pay for another federation.
@@ -195,7 +198,7 @@ class Ledger:
         for entry in journal.unread():
             self.dim = max(self.dim, entry.dim)
             if entry.terms:
-                terms = json.loads(entry.terms)
+                terms = _as_named_now(json.loads(entry.terms))
                 _check_terms(terms, self.terms)
                 self.terms = terms
             if entry.clients == ():
@@ -222,7 +225,7 @@ class Ledger:
             state: State that its `state_dict` returned.
         """
         self.charges, self._streams = state["charges"].clone(), state["streams"].clone()
-        self.rounds, self.dim, self.terms = state["rounds"], state["dim"], state["terms"]
+        self.rounds, self.dim, self.terms = state["rounds"], state["dim"], _as_named_now(state["terms"])
         parts = _parts(state).items()
         self._others = {name: (n, charges.clone()) for name, (n, charges) in parts if name != self._id}
 
@@ -324,6 +327,11 @@ class Ledger:
             )
 
     def _check_limits(self, rows: Tensor, round: int) -> None:
+        if self.round_limit is not None and self.rounds >= self.round_limit:
+            raise RuntimeError(
+                f"the privacy budget allows {self.round_limit} rounds, and round {round} would be one more; "
+                "raise the budget, or stop the training here"
+            )
         if self.limits is None:
             return
         spent = rows[self.charges[rows] >= self.limits[rows]]
@@ -374,7 +382,7 @@ class Ledger:
                 f"the ledger is of {len(state['charges'])} clients of {state['mechanism']}, this federation "
                 f"has {self.num_clients} with {self.mechanism}; resume with the checkpoint's own federation"
             )
-        terms = state.get("terms")
+        terms = _as_named_now(state.get("terms"))
         _check_terms(terms, self.terms)
         self.terms = self.terms or terms
         self.dim = max(self.dim, state.get("dim", 0))
@@ -419,6 +427,11 @@ def _parts(state: dict[str, Any]) -> dict[str, tuple[int, Tensor]]:
         parts[name] = other["rounds"], other["charges"]
         rounds, charges = rounds - other["rounds"], charges - other["charges"]
     return {**parts, state.get("id") or secrets.token_hex(8): (rounds, charges)}
+
+
+def _as_named_now(terms: dict[str, str] | None) -> dict[str, str] | None:
+    """Terms of an earlier version by their present names."""
+    return terms and {{"liars": "num_byzantine"}.get(name, name): value for name, value in terms.items()}
 
 
 def _check_terms(charged: Mapping[str, str] | None, here: Mapping[str, str] | None) -> None:

@@ -29,6 +29,8 @@ _LEGEND = (
 
 def name_of(row: Row) -> str:
     """The adversary of a row, in two or three words."""
+    if row.cohorts == "secret":
+        return "outsider, cohorts secret"
     return _NAMES[Adversary[row.adversary]]
 
 
@@ -113,14 +115,14 @@ def markdown(report: PrivacyReport) -> str:
         f"{'secure' if report.secure_keys else 'reproducible'} keys, "
         f"secure aggregation {f'on: {report.protocol}' if report.secure_aggregation else 'off'}.",
         "",
-        *_tables(report.rows),
+        *_tables(report.all_rows),
         *_figures(report),
         "",
         "## What has to hold",
         "",
         f"- everywhere: {'; '.join(sorted(common)) or 'none'}.",
     ]
-    for row in report.rows:
+    for row in report.all_rows:
         special = "; ".join(text for text in row.assumptions if text not in common)
         if special:
             lines.append(f"- {name_of(row)}: {special}.")

@@ -20,6 +20,7 @@ from lightning_fedq.core import Adversary, Mechanism, Neighbours, NonPrivate, Pr
 from lightning_fedq.privacy.accounting import Spending, check_delta
 from lightning_fedq.privacy.charged import ChargedClients, Population
 from lightning_fedq.privacy.samples import SampleStatement
+from lightning_fedq.privacy.secret_row import NOTE, secret_row
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, format_epsilon, verdict
 
@@ -71,6 +72,7 @@ class Row:
         remark: How secure aggregation bears on this view, whatever the verdict.
         epsilon_any_two: Epsilon of the run between any two updates: `epsilon_run`, unless `neighbours` are an
             update and one of zero.
+        cohorts: "secret" for a row that counts on nobody but the server knowing who took part; else "known".
     """
 
     adversary: str
@@ -89,6 +91,7 @@ class Row:
     advice: str = ""
     remark: str = ""
     epsilon_any_two: float = math.inf
+    cohorts: str = "known"
 
     @property
     def words(self) -> str:
@@ -129,6 +132,7 @@ class PrivacyReport:
         charged: Spending of a finished run's clients (with reproducible keys: would have with
             secure ones), the worst first; empty for a run to come.
         leaves: What else left, without noise, a sentence each; empty where that is not known.
+        secret: Row of an outsider who never learns who took part; None where cohorts are known.
     """
 
     mechanism: str
@@ -147,6 +151,12 @@ class PrivacyReport:
     samples: SampleStatement | None = None
     charged: tuple[ChargedClients, ...] = ()
     leaves: tuple[str, ...] = ()
+    secret: Row | None = None
+
+    @property
+    def all_rows(self) -> tuple[Row, ...]:
+        """The rows, and after them the one that counts on secret cohorts, if there is one."""
+        return self.rows if self.secret is None else (*self.rows, self.secret)
 
     def row(self, adversary: Adversary) -> Row:
         """The row of one adversary."""
@@ -176,6 +186,7 @@ def privacy_report(
     validation_choices: bool = True,
     charges: Sequence[int] | Tensor | None = None,
     most_rounds: int | None = None,
+    secret_cohorts: str | None = None,
 ) -> PrivacyReport:
     """State what `rounds` rounds like the one of `context` give away, adversary by adversary.
 
@@ -204,6 +215,8 @@ def privacy_report(
             run to come, whose rows average over who will be drawn.
         most_rounds: Rounds of the run that a client is asked in at most, where cohorts are disjoint and
             public and there is no lottery about it. None where cohorts are drawn.
+        secret_cohorts: With secret cohorts, the condition that the run has not kept, "" for none; `charges`
+            must be None then. None where cohorts are known.
 
     Raises:
         ValueError: If delta is missing or out of range, or a number makes no sense.
@@ -213,6 +226,10 @@ def privacy_report(
     checked = check_delta(delta, total, "clients")
     if total < size:
         raise ValueError(f"num_clients >= the cohort is needed, got {total} for a cohort of {size}")
+    if secret_cohorts is not None and charges is not None:
+        raise ValueError(
+            "charges tell who was drawn, and cohorts are secret: leave charges out, or secret_cohorts"
+        )
     lottery = charges is None and most_rounds is None
     to_come = rounds if most_rounds is None else most_rounds
     setting = Setting(
@@ -228,12 +245,18 @@ def privacy_report(
         fewest_survivors,
         fewest_answers,
         total,
+        secret_cohorts is not None,
     )
     population = Population(mechanism, setting, total, charges)
     worst = [population.worst(adversary) for adversary in Adversary]
     rows = tuple(_row(mechanism, *one, setting) for one in worst)
     if secure_aggregation:
         rows = tuple(_with_remark(row, protocol, setting) for row in rows)
+    hidden = None
+    if secret_cohorts is not None:
+        broken = secret_cohorts or ("" if secure_keys else f"S1, a secret key: {_SECURE_ONLY}")
+        outsider = next(row for row in rows if row.adversary == Adversary.OUTSIDER.name)
+        hidden = secret_row(outsider, mechanism, setting, rounds, broken)
     shown = rows if secure_keys else tuple(_refused(row, _SECURE_ONLY, "use seed=None") for row in rows)
     return PrivacyReport(
         repr(mechanism),
@@ -250,6 +273,7 @@ def privacy_report(
         _notes(setting, validation_choices, population, most_rounds),
         _figures(mechanism),
         charged=population.histogram(),
+        secret=hidden,
     )
 
 
@@ -264,13 +288,14 @@ def _figures(mechanism: Mechanism) -> tuple[tuple[str, str], ...]:
 def _notes(
     setting: Setting, validation_choices: bool, population: Population, most_rounds: int | None
 ) -> tuple[str, ...]:
+    public = "" if setting.secret_cohorts else ", cohorts and groups"
     notes = [
         "An epsilon bounds what an adversary learns about all updates of one client in the run: whatever set "
         "of outcomes it looks for, its chance under one of the two worlds that are compared is at most "
         f"e^epsilon times that under the other, plus delta = {setting.delta:g}. (Delta is no bound on the "
         "chance of an outcome that changes the odds by more: for Gaussian noise that is 111 delta at epsilon "
         "0.1, 16 delta at 1 and 6 delta at 4, for delta = 1e-5.)",
-        "Ranges, cohorts and groups are public and follow from released models only; they cost nothing.",
+        f"Ranges{public} are public and follow from released models only; they cost nothing.",
         "Statements that rest on a key agreement are computational.",
     ]
     if population.num_groups > 1:
@@ -293,6 +318,12 @@ def _notes(
             "Every row is that of the most charged client: who was drawn how often is taken as known, "
             "repeated attempts count as often as they were made, and there is no amplification by sampling."
         )
+    elif setting.secret_cohorts:
+        notes.append(
+            f"A client takes part in a round with chance {setting.participation:.4g}, and the rows of others "
+            "than the outsider average over that lottery: what a client has spent would tell who was drawn."
+        )
+        notes.append(NOTE)
     elif setting.participation < 1.0 and most_rounds is None:
         notes.append(
             f"A client takes part in a round with chance {setting.participation:.4g}, whatever its data. "
@@ -323,7 +354,7 @@ def _notes(
         )
     if setting.secure_aggregation:
         notes.append("The rows of views that see single messages hold if the secure aggregation is broken.")
-    if population.finished and setting.fewest_answers is None:
+    if (population.finished or setting.secret_cohorts) and setting.fewest_answers is None:
         notes.append(
             "This was a simulation: one program played the server and all clients and held their data, exact "
             "updates and keys, also where masking really ran. Whoever ran it saw everything. The row of "

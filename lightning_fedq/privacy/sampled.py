@@ -9,12 +9,16 @@ and its reflection below 0. Rounds compose, because their draws are independent.
 exact: an atom of mass Q_i e^(l_i) at l_i > 0 goes to L_i = ln(1 + q (e^(l_i) - 1)) with mass Q_i e^(L_i), and
 to -L_i with mass Q_i; q times the infinite mass stays infinite; the rest is at 0.
 
+A mechanism that is known by a curve of Renyi divergences only has the bound's lower convex hull in
+e^epsilon for its curve: the true curve is convex, is 1 at e^epsilon = 0 and lies below the bound, so it lies
+below the hull. Leaving the hull out states 0.04% more.
+
 The base is ONE WHOLE ROUND, all its coordinates composed: the draw is one for all of them. It is a claim
 under substitution: a client that is not drawn leaves its place to another one, whose update may be anything.
 
 What these functions do not check is whether a training keeps the draw secret. Clients with memory, limits by
 client, one draw for two releases, cohorts that are dealt out and silence that depends on who a client is
-break the theorem, so no report states this epsilon.
+break the theorem: `Federated(cohorts="secret")` refuses them, and only its reports state this epsilon.
 
 References:
     Balle, Barthe, Gaboardi, Privacy Amplification by Subsampling, NeurIPS 2018, theorems 2 and 9.
@@ -27,7 +31,7 @@ import math
 
 import numpy as np
 
-from lightning_fedq.core import NO_SLACK, Neighbours, Slack
+from lightning_fedq.core import NO_SLACK, Mechanism, Neighbours, NonPrivate, PrivacyClaim, Slack
 from lightning_fedq.losses import Loss, composed_mass
 from lightning_fedq.privacy.accounting import check_delta, composed_grid, with_slack
 from lightning_fedq.privacy.grid import MOST_POINTS, POINTS_PER_STD, LossGrid, atoms_on, check_loss
@@ -70,6 +74,49 @@ def secretly_drawn(base: LossGrid, drawn: int, population: int) -> LossGrid:
     top = float(losses[-1])
     step = max(std / POINTS_PER_STD, top / MOST_POINTS) or 1.0
     return atoms_on(step, losses, masses, infinite)
+
+
+def why_no_secret(mechanism: Mechanism, claim: PrivacyClaim, drawn: int, population: int) -> str:
+    """Name the condition under which a mechanism's rounds do not amplify, with the cure. "" where they do.
+
+    Args:
+        mechanism: The mechanism.
+        claim: Its claim towards outsiders, as it fits the setting.
+        drawn: Clients in a cohort.
+        population: Clients that could be drawn.
+    """
+    name = type(mechanism).__name__
+    if isinstance(claim.loss, NonPrivate):
+        return f"S10, a claim towards outsiders: {claim.loss.reason}; take a mechanism that has one"
+    if drawn >= population:
+        return (
+            f"S1, a draw: all {population} clients take part in every round; set clients_per_round below "
+            f"{population}"
+        )
+    if claim.neighbours is not Neighbours.SUBSTITUTION:
+        return (
+            f"S10, a claim in which {Neighbours.SUBSTITUTION.value}: {name}'s is {claim.neighbours.name} "
+            f"({claim.neighbours.value}), whose loss is smaller than what a draw needs; take one that claims "
+            "substitution, such as GaussianNoise"
+        )
+    if len(mechanism.protection_groups(population)) > 1:
+        return f"S4, clients alike: {name} gives clients epsilons of their own; give all of them one"
+    if not mechanism.alike_clients:
+        return (
+            f"S4, clients alike: it is not shown that {name} releases nothing of who takes part but sums of "
+            "updates (alike_clients); take GaussianNoise, DistributedDiscreteGaussian or RotatedCoins"
+        )
+    if any(size > 1 for size in mechanism.group_sizes(drawn)):
+        return (
+            f"S4, groups of one: {name} pairs clients, and a partner knows who was drawn; take a mechanism "
+            "without groups, such as RotatedCoins or GaussianNoise"
+        )
+    if mechanism.separation > 1 or mechanism.hands_on:
+        return (
+            f"S7, noise that is independent over rounds: {name}'s is not; take band=1, or a mechanism with "
+            "fresh noise, such as GaussianNoise"
+        )
+    return ""
 
 
 def secret_epsilon(

@@ -15,6 +15,7 @@ from lightning_fedq.losses import GaussianLoss, Loss
 from lightning_fedq.privacy.accounting import Spending, spent
 from lightning_fedq.privacy.collusion import CHANCE, num_corrupt_in_cohort
 from lightning_fedq.privacy.grid import SMALLEST_DELTA
+from lightning_fedq.privacy.sampled import secret_epsilon
 
 _WIDER_VIEW = {
     Adversary.SECAGG_SERVER: Adversary.SERVER,
@@ -46,6 +47,7 @@ class Setting:
         fewest_answers: Answers that a sum is sure to hold, where real clients drop out as they like; whose is
             open. None where nobody is silent but with the stated chance.
         num_clients: Clients of the federation, from whom the cohort is drawn. None is the cohort.
+        secret_cohorts: Whether nobody but the server learns who took part, under `Federated`'s conditions.
 
     Raises:
         ValueError: If a number makes no sense.
@@ -63,6 +65,7 @@ class Setting:
     fewest_survivors: int | None = None
     fewest_answers: int | None = None
     num_clients: int | None = None
+    secret_cohorts: bool = False
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout_probability < 1.0 or not 0.0 <= self.max_corrupt < 1.0 or self.rounds < 0:
@@ -170,6 +173,27 @@ class Setting:
                 best = min(best, first + one(claim.loss, left))
         return best
 
+    def secret(self, claim: PrivacyClaim, rounds: int) -> float:
+        """Epsilon of `rounds` released rounds, each with a secret draw, between any two updates.
+
+        The smaller of the amplified epsilon and that of a client that took part in every round: both hold.
+
+        Raises:
+            ValueError: If the claim is not about substitution.
+        """
+        size = len(self.context.cohort)
+        amplified = secret_epsilon(
+            claim.loss,
+            self.available(claim, rounds),
+            drawn=size,
+            population=self.num_clients or size,
+            rounds=rounds,
+            neighbours=claim.neighbours,
+            compositions=claim.compositions,
+            slack=claim.slack,
+        )
+        return min(amplified, self.between_any_two(claim, rounds))
+
     def claims(self, mechanism: Mechanism, client: int | None = None) -> dict[Adversary, PrivacyClaim]:
         """The claim that fits, for every adversary: about every client, or about one."""
         context = replace(self.context, num_corrupt=self.num_corrupt)
@@ -241,7 +265,9 @@ class Setting:
         if not self.num_byzantine and not isinstance(claim.loss, NonPrivate):
             claim = replace(claim, assumptions=(*claim.assumptions, _HONEST))
         zeros = mechanism.fixed_cohort and adversary is not Adversary.SECAGG_SERVER
-        if self.fewest_survivors is not None and not zeros:  # what a liar releases has no more coins in it
+        if (
+            self.fewest_survivors is not None and not zeros
+        ):  # what a Byzantine client releases has no more coins in it
             return self._against_a_liar(claim, claims[wider], mechanism, self.fewest_survivors)
         if self.dropout_probability > 0.0:
             return self._after_dropouts(claim, claims[wider], mechanism)

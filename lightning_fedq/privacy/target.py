@@ -18,6 +18,7 @@ from scipy import stats
 from lightning_fedq.core import Adversary, Mechanism, NonPrivate
 from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.privacy.accounting import check_delta
+from lightning_fedq.privacy.sampled import why_no_secret
 from lightning_fedq.privacy.setting import Setting
 
 _LARGEST_LEVEL, _SMALLEST_EXPONENT = 1e4, -6
@@ -52,6 +53,8 @@ class PrivacyTarget:
         delta: Chance with which the guarantee may fail, below 1 / clients; there is no default.
         adversary: Member of `Adversary` or its name in any case, "secagg_server" say.
         over: The "run", or one "round".
+        cohorts: "secret" counts on `Federated(cohorts="secret")`: towards an outsider who never learns who
+            took part, over the run. Rounds are then paid for, and no client has a limit of its own.
 
     Raises:
         ValueError: If a value is missing or out of its range.
@@ -62,13 +65,25 @@ class PrivacyTarget:
     delta: float | None = None
     adversary: Adversary | str = Adversary.SERVER
     over: Literal["run", "round"] = "run"
+    cohorts: Literal["known", "secret"] = "known"
 
     def __post_init__(self) -> None:
         check_fields(self)
         if not 0.0 < self.epsilon < math.inf:
             raise ValueError(f"epsilon must be > 0 and finite, got {self.epsilon}")
         check_delta(self.delta, None, "clients")
-        adversary_named(self.adversary)
+        if adversary_named(self.adversary) is not Adversary.OUTSIDER and self.secret:
+            raise ValueError(
+                f"cohorts='secret' needs adversary='outsider', got {self.against.name.lower()!r}: server and "
+                "clients see who takes part; leave cohorts out"
+            )
+        if self.secret and self.over != "run":
+            raise ValueError("cohorts='secret' needs over='run', got over='round'; leave one of them out")
+
+    @property
+    def secret(self) -> bool:
+        """Is the adversary one who never learns who took part?"""
+        return self.cohorts == "secret"
 
     @property
     def against(self) -> Adversary:
@@ -77,7 +92,9 @@ class PrivacyTarget:
 
     def __str__(self) -> str:
         """In words."""
-        return f"epsilon {self.epsilon:g} at delta {self.delta:g} against {self.against.name}, {self.over}"
+        secret = " who never learns who took part" if self.secret else ""
+        against = f"{self.against.name}{secret}"
+        return f"epsilon {self.epsilon:g} at delta {self.delta:g} against {against}, {self.over}"
 
 
 @dataclass(frozen=True)
@@ -120,14 +137,16 @@ def allowed_dropouts(setting: Setting) -> int:
 
 
 def epsilon_of(setting: Setting, mechanism: Mechanism, adversary: Adversary, charges: int) -> float:
-    """Epsilon of some rounds of one client, between any two updates.
+    """Epsilon of some rounds of one client, between any two updates. With secret cohorts, of released rounds.
 
     Infinite where there is no guarantee.
     """
     claim = setting.claims(mechanism)[adversary]
     if isinstance(claim.loss, NonPrivate):
         return math.inf
-    return setting.between_any_two(claim, charges)
+    return (
+        setting.secret(claim, charges) if setting.secret_cohorts else setting.between_any_two(claim, charges)
+    )
 
 
 def calibrate(
@@ -139,7 +158,7 @@ def calibrate(
         target: The target.
         mechanism: Its own value of the free parameter does not count.
         setting: Setting of the run, at the target's delta.
-        charges: Rounds of one client to be paid for, >= 1.
+        charges: Rounds of one client to be paid for, >= 1; with secret cohorts, released rounds.
         near: A level that is nearly right. What is found is then up to 2% more private than it could be.
 
     Raises:
@@ -169,7 +188,7 @@ def calibrate(
     log_level = _root(excess, math.log(lowest), math.log(_LARGEST_LEVEL), math.log(guess), within)
     if log_level is None:
         claim = setting.claims(at(lowest))[adversary]
-        least = setting.between_any_two(claim, charges)
+        least = epsilon_of(setting, at(lowest), adversary, charges)
         spends_least = (
             f"spend {least:.3g}"
             if math.isfinite(least)
@@ -250,6 +269,11 @@ def _refuse_where_nothing_is_claimed(mechanism: Mechanism, setting: Setting, tar
     claims = setting.claims(mechanism)
     refused = claims[target.against].loss
     if not isinstance(refused, NonPrivate):
+        size = len(setting.context.cohort)
+        if setting.secret_cohorts and (
+            why := why_no_secret(mechanism, claims[target.against], size, setting.num_clients or size)
+        ):
+            raise ValueError(f"secret cohorts need {why}")
         return
     others = [who.name for who, claim in claims.items() if not isinstance(claim.loss, NonPrivate)]
     instead = f"it could be against {', '.join(others)}" if others else "nor against anybody else"

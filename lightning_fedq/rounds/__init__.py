@@ -23,7 +23,14 @@ from lightning_fedq.rounds.parts import (
     UpdateTransform,
     check_aggregation,
 )
-from lightning_fedq.rounds.plan import Participation, RoundPlan, RoundPlanner, round_half_up
+from lightning_fedq.rounds.plan import (
+    CohortKey,
+    Cohorts,
+    Participation,
+    RoundPlan,
+    RoundPlanner,
+    round_half_up,
+)
 from lightning_fedq.rounds.record import RoundRecord, metric_name
 from lightning_fedq.rounds.server import RoundServer
 
@@ -31,6 +38,8 @@ __all__ = [
     "Aggregator",
     "BudgetSpentError",
     "ClientBudget",
+    "CohortKey",
+    "Cohorts",
     "ForeignMessageError",
     "ForgedMessageError",
     "LateMessageError",

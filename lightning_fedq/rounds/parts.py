@@ -93,11 +93,11 @@ class Tampering(Protocol):
         return
 
     def hold(self, clients: Sequence[int], updates: Tensor) -> tuple[Sequence[int], Tensor]:
-        """Keep the liars' rows back, and return the others."""
+        """Keep the Byzantine clients' rows back, and return the others."""
         return clients, updates
 
     def release(self) -> tuple[Sequence[int], Tensor]:
-        """Return the liars, once everybody else has answered, and what they feed the encoder."""
+        """Return the Byzantine clients, once everybody else has answered, and what they feed the encoder."""
         return [], torch.empty(0)
 
     def send(
@@ -153,5 +153,5 @@ def check_aggregation(
     if cohort_size < aggregator.min_clients:
         raise ValueError(
             f"{aggregator} needs {aggregator.min_clients} clients or more, a round has {cohort_size}; "
-            "take fewer liars, smaller buckets or a larger cohort"
+            "take fewer Byzantine clients, smaller buckets or a larger cohort"
         )

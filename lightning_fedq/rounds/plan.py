@@ -1,21 +1,52 @@
 """Who takes part in a round: a pure function of (seed, round).
 
 A loader, a callback and a resumed run agree on it without talking. Cohorts follow from public randomness,
-never from data.
+never from data. Secret cohorts follow from (key, round, attempt) instead, the key being one that the process
+draws from the operating system and that is never written anywhere.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
 from lightning_fedq.core import Mechanism
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.randomness import (
+    OneOwner,
+    PublicRandomness,
+    SeededKeys,
+    Stream,
+    hkdf_expand,
+    pack_fields,
+)
 
 Participation = Literal["random", "once", "cyclic"]
 """How cohorts come about: each drawn anew from all clients, or all disjoint, for one turn or for ever."""
+
+
+Cohorts = Literal["known", "secret"]
+"""May anybody know who takes part in which round, or nobody but the server?"""
+
+
+class CohortKey(OneOwner):
+    """Key of secret cohorts, 32 bytes of the operating system. It can't be copied, pickled or printed."""
+
+    def __init__(self) -> None:
+        self._key = os.urandom(32)
+
+    def draw(self, population: int, size: int, round: int, attempt: int) -> list[int]:
+        """Draw a cohort, every sequence equally likely. Each attempt has a draw of its own.
+
+        Args:
+            population: Clients, 0 to population - 1.
+            size: Clients to draw.
+            round: Round number.
+            attempt: Number of earlier attempts at this round.
+        """
+        return Stream(hkdf_expand(self._key, pack_fields("cohort", round, attempt))).choice(population, size)
 
 
 @dataclass(frozen=True)
@@ -66,6 +97,7 @@ class RoundPlanner:
         participation: "random" draws every cohort anew; "once" deals the clients out into disjoint cohorts,
             so that nobody is asked twice; "cyclic" has these cohorts take turns, in one order for ever.
         real_clients: Are these no clients of a simulation? Then any number of them may be silent.
+        cohort_key: Draws secret cohorts, which the seed says nothing about; None has known ones.
 
     Raises:
         ValueError: If a setting is out of its range.
@@ -77,6 +109,7 @@ class RoundPlanner:
     dropout_probability: float = 0.0
     participation: Participation = "random"
     real_clients: bool = False
+    cohort_key: CohortKey | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.num_clients < 1:
@@ -91,6 +124,12 @@ class RoundPlanner:
         if self.participation not in get_args(Participation):
             known = "'random', 'once' or 'cyclic'"
             raise ValueError(f"participation must be {known}, got {self.participation!r}")
+        if self.cohort_key is not None and (self.participation != "random" or self.real_clients):
+            who = "real clients" if self.real_clients else f"participation={self.participation!r}"
+            raise ValueError(
+                f"secret cohorts are drawn anew every round from the clients of a simulation, got {who}; use "
+                "participation='random', or cohorts='known'"
+            )
 
     @property
     def cohort_size(self) -> int:
@@ -152,13 +191,19 @@ class RoundPlanner:
             return None
         return min(rounds, 1) if self.participation == "once" else -(-rounds // self.num_cohorts)
 
-    def cohort(self, round: int) -> list[int]:
+    def cohort(self, round: int, attempt: int = 0) -> list[int]:
         """The clients of one round, in the order in which they fall into groups.
+
+        Args:
+            round: Round number.
+            attempt: Number of earlier attempts; known cohorts are the same in each.
 
         Raises:
             ValueError: If every cohort has had its round.
         """
         size, last = self.cohort_size, self.num_cohorts
+        if self.cohort_key is not None:
+            return self.cohort_key.draw(self.num_clients, size, round, attempt)
         if last is None:
             rand = PublicRandomness(SeededKeys(self.seed), round)
             return rand.public("cohort").choice(self.num_clients, size)
@@ -171,18 +216,19 @@ class RoundPlanner:
         turn = round % last
         return dealt.permutation(self.num_clients)[turn * size : (turn + 1) * size]
 
-    def plan(self, round: int, mechanism: Mechanism) -> RoundPlan:
-        """Return the plan of one round.
+    def plan(self, round: int, mechanism: Mechanism, attempt: int = 0) -> RoundPlan:
+        """Return the plan of one attempt at a round.
 
         Raises:
             ValueError: If the mechanism can't serve a cohort of this size, or every cohort has had its round.
         """
-        return _plan(self, round, tuple(mechanism.group_sizes(self.cohort_size)))
+        sizes = tuple(mechanism.group_sizes(self.cohort_size))
+        return _plan(self, round, sizes, 0 if self.cohort_key is None else attempt)
 
 
 @lru_cache(maxsize=1)  # loader, callback and server ask for the same one
-def _plan(planner: RoundPlanner, round: int, group_sizes: tuple[int, ...]) -> RoundPlan:
-    rand, order = PublicRandomness(SeededKeys(planner.seed), round), planner.cohort(round)
+def _plan(planner: RoundPlanner, round: int, group_sizes: tuple[int, ...], attempt: int) -> RoundPlan:
+    rand, order = PublicRandomness(SeededKeys(planner.seed), round), planner.cohort(round, attempt)
     start, groups = 0, []
     for size in group_sizes:
         groups.append(tuple(order[start : start + size]))

@@ -130,7 +130,8 @@ class RoundServer:
         A mechanism that claims nothing has no price, whatever the terms.
 
         Args:
-            **further: Terms that a server does not know by itself: `secure_aggregation` in words, `liars`.
+            **further: Terms that a server does not know by itself: `secure_aggregation` in words and
+                `num_byzantine`.
 
         Raises:
             ValueError: If the ledger's charges are of other terms.
@@ -144,11 +145,13 @@ class RoundServer:
             "keys": "from a seed" if self._seeded else "secure",
             "mean": "plain" if self.plain_sum else "weighted or robust",
             "secure_aggregation": "None" if self.secure_sums is None else "on",
-            "liars": "0",
+            "num_byzantine": "0",
             **further,
         }
         if self.planner.real_clients:
             terms["clients"] = "real"
+        if self.planner.cohort_key is not None:
+            terms["cohorts"] = "secret"
         if not self.mechanism.covers_shorter:
             terms["parameters"] = str(self.weights.numel())
         if all(isinstance(claim.loss, NonPrivate) for claim in claims):
@@ -161,7 +164,8 @@ class RoundServer:
     def coming_plan(self) -> RoundPlan:
         """The plan of the round to come. Where every disjoint cohort has had its own, of the last one."""
         last = self.planner.num_rounds
-        return self.planner.plan(self.round if last is None else min(self.round, last - 1), self.mechanism)
+        round = self.round if last is None else min(self.round, last - 1)
+        return self.planner.plan(round, self.mechanism, self.attempt)
 
     def context(self, plan: RoundPlan) -> RoundContext:
         """Public facts of the round of `plan`."""
@@ -243,7 +247,7 @@ class RoundServer:
             ValueError: If the ledger's charges are of other terms, see `agree`.
             BrokenContractError: In the first round of this object, if claims break a rule.
         """
-        plan = self.planner.plan(self.round, self.mechanism)
+        plan = self.planner.plan(self.round, self.mechanism, self.attempt)
         if self._unchecked or self._terms is None:
             claims = self.mechanism.claims(self.context(plan))
             check_claims(claims)
@@ -254,6 +258,7 @@ class RoundServer:
         self.ledger.turn_to(self._keys_name)
         state = self.ledger.state(self.weights, self.ranges.center, self.ranges.radius)
         self.attempt = self.ledger.free_attempt(plan.round, self.attempt, state)
+        plan = self.planner.plan(self.round, self.mechanism, self.attempt)
         if self._since is None or self.attempt or self._somebody_is_early(plan, self._since[0]):
             self._since = plan.round, self.attempt
         self.ledger.charge(plan.cohort, plan.round, self.attempt, state, self.weights.numel())

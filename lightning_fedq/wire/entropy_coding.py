@@ -17,6 +17,7 @@ from torch import Tensor
 from lightning_fedq.wire.coding import Code, UndecodableError
 
 _LARGEST = 2**62 - 1
+_BLOCK = 512
 _LONGEST_GAMMA, _LONGEST_DELTA = 2 * 63 - 1, 11 + 62
 """Bits of the code of 2^63 - 1, the largest value that `to_positive` gives."""
 
@@ -45,14 +46,30 @@ def _bit_length(value: int) -> int:
 
 @numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
 def _elias_length(symbols: NDArray[np.integer], delta: bool) -> int:
-    """Bits of all symbols, or -1 if one is too large for `to_positive`."""
-    total = 0
-    for j in range(symbols.size):
-        symbol = np.int64(symbols[j])
-        if not -_LARGEST <= symbol <= _LARGEST:
+    """Bits of all symbols, or -1 if one is too large for `to_positive`.
+
+    Bit lengths are exponents of float64; without its second bit where the first is set, no value rounds up.
+    """
+    total, floats = 0, np.empty(_BLOCK)
+    exponents = floats.view(np.int64)
+    for start in range(0, symbols.size, _BLOCK):
+        part = symbols[start : start + _BLOCK]
+        most, least, sum_of_lengths = np.int64(0), np.int64(0), 0
+        for j in range(part.size):
+            symbol = np.int64(part[j])
+            most, least = max(most, symbol), min(least, symbol)
+            value = 2 * symbol if symbol > 0 else 1 - 2 * symbol
+            floats[j] = np.float64(value & ~(value >> 1))
+        if most > _LARGEST or least < -_LARGEST:
             return -1
-        length = _bit_length(2 * symbol if symbol > 0 else 1 - 2 * symbol)
-        total += length + (2 * _bit_length(length) - 2 if delta else length - 1)
+        for j in range(part.size):
+            sum_of_lengths += int(exponents[j] >> 52) - 1022
+        if delta:
+            for j in range(part.size):
+                total += 2 * _bit_length((exponents[j] >> 52) - 1022) - 2
+            total += sum_of_lengths
+        else:
+            total += 2 * sum_of_lengths - part.size
     return total
 
 

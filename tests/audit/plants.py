@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from lightning_fedq.core import AuditCase
+from lightning_fedq.functional.exact_error.decompose import Special
 from lightning_fedq.functional.noise.grid_noise import GridNoise
 from lightning_fedq.functional.one_bit import coupled_coins
 from lightning_fedq.functional.one_bit.coupled_coins import flip_threshold
@@ -401,9 +402,9 @@ class NoiseOfThePlannedCohort(LayeredGaussian):
 class MixtureWithoutShift(AggregateGaussian):
     """The random shift B is left out, so that the error is a scaled Irwin-Hall."""
 
-    def common(self, context, rand):
-        scale, shift = super().common(context, rand)
-        return scale, 0.0 * shift
+    def special(self, context, rand):
+        places, scale, shift = super().special(context, rand)
+        return Special(places, scale, 0.0 * shift)
 
 
 @dataclass(frozen=True)
@@ -566,8 +567,8 @@ class ModularNoiseSharedWithTheServer(DistributedDiscreteGaussian):
 class PublicMixture(AggregateGaussian):
     """I: scale and shift, A and B, are drawn from the public stream."""
 
-    def common(self, context, rand):
-        return super().common(context, redirected(rand, members=rand.public))
+    def special(self, context, rand):
+        return super().special(context, redirected(rand, members=rand.public))
 
 
 @dataclass(frozen=True)

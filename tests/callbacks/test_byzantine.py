@@ -261,7 +261,9 @@ def test_the_lever_is_logged():
 
 
 def test_a_rule_that_withstands_too_few_warns():
-    with pytest.warns(UserWarning, match="trimmed_mean of 10 rows withstands 1 liars, 3 are expected"):
+    with pytest.warns(
+        UserWarning, match="trimmed_mean of 10 rows withstands 1 Byzantine clients, 3 are expected"
+    ):
         run(
             ByzantineClients(0.3, "sign_flip"),
             epochs=1,
@@ -288,7 +290,7 @@ def test_arguments_are_checked(kwargs, match):
 def test_attacks_that_do_not_fit_are_refused():
     with pytest.raises(ValueError, match="attack on one-bit messages, FedAvg sends others"):
         attacked_round("inverted")
-    with pytest.raises(ValueError, match="no coin that a liar could skip"):
+    with pytest.raises(ValueError, match="no coin that a Byzantine client could skip"):
         FedAvg().without_noise(None)
     federated = Federated(FedAvg(), CLIENTS, seed=0)
     with pytest.raises(ValueError, match="must come after Federated"):

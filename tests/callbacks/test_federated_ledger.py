@@ -243,7 +243,7 @@ def test_liars_of_past_rounds_still_hide_nobody(tmp_path):
     first.fit(model)
     first.save_checkpoint(tmp_path / "lies.ckpt")
     for honest, start in ((fed, None), (federated(), tmp_path / "lies.ckpt")):
-        with pytest.raises(ValueError, match=r"charged with liars = 3 \(here 0\)"):
+        with pytest.raises(ValueError, match=r"charged with num_byzantine = 3 \(here 0\)"):
             trainer(honest, epochs=3).fit(model, ckpt_path=start)
     again = federated()
     resumed = trainer(again, ByzantineClients(**LIES), epochs=3)

@@ -1,4 +1,5 @@
 import math
+import re
 
 import pytest
 import yaml
@@ -233,3 +234,38 @@ def test_who_takes_part_is_pasted_as_it_was_planned(tmp_path, capsys, monkeypatc
     printed = capsys.readouterr().out
     settings = yaml.safe_load(printed[printed.index("mechanism:\n") :])
     assert settings["participation"] == "random" and settings["clients_per_round"] is None
+
+
+SECRET = [*SMALL, "--delta", "1e-4", "--adversary", "outsider", "--cohorts", "secret"]
+
+
+def test_secret_cohorts_take_less_noise_and_the_others_epsilon_is_said(capsys, monkeypatch):
+    only(monkeypatch, "GaussianNoise")
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main([*SECRET, "--clients_per_round", "6"]) == 0
+    printed = capsys.readouterr().out
+    assert (
+        "never learns who took part" in printed and "towards an outsider who learns who took part" in printed
+    )
+    noises = []
+    for cohorts in ("secret", "known"):
+        target = PrivacyTarget(8.0, 1e-4, "outsider", cohorts=cohorts)
+        problem = Problem(60, 100, 5, target, clients_per_round=6)
+        (option,) = plan(problem, {"GaussianNoise": candidates(100)["GaussianNoise"]})
+        noises.append(option.mechanism.noise_multiplier)
+    assert noises[0] < 0.6 * noises[1]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ([], "S1, a draw: clients_per_round below 60"),
+        (["--clients_per_round", "6", "--dropout_probability", "0.1"], "S3, .*dropout_probability=0"),
+        (["--clients_per_round", "6", "--adversary", "server"], "adversary='outsider'"),
+        (["--clients_per_round", "6", "--over", "round"], "over='run'"),
+    ],
+)
+def test_plans_that_secret_cohorts_do_not_go_with_are_refused(capsys, more, words):
+    with pytest.raises(SystemExit):
+        main([*SECRET, *more])
+    assert re.search(words, " ".join(capsys.readouterr().err.split()))

@@ -37,6 +37,7 @@ CONFIG = {
             "Federated.mechanism.epsilon",
             lambda c: c["trainer"]["callbacks"][0]["init_args"]["mechanism"]["init_args"]["epsilon"],
         ),
+        ("trainer.callbacks.2.x", lambda c: c["trainer"]["callbacks"][2]["init_args"]["x"]),
     ],
 )
 def test_a_short_name_finds_its_setting(name: str, where) -> None:
@@ -53,6 +54,8 @@ def test_a_short_name_finds_its_setting(name: str, where) -> None:
         ("SecAgg.run", "an argument of Federated: Federated.secure_aggregation.run"),
         ("Federatd.server_lr", "there is no Federatd.* Did you mean 'Federated'"),
         ("Twice.x", "Twice occurs 2 times"),
+        ("trainer.callbacks.3.x", "no setting '3'.* It has: .'0', '1', '2'."),
+        ("trainer.callbacks.x", "no setting 'x'"),
         ("server_lr", "a dotted name such as Federated.server_lr, got 'server_lr'"),
         ("trainer.max_epochs.x", "'max_epochs' holds no settings"),
     ],

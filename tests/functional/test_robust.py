@@ -146,7 +146,9 @@ def test_breakdown_points_and_their_warning():
     assert [breakdown_point(rule, 11, 9) for rule in ("krum", "multi_krum")] == [4, 4]
     assert [breakdown_point(rule, 10) for rule in ("geometric_median", "centered_clipping")] == [4, 4]
     check_breakdown("median", 11, 0.45)
-    with pytest.warns(UserWarning, match="trimmed_mean of 10 rows withstands 1 liars, 2 are expected"):
+    with pytest.warns(
+        UserWarning, match="trimmed_mean of 10 rows withstands 1 Byzantine clients, 2 are expected"
+    ):
         check_breakdown("trimmed_mean", 10, 0.2, num_byzantine=1)
     with pytest.raises(ValueError, match=r"fraction must be in \[0, 1\), got 1.0"):
         check_breakdown("median", 10, 1.0)

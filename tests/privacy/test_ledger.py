@@ -400,3 +400,12 @@ def test_an_older_journal_is_read_twice_rather_than_never(tmp_path):
     ledger.keep(Journal(path, "m", 3), repeatable=False)
     ledger.keep(Journal(path, "m", 3), repeatable=False)
     assert ledger.charges.tolist() == [2] * 3
+
+
+def test_terms_of_an_earlier_version_are_known_by_their_present_names():
+    old = Ledger(4, "LDPQ(1.0)")
+    old.agree({"num_byzantine": "2"})
+    state = {**old.state_dict(), "terms": {"liars": "2"}}
+    new = Ledger(4, "LDPQ(1.0)")
+    new.load_state_dict(state)
+    assert new.num_byzantine == 2

@@ -26,15 +26,13 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize, special
 
 from lightning_fedq.functional.chunks import in_chunks
-from lightning_fedq.functional.exact_error.depths import BLOCK, draw_depths
 from lightning_fedq.functional.exact_error.irwin_hall import (
     Array,
     half_support,
@@ -42,11 +40,11 @@ from lightning_fedq.functional.exact_error.irwin_hall import (
     irwin_hall_slope,
 )
 from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE
+from lightning_fedq.functional.exact_error.mixture_loops import cut_once, special_radii
 from lightning_fedq.functional.exact_error.tables import (
     NOWHERE,
     InverseTable,
     PolynomialTable,
-    evaluate,
     inverse_table,
     polynomial_table,
 )
@@ -159,6 +157,24 @@ class Decomposition:
         beyond = np.cumsum((mass * np.diff(z))[::-1])[::-1]
         return float((beyond / target_pdf(z[1:], "gaussian"))[middle < 7.1].max())
 
+    @cached_property
+    def sure(self) -> tuple[int, float]:
+        """Bounds that give a coordinate to the core without a logarithm: see `mixture_loops.special_radii`.
+
+        Coins below c, the table's least value up to radius r, with tails whose product says that the layer's
+        radius is at most r. Of the r on the table's grid the one with the most such coordinates is taken.
+        """
+        rows = self.coin.coefficients
+        if not len(rows):
+            return 0, math.inf
+        least = np.minimum.accumulate(rows[:, 0] - np.abs(rows[:, 1:]).sum(1)) - 1e-12
+        radius = self.coin.width * np.arange(len(rows))  # r and one cell more
+        depth = 0.5 * radius**2 if self.target == "gaussian" else math.sqrt(2.0) * radius
+        chance = np.maximum(least, 0.0) * (1.0 - np.exp(-depth) * (1.0 + depth))
+        best = int(chance.argmax())
+        product = math.exp(-depth[best]) * (1.0 + 1e-9) * 2.0**106
+        return math.floor(max(float(least[best]), 0.0) * 2.0**53), product
+
     def cap_shift(self, least_bits: int = LEAST_SCALE_BITS) -> float:
         """Bound on the distance that the cap moves an output of a capped coordinate, in stds."""
         return 2.0**-least_bits * (1.0 + half_support(self.n))
@@ -207,19 +223,60 @@ def decomposition(n: int, target: Target = "gaussian") -> Decomposition:
     )
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _special_radii(
-    words: NDArray[np.uint64], gaussian: bool, coefficients: Array, width: float, radius: Array
-) -> None:
-    """Radius of the target's layer where the coin says special, else 0, `(n,)`, from `(4 n,)` words."""
-    depths = np.empty(BLOCK)
-    for start in range(0, radius.size, BLOCK):
-        drawn, part = words[4 * start :], radius[start : start + BLOCK]
-        draw_depths(drawn, gaussian, depths[: part.size])
-        for j in range(part.size):
-            layer = np.sqrt(2.0 * depths[j]) if gaussian else depths[j] * 0.7071067811865476
-            coin = np.float64(drawn[4 * j] >> np.uint64(11)) * 2.0**-53
-            part[j] = 0.0 if coin < evaluate(coefficients, width, layer) else layer
+class Special(NamedTuple):
+    """The coordinates that are not the core's, `(m,)` each. For all others (A, B) = (1, 0).
+
+    Args:
+        places: Their numbers, ascending, int64.
+        scale: A, float64.
+        shift: B, float64.
+    """
+
+    places: NDArray[np.int64]
+    scale: Array
+    shift: Array
+
+
+def draw_special(
+    plan: Decomposition,
+    count: int,
+    words: Callable[[int], NDArray[np.uint64]],
+    least_bits: int = LEAST_SCALE_BITS,
+) -> Special:
+    """Draw (A, B) for `count` coordinates, as `draw_mixture`, and list those where they are not (1, 0).
+
+    Args:
+        plan: Tables of n and the target.
+        count: Number of coordinates.
+        words: Source of uniform 64-bit words, as `Stream.words64`.
+        least_bits: k of the cap on A.
+    """
+
+    def find(part: slice, drawn: NDArray[np.uint64]) -> tuple[NDArray[np.int64], Array]:
+        size = part.stop - part.start
+        places, radii = np.empty(size + 1, np.int64), np.empty(size + 1)
+        coin = plan.coin
+        found = special_radii(
+            drawn, plan.target == "gaussian", coin.coefficients, coin.width, *plan.sure, places, radii
+        )
+        return places[:found] + part.start, radii[:found].copy()
+
+    chunks = in_chunks(count, lambda size: words(WORDS_PER_COORDINATE * size), find)
+    places, radius = (np.concatenate(parts) for parts in zip(*chunks, strict=True))
+    unit = radius / half_support(plan.n)
+    a, b = np.ones(len(places)), np.zeros(len(places))
+    if plan.cut is not None:
+        ascending = plan.cut_thresholds[::-1]
+        below = np.searchsorted(ascending, words(len(places)), side="right")
+        cuts = len(ascending) - below
+        active = np.flatnonzero(cuts > 0)
+        for level in range(1, _MOST_CUTS + 1):
+            if not len(active):
+                break
+            drawn = words(len(active))
+            at = plan.cut.sample(_uniforms(drawn)) / (2.0 * half_support(plan.n))
+            active = active[: cut_once(at, drawn, unit, cuts, level, 2.0**-least_bits, active, a, b)]
+    return Special(places, np.maximum(a * unit, 2.0**-least_bits), 2.0 * b * radius)
 
 
 def draw_mixture(
@@ -243,34 +300,10 @@ def draw_mixture(
     Returns:
         A in [2^-k, ...) and B, float64 `(count,)`, for a target of variance 1.
     """
-    scale, shift, radii = np.ones(count), np.zeros(count), np.empty(count)
-
-    def find(part: slice, drawn: NDArray[np.uint64]) -> None:
-        gaussian = plan.target == "gaussian"
-        _special_radii(drawn, gaussian, plan.coin.coefficients, plan.coin.width, radii[part])
-
-    in_chunks(count, lambda size: words(WORDS_PER_COORDINATE * size), find)
-    special_at = np.flatnonzero(radii)
-    radius = radii[special_at]
-    unit = radius / half_support(plan.n)
-    a, b = np.ones(len(special_at)), np.zeros(len(special_at))
-    if plan.cut is not None:
-        ascending = plan.cut_thresholds[::-1]
-        below = np.searchsorted(ascending, words(len(special_at)), side="right")
-        cuts = len(ascending) - below
-        active = np.flatnonzero(cuts > 0)
-        for level in range(1, _MOST_CUTS + 1):
-            if not len(active):
-                break
-            drawn = words(len(active))
-            place = np.minimum(plan.cut.sample(_uniforms(drawn)) / (2.0 * half_support(plan.n)), 0.5)
-            sign = 1.0 - 2.0 * (drawn & np.uint64(1)).astype(np.float64)
-            b[active] += a[active] * sign * (place + 0.5) / 2.0
-            a[active] *= 0.5 - place
-            wide = a[active] * unit[active] >= 2.0**-least_bits
-            active = active[wide & (cuts[active] > level)]
-    scale[special_at] = np.maximum(a * unit, 2.0**-least_bits)
-    shift[special_at] = 2.0 * b * radius
+    scale, shift = np.ones(count), np.zeros(count)
+    special = draw_special(plan, count, words, least_bits)
+    scale[special.places] = special.scale
+    shift[special.places] = special.shift
     return scale, shift
 
 

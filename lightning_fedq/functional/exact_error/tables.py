@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import accumulate
 
 import numba
@@ -20,6 +21,8 @@ _GAUSS_NODES, _GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(4)
 _DEGREE = 5
 _NODES = np.cos((np.arange(_DEGREE + 1) + 0.5) * np.pi / (_DEGREE + 1))
 _CHECKS = np.cos(np.arange(1, _DEGREE + 1) * np.pi / (_DEGREE + 1))
+_GUIDES = 1 << 15
+_BLOCK = 256
 _INVERSION_ERROR = 2.0**-51
 """53-bit uniforms (2^-54), their distance from a cell's end in float64 (2^-53), Newton's last step."""
 
@@ -44,8 +47,13 @@ class InverseTable:
     def sample(self, uniforms: Array) -> Array:
         """Map uniforms on (0, 1) to the law."""
         out = np.empty_like(uniforms)
-        _invert(self.cdf, self.pdf, self.width, uniforms, out)
+        _invert(self.cdf, self.pdf, self._guide, self.width, uniforms, out)
         return out
+
+    @cached_property
+    def _guide(self) -> NDArray[np.int64]:
+        """Numbers of cells' ends that are at most k / 2^15, for k up to 2^15."""
+        return np.searchsorted(self.cdf, np.arange(_GUIDES + 1) / _GUIDES, side="right").astype(np.int64)
 
 
 def inverse_table(density: Callable[[Array], Array], width: float, count: int) -> InverseTable:
@@ -69,33 +77,52 @@ def inverse_table(density: Callable[[Array], Array], width: float, count: int) -
     return InverseTable(width, cdf, pdf, miss + abs(total - 1.0) + _INVERSION_ERROR)
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
-def _invert(cdf: Array, pdf: Array, width: float, uniforms: Array, out: Array) -> None:
-    for j in range(uniforms.size):
-        u = uniforms[j]
-        cell = min(max(np.searchsorted(cdf, u, side="right") - 1, 0), cdf.size - 2)
-        rise, left, right = cdf[cell + 1] - cdf[cell], width * pdf[cell], width * pdf[cell + 1]
-        if rise <= 0.0:
-            out[j] = cell * width
-            continue
-        square, cube = 3.0 * rise - 2.0 * left - right, left + right - 2.0 * rise
-        low, high, wanted = 0.0, 1.0, u - cdf[cell]
-        t = min(max(wanted / rise, 0.0), 1.0)
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def _invert(
+    cdf: Array, pdf: Array, guide: NDArray[np.int64], width: float, uniforms: Array, out: Array
+) -> None:
+    """Find cells, then invert the cubics of a block side by side, each until its own step is small."""
+    cells = np.empty(_BLOCK, np.int64)
+    cube, square, line, wanted, places, lows, highs = np.empty((7, _BLOCK))
+    done = np.empty(_BLOCK, np.bool_)
+    for start in range(0, uniforms.size, _BLOCK):
+        size = min(_BLOCK, uniforms.size - start)
+        for j in range(size):
+            u = uniforms[start + j]
+            bucket = min(int(u * _GUIDES), _GUIDES - 1)
+            below, above = guide[bucket], guide[bucket + 1]  # so many of the cells' ends are at most u
+            while below < above:
+                middle = (below + above) // 2
+                if cdf[middle] <= u:
+                    below = middle + 1
+                else:
+                    above = middle
+            cells[j] = min(max(below - 1, 0), cdf.size - 2)
+        for j in range(size):
+            cell = cells[j]
+            rise, left, right = cdf[cell + 1] - cdf[cell], width * pdf[cell], width * pdf[cell + 1]
+            square[j], cube[j], line[j] = 3.0 * rise - 2.0 * left - right, left + right - 2.0 * rise, left
+            wanted[j] = uniforms[start + j] - cdf[cell]
+            places[j] = 0.0 if rise <= 0.0 else min(max(wanted[j] / rise, 0.0), 1.0)
+            done[j], lows[j], highs[j] = rise <= 0.0, 0.0, 1.0
         for _ in range(40):
-            value = ((cube * t + square) * t + left) * t - wanted
-            if value > 0.0:
-                high = t
-            else:
-                low = t
-            slope = (3.0 * cube * t + 2.0 * square) * t + left
-            step = t - value / slope if slope > 0.0 else 0.5 * (low + high)
-            if not low <= step <= high:
-                step = 0.5 * (low + high)
-            if abs(step - t) < 1e-15:
-                t = step
+            left_over = 0
+            for j in range(size):
+                t = places[j]
+                value = ((cube[j] * t + square[j]) * t + line[j]) * t - wanted[j]
+                low, high = t if value <= 0.0 else lows[j], t if value > 0.0 else highs[j]
+                slope = (3.0 * cube[j] * t + 2.0 * square[j]) * t + line[j]
+                step = t - value / slope
+                inside = (slope > 0.0) & (low <= step) & (step <= high)
+                step = step if inside else 0.5 * (low + high)
+                lows[j], highs[j] = low, high
+                places[j] = t if done[j] else step
+                done[j] = done[j] | (abs(step - t) < 1e-15)
+                left_over += not done[j]
+            if left_over == 0:
                 break
-            t = step
-        out[j] = (cell + t) * width
+        for j in range(size):
+            out[start + j] = (cells[j] + places[j]) * width
 
 
 @dataclass(frozen=True)

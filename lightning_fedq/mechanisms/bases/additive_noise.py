@@ -134,6 +134,7 @@ class AdditiveNoise(Mechanism):
     """Base of the noise baselines. Children say what is clipped and how much noise is added."""
 
     homomorphic = True
+    alike_clients = True
     law: ClassVar[Literal["gaussian", "laplace"]]
 
     def __post_init__(self) -> None:

@@ -62,6 +62,8 @@ from lightning_fedq.wire.entropy_coding import Elias
 from lightning_fedq.wire.range_coding import ConditionalRange
 
 Array = NDArray[np.float64]
+Row = NDArray[np.floating]
+Symbols = NDArray[np.signedinteger]
 
 GRID_BITS = 5
 INEXACT = 1e-6
@@ -70,6 +72,10 @@ INEXACT = 1e-6
 UNIFORM = "all weights are equal; a client that did not answer counts as one that sent zeros"
 FRESH = "dithers are fresh in every round and attempt and known to nobody but their client and the server"
 HONEST_SERVER = "the server, which holds every dither, is honest and shows nothing but the released models"
+
+
+RowEncoder = Callable[[int, Row, float, Symbols], tuple[float, Code]]
+"""Client, its update, the factor that clips it, symbols to fill in; largest |symbol|, the message's code."""
 
 
 class Quantizer(NamedTuple):
@@ -136,6 +142,17 @@ class ExactError(Mechanism):
     def quantizers(self, context: RoundContext, rand: PublicRandomness) -> Callable[[int], Quantizer]:
         """Return what makes the quantiser of a client. What all clients have in common is made once, here."""
 
+    def row_encoder(self, context: RoundContext, rand: PublicRandomness) -> RowEncoder:
+        """Return what fills in one client's symbols. What all clients have in common is made once, here."""
+        quantizer_of = self.quantizers(context, rand)
+
+        def encode_row(client: int, values: Row, factor: float, out: Symbols) -> tuple[float, Code]:
+            quantizer = quantizer_of(client)
+            largest = dither_quantize_row(values, factor, quantizer.dither, quantizer.step, out)
+            return largest, self._code(quantizer, context)
+
+        return encode_row
+
     def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
         """See `Mechanism.encode`. Symbols are int32 or int64. Computed on the CPU."""
         rows = update.detach().reshape(len(rand.clients), context.dim).cpu()
@@ -143,19 +160,17 @@ class ExactError(Mechanism):
         factors, shortened = unit_ball_factors(rows, self.clip_norm, 2)
         symbols = torch.empty(rows.shape, dtype=self.symbol_dtype)
         room = torch.iinfo(self.symbol_dtype).max / (2 * len(context.cohort) if self.homomorphic else 2)
-        quantizer_of = self.quantizers(context, rand)
+        encoder = self.row_encoder(context, rand)
 
         def encode_row(row: int) -> int:
-            quantizer, values = quantizer_of(rand.clients[row]), rows[row].contiguous().numpy()
-            largest = dither_quantize_row(
-                values, factors[row].item(), quantizer.dither, quantizer.step, symbols[row].numpy()
-            )
+            values, out = rows[row].contiguous().numpy(), symbols[row].numpy()
+            largest, code = encoder(rand.clients[row], values, factors[row].item(), out)
             if not largest < room:
                 raise ValueError(
                     f"a symbol of client {rand.clients[row]} is {largest:.3g}, too large for the sum of "
                     f"{len(context.cohort)} clients; raise noise_multiplier, got {self.multiplier:.3g}"
                 )
-            return self._code(quantizer, context).num_bits(symbols[row])
+            return code.num_bits(symbols[row])
 
         if context.dim > CHUNK:  # threads share one client's coordinates, which takes less memory
             num_bits = [encode_row(row) for row in range(len(rows))]

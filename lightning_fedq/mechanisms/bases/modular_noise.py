@@ -58,6 +58,7 @@ class ModularNoise(Mechanism):
     """
 
     homomorphic = True
+    alike_clients = True
 
     clip_norm: float
     local_sigma: float

@@ -17,6 +17,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,12 +37,13 @@ from lightning_fedq.core import (
     SampledGaussianLoss,
 )
 from lightning_fedq.functional.checks import check_positive
-from lightning_fedq.functional.chunks import CHUNK
+from lightning_fedq.functional.chunks import CHUNK, in_chunks
 from lightning_fedq.functional.exact_error.dither import release_grid
 from lightning_fedq.functional.exact_error.float_error import Inputs, LawError, layered_law_error
+from lightning_fedq.functional.sampled_loops import add_below, subtract_noise
 from lightning_fedq.functional.segments import to_units
 from lightning_fedq.mechanisms.bases.exact_error import GRID_BITS, Array, exact_claims
-from lightning_fedq.mechanisms.layered import layered_quantizer
+from lightning_fedq.mechanisms.layered import next_words, selected_quantizer
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.wire.coding import Code
 
@@ -87,26 +89,38 @@ class SubsampledMechanism(Mechanism):
             total += True
             return
         stream = rand.members(f"selection {client}")
-        for first in range(0, total.size, CHUNK):
-            part = total[first : first + CHUNK]
-            part += stream.words(part.size) < np.uint32(threshold)
+        in_chunks(total.size, stream.words, lambda part, words: add_below(words, threshold, total[part]))
 
     def counts(self, context: RoundContext, rand: PublicRandomness) -> NDArray[np.int32]:
         """Number of clients of the cohort that send each coordinate.
 
         Every party computes this, O(n dim) words.
         """
+        threshold = math.floor(self.sampling_probability * 2.0**32)
+        if threshold == 2**32:
+            return np.full(context.dim, len(context.cohort), np.int32)
         total = np.zeros(context.dim, np.int32)
-        for client in context.cohort:
-            self._add_selected(client, rand, total)
+        streams = [rand.members(f"selection {client}") for client in context.cohort]
+        for first in range(0, context.dim, CHUNK):
+            part = total[first : first + CHUNK]
+            for stream in streams:
+                add_below(stream.words(part.size), threshold, part)
         return total
 
-    def noise_share(self, client: int, context: RoundContext, rand: PublicRandomness) -> Array:
-        """One client's share of N(0, (z / gamma)^2), in units of clip_value."""
+    def noise_share(
+        self, client: int, context: RoundContext, rand: PublicRandomness, where: Mask | None = None
+    ) -> Array:
+        """One client's share of N(0, (z / gamma)^2), in units of clip_value, and 0 outside of `where`."""
         std = self.noise_multiplier / self.sampling_probability / math.sqrt(len(context.cohort))
-        stream = rand.shared_with_server(client, "noise share")
-        dither, step, _ = layered_quantizer(stream, context.dim, std, "direct")
-        return -dither * step
+        stream, total = rand.shared_with_server(client, "noise share"), np.zeros(context.dim)
+        chosen = np.ones(context.dim, np.bool_) if where is None else where
+
+        def add(part: slice, words: NDArray[np.uint64]) -> None:
+            dither, step, _ = selected_quantizer(words, chosen[part], std, "direct")
+            subtract_noise(chosen[part], dither, step, total[part])
+
+        in_chunks(context.dim, partial(next_words, stream), add)
+        return total
 
     def grid(self, context: RoundContext) -> float:
         """See `Mechanism.grid`: 2^-6 to 2^-5 of the std of the sum's noise."""
@@ -122,14 +136,16 @@ class SubsampledMechanism(Mechanism):
         largest = size / self.noise_multiplier
         return layered_law_error(size, self.grid(context) / std, Inputs(largest, largest))
 
-    def _clipped(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> tuple[Tensor, int]:
+    @staticmethod
+    def _rows(update: Tensor, context: RoundContext, rand: ClientRandomness) -> Tensor:
+        """Updates `(n, dim)` on the CPU, float32 or float64."""
         rows = update.detach().reshape(len(rand.clients), context.dim).cpu()
-        rows = (rows if rows.dtype == torch.float32 else rows.double()).contiguous()
-        clipped, outside = torch.empty(rows.shape, dtype=torch.float64), 0
-        lines = np.array([[context.dim], [0.0], [self.clip_value]])
-        for row, out in zip(rows.numpy(), clipped.numpy(), strict=True):
-            outside += to_units(row, 0, lines, True, out)
-        return clipped, outside
+        return (rows if rows.dtype == torch.float32 else rows.double()).contiguous()
+
+    def _to_units(self, values: NDArray[np.floating], first: int, units: Array) -> int:
+        """Clip a stretch of a row, in units of clip_value, and return how many values were outside."""
+        lines = np.array([[values.size], [0.0], [self.clip_value]])
+        return int(to_units(values, first, lines, True, units))
 
     @abstractmethod
     def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:

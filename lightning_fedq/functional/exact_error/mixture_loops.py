@@ -1,0 +1,221 @@
+"""The compiled loops of the aggregate Gaussian: who is special, common steps, the integers.
+
+Only the coordinates that are not the core's (1 in 20 for ten clients) have a step and an offset of their own,
+so they are listed, and no array of steps is made.
+"""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_fedq.functional.exact_error.depths import BLOCK, draw_depths
+from lightning_fedq.functional.exact_error.dither import LARGEST
+from lightning_fedq.functional.exact_error.tables import evaluate
+
+Floats = NDArray[np.float64]
+Places = NDArray[np.int64]
+Words = NDArray[np.uint64]
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def special_radii(
+    words: Words,
+    gaussian: bool,
+    coefficients: Floats,
+    width: float,
+    sure: int,
+    product: float,
+    places: Places,
+    radii: Floats,
+) -> int:
+    """List the coordinates that the coin says are special, and the radii of their layers.
+
+    A coordinate is the core's if its coin is below the probability at its layer's radius. Where the coin is
+    below the least probability up to some radius, and the two tails' product says that the layer is no wider,
+    it is the core's without any logarithm.
+
+    Args:
+        words: `(4 n,)`, those of a layer.
+        gaussian: Gaussian target if true, else Laplace.
+        coefficients: The coin's table.
+        width: Width of its cells.
+        sure: The least probability up to that radius times 2^53, rounded down.
+        product: Tails with a larger product give no larger radius; in units of 2^-106.
+        places: `(n + 1,)`, overwritten: numbers of the special coordinates, ascending.
+        radii: `(n,)`, overwritten.
+
+    Returns:
+        How many are special.
+    """
+    size, shift, undecided = words.size // 4, np.uint64(11), 0
+    open_places = np.empty(BLOCK, np.bool_)
+    for start in range(0, size, BLOCK):
+        drawn = words[4 * start : 4 * (start + BLOCK)]
+        here = drawn.size // 4
+        for j in range(here):
+            coin = np.int64(drawn[4 * j] >> shift)
+            first = np.float64(np.int64(drawn[4 * j + 1] >> shift))
+            second = np.float64(np.int64(drawn[4 * j + 2] >> shift))
+            open_places[j] = (coin >= sure) | (first * second <= product)
+        for j in range(here):
+            places[undecided] = start + j
+            undecided += open_places[j]
+    taken, depths, count = np.empty(4 * BLOCK, np.uint64), np.empty(BLOCK), 0
+    for start in range(0, undecided, BLOCK):
+        here = min(BLOCK, undecided - start)
+        for j in range(here):
+            for k in range(4):
+                taken[4 * j + k] = words[4 * places[start + j] + k]
+        draw_depths(taken, gaussian, depths[:here])
+        for j in range(here):
+            layer = np.sqrt(2.0 * depths[j]) if gaussian else depths[j] * 0.7071067811865476
+            coin_below = np.float64(taken[4 * j] >> shift) * 2.0**-53
+            places[count] = places[start + j]
+            radii[count] = layer
+            count += coin_below >= evaluate(coefficients, width, layer)
+    return count
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def cut_once(
+    cuts: Floats,
+    words: Words,
+    unit: Floats,
+    wanted: Places,
+    level: int,
+    least: float,
+    active: Places,
+    scale: Floats,
+    shift: Floats,
+) -> int:
+    """Cut a copy of the core out of every active uniform and go on with what is left or right of it.
+
+    Args:
+        cuts: `(m,)` where each is cut, in widths of the uniform; above 1/2 counts as 1/2.
+        words: `(m,)` words whose last bit is the side.
+        unit: `(k,)` scale of each special coordinate before any cut.
+        wanted: `(k,)` number of cuts of each.
+        level: Number of this cut, from 1.
+        least: Coordinates whose scale falls below it are cut no further.
+        active: `(m,)` special coordinates that are cut, changed in place: first come those to be cut again.
+        scale: `(k,)`, changed in place.
+        shift: `(k,)`, changed in place.
+
+    Returns:
+        How many are to be cut again.
+    """
+    left_over = 0
+    for i in range(active.size):
+        j = active[i]
+        place = min(cuts[i], 0.5)
+        sign = 1.0 - 2.0 * np.float64(words[i] & np.uint64(1))
+        shift[j] += scale[j] * sign * (place + 0.5) / 2.0
+        scale[j] *= 0.5 - place
+        active[left_over] = j
+        left_over += (scale[j] * unit[j] >= least) & (wanted[j] > level)
+    return left_over
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def quantize_with_step(
+    values: NDArray[np.floating],
+    scale: float,
+    words: Words,
+    step: float,
+    symbols: NDArray[np.signedinteger],
+) -> float:
+    """Quantise with one step, `dither_quantize(scale * values, centred_dither(words), step)`.
+
+    Args:
+        values: `(n,)` float32 or float64.
+        scale: Factor on the values (clipping), in [0, 1].
+        words: `(n,)` uniform words.
+        step: > 0.
+        symbols: `(n,)` signed integers, overwritten; a symbol that is too large is left at 0.
+
+    Returns:
+        The largest |M|.
+    """
+    shift, half_cells, floats, too_large = np.uint64(11), np.int64(1 << 52), np.empty(BLOCK), 0.0
+    most, least = np.int64(0), np.int64(0)
+    for start in range(0, words.size, BLOCK):
+        drawn, part, put = words[start : start + BLOCK], values[start : start + BLOCK], symbols[start:]
+        for j in range(drawn.size):
+            dither = (np.float64(np.int64(drawn[j] >> shift) - half_cells) + 0.5) * 2.0**-53
+            floats[j] = np.floor(np.float64(part[j]) * scale / step + dither + 0.5)
+        beyond = 0
+        for j in range(drawn.size):
+            fits = abs(floats[j]) < LARGEST
+            symbol = np.int64(floats[j] if fits else 0.0)
+            beyond += not fits
+            most, least = max(most, symbol), min(least, symbol)
+            put[j] = symbol
+        if beyond:
+            for j in range(drawn.size):
+                too_large = max(too_large, abs(floats[j]))
+    return max(np.float64(max(most, -least)), too_large)
+
+
+@numba.njit(cache=True, nogil=True, error_model="numpy")  # type: ignore[untyped-decorator]
+def quantize_places(
+    values: NDArray[np.floating],
+    scale: float,
+    words: Words,
+    first: int,
+    places: Places,
+    steps: Floats,
+    symbols: NDArray[np.signedinteger],
+) -> float:
+    """Quantise the listed coordinates of a stretch with steps of their own.
+
+    Args:
+        values: `(n,)` float32 or float64.
+        scale: Factor on the values.
+        words: `(n,)` uniform words of the dithers.
+        first: Number of the stretch's first coordinate.
+        places: `(m,)` numbers of coordinates.
+        steps: `(m,)`, > 0.
+        symbols: `(n,)`, changed there.
+
+    Returns:
+        The largest |M|.
+    """
+    largest, half_cells = 0.0, np.int64(1 << 52)
+    for i in range(places.size):
+        j = places[i] - first
+        dither = (np.float64(np.int64(words[j] >> np.uint64(11)) - half_cells) + 0.5) * 2.0**-53
+        symbol = np.floor(np.float64(values[j]) * scale / steps[i] + dither + 0.5)
+        largest = max(largest, abs(symbol))
+        symbols[j] = np.int64(symbol) if abs(symbol) < LARGEST else 0
+    return largest
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def add_dequantized_with_step(
+    symbols: NDArray[np.integer],
+    dither: Floats,
+    step: float,
+    places: Places,
+    steps: Floats,
+    offsets: Floats,
+    total: Floats,
+) -> None:
+    """Add (M - U) w + offset, with a step and an offset of their own for the listed coordinates.
+
+    Args:
+        symbols: `(n,)` M.
+        dither: `(n,)` U.
+        step: w of all other coordinates, whose offset is 0.
+        places: `(m,)` numbers of coordinates, each once.
+        steps: `(m,)`.
+        offsets: `(m,)`.
+        total: `(n,)`, changed in place.
+    """
+    kept = total[places]
+    for j in range(symbols.size):
+        total[j] += (symbols[j] - dither[j]) * step
+    for i in range(places.size):
+        j = places[i]
+        total[j] = kept[i] + ((symbols[j] - dither[j]) * steps[i] + offsets[i])

@@ -1,0 +1,350 @@
+"""Gaussian curve above a vector of coins among other coins: tighter than Renyi divergences in small cohorts.
+
+The setting is that of `hidden_coin`: every coordinate shows the sum of the victim's coin, whose probability
+moves by a gap D_i <= t between two worlds, and of N others with any probabilities in [low, high]. Given the
+sum of the D_i^2, the loss of the whole vector is bounded by that of one Gaussian, up to a chosen part of
+delta.
+
+**Theorem.** Write H_x(P || Q) = sum max(P - e^x Q, 0), G_m for the curve of N(m, 1) against N(0, 1), and h_D
+for the largest curve of a coordinate with gap D. Let v be a function of b >= 0 that does not fall, m^2 = v,
+such that for every b, every gap D and every x
+
+    (h_D * G_m(b))(x) <= G_m(b + D^2)(x) + s D^2,                                              (1)
+
+`*` the curve of both together. Then coordinates whose squared gaps add up to b or less, chosen one after the
+other by what was seen before, have H_x <= G_m(b)(x) + s b at every x.
+
+Proof. Let V(x, b) be the right-hand side: V(x, 0) = G_m(0)(x) >= max(1 - e^x, 0). With r = P / Q, H_x of a
+coordinate and what follows is E_P of the rest's curve at x - ln r, so (1) and induction from the last
+coordinate backward give the claim; s b is a constant and passes through the expectation. (To give away a
+Gaussian of variance v(0) besides is what smooths the curves: a lone coin is below no Gaussian near its own.)
+
+**The worst coordinate.** H is jointly convex, so other coins are at vertices, and at a fixed gap the victim's
+two probabilities are where one of them is low or high. Fixed there, the other law is linear in D: h_D rises
+with D, and between two gaps it is below the mixture of theirs. So finitely many gaps bound all: those
+between two neighbours by chords, and gaps below the smallest, d, by d itself, which adds at most d^2 for each
+coordinate to b. Both orders of a pair give curves with h(-x) = 1 - e^-x + e^-x h(x), Gaussians have them too,
+so x >= 0 is enough.
+
+**From points to all x and D.** h_D is replaced by the loss on a grid that connects the dots of its curve,
+from above. Then the left side of (1) is convex in e^x and linear in D between two gaps, so it lies below its
+chords, and G lies above its own less (step^2 / 8) times the second derivative, which the normal density
+bounds. `_GapCheck` asks for (1) with both of these margins at the corners. Where v is concave, (1) follows
+from slopes: v'(b') >= c_D(b' - D^2)^2, with c_D(b) the smallest c for which (h_D * G_m)(x) <= G(sqrt(v(b) +
+c^2 D^2)) + s D^2. It falls in m, because a Gaussian more on both sides keeps (1).
+
+References:
+    Doroshenko et al., Connect the Dots, PoPETs 2022, for grids; Dong, Roth, Su, Gaussian Differential
+    Privacy, 2022, for domination by Gaussians. The theorem is ours.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
+
+import numba
+import numpy as np
+from scipy import special
+
+from lightning_fedq.functional.divergences import Array
+from lightning_fedq.functional.one_bit.privacy import coin_splits, coin_sum_pmf
+
+MOST_COINS = 400
+"""Other coins up to which every split is looked at."""
+
+RATIO = 1.12
+"""Of neighbouring gaps."""
+_PARTS = 4
+"""Pieces between two neighbouring gaps that are checked on their own."""
+_POINTS = 8.0
+"""Grid points in a standard deviation of a coordinate's loss."""
+_ROW = 1.06
+"""Of neighbouring Gaussians, from 1/16 of a full gap's own standard deviation to 8 of them."""
+_STEP = 1.02
+"""Of neighbouring candidates for c^2."""
+_MOST_STEPS = 400
+_GRID, _SHORTEST, _MOST_JUMPS = 500, 16.0, 4000
+"""Points of b in a full gap's square, squares of gaps (in such points) above which jumps are looked at one
+by one, and points up to which they are."""
+_GROUPS = 2
+"""Of neighbouring splits, whose curves are bounded together."""
+_FLOAT = 1e-11
+"""More than what rounding errors of sums of probabilities and of normal tails add up to, relatively: both
+are sums of the tail from its far end."""
+
+
+def gaussian_curve(x: Array, mu: float | Array) -> Array:
+    """Hockey-stick divergence of N(mu, 1) from N(0, 1) at every x >= -30 (float64, any shape)."""
+    far = -0.5 * mu - x / mu
+    found: Array = special.ndtr(0.5 * mu - x / mu) - np.exp(np.minimum(x, 700.0) + special.log_ndtr(far))
+    return found
+
+
+@dataclass(frozen=True)
+class GaussianCover:
+    """Where the theorem holds: for each Gaussian and each pair of neighbouring gaps the smallest slope c^2.
+
+    Args:
+        gaps: `(g,)` ascending squared gaps; the last one is t^2.
+        rows: `(r,)` ascending variances v.
+        slopes: `(r, g - 1)` c^2 between neighbouring gaps from each variance on; infinite where none was
+            found. Falling along the rows.
+    """
+
+    gaps: Array
+    rows: Array
+    slopes: Array
+
+    def variance(self, budget: float) -> float:
+        """v(b), the squared mu of the Gaussian that covers squared gaps adding up to b = `budget` >= 0."""
+        grid = float(self.gaps[-1]) / _GRID
+        jumps = int(np.searchsorted(self.gaps[:-1], _SHORTEST * grid))
+        # the gaps between which a multiple of the grid lies, give or take two of its steps
+        multiples = grid * np.arange(_GRID + 3.0)
+        first = np.maximum(np.searchsorted(self.gaps[1:], multiples - 2.0 * grid), jumps)
+        last = np.searchsorted(self.gaps[:-1], multiples + 2.0 * grid, side="right") - 1
+        last = np.minimum(last, len(self.gaps) - 2)
+        return min(
+            float(_along(self.rows, self.slopes, self.gaps, start, budget, grid, first, last, jumps))
+            for start in range(len(self.rows) - 1)
+        )
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _along(
+    rows: Array,
+    slopes: Array,
+    gaps: Array,
+    start: int,
+    budget: float,
+    grid: float,
+    first: Array,
+    last: Array,
+    jumps: int,
+) -> float:
+    """v(budget) from v(0) = rows[start], linear between points of a grid.
+
+    Short gaps (before `jumps`) by slopes: at b' the largest c_D(b' - D^2)^2. Long ones as jumps: v(b + D^2)
+    is at least v(b) + c_D(b)^2 D^2 at all points of the grid, with the slope of the point before b and of
+    every gap that comes within two steps; between points both sides are linear. Beyond `_MOST_JUMPS` points
+    long ones go by slopes, too, from a full gap earlier on, and v stays above its values by jumps.
+    """
+    points = min(math.ceil(budget / grid) + 2, _MOST_JUMPS)  # two, because a quotient may be rounded
+    by_jumps = np.full(points, rows[start])
+    places, values, at = [0.0], [rows[start]], [start]
+    cells = len(gaps) - 1
+    for turned in range(2):
+        if turned:
+            if points < _MOST_JUMPS or (points - 1) * grid >= budget:
+                return values[-1]  # type: ignore[no-any-return]
+            keep = points - _GRID - 1
+            places, values, at = places[:keep], values[:keep], at[:keep]
+        while len(places) < points or (turned and places[-1] < budget):
+            here, m = places[-1], len(places)
+            there = m * grid if m < points else min(here * (1.0 + 1.0 / 64.0), budget)
+            slope = 0.0
+            for cell in range(cells if turned else jumps):
+                ago = here - gaps[cell + 1]
+                k = 0  # the last place that is no later
+                if ago > 0.0:
+                    low, high = 0, m
+                    while high - low > 1:
+                        middle = (low + high) // 2
+                        if places[middle] <= ago:
+                            low = middle
+                        else:
+                            high = middle
+                    k = low
+                slope = max(slope, slopes[at[k], cell])
+            value = values[-1] + slope * (there - here)
+            if turned and m < points:
+                value = max(value, by_jumps[m])
+            if not turned:
+                for length in range(1, min(m, len(first) - 1) + 1):
+                    row = at[max(m - length - 1, 0)]
+                    largest = 0.0
+                    for cell in range(first[length], last[length] + 1):
+                        largest = max(largest, slopes[row, cell])
+                    value = max(value, values[m - length] + largest * length * grid)
+                by_jumps[m] = value
+            row = at[-1]
+            while row + 1 < len(rows) and rows[row + 1] <= value:
+                row += 1
+            places.append(there)
+            values.append(value)
+            at.append(row)
+    return values[-1]  # type: ignore[no-any-return]
+
+
+@lru_cache(maxsize=64)
+def gaussian_cover(low: float, high: float, num_coins: int, num_gaps: int, slack: float) -> GaussianCover:
+    """Slopes with which Gaussians cover a coin among `num_coins` others.
+
+    Args:
+        low: Smallest probability of a one, in (0, 1/2).
+        high: 1 - low.
+        num_coins: N in [0, `MOST_COINS`].
+        num_gaps: Gaps, >= 2, each 1.12 times the one before, the last one t = high - low.
+        slack: s of the theorem, > 0, the part of delta that a squared gap may take.
+
+    Raises:
+        ValueError: If there are more coins than that, or an argument makes no sense.
+    """
+    if not 0 <= num_coins <= MOST_COINS or num_gaps < 2 or not slack > 0.0 or not 0.0 < low < 0.5:
+        raise ValueError(
+            f"low in (0, 1/2), num_coins in [0, {MOST_COINS}], num_gaps >= 2 and slack > 0 are needed, "
+            f"got {low}, {num_coins}, {num_gaps} and {slack}"
+        )
+    gap = high - low
+    gaps = gap * RATIO ** -np.arange(num_gaps - 1.0, -1.0, -1.0)
+    groups = _vertices(low, high, num_coins)
+    fisher = max(float(((one - q) ** 2 / q).sum()) for group in groups for q, one in group) / (gap * gap)
+    own = gap * math.sqrt(fisher)
+    means = own / 16.0 * _ROW ** np.arange(math.ceil(math.log(128.0) / math.log(_ROW)) + 1.0)
+    slopes = np.full((len(means), num_gaps - 1), np.inf)
+    for cell in range(num_gaps - 1):
+        small, large = float(gaps[cell]), float(gaps[cell + 1])
+        step = small * math.sqrt(fisher) / _POINTS
+        losses = [
+            [side for group in groups for side in _on_grid(group, d / gap, step)] for d in (small, large)
+        ]
+        found = _MOST_STEPS
+        for row, mean in enumerate(means):
+            if mean > 40.0 * small * math.sqrt(fisher) and found < _MOST_STEPS:
+                slopes[row:, cell] = fisher * _STEP**found  # what holds for a smaller Gaussian holds
+                break
+            sides = _left_sides(losses, float(mean), step, slack * small * small)
+            if sides is None:
+                slopes[row, cell] = slopes[row - 1, cell] if row else np.inf  # as above
+                continue
+            holds = _GapCheck(sides, step, float(mean) ** 2, small, large, slack * small * small)
+            found = _smallest(partial(holds.at_step, fisher), found)
+            if found < _MOST_STEPS:
+                slopes[row, cell] = fisher * _STEP**found
+    return GaussianCover(gaps**2, means**2, slopes)
+
+
+def _smallest(holds: Callable[[int], bool], start: int) -> int:
+    """Smallest k >= 0 found that holds, at most `start`; `_MOST_STEPS` where none below it does."""
+    if start == _MOST_STEPS:
+        bad, good = -1, _MOST_STEPS
+        while good - bad > 1:
+            middle = (good + bad) // 2
+            bad, good = (bad, middle) if holds(middle) else (middle, good)
+        return good
+    width = 1
+    while start > 0 and holds(max(start - width, 0)):
+        start, width = max(start - width, 0), 2 * width
+    return start
+
+
+def _vertices(low: float, high: float, num_coins: int) -> list[list[tuple[Array, Array]]]:
+    """(Q, P) with the victim's probability at `low` and at `high`, neighbouring splits in groups.
+
+    With the probability at `high` and at `low` a split shows what its mirror image (zeros and ones exchanged)
+    shows here.
+    """
+    found = []
+    for count, num_high in coin_splits(num_coins, MOST_COINS + 1):
+        noise = coin_sum_pmf(count, num_high, low, high)
+        shifted, here = np.append(0.0, noise), np.append(noise, 0.0)
+        found.append((high * here + low * shifted, low * here + high * shifted))
+    size = -(-len(found) // _GROUPS)
+    return [found[first : first + size] for first in range(0, len(found), size)]
+
+
+@dataclass(frozen=True)
+class _Grid:
+    """Masses of a loss on {lowest, ...} * step, no infinite ones."""
+
+    lowest: int
+    masses: Array
+
+
+def _on_grid(group: list[tuple[Array, Array]], share: float, step: float) -> tuple[_Grid, _Grid]:
+    """The losses that connect the dots of a group's largest curve at `share` of the full gap, in both orders.
+
+    Ratios of laws rise with the outcome, because sums of coins are log-concave.
+    """
+    laws = []
+    for q, far in group:
+        p = q + share * (far - q)
+        losses = np.log(p / q)
+        order = np.argsort(-losses, kind="stable")
+        laws.append((-losses[order], np.append(0.0, p[order].cumsum()), np.append(0.0, q[order].cumsum())))
+    half = math.floor(max(max(-falling[0], falling[-1]) for falling, _, _ in laws) / step) + 2
+    x = step * np.arange(-half, half + 1.0)
+    growth = np.exp(x)
+    curve = np.maximum(-np.expm1(x), 0.0)
+    for falling, p_tail, q_tail in laws:
+        above = np.searchsorted(falling, -x, side="left")  # outcomes whose loss is larger than x
+        np.maximum(curve, p_tail[above] - growth * q_tail[above], out=curve)
+    return _dots(curve, step, half), _dots(-np.expm1(x) + growth * curve[::-1], step, half)
+
+
+def _dots(curve: Array, step: float, half: int) -> _Grid:
+    """The loss on {-half, ..., half} * step whose curve connects the dots of `curve`."""
+    falls, grow = np.diff(curve), math.expm1(step)
+    masses = np.empty_like(curve)
+    masses[0] = 1.0 - curve[0] + falls[0] / grow
+    masses[1:-1] = (falls[1:] - math.exp(step) * falls[:-1]) / grow
+    masses[-1] = falls[-1] / math.expm1(-step)
+    return _Grid(-half, np.maximum(masses, 0.0))
+
+
+def _left_sides(losses: list[list[_Grid]], mean: float, step: float, small: float) -> Array | None:
+    """`(2, points)`: at both gaps the largest curve of a loss and the Gaussian, until it is small."""
+    reach = max(len(loss.masses) for side in losses for loss in side)
+    points = math.ceil((9.0 * mean + 0.5 * mean * mean) / step) + 3 * reach
+    curve = gaussian_curve(step * np.arange(-reach, points + reach, dtype=np.float64), mean)
+    sides = np.zeros((2, points))
+    for side, found in zip(losses, sides, strict=True):
+        for loss in side:
+            both = np.convolve(curve, loss.masses)  # sum of masses[i] curve(x - (lowest + i) step)
+            first = reach - loss.lowest
+            np.maximum(found, both[first : first + points], out=found)
+    sides = sides * (1.0 + _FLOAT) + 1e-17
+    done = np.flatnonzero((sides <= small).all(0))
+    return sides[:, : int(done[0]) + 1] if len(done) else None
+
+
+class _GapCheck:
+    """Inequality (1) for all x >= 0 and all gaps between two neighbours, with one c^2.
+
+    Args:
+        sides: `(2, points)` left sides at the two gaps, down to where they are within the slack.
+        step: Grid step of x.
+        variance: v(b).
+        small: The smaller gap.
+        large: The larger gap.
+        slack: s times the smaller gap's square.
+    """
+
+    def __init__(
+        self, sides: Array, step: float, variance: float, small: float, large: float, slack: float
+    ) -> None:
+        self.variance, self.slack, self.step = variance, slack, step
+        self.gaps = np.linspace(small, large, _PARTS + 1)[:, None]
+        weight = (self.gaps - small) / (large - small)
+        self.left = (1.0 - weight) * sides[0] + weight * sides[1]
+        self.x = step * np.arange(sides.shape[1], dtype=np.float64)[None]
+
+    def at_step(self, fisher: float, k: int) -> bool:
+        """Does it hold with c^2 = fisher 1.02^k?"""
+        square = fisher * _STEP**k
+        variances = self.variance + square * self.gaps**2
+        room = gaussian_curve(self.x, np.sqrt(variances)) - self.left + self.slack
+        low, high = variances[:-1], variances[1:]
+        # largest normal density in a piece: x within a step, the variance between its ends
+        nearest = np.maximum(self.x - self.step - 0.5 * high, 0.0)
+        nearest = np.maximum(nearest, 0.5 * low - self.x - self.step)
+        density = np.exp(-(nearest**2) / (2.0 * high)) / np.sqrt(2.0 * math.pi * low)
+        along_x = math.expm1(self.step) ** 2 / 8.0
+        widths = np.diff(self.gaps, axis=0)
+        steep = ((self.x + self.step) * self.gaps[1:] / low) ** 2
+        along_gaps = widths**2 / 8.0 * (square + square * square * steep)
+        needed = density * (along_x + along_gaps)
+        return bool((room[:-1] >= needed).all() and (room[1:] >= needed).all())

@@ -1,0 +1,234 @@
+"""Epsilon of choosing the best of a random number of private runs, towards who sees nothing but the winner.
+
+A run draws a candidate from a list that was fixed before, trains it and scores it; candidates, seeds and
+scores of all runs are independent. K runs are made and the best one is published, K being random and never
+told. With D_a a bound on the Renyi divergence of order a of one run, both ways round, the winner has
+
+    D'_a = D_a + (1 + eta)(1 - 1/c) D_c + (1 + eta) ln(1/gamma) / c + ln(E K) / (a - 1)
+
+for K truncated negative binomial and any order c > 1, the same for all a, and
+
+    D'_a = D_a + mu delta(ln(1 + 1/(a - 1))) + max(ln mu, 0) / (a - 1)
+
+for K Poisson of mean mu, where K = 0 must publish something fixed. A run is all that it releases: all rounds,
+and its score. Who sees more than the winner, a client or a server say, pays for every run: there the runs
+compose. A fixed K has no such bound, and neither have tuners that look at earlier runs.
+
+Where a run's law is known within a slack only (distance t, log-ratio r, `core.Slack`), the divergence grows
+by r (2a - 1) / (a - 1), because the integral of P^a Q^(1-a) grows by e^(r a + r (a - 1)) at most, and the
+winner's distance is E K t at most, the chance that one of the runs is another one.
+
+References:
+    Papernot, Steinke, Hyperparameter Tuning with Renyi Differential Privacy, ICLR 2022, theorems 2 and 6.
+    Liu, Talwar, Private Selection from Private Candidates, STOC 2019.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy import optimize
+
+from lightning_fedq.core import NO_SLACK, Slack
+from lightning_fedq.losses import ConcentratedLoss, GaussianLoss, Loss, RenyiLoss
+from lightning_fedq.privacy.accounting import check_delta, with_slack
+from lightning_fedq.randomness import Stream
+
+ORDERS = tuple(1.0 + 10.0 ** (0.05 * k) for k in range(-40, 61))
+"""Orders of a selection's curve, 1.01 to 1,001."""
+_MOST_TRIALS = 10_000_000
+
+
+@dataclass(frozen=True)
+class NegativeBinomialTrials:
+    """Number of runs: negative binomial, truncated so that there is one at least.
+
+    P(K = k) is (1 - gamma)^k / (gamma^-eta - 1) times the product of (l + eta) / (l + 1) over l < k, and
+    (1 - gamma)^k / (k ln(1 / gamma)) for eta = 0. The smaller eta, the smaller epsilon and the heavier the
+    tail; eta = 1 is geometric.
+
+    Args:
+        eta: Shape, > -1.
+        gamma: In (0, 1).
+
+    Raises:
+        ValueError: If a number is out of range.
+    """
+
+    eta: float
+    gamma: float
+
+    def __post_init__(self) -> None:
+        if not (-1.0 < self.eta < math.inf and 0.0 < self.gamma < 1.0):
+            raise ValueError(f"eta > -1 and gamma in (0, 1) are needed, got {self.eta} and {self.gamma}")
+
+    @classmethod
+    def of_mean(cls, eta: float, mean: float) -> NegativeBinomialTrials:
+        """Those with a mean number of runs.
+
+        Args:
+            eta: Shape, > -1.
+            mean: > 1.
+
+        Raises:
+            ValueError: If the mean is 1 or less, or no gamma above 1e-12 has it.
+        """
+        cls(eta, 0.5)  # refuses eta
+        low, high = -12.0 * math.log(10.0), math.log1p(-1e-12)
+
+        def excess(log_gamma: float) -> float:
+            return cls(eta, math.exp(log_gamma)).mean - mean
+
+        if not 1.0 < mean < math.inf or excess(low) < 0.0 or excess(high) > 0.0:
+            raise ValueError(f"a mean of more than one run is needed that eta = {eta} can have, got {mean}")
+        return cls(eta, math.exp(optimize.brentq(excess, low, high, xtol=1e-14)))
+
+    @property
+    def mean(self) -> float:
+        """Runs on average."""
+        if self.eta == 0.0:
+            return (1.0 / self.gamma - 1.0) / -math.log(self.gamma)
+        return self.eta * (1.0 - self.gamma) / (self.gamma * -math.expm1(self.eta * math.log(self.gamma)))
+
+    def probability(self, count: int) -> float:
+        """P(K = count). 0 for none."""
+        if count < 1:
+            return 0.0
+        power = count * math.log1p(-self.gamma)
+        if self.eta == 0.0:
+            return math.exp(power) / (count * -math.log(self.gamma))
+        # eta (eta + 1) ... (eta + k - 1) / k!, its first factor over gamma^-eta - 1, which is > 0 together
+        first = self.eta / math.expm1(-self.eta * math.log(self.gamma))
+        rest = math.lgamma(count + self.eta) - math.lgamma(1.0 + self.eta) - math.lgamma(count + 1.0)
+        return first * math.exp(power + rest)
+
+    def draw(self, stream: Stream) -> int:
+        """Draw a number of runs.
+
+        Args:
+            stream: Stream that nobody else knows; the number must stay as secret.
+        """
+        left, count = float(stream.uniforms(1)[0]), 0
+        while left >= 0.0 and count < _MOST_TRIALS:
+            count += 1
+            left -= self.probability(count)
+        return count
+
+    def price(self, divergences: Sequence[float], orders: Sequence[float]) -> float:
+        """Term that is added to the divergence of every order, the least over c."""
+        pairs = zip(orders, divergences, strict=True)
+        return min(
+            (1.0 + self.eta) * ((1.0 - 1.0 / c) * value - math.log(self.gamma) / c) for c, value in pairs
+        )
+
+
+@dataclass(frozen=True)
+class PoissonTrials:
+    """Number of runs: Poisson. Where it is 0, something fixed must be published.
+
+    Args:
+        mean: > 0.
+
+    Raises:
+        ValueError: If it is not.
+    """
+
+    mean: float
+
+    def __post_init__(self) -> None:
+        if not 0.0 < self.mean < math.inf:
+            raise ValueError(f"mean must be > 0 and finite, got {self.mean}")
+
+    def probability(self, count: int) -> float:
+        """P(K = count)."""
+        return (
+            math.exp(count * math.log(self.mean) - self.mean - math.lgamma(count + 1.0))
+            if count >= 0
+            else 0.0
+        )
+
+
+Trials = NegativeBinomialTrials | PoissonTrials
+
+
+def run_loss(loss: Loss, count: int) -> Loss:
+    """Loss of `count` compositions of one run, known by its Renyi divergences.
+
+    Where a loss is known by a largest value only, epsilon, it is zero-concentrated with rho = epsilon^2 / 2.
+
+    Args:
+        loss: Loss of one composition.
+        count: Compositions of the whole run, its rounds and what it scores, >= 1.
+
+    Raises:
+        ValueError: If neither is finite.
+    """
+    if isinstance(loss, GaussianLoss):
+        return ConcentratedLoss(0.5 * count / loss.noise_multiplier**2, loss.note)
+    whole = loss.composed(count)
+    if whole is not None and math.isfinite(whole.divergence(2.0)):
+        return whole
+    if not math.isfinite(loss.pure_epsilon):
+        raise ValueError(
+            f"a {type(loss).__name__} has no Renyi divergences and no largest loss, so nothing is known of "
+            "the best of several runs; take GaussianNoise, DistributedDiscreteGaussian or RotatedCoins, or "
+            "let runs compose"
+        )
+    return ConcentratedLoss(count * 0.5 * loss.pure_epsilon**2, loss.note)
+
+
+def selected(
+    loss: Loss, trials: Trials, orders: Sequence[float] = ORDERS, log_ratio: float = 0.0
+) -> RenyiLoss:
+    """Renyi divergences of the best of a random number of runs, for whoever sees nothing else.
+
+    Args:
+        loss: Loss of one whole run.
+        trials: Law of the number of runs.
+        orders: Orders > 1, ascending.
+        log_ratio: Slack of one run's law, see `Slack`.
+
+    Raises:
+        ValueError: If no divergence of the run is finite.
+    """
+    kept = [a for a in orders if math.isfinite(loss.divergence(a))]
+    if not kept:
+        raise ValueError(f"a {type(loss).__name__} has no Renyi divergence; see `run_loss`")
+    base = [loss.divergence(a) + log_ratio * (2.0 * a - 1.0) / (a - 1.0) for a in kept]
+    if isinstance(trials, PoissonTrials):
+        places = np.array([math.log1p(1.0 / (a - 1.0)) - 2.0 * log_ratio for a in kept])
+        falls = math.exp(log_ratio) * loss.curve(places[::-1])[::-1]
+        added = [trials.mean * min(float(delta), 1.0) for delta in falls]
+        several = max(math.log(trials.mean), 0.0)
+    else:
+        added = [trials.price(base, kept)] * len(kept)
+        several = math.log(trials.mean)
+    total = [d + more + several / (a - 1.0) for a, d, more in zip(kept, base, added, strict=True)]
+    return RenyiLoss(tuple(kept), tuple(total), "best of a random number of runs")
+
+
+def selection_epsilon(
+    loss: Loss, delta: float, trials: Trials, *, slack: Slack = NO_SLACK, orders: Sequence[float] = ORDERS
+) -> float:
+    """Epsilon of the best of a random number of runs, towards who sees the winner and nothing else.
+
+    Args:
+        loss: Loss of one whole run, `run_loss` say.
+        delta: In (0, 1).
+        trials: Law of the number of runs, which stays secret.
+        slack: Slack of one whole run.
+        orders: Orders > 1, ascending.
+
+    Raises:
+        ValueError: If delta is none, or no divergence of the run is finite.
+    """
+    check_delta(delta)
+    curve = selected(loss, trials, orders, slack.log_ratio)
+
+    def exact(left: float) -> float:
+        return curve.epsilon(left, 1)
+
+    return with_slack(exact, delta, Slack(min(trials.mean * slack.distance, 1.0), 0.0))

@@ -1,0 +1,157 @@
+"""`fedq sweep`: what all runs cost together, and what the winner of a random number of runs costs."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+
+from lightning_fedq.cli import main
+from lightning_fedq.commands import sweep
+from lightning_fedq.commands.experiment import RunCost, composed, of_winner
+from lightning_fedq.core import Adversary, PrivacyClaim, Slack, Unit
+from lightning_fedq.losses import ConcentratedLoss, GaussianLoss, gaussian_epsilon
+from lightning_fedq.privacy.selection import NegativeBinomialTrials, selection_epsilon
+from tests.test_cli import configuration
+
+# Lightning's command line calls what jsonargparse has deprecated
+pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
+
+NOISE = {
+    "class_path": "lightning_fedq.mechanisms.GaussianNoise",
+    "init_args": {"clip_norm": 1.0, "noise_multiplier": 2.0},
+}
+GRID = ["--set", "Federated.server_lr=0.5,1.0"]
+
+
+@pytest.fixture(autouse=True)
+def in_a_folder_of_its_own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+def cost(loss, most=3, slack=Slack(), **about):  # noqa: B008 (frozen)
+    claim = PrivacyClaim(Adversary.OUTSIDER, loss, 1, unit=Unit.MESSAGE, slack=slack, **about)
+    return RunCost("M", {Adversary.OUTSIDER: claim}, most)
+
+
+def test_runs_compose():
+    """Exact: k Gaussian runs of noise z are one of z / sqrt(k)."""
+    runs = [cost(GaussianLoss(2.0))] * 5
+    found = composed(runs, [3] * 5, Adversary.OUTSIDER, 1e-5)
+    assert found == pytest.approx(gaussian_epsilon(15**0.5 / 2.0, 1e-5), rel=1e-3)
+    assert found > composed(runs[:1], [3], Adversary.OUTSIDER, 1e-5)
+
+
+def test_a_claim_that_is_none_is_said():
+    none = RunCost("M", {Adversary.OUTSIDER: "it sends updates as they are"}, 3)
+    runs = [cost(GaussianLoss(2.0)), none]
+    assert composed(runs, [1, 1], Adversary.OUTSIDER, 1e-5) == "it sends updates as they are"
+    with pytest.raises(ValueError, match="as they are"):
+        of_winner([none], NegativeBinomialTrials(0.0, 0.1), 1e-5)
+
+
+def test_the_winner_is_as_costly_as_the_worst_candidate():
+    trials = NegativeBinomialTrials.of_mean(0.0, 10.0)
+    small, large = cost(ConcentratedLoss(0.01)), cost(ConcentratedLoss(0.05))
+    expected = selection_epsilon(ConcentratedLoss(0.15), 1e-5, trials)
+    assert of_winner([small, large], trials, 1e-5) == pytest.approx(expected)
+    assert of_winner([small], trials, 1e-5) < expected
+    runs = composed([large] * 10, [3] * 10, Adversary.OUTSIDER, 1e-5)
+    assert expected < 0.6 * runs
+
+
+def test_all_points_of_a_grid_cost_everybody_all(tmp_path, capsys):
+    path = configuration(tmp_path, mechanism=NOISE)
+    assert main(["sweep", str(path), *GRID, "--out", "grid", "--delta", "1e-4"]) == 0
+    page = Path("grid/sweep.md").read_text()
+    assert "2 runs" in page and "`--selection tnb`" in page and "winner alone pays for all" in page
+    one, two = (rounds**0.5 / (2.0 * 2.0) for rounds in (2, 4))  # four clients' noise in the sum
+    stated = float(re.search(r"outsider .*\| ([0-9.]+) \|", page).group(1))
+    assert gaussian_epsilon(two, 1e-4) <= stated <= gaussian_epsilon(two, 1e-4) * 1.01
+    assert stated > 1.3 * gaussian_epsilon(one, 1e-4)
+    assert "what all runs cost together" in capsys.readouterr().out
+
+
+def drawn(monkeypatch, count):
+    monkeypatch.setattr(sweep.NegativeBinomialTrials, "draw", lambda self, stream: count)
+
+
+def published(folder):
+    return {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_the_winner_is_exported_alone_and_says_the_same_for_any_number_of_runs(tmp_path, monkeypatch):
+    path = configuration(tmp_path, mechanism=NOISE)
+    arguments = ["sweep", str(path), *GRID, "--selection", "tnb", "--mean", "4", "--delta", "1e-4"]
+    pages = []
+    for count in (1, 3):
+        drawn(monkeypatch, count)
+        assert main([*arguments, "--out", f"of{count}"]) == 0
+        winner = Path(f"of{count}/winner")
+        assert set(published(winner)) == {"model.ckpt", "settings.yaml", "privacy.md"}
+        pages.append((winner / "privacy.md").read_text())
+        assert f"{count} runs" in Path(f"of{count}/private/all_runs.md").read_text()
+        assert len(list(Path(f"of{count}/private").glob("run*"))) == count
+        assert {p.name for p in Path(f"of{count}").iterdir()} == {"winner", "private", "sweep.yaml"}
+    assert pages[0] == pages[1]
+    trials = NegativeBinomialTrials.of_mean(0.0, 4.0)
+    expected = selection_epsilon(ConcentratedLoss(2 * 0.5 / 16.0), 1e-4, trials)
+    stated = float(re.search(r"Epsilon ([0-9.]+) at", pages[0]).group(1))
+    assert expected <= stated <= expected * 1.02
+    assert "Clients and the server see every run and pay for all" in pages[0]
+
+
+def test_the_best_run_wins(tmp_path, monkeypatch):
+    path = configuration(tmp_path, mechanism=NOISE)
+    drawn(monkeypatch, 3)
+    arguments = ["--selection", "tnb", "--mean", "4", "--delta", "1e-4", "--monitor", "val_loss"]
+    assert main(["sweep", str(path), *GRID, *arguments, "--out", "best"]) == 0
+    runs = Path("best/private").glob("run*")
+    scores = [sweep.read_rows(run / "metrics.csv")[-1]["val_loss"] for run in runs]
+    assert yaml.safe_load(Path("best/winner/settings.yaml").read_text())["val_loss"] == min(scores)
+
+
+def test_a_run_that_fails_publishes_nothing(tmp_path, monkeypatch):
+    from lightning_fedq.commands import run
+
+    path, calls = configuration(tmp_path, mechanism=NOISE), []
+
+    def fails(config, name, root):
+        calls.append(name)
+        raise ArithmeticError("a client's")
+
+    drawn(monkeypatch, 3)
+    monkeypatch.setattr(run, "run_config", fails)
+    arguments = ["--selection", "tnb", "--mean", "4", "--delta", "1e-4", "--out", "bad"]
+    with pytest.raises(ArithmeticError):
+        main(["sweep", str(path), *GRID, *arguments])
+    assert calls == ["run"] and not Path("bad/winner").exists()
+
+
+@pytest.mark.parametrize(
+    ("federated", "more", "words"),
+    [
+        ({}, [], "--mean"),
+        ({}, ["--mean", "1"], "more than one run"),
+        ({}, ["--mean", "4", "--eta", "-1"], "eta > -1"),
+        ({}, ["--mean", "4", "--monitor", "train_loss"], "only validation data count as public"),
+        ({}, ["--mean", "4", "--delta", "0.3"], "not below 1 / clients"),
+        ({"seed": 3}, ["--mean", "4"], "seed=None"),
+        ({"mechanism": {"class_path": "lightning_fedq.mechanisms.FedAvg"}}, ["--mean", "4"], "as they are"),
+    ],
+)
+def test_what_nothing_is_known_of_is_refused_before_anything_is_trained(
+    tmp_path, capsys, federated, more, words
+):
+    path = configuration(tmp_path, **{"mechanism": NOISE, **federated})
+    with pytest.raises(SystemExit, match="2"):
+        main(["sweep", str(path), *GRID, "--selection", "tnb", "--delta", "1e-4", *more, "--out", "bad"])
+    assert re.search(words, " ".join(capsys.readouterr().err.split()))
+    assert not Path("bad").exists()
+
+
+def test_mean_without_selection_is_refused(tmp_path, capsys):
+    path = configuration(tmp_path, mechanism=NOISE)
+    with pytest.raises(SystemExit, match="2"):
+        main(["sweep", str(path), *GRID, "--mean", "4"])
+    assert "--selection tnb" in capsys.readouterr().err

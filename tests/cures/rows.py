@@ -1,0 +1,93 @@
+"""A row for a refusal: what is refused, and every cure that its words name.
+
+`words` is a piece of the refusal as it stands in the source, with {} where a value goes. It finds the line
+that raises, and what is raised must match it. Every cure is run after the refusal and must not raise.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.mechanisms import FedAvg
+from tests.digits_run import Classifier, Digits, make_trainer
+
+ROOT = Path(__file__).parents[2] / "lightning_fedq"
+_VERBS = (
+    "use|take|leave|give|add|set|say|pass|choose|raise|lower|call|name|make|let|put|drop|keep|return|go|run|"
+    "move|start|see|subclass|train|allow|load|begin|abandon|replace|fix|find|freeze|log|ask|wrap|attack|protect"
+)
+_CURE = re.compile(rf"[;.:)] (?:or |and |so |in )?(?:{_VERBS})\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One refusal, and what cures it."""
+
+    words: str
+    refused: Callable[[], Any]
+    cures: tuple[Callable[[], Any], ...]
+    error: type[Exception] = ValueError
+
+    @property
+    def pattern(self) -> str:
+        """A regular expression for what is raised."""
+        return re.escape(self.words).replace(r"\{\}", "(?s:.*)")
+
+
+def row(words: str, refused: Callable[[], Any], *cures: Callable[[], Any], **more: Any) -> Row:
+    """A row, with its cures as arguments."""
+    return Row(words, refused, cures, **more)
+
+
+def _text(node: ast.AST) -> str:
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join("{}" if isinstance(part, ast.FormattedValue) else part.value for part in node.values)
+    if isinstance(node, ast.BinOp):
+        return _text(node.left) + _text(node.right)
+    return ""
+
+
+def raised() -> Iterator[tuple[str, str]]:
+    """Every error of the package: `file:line` and its words."""
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+                words = " ".join(_text(argument) for argument in node.exc.args)
+                yield f"{path.relative_to(ROOT)}:{node.lineno}", words
+
+
+def sites() -> Iterator[tuple[str, str]]:
+    """Where an error names a cure."""
+    return ((where, words) for where, words in raised() if _CURE.search(words))
+
+
+def fed(mechanism: Any = None, num_clients: int = 4, **settings: Any) -> Federated:
+    """A small federation with a seed."""
+    return Federated(mechanism or FedAvg(), num_clients, **{"seed": 1, "clients_per_step": 1, **settings})
+
+
+def fit(*callbacks: Any, module: Any = None, data: Any = None, ckpt_path: Any = None, **trainer: Any) -> Any:
+    """A fit of digits. Returns the Trainer."""
+    made = make_trainer(*(callbacks or (fed(),)), **{"max_epochs": 1, **trainer})
+    made.fit(module or Classifier(), datamodule=data or Digits(80), ckpt_path=ckpt_path)
+    return made
+
+
+def module_with(optimizer: Any, backbone: Any = None) -> Classifier:
+    """A classifier with an optimiser of its own."""
+    return Classifier(backbone, optimizer)
+
+
+def sgd(**settings: Any) -> Any:
+    """A function of the parameters that returns this SGD."""
+    return lambda params: torch.optim.SGD(params, **{"lr": 0.1, **settings})

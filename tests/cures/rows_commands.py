@@ -1,0 +1,191 @@
+"""Cures that the `fedq` command and the files of its runs name."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import shutil
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import yaml
+
+from lightning_fedq.bench.tasks import MeanEstimation
+from lightning_fedq.callbacks import RunFolder
+from lightning_fedq.cli import main
+from lightning_fedq.commands import bench as bench_command
+from lightning_fedq.commands import plan as plan_command
+from lightning_fedq.commands.compare import compare
+from lightning_fedq.commands.plan import candidates
+from lightning_fedq.datasets import CIFAR10DataModule
+from lightning_fedq.mechanisms import CorBin
+from tests.cures.rows import fed, fit, row
+from tests.test_cli import configuration
+
+HERE = Path()
+
+
+def fedq(*arguments: str) -> None:
+    """The command, which raises what it prints when it fails."""
+    printed = io.StringIO()
+    with contextlib.redirect_stderr(printed), contextlib.redirect_stdout(io.StringIO()):
+        try:
+            status: Any = main(arguments)
+        except SystemExit as leaves:
+            status = leaves.code
+    if status:
+        raise ValueError(printed.getvalue())
+
+
+def small(rounds: int = 1, federated: bool = True, stops: bool = False) -> str:
+    """A configuration of a short run."""
+    path = configuration(HERE)
+    config = yaml.safe_load(path.read_text())
+    config["trainer"]["max_epochs"] = rounds
+    if not federated:
+        config["trainer"]["callbacks"] = []
+    if stops:
+        config["trainer"]["callbacks"] += [
+            {"class_path": "pytorch_lightning.callbacks.EarlyStopping", "init_args": {"monitor": monitor}}
+            for monitor in ("val_loss", "val_acc")
+        ]
+    path.write_text(yaml.safe_dump(config))
+    return str(path)
+
+
+def finished(*more: Any) -> Path:
+    """The folder `run` of a run, and its checkpoint `one.ckpt`."""
+    shutil.rmtree("run", ignore_errors=True)
+    trainer = fit(fed(CorBin(1.0)), RunFolder("run", ".", show=False), *more)
+    trainer.save_checkpoint("one.ckpt")
+    return Path("run")
+
+
+def without(name: str) -> Path:
+    """A finished run that has lost a file."""
+    folder = finished()
+    (folder / name).unlink()
+    return folder
+
+
+def went_on() -> Path:
+    """A finished run whose table has a round more than its page."""
+    folder = finished()
+    table = folder / "metrics.csv"
+    table.write_text(table.read_text() + table.read_text().splitlines()[-1] + "\n")
+    return folder
+
+
+def trained() -> str:
+    """The folder of a run that `fedq fit` has started."""
+    shutil.rmtree("runs", ignore_errors=True)
+    fedq("fit", small(), "--trainer.callbacks+=lightning_fedq.callbacks.RunFolder")
+    return str(next(Path("runs").iterdir()))
+
+
+def folder_with(name: str) -> str:
+    Path(name).mkdir(exist_ok=True)
+    (Path(name) / "mine").write_text("")
+    return name
+
+
+def bench(out: str = "bench", table: str | None = None) -> None:
+    """One cell of a small task, beside a table that is there."""
+    Path(out).mkdir(exist_ok=True)
+    if table is not None:
+        (Path(out) / "bench.csv").write_text(table)
+    where = ("--tasks", "small", "--adversaries", "secagg_server", "--epsilons", "8", "--seeds", "1")
+    task = MeanEstimation("small", 60, 1, "unit", 64)
+    with (
+        mock.patch.object(bench_command, "tasks", lambda data: {"small": task}),
+        mock.patch.object(bench_command, "reference", list),
+    ):
+        fedq("bench", "GaussianNoise", *where, "--out", out)
+
+
+def plan(*arguments: str) -> None:
+    """A plan of one mechanism."""
+    few = {"GaussianNoise": candidates(100)["GaussianNoise"]}
+    with mock.patch.object(plan_command, "candidates", lambda params: few):
+        fedq("plan", "--epsilon", "8", "--clients", "60", *arguments)
+
+
+def deleted() -> None:
+    (Path("bench") / "bench.csv").unlink()
+    bench()
+
+
+TRADE = ("--rounds", "1", "--attempts", "4", "--candidates", "8")
+ROWS = [
+    row(
+        "{} has no trainer.max_epochs; say how many --rounds",
+        lambda: fedq("privacy", small(rounds=-1)),
+        lambda: fedq("privacy", small(rounds=-1), "--rounds", "2"),
+    ),
+    row(
+        "{} holds no privacy.md, which RunFolder writes when a run ends; give a checkpoint of the run, or",
+        lambda: fedq("privacy", str(without("privacy.md"))),
+        lambda: fedq("privacy", "one.ckpt"),
+        lambda: fedq("privacy", small()),
+    ),
+    row(
+        "{} is of {} rounds, and the run went on to {}; give its last checkpoint",
+        lambda: fedq("privacy", str(went_on())),
+        lambda: fedq("privacy", "one.ckpt"),
+    ),
+    row(
+        "no run folder {}; give the folder that `fedq fit` named at its end",
+        lambda: fedq("test", "runs/none"),
+        lambda: fedq("test", trained()),
+    ),
+    row(
+        "{} holds no model.ckpt; give the folder of a run with the RunFolder callback",
+        lambda: fedq("test", folder_with("other")),
+        lambda: fedq("test", trained()),
+    ),
+    row(
+        "the folder's name becomes a Python package, and {} can't; use letters",
+        lambda: fedq("flower", "init", "2nd"),
+        lambda: fedq("flower", "init", "second"),
+    ),
+    row(
+        "{} is not empty; take a new folder",
+        lambda: fedq("flower", "init", folder_with("app")),
+        lambda: fedq("flower", "init", "new"),
+    ),
+    row(
+        "say how many: {}; or name a configuration that says it",
+        lambda: plan(),
+        lambda: plan("--params", "100", "--rounds", "5"),
+        lambda: plan(small()),
+    ),
+    row(
+        "{}: {} occurs {} times; name the setting from the top",
+        lambda: fedq("fit", small(stops=True), "--set", "EarlyStopping.patience=1"),
+        lambda: fedq("fit", small(stops=True), "--set", "trainer.callbacks.3.patience=1"),
+    ),
+    row(
+        "fedq tradeoff compares federations, and {} has no Federated callback; add one",
+        lambda: fedq("tradeoff", small(federated=False), *TRADE),
+        lambda: fedq("tradeoff", small(), *TRADE),
+    ),
+    row(
+        "no {}; give the folder of a run that had the RunFolder callback",
+        lambda: fedq("compare", folder_with("other")),
+        lambda: fedq("compare", str(finished())),
+        lambda: compare({"one": finished()}, None, HERE),
+    ),
+    row(
+        "{} is no table of `fedq bench`; name another file, or delete it",
+        lambda: bench(table="a,b\n1,2\n"),
+        lambda: bench("other"),
+        deleted,
+    ),
+    row(
+        "download fetches no image folder; set only one of download and image_folder",
+        lambda: CIFAR10DataModule(download=True, image_folder=True),
+        lambda: CIFAR10DataModule(download=True),
+        lambda: CIFAR10DataModule(image_folder=True),
+    ),
+]

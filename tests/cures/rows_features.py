@@ -1,0 +1,248 @@
+"""Cures that personalisation, evaluation by client, splits, LEAF files and secret cohorts name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from lightning_fedq.callbacks import DPSGD, Federated, LeakageMonitor, PrivacyBudget
+from lightning_fedq.clients.evaluation import ClientEvaluation
+from lightning_fedq.data.splits import FeatureShards, Natural, QuantitySkew
+from lightning_fedq.datasets.leaf import leaf_clients
+from lightning_fedq.flower.settings import check_deployable
+from lightning_fedq.mechanisms import GaussianNoise
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.rounds.plan import CohortKey, RoundPlanner
+from tests.callbacks.test_leakage import Scores
+from tests.cures.rows import fed, fit, row
+from tests.cures.rows_data import Several, Stream, loader, of, on, part, parts, two
+from tests.digits_run import Classifier, digits
+
+HEAD = ["backbone.bias"]
+INPUTS, LABELS = digits()
+SECRET = PrivacyTarget(8.0, delta=1e-3, adversary="outsider", cohorts="secret")
+
+
+def dpsgd() -> DPSGD:
+    return DPSGD(1.0, 1.0, delta=1e-4, seed=1)
+
+
+def monitor() -> LeakageMonitor:
+    return LeakageMonitor(attempts=4, num_candidates=8)
+
+
+def secret(**settings: Any) -> Federated:
+    given = {"clients_per_round": 2, "diagnostics": False, "cohorts": "secret", "clients_per_step": 1}
+    return Federated(GaussianNoise(1.0, 1.0), 8, **{**given, **settings})
+
+
+def known(**settings: Any) -> Federated:
+    return Federated(GaussianNoise(1.0, 1.0), 8, clients_per_round=2, clients_per_step=1, **settings)
+
+
+def held_out(amount: Any = 0.5) -> ClientEvaluation:
+    return ClientEvaluation(held_out=amount)
+
+
+def measured(amount: Any = 0.5, **settings: Any) -> Federated:
+    return fed(evaluate_clients=held_out(amount), **settings)
+
+
+def leaf(*files: dict[str, list[int]]) -> str:
+    """Files of LEAF's format, with users and how many samples they have."""
+    folder = Path("leaf")
+    folder.mkdir(exist_ok=True)
+    for old in folder.glob("*.json"):
+        old.unlink()
+    for number, users in enumerate(files):
+        data = {user: {"x": [[float(v)] for v in held], "y": held} for user, held in users.items()}
+        content = {"users": list(users), "num_samples": list(map(len, users.values())), "user_data": data}
+        (folder / f"{number}.json").write_text(json.dumps(content))
+    return str(folder)
+
+
+class Users(Dataset[Any]):
+    """Samples with a user each, under a name."""
+
+    def __init__(self, users: int, finite: bool = True) -> None:
+        self.users, self.finite = users, finite
+
+    def __len__(self) -> int:
+        return 80
+
+    def __getitem__(self, index: int) -> Any:
+        lightness = INPUTS[index].mean() if self.finite or index else torch.tensor(torch.nan)
+        named = {"user": f"u{index % self.users}", "lightness": float(lightness)}
+        return {"x": INPUTS[index], "y": LABELS[index], **named}
+
+
+class OfUsers(Classifier):
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step((batch["x"], batch["y"]), batch_idx)
+
+
+def by(partition: Any, users: int = 4, finite: bool = True, **settings: Any) -> Any:
+    return on(loader(Users(users, finite)), federation=fed(partition=partition, **settings), module=OfUsers())
+
+
+def resumed(whole: bool) -> None:
+    """A fit with secret cohorts, and a second one from its checkpoint or from its weights alone."""
+    trainer, module = fit(secret(), max_epochs=1), Classifier()
+    trainer.save_checkpoint("secret.ckpt")
+    if not whole:
+        module.load_state_dict(torch.load("secret.ckpt", weights_only=False)["state_dict"])
+    fit(secret(), module=module, ckpt_path="secret.ckpt" if whole else None, max_epochs=2)
+
+
+ROWS = [
+    row(
+        "works on all trained parameters, and local={} keeps some with the clients; leave one out",
+        lambda: fit(fed(local=HEAD), dpsgd()),
+        lambda: fit(fed(local=HEAD)),
+        lambda: fit(fed(), dpsgd()),
+    ),
+    row(
+        "LeakageMonitor attacks gradients of the whole model, and local={} keeps some of it with the clients",
+        lambda: fit(fed(local=["backbone.2.*"]), monitor(), module=Scores()),
+        lambda: fit(fed(), monitor(), module=Scores()),
+        lambda: fit(fed(local=["backbone.2.*"]), module=Scores()),
+    ),
+    row(
+        "so that clients would send nothing and learn nothing from each other; leave out some",
+        lambda: fit(fed(local=["backbone.*"])),
+        lambda: fit(fed(local=HEAD)),
+    ),
+    row(
+        "local holds an empty pattern; use names such as 'head.*'",
+        lambda: fed(local=[""]),
+        lambda: fit(fed(local=["backbone.b*"])),
+    ),
+    row(
+        "held_out has nothing of clients {}; give every client a data set",
+        lambda: fit(measured([part(), part(), None, part()])),
+        lambda: fit(measured([part() for _ in range(4)])),
+    ),
+    row(
+        "client_metrics='none' drops what clients measure, and evaluate_clients measures; use",
+        lambda: fit(measured(client_metrics="none")),
+        lambda: fit(measured(client_metrics="local")),
+        lambda: fit(fed(client_metrics="none")),
+    ),
+    row(
+        "samples are held out of one data set with a length, and clients have loaders or streams of their",
+        lambda: on(two(), federation=measured(), module=Several()),
+        lambda: fit(
+            fed(local_steps=2, evaluate_clients=held_out([loader(one) for one in parts()])),
+            data=of(*map(Stream, range(4)), batch_size=5),
+        ),
+    ),
+    row(
+        "hold too few samples to keep {} of them out of the training and still train on {}; use fewer",
+        lambda: fit(measured(0.5, num_clients=70)),
+        lambda: fit(measured(0.5, num_clients=4)),
+        lambda: fit(measured([part() for _ in range(70)], num_clients=70)),
+    ),
+    row(
+        "found no item {} in the samples of {} ({}: {}); say which item holds it, or give a function of a",
+        lambda: by(Natural("writer")),
+        lambda: by(Natural("user")),
+        lambda: by(Natural(lambda sample: sample["user"])),
+    ),
+    row(
+        "deals out one data set, and there are several loaders, whose users might be numbered in different",
+        lambda: on(two(), federation=fed(partition=Natural(1)), module=Several()),
+        lambda: fit(fed(), data=of(*map(loader, parts()))),
+    ),
+    row(
+        "the samples are of {} users, num_clients is {}; use num_clients={}{}",
+        lambda: by(Natural("user"), users=8),
+        lambda: by(Natural("user"), users=8, num_clients=8),
+        lambda: by(Natural("user", merge=True), users=8),
+    ),
+    row(
+        "clients of at least {} samples need {}, got {}; use fewer clients, or a smaller least",
+        lambda: by(QuantitySkew(1.0, least=30)),
+        lambda: by(QuantitySkew(1.0, least=30), num_clients=2),
+        lambda: by(QuantitySkew(1.0, least=3)),
+    ),
+    row(
+        "FeatureShards sorts by numbers, got {}; use Natural for names",
+        lambda: by(FeatureShards(by="user")),
+        lambda: by(Natural("user")),
+    ),
+    row(
+        "FeatureShards sorts by numbers, and some are NaN or infinite; leave these out",
+        lambda: by(FeatureShards(by="lightness"), finite=False),
+        lambda: by(FeatureShards(by="lightness")),
+    ),
+    row(
+        "user {} of {} has no samples; leave it out of the file",
+        lambda: leaf_clients(leaf({"a": [1], "b": []}), "numbers"),
+        lambda: leaf_clients(leaf({"a": [1]}), "numbers"),
+    ),
+    row(
+        "user {} is in two files of {}; keep every user's samples in one",
+        lambda: leaf_clients(leaf({"a": [1]}, {"a": [2]}), "numbers"),
+        lambda: leaf_clients(leaf({"a": [1, 2]}), "numbers"),
+    ),
+    row(
+        "evaluate_clients is for simulations: over a network a client answers with its update only",
+        lambda: check_deployable(measured()),
+        lambda: check_deployable(fed()),
+    ),
+    row(
+        "local={} is for simulations: a real client keeps nothing of a training between two rounds; freeze",
+        lambda: check_deployable(fed(local=HEAD)),
+        lambda: check_deployable(fed()),
+    ),
+    # ---- secret cohorts ---------------------------------------------------------------------------------
+    row(
+        "PrivacyTarget(cohorts='secret') counts on cohorts that stay secret, these are known; set",
+        lambda: known(privacy=SECRET),
+        lambda: fit(secret(privacy=SECRET), max_epochs=2),
+        lambda: known(privacy=PrivacyTarget(8.0, delta=1e-3, adversary="outsider")),
+    ),
+    row(
+        "PrivacyBudget(cohorts='secret') counts on cohorts that stay secret, these are known; set",
+        lambda: fit(known(), PrivacyBudget(50.0, 1e-3, "outsider", cohorts="secret")),
+        lambda: fit(secret(), PrivacyBudget(50.0, 1e-3, "outsider", cohorts="secret")),
+        lambda: fit(known(), PrivacyBudget(50.0, 1e-3, "outsider")),
+    ),
+    row(
+        "secret cohorts need S5, clients without a limit of their own: this budget limits the charges of",
+        lambda: fit(secret(), PrivacyBudget(50.0, 1e-3, "outsider")),
+        lambda: fit(secret(), PrivacyBudget(50.0, 1e-3, "outsider", cohorts="secret")),
+        lambda: fit(known(), PrivacyBudget(50.0, 1e-3, "outsider")),
+    ),
+    row(
+        "cohorts='secret' needs adversary='outsider' and clients, got {} and unit={}; leave cohorts out",
+        lambda: PrivacyBudget(50.0, 1e-3, "server", cohorts="secret"),
+        lambda: fit(known(), PrivacyBudget(50.0, 1e-3, "server")),
+    ),
+    row(
+        "cohorts='secret' needs adversary='outsider', got {}: server and clients see who takes part; leave",
+        lambda: PrivacyTarget(8.0, delta=1e-3, adversary="server", cohorts="secret"),
+        lambda: fit(known(privacy=PrivacyTarget(80.0, delta=1e-3, adversary="server"))),
+    ),
+    row(
+        "cohorts='secret' needs over='run', got over='round'; leave one of them out",
+        lambda: PrivacyTarget(8.0, delta=1e-3, adversary="outsider", over="round", cohorts="secret"),
+        lambda: fit(secret(privacy=SECRET)),
+        lambda: fit(known(privacy=PrivacyTarget(8.0, delta=1e-3, adversary="outsider", over="round"))),
+    ),
+    row(
+        "secret cohorts are drawn anew every round from the clients of a simulation, got {}; use",
+        lambda: RoundPlanner(8, 0, 2, participation="cyclic", cohort_key=CohortKey()),
+        lambda: RoundPlanner(8, 0, 2, participation="random", cohort_key=CohortKey()),
+        lambda: RoundPlanner(8, 0, 2, participation="cyclic"),
+    ),
+    row(
+        "a federation with secret cohorts is not resumed: its checkpoint has no ledger and no plan, which",
+        lambda: resumed(whole=True),
+        lambda: resumed(whole=False),
+    ),
+]

@@ -1,0 +1,107 @@
+"""Cures that deployments over Flower name, as far as one process shows them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+from flwr.serverapp.strategy import FedAdagrad, FedAdam, FedAvgM, FedMedian, FedYogi
+from flwr.serverapp.strategy import FedAvg as Averages
+from flwr.serverapp.strategy import FedProx as Proximal
+
+from lightning_fedq.algorithms import SCAFFOLD, FedProx
+from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.core import Adversary
+from lightning_fedq.flower import DecodingStrategy
+from lightning_fedq.flower.settings import (
+    check_client_callbacks,
+    check_deployable,
+    check_identities,
+    check_trained_elsewhere,
+    deployed_mechanism,
+    own_budget,
+)
+from lightning_fedq.mechanisms import LDPQ, CorBin
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.secagg import SecAgg
+from tests.cures.rows import fed, row
+from tests.digits_run import Classifier
+
+TARGET = PrivacyTarget(8.0, delta=1e-5, adversary="server")
+
+
+def private(mechanism: Any = None, **settings: Any) -> Federated:
+    return Federated(mechanism or LDPQ(1.0), 4, **settings)
+
+
+ROWS = [
+    row(
+        "a privacy target over the run hangs on the number of rounds, which both sides must know: give",
+        lambda: deployed_mechanism(private(privacy=TARGET), Classifier(), None),
+        lambda: deployed_mechanism(private(privacy=TARGET), Classifier(), 3),
+    ),
+    row(
+        "real clients drop out by themselves; leave dropout_probability out",
+        lambda: check_deployable(fed(dropout_probability=0.1)),
+        lambda: check_deployable(fed()),
+    ),
+    row(
+        "is for simulations: its server's vector and its clients' are not carried over a network; use",
+        lambda: check_deployable(fed(algorithm=SCAFFOLD())),
+        lambda: check_deployable(fed(algorithm=FedProx(0.1))),
+    ),
+    row(
+        "between real machines secure aggregation runs masked; use SecAgg() without run='accounted'",
+        lambda: check_deployable(fed(LDPQ(1.0), secure_aggregation=SecAgg(run="accounted"))),
+        lambda: check_deployable(fed(LDPQ(1.0), secure_aggregation=SecAgg())),
+    ),
+    row(
+        "SecAgg(active=True) has clients sign their keys and the list of survivors, because the server may",
+        lambda: check_identities(fed(LDPQ(1.0), secure_aggregation=SecAgg(active=True)), False, "identities"),
+        lambda: check_identities(fed(LDPQ(1.0), secure_aggregation=SecAgg(active=True)), True, "identities"),
+        lambda: check_identities(fed(LDPQ(1.0), secure_aggregation=SecAgg()), False, "identities"),
+    ),
+    row(
+        "keys from a seed hide nothing, so there is no budget to keep to; leave out seed=, or budget=",
+        lambda: own_budget(fed(LDPQ(1.0)), TARGET, False),
+        lambda: own_budget(private(), TARGET, False),
+        lambda: own_budget(fed(LDPQ(1.0)), None, False),
+    ),
+    row(
+        "shares bits between clients, and a server that relays their keys could know them: give the client",
+        lambda: own_budget(private(CorBin(1.0)), TARGET, False),
+        lambda: own_budget(private(CorBin(1.0)), TARGET, True),
+        lambda: own_budget(
+            private(CorBin(1.0)),
+            PrivacyTarget(8.0, delta=1e-5, adversary=Adversary.SERVER_AND_PARTNER),
+            False,
+        ),
+    ),
+    row(
+        "works on the clients of a simulation; a real client trains one round at a time and keeps nothing",
+        lambda: check_client_callbacks([DPSGD(1.0, 1.0, delta=1e-5)]),
+        lambda: check_client_callbacks([]),
+    ),
+    row(
+        "is the business of your own {}; leave it out, or use client_app and server_app, which carry it",
+        lambda: check_trained_elsewhere(fed(local_epochs=2)),
+        lambda: check_trained_elsewhere(fed()),
+        lambda: check_deployable(fed(local_epochs=2)),
+    ),
+    row(
+        "looks at single replies, and what is decoded is the mean; wrap FedAvg, FedAvgM, FedProx, FedAdam",
+        lambda: DecodingStrategy(FedMedian(), fed()),
+        lambda: DecodingStrategy(Averages(), fed()),
+        lambda: DecodingStrategy(FedAvgM(), fed()),
+        lambda: DecodingStrategy(Proximal(proximal_mu=0.1), fed()),
+        *(lambda kind=kind: DecodingStrategy(kind(), fed()) for kind in (FedAdam, FedAdagrad, FedYogi)),
+        error=TypeError,
+    ),
+    row(
+        "a strategy keeps no checkpoint, so a server that is started again would deal other cohorts; use",
+        lambda: DecodingStrategy(Averages(), private(participation="cyclic", clients_per_round=2)),
+        lambda: DecodingStrategy(Averages(), private(participation="random", clients_per_round=2)),
+    ),
+]

@@ -1,0 +1,217 @@
+"""Cures that encoding, decoding, sums behind masks and loss distributions name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fedq.attacks import alie_shift, sign_flip
+from lightning_fedq.core import Mechanism, Neighbours, RoundContext
+from lightning_fedq.functional.noise.skellam import skellam
+from lightning_fedq.losses import GaussianLoss, LaplaceLoss, Loss, PmfPairs, RenyiLoss
+from lightning_fedq.mechanisms import (
+    CPA,
+    LDPQ,
+    QSGD,
+    SIGM,
+    LayeredGaussian,
+    SignRR,
+)
+from lightning_fedq.privacy.accounting import spent
+from lightning_fedq.privacy.grid import LossGrid, loss_grid
+from lightning_fedq.privacy.sampled import secret_epsilon, secretly_drawn
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.secagg import SecAgg
+from tests.cures.rows import fed, row
+from tests.cures.rows_rounds import handed
+from tests.one_round import context_of, decode, encode, updates_for
+
+TARGET = PrivacyTarget(0.5, delta=1e-5, adversary="secagg_server")
+CYCLE: dict[str, Any] = {"participation": "cyclic", "clients_per_round": 4}
+PUBLIC = PublicRandomness(SeededKeys(0), 0)
+
+
+def received(mechanism: Mechanism, clients: tuple[int, ...] = (0, 1, 2), wrong: bool = False) -> Tensor:
+    """The mean of some clients, the last of whom may have sent something else."""
+    context = context_of(mechanism, clients, (64,))
+    symbols = encode(mechanism, updates_for(len(clients)), context).symbols.clone()
+    if wrong:
+        symbols[-1, -1] = 9
+    return decode(mechanism, symbols, clients, context)
+
+
+def dropped(mechanism: Mechanism) -> Tensor:
+    """The mean without the client that sent something else."""
+    context = context_of(mechanism, (0, 1, 2), (64,))
+    symbols = encode(mechanism, updates_for(3), context).symbols
+    return decode(mechanism, symbols[:2], (0, 1), context)
+
+
+class Unbounded(LDPQ):
+    """Its code does not say how large a symbol is."""
+
+    def code(self, context: RoundContext) -> Any:
+        return object()
+
+
+class Bounded(Unbounded):
+    def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> Any:
+        return 0, 1
+
+
+class Wide(LDPQ):
+    """Its symbols may be that large."""
+
+    largest = 2**60
+
+    def symbol_range(self, context: RoundContext, rand: PublicRandomness) -> Any:
+        return 0, self.largest
+
+
+class Coarser(Wide):
+    largest = 2**20
+
+
+def masked(mechanism: Mechanism, num_clients: int = 8) -> Any:
+    """Moduli of a sum."""
+    return SecAgg().layout(mechanism, context_of(mechanism, range(num_clients)), PUBLIC)
+
+
+def words(count: int) -> Any:
+    return np.random.default_rng(0).integers(0, 2**64, count, dtype=np.uint64)
+
+
+def secret(neighbours: Neighbours) -> float:
+    loss = GaussianLoss(1.0)
+    return secret_epsilon(loss, 1e-5, drawn=1, population=10, rounds=2, neighbours=neighbours)
+
+
+def of_outsiders(mechanism: Mechanism) -> Neighbours:
+    """The relation of what a mechanism claims towards outsiders."""
+    claims = mechanism.claims(context_of(mechanism, range(4), (8,)))
+    return next(claim.neighbours for claim in claims if claim.adversary.name == "OUTSIDER")
+
+
+def one_sided() -> LossGrid:
+    """All the mass above 0, as no loss that dominates both orders has it."""
+    return LossGrid(1.0, 0, np.array([0.0, 1.0]), 0.0)
+
+
+def of_steps(move: bool) -> LossGrid:
+    one, other = (loss_grid(LaplaceLoss(scale), 1e-9) for scale in (1.0, 2.0))
+    step = max(one.step, other.step)
+    return one.on(step).plus(other.on(step)) if move else one.plus(other)
+
+
+def hands_on(bits: int) -> Any:
+    """Its noise and its grid, as a target sets them."""
+    federated = fed(handed(bits=bits), 8, seed=None, privacy=TARGET, secure_aggregation=SecAgg(), **CYCLE)
+    return federated.calibrated(650, 2, 0)
+
+
+class Mine(Loss):
+    """A kind of one's own."""
+
+    note = ""
+
+    def curve(self, epsilons: Any) -> Any:
+        return LaplaceLoss(1.0).curve(epsilons)
+
+
+ROWS = [
+    row(
+        "ALIE needs between 1 and n / 2 Byzantine clients, got {} of {}; use sign_flip",
+        lambda: alie_shift(10, 5),
+        lambda: sign_flip(torch.ones(5, 3), 1.0),
+    ),
+    row(
+        "{} stage(s) of {} and then {} levels are too fine; choose at most {} levels a stage and {} in all",
+        lambda: CPA(1.0, stages=41),
+        lambda: received(CPA(1.0, stages=2)),
+    ),
+    row(
+        "every block of {} can be overloaded with codebook_radius {}; choose a larger one",
+        lambda: CPA(1.0, lattice="D4", codebook_radius=2**0.5),
+        lambda: received(CPA(1.0, lattice="D4", codebook_radius=2.0)),
+    ),
+    row(
+        "the variance must be in (0, {}] squared steps, got {}; use a coarser grid",
+        lambda: skellam(1e10, 2, words),
+        lambda: skellam(1e4, 2, words),
+    ),
+    row(
+        "a symbol of client {} is {}, too large for the sum of {} clients; raise noise_multiplier, got {}",
+        lambda: received(LayeredGaussian(1.0, 1e-12)),
+        lambda: received(LayeredGaussian(1.0, 1e-2)),
+    ),
+    row(
+        "a symbol of client {} is {}; raise noise_multiplier",
+        lambda: received(SIGM(1.0, 1e-12)),
+        lambda: received(SIGM(1.0, 1e-2)),
+    ),
+    row(
+        "symbols must be integers in [0, {}]; drop the client that sent something else",
+        lambda: received(SignRR(1.0), wrong=True),
+        lambda: dropped(SignRR(1.0)),
+    ),
+    row(
+        "levels must lie within +-{}, got {}; drop the client that sent something else",
+        lambda: received(QSGD(levels=3), wrong=True),
+        lambda: dropped(QSGD(levels=3)),
+    ),
+    row(
+        "messages must hold bits, 0 or 1; drop the client that sent something else",
+        lambda: received(CPA(1.0), wrong=True),
+        lambda: dropped(CPA(1.0)),
+    ),
+    row(
+        "epsilon has {} entries, none for client {}; add them",
+        lambda: received(CPA((1.0, 2.0, 1.0)), clients=(0, 1, 3)),
+        lambda: received(CPA((1.0, 2.0, 1.0, 2.0)), clients=(0, 1, 3)),
+    ),
+    row(
+        "with {} bits noise of {} clip_norm is less than {} steps of the grid; take more bits",
+        lambda: hands_on(9),
+        lambda: hands_on(20),
+    ),
+    row(
+        "the symbols of {} have no known bound, so no modulus is safe; give it a symbol_range(context, rand)",
+        lambda: masked(Unbounded(1.0)),
+        lambda: masked(Bounded(1.0)),
+        error=TypeError,
+    ),
+    row(
+        "the sum of {} symbols in [{}, {}] does not fit 63 bits; use a coarser mechanism or a smaller cohort",
+        lambda: masked(Wide(1.0)),
+        lambda: masked(Coarser(1.0)),
+        lambda: masked(Wide(1.0), 4),
+    ),
+    row(
+        "secret cohorts need a claim in which {}; this one is about {} ({}), whose loss is smaller than what",
+        lambda: secret(of_outsiders(SIGM(1.0, 1.0))),
+        lambda: secret(of_outsiders(LayeredGaussian(1.0, 1.0))),
+    ),
+    row(
+        "the loss of a round holds a mass of {} too much above 0 for one that dominates both orders; pass",
+        lambda: secretly_drawn(one_sided(), 1, 2),
+        lambda: secretly_drawn(loss_grid(GaussianLoss(1.0), 1e-9), 1, 2),
+    ),
+    row(
+        "losses of steps {} and {} don't add; move one with `on`",
+        lambda: of_steps(move=False),
+        lambda: of_steps(move=True),
+    ),
+    row(
+        "unknown loss {}; an accountant refuses what it does not know. Subclass lightning_fedq.losses.Loss,",
+        lambda: spent(1.0, 1e-5),  # type: ignore[arg-type]
+        lambda: spent(Mine(), 1e-5),
+        lambda: spent(PmfPairs((((0.4, 0.6), (0.6, 0.4)),)), 1e-5),
+        lambda: spent(GaussianLoss(1.0), 1e-5),
+        lambda: spent(RenyiLoss((2.0, 4.0), (0.2, 0.4)), 1e-5),
+        error=TypeError,
+    ),
+]

@@ -1,0 +1,85 @@
+"""Every cure that an error names is run. A new error with a cure needs a row, or the name of its test."""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from pathlib import Path
+
+import pytest
+
+from tests.cures import (
+    elsewhere,
+    rows_commands,
+    rows_data,
+    rows_features,
+    rows_flower,
+    rows_leakage,
+    rows_mechanisms,
+    rows_messages,
+    rows_privacy,
+    rows_rounds,
+    rows_training,
+)
+from tests.cures.rows import Row, raised, sites
+
+ROWS = [
+    row
+    for module in (
+        rows_training,
+        rows_rounds,
+        rows_data,
+        rows_mechanisms,
+        rows_privacy,
+        rows_flower,
+        rows_commands,
+        rows_leakage,
+        rows_messages,
+        rows_features,
+    )
+    for row in module.ROWS
+]
+TESTS = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.words[:70])
+def test_cures(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(row.error, match=row.pattern):
+            row.refused()
+        for cure in row.cures:
+            cure()
+
+
+def test_every_error_that_names_a_cure_has_a_row() -> None:
+    known = [row.words for row in ROWS] + [*elsewhere.TESTED, *elsewhere.NOT_RUN]
+    missing = [f"{where} {words}" for where, words in sites() if not any(part in words for part in known)]
+    assert not missing, "\n".join(missing)
+
+
+def test_every_row_is_an_error_of_the_package() -> None:
+    found = [words for _, words in raised()]
+    listed = [*(row.words for row in ROWS), *elsewhere.TESTED, *elsewhere.NOT_RUN]
+    stale = [part for part in listed if not any(part in words for words in found)]
+    assert not stale, stale
+    assert all(row.cures for row in ROWS)
+
+
+def test_what_is_run_is_not_listed_as_not_run() -> None:
+    run = [row.words for row in ROWS] + list(elsewhere.TESTED)
+    both = [
+        words
+        for _, words in sites()
+        for part in elsewhere.NOT_RUN
+        if part in words and any(r in words for r in run)
+    ]
+    assert not both, both
+
+
+@pytest.mark.parametrize("where", sorted(set(elsewhere.TESTED.values())))
+def test_the_tests_that_are_named_are_there(where: str) -> None:
+    file, name = where.split("::")
+    tree = ast.parse((TESTS / file).read_text(encoding="utf-8"))
+    assert name in {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
