@@ -14,7 +14,7 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml constraints.txt
 	@echo "first time: installing into $(VENV), up to 6 GB, several minutes without a word"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev,flower]' $(ALSO)
+	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev,flower,mlflow]' $(ALSO)
 	touch $@
 
 # one thread: with two, a model as small as this one takes 4 times as long

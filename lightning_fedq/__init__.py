@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         RoundProgressBar,
         RunFolder,
         TailAveraging,
+        TrackedRounds,
         WandbRounds,
     )
     from lightning_fedq.clients.evaluation import ClientEvaluation
@@ -89,6 +90,7 @@ __all__ = [
     "RunFolder",
     "SecAgg",
     "TailAveraging",
+    "TrackedRounds",
     "WandbRounds",
 ]
 __all__ += mechanisms.__all__
@@ -97,7 +99,8 @@ _NAMES = {
     "algorithms": ("SCAFFOLD", "FedAdagrad", "FedAdam", "FedAvgM", "FedDyn", "FedProx", "FedYogi"),
     "callbacks": (
         *("DPSGD", "ByzantineClients", "Federated", "Langevin", "LeakageBudget", "LeakageMonitor"),
-        *("PrivacyBudget", "ReloadBest", "RoundProgressBar", "RunFolder", "TailAveraging", "WandbRounds"),
+        *("PrivacyBudget", "ReloadBest", "RoundProgressBar", "RunFolder", "TailAveraging"),
+        *("TrackedRounds", "WandbRounds"),
     ),
     "clients.evaluation": ("ClientEvaluation",),
     "data": (

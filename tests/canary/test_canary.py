@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, ReloadBest, RunFolder
+from lightning_fedq.clients.evaluation import ClientEvaluation
 from tests.callbacks.silent import Silent
 from tests.canary.reach import differences, files, tensors
 from tests.digits_run import make_trainer
@@ -260,6 +261,11 @@ FEATURES: dict[str, Setting] = {
     "BatchNorm, shared": _beside(None, module=_normed),
     "BatchNorm, shared, in stacks": _beside(None, module=_normed, federated={"clients_per_step": 3}),
     "BatchNorm, local": _beside(None, module=_normed, federated={"buffers": "local"}),
+    "local head": _beside(None, federated={"local": ["head.*"]}),
+    "local head in stacks": _beside(None, federated={"local": ["head.*"], "clients_per_step": 3}),
+    "measured by client": _beside(
+        None, federated={"evaluate_clients": ClientEvaluation(0.25), "client_metrics": "local"}
+    ),
     "BatchNorm, frozen": _beside(None, module=_normed, federated={"buffers": "frozen"}),
     "a buffer assigned anew": _beside(None, module=lambda: Model(Shift())),
     "a tensor in an attribute": _beside(None, module=_with_attribute),

@@ -171,6 +171,9 @@ def test_a_private_run_without_a_seed_and_its_claim() -> None:
     fit(part)
     assert part.ledger.dim == 520 and whole.ledger.dim == 610
     assert "own" not in part.state_dict(), "a checkpoint is the server's"
+    normed = federated((), LDPQ(epsilon=0.01), seed=None, buffers="local")
+    fit(normed, build(norm=True))
+    assert normed.personal_state(0) and "own" not in normed.state_dict()
 
 
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")

@@ -1,0 +1,169 @@
+"""TensorBoard, MLflow and CSV, with the real packages, offline: the same names and numbers as W&B's."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import PrivacyBudget, RunFolder, TrackedRounds
+from lightning_fedq.callbacks.federated import engine_of
+from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.privacy.report import privacy_report
+from tests.callbacks.runs import small_run
+
+ROUNDS = 3
+
+
+def tensorboard(folder: Path) -> tuple[dict[str, list[float]], Any]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    found = EventAccumulator(str(folder), size_guidance={"scalars": 0, "tensors": 0, "images": 0})
+    found.Reload()
+    return {name: [event.value for event in found.Scalars(name)] for name in found.Tags()["scalars"]}, found
+
+
+def table(folder: Path) -> dict[str, list[float]]:
+    values: dict[str, list[float]] = {}
+    for row in csv.DictReader((folder / "metrics.csv").read_text().splitlines()):
+        for name, value in row.items():
+            if value:
+                values.setdefault(name, []).append(float(value))
+    return values
+
+
+def mlflow_logger(folder: Path) -> Any:
+    pytest.importorskip("mlflow", reason="MLflow is not installed")
+    return pl.loggers.MLFlowLogger(
+        "tests", tracking_uri=f"sqlite:///{folder}/mlflow.db", artifact_location=str(folder / "artifacts")
+    )
+
+
+def mlflow_values(logger: Any) -> dict[str, list[float]]:
+    run = logger.experiment.get_run(logger.run_id)
+    return {
+        name: [one.value for one in logger.experiment.get_metric_history(logger.run_id, name)]
+        for name in run.data.metrics
+    }
+
+
+def run(folder: Path, *loggers: Any, **settings: Any) -> tuple[RunFolder, pl.Trainer]:
+    made = RunFolder("mine", str(folder), show=False)
+    made.config = "data: {batch_size: 8}\n"
+    budget = PrivacyBudget(epsilon=1e3, delta=1e-5, adversary="server")
+    trainer = small_run(
+        made, budget, TrackedRounds(), rounds=ROUNDS, logger=list(loggers), seed=None, **settings
+    )
+    return made, trainer
+
+
+def expected(folder: RunFolder, trainer: pl.Trainer) -> dict[str, list[float]]:
+    """Of the run folder's own table: what every tracker must have, round by round."""
+    names = ("round", "uplink_bits", "downlink_bits", "sim_mse", "val_acc", "val_loss")
+    spent = [privacy_of(trainer, round + 1) for round in range(ROUNDS)]
+    return {f"fed/{name}": [row[name] for row in folder.rows] for name in names} | {"fed/epsilon": spent}
+
+
+def privacy_of(trainer: pl.Trainer, rounds: int) -> float:
+    """Epsilon of so many rounds by the report."""
+    engine = engine_of(trainer, "the test")
+    report = privacy_report(engine.mechanism, engine.context(engine.coming_plan()), rounds=rounds, delta=1e-5)
+    return next(row.epsilon_run for row in report.rows if row.adversary == "SERVER")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
+def test_the_same_in_tensorboard_and_csv(tmp_path: Path) -> None:
+    board = pl.loggers.TensorBoardLogger(tmp_path, "board", version="one")
+    plain = pl.loggers.CSVLogger(tmp_path, "csv", version="one")
+    folder, trainer = run(tmp_path, board, plain, mechanism=LDPQ(epsilon=0.01))
+    ours = expected(folder, trainer)
+    scalars, events = tensorboard(Path(board.log_dir))
+    columns = table(Path(plain.log_dir))
+    for name, values in ours.items():
+        for found in (scalars, columns):
+            rounds = found[name][::2] if name == "fed/round" else found[name]  # logged with either part
+            assert rounds == pytest.approx(values, rel=1e-6), name
+    assert {name for name in scalars if name.startswith("fed/")} == {
+        name for name in columns if name.startswith("fed/")
+    }
+    assert "fed/noise_over_signal" in scalars and math.isfinite(scalars["fed/noise_over_signal"][0])
+    assert "fed/labels" in events.Tags()["images"]
+    texts = {name for name in events.Tags()["tensors"] if name.startswith("fed/")}
+    assert texts == {f"fed/{name}/text_summary" for name in ("clients", "report", "privacy")}
+    hyper = yaml.safe_load((Path(plain.log_dir) / "hparams.yaml").read_text())
+    assert hyper["federation"]["mechanism"] == "LDPQ(epsilon=0.01)" and hyper["data"] == {"batch_size": 8}
+    assert (
+        (Path(plain.log_dir) / "clients.csv")
+        .read_text()
+        .startswith("client,samples,rounds not finite\n0,15,0\n")
+    )
+    assert (Path(plain.log_dir) / "labels.png").stat().st_size > 1_000
+    page = " ".join((tmp_path / "mine" / "privacy.md").read_text().split())
+    assert "TensorBoardLogger, CSVLogger: how many samples every client holds" in page
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # MLflow's own
+def test_the_same_in_mlflow(tmp_path: Path) -> None:
+    logger = mlflow_logger(tmp_path)
+    plain = pl.loggers.CSVLogger(tmp_path, "csv", version="one")
+    folder, trainer = run(tmp_path, logger, plain, mechanism=LDPQ(epsilon=0.01))
+    values = mlflow_values(logger)
+    for name, wanted in expected(folder, trainer).items():
+        rounds = values[name][::2] if name == "fed/round" else values[name]
+        assert rounds == pytest.approx(wanted, rel=1e-6), name
+    assert {name for name in values if name.startswith("fed/")} == {
+        name for name in table(Path(plain.log_dir)) if name.startswith("fed/")
+    }
+    parameters = logger.experiment.get_run(logger.run_id).data.params
+    assert parameters["federation/mechanism"] == "LDPQ(epsilon=0.01)" and parameters["data/batch_size"] == "8"
+    files = {path.name for path in (tmp_path / "artifacts").rglob("*") if path.is_file()}
+    assert files >= {"labels.png", "clients.csv", "metrics.csv", "summary.json", "report.md", "privacy.md"}
+    assert "holdings.csv" not in files, "what stays with the clients is not sent"
+    run(tmp_path, logger, mechanism=LDPQ(epsilon=0.02))  # a parameter of MLflow is written once
+    again = logger.experiment.get_run(logger.run_id).data.params
+    assert again["federation/mechanism"] == "LDPQ(epsilon=0.01)"
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:tensorboard")
+def test_weights_and_biases_has_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from pytorch_lightning.loggers import WandbLogger
+
+    from lightning_fedq.callbacks import WandbRounds
+    from tests.callbacks.test_wandb_rounds import finished_records_of
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    plain = pl.loggers.CSVLogger(tmp_path, "csv", version="one")
+    logger = WandbLogger(project="tests", save_dir=str(tmp_path), offline=True)
+    budget = PrivacyBudget(epsilon=1e3, delta=1e-5, adversary="server")
+    settings = {"mechanism": LDPQ(epsilon=0.01)}
+    small_run(budget, TrackedRounds(), WandbRounds(), rounds=2, **settings, logger=[plain, logger], seed=None)
+    logger.experiment.finish()
+    names = set()
+    for record in finished_records_of(tmp_path):
+        for part in (record.history.item, record.summary.update):
+            names |= {item.key or "/".join(item.nested_key) for item in part}
+    ours = {name for name in table(Path(plain.log_dir)) if name.startswith("fed/")}
+    theirs = {
+        name
+        for name in names
+        if name.startswith("fed/") and not name.startswith(("fed/labels", "fed/clients"))
+    }
+    assert ours == theirs
+
+
+def test_without_a_logger_the_cure_is_named() -> None:
+    with pytest.raises(
+        ValueError, match=r"needs a TensorBoardLogger, an MLFlowLogger or a CSVLogger.*sqlite"
+    ):
+        small_run(TrackedRounds(), rounds=1)
+
+
+def test_the_run_folder_must_come_first(tmp_path: Path) -> None:
+    logger = pl.loggers.CSVLogger(tmp_path)
+    with pytest.raises(ValueError, match="TrackedRounds sends the run folder: put it behind RunFolder"):
+        small_run(TrackedRounds(), RunFolder("mine", str(tmp_path)), rounds=1, logger=logger)
