@@ -14,6 +14,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from lightning_fedq.bench import markdown
 from lightning_fedq.bench.cells import Row, grouped, read, rerun, run_all, score_of, word_of
 from lightning_fedq.bench.page import page
 from lightning_fedq.bench.tasks import DELTA, Task, tasks
@@ -48,6 +49,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--list", action="store_true", help="list tasks and mechanisms")
     parser.add_argument(
+        "--tables",
+        type=Path,
+        metavar="PAGE",
+        help="run nothing; write reference results and those of --out into a marked part of a Markdown page",
+    )
+    parser.add_argument(
         "--check", type=int, metavar="N", help="run N cells of the reference results again, and compare"
     )
     return parser
@@ -62,6 +69,13 @@ def main(argv: Sequence[str]) -> int:
         known = tasks(options.data)
         if options.check is not None:
             return _check(options.check, known, console)
+        if options.tables is not None:
+            table = options.out / "bench.csv"
+            own = read(table) if table.exists() else []
+            there = {row.cell.group for row in own}
+            rows = [*own, *(row for row in reference() if row.cell.group not in there)]
+            console.print(options.tables, markdown.write(options.tables, rows, known), sep="\n")
+            return 0
         chosen = _chosen(options.tasks or (QUICK_TASKS if options.quick else tuple(known)), known)
         for path in options.mine:
             mechanism_class(path)

@@ -14,18 +14,14 @@ References:
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from lightning_fedq.core import AuditCase, RoundContext
-from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.noise.grid_noise import analytic_gaussian_multiplier
-from lightning_fedq.mechanisms.bases.additive_noise import AdditiveNoise, PerCoordinate, WholeVector
-from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
+from lightning_fedq.mechanisms.bases.additive_noise import CoordinateNoise, VectorNoise
 
 
 @dataclass(frozen=True)
-class GaussianNoise(AdditiveNoise):
+class GaussianNoise(VectorNoise):
     """Gaussian mechanism on updates clipped in l2, sigma = 2 clip_norm noise_multiplier.
 
     The factor 2 is the sensitivity under substitution: two clipped updates are up to 2 clip_norm apart.
@@ -43,38 +39,9 @@ class GaussianNoise(AdditiveNoise):
 
     law = "gaussian"
 
-    clip_norm: float
-    noise_multiplier: float | None = None
-    epsilon: float | None = None
-    delta: float | None = None
-    rounds: int | None = None
-
-    @property
-    def multiplier(self) -> float:
-        """See `AdditiveNoise.multiplier`."""
-        return resolve_multiplier(self.noise_multiplier, self.epsilon, self.delta, self.rounds, self.law)
-
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> GaussianNoise:
-        """See `Mechanism.at_level`: the inverse of the noise multiplier."""
-        return replace(self, noise_multiplier=1.0 / level, epsilon=None, delta=None, rounds=None)
-
-    @property
-    def clipping(self) -> WholeVector:
-        """See `AdditiveNoise.clipping`."""
-        return WholeVector(self.clip_norm, 2)
-
-    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
-        """See `Mechanism.audit_cases`: the claim is about a whole vector."""
-        little = GaussianNoise(self.clip_norm, self.multiplier / math.sqrt(dim))
-        return (
-            AuditCase(little, enumerable=True),
-            AuditCase(self, concentrated=True, title="one coordinate"),
-            *AuditCase(little).without_clients(),
-        )
-
 
 @dataclass(frozen=True)
-class PerCoordinateGaussian(AdditiveNoise):
+class PerCoordinateGaussian(CoordinateNoise):
     """Analytic Gaussian mechanism on each coordinate alone, (epsilon, delta)-DP in one round.
 
     Args:
@@ -84,11 +51,9 @@ class PerCoordinateGaussian(AdditiveNoise):
 
     law = "gaussian"
 
-    epsilon: float
     delta: float
 
     def __post_init__(self) -> None:
-        check_positive(epsilon=self.epsilon)
         if not 0 < self.delta < 1:
             raise ValueError(f"delta must be in (0, 1), got {self.delta}")
         super().__post_init__()
@@ -97,12 +62,3 @@ class PerCoordinateGaussian(AdditiveNoise):
     def multiplier(self) -> float:
         """See `AdditiveNoise.multiplier`."""
         return analytic_gaussian_multiplier(self.epsilon, self.delta)
-
-    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> PerCoordinateGaussian:
-        """See `Mechanism.at_level`: the epsilon of a coordinate, at its own delta."""
-        return replace(self, epsilon=level)
-
-    @property
-    def clipping(self) -> PerCoordinate:
-        """See `AdditiveNoise.clipping`."""
-        return PerCoordinate()

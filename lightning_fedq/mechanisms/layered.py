@@ -54,18 +54,20 @@ def layered_quantizer(stream: Stream, dim: int, sigma: float, layering: Layering
 
 
 def selected_quantizer(
-    words: NDArray[np.uint64], selected: NDArray[np.bool_], sigma: float, layering: Layering
+    words: NDArray[np.uint64], selected: NDArray[np.bool_] | None, sigma: float, layering: Layering
 ) -> Quantizer:
     """Dithers and layers of `layered_quantizer` where a coordinate is selected, of a stretch of coordinates.
 
     Args:
         words: `(4 n,)`, what `layered_quantizer` reads for the stretch.
-        selected: `(n,)`.
+        selected: `(n,)`; None for all.
         sigma: Std of the client's error, > 0.
         layering: Direct or shifted.
     """
-    taken = np.empty(words.size + WORDS_PER_COORDINATE, np.uint64)
-    size = take_words(words, selected, taken)
+    taken, size = words, words.size // WORDS_PER_COORDINATE
+    if selected is not None:
+        taken = np.empty(words.size + WORDS_PER_COORDINATE, np.uint64)
+        size = take_words(words, selected, taken)
     quantizer = Quantizer(*(np.empty(size) for _ in range(3)))
     layer_row(taken[: WORDS_PER_COORDINATE * size], sigma, True, layering == "shifted", *quantizer)
     return quantizer

@@ -10,8 +10,9 @@ from typing import ClassVar
 
 import pytest
 
+from lightning_fedq.bench import markdown
 from lightning_fedq.bench import tasks as tasks_module
-from lightning_fedq.bench.cells import Cell, append, fill, read, rerun, score_of, word_of
+from lightning_fedq.bench.cells import Cell, append, fill, grouped, read, rerun, score_of, word_of
 from lightning_fedq.bench.tasks import KAPPA, RANGES, MeanEstimation, Training, Tuning, scaled, tasks
 from lightning_fedq.commands import bench
 from lightning_fedq.core import Adversary
@@ -176,3 +177,49 @@ def test_the_reference_that_ships_can_be_read() -> None:
     assert len({row.cell for row in rows}) == len(rows)
     assert {row.cell.task for row in rows} >= {"mean-unit-1024", "digits"}
     assert Cell("digits", "RotatedCoins", "secagg_server", 1.0, 0) in {row.cell for row in rows}
+
+
+def test_tables_go_into_the_marked_part_of_a_page(small: object, capsys: pytest.CaptureFixture[str]) -> None:
+    """Figures of two seeds, the better mechanism first. What stands around stays, a rerun changes nothing."""
+    rows = [row for name in ("LDPQ", "GaussianNoise") for row in fill(SMALL, name, SECAGG, 4.0, range(2))]
+    append(Path("bench/bench.csv"), rows)
+    page = Path("page.md")
+    page.write_text(f"before\n\n{markdown.BEGIN}\nold\n{markdown.END}\n\nafter\n")
+    assert bench.main(["--tables", "page.md"]) == 0
+    text = page.read_text()
+    assert text.startswith("before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert "![Score by epsilon of the best mechanisms, task by task](page_bench.png)" in text
+    assert Path("page_bench.png").stat().st_size > 5000
+    score = word_of(score_of(rows[2:]))
+    lines = [line for line in text.splitlines() if line.startswith("| ")]
+    assert lines[0] == "| mechanism | bits a parameter | ε 4 |"
+    assert lines[2].startswith("| GaussianNoise | ")
+    assert lines[2].endswith(f" | {score} |")
+    assert lines[3].startswith("| LDPQ | ")
+    assert bench.main(["--tables", "page.md"]) == 0
+    assert page.read_text() == text
+
+
+def test_a_page_without_a_marked_part_is_not_overwritten(
+    small: object, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = Path("page.md")
+    page.write_text("mine\n")
+    with pytest.raises(SystemExit):
+        bench.main(["--tables", "page.md"])
+    assert "there is no result to write" in capsys.readouterr().err
+    append(Path("bench/bench.csv"), fill(SMALL, "LDPQ", SECAGG, 4.0, range(1)))
+    with pytest.raises(SystemExit):
+        bench.main(["--tables", "page.md"])
+    assert "page.md has no part to renew" in capsys.readouterr().err
+    assert page.read_text() == "mine\n"
+
+
+def test_who_has_no_result_at_the_largest_epsilon_comes_last() -> None:
+    cells = [("GaussianNoise", 2.0), ("LaplaceNoise", 4.0)]
+    rows = [row for name, epsilon in cells for row in fill(SMALL, name, SECAGG, epsilon, range(1))]
+    assert score_of(rows[:1]) < score_of(rows[1:])  # type: ignore[operator]
+    found = markdown.ranked(grouped(rows), "small", "secagg_server", True)
+    assert [name for name, _ in found] == ["LaplaceNoise", "GaussianNoise"]

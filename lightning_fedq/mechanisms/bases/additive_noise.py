@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Protocol
 
 import torch
@@ -42,6 +42,7 @@ from lightning_fedq.functional.linear_decode import decode_sum
 from lightning_fedq.functional.noise.fast_grid_noise import CHUNK, add_to_rows
 from lightning_fedq.functional.noise.grid_noise import FINE_BITS, GridNoise, Words
 from lightning_fedq.losses import GaussianLoss, GaussianSumLoss, LaplaceLoss, Loss
+from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.wire.coding import FixedLength
 
@@ -131,7 +132,7 @@ class PerCoordinate(Clipping):
 
 @dataclass(frozen=True)
 class AdditiveNoise(Mechanism):
-    """Base of the noise baselines. Children say what is clipped and how much noise is added."""
+    """Base of the noise baselines: a law, a clipping rule and a multiplier, from which all else follows."""
 
     homomorphic = True
     alike_clients = True
@@ -250,3 +251,73 @@ class AdditiveNoise(Mechanism):
             slack=slack,
             unit=self.clipping.unit,
         )
+
+
+@dataclass(frozen=True)
+class VectorNoise(AdditiveNoise):
+    """Noise per update: one clipping norm, l2 for Gaussian noise and l1 for Laplace, one budget for a run.
+
+    Args:
+        clip_norm: Largest norm of an update, > 0.
+        noise_multiplier: Noise scale over sensitivity, > 0; or leave it out and give a budget:
+        epsilon: Budget of one client over the whole run, > 0, in nats.
+        delta: Delta of the whole run.
+        rounds: Rounds that the budget has to last for, >= 1.
+    """
+
+    clip_norm: float
+    noise_multiplier: float | None = None
+    epsilon: float | None = None
+    delta: float | None = None
+    rounds: int | None = None
+
+    @property
+    def multiplier(self) -> float:
+        """See `AdditiveNoise.multiplier`."""
+        return resolve_multiplier(self.noise_multiplier, self.epsilon, self.delta, self.rounds, self.law)
+
+    def _with_multiplier(self, multiplier: float) -> VectorNoise:
+        return replace(self, noise_multiplier=multiplier, epsilon=None, delta=None, rounds=None)
+
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> VectorNoise:
+        """See `Mechanism.at_level`: the inverse of the noise multiplier."""
+        return self._with_multiplier(1.0 / level)
+
+    @property
+    def clipping(self) -> WholeVector:
+        """See `AdditiveNoise.clipping`."""
+        return WholeVector(self.clip_norm, 2 if self.law == "gaussian" else 1)
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """See `Mechanism.audit_cases`: the claim is about a whole vector, and Gaussian sums have one, too."""
+        gaussian = self.law == "gaussian"
+        little = self._with_multiplier(self.multiplier / (math.sqrt(dim) if gaussian else dim))
+        cases = (
+            AuditCase(little, enumerable=True),
+            AuditCase(self, concentrated=True, title="one coordinate"),
+        )
+        return (*cases, *AuditCase(little).without_clients()) if gaussian else cases
+
+
+@dataclass(frozen=True)
+class CoordinateNoise(AdditiveNoise):
+    """Noise per coordinate, each private on its own in one round.
+
+    Args:
+        epsilon: Budget per coordinate and round, > 0, in nats.
+    """
+
+    epsilon: float
+
+    def __post_init__(self) -> None:
+        check_positive(epsilon=self.epsilon)
+        super().__post_init__()
+
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> CoordinateNoise:
+        """See `Mechanism.at_level`: the epsilon of a coordinate, at its own delta if it has one."""
+        return replace(self, epsilon=level)
+
+    @property
+    def clipping(self) -> PerCoordinate:
+        """See `AdditiveNoise.clipping`."""
+        return PerCoordinate()

@@ -113,11 +113,13 @@ class SubsampledMechanism(Mechanism):
         """One client's share of N(0, (z / gamma)^2), in units of clip_value, and 0 outside of `where`."""
         std = self.noise_multiplier / self.sampling_probability / math.sqrt(len(context.cohort))
         stream, total = rand.shared_with_server(client, "noise share"), np.zeros(context.dim)
-        chosen = np.ones(context.dim, np.bool_) if where is None else where
 
         def add(part: slice, words: NDArray[np.uint64]) -> None:
-            dither, step, _ = selected_quantizer(words, chosen[part], std, "direct")
-            subtract_noise(chosen[part], dither, step, total[part])
+            dither, step, _ = selected_quantizer(words, None if where is None else where[part], std, "direct")
+            if where is None:
+                np.multiply(-dither, step, out=total[part])
+            else:
+                subtract_noise(where[part], dither, step, total[part])
 
         in_chunks(context.dim, partial(next_words, stream), add)
         return total

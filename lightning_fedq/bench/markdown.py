@@ -1,0 +1,142 @@
+"""Results of the bench as Markdown tables and one picture, written into a marked part of a page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from lightning_fedq.bench.cells import Groups, Row, grouped, score_of, word_of
+from lightning_fedq.bench.tasks import Task
+from lightning_fedq.reports import write_atomically
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BEGIN, END = "<!-- made by `fedq bench --tables` -->", "<!-- end of the bench's tables -->"
+_DRAWN, _LISTED = 5, 10
+"""Mechanisms in a panel and in a table, the best ones at the largest epsilon."""
+
+
+def ranked(groups: Groups, task: str, adversary: str, smaller: bool) -> list[tuple[str, list[Row]]]:
+    """Mechanisms that have a result, with all their rows. Best at the largest epsilon first, then those
+    without a result there."""
+    found: dict[str, list[Row]] = {}
+    for (of, name, against, _), rows in groups.items():
+        if (of, against) == (task, adversary):
+            found.setdefault(name, []).extend(row for row in rows if row.result is not None)
+
+    def place(rows: list[Row]) -> tuple[float, float]:
+        largest = max(row.cell.epsilon for row in rows)
+        score = score_of([row for row in rows if row.cell.epsilon == largest])
+        assert score is not None
+        return -largest, score[0] if smaller else -score[0]
+
+    return sorted(((name, rows) for name, rows in found.items() if rows), key=lambda pair: place(pair[1]))
+
+
+def _at(rows: Sequence[Row], epsilon: float) -> tuple[float, float] | None:
+    return score_of([row for row in rows if row.cell.epsilon == epsilon])
+
+
+def _panels(rows: Sequence[Row], known: Mapping[str, Task]) -> list[tuple[str, str, list[float]]]:
+    """Task, adversary and epsilons of every table. Tasks that are not known are left out."""
+    groups = [key for key in grouped(rows) if key[0] in known]
+    pairs = dict.fromkeys((key[0], key[2]) for key in groups)
+    return [(*pair, sorted({key[3] for key in groups if (key[0], key[2]) == pair})) for pair in pairs]
+
+
+def tables(rows: Sequence[Row], known: Mapping[str, Task]) -> str:
+    """One Markdown table for every task and adversary.
+
+    Args:
+        rows: Rows of the bench.
+        known: Tasks by name.
+    """
+    lines: list[str] = []
+    for task, adversary, epsilons in _panels(rows, known):
+        about = known[task]
+        found = ranked(grouped(rows), task, adversary, about.better == "smaller")
+        if not found:
+            continue
+        seeds = len({row.cell.seed for _, of in found for row in of})
+        lines += [
+            f"### {task}, towards {adversary.replace('_', ' ')}",
+            "",
+            f"{about.clients:,} clients, {about.dim:,} parameters, rounds: {about.rounds}, seeds: {seeds}; "
+            f"{about.unit}, {about.better} is better.",
+            "",
+            "| mechanism | bits a parameter | " + " | ".join(f"ε {e:g}" for e in epsilons) + " |",
+            "| --- | ---: |" + " ---: |" * len(epsilons),
+        ]
+        for name, of in found[:_LISTED]:
+            bits = [row.result.bits for row in of if row.result is not None][-1]
+            cells = [word_of(_at(of, epsilon)) for epsilon in epsilons]
+            lines.append(f"| {name} | {bits:.2g} | " + " | ".join(cells) + " |")
+        lines.append("")
+        if rest := [name for name, _ in found[_LISTED:]]:
+            lines += [f"Behind these: {', '.join(rest)}.", ""]
+    return "\n".join(lines)
+
+
+def picture(rows: Sequence[Row], known: Mapping[str, Task]) -> Figure:
+    """One panel for every task and adversary: the score by epsilon of the best mechanisms."""
+    from matplotlib.figure import Figure
+
+    groups = grouped(rows)
+    panels = [
+        (task, adversary, found[:_DRAWN])
+        for task, adversary, _ in _panels(rows, known)
+        if (found := ranked(groups, task, adversary, known[task].better == "smaller"))
+    ]
+    columns = min(len(panels), 3)
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(3.6 * columns, 3.0 * lines), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False).ravel()
+    for axis in axes[len(panels) :]:
+        axis.set_visible(False)
+    for axis, (task, adversary, found) in zip(axes, panels, strict=False):
+        for (name, of), marker in zip(found, "osD^v", strict=False):
+            epsilons = sorted({row.cell.epsilon for row in of})
+            scores = [score[0] for e in epsilons if (score := _at(of, e)) is not None]
+            axis.plot(epsilons, scores, f"{marker}-", ms=4, lw=1.3, label=name)
+        axis.set_xscale("log", base=2)
+        axis.xaxis.set_major_formatter("{x:g}")
+        if known[task].better == "smaller":
+            axis.set_yscale("log")
+        axis.set_title(f"{task}, {adversary.replace('_', ' ')}", fontsize=9)
+        axis.set_xlabel("epsilon", fontsize=8)
+        axis.set_ylabel(known[task].unit, fontsize=8)
+        axis.tick_params(labelsize=7)
+        axis.grid(alpha=0.25)
+        axis.legend(fontsize=6)
+    return figure
+
+
+def write(path: Path, rows: Sequence[Row], known: Mapping[str, Task]) -> Path:
+    """Renew the marked part of a page, or begin one, and draw the picture beside it.
+
+    Args:
+        path: The page; the picture is `NAME_bench.png` in the same folder.
+        rows: Rows of the bench.
+        known: Tasks by name.
+
+    Returns:
+        Where the picture is.
+
+    Raises:
+        ValueError: If the page has no marked part, or no task of the rows has a result.
+    """
+    text = tables(rows, known)
+    if not text:
+        raise ValueError("there is no result to write; run `fedq bench`, or name --data for tasks on images")
+    old = path.read_text() if path.exists() else f"# Mechanisms at equal epsilon\n\n{BEGIN}\n{END}\n"
+    before, begin, rest = old.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"{path} has no part to renew; put the lines {BEGIN} and {END} where it should be")
+    target = path.with_name(f"{path.stem}_bench.png")
+    shown = f"![Score by epsilon of the best mechanisms, task by task]({target.name})"
+    write_atomically(path, f"{before}{BEGIN}\n\n{shown}\n\n{text}\n{END}{after}")
+    picture(rows, known).savefig(target, dpi=130)
+    return target
