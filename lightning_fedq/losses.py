@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import ClassVar
 
@@ -376,11 +376,9 @@ class CoinSum(_OfPairs):
         groups.sort(key=lambda size: size * probability ** (size - 1), reverse=True)
         others = tuple(groups[1 + max(num_corrupt, 1) :])
         victims = [
-            HiddenPair(
-                victim.p,
-                victim.q,
-                coin_count_quantile((1,) * victim.num_coins + others, probability, failure),
-                victim.weight,
+            replace(
+                victim,
+                num_coins=coin_count_quantile((1,) * victim.num_coins + others, probability, failure),
             )
             for victim in self.victims
         ]
@@ -390,10 +388,7 @@ class CoinSum(_OfPairs):
 
     def left_out(self, count: int) -> CoinSum:
         """See `Loss.left_out`: lone clients go first, and a victim whose partner goes is one itself."""
-        victims = [
-            HiddenPair(victim.p, victim.q, max(victim.num_coins - count, 0), victim.weight)
-            for victim in self.victims
-        ]
+        victims = [replace(victim, num_coins=max(victim.num_coins - count, 0)) for victim in self.victims]
         fewest = min(victim.num_coins for victim in victims)
         alone = HiddenPair((self.high, self.low), (self.low, self.high), fewest)
         return CoinSum(

@@ -12,7 +12,8 @@ A released coordinate is a mixture, over the victim's selection and rounding, of
 Hockey sticks are jointly convex, so the mixtures of two updates are as far apart as the farthest pair of
 levels at most, whatever is hidden: 1 from zero where 0 is a level, 1 + 1 / (2^bits - 1) where it is not.
 With a level 0 the other world is one Gaussian, selected or not, and hidden selection amplifies as Chen et
-al. say.
+al. say. Without one it amplifies less, by the same argument for two laws that share their unselected part
+(`_HiddenSelection`).
 """
 
 from __future__ import annotations
@@ -36,11 +37,53 @@ from lightning_fedq.core import (
     RoundContext,
 )
 from lightning_fedq.functional.chunks import in_chunks
+from lightning_fedq.functional.divergences import Array
+from lightning_fedq.functional.one_bit.gaussian_cover import gaussian_curve
 from lightning_fedq.functional.sampled_loops import round_selected
 from lightning_fedq.mechanisms.bases.subsampled import Mask, SubsampledMechanism
 from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.wire.coding import Code, FixedLength
 from lightning_fedq.wire.entropy_coding import Subset
+
+
+@dataclass(frozen=True)
+class _HiddenSelection(Loss):
+    """A Gaussian about one of several levels with some probability, else about 0, in both worlds.
+
+    P = (1 - g) N + g P1 and Q = (1 - g) N + g Q1, N about 0. With e^x = 1 + (e^y - 1) / g and b = e^(y - x),
+    P - e^y Q = g (P1 - e^x ((1 - b) N + b Q1)), so H_y(P || Q) = g H_x(P1 || (1 - b) N + b Q1), at most
+    g ((1 - b) H_x(P1 || N) + b H_x(P1 || Q1)) by convexity. P1 is a mixture over levels, at most 1 from 0;
+    Q1 is half about `around` and half about -`around`, so that convexity again leaves the largest level
+    against each of both with weight 1/2.
+
+    Args:
+        noise_multiplier: Std of the noise over the largest level, > 0.
+        around: Distance from 0 of the two levels that an update of zero is sent as, in (0, 1].
+        probability: g in (0, 1].
+        note: Where the loss comes from, one line for the report.
+
+    References:
+        Balle, Barthe, Gaboardi, Privacy Amplification by Subsampling, NeurIPS 2018, theorem 2 (advanced joint
+        convexity).
+    """
+
+    noise_multiplier: float
+    around: float
+    probability: float
+    note: str = ""
+
+    def curve(self, epsilons: Array) -> Array:
+        """See `Loss.curve`. Both orders have the same bound."""
+        size, g = np.minimum(np.abs(epsilons), 600.0), self.probability  # it falls: beyond, that at 600
+        inner = np.log1p(np.expm1(size) / g)
+        weight = np.exp(size - inner)
+        unselected, near, far = (
+            gaussian_curve(inner, max(d / self.noise_multiplier, 1e-300))
+            for d in (1.0, 1.0 - self.around, 1.0 + self.around)
+        )
+        found = g * ((1.0 - weight) * unselected + weight * 0.5 * (near + far))
+        both: Array = np.where(epsilons >= 0.0, found, -np.expm1(-size) + np.exp(-size) * found)
+        return both
 
 
 @dataclass(frozen=True)
@@ -53,7 +96,7 @@ class CSGM(SubsampledMechanism):
         sampling_probability: gamma in (0, 1].
         bits: Bits per coordinate that is sent, 2 to 16; from 1 with even levels.
         levels: "odd" has 2^bits - 1 levels, 0 among them; "even" is the paper's form of 2^bits levels, whose
-            claims are weaker: neither is 0 a level nor does a hidden selection count.
+            claims are weaker, because an update of zero is sent as one of two levels around it.
     """
 
     bits: int = 2
@@ -137,12 +180,13 @@ class CSGM(SubsampledMechanism):
             )
         if self.levels == "odd":
             return self._subsampled_claims(client, context)
-        note = (
-            "zero is sent as one of two levels, the farthest of which is counted; a hidden selection is not"
+        outsider = _HiddenSelection(
+            self.noise_multiplier,
+            1.0 / self._cells,
+            self.sampling_probability,
+            "zero is sent as one of two levels; selection hidden",
         )
-        return self._subsampled_claims(
-            client, context, GaussianLoss(self.noise_multiplier / self._farthest, note)
-        )
+        return self._subsampled_claims(client, context, outsider)
 
     @property
     def _farthest(self) -> float:

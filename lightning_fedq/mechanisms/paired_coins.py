@@ -10,7 +10,9 @@ What the views get, for a bit of level epsilon with t = tanh(epsilon / 2):
 
 * one bit, and both bits of a pair: pure epsilon. Given the partner's bit, whatever its input, the chance of a
   one stays in [lo, hi] for every input.
-* the server with the partner, or with the leaked secret: pure ln((1 + t) / (1 - sqrt t)).
+* the server with the partner, or with the leaked secret: pure ln((1 + t) / (1 - sqrt t)). The secret is fair,
+  and an end of the range differs from the centre by much where it says one thing and by little where it says
+  the other, so that delta and many coordinates cost less than that level alone (`_known_laws`).
 * a sum: as all secrets of the other pairs may be told to the adversary, their members are independent coins
   with chances in [nu, 1 - nu]; the partner's bit is told, too, and is no coin.
 
@@ -21,7 +23,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,10 +31,11 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.core import Adversary, AuditCase, Message, PrivacyClaim, RoundContext, Unit
-from lightning_fedq.functional.divergences import randomized_response_pair
+from lightning_fedq.functional.divergences import Pmf, randomized_response_pair
 from lightning_fedq.functional.one_bit.coupled_coins import coupled_thresholds, flip_threshold, inner_coin
+from lightning_fedq.functional.one_bit.privacy import coin_splits, coin_sum_pmf
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds, coin_thresholds, one_bit_quantize
-from lightning_fedq.losses import CoinSum, HiddenPair, Loss, PmfPairs
+from lightning_fedq.losses import CoinSum, HiddenPair, Law, Loss, PmfPairs
 from lightning_fedq.mechanisms.bases.claims import (
     ARBITRARY,
     AUTHENTICATED,
@@ -48,6 +51,20 @@ from lightning_fedq.randomness import ClientRandomness
 
 _CHUNK = 1 << 20
 """Coordinates of a stack that are worked on at once."""
+
+
+@dataclass(frozen=True)
+class _SecretKnown(HiddenPair):
+    """A hidden bit, and something known beside it: pmfs are (0, 1) in turn for everything it may be."""
+
+    def laws(self, low: float, high: float) -> Iterator[Law]:
+        """See `HiddenPair.laws`. What is known stays apart."""
+        parts = [np.array(law).reshape(-1, 2) for law in (self.p, self.q)]
+        for num_coins, num_high in coin_splits(self.num_coins):
+            noise = coin_sum_pmf(num_coins, num_high, low, high)
+            p, q = (np.concatenate([np.convolve(noise, row) for row in part]) for part in parts)
+            yield p, q, self.weight
+            yield q, p, self.weight
 
 
 class _EveryoneHides(CoinSum):
@@ -102,6 +119,37 @@ class PairedCoins(OneBitMechanism):
     def _nu(self) -> float:
         """Smallest chance of a one, or a zero, given the secret: the flips' less one unit of rounding."""
         return (flip_threshold(self.coin) - 1) / 2.0**self.coin.word_bits
+
+    def _known_laws(self) -> tuple[tuple[Pmf, Pmf], ...]:
+        """Worst pairs of laws of a pair's secret and a member's bit, as (0, 1) where the secret is 1, then 0.
+
+        Given the secret s, the chance of a one is affine in the value x on [0, 1] and on [-1, 0] but for the
+        rounding of thresholds: it is C_s at the centre, high at the upper and low at the lower end. A
+        divergence is jointly convex in the laws, so inputs at an end or at the centre are the worst; of these
+        an end and the centre (the other end shows its mirror image), and both ends.
+
+        Rounding moves a threshold by half a unit at most, so that the weights of end and centre which it
+        belongs to differ between both secrets by 1 / g at most, g units from C_1 to high (C_0 is farther). So
+        a law is what equal weights give, but for a part 2 / g in both worlds, where one bit is told with its
+        secret and no more than `partner_epsilon` is lost, in one order or the other.
+        """
+        coin, (low, high), nu = self.coin, coin_thresholds(self.epsilon).probabilities, self._nu
+        whole, flip = 1 << coin.word_bits, flip_threshold(coin)
+        rest = min(3.0 / max(whole - flip - coin.high, 1), 1.0)
+        upper, lower, centre = coin.high / whole, coin.low / whole, flip / whole
+        # chances of a one: where the secret is 1, where it is 0
+        pairs = (((upper, upper), (1.0 - centre, centre)), ((upper, upper), (lower, lower)))
+        told, untold = (low, high), (1.0 - nu, nu)
+
+        def law(chances: tuple[float, float], apart: Pmf) -> Pmf:
+            halves = [0.5 * (1.0 - rest) * mass for chance in chances for mass in (1.0 - chance, chance)]
+            return (*halves, *(rest * mass for mass in apart))
+
+        return tuple(
+            (law(one, first), law(other, second))
+            for one, other in pairs
+            for first, second in ((told, untold), (untold, told))
+        )
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:
         """Pairs, and one client alone if their number is odd."""
@@ -170,16 +218,16 @@ class PairedCoins(OneBitMechanism):
             return independent_claims(claimed, context)
         (low, high), nu, corrupt = claimed.probabilities, self._nu, context.num_corrupt
         one, other = randomized_response_pair(low, high)
-        told, untold = (high, low), (nu, 1.0 - nu)
         bit = PmfPairs((randomized_response_pair(low, high),), "randomised response, the partner's bit known")
-        known = PmfPairs(((told, untold), (untold, told)), "a bit whose pair's secret is known")
+        laws = self._known_laws()
+        known = PmfPairs(laws, "a bit and its pair's secret")
 
         def behind(num_known: int) -> _EveryoneHides:
             """`num_known` clients tell what they know. One of them may be the victim's partner."""
             others = len(context.cohort) - 2
             places = [HiddenPair(one, other, max(others - num_known, 0))]
             if num_known:
-                places.append(HiddenPair(told, untold, max(others + 1 - num_known, 0)))
+                places += [_SecretKnown(p, q, max(others + 1 - num_known, 0)) for p, q in laws]
             note = "one bit among those of the other clients, whose pairs' secrets and partner's bit are told"
             return _EveryoneHides(nu, 1.0 - nu, tuple(places), note)
 

@@ -7,11 +7,12 @@ from functools import lru_cache
 import numpy as np
 import pytest
 import torch
-from scipy import integrate, stats
+from scipy import integrate, optimize, stats
 
 from lightning_fedq.audit import audit
 from lightning_fedq.core import Adversary, Neighbours
 from lightning_fedq.mechanisms import CSGM
+from lightning_fedq.privacy.accounting import spent
 from tests.one_round import context_of, decode, encode
 
 EPSILONS = np.array([0.0, 0.1, 0.3, 1.0, 2.0, 4.0, 6.0, 8.0])
@@ -20,9 +21,9 @@ DRAWS = 20_000
 
 @lru_cache(maxsize=256)
 def levels_of(mechanism: CSGM, value: float) -> dict[float, float]:
-    """What a coordinate of `value` is sent as, and how often: read off messages of the shipped encoder.
+    """What a coordinate of `value` is sent as, and how often, by messages of the shipped encoder.
 
-    Levels are exact, chances are to 6 standard errors; so the worst inputs are those that need no chance.
+    Chances are those that leave the value unbiased; what was sent is within 6 standard errors of them.
     """
     context = context_of(mechanism, (0,), (DRAWS,))
     symbols = encode(mechanism, torch.full((1, DRAWS), value), context).symbols.numpy().ravel()
@@ -30,11 +31,18 @@ def levels_of(mechanism: CSGM, value: float) -> dict[float, float]:
     found, counts = np.unique(symbols, return_counts=True)
     top = 2**mechanism.bits - (1 if mechanism.levels == "odd" else 0)
     places = np.linspace(-1.0, 1.0, top)[found - 1]
-    return {float(place): count / len(symbols) for place, count in zip(places, counts, strict=True)}
+    if len(places) == 1:
+        return {float(places[0]): 1.0}
+    low, high = places
+    up = float((value - low) / (high - low))
+    assert abs(counts[1] / len(symbols) - up) <= 6.0 * math.sqrt(up * (1.0 - up) / len(symbols))
+    return {float(low): 1.0 - up, float(high): up}
 
 
-def worst_of(p: dict[float, float], q: dict[float, float], z: float, gamma: float) -> np.ndarray:
-    """Largest hockey stick of both orders at EPSILONS, by integration; a coordinate is sent with gamma."""
+def worst_of(
+    p: dict[float, float], q: dict[float, float], z: float, gamma: float, epsilons=EPSILONS
+) -> np.ndarray:
+    """Largest hockey stick of both orders, by integration; a coordinate is sent with gamma."""
 
     def density(law: dict[float, float]):
         return lambda x: (
@@ -50,7 +58,7 @@ def worst_of(p: dict[float, float], q: dict[float, float], z: float, gamma: floa
                 integrate.trapezoid(np.maximum(a - math.exp(epsilon) * b, 0.0), x)
                 for a, b in ((one, other), (other, one))
             )
-            for epsilon in EPSILONS
+            for epsilon in epsilons
         ]
     )
 
@@ -73,6 +81,21 @@ def test_the_claims_hold_for_every_selection_probability(levels, bits, gamma):
             # the curious client knows the selection and its own third of the noise
             client = worst_of(sent, zero, z * math.sqrt(2 / 3), 1.0)
             assert (claims[Adversary.CLIENT].loss.curve(EPSILONS) >= client - 1e-6).all()
+
+
+@pytest.mark.parametrize("gamma", [0.1, 0.5, 0.9])
+def test_without_a_level_zero_a_hidden_selection_counts(gamma):
+    """One coordinate, z = 4, delta 1e-5. The farthest levels alone are 1.27, whatever gamma is."""
+    mechanism = CSGM(1.0, 4.0, gamma, 2, levels="even")
+    (claim,) = (
+        c
+        for c in mechanism.claims(context_of(mechanism, range(3), (1,)))
+        if c.adversary is Adversary.OUTSIDER
+    )
+    found = spent(claim.loss, 1e-5).epsilon
+    sent = levels_of(mechanism, 1.0), levels_of(mechanism, 0.0)
+    exact = optimize.brentq(lambda epsilon: worst_of(*sent, 4.0, gamma, [epsilon])[0] - 1e-5, 1e-3, 5.0)
+    assert exact < found < 1.4 * exact
 
 
 @pytest.mark.parametrize("bits", [2, 3, 8])

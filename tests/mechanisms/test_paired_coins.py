@@ -125,6 +125,26 @@ def test_no_view_shows_more_than_its_claim(who, epsilon):
         assert excess <= delta * (1 + 1e-9) + 1e-12, (who, delta)
 
 
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 3.0, 12.0])
+def test_who_knows_the_secret_is_claimed_as_it_is(epsilon):
+    """Secret and bit together, for inputs anywhere. The level alone, for either secret, was 37% more in delta
+    at epsilon 0."""
+    mechanism = PairedCoins(epsilon=epsilon)
+    context = context_of(mechanism, range(2), (1,))
+    claims = {claim.adversary: claim.loss for claim in mechanism.claims(context)}
+    places = np.linspace(-0.5, 1.3, 37) * mechanism.partner_epsilon
+    claimed = claims[Adversary.SERVER_AND_PARTNER].curve(places)
+    inputs = [*INPUTS, *np.random.default_rng(0).uniform(-1.0, 1.0, 60), 1e-9, -1e-9, 1 - 1e-9, 2**-32]
+    chances = [[exact_chances(mechanism, float(x), secret) for secret in (False, True)] for x in inputs]
+    laws = np.array([[0.5 * mass for p in pair for mass in (p, 1 - p)] for pair in chances])
+    worst = np.zeros(len(places))
+    for p in laws:
+        gaps = p[None, None] - np.exp(places)[None, :, None] * laws[:, None]
+        worst = np.maximum(worst, np.maximum(gaps, 0.0).sum(2).max(0))
+    assert (worst <= claimed * (1.0 + 1e-12) + 1e-15).all()
+    assert claimed[np.searchsorted(places, 0.0)] <= worst[np.searchsorted(places, 0.0)] * 1.00001
+
+
 def test_the_server_s_claim_is_finite_where_corbin_s_is_not():
     mechanism = PairedCoins(epsilon=1.0)
     context = context_of(mechanism, range(6), (4,))

@@ -59,10 +59,11 @@ RATIO = 1.12
 """Of neighbouring gaps."""
 _PARTS = 4
 """Pieces between two neighbouring gaps that are checked on their own."""
-_POINTS = 8.0
+_POINTS = 6.0
 """Grid points in a standard deviation of a coordinate's loss."""
-_ROW = 1.06
-"""Of neighbouring Gaussians, from 1/16 of a full gap's own standard deviation to 8 of them."""
+_ROW = 1.0 / 12.0
+"""Step of the Gaussians' binary logarithm, from 1/16 of a full gap's own standard deviation to 2 of them.
+Beyond, up to 9, it is twice as much."""
 _STEP = 1.02
 """Of neighbouring candidates for c^2."""
 _MOST_STEPS = 400
@@ -71,6 +72,8 @@ _GRID, _SHORTEST, _MOST_JUMPS = 500, 16.0, 4000
 by one, and points up to which they are."""
 _GROUPS = 2
 """Of neighbouring splits, whose curves are bounded together."""
+_LEFT_OUT = 1e-18
+"""Mass of the least likely losses on either side that is not composed but added to the curve."""
 _FLOAT = 1e-11
 """More than what rounding errors of sums of probabilities and of normal tails add up to, relatively: both
 are sums of the tail from its far end."""
@@ -203,7 +206,8 @@ def gaussian_cover(low: float, high: float, num_coins: int, num_gaps: int, slack
     groups = _vertices(low, high, num_coins)
     fisher = max(float(((one - q) ** 2 / q).sum()) for group in groups for q, one in group) / (gap * gap)
     own = gap * math.sqrt(fisher)
-    means = own / 16.0 * _ROW ** np.arange(math.ceil(math.log(128.0) / math.log(_ROW)) + 1.0)
+    fine = 2.0 ** (np.arange(0.0, 5.0, _ROW) - 4.0)
+    means = own * np.append(fine, 2.0 * 1.12 ** np.arange(1.0, 14.0))
     slopes = np.full((len(means), num_gaps - 1), np.inf)
     for cell in range(num_gaps - 1):
         small, large = float(gaps[cell]), float(gaps[cell + 1])
@@ -258,7 +262,7 @@ def _vertices(low: float, high: float, num_coins: int) -> list[list[tuple[Array,
 
 @dataclass(frozen=True)
 class _Grid:
-    """Masses of a loss on {lowest, ...} * step, no infinite ones."""
+    """Masses of a loss on {lowest, ...} * step, but for 2 `_LEFT_OUT` at most. No infinite ones."""
 
     lowest: int
     masses: Array
@@ -292,12 +296,16 @@ def _dots(curve: Array, step: float, half: int) -> _Grid:
     masses[0] = 1.0 - curve[0] + falls[0] / grow
     masses[1:-1] = (falls[1:] - math.exp(step) * falls[:-1]) / grow
     masses[-1] = falls[-1] / math.expm1(-step)
-    return _Grid(-half, np.maximum(masses, 0.0))
+    masses = np.maximum(masses, 0.0)
+    # what is left out is added to every curve
+    first = int(np.searchsorted(masses.cumsum(), _LEFT_OUT, side="right"))
+    last = len(masses) - int(np.searchsorted(masses[::-1].cumsum(), _LEFT_OUT, side="right"))
+    return _Grid(first - half, masses[first:last])
 
 
 def _left_sides(losses: list[list[_Grid]], mean: float, step: float, small: float) -> Array | None:
     """`(2, points)`: at both gaps the largest curve of a loss and the Gaussian, until it is small."""
-    reach = max(len(loss.masses) for side in losses for loss in side)
+    reach = max(max(len(loss.masses), -loss.lowest) for side in losses for loss in side) + 1
     points = math.ceil((9.0 * mean + 0.5 * mean * mean) / step) + 3 * reach
     curve = gaussian_curve(step * np.arange(-reach, points + reach, dtype=np.float64), mean)
     sides = np.zeros((2, points))
@@ -306,7 +314,7 @@ def _left_sides(losses: list[list[_Grid]], mean: float, step: float, small: floa
             both = np.convolve(curve, loss.masses)  # sum of masses[i] curve(x - (lowest + i) step)
             first = reach - loss.lowest
             np.maximum(found, both[first : first + points], out=found)
-    sides = sides * (1.0 + _FLOAT) + 1e-17
+    sides = sides * (1.0 + _FLOAT) + 2.0 * _LEFT_OUT
     done = np.flatnonzero((sides <= small).all(0))
     return sides[:, : int(done[0]) + 1] if len(done) else None
 
