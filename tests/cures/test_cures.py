@@ -13,6 +13,7 @@ from tests.cures import (
     rows_commands,
     rows_data,
     rows_features,
+    rows_fits,
     rows_flower,
     rows_leakage,
     rows_mechanisms,
@@ -36,6 +37,7 @@ ROWS = [
         rows_leakage,
         rows_messages,
         rows_features,
+        rows_fits,
     )
     for row in module.ROWS
 ]
