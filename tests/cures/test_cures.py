@@ -20,6 +20,7 @@ from tests.cures import (
     rows_messages,
     rows_privacy,
     rows_rounds,
+    rows_state,
     rows_training,
 )
 from tests.cures.rows import Row, raised, sites
@@ -38,6 +39,7 @@ ROWS = [
         rows_messages,
         rows_features,
         rows_fits,
+        rows_state,
     )
     for row in module.ROWS
 ]
