@@ -1,4 +1,4 @@
-"""Cures about what was spent and saved: ledgers, journals, checkpoints, clients' budgets, servers of rounds."""
+"""Cures about what was spent and saved: ledgers, journals, checkpoints, budgets, servers of rounds."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from tests.cures import (
     rows_mechanisms,
     rows_messages,
     rows_privacy,
+    rows_ranks,
     rows_rounds,
     rows_state,
     rows_training,
@@ -40,6 +41,7 @@ ROWS = [
         rows_features,
         rows_fits,
         rows_state,
+        rows_ranks,
     )
     for row in module.ROWS
 ]
