@@ -13,6 +13,7 @@ from tests.cures import (
     rows_commands,
     rows_data,
     rows_features,
+    rows_deployments,
     rows_fits,
     rows_flower,
     rows_leakage,
@@ -42,6 +43,7 @@ ROWS = [
         rows_fits,
         rows_state,
         rows_ranks,
+        rows_deployments,
     )
     for row in module.ROWS
 ]
