@@ -17,7 +17,7 @@ from lightning_fedq.mechanisms import LDPQ, RotatedAxes
 from tests.callbacks import test_dpsgd_guards as guards
 from tests.cures.rows import fed, fit, module_with, row
 from tests.cures.rows_data import part
-from tests.digits_run import Classifier
+from tests.digits_run import Classifier, Digits
 from tests.federation.test_saved_states import Counts
 from tests.federation.test_unfreezing import TwoLayers
 
@@ -191,22 +191,8 @@ def named(name: str, **settings: Any) -> None:
     fit(fed(LDPQ(0.5), **{"seed": None, **settings}), keep, enable_checkpointing=True)
 
 
-class KeepsHparam(Classifier):
-    """A hyperparameter, and what a callback or a data module saves, follow from batches, or do not."""
-
-    def __init__(self, changes: bool) -> None:
-        super().__init__()
-        self.save_hyperparameters({"scale": 1.0})
-        self.changes = changes
-
-    def training_step(self, batch: Any, batch_idx: int) -> Any:
-        if self.changes:
-            self.hparams["scale"] = float(batch[0].mean())
-        return super().training_step(batch, batch_idx)
-
-
 class Extra(Classifier):
-    """An extra state that training changes, or no extra state."""
+    """The module's extra state follows from batches."""
 
     seen = 0.0
 
@@ -221,12 +207,57 @@ class Extra(Classifier):
         return super().training_step(batch, batch_idx)
 
 
-class NoExtra(Extra):
-    get_extra_state = torch.nn.Module.get_extra_state
-    set_extra_state = torch.nn.Module.set_extra_state
+class KeepsHparam(Classifier):
+    """A hyperparameter follows from batches, or does not."""
 
-    def state_dict(self, *arguments: Any, **settings: Any) -> Any:
-        return Classifier.state_dict(self, *arguments, **settings)
+    def __init__(self, changes: bool) -> None:
+        super().__init__()
+        self.save_hyperparameters({"scale": 1.0})
+        self.changes = changes
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.changes:
+            self.hparams["scale"] = float(batch[0].mean())
+        return super().training_step(batch, batch_idx)
+
+
+class SavesSums(pl.Callback):
+    """Saves the sum of what it has seen, in training or in validation."""
+
+    def __init__(self, of_training: bool) -> None:
+        self.of_training, self.sum = of_training, 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sum": self.sum}
+
+    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.sum += float(batch[0].sum()) if self.of_training else 0.0
+
+    def on_validation_batch_end(
+        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
+    ) -> None:
+        self.sum += float(batch[0].sum())
+
+
+class SavesData(Digits):
+    """A data module that saves the sum of training batches, or nothing."""
+
+    def __init__(self, saves: bool) -> None:
+        super().__init__(80)
+        self.saves, self.sum = saves, 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"sum": self.sum} if self.saves else {}
+
+    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        if self.trainer is not None and self.trainer.training:
+            self.sum += float(batch[0].sum())
+        return batch
+
+
+def kept(module: Any = None, *more: Any, data: Any = None) -> None:
+    """A DP-SGD fit with checkpoints."""
+    fit(dpsgd(), *more, module=module, data=data)
 
 
 def online(*order: type) -> None:
@@ -345,11 +376,29 @@ ROWS = [
     ),
     row(
         "training changed {}, which checkpoints hold beside parameters and buffers, exactly and without",
-        lambda: fit(dpsgd(), module=Counts("saved")),
-        lambda: fit(dpsgd(), module=Counts("not saved")),
-        lambda: fit(dpsgd(), module=Counts("in validation")),
-        lambda: fit(dpsgd(), module=NoExtra()),
-        lambda: fit(dpsgd(), module=KeepsHparam(False)),
+        lambda: kept(Counts("saved")),
+        lambda: kept(Counts("not saved")),
+        lambda: kept(Counts("in validation")),
+    ),
+    row(
+        "and buffers, exactly and without noise; leave persistent(True) of metrics and get_extra_state out,",
+        lambda: kept(Extra()),
+        lambda: kept(Classifier()),
+    ),
+    row(
+        "get_extra_state out, and what follows from batches out of hyperparameters and of the state_dict()",
+        lambda: kept(KeepsHparam(True)),
+        lambda: kept(KeepsHparam(False)),
+    ),
+    row(
+        "of the state_dict() of callbacks and data modules, or update them in validation",
+        lambda: kept(None, SavesSums(of_training=True)),
+        lambda: kept(None, SavesSums(of_training=False)),
+    ),
+    row(
+        "state_dict() of callbacks and data modules, or update them in validation",
+        lambda: kept(data=SavesData(True)),
+        lambda: kept(data=SavesData(False)),
     ),
     row(
         "the privacy budget allows {} rounds of client {} and round {} would be one more; raise the budget,",
