@@ -82,8 +82,7 @@ class SavedStates:
         raise ValueError(
             f"training changed {', '.join(changed[:10])}, which checkpoints hold beside parameters and "
             "buffers, exactly and without noise; leave persistent(True) of metrics and get_extra_state out, "
-            "and what follows from batches out of hyperparameters and of the state_dict() of callbacks and "
-            "data modules, or update them in validation"
+            "and what follows from batches out of hyperparameters, or update them in validation"
         )
 
     def _changed(self, batches: int | None) -> list[str]:

@@ -221,43 +221,9 @@ class KeepsHparam(Classifier):
         return super().training_step(batch, batch_idx)
 
 
-class SavesSums(pl.Callback):
-    """Saves the sum of what it has seen, in training or in validation."""
-
-    def __init__(self, of_training: bool) -> None:
-        self.of_training, self.sum = of_training, 0.0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"sum": self.sum}
-
-    def on_train_batch_end(self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.sum += float(batch[0].sum()) if self.of_training else 0.0
-
-    def on_validation_batch_end(
-        self, trainer: Any, module: Any, outputs: Any, batch: Any, batch_idx: int, dataloader_idx: int = 0
-    ) -> None:
-        self.sum += float(batch[0].sum())
-
-
-class SavesData(Digits):
-    """A data module that saves the sum of training batches, or nothing."""
-
-    def __init__(self, saves: bool) -> None:
-        super().__init__(80)
-        self.saves, self.sum = saves, 0.0
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"sum": self.sum} if self.saves else {}
-
-    def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
-        if self.trainer is not None and self.trainer.training:
-            self.sum += float(batch[0].sum())
-        return batch
-
-
-def kept(module: Any = None, *more: Any, data: Any = None) -> None:
-    """A DP-SGD fit with checkpoints."""
-    fit(dpsgd(), *more, module=module, data=data)
+def kept(module: Any) -> None:
+    """A DP-SGD fit."""
+    fit(dpsgd(), module=module)
 
 
 def online(*order: type) -> None:
@@ -386,19 +352,9 @@ ROWS = [
         lambda: kept(Classifier()),
     ),
     row(
-        "get_extra_state out, and what follows from batches out of hyperparameters and of the state_dict()",
+        "get_extra_state out, and what follows from batches out of hyperparameters, or update them in",
         lambda: kept(KeepsHparam(True)),
         lambda: kept(KeepsHparam(False)),
-    ),
-    row(
-        "of the state_dict() of callbacks and data modules, or update them in validation",
-        lambda: kept(None, SavesSums(of_training=True)),
-        lambda: kept(None, SavesSums(of_training=False)),
-    ),
-    row(
-        "state_dict() of callbacks and data modules, or update them in validation",
-        lambda: kept(data=SavesData(True)),
-        lambda: kept(data=SavesData(False)),
     ),
     row(
         "the privacy budget allows {} rounds of client {} and round {} would be one more; raise the budget,",
