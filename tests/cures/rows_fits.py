@@ -17,7 +17,7 @@ from lightning_fedq.mechanisms import LDPQ, RotatedAxes
 from tests.callbacks import test_dpsgd_guards as guards
 from tests.cures.rows import fed, fit, module_with, row
 from tests.cures.rows_data import part
-from tests.digits_run import Classifier, Digits
+from tests.digits_run import Classifier
 from tests.federation.test_saved_states import Counts
 from tests.federation.test_unfreezing import TwoLayers
 
