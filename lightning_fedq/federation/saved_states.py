@@ -1,13 +1,11 @@
-"""States that a checkpoint holds beside parameters and buffers.
+"""States of a module that a checkpoint holds beside parameters and buffers.
 
-Of the module those of persistent metrics, what `get_extra_state` gives and its hyperparameters; of the data
-module the same and its `state_dict()`; of callbacks their `state_dict()`.
+Those of persistent metrics, what `get_extra_state` gives, and hyperparameters. Not looked at are the states
+of callbacks and of the data module.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -15,8 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map_only
 from torchmetrics import Metric
-
-from lightning_fedq._lightning import pl
 
 
 def copy_of(value: Any) -> Any:
@@ -29,96 +25,41 @@ class SavedStates:
 
     Args:
         module: Module in its present state.
-        datamodule: The same, where there is one.
-        data: Its state when the round began, before the first batch came through its hooks. None is as now.
-        callbacks: Callbacks whose states a checkpoint holds as they are; files and times do not count.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        datamodule: Any = None,
-        data: dict[str, Any] | None = None,
-        callbacks: Sequence[pl.Callback] = (),
-    ) -> None:
-        kinds = (pl.callbacks.Checkpoint, pl.callbacks.Timer)
-        self._callbacks = [one for one in callbacks if not isinstance(one, kinds)]
+    def __init__(self, module: nn.Module) -> None:
         self._module = module
-        self._owners: list[Any] = [one for one in (module, datamodule) if one is not None]
-        self._datamodule, self._checking = datamodule, False
-        self._before = copy_of(_states(module))
-        self._settings = [dict(_hparams(owner)) for owner in self._owners]
-        self._others = self._states_of_others()
-        if data is not None:
-            self._others[_DATA] = type(datamodule).__name__, data
+        self._before, self._settings = copy_of(_states(module)), dict(_hparams(module))
 
-    def check(self, batches: int | None = None) -> None:
+    def check(self) -> None:
         """Refuse to go on where they have changed, and put them back.
-
-        Args:
-            batches: After a client's last batch: how many it had, by which an integer may have advanced.
-                Callbacks are looked at only then: of an open round a checkpoint holds what it began with.
 
         Raises:
             ValueError: Naming them.
         """
-        if self._checking:  # by a hook of the `state_dict()` that is looked at
-            return
-        self._checking = True
-        try:
-            changed = self._changed(batches)
-        finally:
-            self._checking = False
+        changed = self._changed()
         if not changed:
             return
         for part in self._module.modules():
             if isinstance(part, Metric):
                 part.reset()
         self._module.load_state_dict(copy_of(self._before), strict=False)
-        for owner, before in zip(self._owners, self._settings, strict=True):
-            for name in [name for name in _hparams(owner) if name not in before]:
-                del owner.hparams[name]
-            owner.hparams.update(before)
+        owner: Any = self._module
+        for name in [name for name in _hparams(owner) if name not in self._settings]:
+            del owner.hparams[name]
+        if self._settings:
+            owner.hparams.update(self._settings)
         raise ValueError(
             f"training changed {', '.join(changed[:10])}, which checkpoints hold beside parameters and "
             "buffers, exactly and without noise; leave persistent(True) of metrics and get_extra_state out, "
-            "and what follows from batches out of hyperparameters and of the state_dict() of callbacks and "
-            "data modules, or update them in validation"
+            "and what follows from batches out of hyperparameters, or update them in validation"
         )
 
-    def _changed(self, batches: int | None) -> list[str]:
+    def _changed(self) -> list[str]:
         before, now = {**self._before}, {**_states(self._module)}
-        for owner, settings in zip(self._owners, self._settings, strict=True):
-            before |= {f"hparams.{name}": value for name, value in settings.items()}
-            now |= {f"hparams.{name}": value for name, value in _hparams(owner).items()}
-        changed = [name for name in {**before, **now} if not same(before.get(name), now.get(name))]
-        others = self._states_of_others()
-        for who, (name, state) in others.items():
-            if who != _DATA and batches is None:
-                continue
-            _, old = self._others[who]
-            changed += [
-                f"{name}.{key}"
-                for key in {**old, **state}
-                if not same(old.get(key), state.get(key))
-                and not _has_counted(old.get(key), state.get(key), batches)
-            ]
-        if batches is not None and not changed:
-            self._others = others
-        return changed
-
-    def _states_of_others(self) -> dict[int, tuple[str, dict[str, Any]]]:
-        """Names and states, by the place of the callback."""
-        states = {
-            n: (type(one).__name__, deepcopy(one.state_dict())) for n, one in enumerate(self._callbacks)
-        }
-        if self._datamodule is not None:
-            states[_DATA] = type(self._datamodule).__name__, deepcopy(self._datamodule.state_dict())
-        return states
-
-
-_DATA = -1
-"""The place of the data module."""
+        before |= {f"hparams.{name}": value for name, value in self._settings.items()}
+        now |= {f"hparams.{name}": value for name, value in _hparams(self._module).items()}
+        return [name for name in {**before, **now} if not same(before.get(name), now.get(name))]
 
 
 def _states(module: nn.Module) -> dict[str, Any]:
@@ -158,13 +99,3 @@ def _alike(one: Any, other: Any) -> bool:
     if of_a_copy is object.__eq__:  # by identity, which no copy has
         return True
     return bool(one == other) or bool(one != one and other != other)  # NaN
-
-
-def _has_counted(before: Any, now: Any, batches: int | None) -> bool:
-    """Is this an integer that has counted a client's batches? In its middle, any integer.
-
-    The last batch may not be counted yet.
-    """
-    if type(before) is not int or type(now) is not int:
-        return False
-    return batches is None or now - before in (batches - 1, batches)

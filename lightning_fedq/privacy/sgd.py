@@ -335,6 +335,21 @@ class GridDPOptimizer(DPOptimizer):  # type: ignore[misc]
         self.batch_is_empty = False
         self.batch_size: int | None = None
 
+    def pre_step(self, closure: Callable[[], float] | None = None) -> bool | None:
+        """Clip, add noise and average, after every parameter was found to have gradients.
+
+        Raises:
+            RuntimeError: If a parameter has none.
+        """
+        without = sum(getattr(p, "grad_sample", None) is None for p in self.params)
+        if without:
+            raise RuntimeError(
+                f"{without} of {len(self.params)} parameters have no gradient of this batch, and a step is "
+                "charged for all of them; return a loss for every batch, and freeze what it does not use"
+            )
+        done: bool | None = super().pre_step(closure)
+        return done
+
     def clip_and_accumulate(self) -> None:
         """Sum what is left of every sample's gradient, in integer steps of the grid.
 

@@ -12,13 +12,17 @@ from tests.cures import (
     elsewhere,
     rows_commands,
     rows_data,
+    rows_deployments,
     rows_features,
+    rows_fits,
     rows_flower,
     rows_leakage,
     rows_mechanisms,
     rows_messages,
     rows_privacy,
+    rows_ranks,
     rows_rounds,
+    rows_state,
     rows_training,
 )
 from tests.cures.rows import Row, raised, sites
@@ -36,6 +40,10 @@ ROWS = [
         rows_leakage,
         rows_messages,
         rows_features,
+        rows_fits,
+        rows_state,
+        rows_ranks,
+        rows_deployments,
     )
     for row in module.ROWS
 ]

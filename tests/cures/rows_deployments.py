@@ -1,0 +1,256 @@
+"""Cures that the two sides of a deployment name: all machines in one process, folders as they would lie."""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+pytest.importorskip("flwr")
+from flwr.serverapp.strategy import FedAvg
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.algorithms import FedAvgM
+from lightning_fedq.callbacks import DPSGD
+from lightning_fedq.callbacks.federated import engine_of
+from lightning_fedq.flower import DecodingStrategy, client_app
+from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.rounds import RoundServer
+from lightning_fedq.secagg import SecAgg
+from tests.cures.rows import row
+from tests.cures.rows_rounds import TURNS, handed
+from tests.cures.rows_training import Chooses
+from tests.flower import test_mod as mod
+from tests.flower.halves import Halves
+from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module, own_digits
+from tests.flower.test_loop import Plateau
+
+COIN = LDPQ(4.0)
+SECURE: dict[str, Any] = {"seed": None, "local_epochs": 1}
+
+
+def fresh(name: str) -> Path:
+    """A folder that nobody has used."""
+    number = len(list(Path.cwd().glob(f"{name}*")))
+    return Path.cwd() / f"{name}{number}"
+
+
+def make(**options: Any) -> Callable[[], Any]:
+    return partial(federated, options.pop("mechanism", COIN), **{"local_epochs": 1, **options})
+
+
+def said(play: Callable[[], int]) -> None:
+    """Play a round. What clients say who are not heard is raised."""
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        received = play()
+    if received < CLIENTS:
+        raise ValueError("\n".join(str(warning.message) for warning in heard))
+
+
+def deployed(
+    ours: Callable[[], Any] | None = None,
+    theirs: Callable[[], Any] | None = None,
+    apps: Any = None,
+    folder: Path | None = None,
+    **server: Any,
+) -> None:
+    """One round between machines."""
+    folder, ours = folder or fresh("run"), ours or make()
+    grid = LoopGrid(*(apps or clients(theirs or ours, folder)))
+
+    def play() -> int:
+        _, federation = deployment(ours(), 1, folder, **server).run(grid)
+        return federation.records[0].num_received
+
+    said(play)
+
+
+def without_home() -> Any:
+    return clients(make(**SECURE), Path(), home=False)
+
+
+def with_home() -> Any:
+    """The clients' folders are said in code and not by the node."""
+    folder = fresh("homes")
+
+    def home(context: Any) -> Path:
+        return folder / str(context.node_config["partition-id"])
+
+    apps = [client_app(module, own_digits, make(**SECURE)(), home=home) for _ in range(CLIENTS)]
+    return apps, [None] * CLIENTS
+
+
+def masked_without_home() -> Any:
+    return clients(make(secure_aggregation=SecAgg()), Path(), home=False)
+
+
+def masked_with_home() -> Any:
+    folder, settings = fresh("homes"), make(secure_aggregation=SecAgg())
+
+    def home(context: Any) -> Path:
+        return folder / str(context.node_config["partition-id"])
+
+    return [client_app(module, own_digits, settings(), home=home) for _ in range(CLIENTS)], [None] * CLIENTS
+
+
+def two_federations(new: bool) -> None:
+    """A client of one federation is asked to join another, with its folder or a new one."""
+    first, second, settings = fresh("first"), fresh("second"), make(**SECURE)
+    deployed(settings, folder=first)
+    deployed(settings, apps=clients(settings, second if new else first), folder=second)
+
+
+def halves(mechanism: Any = COIN, folder: Path | None = None, **options: Any) -> Halves:
+    return Halves(federated(mechanism, **{**SECURE, **options}), folder or fresh("halves"))
+
+
+def again(played: Halves) -> None:
+    said(lambda: played.round().num_received)
+
+
+def copied(how: str) -> None:
+    """Client 2 goes on in a copy of its folder, in the folder itself, or in one that was moved."""
+    folder = fresh("halves")
+    played = halves(folder=folder)
+    again(played)
+    honest = played.client
+    if how == "moved":
+        (folder / "client-2").rename(folder / "client-9")
+    else:
+        shutil.copytree(folder / "client-2", folder / "client-9")
+    if how != "itself":
+        from lightning_fedq.flower.store import Store
+        from tests.flower.halves import Still
+
+        other = Still(played.federated, Store(folder / "client-9"), 2, None, None)
+        played.line.clients = lambda number: other if number == 2 else honest(number)
+    again(played)
+
+
+def touched(name: str, cure: str) -> None:
+    """A file of client 2 is lost, or damaged; then it is put back, or another federation begins."""
+    folder = fresh("halves")
+    played = halves(folder=folder)
+    again(played)
+    path = folder / "client-2" / name
+    whole = path.read_bytes()
+    if name == "streams.jsonl":
+        path.unlink()
+    else:
+        path.write_bytes(whole[: len(whole) // 2])
+    if cure == "back":
+        path.write_bytes(whole)
+        path.chmod(0o600)
+    again(halves() if cure == "new" else played)
+
+
+def handing_on(told: bool) -> None:
+    """A round of a server that says who hands noise on, or that is of a version that does not."""
+    whole = RoundServer.task
+    task = whole if told else lambda self: replace(whole(self), hand_over=None)
+    cycle = {**TURNS, "clients_per_round": CLIENTS, "num_clients": 2 * CLIENTS}
+    with mock.patch.object(RoundServer, "task", task):
+        again(halves(handed(), **cycle))
+
+
+def reported(begun: bool) -> None:
+    folder, settings = fresh("strategy"), partial(mod.federation, COIN)
+    strategy = DecodingStrategy(FedAvg(), settings(), home=folder / "server", wait=2.0)
+    if begun:
+        mod.run(strategy, mod.grid_of(settings, folder), rounds=1)
+    strategy.privacy_report(1e-3)
+
+
+class Tampers(pl.Callback):
+    """Would change what clients send."""
+
+    def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        engine_of(trainer, "Tampers").tampering = self  # type: ignore[assignment]
+
+
+ROWS = [
+    row(
+        "this client and the server differ: {}; run the same code and settings on both",
+        lambda: deployed(make(), make(mechanism=LDPQ(3.0))),
+        lambda: deployed(make(), make()),
+        error=RuntimeError,
+    ),
+    row(
+        "a client without a seed keeps keys and the log of its streams in a folder of its own; start",
+        lambda: deployed(make(**SECURE), apps=without_home()),
+        lambda: deployed(make(**SECURE)),
+        lambda: deployed(make(**SECURE), apps=with_home()),
+        error=RuntimeError,
+    ),
+    row(
+        "secure aggregation keeps its state between messages in a folder of the client's own; start",
+        lambda: deployed(make(secure_aggregation=SecAgg()), apps=masked_without_home()),
+        lambda: deployed(make(secure_aggregation=SecAgg())),
+        lambda: deployed(make(secure_aggregation=SecAgg()), apps=masked_with_home()),
+    ),
+    row(
+        "this client's folder {} is of federation {}, the server's is {}; take a new folder for a new",
+        lambda: two_federations(new=False),
+        lambda: two_federations(new=True),
+        error=RuntimeError,
+    ),
+    row(
+        "this client's folder {} is a copy of {}, which is still there: each would count its own messages",
+        lambda: copied("copied"),
+        lambda: copied("itself"),
+        lambda: copied("moved"),
+    ),
+    row(
+        "{} is missing, so what these keys have encoded is not known; put it back, or begin a new",
+        lambda: touched("streams.jsonl", ""),
+        lambda: touched("streams.jsonl", "back"),
+        lambda: touched("streams.jsonl", "new"),
+    ),
+    row(
+        "{} is damaged; put it back, or begin a new federation in another folder",
+        lambda: touched("keys.json", ""),
+        lambda: touched("keys.json", "back"),
+        lambda: touched("keys.json", "new"),
+    ),
+    row(
+        "{} {} a list of who takes back whose noise; run the same version on both sides",
+        lambda: handing_on(told=False),
+        lambda: handing_on(told=True),
+    ),
+    row(
+        "no round has begun; ask after strategy.start",
+        lambda: reported(begun=False),
+        lambda: reported(begun=True),
+        error=RuntimeError,
+    ),
+    row(
+        "ReduceLROnPlateau follows a validation metric, which the server has and clients do not; use a",
+        lambda: deployed(module=lambda: Plateau(module().backbone, lr=0.1)),
+        deployed,
+        lambda: deployed(make(server_optimizer=FedAvgM)),
+        error=RuntimeError,
+    ),
+    row(
+        "{} draws the batches of clients, and the server has none; leave it out",
+        lambda: deployed(callbacks=[Chooses()]),
+        deployed,
+    ),
+    row(
+        "{} works on updates, which a server is never given; leave it out",
+        lambda: deployed(callbacks=[Tampers()]),
+        deployed,
+    ),
+    row(
+        "{} works on clients that are simulated here, and the server has none; leave it out",
+        lambda: deployed(callbacks=[DPSGD(1.0, 1.0, delta=1e-5)]),
+        deployed,
+    ),
+]

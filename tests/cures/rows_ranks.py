@@ -1,0 +1,176 @@
+"""Cures that ranks name, as rank 0 of a group of one sees them, or in a group whose two ranks are threads."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest import mock
+
+import torchmetrics
+from torch import nn
+
+from lightning_fedq.algorithms import SCAFFOLD, FedProx
+from lightning_fedq.callbacks import DPSGD, ByzantineClients
+from lightning_fedq.federation.rank_group import RankGroup, RankLostError
+from lightning_fedq.simulation.ranks import check_same_on_all_ranks
+from tests.cures.rows import fed, fit, row
+from tests.cures.rows_data import Stream, of
+from tests.digits_run import Classifier
+from tests.federation.test_distributed_clients import Meeting
+from tests.federation.test_rank_group import TIMEOUT, address
+
+
+class Alone(Meeting):
+    """A group of one rank."""
+
+    is_lost = False
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.size = 1
+
+    def gather(self, obj: Any, place: str) -> list[Any]:
+        return [obj]
+
+    def add(self, tensor: Any) -> None:
+        pass
+
+    def share(self, tensor: Any) -> None:
+        pass
+
+
+def among(*callbacks: Any, **settings: Any) -> Any:
+    """A fit as rank 0 of a group."""
+
+    def joined(trainer: Any) -> Any:
+        trainer.strategy.group = Alone()
+        return trainer.strategy
+
+    with mock.patch("lightning_fedq.callbacks.federated.ranks_of", joined):
+        return one(*callbacks, **settings)
+
+
+def one(*callbacks: Any, **settings: Any) -> Any:
+    """The same fit in one process."""
+    return fit(*callbacks, strategy="fedq_clients", devices=1, **settings)
+
+
+class Counts(Classifier):
+    """Logs a metric object or its values, in training or in validation."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.accuracy = how, torchmetrics.Accuracy("multiclass", num_classes=10)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if self.how != "validation":
+            value = self.accuracy(self.backbone(batch[0]), batch[1])
+            self.log("train_acc", self.accuracy if self.how == "object" else value)
+        return super().training_step(batch, batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        if self.how == "validation":
+            self.accuracy(self.backbone(batch[0]), batch[1])
+            self.log("accuracy", self.accuracy)
+
+
+def normed() -> Classifier:
+    return Classifier(nn.Sequential(nn.BatchNorm1d(64), nn.Linear(64, 10)))
+
+
+def streams() -> Any:
+    return of(*map(Stream, range(4)), batch_size=5)
+
+
+def scaffold() -> Any:
+    return fed(algorithm=SCAFFOLD(), local_steps=2)
+
+
+def threads() -> list[RankGroup]:
+    """A group of two ranks."""
+    place = address()
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(lambda rank: RankGroup(rank, 2, place, "gloo", TIMEOUT), range(2)))
+
+
+def meet(*places: str) -> None:
+    groups = threads()
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(lambda group: group.gather(None, places[group.rank]), groups))
+
+
+def lost() -> None:
+    groups = threads()
+    groups.pop()  # and with it its connections
+    groups[0].gather(None, "here")
+
+
+def goes_on() -> None:
+    fit(fed()).save_checkpoint("one.ckpt")
+    fit(fed(), ckpt_path="one.ckpt", max_epochs=2)
+
+
+def compared(theirs: str) -> None:
+    """Rank 1, of a group whose rank 0 has this mechanism."""
+    group: Any = Meeting(1)
+    group.broadcast = lambda facts, place: {"mechanism": theirs}
+    check_same_on_all_ranks(group, {"mechanism": "LDPQ"})
+
+
+ROWS = [
+    row(
+        "clients of {} keep vectors, in one process; use devices=1",
+        lambda: among(scaffold()),
+        lambda: one(scaffold()),
+        lambda: among(fed(algorithm=FedProx(0.1))),
+    ),
+    row(
+        '{}; train in one process (devices=1), or leave it out with strategy="{}"',
+        lambda: among(fed(buffers="local"), module=normed()),
+        lambda: one(fed(buffers="local"), module=normed()),
+        lambda: among(fed(), module=normed()),
+    ),
+    row(
+        'train in one process (devices=1), or leave it out with strategy="{}"',
+        lambda: among(fed(), DPSGD(1.0, 1.0, delta=1e-4, seed=1)),
+        lambda: one(fed(), DPSGD(1.0, 1.0, delta=1e-4, seed=1)),
+        lambda: among(fed()),
+    ),
+    row(
+        "the data of clients {} are streams, and every rank would read its own copy; train in one process",
+        lambda: among(fed(local_steps=2), data=streams()),
+        lambda: one(fed(local_steps=2), data=streams()),
+        lambda: among(fed(local_steps=2)),
+    ),
+    row(
+        "a callback that changes updates, or clients that lie, need all clients in one process; leave it",
+        lambda: among(fed(), ByzantineClients(0.25, "sign_flip")),
+        lambda: among(fed()),
+        lambda: one(fed(), ByzantineClients(0.25, "sign_flip")),
+    ),
+    row(
+        "{} is a metric object that clients update in training, and every rank's own has seen its own",
+        lambda: among(fed(), module=Counts("object")),
+        lambda: among(fed(), module=Counts("value")),
+        lambda: among(fed(), module=Counts("validation")),
+        lambda: one(fed(), module=Counts("object")),
+    ),
+    row(
+        "; start all ranks with the same program, arguments and data",
+        lambda: compared("CorBin"),
+        lambda: compared("LDPQ"),
+    ),
+    row(
+        "rank {} is at {} while rank {} is at {}; let all ranks do the same, and stop on all of them where",
+        lambda: meet("one place", "another place"),
+        lambda: meet("one place", "one place"),
+        error=RuntimeError,
+    ),
+    row(
+        "rank {} of {} gets no answer from another rank, so the run ends here; see what that one says, and",
+        lost,
+        goes_on,
+        error=RankLostError,
+    ),
+]
