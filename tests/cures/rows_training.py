@@ -20,7 +20,9 @@ from lightning_fedq.callbacks import (
     LeakageMonitor,
     PrivacyBudget,
     ReloadBest,
+    RunFolder,
     TailAveraging,
+    TrackedRounds,
 )
 from lightning_fedq.core import Adversary
 from lightning_fedq.mechanisms import (
@@ -241,6 +243,17 @@ ROWS = [
         "TailAveraging has to know which rounds are the last ones, got Trainer(max_epochs={}); give a number",
         lambda: fit(fed(), TailAveraging(), max_epochs=-1, max_steps=4),
         lambda: fit(fed(), TailAveraging(), max_epochs=2),
+    ),
+    row(
+        "TrackedRounds needs a TensorBoardLogger, an MLFlowLogger or a CSVLogger; set trainer.logger to",
+        lambda: fit(fed(), TrackedRounds()),
+        lambda: fit(fed(), TrackedRounds(), logger=pl.loggers.CSVLogger("csv")),
+        lambda: fit(fed(), TrackedRounds(), logger=pl.loggers.TensorBoardLogger("board")),
+    ),
+    row(
+        "sends the run folder: put it behind RunFolder in trainer.callbacks",
+        lambda: fit(fed(), TrackedRounds(), RunFolder("run"), logger=pl.loggers.CSVLogger("csv")),
+        lambda: fit(fed(), RunFolder("run"), TrackedRounds(), logger=pl.loggers.CSVLogger("csv")),
     ),
     # ---- clients and federation -------------------------------------------------------------------------
     row(
