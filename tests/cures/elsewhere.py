@@ -16,7 +16,6 @@ NOT_RUN = {
     "{}, and {} can't be charged for vectors of two lengths; freeze or unfreeze before the fit, or take a",
     "the training loader was iterated before the first round: it deals out the batches of the clients of ",
     "WandbRounds needs a WandbLogger; set trainer.logger to {}.loggers.WandbLogger (with offline: true it",
-    "WandbRounds sends the run folder: put it behind RunFolder in trainer.callbacks",
     "the model has no {}; use the checkpoint's own model",
     "the loader of client {} gave no batch; leave the client out",
     "Federated needs an optimiser, configure_optimizers returned none; return one of the parameters that ",
