@@ -8,7 +8,7 @@ settings, who holds which labels, a table of clients, and the files of the run f
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks.federated import Federated, federated_of
@@ -37,6 +37,9 @@ class TrackedRounds(pl.Callback):
         ValueError: At the start of the training, if the Trainer has none of these loggers, or if a
             `RunFolder` stands behind this callback: its report would not be written yet when it is sent.
     """
+
+    follows_clients: ClassVar[bool] = True
+    """The table of clients says whose updates were not finite, and so who took part."""
 
     def __init__(self) -> None:
         self._non_finite: dict[int, int] = {}

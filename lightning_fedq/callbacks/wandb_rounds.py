@@ -7,7 +7,7 @@ of clients, and the run folder as an artifact.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks.federated import federated_of
@@ -31,6 +31,9 @@ class WandbRounds(pl.Callback):
         ValueError: At the start of the training, if the Trainer has no `WandbLogger`, or if a `RunFolder`
             stands behind this callback: its report would not be written yet when it is sent.
     """
+
+    follows_clients: ClassVar[bool] = True
+    """The table of clients says whose updates were not finite, and so who took part."""
 
     def __init__(self) -> None:
         self._non_finite: dict[int, int] = {}

@@ -11,11 +11,12 @@ import pytest
 import yaml
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import PrivacyBudget, RunFolder, TrackedRounds
+from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder, TrackedRounds, WandbRounds
 from lightning_fedq.callbacks.federated import engine_of
-from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.mechanisms import LDPQ, GaussianNoise
 from lightning_fedq.privacy.report import privacy_report
 from tests.callbacks.runs import small_run
+from tests.digits_run import Classifier, Digits, make_trainer
 
 ROUNDS = 3
 
@@ -133,7 +134,6 @@ def test_the_same_in_mlflow(tmp_path: Path) -> None:
 def test_weights_and_biases_has_the_same_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from pytorch_lightning.loggers import WandbLogger
 
-    from lightning_fedq.callbacks import WandbRounds
     from tests.callbacks.test_wandb_rounds import finished_records_of
 
     monkeypatch.setenv("WANDB_SILENT", "true")
@@ -167,3 +167,16 @@ def test_the_run_folder_must_come_first(tmp_path: Path) -> None:
     logger = pl.loggers.CSVLogger(tmp_path)
     with pytest.raises(ValueError, match="TrackedRounds sends the run folder: put it behind RunFolder"):
         small_run(TrackedRounds(), RunFolder("mine", str(tmp_path)), rounds=1, logger=logger)
+
+
+def test_a_table_of_whose_updates_were_not_finite_tells_who_was_drawn(tmp_path: Path) -> None:
+    assert WandbRounds.follows_clients, "it has the same table"
+    settings: dict[str, Any] = {"cohorts": "secret", "diagnostics": False, "local_steps": 2}
+    mechanism = GaussianNoise(clip_norm=0.5, noise_multiplier=1.0)
+    fed = Federated(mechanism, 8, clients_per_round=4, clients_per_step=1, **settings)
+    logger = pl.loggers.CSVLogger(tmp_path)
+    with pytest.raises(ValueError, match="TrackedRounds writes what follows from the data of the drawn"):
+        make_trainer(fed, TrackedRounds(), max_epochs=1, logger=logger).fit(
+            Classifier(), datamodule=Digits(80)
+        )
+    make_trainer(fed, max_epochs=1, logger=logger).fit(Classifier(), datamodule=Digits(80))

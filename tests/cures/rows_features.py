@@ -9,7 +9,15 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from lightning_fedq.callbacks import DPSGD, Federated, LeakageMonitor, PrivacyBudget
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import (
+    DPSGD,
+    Federated,
+    LeakageMonitor,
+    PrivacyBudget,
+    RunFolder,
+    TrackedRounds,
+)
 from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.data.splits import FeatureShards, Natural, QuantitySkew
 from lightning_fedq.datasets.leaf import leaf_clients
@@ -244,5 +252,16 @@ ROWS = [
         "a federation with secret cohorts is not resumed: its checkpoint has no ledger and no plan, which",
         lambda: resumed(whole=True),
         lambda: resumed(whole=False),
+    ),
+    row(
+        "TrackedRounds needs a TensorBoardLogger, an MLFlowLogger or a CSVLogger; set trainer.logger to",
+        lambda: fit(fed(), TrackedRounds()),
+        lambda: fit(fed(), TrackedRounds(), logger=pl.loggers.CSVLogger(".")),
+        lambda: fit(fed(), TrackedRounds(), logger=pl.loggers.TensorBoardLogger(".")),
+    ),
+    row(
+        "{} sends the run folder: put it behind RunFolder in trainer.callbacks",
+        lambda: fit(fed(), TrackedRounds(), RunFolder(show=False), logger=pl.loggers.CSVLogger(".")),
+        lambda: fit(fed(), RunFolder(show=False), TrackedRounds(), logger=pl.loggers.CSVLogger(".")),
     ),
 ]
