@@ -254,7 +254,7 @@ def gaussian_cover(low: float, high: float, num_coins: int, num_gaps: int, slack
 
 
 def _smallest(holds: Callable[[int], bool], start: int) -> int:
-    """Smallest k >= 0 found that holds, at most `start`; `_MOST_STEPS` where none below it does."""
+    """Smallest k >= 0 found that holds, at most `start`, or `_MOST_STEPS` where none below it does."""
     if start == _MOST_STEPS:
         bad, good = -1, _MOST_STEPS
         while good - bad > 1:
