@@ -308,10 +308,10 @@ def _clients_needed(
     clients = max(math.ceil(guess), problem.rounds if once else 1)
     cohort, charges = (clients // problem.rounds, 1) if once else (clients, problem.charges)
     byzantine = math.ceil(problem.num_byzantine * clients / here)
-    larger = replace(
-        problem, clients=max(clients, problem.clients), clients_per_round=None, num_byzantine=byzantine
-    )
-    try:
+    try:  # a target may be out of reach there, or its delta too large for so many
+        larger = replace(
+            problem, clients=max(clients, problem.clients), clients_per_round=None, num_byzantine=byzantine
+        )
         near = level * (clients / here) ** (0.5 * (power - 1.0))
         found = _calibrated(mechanism, larger, cohort, charges, near).mechanism
     except ValueError:

@@ -311,7 +311,7 @@ def test_a_cohort_that_shrinks_in_memory_is_paid_for_fewer_rounds():
     engine.planner = federated.planner = replace(federated.planner, clients_per_round=5)
     trainer = pl.Trainer(callbacks=[federated], logger=False, enable_checkpointing=False, accelerator="cpu")
     kept.limit(engine, federated, trainer)
-    assert int(engine.ledger.limits.max()) == 0
+    assert int(engine.ledger.limits.max()) == 1  # by divergences alone it was none
 
 
 @pytest.mark.parametrize(

@@ -55,18 +55,18 @@ from lightning_fedq.functional.one_bit.privacy import coin_splits, coin_sum_pmf
 MOST_COINS = 400
 """Other coins up to which every split is looked at."""
 
-RATIO = 1.12
-"""Of neighbouring gaps."""
+_RATIOS = (1.12, 1.18)
+"""Ratio of neighbouring gaps, from the full one down and below a quarter of it."""
 _PARTS = 4
 """Pieces between two neighbouring gaps that are checked on their own."""
-_POINTS = 6.0
+_POINTS = 8.0
 """Grid points in a standard deviation of a coordinate's loss."""
 _ROW = 1.0 / 12.0
 """Step of the Gaussians' binary logarithm, from 1/16 of a full gap's own standard deviation to 2 of them.
 Beyond, up to 9, it is twice as much."""
-_STEP = 1.02
+_STEP = 1.01
 """Of neighbouring candidates for c^2."""
-_MOST_STEPS = 400
+_MOST_STEPS = 800
 _GRID, _SHORTEST, _MOST_JUMPS = 500, 16.0, 4000
 """Points of b in a full gap's square, squares of gaps (in such points) above which jumps are looked at one
 by one, and points up to which they are."""
@@ -112,7 +112,7 @@ class GaussianCover:
         last = np.minimum(last, len(self.gaps) - 2)
         return min(
             float(_along(self.rows, self.slopes, self.gaps, start, budget, grid, first, last, jumps))
-            for start in range(len(self.rows) - 1)
+            for start in range(0, len(self.rows) - 1, 2)
         )
 
 
@@ -182,6 +182,28 @@ def _along(
     return values[-1]  # type: ignore[no-any-return]
 
 
+def _shares(num_gaps: int) -> Array:
+    """Gaps over the full one, ascending."""
+    fine, coarse = _RATIOS
+    places = np.arange(num_gaps, dtype=np.float64)
+    most = math.ceil(math.log(4.0) / math.log(fine))
+    logs = math.log(fine) * np.minimum(places, most) + math.log(coarse) * np.maximum(places - most, 0.0)
+    found: Array = np.exp(-logs[::-1])
+    return found
+
+
+def gaps_down_to(share: float, most: int) -> tuple[int, float]:
+    """Number of gaps of which the smallest is at most `share` of the full one, and what share it is.
+
+    Args:
+        share: In (0, 1).
+        most: Largest number, >= 2.
+    """
+    shares = _shares(most)[::-1]
+    number = min(max(int(np.searchsorted(-shares, -share)) + 1, 2), most)
+    return number, float(shares[number - 1])
+
+
 @lru_cache(maxsize=64)
 def gaussian_cover(low: float, high: float, num_coins: int, num_gaps: int, slack: float) -> GaussianCover:
     """Slopes with which Gaussians cover a coin among `num_coins` others.
@@ -190,7 +212,7 @@ def gaussian_cover(low: float, high: float, num_coins: int, num_gaps: int, slack
         low: Smallest probability of a one, in (0, 1/2).
         high: 1 - low.
         num_coins: N in [0, `MOST_COINS`].
-        num_gaps: Gaps, >= 2, each 1.12 times the one before, the last one t = high - low.
+        num_gaps: Gaps, >= 2, the largest t = high - low, as `gaps_down_to` counts them.
         slack: s of the theorem, > 0, the part of delta that a squared gap may take.
 
     Raises:
@@ -202,7 +224,7 @@ def gaussian_cover(low: float, high: float, num_coins: int, num_gaps: int, slack
             f"got {low}, {num_coins}, {num_gaps} and {slack}"
         )
     gap = high - low
-    gaps = gap * RATIO ** -np.arange(num_gaps - 1.0, -1.0, -1.0)
+    gaps = gap * _shares(num_gaps)
     groups = _vertices(low, high, num_coins)
     fisher = max(float(((one - q) ** 2 / q).sum()) for group in groups for q, one in group) / (gap * gap)
     own = gap * math.sqrt(fisher)
@@ -217,7 +239,7 @@ def gaussian_cover(low: float, high: float, num_coins: int, num_gaps: int, slack
         ]
         found = _MOST_STEPS
         for row, mean in enumerate(means):
-            if mean > 40.0 * small * math.sqrt(fisher) and found < _MOST_STEPS:
+            if mean > 25.0 * small * math.sqrt(fisher) and found < _MOST_STEPS:
                 slopes[row:, cell] = fisher * _STEP**found  # what holds for a smaller Gaussian holds
                 break
             sides = _left_sides(losses, float(mean), step, slack * small * small)
@@ -232,7 +254,7 @@ def gaussian_cover(low: float, high: float, num_coins: int, num_gaps: int, slack
 
 
 def _smallest(holds: Callable[[int], bool], start: int) -> int:
-    """Smallest k >= 0 found that holds, at most `start`; `_MOST_STEPS` where none below it does."""
+    """Smallest k >= 0 found that holds, at most `start`, or `_MOST_STEPS` where none below it does."""
     if start == _MOST_STEPS:
         bad, good = -1, _MOST_STEPS
         while good - bad > 1:
@@ -341,7 +363,7 @@ class _GapCheck:
         self.x = step * np.arange(sides.shape[1], dtype=np.float64)[None]
 
     def at_step(self, fisher: float, k: int) -> bool:
-        """Does it hold with c^2 = fisher 1.02^k?"""
+        """Does it hold with c^2 = fisher 1.01^k?"""
         square = fisher * _STEP**k
         variances = self.variance + square * self.gaps**2
         room = gaussian_curve(self.x, np.sqrt(variances)) - self.left + self.slack

@@ -16,7 +16,7 @@ import numpy as np
 from lightning_fedq.functional.divergences import Array, gaussian_epsilon
 from lightning_fedq.functional.one_bit.gaussian_cover import (
     MOST_COINS,
-    RATIO,
+    gaps_down_to,
     gaussian_cover,
     gaussian_curve,
 )
@@ -95,9 +95,9 @@ class CoveredCoins(RenyiLoss):
         if self.num_others > MOST_COINS or self.low < _LOWEST or self.square == 0.0:
             return math.inf, 0.0
         gap = self.high - self.low
-        smallest = math.sqrt(min(_SMALLEST * self.square / self.coordinates, 0.25 * gap * gap))
-        num_gaps = min(math.ceil(math.log(gap / smallest) / math.log(RATIO)) + 1, _MOST_GAPS)
-        smallest = gap * RATIO ** (1.0 - num_gaps)
+        share = math.sqrt(min(_SMALLEST * self.square / self.coordinates / gap**2, 0.25))
+        num_gaps, share = gaps_down_to(share, _MOST_GAPS)
+        smallest = share * gap
         budget = count * (self.square + self.coordinates * smallest * smallest) * (1.0 + 1e-9)
         slack = 4.0 ** math.floor(math.log(most / budget, 4.0))
         if slack * smallest * smallest < 1e-16:
