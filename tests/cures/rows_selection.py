@@ -8,27 +8,49 @@ from typing import Any
 import torch
 import yaml
 
+from lightning_fedq.core import Mechanism
 from lightning_fedq.data.labels import labels_of
 from lightning_fedq.data.partition import IID
 from lightning_fedq.losses import GaussianLoss, Loss
-from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.mechanisms import LDPQ, RotatedCoins
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.selection import NegativeBinomialTrials, run_loss, selected
 from tests.cures.rows import row
-from tests.cures.rows_commands import fedq, small
+from tests.cures.rows_commands import fedq, plan, small
+from tests.cures.rows_rounds import ddg
 from tests.one_round import context_of
 
 BEST = ("--selection", "tnb", "--mean", "1.2")
 
 
-def swept(*arguments: str, rounds: int = 1, logger: Any = False) -> None:
+MECHANISMS: dict[str, dict[str, Any]] = {
+    "CorBin": {"epsilon": 1.0},
+    "GaussianNoise": {"clip_norm": 1.0, "noise_multiplier": 1.0},
+}
+
+
+def swept(*arguments: str, mechanism: str = "GaussianNoise", rounds: int = 1, logger: Any = False) -> None:
     """A sweep of one run."""
-    path = Path(small(rounds=rounds))
+    path, settings = Path(small(rounds=rounds)), MECHANISMS[mechanism]
     config = yaml.safe_load(path.read_text())
     config["trainer"]["logger"] = logger
+    config["trainer"]["callbacks"][0]["init_args"]["mechanism"] = {
+        "class_path": f"lightning_fedq.mechanisms.{mechanism}",
+        "init_args": settings,
+    }
     path.write_text(yaml.safe_dump(config))
-    fedq("sweep", str(path), "--set", "CorBin.epsilon=1.0", *arguments)
+    name, value = next(iter(settings.items()))
+    fedq("sweep", str(path), "--set", f"{mechanism}.{name}={value}", *arguments)
+
+
+SECRET = ("--params", "100", "--rounds", "5", "--delta", "1e-4", "--adversary", "outsider")
+
+
+def of_outsiders(mechanism: Mechanism) -> Loss:
+    """What three rounds lose towards outsiders."""
+    claims = mechanism.claims(context_of(mechanism, range(4)))
+    return run_loss(next(claim.loss for claim in claims if claim.adversary.name == "OUTSIDER"), 3)
 
 
 class Unknown(Loss):
@@ -78,6 +100,12 @@ CHARGES = torch.tensor([1] * 8)
 CSV = {"class_path": "pytorch_lightning.loggers.CSVLogger", "init_args": {"save_dir": "."}}
 ROWS = [
     row(
+        "secret cohorts need {}; or leave cohorts out",
+        lambda: plan(*SECRET, "--cohorts", "secret"),
+        lambda: plan(*SECRET, "--cohorts", "secret", "--clients_per_round", "6"),
+        lambda: plan(*SECRET),
+    ),
+    row(
         "{} has a logger of its own, which would tell how many runs there were; set trainer.logger ",
         lambda: swept(*BEST, logger=CSV),
         lambda: swept(*BEST, logger=False),
@@ -95,8 +123,10 @@ ROWS = [
     ),
     row(
         "a {} has no Renyi divergences and no largest loss, so nothing is known of the best of seve",
-        lambda: run_loss(Unknown(), 3),
-        lambda: run_loss(GaussianLoss(1.0), 3),
+        lambda: swept(*BEST, mechanism="CorBin"),
+        lambda: swept(*BEST),
+        lambda: of_outsiders(RotatedCoins(1.0, epsilon=1.0)),
+        lambda: of_outsiders(ddg()),
     ),
     row(
         "a {} has no Renyi divergence; see `run_loss`",
