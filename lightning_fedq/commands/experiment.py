@@ -54,14 +54,16 @@ def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
     planner, rounds = federated.planner, trainer.max_epochs
     if rounds is None or rounds < 1:
         raise ValueError(f"a run needs a number of rounds, got trainer.max_epochs={rounds}; give one")
-    dim, liars = num_coordinates(module, federated.buffers), num_byzantine_of(trainer, planner)
-    mechanism = federated.calibrated(dim, rounds, liars)
+    dim, byzantine = num_coordinates(module, federated.buffers), num_byzantine_of(trainer, planner)
+    mechanism = federated.calibrated(dim, rounds, byzantine)
     context, asked = first_context(planner, mechanism, dim), federated.privacy_target
     secagg, plain = federated.secure_aggregation, federated.plain_sum
     most = planner.most_rounds(rounds) or rounds
 
     def setting(target: PrivacyTarget) -> Any:
-        return target_setting(target, context, rounds, planner, secagg, plain_sum=plain, num_byzantine=liars)
+        return target_setting(
+            target, context, rounds, planner, secagg, plain_sum=plain, num_byzantine=byzantine
+        )
 
     if asked is not None and asked.over == "run" and not asked.secret:
         most = min(most, affordable(asked, mechanism, setting(asked)))

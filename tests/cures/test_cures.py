@@ -22,6 +22,7 @@ from tests.cures import (
     rows_privacy,
     rows_ranks,
     rows_rounds,
+    rows_selection,
     rows_state,
     rows_training,
 )
@@ -44,6 +45,7 @@ ROWS = [
         rows_state,
         rows_ranks,
         rows_deployments,
+        rows_selection,
     )
     for row in module.ROWS
 ]

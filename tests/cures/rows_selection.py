@@ -1,0 +1,155 @@
+"""Cures that sweeps, the best of several runs, secret cohorts and tables as data name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from lightning_fedq.core import Mechanism
+from lightning_fedq.data.labels import labels_of
+from lightning_fedq.data.partition import IID
+from lightning_fedq.losses import GaussianLoss, Loss
+from lightning_fedq.mechanisms import LDPQ, RotatedCoins
+from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.report import privacy_report
+from lightning_fedq.privacy.selection import NegativeBinomialTrials, run_loss, selected
+from tests.cures.rows import row
+from tests.cures.rows_commands import fedq, plan, small
+from tests.cures.rows_rounds import ddg
+from tests.one_round import context_of
+
+BEST = ("--selection", "tnb", "--mean", "1.2")
+
+
+MECHANISMS: dict[str, dict[str, Any]] = {
+    "CorBin": {"epsilon": 1.0},
+    "GaussianNoise": {"clip_norm": 1.0, "noise_multiplier": 1.0},
+}
+
+
+def swept(*arguments: str, mechanism: str = "GaussianNoise", rounds: int = 1, logger: Any = False) -> None:
+    """A sweep of one run."""
+    path, settings = Path(small(rounds=rounds)), MECHANISMS[mechanism]
+    config = yaml.safe_load(path.read_text())
+    config["trainer"]["logger"] = logger
+    config["trainer"]["callbacks"][0]["init_args"]["mechanism"] = {
+        "class_path": f"lightning_fedq.mechanisms.{mechanism}",
+        "init_args": settings,
+    }
+    path.write_text(yaml.safe_dump(config))
+    name, value = next(iter(settings.items()))
+    fedq("sweep", str(path), "--set", f"{mechanism}.{name}={value}", *arguments)
+
+
+SECRET = ("--params", "100", "--rounds", "5", "--delta", "1e-4", "--adversary", "outsider")
+
+
+def of_outsiders(mechanism: Mechanism) -> Loss:
+    """What three rounds lose towards outsiders."""
+    claims = mechanism.claims(context_of(mechanism, range(4)))
+    return run_loss(next(claim.loss for claim in claims if claim.adversary.name == "OUTSIDER"), 3)
+
+
+class Unknown(Loss):
+    """A kind of which a curve is known and nothing else."""
+
+    note = ""
+
+    def curve(self, epsilons: Any) -> Any:
+        return GaussianLoss(1.0).curve(epsilons)
+
+
+TRIALS = NegativeBinomialTrials.of_mean(1.0, 2.0)
+
+
+class Table:
+    """As much of a Hugging Face data set as labels need."""
+
+    features, format = None, {"type": "torch"}
+
+    def __init__(self, label: str) -> None:
+        self.column_names = ["pixels", label]
+
+    def with_format(self, kind: str) -> Table:
+        return self
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, name: Any) -> Any:
+        return torch.arange(4) % 2
+
+
+def report(**settings: Any) -> Any:
+    mechanism = LDPQ(1.0)
+    context = context_of(mechanism, (0, 1))
+    return privacy_report(mechanism, context, rounds=2, delta=1e-3, num_clients=8, **settings)
+
+
+def limited(limit: int, rounds: int) -> None:
+    ledger = Ledger(4, "m")
+    ledger.round_limit = limit
+    for number in range(rounds):
+        ledger.charge((0,), number)
+
+
+CHARGES = torch.tensor([1] * 8)
+CSV = {"class_path": "pytorch_lightning.loggers.CSVLogger", "init_args": {"save_dir": "."}}
+ROWS = [
+    row(
+        "secret cohorts need {}; or leave cohorts out",
+        lambda: plan(*SECRET, "--cohorts", "secret"),
+        lambda: plan(*SECRET, "--cohorts", "secret", "--clients_per_round", "6"),
+        lambda: plan(*SECRET),
+    ),
+    row(
+        "{} has a logger of its own, which would tell how many runs there were; set trainer.logger ",
+        lambda: swept(*BEST, logger=CSV),
+        lambda: swept(*BEST, logger=False),
+    ),
+    row(
+        "--mean belongs to --selection tnb; add it, or leave --mean out",
+        lambda: swept("--mean", "1.2"),
+        lambda: swept(*BEST),
+        swept,
+    ),
+    row(
+        "a run needs a number of rounds, got trainer.max_epochs={}; give one",
+        lambda: swept(rounds=-1),
+        swept,
+    ),
+    row(
+        "a {} has no Renyi divergences and no largest loss, so nothing is known of the best of seve",
+        lambda: swept(*BEST, mechanism="CorBin"),
+        lambda: swept(*BEST),
+        lambda: of_outsiders(RotatedCoins(1.0, epsilon=1.0)),
+        lambda: of_outsiders(ddg()),
+    ),
+    row(
+        "a {} has no Renyi divergence; see `run_loss`",
+        lambda: selected(Unknown(), TRIALS),
+        lambda: selected(run_loss(GaussianLoss(1.0), 3), TRIALS),
+    ),
+    row(
+        "found no column 'label' or 'labels' among {}; say which column is the label, e.g. Federate",
+        lambda: labels_of(Table("fine_label")),  # type: ignore[arg-type]
+        lambda: labels_of(Table("fine_label"), "fine_label"),  # type: ignore[arg-type]
+        lambda: IID().split(None, 4, 2, torch.Generator()),
+    ),
+    row(
+        "charges tell who was drawn, and cohorts are secret: leave charges out, or secret_cohorts",
+        lambda: report(charges=CHARGES, secret_cohorts=""),
+        lambda: report(secret_cohorts=""),
+        lambda: report(charges=CHARGES),
+    ),
+    row(
+        "the privacy budget allows {} rounds, and round {} would be one more; raise the budget, or ",
+        lambda: limited(2, 3),
+        lambda: limited(3, 3),
+        lambda: limited(2, 2),
+        error=RuntimeError,
+    ),
+]
