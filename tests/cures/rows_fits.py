@@ -377,7 +377,7 @@ ROWS = [
         lambda: online(WandbRounds),
     ),
     row(
-        "WandbRounds sends the run folder: put it behind RunFolder in trainer.callbacks",
+        "{} sends the run folder: put it behind RunFolder in trainer.callbacks",
         lambda: online(WandbRounds, RunFolder),
         lambda: online(RunFolder, WandbRounds),
     ),
