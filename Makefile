@@ -31,7 +31,7 @@ test-slow: setup
 test-oldest: $(OLDEST)/.ready
 	OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest -n 2 --dist loadfile -o filterwarnings=default \
 		tests/callbacks tests/commands tests/data tests/datasets tests/federation tests/isolation tests/models \
-		tests/sample_level \
+		tests/dpsgd \
 		tests/test_cli.py tests/test_configs.py tests/test_lightning_binding.py tests/test_train_example.py
 
 $(OLDEST)/.ready: pyproject.toml constraints-oldest.txt

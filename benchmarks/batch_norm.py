@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import lightning_fedq as fedq
-from lightning_fedq.core import Mechanism
 from lightning_fedq.datasets import DigitsDataModule
+from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.models import Classifier
 
 CLIENTS, ROUNDS, RUNS = 479, 25, 3

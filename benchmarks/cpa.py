@@ -36,7 +36,7 @@ from workloads import load, prepare, workload
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.core import Mechanism
+from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms import CPA, FedAvg
 from lightning_fedq.models import Classifier, Linear
 from lightning_fedq.ranges import FixedRange

@@ -26,9 +26,9 @@ import torch
 
 from lightning_fedq import mechanisms as m
 from lightning_fedq.commands.described import example
-from lightning_fedq.core import Mechanism, RoundContext
-from lightning_fedq.discovery import mechanism_class
-from lightning_fedq.randomness import ClientRandomness, SeededKeys
+from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
+from lightning_fedq.mechanism import Mechanism, RoundContext
+from lightning_fedq.mechanisms.registry import mechanism_class
 from lightning_fedq.wire.coding import Code, FixedLength
 from lightning_fedq.wire.entropy_coding import Elias
 

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from lightning_fedq.randomness import SeededKeys, Stream
+from lightning_fedq.keys.randomness import SeededKeys, Stream
 from lightning_fedq.secagg import Client, SecAgg, Server
 from lightning_fedq.secagg.layout import sum_layout
 

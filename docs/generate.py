@@ -27,16 +27,16 @@ from lightning_fedq import cli, mechanisms
 from lightning_fedq.commands import described
 from lightning_fedq.commands.configs import configs, fragments
 from lightning_fedq.commands.mechanisms import SHIPPED
-from lightning_fedq.core import Mechanism
+from lightning_fedq.mechanism import Mechanism
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
 LISTS = Path(inspect.getfile(mechanisms))
 PUBLIC = (
-    *("callbacks", "mechanisms", "data", "datasets", "models", "ranges", "rounds", "aggregation", "secagg"),
-    *("privacy.target", "privacy.report", "core", "losses", "randomness", "wire.coding"),
-    "testing",
+    *("callbacks", "mechanisms", "data", "datasets", "models", "ranges", "rounds", "secagg"),
+    *("privacy.target", "privacy.report", "mechanism", "privacy.losses", "keys.randomness", "wire.coding"),
+    *("byzantine.aggregation", "mechanisms.contract_suite"),
 )
 """Modules whose names are public, beside those of `lightning_fedq` itself."""
 

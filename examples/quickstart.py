@@ -7,8 +7,8 @@ import torch
 from sklearn.datasets import load_digits
 from torch.nn.functional import cross_entropy
 
+from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import CorBin
-from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 

@@ -15,7 +15,6 @@ from lightning_fedq.lazy import lazily
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from lightning_fedq.aggregation import RobustAggregation
     from lightning_fedq.algorithms import (
         SCAFFOLD,
         FedAdagrad,
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
         FedProx,
         FedYogi,
     )
+    from lightning_fedq.byzantine.aggregation import RobustAggregation
     from lightning_fedq.callbacks import (
         DPSGD,
         ByzantineClients,
@@ -95,7 +95,7 @@ __all__ = [
 ]
 __all__ += mechanisms.__all__
 _NAMES = {
-    "aggregation": ("RobustAggregation",),
+    "byzantine.aggregation": ("RobustAggregation",),
     "algorithms": ("SCAFFOLD", "FedAdagrad", "FedAdam", "FedAvgM", "FedDyn", "FedProx", "FedYogi"),
     "callbacks": (
         *("DPSGD", "ByzantineClients", "Federated", "Langevin", "LeakageBudget", "LeakageMonitor"),

@@ -22,11 +22,11 @@ from typing import Literal
 
 import torch
 
-from lightning_fedq.core import Adversary, Mechanism, RoundContext
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
+from lightning_fedq.mechanism import Adversary, Mechanism, RoundContext
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import Calibration, PrivacyTarget, calibrate, planned_charges
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.wire.coding import FixedLength
 

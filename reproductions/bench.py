@@ -26,7 +26,7 @@ from lightning_fedq.callbacks import Federated, ReloadBest
 from lightning_fedq.commands.compare import print_table
 from lightning_fedq.datasets import CIFAR10DataModule
 from lightning_fedq.models import Classifier
-from lightning_fedq.reports import fresh_folder, write_rows, write_summary
+from lightning_fedq.reports.runs import fresh_folder, write_rows, write_summary
 
 
 @dataclass(frozen=True)

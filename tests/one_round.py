@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from lightning_fedq.testing import context_of, decode, encode
+from lightning_fedq.mechanisms.contract_suite import context_of, decode, encode
 
 __all__ = ["context_of", "decode", "encode", "updates_for"]
 

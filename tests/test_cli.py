@@ -20,7 +20,7 @@ from lightning_fedq.commands.mechanisms import SHIPPED
 from lightning_fedq.commands.run import FedqCLI
 from lightning_fedq.commands.sweep import parse_grid, wandb_sweep
 from lightning_fedq.datasets import DigitsDataModule
-from lightning_fedq.reports import read_rows, write_rows, write_summary
+from lightning_fedq.reports.runs import read_rows, write_rows, write_summary
 
 # Lightning's command line calls what jsonargparse has deprecated
 pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")

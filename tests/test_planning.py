@@ -5,8 +5,9 @@ import math
 import pytest
 import torch
 
-from lightning_fedq.core import Adversary
 from lightning_fedq.functional.divergences import gaussian_epsilon, randomized_response_epsilon
+from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import (
     CPA,
     LDPQ,
@@ -20,7 +21,6 @@ from lightning_fedq.mechanisms import (
 from lightning_fedq.planning import Problem, context_of, plan, relative_error
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.randomness import ClientRandomness, SeededKeys
 from lightning_fedq.secagg import SecAgg
 
 CANDIDATES = {"LDP-FL": LDPQ(1.0), "CorBin": CorBin(1.0, 5), "FedAvg": FedAvg()}

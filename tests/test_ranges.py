@@ -3,8 +3,8 @@ import math
 import pytest
 import torch
 
+from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import LDPQ
-from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import AdaptiveRange, FixedRange, PreviousMinMax
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 

@@ -145,7 +145,7 @@ def test_the_wheel_alone_installs_and_trains(distributions: Path, tmp_path: Path
     install(scripts, str(wheel_of(distributions)))
     folder = tmp_path / "work"
     folder.mkdir()
-    shell(folder, scripts / "python", "-c", IMPORT_ALL, "lightning_fedq.privacy.sgd")  # subclasses Opacus
+    shell(folder, scripts / "python", "-c", IMPORT_ALL, "lightning_fedq.dpsgd.opacus")  # subclasses Opacus
     shell(folder, scripts / "fedq", "fit", "digits_corbin", "--trainer.max_epochs=2")
     shell(folder, scripts / "fedq", "mechanisms")
     assert (folder / "runs" / "digits_corbin" / "report.md").is_file()

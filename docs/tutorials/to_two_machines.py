@@ -20,9 +20,9 @@ import matplotlib.pyplot as plt
 import torch
 from sklearn.datasets import load_digits
 
-from lightning_fedq.core import Adversary
+from lightning_fedq.keys.party_keys import HeldServerKeys, ServerSecrets
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import CorBin
-from lightning_fedq.party_keys import HeldServerKeys, ServerSecrets
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.ranges import AdaptiveRange
 from lightning_fedq.rounds import RoundPlanner, RoundServer
@@ -36,7 +36,7 @@ import torch
 from sklearn.datasets import load_digits
 
 from lightning_fedq.mechanisms import CorBin
-from lightning_fedq.party_keys import ClientSecrets, HeldClientKeys
+from lightning_fedq.keys.party_keys import ClientSecrets, HeldClientKeys
 from lightning_fedq.rounds import RoundClient, RoundTask, StreamLog
 
 

@@ -23,12 +23,12 @@ import torch
 
 from lightning_fedq.audit import audit
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.core import Adversary, Mechanism, Message, PmfPairs, PrivacyClaim, RoundContext, Unit
 from lightning_fedq.datasets import DigitsDataModule
+from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
+from lightning_fedq.mechanism import Adversary, Mechanism, Message, PmfPairs, PrivacyClaim, RoundContext, Unit
+from lightning_fedq.mechanisms.contract_suite import check_mechanism
 from lightning_fedq.models import Classifier, Linear
 from lightning_fedq.privacy.report import privacy_report
-from lightning_fedq.randomness import ClientRandomness, SeededKeys
-from lightning_fedq.testing import check_mechanism
 from lightning_fedq.wire.coding import FixedLength
 
 LEVELS, WORDS = 3, 2**32

@@ -20,7 +20,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq.core import (
+from lightning_fedq.functional.clip import unit_ball_factors
+from lightning_fedq.functional.hadamard import padded_size, rotate, rotate_back
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.mechanism import (
     Adversary,
     AuditCase,
     Mechanism,
@@ -29,9 +32,6 @@ from lightning_fedq.core import (
     PrivacyClaim,
     RoundContext,
 )
-from lightning_fedq.functional.clip import unit_ball_factors
-from lightning_fedq.functional.hadamard import padded_size, rotate, rotate_back
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.wire.coding import FixedLength
 
 WORD = 2**32

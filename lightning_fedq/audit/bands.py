@@ -15,8 +15,8 @@ import math
 import numpy as np
 import torch
 
-from lightning_fedq.core import Adversary, GaussianLoss, Mechanism
-from lightning_fedq.randomness import SeededKeys
+from lightning_fedq.keys.randomness import SeededKeys
+from lightning_fedq.mechanism import Adversary, GaussianLoss, Mechanism
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.audit.views import Array
-from lightning_fedq.core import (
+from lightning_fedq.keys.randomness import ClientRandomness, Keys, PublicRandomness, SeededKeys
+from lightning_fedq.mechanism import (
     Adversary,
     AuditCase,
     Mechanism,
@@ -32,7 +33,6 @@ from lightning_fedq.core import (
     RoundContext,
 )
 from lightning_fedq.privacy.setting import Setting
-from lightning_fedq.randomness import ClientRandomness, Keys, PublicRandomness, SeededKeys
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundPlanner, Tampering
 

@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from lightning_fedq.audit.views import View
-from lightning_fedq.core import Adversary, Mechanism, NonPrivate, RoundContext
-from lightning_fedq.randomness import ClientRandomness, SeededKeys, Stream
+from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys, Stream
+from lightning_fedq.mechanism import Adversary, Mechanism, NonPrivate, RoundContext
 
 _DIM = 1024
 _CLIENTS = (0, 1)

@@ -35,8 +35,8 @@ from numpy.typing import NDArray
 from lightning_fedq.audit.bench import CROWD_SEGMENTS, FEW_SEGMENTS, Bench, HeldKeys, Played
 from lightning_fedq.audit.simulation import cohort_size, share_of
 from lightning_fedq.audit.views import Array, Finding, View
-from lightning_fedq.core import Adversary, AuditCase, Mechanism, PrivacyClaim
-from lightning_fedq.randomness import SeededKeys
+from lightning_fedq.keys.randomness import SeededKeys
+from lightning_fedq.mechanism import Adversary, AuditCase, Mechanism, PrivacyClaim
 
 SEGMENTS = (104, 101)
 _CLASSES = 8

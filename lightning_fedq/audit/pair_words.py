@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from lightning_fedq.audit.enumeration_words import UnlikeError
 from lightning_fedq.audit.views import View
-from lightning_fedq.core import Adversary, Mechanism, NonPrivate, PrivacyClaim, RoundContext
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys, Stream
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys, Stream
+from lightning_fedq.mechanism import Adversary, Mechanism, NonPrivate, PrivacyClaim, RoundContext
 
 Words = NDArray[np.uint64]
 Law = dict[tuple[int, ...], Fraction]

@@ -37,7 +37,7 @@ from lightning_fedq.audit.bench import (
     Played,
 )
 from lightning_fedq.audit.views import Array, Finding, View
-from lightning_fedq.core import Adversary, AuditCase, Loss, Mechanism, PrivacyClaim
+from lightning_fedq.mechanism import Adversary, AuditCase, Loss, Mechanism, PrivacyClaim
 
 FEWEST_ROUNDS = 8
 _WIRE_ROUNDS = 400

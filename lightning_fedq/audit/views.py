@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import special
 
-from lightning_fedq.core import Loss
+from lightning_fedq.mechanism import Loss
 from lightning_fedq.privacy.accounting import composed_grid
 from lightning_fedq.privacy.grid import LossGrid
 

@@ -18,7 +18,7 @@ import torch
 
 from lightning_fedq import __version__
 from lightning_fedq.bench.tasks import Result, Task, Tuning
-from lightning_fedq.core import Adversary
+from lightning_fedq.mechanism import Adversary
 
 TUNING_SEED = 1000
 

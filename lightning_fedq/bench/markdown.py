@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from lightning_fedq.bench.cells import Groups, Row, grouped, score_of, word_of
 from lightning_fedq.bench.tasks import Task
-from lightning_fedq.reports import write_atomically
+from lightning_fedq.reports.runs import write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,9 +8,9 @@ from statistics import mean
 
 from lightning_fedq.bench.cells import TUNING_SEED, Groups, Row, grouped, score_of, word_of
 from lightning_fedq.bench.tasks import DELTA, RANGES, Task
-from lightning_fedq.html_report.charts import COLOURS, Line, line_chart
-from lightning_fedq.html_report.page import chips, document
-from lightning_fedq.html_report.tables import table_head, table_row
+from lightning_fedq.reports.html.charts import COLOURS, Line, line_chart
+from lightning_fedq.reports.html.page import chips, document
+from lightning_fedq.reports.html.tables import table_head, table_row
 
 _DRAWN = 6
 """Mechanisms in a picture, the best ones; yours always."""

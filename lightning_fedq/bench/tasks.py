@@ -25,8 +25,8 @@ from torch import Tensor
 
 from lightning_fedq.commands.calls import parse_call
 from lightning_fedq.commands.plan import candidates
-from lightning_fedq.core import Adversary, Mechanism
-from lightning_fedq.discovery import installed
+from lightning_fedq.mechanism import Adversary, Mechanism
+from lightning_fedq.mechanisms.registry import installed
 from lightning_fedq.planning import HOMOGENEITY, KAPPA, Option, Problem, plan
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
@@ -187,7 +187,7 @@ class MeanEstimation(Task):
     def run(self, option: Option, target: PrivacyTarget, tuning: Tuning, seed: int) -> Result:
         """See `Task.run`."""
         from lightning_fedq.federation.secure_sum import secure_sum
-        from lightning_fedq.randomness import SeededKeys
+        from lightning_fedq.keys.randomness import SeededKeys
         from lightning_fedq.ranges import FixedRange
         from lightning_fedq.rounds import RoundEngine, RoundPlanner
 

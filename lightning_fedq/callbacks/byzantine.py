@@ -2,8 +2,8 @@
 
 Byzantine clients are the same in every round, and they collude: they know each other's honest updates and
 those of the honest clients of the round (the strongest adversary of the literature). Whoever attacks with
-statistics answers last. What they can do is stated in `attacks`; behind which coin they do it matters: an
-update attack goes through the mechanism like any update, a wire attack does not.
+statistics answers last. What they can do is stated in `byzantine.attacks`. Behind which coin they do it
+matters: an update attack goes through the mechanism like any update, a wire attack does not.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from lightning_fedq import attacks
 from lightning_fedq._lightning import pl
-from lightning_fedq.aggregation import RobustAggregation
+from lightning_fedq.byzantine import attacks
+from lightning_fedq.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks.federated import federated_of
-from lightning_fedq.core import Mechanism, Message, RoundContext
 from lightning_fedq.federation.client_metrics import log_figure
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys, Stream
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys, Stream
+from lightning_fedq.mechanism import Mechanism, Message, RoundContext
 from lightning_fedq.rounds import RoundPlan
 from lightning_fedq.wire.coding import FixedLength
 
@@ -36,7 +36,7 @@ class ByzantineClients(pl.Callback):
 
     Args:
         fraction: Share of all clients, in [0, 1); their number is rounded to the nearest.
-        attack: What they do; see `attacks`. "label_flip" trains on labels counted backwards.
+        attack: What they do; see `byzantine.attacks`. "label_flip" trains on labels counted backwards.
         scale: Strength of sign_flip, constant, random, gaussian, ipm (in units of the update) and of alie
             (standard deviations; 0 takes the paper's).
         num_classes: Number of labels, for label_flip only.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lightning_fedq.reports import mode_of, save_figure, write_atomically
+from lightning_fedq.reports.runs import mode_of, save_figure, write_atomically
 from lightning_fedq.simulation.client_evaluation import EvaluatedClients
 
 if TYPE_CHECKING:

@@ -30,25 +30,25 @@ from lightning_fedq.clients.child import is_client
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.loader import ClientBatches, check_plain
-from lightning_fedq.federation.client_metrics import TrainingLog, log_figure
-from lightning_fedq.federation.saved_states import SavedStates
-from lightning_fedq.federation.undo import Undo
-from lightning_fedq.privacy.samples import SampleStatement
-from lightning_fedq.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
-from lightning_fedq.sample_level.accounts import SampleAccounts
-from lightning_fedq.sample_level.between_steps import check_between_steps
-from lightning_fedq.sample_level.checks import (
+from lightning_fedq.dpsgd.accounts import SampleAccounts
+from lightning_fedq.dpsgd.between_steps import check_between_steps
+from lightning_fedq.dpsgd.checks import (
     UnchangedBuffers,
     UnchangedParameters,
     check_accumulation,
     check_layers,
     check_settings,
 )
-from lightning_fedq.sample_level.loss_reduction import loss_reduction, samples_to_try
-from lightning_fedq.sample_level.poisson import PoissonBatches, PoissonEpoch
+from lightning_fedq.dpsgd.loss_reduction import loss_reduction, samples_to_try
+from lightning_fedq.dpsgd.poisson import PoissonBatches, PoissonEpoch
+from lightning_fedq.dpsgd.statement import SampleStatement
+from lightning_fedq.federation.client_metrics import TrainingLog, log_figure
+from lightning_fedq.federation.saved_states import SavedStates
+from lightning_fedq.federation.undo import Undo
+from lightning_fedq.keys.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
 
 if TYPE_CHECKING:
-    from lightning_fedq.privacy.sgd import (
+    from lightning_fedq.dpsgd.opacus import (
         Account,
         GridDPOptimizer,
         NoiseWords,
@@ -221,7 +221,7 @@ class DPSGD(pl.Callback):
 
     def _make_noisy(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Let the optimiser of the fit, or of a client's, step with noisy sums."""
-        from lightning_fedq.privacy.sgd import GridDPOptimizer
+        from lightning_fedq.dpsgd.opacus import GridDPOptimizer
 
         self._non_finite = self.num_non_finite
         self._optimizer = GridDPOptimizer(
@@ -243,7 +243,7 @@ class DPSGD(pl.Callback):
         Raises:
             ValueError: See `loss_reduction`, or if a batch's loss is reduced in another way than before.
         """
-        from lightning_fedq.privacy.sgd import SampleGradientHooks
+        from lightning_fedq.dpsgd.opacus import SampleGradientHooks
 
         assert self._optimizer is not None
         epoch, home = trainer.current_epoch, trainer
@@ -269,7 +269,7 @@ class DPSGD(pl.Callback):
 
     def _hook_into(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
         """Put Opacus's hooks on the module, whose layers are in the mode of the first step by now."""
-        from lightning_fedq.privacy.sgd import SampleGradientHooks
+        from lightning_fedq.dpsgd.opacus import SampleGradientHooks
 
         if self._federated is not None and trainer is not self._inside:
             self._make_noisy(trainer, module)
@@ -331,7 +331,7 @@ class DPSGD(pl.Callback):
 
         `accounts` has those of a federation's clients.
         """
-        from lightning_fedq.privacy.sgd import SampledGaussianAccountant
+        from lightning_fedq.dpsgd.opacus import SampledGaussianAccountant
 
         return self.accounts[0].accountant if self.accounts else SampledGaussianAccountant()
 

@@ -30,15 +30,16 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
-from lightning_fedq.aggregation import RobustAggregation, Weighting, inverse_variance_weights
 from lightning_fedq.algorithms import Correction, LocalAlgorithm
+from lightning_fedq.byzantine.aggregation import RobustAggregation, Weighting, inverse_variance_weights
+from lightning_fedq.byzantine.counted import num_byzantine_of
 from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.hooks import say_who_is_copied
+from lightning_fedq.clients.isolation import check_isolation
 from lightning_fedq.clients.personal import check_patterns, say_what_stays
 from lightning_fedq.clients.stack_size import choose_clients_per_step, largest_stack
 from lightning_fedq.clients.vector import BufferMode, Members, Rehearsed, Vector, check_buffer_mode, origins
-from lightning_fedq.core import Mechanism
 from lightning_fedq.data.batches import BatchRule, Stack
 from lightning_fedq.data.datamodule import split_of
 from lightning_fedq.data.dealing import LocalPasses, deal
@@ -47,7 +48,6 @@ from lightning_fedq.data.labels import Labels, are_at_hand, label_counts, label_
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import IID, Partition
 from lightning_fedq.federation.averaging import RoundAverages, check_averaging
-from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.checks import (
     check_algorithm,
     check_cohorts_last,
@@ -73,7 +73,6 @@ from lightning_fedq.federation.journal import keep_journal, say_at_start
 from lightning_fedq.federation.privacy_target import KeptTarget
 from lightning_fedq.federation.records import log_round, log_values, say_change, warn_of, warn_of_noise
 from lightning_fedq.federation.resume import begin_again, check_federation, plain_records, records_of
-from lightning_fedq.federation.schedule import Schedule
 from lightning_fedq.federation.secret_cohorts import (
     check_choice_of_cohorts,
     check_claim,
@@ -85,9 +84,10 @@ from lightning_fedq.federation.secure_sum import check_modulus, check_secure_agg
 from lightning_fedq.federation.statement import outcome
 from lightning_fedq.federation.undo import Undo
 from lightning_fedq.federation.unprotected import lengths_tell
+from lightning_fedq.keys.randomness import AgreedKeys, Keys, RootKeys, SeededKeys
+from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import Calibration, PrivacyTarget
-from lightning_fedq.randomness import AgreedKeys, Keys, RootKeys, SeededKeys
 from lightning_fedq.ranges import AdaptiveRange, PreviousMinMax, RangeRule
 from lightning_fedq.rounds import (
     CohortKey,
@@ -103,7 +103,6 @@ from lightning_fedq.rounds import (
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.simulation.client_evaluation import ClientEvaluator, EvaluatedClients, where_it_went
 from lightning_fedq.simulation.clock import Clock
-from lightning_fedq.simulation.isolation import check_isolation
 from lightning_fedq.simulation.metrics import ClientMetrics
 from lightning_fedq.simulation.ranks import (
     DistributedClientsStrategy,
@@ -119,6 +118,7 @@ from lightning_fedq.simulation.ranks import (
 )
 from lightning_fedq.simulation.rehearsal import Trial, first_clients, rehearse
 from lightning_fedq.simulation.round_loop import install
+from lightning_fedq.simulation.schedule import Schedule
 from lightning_fedq.simulation.simulation import RoundStart, Simulation
 
 if TYPE_CHECKING:

@@ -23,7 +23,7 @@ from torch import Tensor
 from lightning_fedq._lightning import callbacks_of, pl
 from lightning_fedq.callbacks.federated import Federated, federated_of
 from lightning_fedq.functional.flatten import copy_into
-from lightning_fedq.randomness import PublicRandomness
+from lightning_fedq.keys.randomness import PublicRandomness
 
 
 class Langevin(pl.Callback):

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks.federated import engine_of, federated_of
-from lightning_fedq.core import Adversary
 from lightning_fedq.federation.client_metrics import log_figure
+from lightning_fedq.keys.randomness import AgreedKeys
 from lightning_fedq.leakage.gradients import sample_gradients
 from lightning_fedq.leakage.inversion import Attack, Matching
 from lightning_fedq.leakage.study import Study, StudyResult
-from lightning_fedq.randomness import AgreedKeys
+from lightning_fedq.mechanism import Adversary
 
 _COHORT = 2
 

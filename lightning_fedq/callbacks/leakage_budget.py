@@ -2,7 +2,7 @@
 
 Before a round it takes the gradients of a few samples of a client, finds the noise that keeps the measured
 leakage of one step within the mechanism's budget (`leakage.control`), and solves for the probability with
-which each sample joins a batch (`functional.leakage.batch_sampling`). Both are applied: the round's mechanism
+which each sample joins a batch (`leakage.batch_sampling`). Both are applied: the round's mechanism
 has the noise, and every local batch is a Poisson sample of its client's data (an empty one is no step).
 
 Where it departs from the paper's Algorithm 1 and why:
@@ -34,12 +34,11 @@ from lightning_fedq.clients.stack import StackedStep, further_arguments
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.generator_turns import seed_everywhere
 from lightning_fedq.federation.client_metrics import log_figure
-from lightning_fedq.functional.leakage.batch_sampling import (
+from lightning_fedq.leakage.batch_sampling import (
     GradientMoments,
     solve_probability,
     update_variance,
 )
-from lightning_fedq.functional.leakage.total_variation import isotropic_tv
 from lightning_fedq.leakage.control import (
     NoiseLevel,
     allowed_hits,
@@ -47,6 +46,7 @@ from lightning_fedq.leakage.control import (
     noise_for_budget,
     with_noise,
 )
+from lightning_fedq.leakage.total_variation import isotropic_tv
 from lightning_fedq.rounds import RoundPlan
 
 _LEAST_SAMPLES = 4

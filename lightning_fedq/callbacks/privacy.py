@@ -14,17 +14,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_warn
+from lightning_fedq.byzantine.counted import num_byzantine_of
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import Federated
-from lightning_fedq.core import Adversary, NonPrivate, PrivacyClaim
-from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.client_metrics import log_figure
 from lightning_fedq.federation.privacy_target import fewest_answers, target_setting
+from lightning_fedq.keys.randomness import SeededKeys
+from lightning_fedq.mechanism import Adversary, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import PrivacyTarget, adversary_named, affordable, epsilon_of
 from lightning_fedq.privacy.verdict import format_epsilon
-from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.secagg import SecAgg
 
 if TYPE_CHECKING:

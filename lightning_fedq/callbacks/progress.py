@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks.federated import federated_of
-from lightning_fedq.reports import first_metric
+from lightning_fedq.reports.runs import first_metric
 
 
 class RoundProgressBar(pl.callbacks.ProgressBar):

@@ -1,4 +1,4 @@
-"""Write what a run did to a folder: rounds, summary, a page, pictures. See `lightning_fedq.reports`."""
+"""Write what a run did to a folder: rounds, summary, a page, pictures. See `lightning_fedq.reports.runs`."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from lightning_fedq.callbacks.client_files import add_evaluation, draw_evaluatio
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import engine_of, federated_of
 from lightning_fedq.callbacks.privacy import PrivacyBudget
-from lightning_fedq.core import Mechanism
 from lightning_fedq.federation.spending import noise_over_signal, report_of, view_of
 from lightning_fedq.federation.statement import privacy_summary
 from lightning_fedq.federation.unprotected import lengths_tell, what_left
+from lightning_fedq.keys.randomness import SeededKeys
+from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import PrivacyReport
-from lightning_fedq.randomness import SeededKeys
-from lightning_fedq.reports import (
+from lightning_fedq.reports.runs import (
     BITS_PER_MEGABYTE,
     Row,
     first_metric,

@@ -17,13 +17,13 @@ from torch import nn
 
 from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.defaults import ShowDefaults
-from lightning_fedq.core import Adversary, Mechanism
 from lightning_fedq.leakage.inversion import DLG, Analytic, Attack, InvertingGradients, Matching, iDLG
 from lightning_fedq.leakage.membership import membership_inference
 from lightning_fedq.leakage.pictures import picture_grid, ssim
 from lightning_fedq.leakage.study import Study, StudyResult, calibrate
+from lightning_fedq.mechanism import Adversary, Mechanism
 from lightning_fedq.mechanisms import CPA, LDPQ, CorBin, FedAvg, LayeredGaussian
-from lightning_fedq.reports import fresh_folder, save_figure, write_rows, write_summary
+from lightning_fedq.reports.runs import fresh_folder, save_figure, write_rows, write_summary
 
 ATTACKS: dict[str, type[Attack]] = {
     "idlg": iDLG,

@@ -24,10 +24,10 @@ from lightning_fedq.audit.simulation import FEWEST_ROUNDS
 from lightning_fedq.audit.views import Finding
 from lightning_fedq.commands.described import example
 from lightning_fedq.commands.suggestions import nearest
-from lightning_fedq.core import Adversary, AuditCase, Loss, Mechanism, NonPrivate, RoundContext
-from lightning_fedq.discovery import installed, mechanism_class
+from lightning_fedq.mechanism import Adversary, AuditCase, Loss, Mechanism, NonPrivate, RoundContext
 from lightning_fedq.mechanisms import BandedGaussian
 from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
+from lightning_fedq.mechanisms.registry import installed, mechanism_class
 from lightning_fedq.privacy.verdict import format_epsilon
 
 ALPHA = 1e-3

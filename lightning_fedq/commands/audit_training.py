@@ -30,8 +30,9 @@ from lightning_fedq.audit.one_run import canary_coins, judge_guesses, surest_gue
 from lightning_fedq.audit.views import Finding, View
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.callbacks.federated import engine_of
-from lightning_fedq.core import Adversary, Mechanism, Message, RoundContext, SampledGaussianLoss
 from lightning_fedq.datasets import DigitsDataModule
+from lightning_fedq.keys.randomness import ClientRandomness
+from lightning_fedq.mechanism import Adversary, Mechanism, Message, RoundContext, SampledGaussianLoss
 from lightning_fedq.mechanisms import (
     LDPQ,
     AggregateGaussian,
@@ -43,7 +44,6 @@ from lightning_fedq.mechanisms import (
 from lightning_fedq.models import Classifier, Linear
 from lightning_fedq.models.initial import seeded
 from lightning_fedq.privacy.accounting import spent
-from lightning_fedq.randomness import ClientRandomness
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import Tampering
 

@@ -19,10 +19,10 @@ from lightning_fedq.bench.cells import Row, grouped, read, rerun, run_all, score
 from lightning_fedq.bench.page import page
 from lightning_fedq.bench.tasks import DELTA, Task, tasks
 from lightning_fedq.commands.plan import candidates
-from lightning_fedq.core import Adversary
-from lightning_fedq.discovery import mechanism_class
+from lightning_fedq.mechanism import Adversary
+from lightning_fedq.mechanisms.registry import mechanism_class
 from lightning_fedq.privacy.target import adversary_named
-from lightning_fedq.reports import write_atomically
+from lightning_fedq.reports.runs import write_atomically
 
 ADVERSARIES = ("secagg_server", "outsider", "server")
 EPSILONS = (1.0, 2.0, 4.0, 8.0)

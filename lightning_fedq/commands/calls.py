@@ -5,8 +5,8 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from lightning_fedq.core import Mechanism
-from lightning_fedq.discovery import installed
+from lightning_fedq.mechanism import Mechanism
+from lightning_fedq.mechanisms.registry import installed
 
 
 def parse_mechanism(text: str, kind: type[Mechanism] | None = None) -> Mechanism:

@@ -17,7 +17,7 @@ from rich.table import Table
 from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
-from lightning_fedq.reports import (
+from lightning_fedq.reports.runs import (
     Row,
     first_metric,
     fresh_folder,

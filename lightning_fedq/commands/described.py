@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from lightning_fedq.core import Adversary, Mechanism, RoundContext, Unit
+from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
+from lightning_fedq.mechanism import Adversary, Mechanism, RoundContext, Unit
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
-from lightning_fedq.randomness import ClientRandomness, SeededKeys
 
 EXAMPLE: dict[str, Any] = {
     "epsilon": 1.0,

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_fedq.byzantine.counted import num_byzantine_of
 from lightning_fedq.clients.vector import num_coordinates
-from lightning_fedq.core import Adversary, Neighbours, NonPrivate, PrivacyClaim, Slack
-from lightning_fedq.federation.byzantine import num_byzantine_of
 from lightning_fedq.federation.privacy_target import first_context, target_setting
-from lightning_fedq.losses import RenyiLoss
+from lightning_fedq.mechanism import Adversary, Neighbours, NonPrivate, PrivacyClaim, Slack
 from lightning_fedq.privacy.accounting import ClaimAccountant
+from lightning_fedq.privacy.losses import RenyiLoss
 from lightning_fedq.privacy.selection import ORDERS, NegativeBinomialTrials, run_loss, selection_epsilon
 from lightning_fedq.privacy.target import PrivacyTarget, affordable
 from lightning_fedq.privacy.verdict import format_epsilon

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_fedq.commands.suggestions import nearest
-from lightning_fedq.discovery import declared, installed, mechanism_class
+from lightning_fedq.mechanisms.registry import declared, installed, mechanism_class
 
 SHIPPED = Path(__file__).with_suffix(".json")
 

@@ -15,14 +15,14 @@ from rich.table import Table
 
 from lightning_fedq.commands.calls import parse_call
 from lightning_fedq.commands.described import example
-from lightning_fedq.core import Adversary, Mechanism
-from lightning_fedq.discovery import class_path, installed
+from lightning_fedq.mechanism import Adversary, Mechanism
+from lightning_fedq.mechanisms.registry import class_path, installed
 from lightning_fedq.planning import GOOD, HOMOGENEITY, Option, Problem, context_of, plan
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import PrivacyTarget, epsilon_of, planned_charges
 from lightning_fedq.privacy.verdict import format_epsilon
-from lightning_fedq.reports import plain_log
+from lightning_fedq.reports.runs import plain_log
 from lightning_fedq.rounds.parts import check_aggregation
 from lightning_fedq.secagg import SecAgg
 
@@ -164,11 +164,11 @@ def _plan(problem: Problem, federated: Federated | None) -> tuple[Option, ...]:
 
 def _sizes(config: str) -> tuple[dict[str, Any], Federated, float]:
     """Numbers of a configuration, its `Federated`, and the norm its mechanism clips to (else 1)."""
+    from lightning_fedq.byzantine.counted import num_byzantine_of
     from lightning_fedq.callbacks.federated import federated_of
     from lightning_fedq.clients.vector import num_coordinates
     from lightning_fedq.commands.configs import find
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here
-    from lightning_fedq.federation.byzantine import num_byzantine_of
 
     cli = FedqCLI(["--config", str(find(config))], run=False)
     federated = federated_of(cli.trainer, "fedq plan")

@@ -16,23 +16,23 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from lightning_fedq._lightning import rank_zero_warn
+from lightning_fedq.byzantine.counted import num_byzantine_of
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.commands.calls import parse_call, parse_mechanism
 from lightning_fedq.commands.configs import SUFFIXES, find
 from lightning_fedq.commands.settings import parse_changes
-from lightning_fedq.core import Mechanism, RoundContext
-from lightning_fedq.discovery import mechanism_class
-from lightning_fedq.federation.byzantine import num_byzantine_of
+from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.federation.journal import find_journal
 from lightning_fedq.federation.privacy_target import fewest_answers
+from lightning_fedq.mechanism import Mechanism, RoundContext
+from lightning_fedq.mechanisms.registry import mechanism_class
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.others import of_flower, of_opacus
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import ASSUMED, PrivacyReport, privacy_report
-from lightning_fedq.privacy.samples import SampleStatement
-from lightning_fedq.reports import read_rows, write_atomically
+from lightning_fedq.reports.runs import read_rows, write_atomically
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.secagg import SecAgg
 

@@ -6,9 +6,9 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from lightning_fedq.html_report.folders import Run, read
-from lightning_fedq.html_report.page import page
-from lightning_fedq.reports import first_metric, write_atomically
+from lightning_fedq.reports.html.folders import Run, read
+from lightning_fedq.reports.html.page import page
+from lightning_fedq.reports.runs import first_metric, write_atomically
 
 
 def write_report(folders: Sequence[Path], out: Path, monitor: str | None = None) -> None:

@@ -21,8 +21,8 @@ from lightning_fedq.callbacks.run_folder import RunFolder
 from lightning_fedq.commands.configs import EVALUATION, TRAINING, find
 from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.commands.suggestions import concise, suggest
-from lightning_fedq.discovery import installed
-from lightning_fedq.reports import print_summary
+from lightning_fedq.mechanisms.registry import installed
+from lightning_fedq.reports.runs import print_summary
 
 if TYPE_CHECKING:
     from pytorch_lightning.cli import LightningArgumentParser, LightningCLI

@@ -18,9 +18,9 @@ from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.commands.compare import compare
 from lightning_fedq.commands.experiment import RunCost, cost_of, page_of_runs, page_of_winner
 from lightning_fedq.commands.settings import change_setting
+from lightning_fedq.keys.randomness import Stream
 from lightning_fedq.privacy.selection import NegativeBinomialTrials
-from lightning_fedq.randomness import Stream
-from lightning_fedq.reports import fresh_folder, mode_of, read_rows, write_atomically
+from lightning_fedq.reports.runs import fresh_folder, mode_of, read_rows, write_atomically
 
 
 def parse_grid(arguments: Sequence[str]) -> dict[str, list[Any]]:

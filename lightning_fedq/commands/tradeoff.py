@@ -16,13 +16,13 @@ from lightning_fedq.commands.compare import read_run
 from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.defaults import ShowDefaults
 from lightning_fedq.commands.settings import change_setting
-from lightning_fedq.core import Adversary
 from lightning_fedq.leakage.inversion import Matching
 from lightning_fedq.leakage.report import TradeOff, plot_trade_off, to_markdown, trade_off
 from lightning_fedq.leakage.study import Study
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.privacy.page import epsilon_of
 from lightning_fedq.privacy.verdict import NO_GUARANTEE
-from lightning_fedq.reports import fresh_folder, save_figure, write_atomically, write_rows, write_summary
+from lightning_fedq.reports.runs import fresh_folder, save_figure, write_atomically, write_rows, write_summary
 
 
 def measure(config: str, adversary: Adversary, options: argparse.Namespace) -> TradeOff:

@@ -12,14 +12,14 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_info
-from lightning_fedq.aggregation import RobustAggregation, Weighting
 from lightning_fedq.algorithms import LocalAlgorithm
+from lightning_fedq.byzantine.aggregation import RobustAggregation, Weighting
 from lightning_fedq.clients.evaluation import ClientEvaluation
-from lightning_fedq.core import Mechanism
 from lightning_fedq.data.batches import LocalWork, pass_sizes
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.federation.handed_loader import handed_loader
 from lightning_fedq.federation.undo import Undo
+from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.ranges import RangeRule

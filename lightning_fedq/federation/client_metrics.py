@@ -15,9 +15,9 @@ from functools import wraps
 from typing import Any, Literal, Protocol, get_args, runtime_checkable
 
 from lightning_fedq._lightning import pl, rank_zero_info
-from lightning_fedq.core import Mechanism, NonPrivate, RoundContext
 from lightning_fedq.federation.undo import Undo
-from lightning_fedq.randomness import SeededKeys
+from lightning_fedq.keys.randomness import SeededKeys
+from lightning_fedq.mechanism import Mechanism, NonPrivate, RoundContext
 from lightning_fedq.rounds import RoundEngine
 
 ClientMetricsChoice = Literal["local", "shared", "none"]

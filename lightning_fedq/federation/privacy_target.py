@@ -13,10 +13,10 @@ from typing import Any
 import torch
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
-from lightning_fedq.core import Adversary, Mechanism, RoundContext
-from lightning_fedq.federation.byzantine import num_byzantine_of
+from lightning_fedq.byzantine.counted import num_byzantine_of
 from lightning_fedq.federation.protocol import Federation
 from lightning_fedq.federation.records import NoiseWarning
+from lightning_fedq.mechanism import Adversary, Mechanism, RoundContext
 from lightning_fedq.planning import GOOD, HOMOGENEITY, SWAMPED, relative_error, verdict_on
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.setting import Setting

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from lightning_fedq.core import Mechanism, RoundContext
-from lightning_fedq.randomness import PublicRandomness
+from lightning_fedq.keys.randomness import PublicRandomness
+from lightning_fedq.mechanism import Mechanism, RoundContext
 from lightning_fedq.rounds import RoundEngine
 from lightning_fedq.secagg import Aggregation, SecAgg, model_digest
 

@@ -12,16 +12,16 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.core import Adversary
-from lightning_fedq.federation.byzantine import num_byzantine_of
+from lightning_fedq.byzantine.counted import num_byzantine_of
 from lightning_fedq.federation.privacy_target import fewest_answers
 from lightning_fedq.federation.protocol import Federation
+from lightning_fedq.keys.randomness import SeededKeys
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.planning import HOMOGENEITY, relative_error
 from lightning_fedq.privacy.charged import Population
 from lightning_fedq.privacy.report import PrivacyReport, Row, privacy_report
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.rounds import RoundEngine
 
 _MOST_POINTS = 12

@@ -7,14 +7,14 @@ from dataclasses import asdict
 from typing import Any
 
 from lightning_fedq._lightning import callbacks_of, pl
-from lightning_fedq.core import Adversary
 from lightning_fedq.federation.client_metrics import ProtectsSamples, claims_something
 from lightning_fedq.federation.protocol import Federation
 from lightning_fedq.federation.spending import of_a_round, report_of
+from lightning_fedq.keys.randomness import SeededKeys
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.privacy.digest import digest, is_met
 from lightning_fedq.privacy.report import PrivacyReport, Row
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon
-from lightning_fedq.randomness import SeededKeys
 
 _LARGEST_DELTA = 1e-5
 _NAMES = {

@@ -11,7 +11,7 @@ from typing import Protocol, runtime_checkable
 
 from lightning_fedq._lightning import callbacks_of, pl
 from lightning_fedq.federation.protocol import Federation
-from lightning_fedq.randomness import SeededKeys
+from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.rounds import RoundServer, metric_name
 from lightning_fedq.wire.coding import FixedLength
 

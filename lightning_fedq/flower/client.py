@@ -24,7 +24,6 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.core import Mechanism, NonPrivate
 from lightning_fedq.flower.local_round import train_locally
 from lightning_fedq.flower.records import Fields, check_kinds, from_record, to_record
 from lightning_fedq.flower.secure import session_of
@@ -39,7 +38,7 @@ from lightning_fedq.flower.settings import (
     own_budget,
 )
 from lightning_fedq.flower.store import Store
-from lightning_fedq.party_keys import (
+from lightning_fedq.keys.party_keys import (
     CONTRIBUTION_BYTES,
     ClientSecrets,
     HeldClientKeys,
@@ -49,8 +48,9 @@ from lightning_fedq.party_keys import (
     sign_key,
     verify_key,
 )
+from lightning_fedq.keys.randomness import Keys, PublicRandomness, SeededKeys
+from lightning_fedq.mechanism import Mechanism, NonPrivate
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.randomness import Keys, PublicRandomness, SeededKeys
 from lightning_fedq.rounds import BudgetSpentError, RoundClient, RoundTask, StreamLog
 from lightning_fedq.secagg import (
     AuthenticationError,

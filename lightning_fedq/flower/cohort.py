@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lightning_fedq._lightning import rank_zero_warn
-from lightning_fedq.core import AbortedRoundError
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.records import Fields, bytes_in
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import RemoteSum, remote_sum
-from lightning_fedq.party_keys import CONTRIBUTION_BYTES
+from lightning_fedq.keys.party_keys import CONTRIBUTION_BYTES
+from lightning_fedq.mechanism import AbortedRoundError
 from lightning_fedq.rounds import RefusedMessageError, RoundServer
 
 

@@ -30,7 +30,7 @@ from lightning_fedq.flower.settings import (
     own_budget,
 )
 from lightning_fedq.flower.store import Store
-from lightning_fedq.party_keys import Identities
+from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundTask
 

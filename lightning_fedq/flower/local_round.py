@@ -33,7 +33,6 @@ from lightning_fedq.federation.checks import (
     check_shapes,
 )
 from lightning_fedq.federation.handed_loader import forget_loader
-from lightning_fedq.federation.schedule import round_stacks
 from lightning_fedq.federation.undo import Undo
 from lightning_fedq.flower.settings import RefusedError
 from lightning_fedq.functional.flatten import unflatten
@@ -42,6 +41,7 @@ from lightning_fedq.simulation.clock import Clock
 from lightning_fedq.simulation.metrics import ClientMetrics
 from lightning_fedq.simulation.rehearsal import Trial, rehearse
 from lightning_fedq.simulation.round_loop import install
+from lightning_fedq.simulation.schedule import round_stacks
 
 
 @dataclass(frozen=True)

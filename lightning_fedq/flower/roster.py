@@ -15,14 +15,14 @@ from lightning_fedq.flower.disputes import Disputes
 from lightning_fedq.flower.exchange import POLL, Exchange
 from lightning_fedq.flower.records import Fields, bytes_in, number_in
 from lightning_fedq.flower.store import Store
-from lightning_fedq.party_keys import (
+from lightning_fedq.keys.party_keys import (
     HeldServerKeys,
     KeyVerificationError,
     ServerSecrets,
     registration_proof,
     verify_key,
 )
-from lightning_fedq.randomness import SeededKeys, ServerKeys
+from lightning_fedq.keys.randomness import SeededKeys, ServerKeys
 
 _SECRETS, _ROSTER, _SIGNATURES, _SAMPLES, _GATHERED = "server", "roster", "signatures", "samples", "gathered"
 _SIGNATURE_BYTES, _NONCE_BYTES = 64, 32

@@ -27,7 +27,6 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.vector import Rehearsed
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
 from lightning_fedq.data.loader import ClientLoader
-from lightning_fedq.federation.schedule import Schedule
 from lightning_fedq.flower.cohort import Cohort
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.local_round import check_schedules
@@ -43,6 +42,7 @@ from lightning_fedq.flower.settings import (
 from lightning_fedq.flower.store import Store
 from lightning_fedq.privacy.journal import sync_folder
 from lightning_fedq.rounds import RoundRecord, RoundServer
+from lightning_fedq.simulation.schedule import Schedule
 
 
 class RemoteRoundServer(RoundServer):

@@ -19,7 +19,7 @@ from lightning_fedq.callbacks import (
     LeakageMonitor,
 )
 from lightning_fedq.clients.vector import num_coordinates
-from lightning_fedq.core import Adversary, Mechanism
+from lightning_fedq.mechanism import Adversary, Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget
 

@@ -23,8 +23,8 @@ import torch
 from scipy.stats import beta
 from torch import Tensor
 
-from lightning_fedq.core import Mechanism
-from lightning_fedq.functional.leakage.trade_off import recovery_leakage
+from lightning_fedq.leakage.trade_off import recovery_leakage
+from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms.near_optimal_utility import NearOptimalUtility
 
 LEAST_NOISE = 1e-5

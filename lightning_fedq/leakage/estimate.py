@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_fedq.functional.leakage.trade_off import (
+from lightning_fedq.leakage.trade_off import (
     clopper_pearson,
     leakage_factor,
     log_ratio,

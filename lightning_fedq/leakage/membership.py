@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from lightning_fedq.core import Adversary, Mechanism
-from lightning_fedq.functional.leakage.trade_off import clopper_pearson
+from lightning_fedq.keys.randomness import Keys, SeededKeys
 from lightning_fedq.leakage.study import Study
+from lightning_fedq.leakage.trade_off import clopper_pearson
 from lightning_fedq.leakage.views import observe
-from lightning_fedq.randomness import Keys, SeededKeys
+from lightning_fedq.mechanism import Adversary, Mechanism
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,11 @@ import torch
 from torch import Tensor
 from torch.func import functional_call
 
-from lightning_fedq.core import Adversary, Mechanism
-from lightning_fedq.functional.leakage.total_variation import isotropic_tv
-from lightning_fedq.functional.leakage.trade_off import (
+from lightning_fedq.leakage.estimate import LeakageEstimate
+from lightning_fedq.leakage.gradients import trainable
+from lightning_fedq.leakage.study import Study
+from lightning_fedq.leakage.total_variation import isotropic_tv
+from lightning_fedq.leakage.trade_off import (
     Bound,
     free_lunch_bounds,
     leakage_bounds,
@@ -30,9 +32,7 @@ from lightning_fedq.functional.leakage.trade_off import (
     utility_bounds,
     utility_factor,
 )
-from lightning_fedq.leakage.estimate import LeakageEstimate
-from lightning_fedq.leakage.gradients import trainable
-from lightning_fedq.leakage.study import Study
+from lightning_fedq.mechanism import Adversary, Mechanism
 from lightning_fedq.mechanisms.fedavg import FedAvg
 
 if TYPE_CHECKING:

@@ -17,15 +17,15 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from lightning_fedq.core import Adversary, Mechanism, RoundContext
-from lightning_fedq.functional.leakage.batch_sampling import GradientMoments
+from lightning_fedq.keys.randomness import Keys, SeededKeys
+from lightning_fedq.leakage.batch_sampling import GradientMoments
 from lightning_fedq.leakage.estimate import LeakageEstimate
 from lightning_fedq.leakage.gradients import LocalSteps, Loss, batch_gradient, sample_gradients, trainable
 from lightning_fedq.leakage.inversion import Attack, OutOfTimeError, Problem
 from lightning_fedq.leakage.pictures import in_order, mean_square_errors, psnr
 from lightning_fedq.leakage.views import Observation, observe
+from lightning_fedq.mechanism import Adversary, Mechanism, RoundContext
 from lightning_fedq.mechanisms.near_optimal_utility import NearOptimalUtility
-from lightning_fedq.randomness import Keys, SeededKeys
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fedq.core import Adversary, Mechanism, RoundContext
-from lightning_fedq.randomness import ClientRandomness, Keys, PublicRandomness
+from lightning_fedq.keys.randomness import ClientRandomness, Keys, PublicRandomness
+from lightning_fedq.mechanism import Adversary, Mechanism, RoundContext
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from typing import Literal
 
 import torch
 
-from lightning_fedq.core import Adversary, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.functional.exact_error.decompose import (
     LEAST_SCALE_BITS,
     Special,
@@ -27,8 +26,9 @@ from lightning_fedq.functional.exact_error.decompose import (
     draw_special,
 )
 from lightning_fedq.functional.exact_error.float_error import LawError, aggregate_law_error
+from lightning_fedq.keys.randomness import PublicRandomness
+from lightning_fedq.mechanism import Adversary, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.irwin_hall import CommonSteps
-from lightning_fedq.randomness import PublicRandomness
 
 _SUM_BITS = 62
 _FEWEST_SCALE_BITS = 40

@@ -41,7 +41,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.core import (
+from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.clip import unit_ball_factors
+from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
+from lightning_fedq.mechanism import (
     Adversary,
     AuditCase,
     GaussianLoss,
@@ -53,10 +57,6 @@ from lightning_fedq.core import (
     RoundContext,
     Slack,
 )
-from lightning_fedq.functional.checks import check_positive
-from lightning_fedq.functional.clip import unit_ball_factors
-from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.wire.coding import FixedLength
 
 Integers = NDArray[np.int64]

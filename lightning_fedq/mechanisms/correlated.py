@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.core import Adversary, Mechanism, Message, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.functional.linear_decode import decode_sum, decode_total, sum_of_rows
 from lightning_fedq.functional.one_bit.multi_level import (
     level_step,
@@ -27,8 +26,9 @@ from lightning_fedq.functional.one_bit.multi_level import (
 )
 from lightning_fedq.functional.one_bit.threshold_coin import worst_group_variance
 from lightning_fedq.functional.segments import segment_lines, to_units
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.mechanism import Adversary, Mechanism, Message, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.bases.one_bit import RotatedStrata
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.wire.coding import FixedLength
 
 _CHUNK = 1 << 16

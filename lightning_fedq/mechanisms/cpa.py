@@ -33,7 +33,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.core import AuditCase, Mechanism, Message, PrivacyClaim, RoundContext
 from lightning_fedq.functional.blocks.bit_budget import best_block_count, bit_epsilon
 from lightning_fedq.functional.blocks.codeword import (
     BLOCKS_TAG,
@@ -63,8 +62,9 @@ from lightning_fedq.functional.blocks.scalar_loops import Floats, Keys, choose_b
 from lightning_fedq.functional.linear_decode import decode_total
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds, coin_thresholds
 from lightning_fedq.functional.segments import segment_lines
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.mechanism import AuditCase, Mechanism, Message, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.bases.cpa_claims import bit_claims
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.wire.coding import FixedLength
 
 EpsilonScope = Literal["bit", "round", "total"]

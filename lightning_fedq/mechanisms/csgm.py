@@ -28,7 +28,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.core import (
+from lightning_fedq.functional.chunks import in_chunks
+from lightning_fedq.functional.divergences import Array
+from lightning_fedq.functional.one_bit.gaussian_cover import gaussian_curve
+from lightning_fedq.functional.sampled_loops import round_selected
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
+from lightning_fedq.mechanism import (
     GaussianLoss,
     Loss,
     Message,
@@ -36,12 +41,7 @@ from lightning_fedq.core import (
     PrivacyClaim,
     RoundContext,
 )
-from lightning_fedq.functional.chunks import in_chunks
-from lightning_fedq.functional.divergences import Array
-from lightning_fedq.functional.one_bit.gaussian_cover import gaussian_curve
-from lightning_fedq.functional.sampled_loops import round_selected
 from lightning_fedq.mechanisms.bases.subsampled import Mask, SubsampledMechanism
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.wire.coding import Code, FixedLength
 from lightning_fedq.wire.entropy_coding import Subset
 

@@ -23,7 +23,6 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import optimize
 
-from lightning_fedq.core import ConcentratedLoss, Loss
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.noise.discrete_gaussian import (
     LARGEST_SIGMA,
@@ -34,6 +33,7 @@ from lightning_fedq.functional.noise.discrete_gaussian import (
     rounded_norm_bound,
 )
 from lightning_fedq.functional.noise.inversion import Words
+from lightning_fedq.mechanism import ConcentratedLoss, Loss
 from lightning_fedq.mechanisms.bases.modular_noise import BETA, ModularNoise
 
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fedq.core import Adversary, Mechanism, Message, NonPrivate, PrivacyClaim, RoundContext
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.mechanism import Adversary, Mechanism, Message, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.wire.coding import FixedLength
 
 

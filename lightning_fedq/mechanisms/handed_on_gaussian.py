@@ -47,7 +47,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.core import (
+from lightning_fedq.functional.hadamard import padded_size
+from lightning_fedq.functional.noise.discrete_gaussian import LARGEST_SIGMA, discrete_gaussian, sum_gap
+from lightning_fedq.functional.noise.inversion import Words
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.mechanism import (
     Adversary,
     AuditCase,
     ConcentratedLoss,
@@ -59,11 +63,7 @@ from lightning_fedq.core import (
     RoundContext,
     Slack,
 )
-from lightning_fedq.functional.hadamard import padded_size
-from lightning_fedq.functional.noise.discrete_gaussian import LARGEST_SIGMA, discrete_gaussian, sum_gap
-from lightning_fedq.functional.noise.inversion import Words
 from lightning_fedq.mechanisms.bases.modular_noise import ModularNoise, Noise
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 
 OWN, TAKEN_BACK = 5, 4
 """Coefficients of a client's own share, and of the one that it takes back."""

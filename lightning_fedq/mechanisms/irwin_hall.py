@@ -18,7 +18,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.core import Adversary, Loss, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.functional.chunks import in_chunks
 from lightning_fedq.functional.exact_error.decompose import Special
 from lightning_fedq.functional.exact_error.dither import add_centred_dither
@@ -27,6 +26,8 @@ from lightning_fedq.functional.exact_error.mixture_loops import (
     quantize_places,
     quantize_with_step,
 )
+from lightning_fedq.keys.randomness import PublicRandomness
+from lightning_fedq.mechanism import Adversary, Loss, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.bases.exact_error import (
     Array,
     ExactError,
@@ -35,7 +36,6 @@ from lightning_fedq.mechanisms.bases.exact_error import (
     RowEncoder,
     Symbols,
 )
-from lightning_fedq.randomness import PublicRandomness
 from lightning_fedq.wire.coding import Code
 from lightning_fedq.wire.entropy_coding import Elias
 

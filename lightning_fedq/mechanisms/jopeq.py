@@ -24,7 +24,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq.core import (
+from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.exact_error.dither import add_uniforms
+from lightning_fedq.functional.linear_decode import decode_total, sum_of_rows
+from lightning_fedq.functional.noise.quantile_table import quantile_table
+from lightning_fedq.functional.private_levels import noisy_levels
+from lightning_fedq.functional.segments import segment_lines, to_units
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
+from lightning_fedq.mechanism import (
     Adversary,
     AuditCase,
     LaplaceLoss,
@@ -36,15 +43,8 @@ from lightning_fedq.core import (
     RoundContext,
     Unit,
 )
-from lightning_fedq.functional.checks import check_positive
-from lightning_fedq.functional.exact_error.dither import add_uniforms
-from lightning_fedq.functional.linear_decode import decode_total, sum_of_rows
-from lightning_fedq.functional.noise.quantile_table import quantile_table
-from lightning_fedq.functional.private_levels import noisy_levels
-from lightning_fedq.functional.segments import segment_lines, to_units
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.bases.received import check_received
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.wire.coding import FixedLength
 
 _MOST_SLACK = 1e-2

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lightning_fedq.core import Mechanism
+from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms.bases.additive_noise import CoordinateNoise, VectorNoise
 
 

@@ -19,15 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.core import Adversary, GaussianLoss, Loss, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.functional.chunks import in_chunks
 from lightning_fedq.functional.exact_error.dither import add_dequantized_row
 from lightning_fedq.functional.exact_error.float_error import LawError, layered_law_error
 from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE, Layering, layer_row
 from lightning_fedq.functional.exact_error.layered_cost import known_dither_delta
 from lightning_fedq.functional.sampled_loops import take_words
+from lightning_fedq.keys.randomness import PublicRandomness, Stream
+from lightning_fedq.mechanism import Adversary, GaussianLoss, Loss, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.bases.exact_error import Array, ExactError, Quantizer
-from lightning_fedq.randomness import PublicRandomness, Stream
 
 
 def next_words(stream: Stream, size: int) -> NDArray[np.uint64]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lightning_fedq.core import PrivacyClaim, RoundContext
+from lightning_fedq.mechanism import PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.bases.claims import independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
 

@@ -4,7 +4,7 @@ Zhang, Chen, Yang, "Towards Achieving Near-optimal Utility for Privacy-Preservin
 Generation and Parameter Distortion" (2022/23), Algorithms 1 and 3. Departures: the update is clipped and
 distorted, not the parameters, so that the paper's C3 and C4 exist; and the noise is what an attack's upper
 confidence limit says it has to be (`leakage.calibration`, `fedq attack --budget`), not what Lemma 6.8 says,
-which leaves every image recoverable. The sampling probability is `functional.leakage.batch_sampling`.
+which leaves every image recoverable. The sampling probability is `leakage.batch_sampling`.
 
 Leakage is sqrt(JS) of one attacker's average belief about one client's sample. It is not differential
 privacy, and the noise was chosen by looking at data, so the claims are `NonPrivate`. The noise itself is the
@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from lightning_fedq.core import Adversary, AuditCase, NonPrivate, PrivacyClaim, RoundContext
-from lightning_fedq.functional.leakage.trade_off import LARGEST_LEAKAGE
+from lightning_fedq.leakage.trade_off import LARGEST_LEAKAGE
+from lightning_fedq.mechanism import Adversary, AuditCase, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.bases.additive_noise import AdditiveNoise, WholeVector
 
 

@@ -30,12 +30,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq.core import Adversary, AuditCase, Message, PrivacyClaim, RoundContext, Unit
 from lightning_fedq.functional.divergences import Pmf, randomized_response_pair
 from lightning_fedq.functional.one_bit.coupled_coins import coupled_thresholds, flip_threshold, inner_coin
 from lightning_fedq.functional.one_bit.privacy import coin_splits, coin_sum_pmf
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds, coin_thresholds, one_bit_quantize
-from lightning_fedq.losses import CoinSum, HiddenPair, Law, Loss, PmfPairs
+from lightning_fedq.keys.randomness import ClientRandomness
+from lightning_fedq.mechanism import Adversary, AuditCase, Message, PrivacyClaim, RoundContext, Unit
 from lightning_fedq.mechanisms.bases.claims import (
     ARBITRARY,
     AUTHENTICATED,
@@ -47,7 +47,7 @@ from lightning_fedq.mechanisms.bases.claims import (
 )
 from lightning_fedq.mechanisms.bases.one_bit import COINS, OneBitMechanism, stack_by_group
 from lightning_fedq.mechanisms.ldpq import LDPQ
-from lightning_fedq.randomness import ClientRandomness
+from lightning_fedq.privacy.losses import CoinSum, HiddenPair, Law, Loss, PmfPairs
 
 _CHUNK = 1 << 20
 """Coordinates of a stack that are worked on at once."""

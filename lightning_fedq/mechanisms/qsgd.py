@@ -16,9 +16,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fedq.core import RoundContext
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.mechanism import RoundContext
 from lightning_fedq.mechanisms.bases.scaled import ScaledLevels, longest_square, rounding_uniforms, widest
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 
 
 @dataclass(frozen=True)

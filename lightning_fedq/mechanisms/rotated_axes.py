@@ -34,10 +34,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.core import Adversary, AuditCase, Mechanism, Message, PrivacyClaim, RoundContext
 from lightning_fedq.functional.axis_choice import AxisChoice, best_axis_choice
 from lightning_fedq.functional.hadamard import padded_size
-from lightning_fedq.losses import PmfPairs
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
+from lightning_fedq.mechanism import Adversary, AuditCase, Mechanism, Message, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
 from lightning_fedq.mechanisms.bases.own_rotation import (
     draw_preferred,
@@ -45,7 +45,7 @@ from lightning_fedq.mechanisms.bases.own_rotation import (
     rotate_each,
     rotate_each_back,
 )
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
+from lightning_fedq.privacy.losses import PmfPairs
 from lightning_fedq.wire.coding import FixedLength
 
 _AXIS = "axis"

@@ -35,16 +35,6 @@ from numpy.typing import NDArray
 from scipy import special, stats
 from torch import Tensor
 
-from lightning_fedq.core import (
-    Adversary,
-    AuditCase,
-    Mechanism,
-    Message,
-    NonPrivate,
-    PrivacyClaim,
-    RoundContext,
-    Unit,
-)
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.chunks import CHUNK
 from lightning_fedq.functional.clip import unit_ball_factor
@@ -58,7 +48,17 @@ from lightning_fedq.functional.one_bit.threshold_coin import (
     one_bit_quantize_rows,
 )
 from lightning_fedq.functional.rotation import Floats, Words, rotate, rotate_back, sign_words
-from lightning_fedq.losses import Loss, PmfPairs, RenyiLoss
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.mechanism import (
+    Adversary,
+    AuditCase,
+    Mechanism,
+    Message,
+    NonPrivate,
+    PrivacyClaim,
+    RoundContext,
+    Unit,
+)
 from lightning_fedq.mechanisms.bases.claims import (
     ARBITRARY,
     AUTHENTICATED,
@@ -68,7 +68,7 @@ from lightning_fedq.mechanisms.bases.claims import (
     SUM_ONLY,
 )
 from lightning_fedq.mechanisms.bases.covered_coins import CoveredCoins
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.privacy.losses import Loss, PmfPairs, RenyiLoss
 from lightning_fedq.wire.coding import FixedLength
 
 _ROTATION, _COINS, _ROUNDING = "rotation signs", "rotated coins", "rounding words"

@@ -17,19 +17,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.core import (
+from lightning_fedq.functional.chunks import CHUNK, in_chunks
+from lightning_fedq.functional.exact_error.dither import dither_quantize_row
+from lightning_fedq.functional.sampled_loops import add_decoded_selected, put_selected, take_scaled
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
+from lightning_fedq.mechanism import (
     GaussianLoss,
     Message,
     PrivacyClaim,
     RoundContext,
 )
-from lightning_fedq.functional.chunks import CHUNK, in_chunks
-from lightning_fedq.functional.exact_error.dither import dither_quantize_row
-from lightning_fedq.functional.sampled_loops import add_decoded_selected, put_selected, take_scaled
 from lightning_fedq.mechanisms.bases.exact_error import INEXACT, Array, Quantizer, shortest_inputs
 from lightning_fedq.mechanisms.bases.subsampled import Mask, SubsampledMechanism
 from lightning_fedq.mechanisms.layered import layered_quantizer, next_words, selected_quantizer
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.wire.coding import Code
 from lightning_fedq.wire.entropy_coding import Elias, Subset
 from lightning_fedq.wire.range_coding import ConditionalRange

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fedq.core import Loss, RenyiLoss
 from lightning_fedq.functional.noise.inversion import Words
 from lightning_fedq.functional.noise.skellam import LARGEST_VARIANCE, skellam, skellam_divergence
+from lightning_fedq.mechanism import Loss, RenyiLoss
 from lightning_fedq.mechanisms.bases.modular_noise import ModularNoise
 
 _ORDERS = (*range(2, 65), *range(68, 129, 4), *range(144, 257, 16), *range(320, 1025, 64))

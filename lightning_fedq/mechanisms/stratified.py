@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from lightning_fedq.core import AuditCase, PrivacyClaim, RoundContext
 from lightning_fedq.functional.one_bit.threshold_coin import worst_group_variance
+from lightning_fedq.keys.randomness import ClientRandomness
+from lightning_fedq.mechanism import AuditCase, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.bases.claims import grouped_claims
 from lightning_fedq.mechanisms.bases.one_bit import COINS, OneBitMechanism, RotatedStrata
-from lightning_fedq.randomness import ClientRandomness
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lightning_fedq.core import NO_SLACK, Slack
-from lightning_fedq.losses import Loss, composed_mass
+from lightning_fedq.mechanism import NO_SLACK, Slack
 from lightning_fedq.privacy.grid import SMALLEST_DELTA, LossGrid, check_loss, loss_grid
+from lightning_fedq.privacy.losses import Loss, composed_mass
 
 _TAIL_SHARE = 1e-3
 """Share of delta that truncated tails may take."""

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fedq.core import Adversary, Mechanism, NonPrivate, PrivacyClaim
+from lightning_fedq.mechanism import Adversary, Mechanism, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.setting import Setting
 
 _MOST_LINES = 12

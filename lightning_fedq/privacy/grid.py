@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft, optimize, signal
 
-from lightning_fedq.losses import Loss
+from lightning_fedq.privacy.losses import Loss
 
 Array = NDArray[np.float64]
 
@@ -263,7 +263,8 @@ def check_loss(loss: Loss) -> None:
     if not isinstance(loss, Loss):
         raise TypeError(
             f"unknown loss {type(loss).__name__}; an accountant refuses what it does not know. "
-            "Subclass lightning_fedq.losses.Loss, or use one of its kinds (PmfPairs, GaussianLoss, RenyiLoss)"
+            "Subclass lightning_fedq.privacy.losses.Loss, or use one of its kinds (PmfPairs, GaussianLoss, "
+            "RenyiLoss)"
         )
 
 

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fedq.core import RoundContext
+from lightning_fedq.mechanism import RoundContext
 from lightning_fedq.privacy.journal import Journal
 
 

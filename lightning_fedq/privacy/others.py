@@ -15,9 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_fedq.core import Adversary
-from lightning_fedq.losses import GaussianLoss
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.privacy.accounting import check_delta, spent
+from lightning_fedq.privacy.losses import GaussianLoss
 
 _MODELS = (Adversary.CLIENT, Adversary.OUTSIDER)
 _FIXED = {"noise_multiplier", "clipping_norm", "num_sampled_clients"}
@@ -185,7 +185,7 @@ def of_opacus(settings: Mapping[str, Any], delta: float) -> Protection:
         )
     steps = math.ceil(1 / rate)
     if poisson:
-        from lightning_fedq.privacy.sgd import SampledGaussianAccountant  # Opacus is an extra
+        from lightning_fedq.dpsgd.opacus import SampledGaussianAccountant  # Opacus is an extra
 
         def epsilon(count: int) -> float:
             accountant = SampledGaussianAccountant()

@@ -16,10 +16,10 @@ from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
-from lightning_fedq.core import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.dpsgd.statement import SampleStatement
+from lightning_fedq.mechanism import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.privacy.accounting import Spending, check_delta
 from lightning_fedq.privacy.charged import ChargedClients, Population
-from lightning_fedq.privacy.samples import SampleStatement
 from lightning_fedq.privacy.secret_row import NOTE, SECRET_COHORTS, secret_row
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, format_epsilon, verdict

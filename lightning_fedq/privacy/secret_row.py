@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lightning_fedq.core import Adversary, Mechanism
+from lightning_fedq.mechanism import Adversary, Mechanism
 from lightning_fedq.privacy.sampled import why_no_secret
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, verdict

@@ -14,9 +14,9 @@ for K Poisson of mean mu, where K = 0 must publish something fixed. A run is all
 and its score. Who sees more than the winner, a client or a server say, pays for every run: there the runs
 compose. A fixed K has no such bound, and neither have tuners that look at earlier runs.
 
-Where a run's law is known within a slack only (distance t, log-ratio r, `core.Slack`), the divergence grows
-by r (2a - 1) / (a - 1), because the integral of P^a Q^(1-a) grows by e^(r a + r (a - 1)) at most, and the
-winner's distance is E K t at most, the chance that one of the runs is another one.
+Where a run's law is known within a slack only (distance t, log-ratio r, `mechanism.Slack`), the divergence
+grows by r (2a - 1) / (a - 1), because the integral of P^a Q^(1-a) grows by e^(r a + r (a - 1)) at most, and
+the winner's distance is E K t at most, the chance that one of the runs is another one.
 
 References:
     Papernot, Steinke, Hyperparameter Tuning with Renyi Differential Privacy, ICLR 2022, theorems 2 and 6.
@@ -32,10 +32,10 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import optimize
 
-from lightning_fedq.core import NO_SLACK, Slack
-from lightning_fedq.losses import ConcentratedLoss, GaussianLoss, Loss, RenyiLoss
+from lightning_fedq.keys.randomness import Stream
+from lightning_fedq.mechanism import NO_SLACK, Slack
 from lightning_fedq.privacy.accounting import check_delta, with_slack
-from lightning_fedq.randomness import Stream
+from lightning_fedq.privacy.losses import ConcentratedLoss, GaussianLoss, Loss, RenyiLoss
 
 ORDERS = tuple(1.0 + 10.0 ** (0.05 * k) for k in range(-40, 61))
 """Orders of a selection's curve, 1.01 to 1,001."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from lightning_fedq.core import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.functional.drawn import num_marked
-from lightning_fedq.losses import GaussianLoss, Loss
+from lightning_fedq.mechanism import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.privacy.accounting import Spending, spent
 from lightning_fedq.privacy.collusion import CHANCE, num_corrupt_in_cohort
 from lightning_fedq.privacy.grid import SMALLEST_DELTA
+from lightning_fedq.privacy.losses import GaussianLoss, Loss
 from lightning_fedq.privacy.sampled import secret_epsilon
 
 _WIDER_VIEW = {

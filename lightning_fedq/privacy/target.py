@@ -15,8 +15,8 @@ from typing import Literal
 
 from scipy import stats
 
-from lightning_fedq.core import Adversary, Mechanism, NonPrivate
 from lightning_fedq.functional.checks import check_fields
+from lightning_fedq.mechanism import Adversary, Mechanism, NonPrivate
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.sampled import why_no_secret
 from lightning_fedq.privacy.setting import Setting

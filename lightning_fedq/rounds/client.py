@@ -14,10 +14,10 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_fedq.core import Mechanism, Message, RoundContext
 from lightning_fedq.functional.accumulate import sum_of_squares
+from lightning_fedq.keys.randomness import ClientRandomness, Keys, PublicRandomness
+from lightning_fedq.mechanism import Mechanism, Message, RoundContext
 from lightning_fedq.privacy.journal import Journal
-from lightning_fedq.randomness import ClientRandomness, Keys, PublicRandomness
 from lightning_fedq.rounds.client_budget import ClientBudget, terms_of
 from lightning_fedq.rounds.messages import RoundTask, frame
 

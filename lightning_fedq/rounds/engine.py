@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fedq.contract import check_message
-from lightning_fedq.core import AbortedRoundError, Mechanism
-from lightning_fedq.randomness import Keys
+from lightning_fedq.keys.randomness import Keys
+from lightning_fedq.mechanism import AbortedRoundError, Mechanism
+from lightning_fedq.mechanisms.contract import check_message
 from lightning_fedq.ranges import RangeRule
 from lightning_fedq.rounds.client import encode_updates
 from lightning_fedq.rounds.parts import Tampering, UpdateTransform

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Literal, get_args
 
-from lightning_fedq.core import Mechanism
-from lightning_fedq.randomness import (
+from lightning_fedq.keys.randomness import (
     OneOwner,
     PublicRandomness,
     SeededKeys,
@@ -22,6 +21,7 @@ from lightning_fedq.randomness import (
     hkdf_expand,
     pack_fields,
 )
+from lightning_fedq.mechanism import Mechanism
 
 Participation = Literal["random", "once", "cyclic"]
 """How cohorts come about: each drawn anew from all clients, or all disjoint, for one turn or for ever."""

@@ -25,7 +25,7 @@ from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
-from lightning_fedq.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
+from lightning_fedq.keys.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
 from lightning_fedq.secagg import messages as wire
 from lightning_fedq.secagg.errors import (
     AuthenticationError,

@@ -20,7 +20,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fedq.randomness import Stream, pack_fields
+from lightning_fedq.keys.randomness import Stream, pack_fields
 
 _CHUNK = 1 << 15
 _MAX_MODULUS = 2**63

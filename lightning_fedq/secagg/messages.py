@@ -22,7 +22,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from lightning_fedq.randomness import agree, pack_fields
+from lightning_fedq.keys.randomness import agree, pack_fields
 from lightning_fedq.secagg.errors import (
     AuthenticationError,
     LowOrderKeyError,

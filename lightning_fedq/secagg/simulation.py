@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.core import Mechanism, RoundContext
-from lightning_fedq.randomness import PublicRandomness
+from lightning_fedq.keys.randomness import PublicRandomness
+from lightning_fedq.mechanism import Mechanism, RoundContext
 from lightning_fedq.secagg import messages as wire
 from lightning_fedq.secagg.client import Client
 from lightning_fedq.secagg.errors import Stage, StageError, SymbolError, ThresholdError

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.core import Mechanism, RoundContext
 from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.functional.drawn import num_marked
-from lightning_fedq.randomness import PublicRandomness, pack_fields
+from lightning_fedq.keys.randomness import PublicRandomness, pack_fields
+from lightning_fedq.mechanism import Mechanism, RoundContext
 from lightning_fedq.secagg.graph import (
     CORRECTNESS_BITS,
     GRINDING_BITS,

@@ -28,7 +28,7 @@ from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.clients.fit import Client, ClientFit
 from lightning_fedq.clients.vector import Vector
 from lightning_fedq.data.loader import ClientLoader
-from lightning_fedq.reports import mode_of
+from lightning_fedq.reports.runs import mode_of
 from lightning_fedq.simulation.rehearsal import own_draws
 
 Model = Literal["global", "personal"]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedq.federation.client_metrics import ClientMetricsChoice, check_spikes, forks, monitors_of
-from lightning_fedq.federation.rank_group import RankGroup
+from lightning_fedq.simulation.rank_group import RankGroup
 from lightning_fedq.simulation.round_loop import told_results
 
 

@@ -24,13 +24,13 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_warn
-from lightning_fedq.core import AbortedRoundError
 from lightning_fedq.data.batches import Stack
-from lightning_fedq.federation.rank_group import Backend, RankGroup
-from lightning_fedq.federation.schedule import Schedule
+from lightning_fedq.mechanism import AbortedRoundError
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
 from lightning_fedq.simulation.clock import Taken
 from lightning_fedq.simulation.metrics import ClientMetrics, Logged
+from lightning_fedq.simulation.rank_group import Backend, RankGroup
+from lightning_fedq.simulation.schedule import Schedule
 
 NAME = "fedq_clients"
 

@@ -20,7 +20,7 @@ from lightning_fedq.mechanisms import (
     PerCoordinateGaussian,
     PerCoordinateLaplace,
 )
-from lightning_fedq.reports import save_figure
+from lightning_fedq.reports.runs import save_figure
 from reproductions.bench import Row, curve_values
 from reproductions.corbin.cifar_runs import Case, Setting, Table, compare
 from reproductions.corbin.tuning import above, mean_test, spread

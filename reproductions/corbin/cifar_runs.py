@@ -25,7 +25,7 @@ from typing import Literal, NamedTuple
 from torch import nn
 
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.core import Mechanism
+from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.models import Classifier, ResNet18, seeded
 from lightning_fedq.ranges import PreviousMinMax
 from reproductions.bench import CIFAR10, ImageData, Row, Rows, load_cifar10, torchs_law, train

@@ -28,13 +28,13 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor, nn
 
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.core import Mechanism
 from lightning_fedq.datasets import MNISTDataModule
+from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, FedAvg
 from lightning_fedq.models import VGG2, Classifier
 from lightning_fedq.models.initial import seeded
 from lightning_fedq.ranges import FixedRange, PreviousMinMax, RangeRule
-from lightning_fedq.reports import save_figure
+from lightning_fedq.reports.runs import save_figure
 from reproductions.bench import ImageData, Row, Rows, curve_values, torchs_law, train
 from reproductions.corbin.authors import LEARNING_RATE, ROUNDS, WEIGHT_DECAY, AdamClassifier, logged
 from reproductions.corbin.tuning import above, mean_test, spread, tune

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from lightning_fedq.core import RoundContext
 from lightning_fedq.functional.one_bit.threshold_coin import pair_mse, worst_pair_mse
+from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
+from lightning_fedq.mechanism import RoundContext
 from lightning_fedq.mechanisms import LDPQ, CorBin
 from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
-from lightning_fedq.randomness import ClientRandomness, SeededKeys
-from lightning_fedq.reports import fresh_folder, save_figure, write_rows, write_summary
+from lightning_fedq.reports.runs import fresh_folder, save_figure, write_rows, write_summary
 
 RADIUS, CENTER = 0.5, 0.0
 Surface = NDArray[np.float64]

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq.core import Adversary, Message, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.keys.randomness import ClientRandomness
+from lightning_fedq.mechanism import Adversary, Message, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms import FedAvg
-from lightning_fedq.randomness import ClientRandomness
 
 
 @dataclass(frozen=True)

@@ -29,12 +29,12 @@ from typing import Any, NamedTuple
 
 import torch
 
-from lightning_fedq.core import Adversary, Mechanism, RoundContext
 from lightning_fedq.functional.hadamard import padded_size
+from lightning_fedq.mechanism import Adversary, Mechanism, RoundContext
 from lightning_fedq.mechanisms import CPA, AggregateGaussian, CorBin, DistributedDiscreteGaussian, FedAvg
 from lightning_fedq.privacy import accounting
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
-from lightning_fedq.reports import BITS_PER_MEGABYTE, save_figure
+from lightning_fedq.reports.runs import BITS_PER_MEGABYTE, save_figure
 from reproductions.bench import Row, Rows, curve, curve_values
 from reproductions.cpa.runs import GAMMA, Options, Task
 

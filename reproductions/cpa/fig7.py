@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from lightning_fedq.core import Mechanism
+from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms import MVU, JoPEQ
-from lightning_fedq.reports import save_figure
+from lightning_fedq.reports.runs import save_figure
 from reproductions.bench import Rows
 from reproductions.cpa.runs import GAMMA, Options, Run, authors_cpa, unbiased_cpa
 

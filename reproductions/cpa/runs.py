@@ -24,8 +24,8 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.core import Mechanism
 from lightning_fedq.functional.flatten import copy_into
+from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms import CPA
 from lightning_fedq.models import Classifier
 from lightning_fedq.ranges import FixedRange, RangeRule

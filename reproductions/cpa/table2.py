@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fedq.mechanisms import FedAvg
-from lightning_fedq.reports import save_figure
+from lightning_fedq.reports.runs import save_figure
 from reproductions.bench import Rows
 from reproductions.cpa.runs import GAMMA, Options, Run, authors_cpa, unbiased_cpa
 

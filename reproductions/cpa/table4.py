@@ -18,9 +18,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning_fedq.core import Mechanism
+from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms import FedAvg, JoPEQ, PerCoordinateLaplace, SignRR
-from lightning_fedq.reports import save_figure
+from lightning_fedq.reports.runs import save_figure
 from reproductions.bench import Rows, curve
 from reproductions.cpa.baselines import AuthorsLaplace
 from reproductions.cpa.data import CIFAR_NETWORKS, Network

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_fedq.functional.checks import check_positive
-from lightning_fedq.reports import Row, save_figure, write_rows, write_summary
+from lightning_fedq.reports.runs import Row, save_figure, write_rows, write_summary
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

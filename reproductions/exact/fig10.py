@@ -22,8 +22,8 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.reports import Row, fresh_folder
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.reports.runs import Row, fresh_folder
 from reproductions.exact.claims import Claim, finish
 from reproductions.exact.langevin import (
     missing_variance,

@@ -22,8 +22,8 @@ from lightning_fedq.functional.exact_error.layered import (
     minimal_step,
 )
 from lightning_fedq.functional.exact_error.layered_cost import conditional_entropy, lower_bound
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.reports import Row, fresh_folder
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.reports.runs import Row, fresh_folder
 from reproductions.exact.claims import Array, Claim, coded_bits, finish
 
 LAWS: tuple[Law, ...] = ("gaussian", "laplace")

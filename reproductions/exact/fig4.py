@@ -22,8 +22,8 @@ from lightning_fedq.functional.exact_error.dither import centred_dither
 from lightning_fedq.functional.exact_error.irwin_hall import half_support, irwin_hall_pdf
 from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE, layer_row
 from lightning_fedq.functional.exact_error.layered_cost import cell_entropy, conditional_entropy, upper_bound
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.reports import Row, fresh_folder
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.reports.runs import Row, fresh_folder
 from reproductions.exact.claims import Array, Claim, coded_bits, finish
 
 

@@ -23,15 +23,15 @@ import torch
 from numpy.typing import NDArray
 from scipy import special, stats
 
-from lightning_fedq.core import RoundContext
 from lightning_fedq.functional.exact_error.decompose import target_cdf
 from lightning_fedq.functional.exact_error.dither import add_dequantized_row, dither_quantize_row
 from lightning_fedq.functional.exact_error.irwin_hall import Array, irwin_hall_cdf
 from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE, layer_row
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.mechanism import RoundContext
 from lightning_fedq.mechanisms import SIGM, AggregateGaussian, IrwinHall, LayeredGaussian
 from lightning_fedq.mechanisms.bases.exact_error import ExactError, Quantizer
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.reports import Row, fresh_folder, write_atomically
+from lightning_fedq.reports.runs import Row, fresh_folder, write_atomically
 from reproductions.exact.claims import Claim, finish
 
 BLOCK = 10_000

@@ -23,16 +23,16 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.core import Adversary, GaussianLoss, RoundContext
 from lightning_fedq.datasets import MNISTDataModule
 from lightning_fedq.functional.clip import unit_ball_factors
+from lightning_fedq.keys.randomness import PublicRandomness
+from lightning_fedq.mechanism import Adversary, GaussianLoss, RoundContext
 from lightning_fedq.mechanisms import AggregateGaussian, FedAvg
 from lightning_fedq.mechanisms.bases.calibration import gaussian_noise_multiplier
 from lightning_fedq.models import Classifier, Linear
 from lightning_fedq.models.initial import seeded
 from lightning_fedq.privacy.accounting import spent
-from lightning_fedq.randomness import PublicRandomness
-from lightning_fedq.reports import Row, fresh_folder
+from lightning_fedq.reports.runs import Row, fresh_folder
 from lightning_fedq.secagg import SecAgg
 from reproductions.bench import ImageData, quiet_trainer
 from reproductions.exact.claims import Claim, finish

@@ -18,8 +18,8 @@ import torch
 from scipy import optimize, special
 from torch import Tensor
 
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.reports import Row, fresh_folder
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.reports.runs import Row, fresh_folder
 from lightning_fedq.wire.entropy_coding import Elias
 from reproductions.exact.accelerated_smoothing import accelerated_smoothing, compressed_copies
 from reproductions.exact.claims import Claim, finish

@@ -30,7 +30,7 @@ from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any, Literal
 
-from lightning_fedq.core import Adversary, Mechanism
+from lightning_fedq.mechanism import Adversary, Mechanism
 from lightning_fedq.mechanisms import (
     CPA,
     LDPQ,
@@ -45,7 +45,7 @@ from lightning_fedq.mechanisms import (
     RotatedCoins,
 )
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.reports import save_figure
+from lightning_fedq.reports.runs import save_figure
 from lightning_fedq.rounds import Participation
 from reproductions.bench import ImageData, Row, Rows
 from reproductions.useful.training import Federation, Run, train

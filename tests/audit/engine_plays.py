@@ -11,8 +11,8 @@ import torch
 from lightning_fedq._lightning import pl
 from lightning_fedq.audit.views import Finding, View
 from lightning_fedq.callbacks import Federated
+from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import LDPQ
-from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner, Tampering
 from tests.digits_run import Classifier, Digits, make_trainer

@@ -11,7 +11,6 @@ from unittest.mock import patch
 import numpy as np
 import torch
 
-from lightning_fedq.core import AuditCase
 from lightning_fedq.functional.exact_error.decompose import Special
 from lightning_fedq.functional.noise.grid_noise import GridNoise
 from lightning_fedq.functional.one_bit import coupled_coins
@@ -21,6 +20,8 @@ from lightning_fedq.functional.one_bit.threshold_coin import (
     one_bit_quantize,
     one_bit_thresholds,
 )
+from lightning_fedq.keys.randomness import ClientRandomness, Stream
+from lightning_fedq.mechanism import AuditCase
 from lightning_fedq.mechanisms import (
     CSGM,
     LDPQ,
@@ -41,7 +42,6 @@ from lightning_fedq.mechanisms import (
 from lightning_fedq.mechanisms.bases.additive_noise import WholeVector
 from lightning_fedq.mechanisms.bases.claims import independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import COINS
-from lightning_fedq.randomness import ClientRandomness, Stream
 from lightning_fedq.rounds import RoundEngine
 from lightning_fedq.wire.coding import FixedLength
 

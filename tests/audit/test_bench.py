@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from lightning_fedq.audit.bench import Bench, Bins, HeldKeys
-from lightning_fedq.core import Adversary
+from lightning_fedq.keys.randomness import SeededKeys
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import (
     CPA,
     CSGM,
@@ -14,7 +15,6 @@ from lightning_fedq.mechanisms import (
     DistributedDiscreteGaussian,
     LayeredGaussian,
 )
-from lightning_fedq.randomness import SeededKeys
 
 
 def test_worlds_and_rounds_hold_opposite_labels_and_so_do_layers():

@@ -10,10 +10,10 @@ import pytest
 from lightning_fedq.audit import audit
 from lightning_fedq.audit.knowledge import audit_knowledge
 from lightning_fedq.commands import audit as command
-from lightning_fedq.core import Adversary
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
+from lightning_fedq.keys.randomness import ClientRandomness
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import HandedOnGaussian, handed_on_gaussian
-from lightning_fedq.randomness import ClientRandomness
 
 CASE = command.cases(HandedOnGaussian)[0]
 

@@ -8,7 +8,7 @@ from lightning_fedq import mechanisms
 from lightning_fedq.audit import bench
 from lightning_fedq.audit.knowledge import SEGMENTS, audit_knowledge, estimates, mean_bounds
 from lightning_fedq.commands.described import example
-from lightning_fedq.core import Adversary, NonPrivate
+from lightning_fedq.mechanism import Adversary, NonPrivate
 from lightning_fedq.mechanisms import CPA, LDPQ, CorBin, FedAvg, StratifiedCorBin
 from tests.audit import plants
 from tests.contract.test_mechanisms import ROWS

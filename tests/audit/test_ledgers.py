@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 import torch
 
+from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 

@@ -11,8 +11,8 @@ from lightning_fedq.audit.one_run import (
     one_run_lower_bound,
     surest_guesses,
 )
+from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import LDPQ, CorBin, SignRR
-from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from tests.audit import plants

@@ -15,6 +15,8 @@ from lightning_fedq.audit import audit
 from lightning_fedq.audit.enumeration import enumerate_coin, enumerate_pair
 from lightning_fedq.audit.enumeration_words import enumerate_words
 from lightning_fedq.commands import audit as command
+from lightning_fedq.dpsgd.opacus import GridDPOptimizer
+from lightning_fedq.keys.randomness import Stream
 from lightning_fedq.mechanisms import (
     LDPQ,
     GaussianNoise,
@@ -25,8 +27,6 @@ from lightning_fedq.mechanisms import (
     RotatedCoins,
     StratifiedCorBin,
 )
-from lightning_fedq.privacy.sgd import GridDPOptimizer
-from lightning_fedq.randomness import Stream
 from lightning_fedq.rounds import RoundEngine, running_sum
 from tests.audit import plants
 from tests.audit.engine_plays import audit_not_finite, audit_resumption, play, server, unpaid

@@ -9,7 +9,7 @@ from lightning_fedq import mechanisms
 from lightning_fedq.audit import audit, bench
 from lightning_fedq.audit.simulation import cohort_size
 from lightning_fedq.audit.views import Finding
-from lightning_fedq.core import AuditCase
+from lightning_fedq.mechanism import AuditCase
 from lightning_fedq.mechanisms import (
     CPA,
     LDPQ,

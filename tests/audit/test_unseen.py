@@ -12,9 +12,9 @@ import torch
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, federated
+from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from lightning_fedq.mechanisms.bases.scaled import ScaledLevels
-from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import AdaptiveRange, PreviousMinMax
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from tests.audit import plants

@@ -7,7 +7,7 @@ import pytest
 from scipy import special, stats
 
 from lightning_fedq.audit.views import View, clopper_pearson, proven_divergence
-from lightning_fedq.core import (
+from lightning_fedq.mechanism import (
     ConcentratedLoss,
     GaussianLoss,
     LaplaceLoss,

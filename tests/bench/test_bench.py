@@ -15,7 +15,7 @@ from lightning_fedq.bench import tasks as tasks_module
 from lightning_fedq.bench.cells import Cell, append, fill, grouped, read, rerun, score_of, word_of
 from lightning_fedq.bench.tasks import KAPPA, RANGES, MeanEstimation, Training, Tuning, scaled, tasks
 from lightning_fedq.commands import bench
-from lightning_fedq.core import Adversary
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import DistributedDiscreteGaussian, RotatedCoins
 from lightning_fedq.planning import Option
 

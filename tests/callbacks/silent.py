@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lightning_fedq.core import Message, RoundContext
+from lightning_fedq.keys.randomness import ClientRandomness
+from lightning_fedq.mechanism import Message, RoundContext
 from lightning_fedq.mechanisms import FedAvg
-from lightning_fedq.randomness import ClientRandomness
 
 
 @dataclass(frozen=True)

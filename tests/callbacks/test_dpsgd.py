@@ -9,10 +9,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq.callbacks import DPSGD, PrivacyBudget
-from lightning_fedq.core import Adversary
 from lightning_fedq.data.loader import ClientBatches
+from lightning_fedq.mechanism import Adversary
 from tests.callbacks.test_privacy import trainer
-from tests.sample_level.test_poisson import batches_of
+from tests.dpsgd.test_poisson import batches_of
 
 
 def samples(size: int = 200) -> TensorDataset:

@@ -13,8 +13,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget
-from lightning_fedq.core import Adversary
 from lightning_fedq.data import FederatedDataModule
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import FedAvg
 from tests.callbacks.test_dpsgd import Classifier, dpsgd, samples
 from tests.callbacks.test_privacy import trainer

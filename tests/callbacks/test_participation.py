@@ -11,7 +11,7 @@ import yaml
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder
-from lightning_fedq.core import Adversary
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, RotatedAxes
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.target import PrivacyTarget

@@ -5,11 +5,11 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fedq.aggregation import RobustAggregation
+from lightning_fedq.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.callbacks.privacy import PrivacyBudget
-from lightning_fedq.core import Adversary
 from lightning_fedq.functional.divergences import gaussian_epsilon
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, SIGM, CorBin, FedAvg
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.ranges import FixedRange

@@ -11,7 +11,7 @@ from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget, RunFolder
 from lightning_fedq.callbacks.run_folder import title_of
 from lightning_fedq.mechanisms import LayeredGaussian, RotatedCoins
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.reports import read_rows
+from lightning_fedq.reports.runs import read_rows
 from tests.callbacks.runs import small_data, small_model, small_run
 
 DIM = 650

@@ -9,7 +9,7 @@ from lightning_fedq import mechanisms
 from lightning_fedq.audit.views import Finding
 from lightning_fedq.cli import main
 from lightning_fedq.commands import audit as command
-from lightning_fedq.randomness import PublicRandomness, Stream
+from lightning_fedq.keys.randomness import PublicRandomness, Stream
 
 NOTHING_CLAIMED = {"CorrelatedQuantization", "FedAvg", "IrwinHall", "SubtractiveDither"}
 NOTHING_CLAIMED |= {"QSGD", "TernGrad", "DRIVE", "EDEN"}

@@ -8,11 +8,11 @@ import torch
 from lightning_fedq.callbacks import DPSGD
 from lightning_fedq.cli import main
 from lightning_fedq.commands.audit_training import TRAININGS, CanaryRun, ManySamples, SampleCanaries
-from lightning_fedq.core import Adversary
+from lightning_fedq.dpsgd.opacus import STEPS_PER_SIGMA
+from lightning_fedq.dpsgd.poisson import PoissonBatches
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import GaussianNoise, LayeredGaussian
-from lightning_fedq.privacy.sgd import STEPS_PER_SIGMA
-from lightning_fedq.sample_level.poisson import PoissonBatches
 
 
 @pytest.mark.parametrize(

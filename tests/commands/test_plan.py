@@ -156,7 +156,7 @@ def pasted(capsys, *arguments):
 
 
 MEDIAN = {
-    "class_path": "lightning_fedq.aggregation.RobustAggregation",
+    "class_path": "lightning_fedq.byzantine.aggregation.RobustAggregation",
     "init_args": {"rule": "median"},
 }
 LIARS = {

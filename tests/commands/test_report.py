@@ -10,10 +10,10 @@ import pytest
 from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.commands.compare import main as compare_main
 from lightning_fedq.commands.report import main, write_report
-from lightning_fedq.html_report.charts import Line, line_chart, nice_ticks, whole_ticks
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, LayeredGaussian, RotatedCoins
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import format_epsilon
+from lightning_fedq.reports.html.charts import Line, line_chart, nice_ticks, whole_ticks
 from lightning_fedq.secagg import SecAgg
 from tests.callbacks.runs import small_data, small_model, small_run
 from tests.digits_run import make_trainer

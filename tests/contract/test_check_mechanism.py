@@ -6,10 +6,10 @@ from dataclasses import dataclass, field, replace
 import pytest
 import torch
 
-from lightning_fedq.core import Mechanism, Message
+from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
+from lightning_fedq.mechanism import Mechanism, Message
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, SubtractiveDither
-from lightning_fedq.randomness import ClientRandomness, SeededKeys
-from lightning_fedq.testing import RULES, BrokenContractError, check_mechanism
+from lightning_fedq.mechanisms.contract_suite import RULES, BrokenContractError, check_mechanism
 from tests.audit import plants
 from tests.contract.golden import names_the_change, updated
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fedq.core import Adversary
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import CPA, LDPQ, CorBin, FedAvg, GaussianNoise, JoPEQ, PerCoordinateLaplace
 from tests.one_round import context_of
 

@@ -1,12 +1,12 @@
-"""The contract: every mechanism, every rule of `lightning_fedq.testing`. A mechanism means a row here."""
+"""The contract: every mechanism, every rule of `mechanisms.contract_suite`. A mechanism means a row here."""
 
 import json
 
 import pytest
 
 from lightning_fedq import mechanisms as m
-from lightning_fedq.core import Mechanism
-from lightning_fedq.testing import RULES, context_of, golden_symbols
+from lightning_fedq.mechanism import Mechanism
+from lightning_fedq.mechanisms.contract_suite import RULES, context_of, golden_symbols
 from tests.contract.golden import GOLDEN
 
 ROWS: list[Mechanism] = [

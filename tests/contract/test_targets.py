@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from lightning_fedq import mechanisms as m
-from lightning_fedq.core import Adversary, Mechanism, NonPrivate
+from lightning_fedq.mechanism import Adversary, Mechanism, NonPrivate
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import PrivacyTarget, calibrate, epsilon_of
 from tests.contract.test_mechanisms import ROWS

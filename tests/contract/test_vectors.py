@@ -9,8 +9,8 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 from lightning_fedq import mechanisms as m
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.testing import context_of, decode, encode
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.mechanisms.contract_suite import context_of, decode, encode
 from tests.contract.test_mechanisms import ROWS
 from tests.contract.vectors import COHORT, FOLDER, SEED, SEGMENTS, files, vector_of
 

@@ -11,9 +11,7 @@ from typing import Any
 
 import torch
 
-from lightning_fedq.core import Mechanism, NonPrivate, PrivacyClaim
-from lightning_fedq.privacy.accounting import spent
-from lightning_fedq.randomness import (
+from lightning_fedq.keys.randomness import (
     ClientRandomness,
     PublicRandomness,
     SeededKeys,
@@ -21,7 +19,9 @@ from lightning_fedq.randomness import (
     hkdf_expand,
     pack_fields,
 )
-from lightning_fedq.testing import context_of
+from lightning_fedq.mechanism import Mechanism, NonPrivate, PrivacyClaim
+from lightning_fedq.mechanisms.contract_suite import context_of
+from lightning_fedq.privacy.accounting import spent
 
 FOLDER = Path(__file__).with_name("vectors")
 COHORT, SEGMENTS, SEED, DELTA = (5, 1, 3), (5, 3), 42, 1e-5

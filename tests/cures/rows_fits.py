@@ -11,8 +11,8 @@ from torch.utils.data import DataLoader
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, PrivacyBudget, RunFolder, WandbRounds
-from lightning_fedq.core import Adversary
 from lightning_fedq.data import FederatedDataModule
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, RotatedAxes
 from tests.callbacks import test_dpsgd_guards as guards
 from tests.cures.rows import fed, fit, module_with, row

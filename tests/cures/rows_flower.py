@@ -13,7 +13,6 @@ from flwr.serverapp.strategy import FedProx as Proximal
 
 from lightning_fedq.algorithms import SCAFFOLD, FedProx
 from lightning_fedq.callbacks import DPSGD, Federated
-from lightning_fedq.core import Adversary
 from lightning_fedq.flower import DecodingStrategy
 from lightning_fedq.flower.settings import (
     check_client_callbacks,
@@ -23,6 +22,7 @@ from lightning_fedq.flower.settings import (
     deployed_mechanism,
     own_budget,
 )
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, CorBin
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg

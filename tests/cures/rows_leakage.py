@@ -11,9 +11,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import LeakageBudget, LeakageMonitor
-from lightning_fedq.core import Adversary
 from lightning_fedq.leakage import Analytic, InvertingGradients, Matching, iDLG
 from lightning_fedq.leakage.study import calibrate
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import FedAvg, NearOptimalUtility
 from tests.callbacks.test_leakage import Scores
 from tests.cures.rows import fed, fit, module_with, row, sgd

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq.attacks import alie_shift, sign_flip
-from lightning_fedq.core import Mechanism, Neighbours, RoundContext
+from lightning_fedq.byzantine.attacks import alie_shift, sign_flip
 from lightning_fedq.functional.noise.skellam import skellam
-from lightning_fedq.losses import GaussianLoss, LaplaceLoss, Loss, PmfPairs, RenyiLoss
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.mechanism import Mechanism, Neighbours, RoundContext
 from lightning_fedq.mechanisms import (
     CPA,
     LDPQ,
@@ -22,9 +22,9 @@ from lightning_fedq.mechanisms import (
 )
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.grid import LossGrid, loss_grid
+from lightning_fedq.privacy.losses import GaussianLoss, LaplaceLoss, Loss, PmfPairs, RenyiLoss
 from lightning_fedq.privacy.sampled import secret_epsilon, secretly_drawn
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.secagg import SecAgg
 from tests.cures.rows import fed, row
 from tests.cures.rows_rounds import handed
@@ -206,7 +206,7 @@ ROWS = [
         lambda: of_steps(move=True),
     ),
     row(
-        "unknown loss {}; an accountant refuses what it does not know. Subclass lightning_fedq.losses.Loss,",
+        "unknown loss {}; an accountant refuses what it does not know. Subclass",
         lambda: spent(1.0, 1e-5),  # type: ignore[arg-type]
         lambda: spent(Mine(), 1e-5),
         lambda: spent(PmfPairs((((0.4, 0.6), (0.6, 0.4)),)), 1e-5),

@@ -11,13 +11,13 @@ from torch import nn
 
 from lightning_fedq.algorithms import SCAFFOLD, FedProx
 from lightning_fedq.callbacks import DPSGD, ByzantineClients
-from lightning_fedq.federation.rank_group import RankGroup, RankLostError
+from lightning_fedq.simulation.rank_group import RankGroup, RankLostError
 from lightning_fedq.simulation.ranks import check_same_on_all_ranks
 from tests.cures.rows import fed, fit, row
 from tests.cures.rows_data import Stream, of
 from tests.digits_run import Classifier
 from tests.federation.test_distributed_clients import Meeting
-from tests.federation.test_rank_group import TIMEOUT, address
+from tests.simulation.test_rank_group import TIMEOUT, address
 
 
 class Alone(Meeting):

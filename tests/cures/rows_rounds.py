@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
-from lightning_fedq.aggregation import RobustAggregation
 from lightning_fedq.algorithms import SCAFFOLD, FedProx
+from lightning_fedq.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.keys.randomness import AgreedKeys
 from lightning_fedq.mechanisms import (
     LDPQ,
     AggregateGaussian,
@@ -21,7 +22,6 @@ from lightning_fedq.mechanisms import (
 )
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.randomness import AgreedKeys
 from lightning_fedq.rounds.client_budget import ClientBudget
 from lightning_fedq.secagg import SecAgg
 from tests.cures.rows import fed, fit, row

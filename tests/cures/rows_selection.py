@@ -8,12 +8,12 @@ from typing import Any
 import torch
 import yaml
 
-from lightning_fedq.core import Mechanism
 from lightning_fedq.data.labels import labels_of
 from lightning_fedq.data.partition import IID
-from lightning_fedq.losses import GaussianLoss, Loss
+from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms import LDPQ, RotatedCoins
 from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.losses import GaussianLoss, Loss
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.selection import NegativeBinomialTrials, run_loss, selected
 from tests.cures.rows import row

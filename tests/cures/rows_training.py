@@ -24,7 +24,7 @@ from lightning_fedq.callbacks import (
     TailAveraging,
     TrackedRounds,
 )
-from lightning_fedq.core import Adversary
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import (
     LDPQ,
     AggregateGaussian,

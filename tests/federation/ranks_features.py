@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.aggregation import RobustAggregation
+from lightning_fedq.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks import (
     DPSGD,
     ByzantineClients,
@@ -26,8 +26,8 @@ from lightning_fedq.callbacks import (
     RunFolder,
     TailAveraging,
 )
-from lightning_fedq.core import Adversary
 from lightning_fedq.data import Dirichlet, FederatedDataModule
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import (
     CPA,
     AggregateGaussian,

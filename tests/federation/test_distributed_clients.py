@@ -12,9 +12,8 @@ from torch import Tensor
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.batches import LocalWork, Stack
-from lightning_fedq.federation.schedule import Schedule
+from lightning_fedq.keys.randomness import RootKeys, SeededKeys
 from lightning_fedq.mechanisms import CPA, CorBin, SignRR, SubtractiveDither
-from lightning_fedq.randomness import RootKeys, SeededKeys
 from lightning_fedq.ranges import AdaptiveRange, Ranges
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.simulation.ranks import (
@@ -29,6 +28,7 @@ from lightning_fedq.simulation.ranks import (
     deal,
     say_who_is_idle,
 )
+from lightning_fedq.simulation.schedule import Schedule
 
 # ---- who owns whom --------------------------------------------------------------------------------------
 

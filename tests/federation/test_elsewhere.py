@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_fedq.aggregation import RobustAggregation
+from lightning_fedq.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, GaussianNoise, RotatedCoins
 from lightning_fedq.secagg.simulation import SecAgg

@@ -11,7 +11,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.callbacks.privacy import PrivacyBudget
 from lightning_fedq.commands.privacy import report_of_checkpoint
-from lightning_fedq.core import Adversary
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.target import PrivacyTarget

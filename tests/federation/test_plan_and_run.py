@@ -8,8 +8,8 @@ import torch
 from lightning_fedq import mechanisms as m
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.core import Adversary, Mechanism, NonPrivate
 from lightning_fedq.federation.spending import report_of
+from lightning_fedq.mechanism import Adversary, Mechanism, NonPrivate
 from lightning_fedq.planning import Problem, context_of, plan
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import PrivacyTarget

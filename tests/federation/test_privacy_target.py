@@ -9,8 +9,9 @@ from torch import nn
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.core import Adversary
 from lightning_fedq.federation.privacy_target import _in_words
+from lightning_fedq.keys.randomness import SeededKeys
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import (
     LDPQ,
     AggregateGaussian,
@@ -22,7 +23,6 @@ from lightning_fedq.mechanisms import (
 from lightning_fedq.planning import Problem, plan
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import PrivacyTarget, allowed_dropouts, calibrate, planned_charges
-from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.secagg import SecAgg

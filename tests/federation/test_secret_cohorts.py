@@ -12,14 +12,14 @@ import torch
 from scipy import stats
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.aggregation import RobustAggregation
 from lightning_fedq.algorithms import SCAFFOLD
+from lightning_fedq.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks import ByzantineClients, Federated, PrivacyBudget, RunFolder
 from lightning_fedq.cli import main
 from lightning_fedq.clients.evaluation import ClientEvaluation
-from lightning_fedq.core import Adversary
 from lightning_fedq.federation.secret_cohorts import check_processes
 from lightning_fedq.federation.spending import report_of
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import (
     CPA,
     CSGM,

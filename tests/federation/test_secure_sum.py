@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.aggregation import RobustAggregation
+from lightning_fedq.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks import ByzantineClients, Federated
-from lightning_fedq.core import Mechanism
 from lightning_fedq.federation.secure_sum import secure_sum
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms import (
     CPA,
     LDPQ,
@@ -23,7 +24,6 @@ from lightning_fedq.mechanisms import (
     FedAvg,
     IrwinHall,
 )
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.ranges import AdaptiveRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.secagg import SecAgg, Stage, expected_traffic

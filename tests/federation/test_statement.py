@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_fedq.callbacks import DPSGD, Federated
-from lightning_fedq.core import Mechanism
+from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms import LDPQ, SIGM, CorBin, DistributedDiscreteGaussian, FedAvg
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg

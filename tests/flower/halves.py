@@ -15,7 +15,7 @@ from lightning_fedq.flower.cohort import Cohort
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import remote_sums
 from lightning_fedq.flower.store import Store
-from lightning_fedq.party_keys import Identities
+from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundRecord, RoundServer, RoundTask
 

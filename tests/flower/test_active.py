@@ -11,8 +11,8 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from lightning_fedq.flower.secure import RemoteSum
+from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.mechanisms import CorBin
-from lightning_fedq.party_keys import Identities
 from lightning_fedq.rounds import RoundTask
 from lightning_fedq.secagg import Client, SecAgg
 from lightning_fedq.secagg import messages as wire

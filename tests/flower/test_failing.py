@@ -12,8 +12,8 @@ from flwr.app import Message
 from torch import Tensor
 
 from lightning_fedq.flower import client_app
+from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.mechanisms import LDPQ, FedAvg, StratifiedCorBin
-from lightning_fedq.party_keys import Identities
 from lightning_fedq.rounds import RoundTask
 from lightning_fedq.secagg import SecAgg
 from tests.flower.halves import DIM, Fields, Halves, Still, update_of

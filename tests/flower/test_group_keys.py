@@ -10,19 +10,19 @@ import torch
 
 from lightning_fedq.flower import client as client_half
 from lightning_fedq.flower.store import Store
-from lightning_fedq.mechanisms import StratifiedCorBin
-from lightning_fedq.party_keys import (
+from lightning_fedq.keys.party_keys import (
     ClientSecrets,
     HeldClientKeys,
     HeldServerKeys,
     NotHeldError,
     ServerSecrets,
 )
+from lightning_fedq.mechanisms import StratifiedCorBin
 from lightning_fedq.ranges import AdaptiveRange
 from lightning_fedq.rounds import RoundEngine
 from tests.flower.halves import DIM, Fields, Halves, update_of
 from tests.flower.loop import CLIENTS, federated
-from tests.test_party_keys import agreed
+from tests.keys.test_party_keys import agreed
 
 pytestmark = pytest.mark.filterwarnings("ignore:round .* client|train|contribute|node:UserWarning")
 THREES = StratifiedCorBin(epsilon=4.0, group_size=3)

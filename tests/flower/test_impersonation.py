@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from lightning_fedq.flower.client import RemoteClient
 from lightning_fedq.flower.secure import session_of
 from lightning_fedq.flower.store import Store
+from lightning_fedq.keys.party_keys import Identities
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import CorBin
-from lightning_fedq.party_keys import Identities
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.rounds import RoundTask
 from lightning_fedq.secagg import Client, SecAgg, model_digest
 from tests.flower.halves import Fields, Halves, Still

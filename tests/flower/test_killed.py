@@ -27,8 +27,8 @@ from lightning_fedq.flower import server as server_module
 from lightning_fedq.flower.client import RemoteClient
 from lightning_fedq.flower.records import from_record
 from lightning_fedq.flower.roster import Roster
+from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.mechanisms import CorBin
-from lightning_fedq.party_keys import Identities
 from lightning_fedq.rounds import RoundServer, StreamLog
 from lightning_fedq.secagg import SecAgg
 from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, simulate

@@ -22,12 +22,12 @@ from lightning_fedq.flower.client import RefusedError
 from lightning_fedq.flower.records import to_record
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.server import FederatedServer, RemoteRoundServer
+from lightning_fedq.keys.party_keys import ClientSecrets, Identities
+from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import CPA, LDPQ, AggregateGaussian, BandedGaussian, CorBin, StratifiedCorBin
 from lightning_fedq.models import MLP
-from lightning_fedq.party_keys import ClientSecrets, Identities
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import AdaptiveRange
 from lightning_fedq.rounds import RoundPlanner, RoundTask
 from lightning_fedq.secagg import SecAgg

@@ -13,8 +13,8 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.records import to_record
+from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, JoPEQ
-from lightning_fedq.party_keys import Identities
 from lightning_fedq.secagg import Client, SecAgg
 from lightning_fedq.secagg.messages import FRAME_BYTES, TAG_BYTES, Kind, seal
 from lightning_fedq.secagg.shamir import split

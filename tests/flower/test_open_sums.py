@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_fedq.core import AbortedRoundError, Mechanism, RoundContext
 from lightning_fedq.flower.secure import RemoteSum
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.mechanism import AbortedRoundError, Mechanism, RoundContext
 from lightning_fedq.mechanisms import DistributedDiscreteGaussian, RotatedCoins, Skellam
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.secagg import Client, SecAgg
 from lightning_fedq.secagg.simulation import model_digest
 

@@ -41,7 +41,7 @@ def test_a_deployment_ends_with_the_weights_of_the_simulation(
 SIGNING = """
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from lightning_fedq.party_keys import Identities
+from lightning_fedq.keys.party_keys import Identities
 
 own = [Ed25519PrivateKey.from_private_bytes(bytes([client] * 32)) for client in range(CLIENTS)]
 directory = {client: key.public_key() for client, key in enumerate(own)}

@@ -9,11 +9,10 @@ import torch
 
 from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.commands.privacy import report_of_checkpoint
-from lightning_fedq.core import Adversary, CoinSum
 from lightning_fedq.federation.privacy_target import first_context, target_setting
 from lightning_fedq.flower.settings import deployed_mechanism, of_real_clients
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
-from lightning_fedq.losses import HiddenPair
+from lightning_fedq.mechanism import Adversary, CoinSum
 from lightning_fedq.mechanisms import (
     LDPQ,
     AugCorBin,
@@ -24,6 +23,7 @@ from lightning_fedq.mechanisms import (
     RotatedCoins,
 )
 from lightning_fedq.privacy.accounting import spent
+from lightning_fedq.privacy.losses import HiddenPair
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 from tests.flower.loop import LoopGrid, clients, deployment, federated

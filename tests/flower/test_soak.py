@@ -25,10 +25,10 @@ from lightning_fedq.flower.cohort import Cohort
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import remote_sums
 from lightning_fedq.flower.store import Store
+from lightning_fedq.keys.randomness import PublicRandomness
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.randomness import PublicRandomness
 from lightning_fedq.rounds import RoundRecord, RoundServer
 from lightning_fedq.rounds.messages import FRAME_BYTES, frame
 from lightning_fedq.secagg import Client, SecAgg

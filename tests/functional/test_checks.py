@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from lightning_fedq.aggregation import RobustAggregation
+from lightning_fedq.byzantine.aggregation import RobustAggregation
 from lightning_fedq.data import Dirichlet, LabelShards
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.ranges import AdaptiveRange, FixedRange, PreviousMinMax

@@ -3,7 +3,7 @@ import pytest
 
 from lightning_fedq.functional.noise.quantile_table import quantile_table
 from lightning_fedq.functional.private_levels import draw_outputs, noisy_levels, sum_of_outputs
-from lightning_fedq.randomness import Stream
+from lightning_fedq.keys.randomness import Stream
 
 TABLE = quantile_table("laplace")
 COUNT = 200_000

@@ -21,11 +21,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.core import Adversary, Message, PrivacyClaim, RoundContext
 from lightning_fedq.data.partition import Partition
-from lightning_fedq.losses import LaplaceLoss
+from lightning_fedq.keys.randomness import ClientRandomness
+from lightning_fedq.mechanism import Adversary, Message, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms import FedAvg
-from lightning_fedq.randomness import ClientRandomness
+from lightning_fedq.privacy.losses import LaplaceLoss
 
 CLIENTS, SAMPLES, BATCH, ROUNDS = 4, 6, 2, 2
 """Three batches a client: an odd number, so that what is done on every second batch leaves something."""

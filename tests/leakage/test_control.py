@@ -5,8 +5,6 @@ import math
 import pytest
 import torch
 
-from lightning_fedq.core import Adversary
-from lightning_fedq.functional.leakage.trade_off import clopper_pearson, recovery_leakage
 from lightning_fedq.leakage import Matching
 from lightning_fedq.leakage.control import (
     LEAST_NOISE,
@@ -17,6 +15,8 @@ from lightning_fedq.leakage.control import (
     noise_for_budget,
     with_noise,
 )
+from lightning_fedq.leakage.trade_off import clopper_pearson, recovery_leakage
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import FedAvg, NearOptimalUtility
 from tests.leakage.settings import candidates, study
 

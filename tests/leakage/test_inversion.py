@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_fedq.core import Adversary
 from lightning_fedq.leakage import DLG, Analytic, InvertingGradients, Matching, iDLG
 from lightning_fedq.leakage.inversion import infer_labels
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import FedAvg
 from tests.leakage.settings import generator, linear, mlp, study
 

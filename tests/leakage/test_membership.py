@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from lightning_fedq.core import Adversary
 from lightning_fedq.leakage import Matching
 from lightning_fedq.leakage.membership import at_false_positive_rate, membership_inference
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import FedAvg, GaussianNoise
 from tests.leakage.settings import generator, study
 

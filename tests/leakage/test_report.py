@@ -5,7 +5,6 @@ import math
 
 import pytest
 
-from lightning_fedq.core import Adversary
 from lightning_fedq.leakage import Matching
 from lightning_fedq.leakage.report import (
     bias_factor,
@@ -14,6 +13,7 @@ from lightning_fedq.leakage.report import (
     trade_off,
     way_to_optimum,
 )
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import CPA, LDPQ, CorBin, FedAvg, GaussianNoise, NearOptimalUtility
 from tests.leakage.settings import generator, study
 

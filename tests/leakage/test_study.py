@@ -7,14 +7,14 @@ import time
 import pytest
 import torch
 
-from lightning_fedq.core import Adversary
-from lightning_fedq.functional.leakage.total_variation import isotropic_tv
-from lightning_fedq.functional.leakage.trade_off import leakage_bounds, paper_sufficient
 from lightning_fedq.leakage import DLG, InvertingGradients, Matching, calibrate, iDLG, observe
 from lightning_fedq.leakage import study as study_module
 from lightning_fedq.leakage.gradients import LocalSteps
+from lightning_fedq.leakage.total_variation import isotropic_tv
+from lightning_fedq.leakage.trade_off import leakage_bounds, paper_sufficient
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, NearOptimalUtility
-from tests.functional.leakage.printed import paper_ratio
+from tests.leakage.printed import paper_ratio
 from tests.leakage.settings import generator, mlp, study
 
 VIEW = Adversary.EAVESDROPPER

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from lightning_fedq.core import Adversary
+from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.leakage import observe
 from lightning_fedq.leakage.views import _share_weight
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import CorBin, FedAvg, StratifiedCorBin
-from lightning_fedq.randomness import SeededKeys
 from tests.one_round import context_of
 
 UPDATES = torch.tensor([[1.0, 0.0], [2.0, 4.0], [6.0, 8.0], [3.0, 0.0]])

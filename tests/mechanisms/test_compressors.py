@@ -5,10 +5,10 @@ import math
 import pytest
 import torch
 
-from lightning_fedq.core import NonPrivate
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.mechanism import NonPrivate
 from lightning_fedq.mechanisms import DRIVE, EDEN, QSGD, TernGrad
 from lightning_fedq.mechanisms.drive import lloyd_max
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.wire.coding import UndecodableError
 from tests.one_round import context_of, decode, encode
 

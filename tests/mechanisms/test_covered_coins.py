@@ -7,9 +7,9 @@ import pytest
 
 from lightning_fedq.functional.divergences import gaussian_epsilon
 from lightning_fedq.functional.one_bit.hidden_coin import ORDERS, hidden_coin_moments
-from lightning_fedq.losses import RenyiLoss
 from lightning_fedq.mechanisms.bases.covered_coins import CoveredCoins
 from lightning_fedq.privacy.accounting import ClaimAccountant, spent
+from lightning_fedq.privacy.losses import RenyiLoss
 
 LOW, OTHERS, COINS = 0.4, 19, 64
 SQUARE = 3.16 * 0.2**2

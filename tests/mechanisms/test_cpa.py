@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.core import Adversary, NonPrivate, PmfPairs, RoundContext, Unit
 from lightning_fedq.functional.blocks import messages as block_messages
 from lightning_fedq.functional.blocks.codeword import anonymity_set_size
 from lightning_fedq.functional.blocks.lattice import lattice, nearest_point
 from lightning_fedq.functional.blocks.lattice_codebook import finite_codebook
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
+from lightning_fedq.mechanism import Adversary, NonPrivate, PmfPairs, RoundContext, Unit
 from lightning_fedq.mechanisms import cpa
 from lightning_fedq.mechanisms.cpa import CPA
 from lightning_fedq.privacy.report import privacy_report
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
 
 EVERY = [
     {},

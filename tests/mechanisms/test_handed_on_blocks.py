@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.aggregation import RobustAggregation
+from lightning_fedq.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks import Federated, RunFolder
-from lightning_fedq.core import HandOver
 from lightning_fedq.functional.hadamard import padded_size
+from lightning_fedq.keys.randomness import AgreedKeys, SeededKeys
+from lightning_fedq.mechanism import HandOver
 from lightning_fedq.mechanisms import HandedOnGaussian
 from lightning_fedq.mechanisms.handed_on_gaussian import KEPT, OWN, TAKEN_BACK, square_of_matrix
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.randomness import AgreedKeys, SeededKeys
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.secagg import SecAgg
 from tests.federation.test_privacy_target import trained

@@ -17,15 +17,15 @@ import torch
 from scipy import stats
 
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.core import Adversary, HandOver, NonPrivate, RoundContext
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
+from lightning_fedq.keys.randomness import AgreedKeys, ClientRandomness, Keys, PublicRandomness, SeededKeys
+from lightning_fedq.mechanism import Adversary, HandOver, NonPrivate, RoundContext
 from lightning_fedq.mechanisms import HandedOnGaussian
+from lightning_fedq.mechanisms.contract_suite import RULES
 from lightning_fedq.mechanisms.handed_on_gaussian import KEPT, OWN, TAKEN_BACK, _share, square_of_matrix
 from lightning_fedq.privacy.report import privacy_report
-from lightning_fedq.randomness import AgreedKeys, ClientRandomness, Keys, PublicRandomness, SeededKeys
 from lightning_fedq.rounds import RoundPlanner
-from lightning_fedq.testing import RULES
 from tests.one_round import context_of, encode
 
 Array = np.ndarray

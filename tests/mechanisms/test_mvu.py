@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.core import Adversary, PmfPairs
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.mechanism import Adversary, PmfPairs
 from lightning_fedq.mechanisms.mvu import MVU, solve_mvu
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from tests.one_round import context_of, decode, encode
 
 BEST = {  # cpa.md section 16, vector 14: mean variance, exact for one bit, best found for the others

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from lightning_fedq.core import Adversary, GaussianLoss, NonPrivate
+from lightning_fedq.mechanism import Adversary, GaussianLoss, NonPrivate
 from lightning_fedq.mechanisms import GaussianNoise, NearOptimalUtility
 from tests.one_round import context_of, decode, encode
 

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from lightning_fedq.commands.described import example
-from lightning_fedq.core import Mechanism
-from lightning_fedq.discovery import installed
+from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms import (
     CPA,
     LDPQ,
@@ -23,6 +22,7 @@ from lightning_fedq.mechanisms import (
     SignRR,
     Skellam,
 )
+from lightning_fedq.mechanisms.registry import installed
 
 WRONG = {
     float: ["4", [1.0], True, torch.tensor(1.0), 1j],

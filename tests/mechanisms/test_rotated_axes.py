@@ -5,11 +5,11 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_fedq.core import Adversary
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import RotatedAxes
 from lightning_fedq.mechanisms.bases.own_rotation import rotate_each
 from lightning_fedq.privacy.accounting import spent
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from tests.one_round import context_of, decode, encode
 
 DENSE = torch.randn(48, generator=torch.Generator().manual_seed(1))

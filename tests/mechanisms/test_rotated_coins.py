@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.core import Adversary, NonPrivate, Unit
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.one_bit.hidden_coin import hidden_coin_moments
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
-from lightning_fedq.losses import PmfPairs, RenyiLoss
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.mechanism import Adversary, NonPrivate, Unit
 from lightning_fedq.mechanisms import RotatedCoins
 from lightning_fedq.privacy.accounting import spent
+from lightning_fedq.privacy.losses import PmfPairs, RenyiLoss
 from lightning_fedq.privacy.setting import Setting
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from tests.one_round import context_of, decode, encode
 
 

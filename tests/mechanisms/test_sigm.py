@@ -7,10 +7,10 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_fedq.core import Adversary, GaussianLoss, Neighbours, NonPrivate, SampledGaussianLoss
 from lightning_fedq.functional.exact_error.float_error import Inputs, layered_law_error
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.mechanism import Adversary, GaussianLoss, Neighbours, NonPrivate, SampledGaussianLoss
 from lightning_fedq.mechanisms import CSGM, SIGM
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from tests.one_round import context_of, decode, encode

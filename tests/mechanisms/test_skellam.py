@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from lightning_fedq.audit import audit
-from lightning_fedq.core import Adversary, AuditCase, RenyiLoss
 from lightning_fedq.functional.noise.skellam import skellam_divergence
+from lightning_fedq.mechanism import Adversary, AuditCase, RenyiLoss
 from lightning_fedq.mechanisms import DistributedDiscreteGaussian, Skellam
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import PrivacyTarget, calibrate

@@ -2,8 +2,8 @@
 
 import math
 
-from lightning_fedq.losses import Loss
 from lightning_fedq.privacy.accounting import _TAIL_SHARE, check_delta, composed_mass, loss_grid
+from lightning_fedq.privacy.losses import Loss
 
 
 def epsilon_by_rdp(loss: Loss, delta: float, compositions: int) -> float:

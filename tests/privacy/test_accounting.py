@@ -8,11 +8,19 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_fedq.core import CoinSum, GaussianLoss, HiddenPair, LaplaceLoss, NonPrivate, PmfPairs, Slack
 from lightning_fedq.functional.divergences import (
     gaussian_delta,
     gaussian_epsilon,
     randomized_response_epsilon,
+)
+from lightning_fedq.mechanism import (
+    CoinSum,
+    GaussianLoss,
+    HiddenPair,
+    LaplaceLoss,
+    NonPrivate,
+    PmfPairs,
+    Slack,
 )
 from lightning_fedq.privacy.accounting import ClaimAccountant, check_delta, composed_mass, spent, with_slack
 from tests.functional.one_bit.closed_forms import blanket_epsilon

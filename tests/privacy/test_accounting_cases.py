@@ -20,7 +20,8 @@ from dp_accounting.rdp import RdpAccountant
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_fedq.core import (
+from lightning_fedq.functional.divergences import gaussian_epsilon
+from lightning_fedq.mechanism import (
     CoinSum,
     ConcentratedLoss,
     GaussianLoss,
@@ -29,9 +30,8 @@ from lightning_fedq.core import (
     PmfPairs,
     SampledGaussianLoss,
 )
-from lightning_fedq.functional.divergences import gaussian_epsilon
-from lightning_fedq.losses import concentrated_epsilon
 from lightning_fedq.privacy.accounting import spent
+from lightning_fedq.privacy.losses import concentrated_epsilon
 
 TOLERANCE = 1e-6
 """Relative, and of epsilon: their convolutions by FFT err by 1e-16 a cell, which a small delta feels."""

@@ -7,8 +7,7 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_fedq.core import Adversary
-from lightning_fedq.losses import ConcentratedLoss, NonPrivate
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import (
     LDPQ,
     AggregateGaussian,
@@ -18,6 +17,7 @@ from lightning_fedq.mechanisms import (
     StratifiedCorBin,
 )
 from lightning_fedq.privacy.accounting import spent
+from lightning_fedq.privacy.losses import ConcentratedLoss, NonPrivate
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.secagg import SecAgg, Stage

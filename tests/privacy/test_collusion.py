@@ -5,7 +5,7 @@ from math import comb
 
 import pytest
 
-from lightning_fedq.core import Adversary
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, PairedCoins, RotatedCoins
 from lightning_fedq.planning import context_of
 from lightning_fedq.privacy.collusion import CHANCE

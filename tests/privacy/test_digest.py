@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from lightning_fedq.core import Adversary, Mechanism
+from lightning_fedq.mechanism import Adversary, Mechanism
 from lightning_fedq.mechanisms import FedAvg, RotatedCoins
 from lightning_fedq.privacy.digest import ALSO, ASKED, FAILING, NAMES, WITH_MASKS, digest
 from lightning_fedq.privacy.report import PrivacyReport

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_fedq.core import Adversary, RoundContext
+from lightning_fedq.mechanism import Adversary, RoundContext
 from lightning_fedq.mechanisms import LDPQ, AugCorBin
 from lightning_fedq.privacy.setting import Setting
 

@@ -8,8 +8,8 @@ from dp_accounting.pld import pld_pmf
 from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 from lightning_fedq.functional.divergences import gaussian_epsilon, hockey_stick, randomized_response_epsilon
-from lightning_fedq.losses import GaussianLoss
 from lightning_fedq.privacy.grid import LossGrid, grid_from_curve, loss_grid
+from lightning_fedq.privacy.losses import GaussianLoss
 
 
 def response(epsilon: float, half: int = 1) -> LossGrid:

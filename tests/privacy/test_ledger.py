@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_fedq.keys.randomness import AgreedKeys, SeededKeys
 from lightning_fedq.mechanisms import LDPQ, BandedGaussian
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.randomness import AgreedKeys, SeededKeys
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 

@@ -8,9 +8,9 @@ import pytest
 from opacus.accountants import PRVAccountant
 
 from lightning_fedq.commands.privacy import main
-from lightning_fedq.core import Adversary
-from lightning_fedq.losses import GaussianLoss
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.privacy.accounting import spent
+from lightning_fedq.privacy.losses import GaussianLoss
 from lightning_fedq.privacy.others import of_flower, of_opacus
 
 LOCAL = {"class": "LocalDpMod", "clipping_norm": 1.0, "sensitivity": 1e-4, "epsilon": 10, "delta": 1e-5}

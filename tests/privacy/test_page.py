@@ -5,12 +5,12 @@ import math
 import pytest
 from scipy import stats
 
-from lightning_fedq.core import Adversary
 from lightning_fedq.functional.divergences import gaussian_mu
-from lightning_fedq.losses import GaussianLoss
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import CPA, LDPQ, SIGM
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.digest import digest
+from lightning_fedq.privacy.losses import GaussianLoss
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.verdict import format_epsilon
 from tests.privacy.test_report import report

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from lightning_fedq.core import Adversary, GaussianLoss, Mechanism, PrivacyClaim, RoundContext
+from lightning_fedq.mechanism import Adversary, GaussianLoss, Mechanism, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, DistributedDiscreteGaussian, FedAvg
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import ASSUMED, privacy_report

@@ -10,15 +10,15 @@ from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy import integrate, stats
 
 from lightning_fedq.functional.divergences import gaussian_delta, gaussian_epsilon
-from lightning_fedq.losses import (
+from lightning_fedq.privacy.accounting import ClaimAccountant, composed_grid, spent
+from lightning_fedq.privacy.grid import loss_grid
+from lightning_fedq.privacy.losses import (
     ConcentratedLoss,
     GaussianLoss,
     LaplaceLoss,
     SampledGaussianLoss,
     concentrated_epsilon,
 )
-from lightning_fedq.privacy.accounting import ClaimAccountant, composed_grid, spent
-from lightning_fedq.privacy.grid import loss_grid
 
 
 def test_the_sampled_curve_by_integration():

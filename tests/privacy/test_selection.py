@@ -8,8 +8,9 @@ from dp_accounting.dp_event import RepeatAndSelectDpEvent, ZCDpEvent
 from dp_accounting.rdp import RdpAccountant
 from scipy import special
 
-from lightning_fedq.core import Slack
-from lightning_fedq.losses import ConcentratedLoss, GaussianLoss, PmfPairs, RenyiLoss
+from lightning_fedq.keys.randomness import Stream
+from lightning_fedq.mechanism import Slack
+from lightning_fedq.privacy.losses import ConcentratedLoss, GaussianLoss, PmfPairs, RenyiLoss
 from lightning_fedq.privacy.selection import (
     NegativeBinomialTrials,
     PoissonTrials,
@@ -17,7 +18,6 @@ from lightning_fedq.privacy.selection import (
     selected,
     selection_epsilon,
 )
-from lightning_fedq.randomness import Stream
 
 ORDERS = (1.1, 1.25, 1.5, 1.75, 2, 2.5, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 256, 512)
 ORDERS = tuple(float(a) for a in ORDERS)

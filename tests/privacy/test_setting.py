@@ -7,8 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lightning_fedq.core import Adversary, CoinSum, ConcentratedLoss, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.functional.divergences import gaussian_delta, randomized_response_epsilon
+from lightning_fedq.mechanism import (
+    Adversary,
+    CoinSum,
+    ConcentratedLoss,
+    NonPrivate,
+    PrivacyClaim,
+    RoundContext,
+)
 from lightning_fedq.mechanisms import (
     CSGM,
     LDPQ,

@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from lightning_fedq.core import Adversary
 from lightning_fedq.functional.divergences import gaussian_epsilon
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import CSGM, LDPQ, SIGM, CorBin, PairedCoins, RotatedCoins
 from lightning_fedq.planning import context_of
 from lightning_fedq.privacy import target as module

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_fedq.keys.randomness import PublicRandomness
 from lightning_fedq.mechanisms import LDPQ
-from lightning_fedq.randomness import PublicRandomness
 from lightning_fedq.rounds import MalformedMessageError, RefusedMessageError
 from lightning_fedq.rounds.messages import FRAME_BYTES, frame
 from lightning_fedq.wire.coding import FixedLength, UndecodableError

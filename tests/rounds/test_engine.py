@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import (
     CPA,
     LDPQ,
@@ -17,7 +18,6 @@ from lightning_fedq.mechanisms import (
     RotatedCoins,
     StratifiedCorBin,
 )
-from lightning_fedq.randomness import SeededKeys
 from lightning_fedq.ranges import AdaptiveRange, FixedRange, PreviousMinMax
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from tests.one_round import context_of

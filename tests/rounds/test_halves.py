@@ -8,6 +8,8 @@ import math
 import pytest
 import torch
 
+from lightning_fedq.keys.party_keys import ClientSecrets, HeldClientKeys, HeldServerKeys, ServerSecrets
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import (
     CPA,
     CSGM,
@@ -22,10 +24,8 @@ from lightning_fedq.mechanisms import (
     RotatedCoins,
     SubtractiveDither,
 )
-from lightning_fedq.party_keys import ClientSecrets, HeldClientKeys, HeldServerKeys, ServerSecrets
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.ranges import AdaptiveRange, FixedRange, PreviousMinMax
 from lightning_fedq.rounds import (
     ForeignMessageError,
@@ -45,8 +45,8 @@ from lightning_fedq.rounds import (
 )
 from lightning_fedq.rounds.messages import FRAME_BYTES, frame
 from tests.contract.test_mechanisms import every_mechanism
+from tests.keys.test_party_keys import agreed
 from tests.one_round import context_of, encode, updates_for
-from tests.test_party_keys import agreed
 
 DIM, SEGMENTS, CLIENTS = 12, (8, 4), 5
 

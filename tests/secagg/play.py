@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from lightning_fedq.randomness import SeededKeys, Stream
+from lightning_fedq.keys.randomness import SeededKeys, Stream
 from lightning_fedq.secagg import Client, SecAgg, Server, Stage, Terms
 from lightning_fedq.secagg.layout import Layout, sum_layout
 

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from lightning_fedq.randomness import SeededKeys, Stream
+from lightning_fedq.keys.randomness import SeededKeys, Stream
 from lightning_fedq.secagg import Stage, ThresholdError
 from tests.secagg.play import ACTIVE_STAGES, STAGES, Round, make_inputs, make_terms, total
 

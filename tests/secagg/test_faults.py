@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_fedq.randomness import SeededKeys, Stream
+from lightning_fedq.keys.randomness import SeededKeys, Stream
 from lightning_fedq.secagg import (
     AuthenticationError,
     LowOrderKeyError,

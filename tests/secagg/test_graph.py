@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 from scipy.stats import hypergeom
 
-from lightning_fedq.randomness import SeededKeys, Stream
+from lightning_fedq.keys.randomness import SeededKeys, Stream
 from lightning_fedq.secagg.graph import (
     correctness_log2,
     default_threshold,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lightning_fedq.randomness import SeededKeys, Stream
+from lightning_fedq.keys.randomness import SeededKeys, Stream
 from lightning_fedq.secagg.layout import Block, Layout, modular_layout, sum_layout
 
 KEY = SeededKeys(0).public()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_fedq.core import RoundContext
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
+from lightning_fedq.mechanism import RoundContext
 from lightning_fedq.mechanisms import LDPQ
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.secagg import (
     Aggregation,
     SecAgg,

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.core import Mechanism, RoundContext
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.mechanism import Mechanism, RoundContext
 from lightning_fedq.mechanisms import LDPQ, FedAvg
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.secagg.layout import sum_layout
 

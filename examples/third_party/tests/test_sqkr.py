@@ -5,8 +5,8 @@ import torch
 from fedq_sqkr import SQKR
 
 from lightning_fedq.audit import audit
-from lightning_fedq.core import Adversary
-from lightning_fedq.testing import RULES, context_of, encode, golden_symbols
+from lightning_fedq.mechanism import Adversary
+from lightning_fedq.mechanisms.contract_suite import RULES, context_of, encode, golden_symbols
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -1,6 +1,6 @@
 """Error bound of the exact laws under float64, finitely many random bits and tables, to charge to a budget.
 
-Two numbers a coordinate, as in `core.Slack`: a log-ratio r and a distance t, so that for every set S of
+Two numbers a coordinate, as in `mechanism.Slack`: a log-ratio r and a distance t, so that for every set S of
 points of the release grid P'(S) <= e^r P(S) + t and P(S) <= e^r P'(S) + t, with P the exact law and P' that
 of what the code returns, for every input. The steps, each worked out in docs/float_error.md:
 

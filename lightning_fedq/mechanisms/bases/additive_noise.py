@@ -26,7 +26,13 @@ from typing import ClassVar, Literal, Protocol
 import torch
 from torch import Tensor
 
-from lightning_fedq.core import (
+from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.clip import truncate_to_grid, unit_ball_factors
+from lightning_fedq.functional.linear_decode import decode_sum
+from lightning_fedq.functional.noise.fast_grid_noise import CHUNK, add_to_rows
+from lightning_fedq.functional.noise.grid_noise import FINE_BITS, GridNoise, Words
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.mechanism import (
     Adversary,
     AuditCase,
     Mechanism,
@@ -36,14 +42,8 @@ from lightning_fedq.core import (
     Slack,
     Unit,
 )
-from lightning_fedq.functional.checks import check_positive
-from lightning_fedq.functional.clip import truncate_to_grid, unit_ball_factors
-from lightning_fedq.functional.linear_decode import decode_sum
-from lightning_fedq.functional.noise.fast_grid_noise import CHUNK, add_to_rows
-from lightning_fedq.functional.noise.grid_noise import FINE_BITS, GridNoise, Words
-from lightning_fedq.losses import GaussianLoss, GaussianSumLoss, LaplaceLoss, Loss
 from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.privacy.losses import GaussianLoss, GaussianSumLoss, LaplaceLoss, Loss
 from lightning_fedq.wire.coding import FixedLength
 
 

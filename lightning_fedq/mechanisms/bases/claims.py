@@ -15,7 +15,10 @@ References:
 
 from __future__ import annotations
 
-from lightning_fedq.core import (
+from lightning_fedq.functional.divergences import erasure_pair, randomized_response_pair
+from lightning_fedq.functional.one_bit.privacy import joint_pairs, known_word_pairs, pair_sum_pairs
+from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds
+from lightning_fedq.mechanism import (
     Adversary,
     CoinSum,
     HiddenPair,
@@ -26,9 +29,6 @@ from lightning_fedq.core import (
     RoundContext,
     Unit,
 )
-from lightning_fedq.functional.divergences import erasure_pair, randomized_response_pair
-from lightning_fedq.functional.one_bit.privacy import joint_pairs, known_word_pairs, pair_sum_pairs
-from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds
 
 ARBITRARY = "the other clients' updates are arbitrary and known to the adversary"
 FRESH = "coins are fresh in every round and attempt and come from keys that the adversary does not hold"

@@ -20,7 +20,7 @@ from lightning_fedq.functional.one_bit.gaussian_cover import (
     gaussian_cover,
     gaussian_curve,
 )
-from lightning_fedq.losses import Loss, RenyiLoss
+from lightning_fedq.privacy.losses import Loss, RenyiLoss
 
 _SPARE = 0.2
 """Part of delta that pays for the slack of the cover, at most, and a quarter of it at least."""

@@ -7,9 +7,9 @@ it needs no privacy, buys no amplification, and only lowers the number of bits.
 
 from __future__ import annotations
 
-from lightning_fedq.core import Adversary, NonPrivate, PmfPairs, PrivacyClaim, Unit
 from lightning_fedq.functional.divergences import randomized_response_pair
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds
+from lightning_fedq.mechanism import Adversary, NonPrivate, PmfPairs, PrivacyClaim, Unit
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
 
 _KNOWN = "codewords and dither may be known to the adversary"

@@ -33,7 +33,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.core import (
+from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.chunks import CHUNK, in_chunks
+from lightning_fedq.functional.clip import unit_ball_factors
+from lightning_fedq.functional.exact_error.dither import (
+    add_dequantized_row,
+    dither_quantize_row,
+    release_grid,
+)
+from lightning_fedq.functional.exact_error.float_error import Inputs, LawError
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.mechanism import (
     Adversary,
     AuditCase,
     GaussianLoss,
@@ -46,17 +56,7 @@ from lightning_fedq.core import (
     Slack,
     Unit,
 )
-from lightning_fedq.functional.checks import check_positive
-from lightning_fedq.functional.chunks import CHUNK, in_chunks
-from lightning_fedq.functional.clip import unit_ball_factors
-from lightning_fedq.functional.exact_error.dither import (
-    add_dequantized_row,
-    dither_quantize_row,
-    release_grid,
-)
-from lightning_fedq.functional.exact_error.float_error import Inputs, LawError
 from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.wire.coding import Code
 from lightning_fedq.wire.entropy_coding import Elias
 from lightning_fedq.wire.range_coding import ConditionalRange

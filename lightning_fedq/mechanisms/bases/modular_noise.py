@@ -20,7 +20,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.core import (
+from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.chunks import CHUNK
+from lightning_fedq.functional.clip import unit_ball_factors
+from lightning_fedq.functional.hadamard import flip, padded_size, transform
+from lightning_fedq.functional.linear_decode import sum_of_rows
+from lightning_fedq.functional.noise.discrete_gaussian import conditional_rounding, rounded_norm_bound
+from lightning_fedq.functional.noise.inversion import Words
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.mechanism import (
     Adversary,
     AuditCase,
     Loss,
@@ -29,14 +37,6 @@ from lightning_fedq.core import (
     PrivacyClaim,
     RoundContext,
 )
-from lightning_fedq.functional.checks import check_positive
-from lightning_fedq.functional.chunks import CHUNK
-from lightning_fedq.functional.clip import unit_ball_factors
-from lightning_fedq.functional.hadamard import flip, padded_size, transform
-from lightning_fedq.functional.linear_decode import sum_of_rows
-from lightning_fedq.functional.noise.discrete_gaussian import conditional_rounding, rounded_norm_bound
-from lightning_fedq.functional.noise.inversion import Words
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.wire.coding import FixedLength
 
 Noise = Callable[[int], NDArray[np.int64]]

@@ -17,7 +17,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.core import AuditCase, Mechanism, Message, RoundContext
 from lightning_fedq.functional.linear_decode import decode_sum
 from lightning_fedq.functional.one_bit.threshold_coin import (
     WORD_BITS,
@@ -29,7 +28,8 @@ from lightning_fedq.functional.one_bit.threshold_coin import (
     stratify_words,
 )
 from lightning_fedq.functional.segments import segment_lines
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness, Stream
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
+from lightning_fedq.mechanism import AuditCase, Mechanism, Message, RoundContext
 from lightning_fedq.wire.coding import FixedLength
 
 COINS = "one-bit coins"

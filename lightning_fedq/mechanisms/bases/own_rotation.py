@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.functional.hadamard import padded_size, rotate, rotate_back
-from lightning_fedq.randomness import PublicRandomness, Stream
+from lightning_fedq.keys.randomness import PublicRandomness, Stream
 
 _ROTATION = "rotation"
 _CHUNK = 1 << 22

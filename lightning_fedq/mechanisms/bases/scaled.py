@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq.core import Adversary, Mechanism, Message, NonPrivate, PrivacyClaim, RoundContext
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.mechanism import Adversary, Mechanism, Message, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.wire.coding import Code, FixedLength, UndecodableError
 
 _SCALE = FixedLength(32, signed=True)

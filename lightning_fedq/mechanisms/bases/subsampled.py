@@ -25,7 +25,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lightning_fedq.core import (
+from lightning_fedq.functional.checks import check_positive
+from lightning_fedq.functional.chunks import CHUNK, in_chunks
+from lightning_fedq.functional.exact_error.dither import release_grid
+from lightning_fedq.functional.exact_error.float_error import Inputs, LawError, layered_law_error
+from lightning_fedq.functional.sampled_loops import add_below, subtract_noise
+from lightning_fedq.functional.segments import to_units
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+from lightning_fedq.mechanism import (
     Adversary,
     AuditCase,
     Loss,
@@ -36,15 +43,8 @@ from lightning_fedq.core import (
     RoundContext,
     SampledGaussianLoss,
 )
-from lightning_fedq.functional.checks import check_positive
-from lightning_fedq.functional.chunks import CHUNK, in_chunks
-from lightning_fedq.functional.exact_error.dither import release_grid
-from lightning_fedq.functional.exact_error.float_error import Inputs, LawError, layered_law_error
-from lightning_fedq.functional.sampled_loops import add_below, subtract_noise
-from lightning_fedq.functional.segments import to_units
 from lightning_fedq.mechanisms.bases.exact_error import GRID_BITS, Array, exact_claims
 from lightning_fedq.mechanisms.layered import next_words, selected_quantizer
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.wire.coding import Code
 
 Mask = NDArray[np.bool_]

@@ -19,7 +19,7 @@ from lightning_fedq.functional.exact_error.irwin_hall import (
     irwin_hall_slope,
 )
 from lightning_fedq.functional.exact_error.tables import InverseTable
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 
 # table 5.9 of the specification: lambda, L f(0), E[-log2 A], E[A]
 TABLE = {

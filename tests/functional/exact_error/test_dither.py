@@ -14,7 +14,7 @@ from lightning_fedq.functional.exact_error.dither import (
     release_grid,
     round_to_grid,
 )
-from lightning_fedq.randomness import PublicRandomness, SeededKeys, Stream
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys, Stream
 from tests.functional.exact_error.reference import integer_dither_dequantize, integer_dither_quantize
 
 

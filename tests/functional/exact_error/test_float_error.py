@@ -13,7 +13,7 @@ from lightning_fedq.functional.exact_error.depths import BLOCK, LEAST_DEPTH, com
 from lightning_fedq.functional.exact_error.dither import add_dequantized_row, dither_quantize_row
 from lightning_fedq.functional.exact_error.float_error import Inputs, aggregate_law_error, layered_law_error
 from lightning_fedq.functional.exact_error.layered import layer_row
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 
 
 def words(count, purpose):

@@ -22,7 +22,7 @@ from lightning_fedq.functional.exact_error.layered_cost import (
     lower_bound,
     upper_bound,
 )
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from tests.functional.exact_error.reference import density_layer
 
 CASES = [(law, kind) for law in ("gaussian", "laplace") for kind in ("direct", "shifted")]

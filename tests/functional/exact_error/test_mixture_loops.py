@@ -16,7 +16,7 @@ from lightning_fedq.functional.exact_error.mixture_loops import (
     quantize_with_step,
     special_radii,
 )
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 
 
 def words(purpose):

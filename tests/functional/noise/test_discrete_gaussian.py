@@ -16,7 +16,7 @@ from lightning_fedq.functional.noise.discrete_gaussian import (
     sum_gap,
 )
 from lightning_fedq.functional.noise.inversion import thresholds
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 
 
 def words(purpose="discrete"):

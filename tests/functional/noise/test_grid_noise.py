@@ -16,7 +16,7 @@ from lightning_fedq.functional.noise.grid_noise import (
     rounded_noise,
     signed_tails,
 )
-from lightning_fedq.randomness import Stream
+from lightning_fedq.keys.randomness import Stream
 
 LAWS = ["gaussian", "laplace"]
 DRAWS = [(partial(rounded_noise, "gaussian"), stats.norm), (partial(rounded_noise, "laplace"), stats.laplace)]

@@ -8,7 +8,7 @@ from scipy import special, stats
 
 from lightning_fedq.functional.noise.inversion import thresholds
 from lightning_fedq.functional.noise.skellam import skellam, skellam_divergence, skellam_weights
-from lightning_fedq.randomness import Stream
+from lightning_fedq.keys.randomness import Stream
 
 
 @pytest.mark.parametrize("variance", [1e-3, 0.3, 1.0, 25.0, 4096.0])

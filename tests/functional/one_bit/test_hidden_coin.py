@@ -9,7 +9,7 @@ from scipy import stats
 
 from lightning_fedq.functional.divergences import gaussian_epsilon, hockey_stick
 from lightning_fedq.functional.one_bit.hidden_coin import ORDERS, hidden_coin_moments
-from lightning_fedq.losses import RenyiLoss
+from lightning_fedq.privacy.losses import RenyiLoss
 
 
 def extremes(t):

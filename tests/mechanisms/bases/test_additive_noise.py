@@ -5,7 +5,7 @@ import pytest
 import torch
 from dp_accounting import rdp
 
-from lightning_fedq.core import Adversary, GaussianLoss, LaplaceLoss
+from lightning_fedq.mechanism import Adversary, GaussianLoss, LaplaceLoss
 from lightning_fedq.mechanisms import (
     GaussianNoise,
     LaplaceNoise,

@@ -6,13 +6,13 @@ import pytest
 import torch
 from scipy import stats
 
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import (
     AggregateGaussian,
     DistributedDiscreteGaussian,
     IrwinHall,
     LayeredGaussian,
 )
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.secagg.simulation import Aggregation
 from tests.one_round import context_of, decode, encode

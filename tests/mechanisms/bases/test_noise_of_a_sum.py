@@ -7,11 +7,11 @@ import pytest
 from scipy import stats
 
 from lightning_fedq.audit import audit
-from lightning_fedq.core import Adversary
 from lightning_fedq.functional.noise.grid_noise import GridNoise
-from lightning_fedq.losses import LaplaceLoss
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import GaussianNoise, LaplaceNoise, PerCoordinateGaussian
 from lightning_fedq.privacy.accounting import spent
+from lightning_fedq.privacy.losses import LaplaceLoss
 from lightning_fedq.privacy.setting import Setting
 from tests.privacy.test_setting import context
 

@@ -7,9 +7,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lightning_fedq.functional.one_bit import threshold_coin as ob
+from lightning_fedq.keys.randomness import AgreedKeys, ClientRandomness, SeededKeys
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, StratifiedCorBin
 from lightning_fedq.mechanisms.bases import one_bit
-from lightning_fedq.randomness import AgreedKeys, ClientRandomness, SeededKeys
 from tests.functional.one_bit.closed_forms import mean_mse
 from tests.one_round import context_of, decode, encode
 

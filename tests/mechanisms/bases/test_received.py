@@ -1,9 +1,9 @@
 import pytest
 import torch
 
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanisms import MVU, JoPEQ, SignRR
 from lightning_fedq.mechanisms.bases.received import check_received
-from lightning_fedq.randomness import PublicRandomness, SeededKeys
 from tests.one_round import context_of
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from lightning_fedq.commands.reproduce import main
-from lightning_fedq.core import Adversary
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import CPA
 from reproductions.cpa.beyond import (
     _methods,

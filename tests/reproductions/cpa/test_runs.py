@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from lightning_fedq.core import RoundContext
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
+from lightning_fedq.mechanism import RoundContext
 from lightning_fedq.mechanisms import FedAvg
-from lightning_fedq.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from reproductions.cpa.baselines import AuthorsLaplace
 from reproductions.cpa.data import ClientImages
 from reproductions.cpa.runs import Task, authors_cpa, ratio_of_variances, unbiased_cpa

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_fedq.core import RoundContext
-from lightning_fedq.randomness import ClientRandomness, SeededKeys
+from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
+from lightning_fedq.mechanism import RoundContext
 from reproductions.bench import ImageData
 from reproductions.exact.mnist import ClippedFloats, _claims, exact_mnist
 

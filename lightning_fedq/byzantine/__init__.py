@@ -1,0 +1,1 @@
+"""Clients that lie: attacks, robust rules, and how many a report counts."""

@@ -1,0 +1,251 @@
+"""Sample-level accounts of every client's data under `DPSGD`, through checkpoints and killed processes.
+
+Streams from a seed repeat a step with the same batch and the same noise, so that it is paid for once. Streams
+from the operating system do not: there, what was spent stays spent, an open round counts as taken in full,
+and so do rounds that only the ledger's journal knows. The journal counts rounds and does not price them, so
+such a run goes on with rounds of the checkpoint's price or not at all.
+
+Accounts have a name, and know by name whose histories they hold and up to which step: a saved history that
+is part of theirs changes nothing, and any other is added.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lightning_fedq.dpsgd.poisson import PoissonBatches
+
+if TYPE_CHECKING:
+    from lightning_fedq.dpsgd.opacus import Account
+
+History = list[tuple[float, float, int]]
+"""Noise multiplier, sampling rate and number of steps, in turn."""
+
+
+class SampleAccounts:
+    """An account for everybody who holds data. Client 0 where nobody has dealt them out.
+
+    Attributes:
+        of_client: The accounts.
+    """
+
+    def __init__(self) -> None:
+        self.of_client: dict[int, Account] = {}
+        self._id = secrets.token_hex(8)
+        self._ancestors: dict[str, dict[int, int]] = {}
+        self._joined_at: dict[str, dict[int, int]] = {}
+        self._histories: dict[int, History] = {}
+        self._before_round: dict[int, History] = {}
+        self._rounds: dict[int, int] = {}
+        self._rounds_since_loaded: dict[int, int] = {}
+        self._loaded_prices: list[list[float]] = []
+        self._charges: list[int] = []
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Give a copy a name of its own."""
+        vars(self).update(state)
+        name, self._id = self._id, secrets.token_hex(8)
+        self._inherit(name, _steps(self._now()))
+
+    def open(self, batches: PoissonBatches, noise_multiplier: float) -> None:
+        """Open the accounts of a fit. What was spent before stays spent.
+
+        Args:
+            batches: Number of batches of the steps to come.
+            noise_multiplier: Noise multiplier of the steps to come.
+
+        Raises:
+            ValueError: If rounds of a killed process may have had another price.
+        """
+        from lightning_fedq.dpsgd.opacus import Account
+
+        self._batches = batches
+        for client in range(len(batches.steps)):
+            account = Account(noise_multiplier, batches.sample_rate(client))
+            if client in self.of_client:
+                account.accountant = self.of_client[client].accountant
+            if client in self._histories:
+                account.accountant.history = self._histories.pop(client)
+            self.of_client[client] = account
+        if self._charges:
+            self._check_prices()
+
+    def _prices(self) -> list[list[float]]:
+        """Price of a round for every client: noise multiplier, sampling rate, steps."""
+        return [
+            [account.noise_multiplier, account.sample_rate, float(self._batches.steps[client])]
+            for client, account in self.of_client.items()
+        ]
+
+    def _check_prices(self) -> None:
+        for client, (theirs, own) in enumerate(zip(self._loaded_prices, self._prices(), strict=True)):
+            if theirs != own:
+                words = "noise multiplier {:.6g}, sampling rate {:.6g} and {:.0f} steps".format
+                raise ValueError(
+                    f"rounds of client {client} had {words(*theirs)}, here they have {words(*own)}, and what "
+                    "the rounds of a killed process have spent would be unknown; resume with the noise, "
+                    "batch_size, local_epochs, local_steps and limit_train_batches of the checkpoint, or "
+                    "load only its weights: what is spent from then on comes on top"
+                )
+
+    def begin_round(self) -> None:
+        """Nobody has taken a step of this round."""
+        self._before_round = {}
+
+    def charge(self, client: int) -> int:
+        """Pay for one step of a client, before its noise is drawn, and return its number."""
+        account = self.of_client[client]
+        if client not in self._before_round:
+            self._before_round[client] = list(account.accountant.history)
+            self._rounds[client] = self._rounds.get(client, 0) + 1
+        return account.charge()
+
+    def charge_lost_rounds(self, charges: Sequence[int]) -> bool:
+        """Pay, once, for what the ledger's journal knows and the checkpoint does not.
+
+        Args:
+            charges: The ledger's, by client.
+
+        Returns:
+            Whether there was such a round.
+        """
+        loaded, self._charges = self._charges, []
+        lost = [max(int(now) - then, 0) for now, then in zip(charges, loaded, strict=True)] if loaded else []
+        for client in range(len(lost)):
+            lost[client] = max(lost[client] - self._rounds_since_loaded.get(client, 0), 0)
+            for _ in range(lost[client] * self._batches.steps[client]):
+                self.of_client[client].charge()
+            self._rounds[client] = self._rounds.get(client, 0) + lost[client]
+        return any(lost)
+
+    def state_dict(
+        self,
+        charges: Sequence[int] = (),
+        at_start_of_round: bool = False,
+        round_taken_by: Sequence[int] = (),
+    ) -> dict[str, Any]:
+        """Every account, in plain types.
+
+        Args:
+            charges: The ledger's, where its journal may know more than this checkpoint.
+            at_start_of_round: Leave out the open round, which will be repeated bit for bit.
+            round_taken_by: Clients for whom the open round counts as taken in full.
+        """
+        histories, rounds = self._now(), dict(self._rounds)
+        if at_start_of_round:
+            histories |= self._before_round
+        for client in round_taken_by:
+            histories[client] = self._after_round(client)
+            rounds[client] = rounds.get(client, 0) + (client not in self._before_round)
+        plain = {str(client): [list(entry) for entry in history] for client, history in histories.items()}
+        return {
+            "id": self._id,
+            "ancestors": {name: _named(steps) for name, steps in self._ancestors.items()},
+            "histories": plain,
+            "rounds": _named(rounds),
+            "charges": list(charges),
+            "prices": self._prices(),
+        }
+
+    def _now(self) -> dict[int, History]:
+        """Every client's history, what was loaded included."""
+        opened = {client: list(account.accountant.history) for client, account in self.of_client.items()}
+        return opened | self._histories
+
+    def _after_round(self, client: int) -> History:
+        """A client's history once it has taken all its steps of the open round."""
+        account = self.of_client[client]
+        before = sum(steps for _, _, steps in self._before_round.get(client, account.accountant.history))
+        left = before + self._batches.steps[client] - account.steps
+        rest = [(account.noise_multiplier, account.sample_rate, left)] if left else []
+        history: History = account.accountant.history + rest
+        return history
+
+    def load_state_dict(self, state_dict: dict[str, Any], repeatable: bool) -> None:
+        """Load `state_dict`: add what is not in these accounts yet, which go on from it when they are opened.
+
+        Args:
+            state_dict: State that `state_dict` returned.
+            repeatable: Do batches and noise follow from a seed? Then what came after a state that these
+                accounts began with is repeated bit for bit, so they go back to it.
+        """
+        self._charges, self._loaded_prices = state_dict["charges"], state_dict["prices"]
+        name, own = state_dict.get("id") or secrets.token_hex(8), self._now()  # 0.1.0 gave no names
+        theirs: dict[int, History] = {
+            int(client): [(nm, rate, steps) for nm, rate, steps in history]
+            for client, history in state_dict["histories"].items()
+        }
+        # an open round of one's own may count as taken in full there, and here as far as it came
+        known = _steps(theirs) if name == self._id else self._ancestors.get(name, {})
+        ours = _by_client(state_dict.get("ancestors", {}).get(self._id, {}))
+        for client, steps in ours.items():  # they went on from these accounts
+            if _first(theirs.get(client, []), steps) == _first(own.get(client, []), steps):
+                known = known | {client: max(steps, known.get(client, 0))}
+        new = {client: _after(history, known.get(client, 0)) for client, history in theirs.items()}
+        before = _by_client(state_dict["rounds"]) if name == self._id else self._joined_at.get(name, {})
+        self._rounds_since_loaded = {}
+        past = all(_first(own.get(client, []), n) == theirs[client] for client, n in _steps(theirs).items())
+        if repeatable and known and past:
+            self._histories, self._rounds = theirs, dict(before)
+        elif any(new.values()):
+            self._histories = {
+                client: _joined(own.get(client, []), new.get(client, [])) for client in own | new
+            }
+        elif known:
+            self._rounds_since_loaded = {
+                client: max(number - before.get(client, 0), 0) for client, number in self._rounds.items()
+            }
+        if name != self._id:
+            self._inherit(name, _steps(theirs))
+        for ancestor, steps in state_dict.get("ancestors", {}).items():
+            if ancestor != self._id:
+                self._inherit(ancestor, _by_client(steps))
+
+    def _inherit(self, name: str, steps: dict[int, int]) -> None:
+        """Remember to hold so many steps of other accounts."""
+        known = self._ancestors.setdefault(name, {})
+        self._joined_at.setdefault(name, dict(self._rounds))
+        for client, number in steps.items():
+            known[client] = max(known.get(client, 0), number)
+
+
+def _steps(histories: dict[int, History]) -> dict[int, int]:
+    return {client: sum(steps for _, _, steps in history) for client, history in histories.items()}
+
+
+def _first(history: History, steps: int) -> History:
+    """The first steps of a history."""
+    first: History = []
+    for nm, rate, number in history:
+        if steps > 0:
+            first.append((nm, rate, min(steps, number)))
+        steps -= number
+    return first
+
+
+def _after(history: History, steps: int) -> History:
+    """The rest of a history after its first steps."""
+    rest: History = []
+    for nm, rate, number in history:
+        skipped = min(steps, number)
+        steps -= skipped
+        if number > skipped:
+            rest.append((nm, rate, number - skipped))
+    return rest
+
+
+def _joined(one: History, other: History) -> History:
+    if one and other and one[-1][:2] == other[0][:2]:
+        nm, rate, steps = other[0]
+        return [*one[:-1], (nm, rate, one[-1][2] + steps), *other[1:]]
+    return [*one, *other]
+
+
+def _named(numbers: dict[int, int]) -> dict[str, int]:
+    return {str(client): number for client, number in numbers.items()}
+
+
+def _by_client(numbers: dict[str, int]) -> dict[int, int]:
+    return {int(client): number for client, number in numbers.items()}

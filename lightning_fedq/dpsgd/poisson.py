@@ -1,0 +1,72 @@
+"""Poisson samples of every client's data: the batches of `DPSGD`, from the streams of their coins."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from lightning_fedq.data.batches import LocalWork
+from lightning_fedq.keys.randomness import Stream
+
+
+class PoissonBatches:
+    """Every step takes every sample of a client independently, with probability `threshold / 2^32`.
+
+    A batch has the loader's size on average.
+
+    Args:
+        work: Samples of each client; data that nobody has dealt out are those of client 0.
+        stream: Gives the stream of the coins of a client's step.
+
+    Raises:
+        ValueError: If a sample belongs to several clients.
+    """
+
+    def __init__(self, work: LocalWork, stream: Callable[[int, int], Stream]) -> None:
+        if int(torch.bincount(torch.cat(list(work.held))).max()) > 1:
+            raise ValueError(
+                "DPSGD protects one sample in one client's data, and some samples are held by several "
+                "clients, which would each spend on them; give every sample to one client"
+            )
+        self._held, self._stream = work.held, stream
+        self.thresholds = [min((work.batch_size << 32) // len(part), 1 << 32) for part in work.held]
+        self.steps = [len(sizes) for sizes in work.sizes]
+        """Steps of each client in a round: as many as by passes over its data."""
+
+    def sample_rate(self, client: int) -> float:
+        """The exact probability that a sample is taken."""
+        return self.thresholds[client] / 2.0**32
+
+    def num_samples(self, client: int) -> int:
+        """Number of samples that a client holds."""
+        return len(self._held[client])
+
+    def take(self, client: int, step: int) -> Tensor:
+        """The samples of one step."""
+        held = self._held[client]
+        coins = self._stream(client, step).words(len(held)) < self.thresholds[client]
+        return held[torch.from_numpy(np.flatnonzero(coins))]
+
+
+class PoissonEpoch(Sampler[Tensor]):
+    """The batches of client 0, one pass over the data on average. Remembers each one's step and size."""
+
+    def __init__(self, batches: PoissonBatches, next_step: Callable[[], int]) -> None:
+        self._batches, self._next_step = batches, next_step
+        self.drawn: deque[tuple[int, int]] = deque()
+
+    def __len__(self) -> int:
+        return max(round(1.0 / self._batches.sample_rate(0)), 1)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.drawn.clear()
+        first = self._next_step()
+        for step in range(first, first + len(self)):
+            taken = self._batches.take(0, step)
+            self.drawn.append((step, len(taken)))
+            yield taken

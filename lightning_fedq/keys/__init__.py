@@ -1,0 +1,1 @@
+"""Who knows which bits: streams of random words, keys, key agreement."""

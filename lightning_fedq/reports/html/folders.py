@@ -1,0 +1,80 @@
+"""Contents of a run folder, as the page of `fedq report` needs them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from lightning_fedq.privacy.secret_row import SECRET_COHORTS
+from lightning_fedq.reports.runs import Row, read_rows
+
+LABELS = "labels.json"
+_NO_RUN = "give the folder of a finished run that had the RunFolder callback, such as runs/digits_private"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Args:
+        name: Name of the run on the page.
+        rows: Rounds, as in `metrics.csv`.
+        summary: Contents of `summary.json`.
+        privacy: Contents of `privacy.json`.
+        labels: Samples of each label that each client holds, a list a client; empty where it is not known.
+        config: Resolved configuration as YAML; "" where none was written.
+    """
+
+    name: str
+    rows: list[Row]
+    summary: Mapping[str, Any]
+    privacy: Mapping[str, Any]
+    labels: list[list[int]]
+    config: str
+
+    @property
+    def seeded(self) -> bool:
+        """Whether keys came from a seed, so that nothing was private."""
+        return not self.privacy["secure_keys"]
+
+    @property
+    def views(self) -> list[Mapping[str, Any]]:
+        """Privacy towards each adversary. With keys from a seed it is what secret keys would give."""
+        rows = list(self.privacy["with_secure_keys"] or self.privacy["rows"])
+        if secret := self.privacy.get("secret"):
+            rows.append({**secret, "adversary": secret["adversary"] + SECRET_COHORTS})
+        return rows
+
+    @property
+    def view(self) -> Mapping[str, Any]:
+        """Privacy towards the view that was asked for, with epsilon by round. Older folders have none."""
+        return dict(self.summary.get("view") or {})
+
+    def column(self, name: str) -> list[tuple[float, float]]:
+        """Round and value of a column, where it has one."""
+        return [(row["round"], row[name]) for row in self.rows if name in row and row[name] == row[name]]
+
+
+def read(folder: Path, name: str) -> Run:
+    """Read a run folder.
+
+    Raises:
+        ValueError: If it is not the folder of a finished run; with what is missing.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"{folder} is no folder; {_NO_RUN}")
+    for file in ("metrics.csv", "summary.json", "privacy.json"):
+        if not (folder / file).is_file():
+            raise ValueError(f"there is no {file} in {folder}; {_NO_RUN}")
+    labels, config = folder / "clients" / LABELS, folder / "config.yaml"
+    return Run(
+        name,
+        read_rows(folder / "metrics.csv"),
+        json.loads((folder / "summary.json").read_text()),
+        json.loads((folder / "privacy.json").read_text()),
+        json.loads(labels.read_text()) if labels.is_file() else [],
+        config.read_text() if config.is_file() else "",
+    )

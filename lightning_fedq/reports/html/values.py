@@ -1,0 +1,96 @@
+"""Values of a run as cells of the page: numbers, epsilons with their word, what was asked for, R."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+from lightning_fedq.planning import verdict_on
+from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
+from lightning_fedq.reports.html.folders import Run
+
+WHO = {
+    "SECAGG_SERVER": "server, sum of updates only",
+    "SERVER": "server, every message",
+    "EAVESDROPPER": "eavesdropper on one uplink",
+    "SERVER_AND_PARTNER": "server with a client's partner",
+    "CLIENT": "another client, released models",
+    "OUTSIDER": "outsider, released models",
+    "OUTSIDER, cohorts secret": "outsider, cohorts secret",
+}
+_COLOUR_OF = {"strong": "good", "good": "good", "moderate": "fair", "weak": "fair"}
+
+
+def final(run: Run, monitor: str) -> float | None:
+    """Last value of a metric, None where it was never logged."""
+    values = run.column(monitor)
+    return values[-1][1] if values else None
+
+
+def number(value: Any, digits: int = 4) -> str:
+    """A number for a reader, "-" where there is none."""
+    if value is None or (isinstance(value, float) and math.isnan(value)):
+        return "-"
+    return f"{value:.{digits}g}" if isinstance(value, float) else f"{value:,}"
+
+
+def epsilon_of(row: Mapping[str, Any]) -> float:
+    """Epsilon over the run between any two updates."""
+    return max(finite_or_inf(row["epsilon_run"]), finite_or_inf(row["epsilon_any_two"]))
+
+
+def finite_or_inf(value: Any) -> float:
+    """A number of a JSON file, where infinity is null or "inf"."""
+    return math.inf if value is None or value == "inf" else float(value)
+
+
+def verdict_word(word: str, epsilon: str = "") -> str:
+    """An epsilon and its word, in the colour of the word."""
+    colour = _COLOUR_OF.get(word, "bad")
+    return f'<span class="verdict {colour}">{escape(f"{epsilon} {word}".strip())}</span>'
+
+
+def asked_of(run: Run) -> str:
+    """Target of a run in a line, and whether it was met."""
+    view = run.view
+    if run.seeded:
+        return "nothing is private: keys from a seed"
+    if not view:
+        return ""
+    who = WHO[view["adversary"]]
+    if not view["asked"] and view["verdict"] == NO_GUARANTEE:
+        return "nothing is claimed towards anybody"
+    if not view["asked"]:
+        return f"smallest of all views: {who}"
+    return f"asked: {target_words(run)}; {who}"
+
+
+def target_words(run: Run) -> str:
+    """Epsilon that was asked for and whether it is met, with its delta where the tables have another."""
+    view = run.view
+    over = "a round" if view["over"] == "round" else "the run"
+    delta = "" if view["delta"] == run.privacy["delta"] else f" at delta {view['delta']:g}"
+    spent = finite_or_inf(view["spent"])
+    why = ": no masks ran" if spent <= view["asked"] * (1.0 + 1e-9) else ""
+    return f"{view['asked']:g} over {over}{delta}, {'met' if view['met'] else f'NOT met{why}'}"
+
+
+def view_cell(run: Run) -> tuple[str, str]:
+    """Epsilon and verdict towards the view that was asked for."""
+    if run.seeded:
+        return "∞", NO_GUARANTEE
+    if not run.view:
+        return "-", ""
+    return format_epsilon(finite_or_inf(run.view["epsilon"])), run.view["verdict"]
+
+
+def noise_cell(run: Run) -> tuple[str, str]:
+    """R, as planned or else as seen, and what it is known from."""
+    noise = run.summary.get("noise_over_signal") or {}
+    planned, seen = noise.get("planned"), noise.get("sim_seen")
+    words = [f"planned {planned:.2g}"] if planned is not None else []
+    words += [f"seen {seen:.2g}"] if seen is not None else []
+    worst = max((value for value in (planned, seen) if value is not None), default=None)
+    return ("-" if worst is None else verdict_on(worst)), ", ".join(words)

@@ -1,0 +1,179 @@
+"""Who has paid for which steps, after checkpoints, open rounds and processes that were killed."""
+
+import copy
+
+import pytest
+import torch
+
+from lightning_fedq.data.batches import LocalWork
+from lightning_fedq.dpsgd.accounts import SampleAccounts
+from lightning_fedq.dpsgd.poisson import PoissonBatches
+from tests.dpsgd.test_poisson import stream
+
+HELD = [torch.arange(20), torch.arange(20, 60)]
+"""Two clients, of two and four batches."""
+
+
+def opened(state=None, local_epochs=1, noise=1.0, repeatable=False) -> SampleAccounts:
+    accounts = SampleAccounts()
+    if state is not None:
+        accounts.load_state_dict(state, repeatable)
+    return reopened(accounts, noise, local_epochs)
+
+
+def reopened(accounts, noise=1.0, local_epochs=1) -> SampleAccounts:
+    accounts.open(PoissonBatches(LocalWork(HELD, 10, False, True, local_epochs, None), stream), noise)
+    return accounts
+
+
+def steps(accounts) -> list[int]:
+    return [account.steps for account in accounts.of_client.values()]
+
+
+def spend(accounts, *clients) -> None:
+    accounts.begin_round()
+    for client in clients:
+        accounts.charge(client)
+
+
+def test_a_step_is_paid_for_by_its_client_and_has_the_next_number():
+    accounts = opened()
+    assert [accounts.charge(client) for client in (0, 1, 1, 0, 1)] == [0, 0, 1, 1, 2]
+    assert accounts.of_client[0].accountant.history == [(1.0, 0.5, 2)]
+    assert accounts.of_client[1].accountant.history == [(1.0, 0.25, 3)]
+    assert steps(opened(accounts.state_dict())) == [2, 3]
+
+
+def test_an_open_round_is_left_out_where_it_is_repeated_and_counts_in_full_where_not():
+    accounts = opened()
+    spend(accounts, 0, 0, 1, 1, 1, 1)
+    spend(accounts, 0, 0, 1)
+    assert steps(opened(accounts.state_dict(at_start_of_round=True), repeatable=True)) == [2, 4]
+    assert steps(opened(accounts.state_dict(round_taken_by=(0, 1)))) == [4, 8]
+    assert steps(opened(accounts.state_dict(round_taken_by=(1,)))) == [4, 8]
+    assert steps(accounts) == [4, 5]
+
+
+def test_a_process_that_goes_on_forgets_nothing_unless_it_repeats_everything():
+    for repeatable, expected in ((False, [2, 0]), (True, [1, 0])):
+        accounts = opened(repeatable=repeatable)
+        spend(accounts, 0)
+        state = accounts.state_dict()
+        spend(accounts, 0)
+        accounts.load_state_dict(state, repeatable)
+        assert steps(reopened(accounts)) == expected
+
+
+def test_a_history_of_others_is_added_to_ones_own_whatever_its_length():
+    loud, quiet = opened(noise=0.3), opened(noise=20.0)
+    spend(loud, *[0] * 8)
+    spend(quiet, *[0] * 10)
+    quiet.load_state_dict(loud.state_dict(), repeatable=False)
+    reopened(quiet, noise=20.0).charge(0)
+    assert quiet.of_client[0].accountant.history == [(20.0, 0.5, 10), (0.3, 0.5, 8), (20.0, 0.5, 1)]
+    fewer = opened(noise=0.3)
+    spend(fewer, *[0] * 5)
+    fewer.load_state_dict(loud.state_dict(), repeatable=False)
+    assert reopened(fewer, noise=0.3).of_client[0].accountant.history == [(0.3, 0.5, 13)]
+
+
+def test_what_was_added_once_is_part_of_ones_own_history():
+    first = opened()
+    spend(first, 0, 1)
+    early = first.state_dict()
+    spend(first, 0, 0, 1)
+    late = first.state_dict()
+    second = opened(early)
+    spend(second, 0)
+    for state, expected in (
+        (early, [2, 1]),  # its past
+        (late, [4, 2]),  # what the first has gone on to
+        (late, [4, 2]),
+        (second.state_dict(), [4, 2]),
+    ):
+        second.load_state_dict(state, repeatable=False)
+        assert steps(reopened(second)) == expected
+    third = opened(second.state_dict())
+    spend(third, 1)
+    for state in (early, late, second.state_dict()):
+        third.load_state_dict(state, repeatable=False)
+        assert steps(reopened(third)) == [4, 3]
+    second.load_state_dict(third.state_dict(), repeatable=False)  # went on from this one
+    assert steps(reopened(second)) == [4, 3]
+    stranger = opened(noise=2.0)
+    spend(stranger, 0)
+    stranger.load_state_dict(second.state_dict(), repeatable=False)
+    second.load_state_dict(reopened(stranger).state_dict(), repeatable=False)  # did not begin with it
+    assert steps(reopened(second)) == [4 + 1 + 4, 3]
+
+
+def test_a_copy_goes_its_own_way():
+    first = opened()
+    spend(first, 0, 0)
+    at_the_copy = first.state_dict()
+    copied = copy.deepcopy(first)
+    spend(copied, 0)
+    spend(first, 0)
+    first.load_state_dict(copied.state_dict(), repeatable=False)
+    assert steps(reopened(first)) == [2 + 1 + 1, 0]
+    copied.load_state_dict(at_the_copy, repeatable=False)
+    assert steps(reopened(copied)) == [3, 0]
+
+
+def test_a_checkpoint_of_an_older_version_has_no_name():
+    old = opened()
+    spend(old, 0, 0)
+    state = {name: old.state_dict()[name] for name in ("histories", "charges", "prices")}
+    again = opened(state)
+    spend(again, 0)
+    assert steps(again) == [3, 0]
+    again.load_state_dict(state, repeatable=False)
+    assert steps(reopened(again)) == [5, 0]
+
+
+def test_lost_rounds_are_paid_for_once():
+    accounts = opened()
+    spend(accounts, 0, 0, 1, 1, 1, 1)
+    again = opened(accounts.state_dict(charges=[1, 1]))
+    assert again.charge_lost_rounds([3, 2])
+    assert steps(again) == [2 + 2 * 2, 4 + 4]
+    assert not again.charge_lost_rounds([3, 2])
+    assert steps(again) == [6, 8]
+    assert not opened(accounts.state_dict(charges=[1, 1])).charge_lost_rounds([1, 1])
+
+
+def test_rounds_of_one_s_own_are_not_lost_and_those_of_others_hide_none():
+    def paid(accounts, state, charges) -> list[int]:
+        accounts.load_state_dict(state, repeatable=False)
+        reopened(accounts).charge_lost_rounds(charges)
+        return steps(accounts)
+
+    first = opened()
+    spend(first, 0, 0)
+    state = first.state_dict(charges=[1, 0])
+    for _ in range(2):
+        spend(first, 0, 0)
+    assert paid(first, state, [3, 0]) == [6, 0]  # both are its own
+    assert paid(first, state, [4, 0]) == [8, 0]  # somebody else's, from the same journal
+    assert paid(first, state, [4, 0]) == [8, 0]
+    again = opened()
+    assert paid(again, state, [1, 0]) == [2, 0]
+    spend(again, 0, 0)
+    assert paid(again, state, [3, 0]) == [2 + 2 + 2, 0]
+    cheap = opened(noise=20.0)
+    spend(cheap, 0, 0)
+    assert paid(cheap, state, [3, 0]) == [2 + 2 + 2 * 2, 0]  # its own may be in another journal
+
+
+def test_lost_rounds_have_one_price():
+    accounts = opened()
+    spend(accounts, 0)
+    state = accounts.state_dict(charges=[1, 1])
+    for other, said in (({"local_epochs": 2}, "1, .* 0.5 and 4"), ({"noise": 3.0}, "3, .* 0.5 and 2")):
+        message = (
+            rf"client 0 had noise multiplier 1, sampling rate 0.5 and 2 .* here .* multiplier {said} steps"
+        )
+        with pytest.raises(ValueError, match=message):
+            opened(state, **other)
+    # nothing can be lost where the ledger has no journal
+    assert steps(opened(accounts.state_dict(), local_epochs=2)) == [1, 0]

@@ -1,0 +1,202 @@
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
+
+from lightning_fedq.keys.party_keys import (
+    ClientSecrets,
+    HeldClientKeys,
+    HeldServerKeys,
+    KeyVerificationError,
+    NotHeldError,
+    ServerSecrets,
+    sign_key,
+    verify_key,
+)
+from lightning_fedq.keys.randomness import AgreedKeys, ClientRandomness, Keys, PublicRandomness, roster_digest
+
+
+def parties(count=3):
+    """A server and its clients, who have sent one public key each."""
+    secrets, own = ServerSecrets.draw(), [ClientSecrets.draw() for _ in range(count)]
+    roster = {client: one.public_key for client, one in enumerate(own)}
+    server = HeldServerKeys(secrets, roster)
+    clients = [
+        HeldClientKeys(
+            client,
+            own[client],
+            secrets.federation,
+            secrets.public_key,
+            server.salt,
+            server.sealed_members(client),
+            {other: key for other, key in roster.items() if other != client},
+            entropy=lambda size: b"",
+        )
+        for client in range(count)
+    ]
+    return secrets, own, server, clients
+
+
+def agreed(secrets, own):
+    """The keys of the same parties, all in one process."""
+    keys = AgreedKeys(range(len(own)))
+    keys._own = {c: X25519PrivateKey.from_private_bytes(one.secret) for c, one in enumerate(own)}
+    keys._seeds = {c: one.seed for c, one in enumerate(own)}
+    keys._server = X25519PrivateKey.from_private_bytes(secrets.secret)
+    keys._public, keys._members = secrets.federation, secrets.members
+    keys._salt = roster_digest({c: one.public_key for c, one in enumerate(own)})
+    return keys
+
+
+def test_parties_derive_what_one_process_derives():
+    secrets, own, server, clients = parties()
+    keys = agreed(secrets, own)
+    assert keys.public() == server.public() == clients[1].public()
+    assert keys.members() == server.members() == clients[1].members()
+    for number, client in enumerate(clients):
+        assert client.client(number) == server.client(number) == keys.client(number)
+        assert client.private(number) == keys.private(number)
+    assert clients[0].peer((2, 0)) == clients[2].peer((0, 2)) == keys.peer((0, 2))
+    assert len({keys.peer((0, 1)), keys.peer((0, 2)), keys.peer((1, 2))}) == 3
+
+
+def test_the_key_of_the_server_s_noise_is_another_one_in_every_process_and_no_client_holds_it():
+    """A folder that is set back would bring the noise of released models back for other updates."""
+    secrets, _, server, clients = parties()
+    again = HeldServerKeys(secrets, server.roster)
+    assert again.client(1) == server.client(1)
+    assert len({again.server(), server.server(), AgreedKeys(range(3)).server()}) == 3
+    assert server.server() == server.server()
+    with pytest.raises(NotHeldError, match="client 1 does not hold the key of the server's own noise"):
+        clients[1].server()
+    streams = [PublicRandomness(keys, 0).server("noise").words64(1)[0] for keys in (server, again)]
+    assert streams[0] != streams[1]
+    assert PublicRandomness(server, 3).of_round(0).server("noise").words64(1)[0] == streams[0]
+
+
+def test_coins_of_a_client_s_own_are_never_drawn_twice():
+    """Of one folder, at one address: what another object draws is new, whatever the folder has forgotten."""
+    secrets, own, server, _ = parties()
+    given = 0, own[0], secrets.federation, secrets.public_key, server.salt, server.sealed_members(0), {}
+    first, again = HeldClientKeys(*given), HeldClientKeys(*given)
+    assert first.private(0) != again.private(0) and first.private(0) == first.private(0)
+    assert len(first.private(0)) == 32 and first.client(0) == again.client(0)
+
+
+def test_streams_of_the_parties_agree():
+    _, _, server, clients = parties()
+    public = PublicRandomness(server, 4, 1).shared_with_server(2, "dither").words(8)
+    own = ClientRandomness(clients[2], [2], 4, 1)
+    assert (own.shared_with_server(2, "dither").words(8) == public).all()
+    other = ClientRandomness(clients[0], [0], 4, 1)
+    assert (own.peer((0, 2), "bits").words(8) == other.peer((0, 2), "bits").words(8)).all()
+
+
+def test_a_party_holds_nobody_else_s_keys():
+    _, _, server, clients = parties()
+    assert not isinstance(server, Keys)  # a server has no `peer` and no `private`, by its type
+    assert not hasattr(server, "peer") and not hasattr(server, "private")
+    for ask in (clients[0].client, clients[0].private):
+        with pytest.raises(NotHeldError, match="client 0 does not hold the key of client 1"):
+            ask(1)
+    with pytest.raises(NotHeldError, match=r"client 0 is not in the group \(1, 2\)"):
+        clients[0].peer((1, 2))
+    with pytest.raises(
+        NotHeldError, match=r"client 0 has no contributions to the key of the group \(0, 1, 2\)"
+    ):
+        clients[0].peer((0, 1, 2))
+
+
+def test_a_group_of_three_forms_the_key_of_one_process():
+    """Each member's contribution goes to the others under their pairwise keys, and the server relays it."""
+    secrets, own, _, clients = parties(4)
+    group = (3, 0, 1)
+    sent = {member: clients[member].contributions(group) for member in group}
+    for member in group:
+        assert {len(sealed) for sealed in sent[member].values()} == {48}
+        clients[member].take_contributions(
+            group, {other: sent[other][member] for other in group if other != member}
+        )
+    keys = agreed(secrets, own)
+    assert clients[0].peer(group) == clients[1].peer((0, 1, 3)) == clients[3].peer(group) == keys.peer(group)
+    assert sent[0] == clients[0].contributions(group)  # the same again, so a repeated round shows nothing new
+    assert set(sent[0].values()).isdisjoint(clients[0].contributions((0, 1, 2)).values())
+
+
+def test_contributions_of_somebody_else_are_refused():
+    _, _, _, clients = parties(4)
+    group = (0, 1, 2)
+    sent = {member: clients[member].contributions(group) for member in group}
+    with pytest.raises(NotHeldError, match="client 0 has no contribution of client 2"):
+        clients[0].take_contributions(group, {1: sent[1][0]})
+    for wrong in (sent[2][1], sent[1][0], clients[2].contributions((0, 2, 3))[0], bytes(48), b""):
+        with pytest.raises(
+            KeyVerificationError, match="contribution of client 2 to a group's key does not open"
+        ):
+            clients[0].take_contributions(group, {1: sent[1][0], 2: wrong})
+    with pytest.raises(NotHeldError, match="is not in the group"):
+        clients[3].contributions(group)
+    with pytest.raises(NotHeldError, match="no contributions"):
+        clients[0].peer(group)
+
+
+def test_a_peer_that_nobody_introduced():
+    secrets, own, server, _ = parties()
+    alone = HeldClientKeys(
+        0, own[0], secrets.federation, secrets.public_key, server.salt, server.sealed_members(0), {}
+    )
+    with pytest.raises(NotHeldError, match="client 0 has no public key of client 1"):
+        alone.peer((0, 1))
+
+
+@pytest.mark.parametrize("what", ["number", "salt", "server", "seal"])
+def test_another_server_or_roster_is_noticed(what):
+    secrets, own, server, _ = parties()
+    client, salt, key, sealed = 0, server.salt, secrets.public_key, server.sealed_members(0)
+    if what == "number":
+        client = 1
+    elif what == "salt":
+        salt = bytes(32)
+    elif what == "server":
+        key = ServerSecrets.draw().public_key
+    else:
+        sealed = server.sealed_members(1)
+    with pytest.raises(KeyVerificationError, match="does not open with its key"):
+        HeldClientKeys(client, own[0], secrets.federation, key, salt, sealed, {})
+
+
+def test_a_roster_with_one_key_twice_is_refused():
+    key = ClientSecrets.draw().public_key
+    with pytest.raises(ValueError, match="a public key of its own"):
+        HeldServerKeys(ServerSecrets.draw(), {0: key, 1: key})
+
+
+def test_a_low_order_key_is_refused():
+    server = HeldServerKeys(ServerSecrets.draw(), {0: bytes(32)})
+    with pytest.raises(ValueError, match="low order"):
+        server.client(0)
+
+
+def test_a_signed_key():
+    identity, other = Ed25519PrivateKey.generate(), Ed25519PrivateKey.generate()
+    federation, key = b"f" * 32, ClientSecrets.draw().public_key
+    directory = {3: identity.public_key()}
+    signature = sign_key(identity, federation, key)
+    verify_key(directory, 3, federation, key, signature)
+    for bad in (
+        (directory, 3, federation, key, sign_key(other, federation, key)),
+        (directory, 3, b"g" * 32, key, signature),
+        (directory, 3, federation, ClientSecrets.draw().public_key, signature),
+    ):
+        with pytest.raises(KeyVerificationError, match="client 3 is not signed by its identity"):
+            verify_key(*bad)
+    with pytest.raises(KeyVerificationError, match="no identity of client 4"):
+        verify_key(directory, 4, federation, key, signature)
+
+
+@pytest.mark.parametrize("secrets", [ServerSecrets, ClientSecrets])
+def test_secrets_do_not_show_in_words(secrets):
+    """As in a log, an error or a debugger's list of variables."""
+    drawn = secrets.draw()
+    for name, value in vars(drawn).items():
+        if name != "federation":
+            assert repr(value) not in repr(drawn) and value.hex() not in repr(drawn)

@@ -1,0 +1,199 @@
+import errno
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from lightning_fedq.reports.runs import (
+    first_metric,
+    fresh_folder,
+    mode_of,
+    plot_aggregate,
+    plot_progress,
+    read_rows,
+    save_figure,
+    stage_of,
+    summary_lines,
+    totals,
+    write_atomically,
+    write_rows,
+    write_summary,
+)
+
+ROWS = [
+    {
+        "round": 0.0,
+        "uplink_bits": 8e6,
+        "downlink_bits": 16e6,
+        "setup_bits": 4e6,
+        "protocol_bits": 2e6,
+        "num_received": 3.0,
+        "seconds": 1.0,
+    },
+    {
+        "round": 1.0,
+        "uplink_bits": 8e6,
+        "downlink_bits": 16e6,
+        "setup_bits": 0.0,
+        "num_received": 2.0,
+        "seconds": 2.0,
+    }
+    | {"val_acc": 0.5, "sim_mse": 0.1, "radius_min": 0.2},
+]
+
+
+def test_rows_survive_the_round_trip(tmp_path: Path) -> None:
+    write_rows(tmp_path / "a" / "metrics.csv", ROWS)
+    assert read_rows(tmp_path / "a" / "metrics.csv") == ROWS
+    assert [path.name for path in (tmp_path / "a").iterdir()] == [
+        "metrics.csv"
+    ]  # nothing half-written is left
+
+
+def test_a_missing_run_names_the_cure(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"folder of a run that had the RunFolder callback"):
+        read_rows(tmp_path / "metrics.csv")
+
+
+def test_totals_add_up() -> None:
+    expected = {
+        "uplink_megabytes": 2,
+        "downlink_megabytes": 4,
+        "setup_megabytes": 0.5,
+        "protocol_megabytes": 0.25,
+        "seconds": 3,
+        "messages": 5,
+    }
+    assert totals(ROWS) == expected
+
+
+def test_summary_is_strict_json(tmp_path: Path) -> None:
+    write_summary(tmp_path / "s.json", {"a": math.nan, "b": [math.inf, 1], "c": {"d": "x"}})
+    text = (tmp_path / "s.json").read_text()
+    assert json.loads(text) == {"a": None, "b": [None, 1], "c": {"d": "x"}} and "NaN" not in text
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "f"
+    write_atomically(path, "old")
+    monkeypatch.setattr("os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        write_atomically(path, "new")
+    assert path.read_text() == "old" and list(tmp_path.iterdir()) == [path]
+
+    def full(path: Path, content: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/f'"):
+        write_atomically(path, "new")
+
+
+def test_a_summary_says_nothing_twice() -> None:
+    summary = {
+        "mechanism": "LDPQ(1.0)",
+        "num_clients": 2,
+        "rounds": 1,
+        "target": "updates",
+        "keys": "from a seed",
+        "metrics": {"val_acc": 0.5, "val_loss": 1.0, "epsilon": 0.8831},
+        "best": {},
+        "bits_per_parameter": 1.0,
+        "uplink_megabytes": 1.0,
+        "downlink_megabytes": 1.0,
+        "setup_megabytes": 0.0,
+        "seconds": 1.25,
+    }
+    lines = dict(summary_lines(summary))
+    assert lines["val"] == "val_acc 0.5, val_loss 1" and lines["epsilon"] == "0.8831"
+    assert lines["seconds"] == "1.2 in rounds, set-up and files not counted"
+
+
+def test_folders_are_never_reused(tmp_path: Path) -> None:
+    assert fresh_folder(tmp_path / "run") == tmp_path / "run"
+    write_atomically(tmp_path / "run" / "x", "1")
+    write_atomically(tmp_path / "run-2" / "x", "1")
+    assert fresh_folder(tmp_path / "run") == tmp_path / "run-3"
+
+
+def test_pictures_are_drawn_from_what_there_is(tmp_path: Path) -> None:
+    progress = plot_progress({"a": ROWS, "never": ROWS[:1]}, "val_acc")
+    line, nothing = progress.axes[1].lines
+    assert line.get_xydata().tolist() == [[2.5, 0.5]]  # megabytes up, with the set-up of round 0
+    assert len(nothing.get_xydata()) == 0
+    save_figure(progress, tmp_path / "progress.png")
+    save_figure(plot_aggregate(ROWS), tmp_path / "aggregate.png")
+    assert all((tmp_path / name).read_bytes()[:4] == b"\x89PNG" for name in ("progress.png", "aggregate.png"))
+
+
+def drawn(figure, tmp_path: Path) -> None:
+    save_figure(figure, tmp_path / "drawn.png")  # ticks are set when a figure is drawn
+
+
+def test_rounds_are_whole_numbers_from_one(tmp_path: Path) -> None:
+    rows = [{**ROWS[1], "round": float(number)} for number in (1, 2, 3)]
+    for figure in (plot_progress({"a": rows}, "val_acc", "a title"), plot_aggregate(rows, "a title")):
+        drawn(figure, tmp_path)
+        ticks = figure.axes[0].get_xticks()
+        assert all(tick == round(tick) for tick in ticks), ticks
+        assert figure.get_suptitle() == "a title"
+
+
+def test_log_axes_have_plain_numbers(tmp_path: Path) -> None:
+    rows = [
+        {**ROWS[1], "round": float(number), "sim_mse": 10.0**-number, "radius_min": 0.3}
+        for number in (1, 2, 3)
+    ]
+    small = [{**row, "uplink_bits": row["uplink_bits"] / 100, "setup_bits": 0.0} for row in rows]
+    progress, aggregate = plot_progress({"a": rows, "b": small}, "val_acc"), plot_aggregate(rows)
+    for figure, axis in ((progress, progress.axes[1].xaxis), (aggregate, aggregate.axes[0].yaxis)):
+        drawn(figure, tmp_path)
+        labels = [label.get_text() for label in axis.get_ticklabels()]
+        assert axis.get_scale() == "log" and all(float(text) > 0 for text in labels), labels
+        assert not any(label.get_text() for label in axis.get_ticklabels(minor=True))
+
+
+def test_a_picture_has_no_panel_without_values(tmp_path: Path) -> None:
+    """Of a real server nobody knows the exact mean, and one range for all is one line."""
+    nan = {"sim_mse": math.nan, "sim_cosine": math.nan, "sim_clip_rate": math.nan}
+    served = [{**ROWS[1], **nan, "round": float(number), "radius_max": 0.2} for number in (1, 2)]
+    figure = plot_aggregate(served)
+    assert [axes.get_ylabel() for axes in figure.axes] == ["radius of the range"]
+    assert len(figure.axes[0].lines) == 1 and figure.axes[0].get_legend() is None
+    apart = plot_aggregate([{**row, "radius_max": 0.5, "sim_cosine": 0.9} for row in served])
+    assert [len(axes.lines) for axes in apart.axes] == [1, 2]
+    legend = apart.axes[1].get_legend()
+    assert legend is not None and [t.get_text() for t in legend.texts] == ["radius_min", "radius_max"]
+
+
+def test_a_legend_only_where_there_is_something_to_tell_apart() -> None:
+    one = plot_progress({"a": ROWS}, "val_acc")
+    assert one.axes[0].get_legend() is None and one.axes[1].get_xscale() == "linear"
+    lined = plot_progress({"a": ROWS}, "val_acc", baseline=0.9)
+    assert [text.get_text() for text in lined.axes[0].get_legend().texts] == ["a", "baseline 0.9"]
+    two = plot_progress({"a": ROWS, "b": ROWS}, "val_acc", dashed={"b"})
+    assert [line.get_linestyle() for line in two.axes[0].lines] == ["-", "--"]
+
+
+def test_a_missing_metric_is_named_in_the_picture() -> None:
+    figure = plot_progress({"a": [{**ROWS[1], "val_loss": 1.0}]}, "accuracy")
+    (text,) = figure.axes[0].texts
+    assert "a never logged accuracy; it has" in text.get_text() and "val_loss" in text.get_text()
+
+
+def test_metrics_with_a_slash_are_of_a_stage_too() -> None:
+    rows = [{"round": 1.0, "train/loss": 1.0, "val/loss": 2.0, "val/acc": 0.5}]
+    assert first_metric(rows) == "val/acc"
+    assert first_metric([{"validation_f1": 0.5}]) == "validation_f1"
+    assert [stage_of(name) for name in ("val/acc", "valid_acc", "test/acc", "value", "acc")] == [
+        "val", "val", "test", "", "",
+    ]  # fmt: skip
+
+
+def test_the_first_metric_and_its_mode() -> None:
+    assert first_metric([{"train_acc": 1.0, "val_loss": 2.0}, {"val_acc": 1.0}]) == "val_acc"
+    assert first_metric([{"train_acc": 1.0, "val_iou": 2.0, "val_loss": 2.0}]) == "val_iou"
+    assert first_metric([{"train_acc": 1.0}]) is None
+    modes = {"val_acc": "max", "val_loss": "min", "val_MSE": "min", "val_error": "min", "val_iou": "max"}
+    assert {metric: mode_of(metric) for metric in modes} == modes
