@@ -58,7 +58,7 @@ class RobustAggregation:
     single rows; take `FixedRange`.
 
     Args:
-        rule: A rule of `functional.robust`.
+        rule: A rule of `byzantine.robust`.
         num_byzantine: How many rows (buckets, if there are any) the rule has to withstand, >= 0; for
             trimmed_mean, krum and multi_krum.
         bucket_size: Clients per bucket, >= 1; 1 is without buckets. Who shares one is drawn every round.

@@ -185,7 +185,7 @@ class Federated(pl.Callback):
             rounds, cohort, dropouts, corrupt clients and dimension, and that the ledger holds to. The
             parameter's own value does not count then.
         check_isolation: Train a client twice before the first round, with another one in between, and refuse
-            to go on if its update is not the same (`simulation.isolation`). None does so where something is
+            to go on if its update is not the same (`clients.isolation`). None does so where something is
             claimed, and where client_metrics keeps what is logged with the clients.
         evaluate_clients: Measure the global model, and each client's own, on what every client holds out:
             `ClientEvaluation(held_out=0.2)`. The numbers go where client_metrics lets training metrics go.

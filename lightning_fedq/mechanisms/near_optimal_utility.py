@@ -3,7 +3,7 @@
 Zhang, Chen, Yang, "Towards Achieving Near-optimal Utility for Privacy-Preserving Federated Learning via Data
 Generation and Parameter Distortion" (2022/23), Algorithms 1 and 3. Departures: the update is clipped and
 distorted, not the parameters, so that the paper's C3 and C4 exist; and the noise is what an attack's upper
-confidence limit says it has to be (`leakage.calibration`, `fedq attack --budget`), not what Lemma 6.8 says,
+confidence limit says it has to be (`leakage.control`, `fedq attack --budget`), not what Lemma 6.8 says,
 which leaves every image recoverable. The sampling probability is `leakage.batch_sampling`.
 
 Leakage is sqrt(JS) of one attacker's average belief about one client's sample. It is not differential
