@@ -10,6 +10,8 @@ import torch
 from torch.utils.data import Dataset
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.bench import markdown
+from lightning_fedq.bench.tasks import tasks
 from lightning_fedq.callbacks import (
     DPSGD,
     Federated,
@@ -19,6 +21,8 @@ from lightning_fedq.callbacks import (
     TrackedRounds,
 )
 from lightning_fedq.clients.evaluation import ClientEvaluation
+from lightning_fedq.clients.personal import OwnTensors
+from lightning_fedq.commands.bench import reference
 from lightning_fedq.data.splits import FeatureShards, Natural, QuantitySkew
 from lightning_fedq.datasets.leaf import leaf_clients
 from lightning_fedq.flower.settings import check_deployable
@@ -104,6 +108,21 @@ def resumed(whole: bool) -> None:
     if not whole:
         module.load_state_dict(torch.load("secret.ckpt", weights_only=False)["state_dict"])
     fit(secret(), module=module, ckpt_path="secret.ckpt" if whole else None, max_epochs=2)
+
+
+RESULTS = [one for one in reference() if one.cell.task == "mean-unit-1024" and one.cell.epsilon == 8.0]
+
+
+def renewed(text: str) -> None:
+    Path("page.md").write_text(text)
+    markdown.write(Path("page.md"), RESULTS, tasks(None))
+
+
+def owned(name: str) -> OwnTensors:
+    """What clients keep of a tensor of this name."""
+    own = OwnTensors()
+    own.names = (name,)
+    return own
 
 
 ROWS = [
@@ -263,5 +282,21 @@ ROWS = [
         "{} sends the run folder: put it behind RunFolder in trainer.callbacks",
         lambda: fit(fed(), TrackedRounds(), RunFolder(show=False), logger=pl.loggers.CSVLogger(".")),
         lambda: fit(fed(), RunFolder(show=False), TrackedRounds(), logger=pl.loggers.CSVLogger(".")),
+    ),
+    row(
+        "the checkpoint's clients keep {}, these {}; use the checkpoint's own model",
+        lambda: owned("other").load_state_dict(owned("one").state_dict()),
+        lambda: owned("one").load_state_dict(owned("one").state_dict()),
+    ),
+    # ---- tables of the bench ----------------------------------------------------------------------------
+    row(
+        "there is no result to write; run `fedq bench`, or name --data for tasks on images",
+        lambda: markdown.write(Path("page.md"), [], tasks(None)),
+        lambda: markdown.write(Path("page.md"), RESULTS, tasks(None)),
+    ),
+    row(
+        "has no part to renew; put the lines {} and {} where it should be",
+        lambda: renewed("text"),
+        lambda: renewed(f"text\n{markdown.BEGIN}\n{markdown.END}\n"),
     ),
 ]
