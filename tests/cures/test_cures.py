@@ -7,6 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.cures import (
     elsewhere,
@@ -55,12 +56,16 @@ TESTS = Path(__file__).parents[1]
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.words[:70])
 def test_cures(row: Row, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(row.error, match=row.pattern):
-            row.refused()
-        for cure in row.cures:
-            cure()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            with pytest.raises(row.error, match=row.pattern):
+                row.refused()
+            for cure in row.cures:
+                cure()
+    finally:
+        if torch.distributed.is_initialized():  # by a strategy that was refused
+            torch.distributed.destroy_process_group()
 
 
 def test_every_error_that_names_a_cure_has_a_row() -> None:

@@ -232,6 +232,7 @@ def test_kinds_are_asked_for_by_every_argument_that_is_no_word() -> None:
     words = {
         "self",
         "participation",
+        "cohorts",
         "labels",
         "target",
         "weighting",

@@ -27,10 +27,11 @@ def section(folder: Path) -> list[str]:
 
 def test_a_private_run_says_what_stayed_and_what_only_a_simulation_knows(tmp_path):
     run(tmp_path)
-    stayed, exact, seconds, rest = section(tmp_path)
+    stayed, exact, seconds, holdings, rest = section(tmp_path)
     assert stayed.startswith("Not out: `train_secret`, `train_other`, `hook_secret`, `epoch_secret`")
     assert "`clients/` of this folder only" in stayed and "do not hand it on" in stayed
     assert "`fed/sim_mse`" in exact and "CSVLogger" in exact and exact.endswith("and in no checkpoint.")
+    assert "clients/holdings.csv" in holdings
     assert "`seconds`" in seconds and "is not seen here" in rest
 
 
@@ -52,10 +53,10 @@ def test_clients_that_are_not_finite_lengths_and_numbers_of_samples(tmp_path):
         _, fed = run(tmp_path, module=SendsNothingUseful(), mechanism=FedAvg(), weighting="samples")
     bad = list(fed.records[0].non_finite_clients)
     assert any(f"by name on the screen and in no checkpoint: {bad};" in line for line in section(tmp_path))
-    assert any("How many samples every client holds" in line for line in section(tmp_path))
+    assert any("its weight in the mean" in line for line in section(tmp_path))
     run(tmp_path / "codes", mechanism=LayeredGaussian(1.0, 1.0))
     assert any(line.startswith("The length of messages") for line in section(tmp_path / "codes"))
-    assert not any("How many samples" in line for line in section(tmp_path / "codes"))
+    assert not any("its weight in the mean" in line for line in section(tmp_path / "codes"))
 
 
 def test_with_a_seed_checkpoints_hold_it_too(tmp_path):

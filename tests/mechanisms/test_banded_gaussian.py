@@ -202,7 +202,7 @@ class Early(RoundPlanner):
     def separation(self) -> int:
         return 99
 
-    def cohort(self, round: int) -> list[int]:
+    def cohort(self, round: int, attempt: int = 0) -> list[int]:
         return [round % 2, 2 + round % 2]
 
 
