@@ -265,9 +265,8 @@ class Setting:
         if not self.num_byzantine and not isinstance(claim.loss, NonPrivate):
             claim = replace(claim, assumptions=(*claim.assumptions, _HONEST))
         zeros = mechanism.fixed_cohort and adversary is not Adversary.SECAGG_SERVER
-        if (
-            self.fewest_survivors is not None and not zeros
-        ):  # what a Byzantine client releases has no more coins in it
+        # what a Byzantine client releases has no more coins in it
+        if self.fewest_survivors is not None and not zeros:
             return self._against_a_liar(claim, claims[wider], mechanism, self.fewest_survivors)
         if self.dropout_probability > 0.0:
             return self._after_dropouts(claim, claims[wider], mechanism)
