@@ -7,7 +7,7 @@ the planner, which trains nothing, and then tries its answer. It runs in about a
 
 # %%
 # ## The question
-# 479 clients hold three digits each and train a linear model of 650 parameters for 20 rounds. A client
+# 479 clients hold two or three digits each and train a linear model of 650 parameters for 20 rounds. A client
 # may spend epsilon 8 over the run, towards a server that sees only sums and with which 2% of the
 # clients collude. `SecAgg(run="accounted")` counts masks instead of running them, which is enough to plan.
 import logging

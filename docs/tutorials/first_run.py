@@ -54,7 +54,7 @@ print(f"not federated: {train(rounds=10, lr=0.05)[-1]:.3f} of the validation dig
 
 # %%
 # ## One callback
-# 479 clients hold three digits each. Every Lightning epoch is one federated round: each client trains
+# 479 clients hold two or three digits each. Every Lightning epoch is one federated round: each client trains
 # from the global model, and its update is clipped, rotated, and sent as one coin a coordinate behind
 # masks, so that the server sees the sum of all clients and nothing else. `PrivacyTarget` finds the coin
 # for which a client's whole run costs epsilon 8 towards that server; 2% of the clients may collude with it.

@@ -840,17 +840,7 @@ class Federated(pl.Callback):
         return self.engine
 
     def _coming_stacks(self) -> list[Stack]:
-        """The stacks of the round to come, or of the open one.
-
-        Raises:
-            RuntimeError: If there is no round yet.
-        """
-        if self._simulation is None:
-            raise RuntimeError(
-                "the training loader was iterated before the first round: it deals out the batches of the "
-                "clients of a round, and what follows from all clients' data (class weights, means) would go "
-                "past the mechanism; take it from public data, or from the dataset where that is no concern"
-            )
+        """The stacks of the round to come, or of the open one."""
         engine, most = self._engine, self._clock.most_batches
         return self._schedule.stacks(engine.round, engine.attempt, self.clients_per_step_chosen, most)
 

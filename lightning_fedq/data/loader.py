@@ -211,7 +211,7 @@ class ClientBatches(Dataset[Any]):
 
 
 class ClientLoader:
-    """Yields the batches of one round after another. Each iteration is one round.
+    """Deals out the batches of one round after another, to the round loop alone.
 
     Args:
         loader: The user's own loader: dataset, collation and workers.
@@ -383,9 +383,20 @@ class ClientLoader:
         yield from batches
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the batches of the round to come."""
-        for _, batches in self.by_stack():
-            yield from batches
+        """Refuse the first batch: only the rounds draw batches, and every client its own (`by_stack`).
+
+        Lightning asks whether there is an iterator, so it is the iterator that refuses.
+
+        Raises:
+            RuntimeError: If a batch is asked for.
+        """
+        raise RuntimeError(
+            "the training loader was iterated by something else than a client's training: it deals out the "
+            "batches of a round's clients, and what follows from all clients' data (class weights, means) "
+            "would go past the mechanism; take it from public data, or from the dataset where that is no "
+            "concern"
+        )
+        yield
 
 
 class _Indices:

@@ -306,7 +306,7 @@ ROWS = [
         lambda: isolated("class", check=False),
     ),
     row(
-        "the training loader was iterated before the first round: it deals out the batches of the clients",
+        "the training loader was iterated by something else than a client's training: it deals out the",
         lambda: fit(module=Looks("loader")),
         lambda: fit(module=Looks("public")),
         lambda: fit(module=Looks("dataset")),

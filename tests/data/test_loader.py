@@ -42,6 +42,10 @@ def client_loader(
     return ClientLoader(loader, LocalWork.of(loader, held, 1, None, limit), lambda: stacks)
 
 
+def round_of(loader: ClientLoader) -> list[Any]:
+    return [batch for _, batches in loader.by_stack() for batch in batches]
+
+
 def labels(batch: Any) -> Any:
     return (batch["y"] if isinstance(batch, dict) else batch[1]).tolist()
 
@@ -52,7 +56,7 @@ def test_batches_client_by_client_and_stack_by_stack(dataset: Any) -> None:
     stacks = [Stack((2, 0), (2, 1), 7, ()), Stack((1,), (2, 1), 8, ())]
     loader = client_loader(DataLoader(dataset, batch_size=2), clients, stacks)
     assert len(loader) == 4
-    assert [labels(batch) for batch in loader] == [
+    assert [labels(batch) for batch in round_of(loader)] == [
         [[20, 21], [0, 1]],
         [[22], [2]],
         [10, 11],
@@ -65,8 +69,8 @@ def test_data_order_follows_the_clients_own_seed() -> None:
     loader = DataLoader(TENSORS, batch_size=3, shuffle=True)
     together = client_loader(loader, clients, [Stack((0, 1), (3, 3, 2, 3), 1, (5, 6))])
     alone = client_loader(loader, clients, [Stack((1,), (3, 3, 2, 3), 2, (6,))])
-    rows = [labels(batch)[1] for batch in together]
-    assert rows == [labels(batch) for batch in alone]
+    rows = [labels(batch)[1] for batch in round_of(together)]
+    assert rows == [labels(batch) for batch in round_of(alone)]
     one_pass = [*rows[0], *rows[1], *rows[2]]
     assert sorted(one_pass) == clients[1] != one_pass
     assert rows[3] != rows[0], "every pass has an order of its own"
@@ -78,9 +82,9 @@ def test_random_transforms_follow_the_round_and_not_what_was_before(workers: int
     clients = [[0, 1, 2, 3], [4, 5, 6, 7]]
     loader = client_loader(DataLoader(Listed(), batch_size=2, num_workers=workers), clients, stacks)
     torch.manual_seed(0)
-    first = [batch["x"] for batch in loader]
+    first = [batch["x"] for batch in round_of(loader)]
     torch.manual_seed(1)
-    again = [batch["x"] for batch in loader]
+    again = [batch["x"] for batch in round_of(loader)]
     assert torch.equal(torch.cat(first), torch.cat(again))
     assert not torch.equal(first[0], first[2])
 
@@ -108,7 +112,7 @@ def test_a_client_s_random_transforms_do_not_depend_on_who_is_in_its_stack(worke
     def batches(*stacks: Stack) -> list[Any]:
         random.seed(sum(stack.training_seed for stack in stacks))
         np.random.seed(len(stacks))  # noqa: NPY002
-        return list(client_loader(user, clients, list(stacks)))
+        return round_of(client_loader(user, clients, list(stacks)))
 
     first, second = batches(Stack((0, 1, 2), (2, 2), seeds[0], (), training_seed_of=seeds.__getitem__))
     alone = batches(*(Stack((c,), (2, 2), seeds[c], ()) for c in (2, 0, 1)))
@@ -126,41 +130,43 @@ def test_seeds_the_training_of_each_stack() -> None:
         DataLoader(TENSORS, batch_size=2), clients, [Stack((0,), (2,), 7, ()), Stack((1,), (2,), 8, ())]
     )
     second = client_loader(DataLoader(TENSORS, batch_size=2), clients, [Stack((1,), (2,), 8, ())])
-    masks = [torch.rand(3) for _ in both]
-    assert torch.equal(masks[1], next(torch.rand(3) for _ in second))
+    masks = [torch.rand(3) for _, batches in both.by_stack() for _ in batches]
+    assert torch.equal(masks[1], next(torch.rand(3) for _, batches in second.by_stack() for _ in batches))
 
 
 def test_an_idle_round_yields_nothing() -> None:
     loader = client_loader(DataLoader(TENSORS, batch_size=2), [[3, 4]], [Stack((), (1,), 0, ())])
-    assert list(loader) == []
+    assert list(round_of(loader)) == []
 
 
 def test_drop_last_drops_from_every_pass() -> None:
     loader = client_loader(
         DataLoader(TENSORS, batch_size=2, drop_last=True), [[0, 1, 2]], [Stack((0,), (2, 2), 0, ())]
     )
-    assert [labels(batch) for batch in loader] == [[0, 1], [0, 1]]
+    assert [labels(batch) for batch in round_of(loader)] == [[0, 1], [0, 1]]
 
 
 def test_a_limit_cuts_every_pass_and_keeps_its_order() -> None:
     clients = [list(range(8)), list(range(8, 16))]
     plain = DataLoader(TENSORS, batch_size=2)
     for stack in (Stack((0, 1), (2, 2) * 2, 0, ()), Stack((0,), (2, 2) * 2, 0, ())):
-        first, second, *again = [labels(batch) for batch in client_loader(plain, clients, [stack], limit=0.5)]
+        first, second, *again = [
+            labels(batch) for batch in round_of(client_loader(plain, clients, [stack], limit=0.5))
+        ]
         assert again == [first, second] and first != second
     shuffled = DataLoader(TENSORS, batch_size=2, shuffle=True)
     whole = Stack((0, 1), (2,) * 8, 0, (5, 6))
     limited = Stack((0, 1), (2,) * 4, 0, (5, 6))
-    passes = [labels(batch) for batch in client_loader(shuffled, clients, [whole])]
-    cut = [labels(batch) for batch in client_loader(shuffled, clients, [limited], limit=2)]
+    passes = [labels(batch) for batch in round_of(client_loader(shuffled, clients, [whole]))]
+    cut = [labels(batch) for batch in round_of(client_loader(shuffled, clients, [limited], limit=2))]
     assert cut == passes[:2] + passes[4:6]
 
 
 def test_a_limit_counts_in_every_clients_own_pass() -> None:
     clients = [list(range(8)), list(range(8, 12))]
     loader = client_loader(DataLoader(TENSORS, batch_size=2), clients, [Stack((0, 1), (2,) * 5, 0, ())], 0.5)
-    assert [labels(batch)[0] for batch in loader] == [[0, 1], [2, 3], [0, 1], [2, 3], [0, 1]]
-    assert [labels(batch)[1] for batch in loader] == [[8, 9]] * 5
+    assert [labels(batch)[0] for batch in round_of(loader)] == [[0, 1], [2, 3], [0, 1], [2, 3], [0, 1]]
+    assert [labels(batch)[1] for batch in round_of(loader)] == [[8, 9]] * 5
 
 
 def test_tensor_datasets_are_gathered_through_subsets_and_other_collations_are_kept() -> None:

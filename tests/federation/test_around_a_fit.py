@@ -200,11 +200,32 @@ def test_files_of_central_trainings_and_of_federated_ones_are_each_other_s(tmp_p
         assert other.current_epoch == 2
 
 
-def test_a_loader_that_is_iterated_before_the_first_round_is_refused_in_words() -> None:
-    class Weighted(Classifier):
-        def setup(self, stage: str) -> None:
-            self.counts = sum(len(batch[0]) for batch in self.trainer.datamodule.train_dataloader())
+HOME = ("setup", "on_fit_start", "on_train_start", "on_validation_epoch_end", "on_fit_end")
 
-    trainer = make_trainer(Federated(FedAvg(), 3))
-    with pytest.raises(RuntimeError, match="the training loader was iterated before the first round"):
-        trainer.fit(Weighted(), datamodule=Digits(60))
+
+@pytest.mark.parametrize(
+    ("whose", "hook"),
+    [(whose, hook) for whose in ("module", "callback") for hook in HOME]
+    + [("callback", "on_train_epoch_end")],
+)
+def test_nothing_but_a_client_s_training_draws_batches(whose: str, hook: str) -> None:
+    """Where the global model's hooks run, the loader holds all clients' data, and hands none of it out."""
+
+    class Weighted(Classifier if whose == "module" else pl.Callback):  # type: ignore[misc]
+        seen = 0
+
+    def look(self: Any, *args: Any, **kwargs: Any) -> None:
+        trainer = self.trainer if whose == "module" else args[0]
+        if not hasattr(trainer, "home"):
+            loader = trainer.train_dataloader
+            for batch in trainer.datamodule.train_dataloader() if loader is None else loader:
+                Weighted.seen += len(batch[0])
+
+    setattr(Weighted, hook, look)
+    friends = [Weighted()] if whose == "callback" else []
+    trainer = make_trainer(
+        Federated(FedAvg(), 3, clients_per_step=1), *friends, max_epochs=1, num_sanity_val_steps=0
+    )
+    with pytest.raises(RuntimeError, match="was iterated by something else than a client's training"):
+        trainer.fit(Weighted() if whose == "module" else Classifier(), datamodule=Digits(60))
+    assert Weighted.seen == 0

@@ -8,6 +8,7 @@ CASES = [
     (Linear(64), (1, 8, 8), 650),
     (Linear(), (1, 28, 28), 7850),
     (MLP(64), (1, 8, 8), 4810),
+    (MLP(64, hidden=(54,), activation="tanh"), (1, 8, 8), 4060),
     (MLP(64, hidden=(32, 16)), (1, 8, 8), 64 * 32 + 32 + 32 * 16 + 16 + 170),
     (CNN2(), (1, 28, 28), 20490),
     (CNN2(image_size=8), (1, 8, 8), 6090),
@@ -54,3 +55,13 @@ def test_too_small_images_are_refused() -> None:
 def test_sizes_must_be_positive(build) -> None:
     with pytest.raises(ValueError, match=r"must be >= 1, got 0"):
         build()
+
+
+def test_an_activation_is_named() -> None:
+    """Hidden layers get it, and another name is refused with the names that there are."""
+    assert [type(layer).__name__ for layer in MLP(64, hidden=(3, 2), activation="tanh")][2::2] == [
+        "Tanh",
+        "Tanh",
+    ]
+    with pytest.raises(ValueError, match="activation must be one of \\['relu', 'tanh'\\], got 'gelu'"):
+        MLP(64, activation="gelu")  # type: ignore[arg-type]
