@@ -283,8 +283,15 @@ class SampleGradientHooks(GradSampleHooks):  # type: ignore[misc]
         """Hand over one pass through a layer.
 
         Raises:
-            RuntimeError: If another pass had more rows: Opacus would add these to the first of them.
+            RuntimeError: If another pass had more rows: Opacus would add these to the first of them. Or if
+                the layer was in eval mode, in which Opacus records nothing.
         """
+        if not getattr(module, "activations", None):
+            raise RuntimeError(
+                f"a {type(module).__name__} with trained parameters was in eval mode in a training step, "
+                "where no sample's own gradient is recorded; freeze its parameters (requires_grad_(False)), "
+                "or leave it in train mode"
+            )
         activations, backprops = super().rearrange_grad_samples(module=module, **settings)
         rows, most = len(backprops), module.max_batch_len
         if rows != most and not isinstance(module, RNNLinear):  # packed sequences end one after the other

@@ -102,6 +102,22 @@ def sampled(module: Any, *more: Any, **settings: Any) -> None:
     guards.trainer(guards.dpsgd(), *more, epochs=1, **settings).fit(module)
 
 
+class Stills(Classifier):
+    """Its second layer does not train: in eval mode alone, frozen as well, or back in train mode."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how, self.head = how, torch.nn.Linear(10, 10)
+        self.head.requires_grad_(how != "frozen")
+
+    def on_train_epoch_start(self) -> None:
+        self.head.train(self.how == "train")
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        images, labels = batch
+        return torch.nn.functional.cross_entropy(self.head(self.backbone(images)), labels)
+
+
 class LogsIn(Classifier):
     """Logs the mean loss of training, in a hook of validation or in the step."""
 
@@ -270,6 +286,13 @@ ROWS = [
         "parameters have no gradient of this batch, and a step is charged for all of them; return a loss",
         lambda: fit(dpsgd(), module=Unused(False)),
         lambda: fit(dpsgd(), module=Unused(True)),
+        error=RuntimeError,
+    ),
+    row(
+        "a {} with trained parameters was in eval mode in a training step, where no sample's own gradient is",
+        lambda: fit(dpsgd(), module=Stills("eval")),
+        lambda: fit(dpsgd(), module=Stills("frozen")),
+        lambda: fit(dpsgd(), module=Stills("train")),
         error=RuntimeError,
     ),
     row(
