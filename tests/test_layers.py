@@ -91,8 +91,8 @@ ALLOWED: dict[str, set[str]] = {
         *("torchmetrics", *HOST),
     },
     "simulation": {
-        *("algorithms", "clients", "mechanism", "data", "federation", "functional", "keys", "rounds"),
-        *("reports", "torchmetrics", "numpy"),
+        *("algorithms", "byzantine", "clients", "mechanism", "data", "federation", "functional", "keys"),
+        *("rounds", "reports", "torchmetrics", "numpy"),
         *HOST,
     },
     "dpsgd": {

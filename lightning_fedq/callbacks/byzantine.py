@@ -86,15 +86,15 @@ class ByzantineClients(pl.Callback):
         engine = federated.engine
         if engine is None:
             raise ValueError("ByzantineClients must come after Federated in the Trainer's callbacks")
-        number = self.num_byzantine(federated.num_clients)
+        number = self.num_byzantine(federated.clients.num_clients)
         stream = PublicRandomness(SeededKeys(self.seed), 0).public("liars")
-        self.byzantine = frozenset(stream.choice(federated.num_clients, number))
+        self.byzantine = frozenset(stream.choice(federated.clients.num_clients, number))
         self._mechanism = federated.mechanism
         context = engine.context(engine.coming_plan())
         self._check_mechanism(context)
         self._lever = lever_of(self._mechanism, context)
         if isinstance(engine.aggregator, RobustAggregation):
-            share = len(self.byzantine) / federated.num_clients
+            share = len(self.byzantine) / federated.clients.num_clients
             engine.aggregator.warn_if_broken(engine.planner.cohort_size, share)
         engine.tampering = self
 

@@ -73,14 +73,18 @@ class Langevin(pl.Callback):
             )
         if planner.cohort_size != planner.num_clients or planner.dropout_probability:
             raise ValueError("a missing client bends the drift; let all clients answer in every round")
-        if federated.server_lr != 1.0 or federated.target != "updates" or federated.server_optimizer:
+        if (
+            federated.server.server_lr != 1.0
+            or federated.server.target != "updates"
+            or federated.server.server_optimizer
+        ):
             raise ValueError(
                 "a chain moves by the mean update itself; use target='updates', server_lr=1.0 and no "
                 "server_optimizer"
             )
-        if not federated.diagnostics:
+        if not federated.server.diagnostics:
             raise ValueError("a clipped update bends the drift, and only diagnostics=True shows it")
-        wanted = self.step_size * federated.num_clients
+        wanted = self.step_size * federated.clients.num_clients
         optimizer = trainer.optimizers[0]
         rates = {float(group["lr"]) for group in optimizer.param_groups}
         if not isinstance(optimizer, torch.optim.SGD) or any(abs(r / wanted - 1.0) > 1e-9 for r in rates):

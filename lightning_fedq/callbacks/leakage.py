@@ -88,9 +88,9 @@ class LeakageMonitor(pl.Callback):
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Find the federation, and start counting at its round."""
         federated = federated_of(trainer, "LeakageMonitor")
-        if federated.local:
+        if kept := list(federated.local.patterns):
             raise ValueError(
-                f"LeakageMonitor attacks gradients of the whole model, and local={list(federated.local)} "
+                f"LeakageMonitor attacks gradients of the whole model, and local={kept} "
                 "keeps some of it with the clients; leave one out"
             )
         self._seen_rounds, self._off = len(federated.records), False

@@ -127,7 +127,7 @@ class PrivacyBudget(pl.Callback):
             follow()
             federated.when_vector_changes(follow)
         else:
-            secagg = federated.secure_aggregation
+            secagg = federated.server.secure_aggregation
             settings = (
                 federated.engine,
                 trainer.max_epochs,
@@ -172,7 +172,7 @@ class PrivacyBudget(pl.Callback):
         Raises:
             ValueError: If budget and federation do not say the same.
         """
-        if self.cohorts == federated.cohorts:
+        if self.cohorts == federated.clients.cohorts:
             return self.cohorts == "secret"
         if self.cohorts == "secret":
             raise ValueError(
@@ -194,7 +194,7 @@ class PrivacyBudget(pl.Callback):
             engine.charged_context(engine.coming_plan()),
             1,
             engine.planner,
-            federated.secure_aggregation,
+            federated.server.secure_aggregation,
             plain_sum=engine.plain_sum,
             num_byzantine=0,
         )

@@ -100,7 +100,7 @@ class RunFolder(pl.Callback):
         """Refuse a delta that the report at the end could not use."""
         if stage != "fit":
             return
-        num_clients = federated_of(trainer, "RunFolder").num_clients
+        num_clients = federated_of(trainer, "RunFolder").clients.num_clients
         try:
             check_delta(self.delta, num_clients, "clients")
         except ValueError as error:
@@ -131,7 +131,7 @@ class RunFolder(pl.Callback):
         logged = {key.removeprefix("fed/"): float(value) for key, value in trainer.callback_metrics.items()}
         seconds = time.monotonic() - self._round_started
         charged = {"charged": float(federated.ledger.most_charged)}
-        if federated.cohorts == "secret":  # both would tell of who was drawn
+        if federated.clients.cohorts == "secret":  # both would tell of who was drawn
             charged, seconds = {}, math.nan
         self.rows.append({**logged, **record.metrics(), **charged, "seconds": seconds})
         if trainer.is_global_zero:
@@ -243,7 +243,7 @@ class RunFolder(pl.Callback):
         charged_by = [
             (int(row["round"]), int(row.get("charged", row["round"])))
             for row in self.rows
-            if "charged" in row or federated.cohorts == "secret"
+            if "charged" in row or federated.clients.cohorts == "secret"
         ]
         self.summary["view"] = view_of(federated, trainer, privacy, federated.privacy_target, charged_by)
         self.summary["noise_over_signal"] = noise

@@ -34,7 +34,7 @@ def settings_of(trainer: pl.Trainer, federated: Federated, asking: str) -> dict[
     engine, folder = engine_of(trainer, asking), folder_of(trainer)
     federation = {
         "mechanism": repr(engine.mechanism),
-        "num_clients": federated.num_clients,
+        "num_clients": federated.clients.num_clients,
         "clients_per_round": engine.planner.cohort_size,
         "target": engine.target,
         "server_lr": engine.server_lr,

@@ -54,10 +54,10 @@ def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
     planner, rounds = federated.planner, trainer.max_epochs
     if rounds is None or rounds < 1:
         raise ValueError(f"a run needs a number of rounds, got trainer.max_epochs={rounds}; give one")
-    dim, byzantine = num_coordinates(module, federated.buffers), num_byzantine_of(trainer, planner)
+    dim, byzantine = num_coordinates(module, federated.local.buffers), num_byzantine_of(trainer, planner)
     mechanism = federated.calibrated(dim, rounds, byzantine)
     context, asked = first_context(planner, mechanism, dim), federated.privacy_target
-    secagg, plain = federated.secure_aggregation, federated.plain_sum
+    secagg, plain = federated.server.secure_aggregation, federated.server.plain_sum
     most = planner.most_rounds(rounds) or rounds
 
     def setting(target: PrivacyTarget) -> Any:
@@ -73,7 +73,7 @@ def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
         claims[who] = claim
         if federated.seed is not None:
             claims[who] = "keys are reproducible (use seed=None)"
-        elif federated.cohorts == "secret":
+        elif federated.clients.cohorts == "secret":
             claims[who] = "cohorts are secret, whose runs are not added up yet (use cohorts='known')"
         elif isinstance(claim.loss, NonPrivate):
             claims[who] = claim.loss.reason

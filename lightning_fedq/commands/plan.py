@@ -119,7 +119,7 @@ def main(argv: Sequence[str]) -> int:
             from_config, federated, clip_norm = _sizes(options.config)
             if "clients" in sizes:  # by hand: how many of them are drawn is not said
                 from_config.pop("clients_per_round")
-            sizes, secagg = {**from_config, **sizes}, federated.secure_aggregation or SecAgg()
+            sizes, secagg = {**from_config, **sizes}, federated.server.secure_aggregation or SecAgg()
         if options.clients_per_round is not None:
             sizes["clients_per_round"] = options.clients_per_round
         if options.active:
@@ -152,7 +152,11 @@ def _plan(problem: Problem, federated: Federated | None) -> tuple[Option, ...]:
     allowed = candidates(problem.params)
     if federated is None:
         return plan(problem, allowed)
-    weighted, rule, refused = federated.weighting != "uniform", federated.aggregator, list[Option]()
+    weighted, rule, refused = (
+        federated.server.weighting != "uniform",
+        federated.server.aggregator,
+        list[Option](),
+    )
     for name, mechanism in list(allowed.items()):
         try:
             check_aggregation(mechanism, problem.cohort, weighted, rule, problem.behind_masks)
@@ -172,7 +176,7 @@ def _sizes(config: str) -> tuple[dict[str, Any], Federated, float]:
 
     cli = FedqCLI(["--config", str(find(config))], run=False)
     federated = federated_of(cli.trainer, "fedq plan")
-    params = num_coordinates(cli.model, federated.buffers, federated.local)
+    params = num_coordinates(cli.model, federated.local.buffers, federated.local.patterns)
     clip = parse_call(repr(federated.mechanism))[1].get("clip_norm", 1.0)
     planner = federated.planner
     drawn = None if planner.participation == "once" else planner.cohort_size
@@ -182,7 +186,7 @@ def _sizes(config: str) -> tuple[dict[str, Any], Federated, float]:
         "clients_per_round": drawn,
         "params": params,
         "dropout_probability": planner.dropout_probability,
-        "plain_sum": federated.plain_sum,
+        "plain_sum": federated.server.plain_sum,
         "num_byzantine": num_byzantine_of(cli.trainer, everybody),
         "in_turn": planner.participation == "cyclic",
     }

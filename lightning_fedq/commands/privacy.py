@@ -69,7 +69,11 @@ def report_of_config(
     limit = cli.trainer.max_epochs if rounds is None else rounds
     if limit is None or limit < 0:
         raise ValueError(f"{config} has no trainer.max_epochs; say how many --rounds")
-    dim = num_coordinates(cli.model, federated.buffers, federated.local) if params is None else params
+    dim = (
+        num_coordinates(cli.model, federated.local.buffers, federated.local.patterns)
+        if params is None
+        else params
+    )
     return _report(
         federated.calibrated(dim, limit, num_byzantine_of(cli.trainer, federated.planner)),
         federated.planner,
@@ -77,11 +81,11 @@ def report_of_config(
         limit,
         delta,
         secagg,
-        federated.secure_aggregation,
+        federated.server.secure_aggregation,
         secure_keys=federated.seed is None,
         num_byzantine=num_byzantine_of(cli.trainer, federated.planner),
-        equal_weights=federated.weighting == "uniform" and federated.aggregator is None,
-        secret_cohorts="" if federated.cohorts == "secret" else None,
+        equal_weights=federated.server.weighting == "uniform" and federated.server.aggregator is None,
+        secret_cohorts="" if federated.clients.cohorts == "secret" else None,
     )
 
 

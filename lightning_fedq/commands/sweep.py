@@ -163,7 +163,7 @@ def _cost(config: dict[str, Any], delta: float) -> RunCost | None:
     with configuration_file(config) as path:
         cli = FedqCLI(["--config", path], run=False)
     federated = next((c for c in callbacks_of(cli.trainer) if isinstance(c, Federated)), None)
-    if federated is None or delta >= 1.0 / federated.num_clients:
+    if federated is None or delta >= 1.0 / federated.clients.num_clients:
         return None
     return cost_of(federated, cli.trainer, cli.model, delta)
 

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from numbers import Integral, Real
-from typing import Any, Literal, get_args
+from collections.abc import Sequence
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_info
-from lightning_fedq.algorithms import LocalAlgorithm
-from lightning_fedq.byzantine.aggregation import RobustAggregation, Weighting
-from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.data.batches import LocalWork, pass_sizes
-from lightning_fedq.data.partition import Partition
 from lightning_fedq.federation.handed_loader import handed_loader
 from lightning_fedq.federation.undo import Undo
-from lightning_fedq.mechanism import Mechanism
-from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.ranges import RangeRule
 from lightning_fedq.rounds import RoundPlanner
-from lightning_fedq.secagg import SecAgg
 
 _NAMED = 10
 """Clients that an error names."""
@@ -40,105 +30,6 @@ _NO_DATA = (
     "use trainer.fit(model, datamodule=...) with a data module, such as "
     "datamodule=FederatedDataModule.from_loader(loader, val_loader), or data: {class_path: ...} in a YAML"
 )
-_KINDS: dict[str, tuple[type | tuple[type, ...], str]] = {
-    "mechanism": (Mechanism, "a mechanism, such as LDPQ(epsilon=1.0)"),
-    "num_clients": (Integral, "an integer"),
-    "clients_per_round": (Integral, "an integer, or None for everybody"),
-    "dropout_probability": (Real, "a number in [0, 1)"),
-    "partition": (Partition, "a partition, such as IID() or Dirichlet(0.5)"),
-    "algorithm": (LocalAlgorithm, "a local algorithm, such as FedProx(mu=0.01), or None"),
-    "local_epochs": (Integral, "an integer"),
-    "local_steps": (Integral, "an integer, or None for local_epochs"),
-    "clients_per_step": (Integral, "an integer or 'auto'"),
-    "ranges": (RangeRule, "a rule, such as FixedRange(0.1) or AdaptiveRange()"),
-    "server_lr": (Real, "a number in (0, 1]"),
-    "server_optimizer": (
-        Callable,
-        "a function of the parameters, such as partial(torch.optim.Adam, lr=0.01)",
-    ),  # type: ignore[dict-item]
-    "aggregator": (RobustAggregation, "a robust rule, such as RobustAggregation('median')"),
-    "secure_aggregation": (SecAgg, "SecAgg(), with its settings"),
-    "seed": (Integral, "an integer, or None for a private run"),
-    "ledger": (Ledger, "the ledger of another Federated: other.ledger"),
-    "evaluate_clients": (ClientEvaluation, "ClientEvaluation(held_out=0.2), or None"),
-    "check_isolation": (bool, "True or False, or None for where it matters"),
-    "privacy": (PrivacyTarget, "PrivacyTarget(epsilon=8.0, delta=1e-5, adversary='secagg_server')"),
-}
-"""What `Federated` takes, and how it is written."""
-_NEVER_NONE = {
-    *("mechanism", "num_clients", "dropout_probability", "partition"),
-    *("local_epochs", "clients_per_step", "server_lr"),
-}
-
-
-def check_kinds(**settings: object) -> None:
-    """Refuse settings of another kind, which would fail later and in words that don't help.
-
-    Args:
-        settings: By the names of `Federated`'s arguments. None where that is their default.
-
-    Raises:
-        TypeError: Naming the setting, what it is and what is wanted.
-    """
-    for name, value in settings.items():
-        kind, wanted = _KINDS[name]
-        if not isinstance(value, kind) and (value is not None or name in _NEVER_NONE):
-            got = f"the class {value.__name__} itself" if isinstance(value, type) else repr(value)
-            raise TypeError(f"{name} must be {wanted}; got {got}")
-
-
-def check_numbers(
-    local_epochs: int,
-    local_steps: int | None,
-    clients_per_step: int | Literal["auto"],
-    weighting: str,
-    target: str,
-) -> None:
-    """Refuse settings out of their range.
-
-    Raises:
-        ValueError: Naming the setting.
-    """
-    if local_epochs < 1:
-        raise ValueError(f"local_epochs must be >= 1, got {local_epochs}")
-    if local_steps is not None and local_steps < 1:
-        raise ValueError(f"local_steps must be >= 1 or None, got {local_steps}")
-    if clients_per_step != "auto" and clients_per_step < 1:
-        raise ValueError(f"clients_per_step must be >= 1 or 'auto', got {clients_per_step}")
-    if weighting not in get_args(Weighting):
-        known = " or ".join(map(repr, get_args(Weighting)))
-        raise ValueError(f"weighting must be {known}, got {weighting!r}")
-    if target not in ("updates", "weights"):
-        raise ValueError(f"target must be 'updates' or 'weights', got {target!r}")
-
-
-def check_algorithm(
-    algorithm: LocalAlgorithm | None, planner: RoundPlanner, plain_mean: bool, target: str
-) -> None:
-    """Refuse what does not go with a local algorithm whose clients remember.
-
-    Args:
-        algorithm: It.
-        planner: Planner of the federation's rounds.
-        plain_mean: Is the step of the server the mean update itself?
-        target: Vector that is quantised: "updates" or "weights".
-
-    Raises:
-        ValueError: With the cure.
-    """
-    if algorithm is None or not algorithm.remembers:
-        return
-    name = type(algorithm).__name__
-    if planner.participation == "once":
-        raise ValueError(
-            f"{name} corrects a client by its earlier rounds, and with participation='once' there is none; "
-            "use participation='random' or 'cyclic', or FedProx"
-        )
-    if not plain_mean or target != "updates":
-        raise ValueError(
-            f"the server of {name} works with the plain mean update; leave out server_lr, server_optimizer, "
-            "aggregator, weighting and target='weights', or use FedProx"
-        )
 
 
 def check_cohorts_last(planner: RoundPlanner, rounds: int) -> None:

@@ -119,8 +119,8 @@ class KeptTarget:
             first_context(planner, self.asked, dim),
             rounds,
             planner,
-            federated.secure_aggregation,
-            plain_sum=federated.plain_sum,
+            federated.server.secure_aggregation,
+            plain_sum=federated.server.plain_sum,
             num_byzantine=num_byzantine,
         )
         if self.target.against is Adversary.SECAGG_SERVER:
@@ -165,7 +165,7 @@ class KeptTarget:
                 "the keys come from a seed, so nothing is private; the privacy target is met by the same run "
                 "with secure keys (seed=None)"
             )
-        secagg = federated.secure_aggregation
+        secagg = federated.server.secure_aggregation
         if self.target.against is Adversary.SECAGG_SERVER and secagg and secagg.run == "accounted":
             rank_zero_warn(
                 "masking is accounted for only, so whoever runs this sees every message; the privacy target "
@@ -247,7 +247,7 @@ class KeptTarget:
             context,
             self.found.rounds,
             engine.planner,
-            federated.secure_aggregation,
+            federated.server.secure_aggregation,
             plain_sum=engine.plain_sum,
             num_byzantine=num_byzantine_of(trainer, federated.planner),
         )

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from lightning_fedq._lightning import pl
+from lightning_fedq.data.batches import BatchRule
 from lightning_fedq.federation.client_metrics import ClientMetricsChoice
+from lightning_fedq.federation.settings import Clients, Local, Server
+from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.rounds import Cohorts, RoundEngine, RoundPlanner, RoundRecord
-from lightning_fedq.secagg import SecAgg
+from lightning_fedq.rounds import RoundEngine, RoundPlanner, RoundRecord
+
+if TYPE_CHECKING:
+    from lightning_fedq.federation.privacy_target import KeptTarget
 
 
 class ClientLog(Protocol):
@@ -27,39 +33,53 @@ class ClientLog(Protocol):
 
 
 class Federation(Protocol):
-    """The callback `Federated`, without its hooks."""
+    """The callback `Federated`, without its hooks.
+
+    Attributes:
+        mechanism: The mechanism, as a privacy target has set it.
+    """
+
+    mechanism: Mechanism
+
+    @property
+    def clients(self) -> Clients:
+        """Settings of who takes part."""
+
+    @property
+    def local(self) -> Local:
+        """Settings of what a client does."""
+
+    @property
+    def server(self) -> Server:
+        """Settings of what the server does."""
 
     @property
     def planner(self) -> RoundPlanner:
         """Clients and cohorts."""
 
     @property
-    def secure_aggregation(self) -> SecAgg | None:
-        """Masks of the messages. None where the server sees each."""
+    def seed(self) -> int | None:
+        """Source of all keys. None takes secure ones."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """Charges of every client."""
+
+    @property
+    def owns_ledger(self) -> bool:
+        """Was the ledger made here, not handed on?"""
+
+    @property
+    def kept_target(self) -> KeptTarget | None:
+        """The privacy target through the fits."""
 
     @property
     def privacy_target(self) -> PrivacyTarget | None:
         """Epsilon that was asked for, and towards whom. None without a target."""
 
     @property
-    def cohorts(self) -> Cohorts:
-        """May anybody learn who took part?"""
-
-    @property
-    def seed(self) -> int | None:
-        """Source of all keys. None takes secure ones."""
-
-    @property
-    def weighting(self) -> str:
-        """Weights of the clients in the mean."""
-
-    @property
-    def plain_sum(self) -> bool:
-        """Does the server use the sum of the decoded updates, all weighted alike, and nothing else?"""
-
-    @property
-    def ledger(self) -> Ledger:
-        """Charges of every client."""
+    def batch_rule(self) -> BatchRule | None:
+        """Draws the clients' batches. None takes whole passes."""
 
     @property
     def engine(self) -> RoundEngine | None:
@@ -72,3 +92,23 @@ class Federation(Protocol):
     @property
     def client_log(self) -> ClientLog | None:
         """Metrics that clients log in training. None before the first fit."""
+
+    @property
+    def reads_streams(self) -> bool:
+        """Do clients read loaders of their own, or streams? From the start of a fit on."""
+
+    @property
+    def alike(self) -> bool:
+        """Has every client as many batches in a round? From the start of a fit on."""
+
+    def plan_by(self, seed: int) -> None:
+        """Draw cohorts and shares of the data by a seed."""
+
+    def meet_target(self, trainer: pl.Trainer, dim: int, saved: dict[str, Any] | None) -> None:
+        """Set the mechanism to the privacy target, if there is one, or to what a checkpoint says."""
+
+    def identity(self) -> dict[str, str]:
+        """Fingerprint that a checkpoint must agree with, in words."""
+
+    def vector_changed(self) -> None:
+        """Tell whoever asked for it that parameters have joined or left."""

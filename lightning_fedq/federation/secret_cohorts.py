@@ -10,27 +10,24 @@ from typing import Any, NoReturn
 
 from lightning_fedq._lightning import callbacks_of, pl
 from lightning_fedq.byzantine.counted import num_byzantine_of
+from lightning_fedq.federation.settings import Clients, Local, Server
 from lightning_fedq.federation.spending import report_of, why_round_repeated
 from lightning_fedq.federation.unprotected import lengths_tell
 from lightning_fedq.privacy.report import PrivacyReport
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import NO_GUARANTEE
-from lightning_fedq.rounds import Participation, RoundEngine
+from lightning_fedq.rounds import RoundEngine, RoundPlanner
 
 _ANY_DELTA = 1e-6
 
 
-def check_choice_of_cohorts(
-    cohorts: str, seed: int | None, participation: Participation, target: PrivacyTarget | None
-) -> bool:
+def check_choice_of_cohorts(clients: Clients, seed: int | None, target: PrivacyTarget | None) -> bool:
     """Return whether cohorts are secret.
 
     Raises:
-        ValueError: If it is another word, or target and federation do not say the same.
+        ValueError: If target and federation do not say the same, or something tells of the draw.
     """
-    if cohorts not in ("known", "secret"):
-        raise ValueError(f"cohorts must be 'known' or 'secret', got {cohorts!r}")
-    if cohorts == "known":
+    if clients.cohorts == "known":
         if target is not None and target.secret:
             raise ValueError(
                 "PrivacyTarget(cohorts='secret') counts on cohorts that stay secret, these are known; set "
@@ -39,10 +36,10 @@ def check_choice_of_cohorts(
         return False
     if seed is not None:
         _refuse("S1, a secret draw", f"whoever knows seed={seed} knows every cohort", "use seed=None")
-    if participation != "random":
+    if clients.participation != "random":
         _refuse(
             "S1, a fresh draw every round",
-            f"participation={participation!r} deals the clients out",
+            f"participation={clients.participation!r} deals the clients out",
             "use participation='random'",
         )
     if target is not None and not target.secret:
@@ -54,13 +51,13 @@ def check_choice_of_cohorts(
     return True
 
 
-def check_settings(federated: Any, has_ledger: bool) -> None:
+def check_settings(planner: RoundPlanner, local: Local, server: Server, has_ledger: bool) -> None:
     """Refuse settings under which the draw could be told, or does not amplify.
 
     Raises:
         ValueError: Naming the condition, with the cure.
     """
-    planner, algorithm = federated.planner, federated.algorithm
+    algorithm = local.algorithm
     if planner.cohort_size == planner.num_clients:
         _refuse(
             "S1, a draw",
@@ -73,50 +70,50 @@ def check_settings(federated: Any, has_ledger: bool) -> None:
             f"dropout_probability={planner.dropout_probability}",
             "use dropout_probability=0",
         )
-    if federated.weighting != "uniform":
-        _refuse("S4, equal weights", f"weighting={federated.weighting!r}", "use weighting='uniform'")
-    if federated.aggregator is not None:
-        _refuse("S4, a plain mean", f"aggregator={federated.aggregator!r}", "leave aggregator out")
+    if server.weighting != "uniform":
+        _refuse("S4, equal weights", f"weighting={server.weighting!r}", "use weighting='uniform'")
+    if server.aggregator is not None:
+        _refuse("S4, a plain mean", f"aggregator={server.aggregator!r}", "leave aggregator out")
     if algorithm is not None and algorithm.remembers:
         _refuse(
             "S5, clients without memory",
             f"clients of {type(algorithm).__name__} keep vectors from round to round",
             "use FedProx, or no algorithm",
         )
-    if federated.buffers == "local":
+    if local.buffers == "local":
         _refuse(
             "S5, clients without memory",
             "buffers='local' stay with every client",
             "use buffers='share' or 'frozen'",
         )
-    if federated.local:
+    if local.patterns:
         _refuse(
             "S5, clients without memory",
-            f"local={federated.local!r} stay with every client",
+            f"local={local.patterns!r} stay with every client",
             "leave local out",
         )
-    if federated.evaluate_clients is not None:
+    if local.evaluate_clients is not None:
         _refuse(
             "S8, nothing else that depends on the draw",
             "evaluate_clients writes what clients measure",
             "leave evaluate_clients out",
         )
-    if federated.check_isolation is False:
+    if local.check_isolation is False:
         _refuse(
             "S5, clients without memory",
             "check_isolation=False does not look for any",
             "leave check_isolation out",
         )
-    if federated.diagnostics:
+    if server.diagnostics:
         _refuse(
             "S8, nothing else that depends on the draw",
             "diagnostics compare with the exact mean of the cohort",
             "use diagnostics=False",
         )
-    if federated.client_metrics not in (None, "none"):
+    if local.client_metrics not in (None, "none"):
         _refuse(
             "S8, nothing else that depends on the draw",
-            f"client_metrics={federated.client_metrics!r} writes what the drawn clients log",
+            f"client_metrics={local.client_metrics!r} writes what the drawn clients log",
             "use client_metrics='none'",
         )
     if has_ledger:

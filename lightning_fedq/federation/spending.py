@@ -36,7 +36,7 @@ def report_of(federated: Federation, trainer: pl.Trainer, delta: float) -> Priva
         trainer: Its Trainer.
         delta: In (0, 1 / num_clients).
     """
-    engine, secagg = federated.engine, federated.secure_aggregation
+    engine, secagg = federated.engine, federated.server.secure_aggregation
     assert engine is not None
     planner = engine.planner
     secret = planner.cohort_key is not None
@@ -96,7 +96,7 @@ def view_of(
     """
     if target is not None and target.delta not in (None, report.delta):
         report = report_of(federated, trainer, target.delta)  # what was asked for is judged at its own delta
-    secagg = federated.secure_aggregation
+    secagg = federated.server.secure_aggregation
     masked = secagg is not None and secagg.run != "accounted"
     seen = [row for row in report.rows if masked or row.adversary != Adversary.SECAGG_SERVER.name]
     row = min(seen, key=_epsilon) if target is None else report.row(target.against)
@@ -143,7 +143,7 @@ def _by_round(
 
 def _after(federated: Federation, trainer: pl.Trainer, row: Row, most: int) -> float:
     """Epsilon towards a row's adversary where no client was charged for more than so many rounds."""
-    engine, secagg = federated.engine, federated.secure_aggregation
+    engine, secagg = federated.engine, federated.server.secure_aggregation
     assert engine is not None
     planner = engine.planner
     secret = planner.cohort_key is not None

@@ -113,7 +113,7 @@ def _of_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:
 
 def masks_ran(federated: Federation) -> bool:
     """Whether the server was handed sums only."""
-    return (secagg := federated.secure_aggregation) is not None and secagg.run != "accounted"
+    return (secagg := federated.server.secure_aggregation) is not None and secagg.run != "accounted"
 
 
 def _summed(rows: list[Row]) -> str:

@@ -100,9 +100,9 @@ def _lines(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -
             "optimisation may leave steps out by what it sees in a client's data, and so may what schedules "
             "and rates that it moves by hand are left at: where the client with the most steps left them."
         )
-    if federated.weighting == "samples":
+    if federated.server.weighting == "samples":
         yield "How many samples every client holds: its weight in the mean, which the server knows."
-    if federated.cohorts == "known":
+    if federated.clients.cohorts == "known":
         yield (
             "How long every round took, which depends on how much data clients hold: `seconds`, in "
             "metrics.csv."

@@ -139,7 +139,7 @@ class RemoteClient(ABC):
 
     def _wanted(self, kind: str) -> dict[str, type]:
         """Kinds of the fields that a message must have, by name."""
-        keyed, secagg = self._federated.seed is None, self._federated.secure_aggregation
+        keyed, secagg = self._federated.seed is None, self._federated.server.secure_aggregation
         if kind == "register":
             return {"federation": bytes, "server": bytes, "nonce": bytes} if keyed else {}
         if kind not in ("contribute", "train"):
@@ -171,7 +171,7 @@ class RemoteClient(ABC):
                 f"this client and the server differ: {found}; run the same code and settings on both"
             )
         answer: Fields = {"partition": self._partition}
-        if self._federated.weighting == "samples":
+        if self._federated.server.weighting == "samples":
             answer["samples"] = self._counted()
         if self._federated.seed is None:
             secrets, federation = self._own_secrets(fields), fields["federation"]
@@ -261,7 +261,7 @@ class RemoteClient(ABC):
 
     def _round_client(self, fields: Fields, keys: Keys) -> RoundClient:
         log = self._log(f"client {fields['client']} of {keys.public().hex()}")
-        target = self._federated.target
+        target = self._federated.server.target
         return RoundClient(fields["client"], self.mechanism(), keys, log, target, self._budget)
 
     def _log(self, owner: str) -> StreamLog:
@@ -306,7 +306,7 @@ class RemoteClient(ABC):
         except BudgetSpentError as error:  # how much is left is nobody else's business
             rank_zero_warn(f"round {task.round + 1}, BudgetSpentError: {error}")
             raise RefusedError("declined") from error
-        if federated.secure_aggregation is None:
+        if federated.server.secure_aggregation is None:
             return {"answer": client.pack(task, message)}
         digest = model_digest(weights)
         machine = self._machine(fields, keys, task, digest)
@@ -365,7 +365,7 @@ class RemoteClient(ABC):
     # ---- secure aggregation: three more exchanges, or four ------------------------------------------------
 
     def _machine(self, fields: Fields, keys: Keys, task: RoundTask, digest: bytes) -> Client:
-        secagg, context = self._federated.secure_aggregation, task.context()
+        secagg, context = self._federated.server.secure_aggregation, task.context()
         assert isinstance(secagg, SecAgg)
         public = PublicRandomness(keys, task.round, task.attempt)
         layout, session = secagg.layout(self.mechanism(), context, public), session_of(keys.public(), task)
@@ -470,7 +470,7 @@ class DeployedClient(RemoteClient):
 
     def mechanism(self) -> Mechanism:
         """See `RemoteClient.mechanism`. It is set to the privacy target, where there is one."""
-        if self._federated._target is None:
+        if self._federated.kept_target is None:
             return self._federated.mechanism
         return deployed_mechanism(self._federated, self._module(), self._trainer.get("max_epochs"))
 

@@ -102,8 +102,8 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
         self._strategy, self._federated, self._home = strategy, federated, Path(home)
         self._wait, self._timeout, self._directory = wait, round_timeout, directory
         self.ledger = federated.ledger
-        if self.ledger is federated._own_ledger:  # the journal is told to one ledger once
-            self.ledger = Ledger(federated.num_clients, repr(federated.mechanism))
+        if federated.owns_ledger:  # the journal is told to one ledger once
+            self.ledger = Ledger(federated.clients.num_clients, repr(federated.mechanism))
         self.records: list[RoundRecord] = []
         self._server: RoundServer | None = None
         self._cohort: Cohort | None = None
@@ -153,7 +153,7 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
         words, store = common_settings(federated), Store(self._home)
         self._roster = Roster(federated, self._exchange, store, words, self._directory)
         self._roster.gather(self._wait)
-        secagg, path = federated.secure_aggregation, self._home / "ledger.jsonl"
+        secagg, path = federated.server.secure_aggregation, self._home / "ledger.jsonl"
         used = Journal(path, self.ledger.mechanism, self.ledger.num_clients).unread()
         self.ledger.keep(
             Journal(path, self.ledger.mechanism, self.ledger.num_clients), federated.seed is not None
@@ -164,8 +164,8 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
             self._roster.keys(),
             flat.vector,
             flat.sizes,
-            federated.ranges,
-            target=federated.target,
+            federated.server.range_rule,
+            target=federated.server.target,
             secure_sums=None if secagg is None else remote_sums(secagg, self._directory),
             ledger=self.ledger,
         )
@@ -234,7 +234,11 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
         """
         if self._server is None:
             raise RuntimeError("no round has begun; ask after strategy.start")
-        secagg, server, planner = self._federated.secure_aggregation, self._server, self._server.planner
+        secagg, server, planner = (
+            self._federated.server.secure_aggregation,
+            self._server,
+            self._server.planner,
+        )
         return privacy_report(
             server.mechanism,
             server.charged_context(server.coming_plan()),

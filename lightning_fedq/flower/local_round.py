@@ -104,13 +104,13 @@ class LocalRound(pl.Callback):
 
     def _loader(self, trainer: Any) -> ClientLoader:
         if self._dealt is None:
-            local = self._federated
+            local, labels = self._federated.local, self._federated.clients.labels
             dealt = deal(
                 self._user_loader(),
                 _OwnData,
                 1,
                 torch.Generator(),
-                local.labels,
+                labels,
                 LocalPasses(local.local_epochs, local.local_steps, self._limit, not trainer.overfit_batches),
                 None,
             )
@@ -140,7 +140,7 @@ class LocalRound(pl.Callback):
         steps = self._task.round * -(-longest // every)
         count_from(trainer, steps, steps)
         self._clock = Clock(trainer, longest)
-        mode = self._federated.buffers
+        mode = self._federated.local.buffers
         trial = Trial(ClientFit(trainer), self._clock, lambda: loader, {})
         found = rehearse(trial, pl_module, self._stacks(), mode)
         optimizers = trainer.strategy
@@ -177,8 +177,8 @@ class LocalRound(pl.Callback):
             client = self._fit.copy(stack.training_seed)
             metrics.attach(client.trainer, stack.clients)
             vector.hold_statistics(client.module)
-            if self._federated.algorithm is not None:
-                term = self._federated.algorithm.begin(1, vector.num_parameters)
+            if self._federated.local.algorithm is not None:
+                term = self._federated.local.algorithm.begin(1, vector.num_parameters)
                 begun = unflatten(start[: vector.num_parameters], vector.shapes[: len(vector.names)])
                 own = Corrects(term, [0], partial(vector.parameters_of, client.module), begun)
                 client.trainer.callbacks.insert(0, own)

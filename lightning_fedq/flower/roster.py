@@ -74,7 +74,7 @@ class Roster:
             signed = store.get(_SIGNATURES) or {}
             self._signatures = {int(client): signature for client, signature in signed.items()}
             self.samples = {int(client): number for client, number in (store.get(_SAMPLES) or {}).items()}
-        self._resumed = store.get(_GATHERED) is not None or len(self._known) >= federated.num_clients
+        self._resumed = store.get(_GATHERED) is not None or len(self._known) >= federated.clients.num_clients
 
     @property
     def left_out(self) -> set[int]:
@@ -104,7 +104,7 @@ class Roster:
         Raises:
             RuntimeError: If some are missing after `wait` seconds, at a first start, or everybody is.
         """
-        wanted, end = self._federated.num_clients, time.monotonic() + wait
+        wanted, end = self._federated.clients.num_clients, time.monotonic() + wait
         while True:
             self._ask_new()
             self._take_in()
@@ -132,11 +132,11 @@ class Roster:
 
     def _nobody_agrees(self) -> bool:
         """Whether as many nodes as there are clients refuse and none has registered: settings differ."""
-        return not self.nodes and len(self._refusing) >= self._federated.num_clients
+        return not self.nodes and len(self._refusing) >= self._federated.clients.num_clients
 
     def _missing(self) -> str:
         """Who has not registered, and what an operator can do."""
-        missing = [c for c in range(self._federated.num_clients) if c not in self.nodes]
+        missing = [c for c in range(self._federated.clients.num_clients) if c not in self.nodes]
         quiet = sorted(self._asked.values())
         found = f"missing are clients {missing[:10]}" + (", ..." if missing[10:] else "")
         if self._refusing:
@@ -168,7 +168,9 @@ class Roster:
 
     def _somebody_is_gone(self) -> bool:
         online = set(self._exchange.online())
-        return any(self.nodes.get(client) not in online for client in range(self._federated.num_clients))
+        return any(
+            self.nodes.get(client) not in online for client in range(self._federated.clients.num_clients)
+        )
 
     def _ask_new(self) -> set[str]:
         """Ask nodes that were never asked, and return the numbers of the messages."""
@@ -191,7 +193,7 @@ class Roster:
                 rank_zero_warn(f"node {node} refuses: {self._refusing[node]}")
                 continue
             samples = number_in(answers[node], "samples")
-            if self._federated.weighting == "samples" and (samples is None or samples < 1):
+            if self._federated.server.weighting == "samples" and (samples is None or samples < 1):
                 self._strangers.add(node)
                 rank_zero_warn(f"node {node} does not say how many samples it holds, at least one")
                 continue
@@ -208,7 +210,7 @@ class Roster:
 
     def _number(self, node: int, answer: Fields) -> int | None:
         """Whose node this is: by its key, else by its own number, else the next that is free."""
-        total, partition = self._federated.num_clients, number_in(answer, "partition")
+        total, partition = self._federated.clients.num_clients, number_in(answer, "partition")
         if partition is None:
             return None
         if self._secrets is None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,8 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.vector import Rehearsed
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
 from lightning_fedq.data.loader import ClientLoader
+from lightning_fedq.data.partition import IID
+from lightning_fedq.federation.undo import Undo
 from lightning_fedq.flower.cohort import Cohort
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.local_round import check_schedules
@@ -37,11 +39,12 @@ from lightning_fedq.flower.settings import (
     check_deployable,
     check_identities,
     fingerprint,
-    of_real_clients,
 )
 from lightning_fedq.flower.store import Store
 from lightning_fedq.privacy.journal import sync_folder
 from lightning_fedq.rounds import RoundRecord, RoundServer
+from lightning_fedq.simulation.clock import Clock
+from lightning_fedq.simulation.population import Holdings, Population, Stacks
 from lightning_fedq.simulation.schedule import Schedule
 
 
@@ -79,6 +82,86 @@ class _NoData(pl.LightningDataModule):
         return DataLoader(TensorDataset(torch.zeros(1, 1)))
 
 
+class RemoteClients(Population):
+    """Clients on other machines, of which the server knows how many samples they say that they hold.
+
+    Args:
+        federation: The federation.
+        trainer: The server's Trainer, in the setup of its fit.
+        module: The global model.
+        exchange: Exchange of messages with the nodes.
+        roster: Roster of clients and their nodes.
+        undo: Gives the user's objects their own back.
+
+    Raises:
+        ValueError: If a callback works on clients that are simulated.
+    """
+
+    def __init__(
+        self,
+        federation: Federated,
+        trainer: Any,
+        module: pl.LightningModule,
+        exchange: Exchange,
+        roster: Roster,
+        undo: Undo,
+    ) -> None:
+        super().__init__(federation)
+        for callback in trainer.callbacks:
+            if isinstance(callback, SIMULATED):
+                raise ValueError(
+                    f"{type(callback).__name__} works on clients that are simulated here, and the server "
+                    "has none; leave it out"
+                )
+        self._exchange, self._roster = exchange, roster
+        undo.replace(trainer.datamodule or module, "train_dataloader", lambda: self.loader())
+
+    def check_start(self, trainer: pl.Trainer) -> None:
+        """Refuse schedules that clients can't follow, before anybody is charged."""
+        check_schedules(trainer)
+
+    def rehearse(self, trainer: pl.Trainer, clock: Clock) -> tuple[Rehearsed, dict[str, None]]:
+        """Without data, what layers that are known to keep statistics change."""
+        frozen = self._federation.local.buffers == "frozen"
+        return (Rehearsed() if frozen else Rehearsed.by_layers(trainer.lightning_module)), {}
+
+    def server(
+        self, weights: Tensor, segments: Sequence[int], settings: dict[str, Any], all: Stacks
+    ) -> RemoteRoundServer:
+        """A server that asks the clients over the network, see `Population.server`."""
+        federation = self._federation
+        secagg = federation.server.secure_aggregation
+        server = RemoteRoundServer(
+            federation.mechanism,
+            federation.planner,
+            self._roster.keys(),
+            weights,
+            segments,
+            federation.server.range_rule,
+            secure_sums=None if secagg is None else remote_sums(secagg, self._roster.directory),
+            **settings,
+        )
+        server.collect = lambda: self._collect(server)
+        return server
+
+    def _deal(self) -> Holdings:
+        one = torch.zeros(1, dtype=torch.int64)  # only how many is known here, and a client may say anything
+        held = [one.expand(n) for _, n in sorted(self._roster.samples.items())]
+        work = LocalWork((one,), 1, False, False, 1, None)
+        schedule = _IdleRounds(self._federation.planner, self._federation.mechanism, work, None, 0)
+        idle = DataLoader(TensorDataset(torch.zeros(1, 1)))
+        loader = ClientLoader(idle, work, lambda: self.coming(), lambda: 1)
+        return Holdings(held, schedule, loader, False, [])
+
+    def _collect(self, server: RemoteRoundServer) -> None:
+        """Ask the cohort, and give the server what comes back. Whoever is silent has dropped out."""
+        weights = server.weights.detach().cpu().contiguous()
+        model = {"weights": weights.numpy().tobytes(), "dtype": str(weights.dtype).partition(".")[2]}
+        cohort = Cohort(server, self._exchange, self._roster)
+        contents = {client: {**model, **fields} for client, fields in cohort.questions().items()}
+        cohort.conclude(cohort.ask("train", contents))
+
+
 class FederatedServer(Federated):
     """The federation of real clients, in a Trainer that trains nobody.
 
@@ -89,32 +172,27 @@ class FederatedServer(Federated):
     """
 
     def __init__(self, federated: Federated, exchange: Exchange, roster: Roster) -> None:
-        super().__init__(
+        self._settle(
             federated.mechanism,
-            federated.num_clients,
-            clients_per_round=federated.planner.clients_per_round,
-            participation=federated.planner.participation,
-            local_epochs=federated.local_epochs,
-            local_steps=federated.local_steps,
-            clients_per_step=1,
-            target=federated.target,
-            ranges=federated.ranges,
-            server_lr=federated.server_lr,
-            server_optimizer=federated.server_optimizer,
-            weighting=federated.weighting,
-            aggregator=federated.aggregator,
-            secure_aggregation=federated.secure_aggregation,
-            buffers=federated.buffers,
-            local=federated.local,
-            seed=federated.seed,
-            diagnostics=False,
-            ledger=None if federated.ledger is federated._own_ledger else federated.ledger,
-            client_metrics="none",
-            check_isolation=False,
-            privacy=None if federated._target is None else federated._target.target,
+            replace(federated.clients, dropout_probability=0.0, partition=IID(), labels=None),
+            replace(
+                federated.local,
+                algorithm=None,
+                clients_per_step=1,
+                client_metrics="none",
+                check_isolation=False,
+                evaluate_clients=None,
+            ),
+            replace(federated.server, diagnostics=False),
+            federated.seed,
+            None if federated.owns_ledger else federated.ledger,
+            federated.privacy_target,
         )
-        self.planner = of_real_clients(self).planner
+        self.planner = replace(self.planner, real_clients=True)
         self._exchange, self._roster = exchange, roster
+
+    def _populate(self, trainer: pl.Trainer, module: pl.LightningModule) -> RemoteClients:
+        return RemoteClients(self, trainer, module, self._exchange, self._roster, self._undo)
 
     def use_batches(self, rule: BatchRule) -> None:
         """Refuse: batches are drawn where the data are.
@@ -124,61 +202,6 @@ class FederatedServer(Federated):
         """
         name = type(rule).__name__
         raise ValueError(f"{name} draws the batches of clients, and the server has none; leave it out")
-
-    def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Refuse what belongs to clients or to simulations, see `Federated.setup`."""
-        if stage == "fit":
-            for callback in trainer.callbacks:  # type: ignore[attr-defined]
-                if isinstance(callback, SIMULATED):
-                    raise ValueError(
-                        f"{type(callback).__name__} works on clients that are simulated here, and the server "
-                        "has none; leave it out"
-                    )
-        super().setup(trainer, pl_module, stage)
-
-    def on_fit_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Refuse schedules that clients can't follow, before anybody is charged. See `Federated`."""
-        check_schedules(trainer)
-        super().on_fit_start(trainer, pl_module)
-
-    def _deal_out(self, trainer: Any) -> None:
-        if self._loaded is not None and self.seed is None:
-            self.planner = type(self.planner)(**{**vars(self.planner), "seed": self._loaded["plan_seed"]})
-        loader = DataLoader(TensorDataset(torch.zeros(1, 1)))
-        one = torch.zeros(1, dtype=torch.int64)  # only how many is known here, and a client may say anything
-        self.client_indices = [one.expand(n) for _, n in sorted(self._roster.samples.items())]
-        work = LocalWork((torch.zeros(1, dtype=torch.int64),), 1, False, False, 1, None)
-        self._own_loaders, self._renew = False, lambda again: again
-        self._schedule = _IdleRounds(self.planner, self.mechanism, work, None, 0)
-        self._dealt = ClientLoader(loader, work, self._coming_stacks, lambda: 1)
-
-    def _rehearse(self, trainer: pl.Trainer) -> tuple[Rehearsed, dict[str, None]]:
-        """Without data, what layers that are known to keep statistics change."""
-        module = trainer.lightning_module
-        return (Rehearsed() if self.buffers == "frozen" else Rehearsed.by_layers(module)), {}
-
-    def _new_engine(self, weights: Tensor, segments: Sequence[int]) -> Any:
-        secagg = self.secure_aggregation
-        server = RemoteRoundServer(
-            self.mechanism,
-            self.planner,
-            self._roster.keys(),
-            weights,
-            segments,
-            self.ranges,
-            secure_sums=None if secagg is None else remote_sums(secagg, self._roster.directory),
-            **self._server_settings(segments),
-        )
-        server.collect = lambda: self._collect(server)
-        return server
-
-    def _collect(self, server: RemoteRoundServer) -> None:
-        """Ask the cohort, and give the server what comes back. Whoever is silent has dropped out."""
-        weights = server.weights.detach().cpu().contiguous()
-        model = {"weights": weights.numpy().tobytes(), "dtype": str(weights.dtype).partition(".")[2]}
-        cohort = Cohort(server, self._exchange, self._roster)
-        contents = {client: {**model, **fields} for client, fields in cohort.questions().items()}
-        cohort.conclude(cohort.ask("train", contents))
 
 
 @dataclass(frozen=True)

@@ -64,14 +64,14 @@ def deployed_mechanism(federated: Federated, module: pl.LightningModule, rounds:
     Raises:
         ValueError: If a target over the run has no number of rounds, or can't be met.
     """
-    if (kept := federated._target) is None:
+    if (kept := federated.kept_target) is None:
         return federated.mechanism
     if kept.target.over == "run" and (rounds is None or rounds < 1):
         raise ValueError(
             "a privacy target over the run hangs on the number of rounds, which both sides must know: give "
             f'client_app and server_app trainer={{"max_epochs": ...}}, got {rounds}'
         )
-    dim = num_coordinates(module, federated.buffers, federated.local)
+    dim = num_coordinates(module, federated.local.buffers, federated.local.patterns)
     return of_real_clients(federated).calibrated(dim, rounds or 1, 0)
 
 
@@ -88,16 +88,16 @@ def common_settings(federated: Federated) -> dict[str, str]:
         "lightning_fedq": __version__,
         "protocol": PROTOCOL,
         "mechanism": repr(federated.mechanism),
-        "num_clients": str(federated.num_clients),
+        "num_clients": str(federated.clients.num_clients),
         "clients_per_round": str(federated.planner.cohort_size),
-        "local_epochs": str(federated.local_epochs),
-        "local_steps": str(federated.local_steps),
-        "algorithm": repr(federated.algorithm),
-        "target": federated.target,
-        "buffers": federated.buffers,
-        "local": repr(federated.local),
-        "weighting": federated.weighting,
-        "secure_aggregation": repr(federated.secure_aggregation),
+        "local_epochs": str(federated.local.local_epochs),
+        "local_steps": str(federated.local.local_steps),
+        "algorithm": repr(federated.local.algorithm),
+        "target": federated.server.target,
+        "buffers": federated.local.buffers,
+        "local": repr(federated.local.patterns),
+        "weighting": federated.server.weighting,
+        "secure_aggregation": repr(federated.server.secure_aggregation),
         "seed": str(federated.seed),
     }
 
@@ -117,22 +117,27 @@ def check_deployable(federated: Federated) -> None:
     Raises:
         ValueError: With the cure.
     """
-    secagg = federated.secure_aggregation
+    secagg, local = federated.server.secure_aggregation, federated.local
+    if federated.clients.cohorts == "secret":
+        raise ValueError(
+            "cohorts='secret' are for simulations: a network shows which clients are asked, so anybody who "
+            "watches it knows the cohorts; leave cohorts out, and claims count on nothing that is hidden"
+        )
     if federated.planner.dropout_probability:
         raise ValueError("real clients drop out by themselves; leave dropout_probability out")
-    if federated.algorithm is not None and federated.algorithm.remembers:
+    if local.algorithm is not None and local.algorithm.remembers:
         raise ValueError(
-            f"{type(federated.algorithm).__name__} is for simulations: its server's vector and its clients' "
+            f"{type(local.algorithm).__name__} is for simulations: its server's vector and its clients' "
             "are not carried over a network; use FedProx, which keeps none"
         )
-    if federated.evaluate_clients is not None:
+    if local.evaluate_clients is not None:
         raise ValueError(
             "evaluate_clients is for simulations: over a network a client answers with its update only, and "
             "measures its model by itself; leave it out"
         )
-    if federated.local:
+    if local.patterns:
         raise ValueError(
-            f"local={list(federated.local)} is for simulations: a real client keeps nothing of a training "
+            f"local={list(local.patterns)} is for simulations: a real client keeps nothing of a training "
             "between two rounds; freeze these parameters, or share them"
         )
     if secagg is not None and secagg.run != "masked":
@@ -152,7 +157,7 @@ def check_identities(federated: Federated, given: bool, where: str) -> None:
     Raises:
         ValueError: With the cure.
     """
-    secagg = federated.secure_aggregation
+    secagg = federated.server.secure_aggregation
     if secagg is not None and secagg.active and not given:
         raise ValueError(
             "SecAgg(active=True) has clients sign their keys and the list of survivors, because the server "
@@ -178,7 +183,7 @@ def own_budget(federated: Federated, target: PrivacyTarget | None, signed: bool)
         raise ValueError(
             "keys from a seed hide nothing, so there is no budget to keep to; leave out seed=, or budget="
         )
-    secagg, size = federated.secure_aggregation, federated.planner.cohort_size
+    secagg, size = federated.server.secure_aggregation, federated.planner.cohort_size
     paired = max(federated.mechanism.group_sizes(size)) > 1
     if target.against is Adversary.SERVER and paired and not signed:
         raise ValueError(
@@ -188,7 +193,7 @@ def own_budget(federated: Federated, target: PrivacyTarget | None, signed: bool)
         )
     fewest = None if secagg is None else secagg.fewest_survivors(size)
     corrupt = 0.0 if secagg is None else secagg.max_corrupt or 0.0
-    return ClientBudget(target, federated.num_clients, fewest, corrupt)
+    return ClientBudget(target, federated.clients.num_clients, fewest, corrupt)
 
 
 def check_client_callbacks(callbacks: Sequence[object]) -> None:
@@ -214,18 +219,30 @@ def check_trained_elsewhere(federated: Federated) -> None:
         ValueError: With the cure; as `check_deployable`, too.
     """
     check_deployable(federated)
-    if federated._target is not None:
+    if federated.kept_target is not None:
         raise ValueError(
             "a privacy target is met by a setting that follows from the module and the number of rounds, "
             "which a mod does not know; `fedq plan` prints the setting to paste, or use client_app and "
             "server_app"
         )
-    of_training: dict[str, Any] = {"algorithm": None, "local_epochs": 1, "local_steps": None}
-    of_training |= {"buffers": "share", "local": (), "client_metrics": None}
-    of_strategy = {"server_lr": 1.0, "server_optimizer": None, "weighting": "uniform", "aggregator": None}
+    local, server = federated.local, federated.server
+    of_training: dict[str, tuple[Any, Any]] = {
+        "algorithm": (local.algorithm, None),
+        "local_epochs": (local.local_epochs, 1),
+        "local_steps": (local.local_steps, None),
+        "buffers": (local.buffers, "share"),
+        "local": (local.patterns, ()),
+        "client_metrics": (local.client_metrics, None),
+    }
+    of_strategy: dict[str, tuple[Any, Any]] = {
+        "server_lr": (server.server_lr, 1.0),
+        "server_optimizer": (server.server_optimizer, None),
+        "weighting": (server.weighting, "uniform"),
+        "aggregator": (server.aggregator, None),
+    }
     for whose, settings in (("train function", of_training), ("strategy", of_strategy)):
-        for name, default in settings.items():
-            if (given := getattr(federated, name)) != default:
+        for name, (given, default) in settings.items():
+            if given != default:
                 raise ValueError(
                     f"{name}={given!r} is the business of your own {whose}; leave it out, or use client_app "
                     "and server_app, which carry it"

@@ -25,6 +25,7 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.data.batches import Stack
+from lightning_fedq.federation.settings import Local
 from lightning_fedq.mechanism import AbortedRoundError
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
 from lightning_fedq.simulation.clock import Taken
@@ -464,33 +465,17 @@ def _short(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:8]
 
 
-class Settings(Protocol):
-    """The settings of a federation that matter to ranks."""
-
-    @property
-    def buffers(self) -> str:
-        """Way with buffers that training changes."""
-
-    @property
-    def local(self) -> Sequence[str]:
-        """Patterns of the names that stay with clients."""
-
-    @property
-    def evaluate_clients(self) -> object | None:
-        """Measurement by client."""
-
-
-def check_for_ranks(settings: Settings, rule: object | None) -> None:
+def check_for_ranks(local: Local, rule: object | None) -> None:
     """Refuse what needs a client's memory in one place.
 
     Raises:
         ValueError: With the cure.
     """
-    if settings.buffers == "local":
+    if local.buffers == "local":
         why = "buffers='local' keeps every client's buffers where it trained, and clients change ranks"
-    elif settings.local:
-        why = f"local={list(settings.local)} keeps them where a client trained, and clients change ranks"
-    elif settings.evaluate_clients is not None:
+    elif local.patterns:
+        why = f"local={list(local.patterns)} keeps them where a client trained, and clients change ranks"
+    elif local.evaluate_clients is not None:
         why = "evaluate_clients measures all clients in one process"
     elif rule is not None:
         why = f"{type(rule).__name__} keeps every client's account in one process"

@@ -270,6 +270,10 @@ class Simulation:
             self.correction.abandon()
         self.vector.begin_round()
 
+    def free(self) -> None:
+        """Free the memory of stacks."""
+        self._memory = None
+
 
 def _skip_empty(client: Client, sizes: Sequence[int]) -> None:
     """Let a batch of nobody be a step in which nothing moves."""

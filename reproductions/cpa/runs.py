@@ -55,7 +55,7 @@ class KeptMomentum(pl.Callback):
         engine = self.federated.engine
         assert engine is not None
         if self.momentum:
-            self._kept = engine.weights.new_zeros(self.federated.num_clients, engine.weights.numel())
+            self._kept = engine.weights.new_zeros(self.federated.clients.num_clients, engine.weights.numel())
             engine.transform = self._with_momentum
 
     def _with_momentum(self, clients: Sequence[int], updates: Tensor) -> Tensor:

@@ -188,7 +188,7 @@ def train(
 
 def _update_bits(federated: Federated) -> float:
     """Bits of one client's update on the wire; behind masks of its masked form, else measured."""
-    engine, secagg = federated.engine, federated.secure_aggregation
+    engine, secagg = federated.engine, federated.server.secure_aggregation
     assert engine is not None
     if secagg is None:
         return sum(r.uplink_bits for r in federated.records) / sum(r.num_received for r in federated.records)

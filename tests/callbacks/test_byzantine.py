@@ -1,5 +1,6 @@
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ class _Trainer:
 def attacked_round(attack, mechanism=None, fraction=0.3, updates=None, stack=4, **kwargs):
     """One round of a bare engine with liars: the engine, the callback and the updates."""
     federated = Federated(mechanism or FedAvg(), CLIENTS, seed=0)
-    federated.engine = engine = RoundEngine(
+    engine = RoundEngine(
         federated.mechanism,
         RoundPlanner(CLIENTS, 0),
         SeededKeys(0),
@@ -60,6 +61,7 @@ def attacked_round(attack, mechanism=None, fraction=0.3, updates=None, stack=4, 
         (DIM,),
         FixedRange(1.0),
     )
+    federated._fit = SimpleNamespace(engine=engine)
     byzantine = ByzantineClients(fraction, attack, **kwargs)
     byzantine.on_fit_start(_Trainer(federated), None)
     if updates is None:

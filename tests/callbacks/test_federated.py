@@ -360,7 +360,7 @@ def test_partition_given_twice() -> None:
     data = FederatedDataModule(Digits(), partition=Dirichlet(1.0))
     with pytest.raises(ValueError, match="give it in one place"):
         run(federated(partition=Dirichlet(0.1)), data=data)
-    assert IID() == federated().partition
+    assert IID() == federated().clients.partition
 
 
 def test_label_figure() -> None:

@@ -56,7 +56,7 @@ def by_hand(fed: Federated, limit: int | float, rounds: int = 2, weights: Any = 
             nn.utils.vector_to_parameters(start.clone(), model.parameters())
             held = torch.tensor(parts()[client])
             order = torch.Generator().manual_seed(plan.stream_seed("data order", client))
-            for _ in range(fed.local_epochs):
+            for _ in range(fed.local.local_epochs):
                 shuffled = held[torch.randperm(len(held), generator=order)] if len(held) > 10 else held
                 for batch in shuffled.split(10)[: batches_of(len(held), limit)]:
                     loss = nn.functional.cross_entropy(model(inputs[batch]), labels[batch])

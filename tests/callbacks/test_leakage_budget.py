@@ -43,7 +43,7 @@ class Seen(pl.Callback):
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
         if batch_idx == 0 and self.federated.engine.round == len(self.noise):
             self.noise.append(self.federated.engine.mechanism.noise_std)
-            self.sizes += [stack.batch_sizes for stack in self.federated._coming_stacks()]
+            self.sizes += [stack.batch_sizes for stack in self.federated.fit.coming_stacks()]
         stack, number = self.federated.present_batch(batch_idx)
         self.empty = not stack.batch_sizes[number]
 

@@ -46,7 +46,7 @@ def among(*callbacks: Any, **settings: Any) -> Any:
         trainer.strategy.group = Alone()
         return trainer.strategy
 
-    with mock.patch("lightning_fedq.callbacks.federated.ranks_of", joined):
+    with mock.patch("lightning_fedq.simulation.population.ranks_of", joined):
         return one(*callbacks, **settings)
 
 

@@ -337,7 +337,7 @@ def findings(fed: Federated, trainer: Any, module: Any, folder: Path) -> dict[st
             for r in fed.records
         ],
         "validation": exact,
-        "steps": [trainer.global_step, trainer.current_epoch, fed._clock and fed._clock.now],
+        "steps": [trainer.global_step, trainer.current_epoch, fed.fit._clock.now],
         "optimizers": _plain([group for o in trainer.optimizers for group in o.state_dict()["param_groups"]]),
         "generator": _digest(torch.default_generator.get_state()),
         "rounded": {k: v for k, v in rest.items() if not k.startswith("leak/")},

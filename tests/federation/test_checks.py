@@ -13,12 +13,12 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.batches import LocalWork, pass_sizes
 from lightning_fedq.data.partition import Dirichlet
 from lightning_fedq.federation.checks import (
-    _KINDS,
     check_limit,
     check_optimizers,
     check_setup,
     least_fraction,
 )
+from lightning_fedq.federation.settings import _KINDS
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from tests.digits_run import Classifier, Digits, make_trainer
 

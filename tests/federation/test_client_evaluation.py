@@ -51,8 +51,7 @@ def fit(fed: Federated, module: Any = None, rounds: int = 3, data: Any = None, *
 
 
 def parts(fed: Federated) -> list[Tensor]:
-    assert fed._held_out is not None
-    return fed._held_out.parts
+    return fed.fit.population.holdings.held_out
 
 
 def scores(module: Any, part: Tensor) -> tuple[float, float]:

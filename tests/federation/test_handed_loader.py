@@ -57,8 +57,8 @@ def test_everything_is_given_back_after_an_error() -> None:
 
 def test_a_lightning_without_the_private_attribute_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """As before: a loader that can't be taken over would train centrally."""
-    import lightning_fedq.callbacks.federated as module
     import lightning_fedq.federation.checks as checks
+    import lightning_fedq.simulation.population as module
 
     monkeypatch.setattr(module, "handed_loader", lambda trainer: None)
     monkeypatch.setattr(checks, "handed_loader", lambda trainer: None)

@@ -143,7 +143,7 @@ def test_the_length_of_the_vector_and_its_bits(buffers: Any) -> None:
         module.backbone[2].requires_grad_(False)
     fed = federated(("backbone.3.*",), LDPQ(epsilon=1.0), buffers=buffers)
     dim = {"share": 552, "local": 536, "frozen": 520}[buffers]
-    assert num_coordinates(module, buffers, fed.local) == dim
+    assert num_coordinates(module, buffers, fed.local.patterns) == dim
     fit(fed, module, rounds=1)
     assert fed.engine is not None and fed.engine.weights.numel() == dim
     assert fed.records[0].uplink_bits == CLIENTS * dim, "one bit each"

@@ -306,7 +306,7 @@ def test_a_cohort_that_shrinks_in_memory_is_paid_for_fewer_rounds():
     """What an epsilon hangs on is read again at every fit: the ledger stops before it is overspent."""
     federated = federation(clients=20)
     trained(federated, rounds=4)
-    kept, engine = federated._target, federated.engine
+    kept, engine = federated.kept_target, federated.engine
     assert int(engine.ledger.limits.max()) == 4
     engine.planner = federated.planner = replace(federated.planner, clients_per_round=5)
     trainer = pl.Trainer(callbacks=[federated], logger=False, enable_checkpointing=False, accelerator="cpu")
@@ -326,7 +326,7 @@ def test_the_start_of_a_fit_says_what_the_plan_would(mechanism, clients, target,
     """The same R, whatever the norm that the mechanism clips to."""
     secagg = SecAgg(run="accounted") if target.against is Adversary.SECAGG_SERVER else None
     federated = Federated(mechanism, clients, seed=1, privacy=target, secure_aggregation=secagg)
-    kept = federated._target
+    kept = federated.kept_target
     with caplog.at_level("INFO"):
         kept.found = kept.calibrate(federated, 7850, 30, 0)
         said = _in_words(kept._noise_over_signal(federated, 7850, 30))

@@ -126,7 +126,7 @@ def test_a_sampler_that_leaves_clients_out() -> None:
 def test_a_sampler_with_half_of_the_samples_makes_passes_half_as_long() -> None:
     fed = federated()
     run(fed, batch_size=BATCH, sampler=list(range(0, NUM, 2)))
-    assert fed._schedule.longest == 2  # 15 of 30 in batches of 10
+    assert fed.fit.population.holdings.schedule.longest == 2  # 15 of 30 in batches of 10
 
 
 class Ready(Dataset[Any]):

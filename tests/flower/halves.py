@@ -110,18 +110,18 @@ class Halves:
             store, budget = Store(folder / f"client-{number}"), (budgets or {}).get(number)
             return Still(federated, store, number, own, budget)
 
-        self.client, self.line = client, Line(client, federated.num_clients)
+        self.client, self.line = client, Line(client, federated.clients.num_clients)
         self.roster = Roster(federated, self.line, Store(folder / "server"), {}, directory)  # type: ignore[arg-type]
         change(self)
         self.roster.gather(wait)
-        secagg = federated.secure_aggregation
+        secagg = federated.server.secure_aggregation
         self.server = RoundServer(
             federated.mechanism,
             federated.planner,
             self.roster.keys(),
             torch.zeros(DIM),
             [DIM],
-            federated.ranges,
+            federated.server.range_rule,
             secure_sums=None if secagg is None else remote_sums(secagg, directory),
         )
 

@@ -198,7 +198,7 @@ class Soak:
             self.roster.keys(),
             torch.zeros(DIM) if before is None else before.weights,
             [DIM],
-            self.settings.ranges,
+            self.settings.server.range_rule,
             secure_sums=None if self.secagg is None else remote_sums(self.secagg, None),
             ledger=ledger,
         )

@@ -100,7 +100,7 @@ def test_a_follower_travels_where_a_client_has_one_batch(kind: type[Training]) -
         warnings.simplefilter("ignore")
         trainer.fit(module, datamodule=kind.data())
     frozen = {name for name, p in module.named_parameters() if not p.requires_grad}
-    assert frozen <= set(federated._vector.travelling)
+    assert frozen <= set(federated.fit.vector.travelling)
 
 
 def test_there_are_forty() -> None:
