@@ -92,7 +92,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "simulation": {
         *("algorithms", "byzantine", "clients", "mechanism", "data", "federation", "functional", "keys"),
-        *("rounds", "reports", "torchmetrics", "numpy"),
+        *("privacy", "rounds", "reports", "torchmetrics", "numpy"),
         *HOST,
     },
     "dpsgd": {

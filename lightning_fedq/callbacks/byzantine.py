@@ -19,7 +19,7 @@ from torch import Tensor
 from lightning_fedq._lightning import pl
 from lightning_fedq.byzantine import attacks
 from lightning_fedq.byzantine.aggregation import RobustAggregation
-from lightning_fedq.callbacks.federated import federated_of
+from lightning_fedq.callbacks.of_trainer import federated_of
 from lightning_fedq.federation.client_metrics import log_figure
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys, Stream
 from lightning_fedq.mechanism import Mechanism, Message, RoundContext

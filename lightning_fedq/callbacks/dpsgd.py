@@ -251,7 +251,7 @@ class DPSGD(pl.Callback):
         if self._federated is None:
             held, fetch = torch.arange(self._batches.num_samples(0)), self._loader.dataset.__getitem__
         else:
-            held, fetch = torch.cat(self._federated.client_indices), self._federated.fetch
+            held, fetch = torch.cat(self._federated.client_indices), self._federated.fit.fetch
             home = trainer.home  # type: ignore[attr-defined]
             double = ClientFit(home).copy(0, alone=True)
             trainer, module = double.trainer, double.module
@@ -408,7 +408,7 @@ class DPSGD(pl.Callback):
             self._check_step(0, step)
             self._optimizer.batch_size, self._optimizer.batch_is_empty = size, size == 0
             return
-        stack, number = self._federated.present_batch(batch_idx)
+        stack, number = self._federated.fit.present_batch(batch_idx)
         if stack.clients:  # else nobody answers, and no step is taken
             (self._present,) = stack.clients
             self._check_step(self._present, self._first_step[self._present] + number)
@@ -458,8 +458,9 @@ class DPSGD(pl.Callback):
             return self._spent.state_dict()
         engine = federated.engine
         charges = engine.ledger.charges.tolist() if federated.seed is None else []
+        is_open = federated.fit.start_of_round is not None
         if None not in (self.seed, federated.seed):
-            return self._spent.state_dict(charges, at_start_of_round=federated.round_is_open)
+            return self._spent.state_dict(charges, at_start_of_round=is_open)
         survivors = () if engine.plan is None else engine.plan.survivors
         return self._spent.state_dict(charges, round_taken_by=survivors)
 

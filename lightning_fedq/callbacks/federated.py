@@ -10,9 +10,8 @@ What belongs to one fit is made when it starts (`simulation.fit`), on the client
 (`simulation.population`).
 
 A checkpoint written in mid-round says that the round has not begun: a resumed run starts it anew, with the
-same streams, and ends with the same weights. Without a seed the repetition has new keys and is charged again.
-Beside the checkpoints lies the ledger's journal (`federation.journal`), so that a process that is killed
-outright forgets nothing that it may have sent.
+same streams where there is a seed, else with new keys and another charge. Beside the checkpoints lies the
+ledger's journal (`federation.journal`), so that a process that is killed outright forgets no charge.
 """
 
 from __future__ import annotations
@@ -29,12 +28,13 @@ from lightning_fedq.algorithms import LocalAlgorithm
 from lightning_fedq.byzantine.aggregation import RobustAggregation, Weighting
 from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.clients.vector import BufferMode
-from lightning_fedq.data.batches import BatchRule, Stack
-from lightning_fedq.data.labels import Labels, are_at_hand, label_counts, label_figure, labels_of
+from lightning_fedq.data.batches import BatchRule
+from lightning_fedq.data.labels import Labels, label_figure
 from lightning_fedq.data.partition import IID, Partition
 from lightning_fedq.federation import settings
 from lightning_fedq.federation.averaging import check_averaging
 from lightning_fedq.federation.checks import (
+    check_batch_rule,
     check_loader_is_ours,
     check_optimizers,
     check_setup,
@@ -57,7 +57,7 @@ from lightning_fedq.secagg import SecAgg
 from lightning_fedq.simulation.client_evaluation import EvaluatedClients, where_it_went
 from lightning_fedq.simulation.fit import FederatedFit
 from lightning_fedq.simulation.metrics import ClientMetrics
-from lightning_fedq.simulation.population import Holdings, Population, SimulatedClients
+from lightning_fedq.simulation.population import Population, SimulatedClients
 from lightning_fedq.simulation.round_loop import install
 
 if TYPE_CHECKING:
@@ -130,15 +130,12 @@ class Federated(pl.Callback):
             `ClientEvaluation(held_out=0.2)`. The numbers go where client_metrics lets training metrics go.
 
     Attributes:
-        clients: Settings of who takes part: the arguments from num_clients to labels.
+        clients: Settings of the population: the arguments from num_clients to labels.
         local: Settings of what a client does; its `patterns` are the argument `local`.
         server: Settings of what the server does.
         mechanism: The mechanism, as the privacy target has set it.
-        planner: Draws the cohorts.
         ledger: Privacy ledger: rounds charged per client. It belongs to this object, outlives fits, failures
             and servers, and a second training adds to it.
-        owns_ledger: Was the ledger made here, not handed on?
-        kept_target: The privacy target through the fits; None without one.
 
     Raises:
         ValueError: If a setting is out of its range, or two do not go together.
@@ -325,21 +322,7 @@ class Federated(pl.Callback):
         Raises:
             ValueError: If another rule draws them already, or clients are to train side by side.
         """
-        name, local = type(rule).__name__, self.local
-        if self._rule is not None:
-            raise ValueError(
-                f"{type(self._rule).__name__} and {name} both choose the local batches; leave one out"
-            )
-        if local.clients_per_step not in ("auto", 1):
-            raise ValueError(
-                f"{name} draws batches of different sizes for every client, so clients can't train side by "
-                f"side, got clients_per_step={local.clients_per_step}; use clients_per_step=1 or 'auto'"
-            )
-        if local.patterns:
-            raise ValueError(
-                f"{name} works on all trained parameters, and local={list(local.patterns)} keeps some with "
-                "the clients; leave one out"
-            )
+        check_batch_rule(rule, self._rule, self.local)
         self._undo.replace(self, "_rule", rule)
 
     def when_vector_changes(self, call: Callable[[], None]) -> None:
@@ -410,17 +393,17 @@ class Federated(pl.Callback):
 
     @property
     def client_log(self) -> ClientMetrics | None:
-        """What clients have logged in training and where it went. None before the first fit."""
+        """Metrics that clients have logged in training, and where they went. None before the first fit."""
         return None if self._fit is None else self._fit.log
 
     @property
     def client_evaluations(self) -> list[EvaluatedClients]:
-        """What was measured on clients' held-out samples, of this process's rounds."""
+        """Measurements on clients' held-out samples, of this process's rounds."""
         return [] if self._fit is None else self._fit.evaluations
 
     @property
     def clients_per_step_chosen(self) -> int:
-        """How many clients train side by side, from `on_fit_start` on; else 0."""
+        """Number of clients that train side by side, from `on_fit_start` on. 0 before."""
         return 0 if self._fit is None else self._fit.clients_per_step
 
     @property
@@ -431,58 +414,14 @@ class Federated(pl.Callback):
     @property
     def client_indices(self) -> list[Tensor]:
         """The sample indices of each client. Empty until the data are dealt out."""
-        return [] if (held := self._holdings) is None else held.client_indices
-
-    @property
-    def held_out_sizes(self) -> list[int]:
-        """Samples that each client keeps out of its training. Empty if nobody does."""
-        return [] if (held := self._holdings) is None else [len(part) for part in held.held_out]
-
-    @property
-    def reads_streams(self) -> bool:
-        """Do clients read loaders of their own, or streams? From `on_fit_start` on."""
-        return self._holdings is not None and self._holdings.reads_streams
-
-    @property
-    def alike(self) -> bool:
-        """Has every client as many batches in a round? From `on_fit_start` on."""
-        return self._holdings is not None and self._holdings.schedule.alike
-
-    @property
-    def _holdings(self) -> Holdings | None:
         population = self._population
-        return population.holdings if population is not None and population.is_dealt else None
+        return [] if population is None or not population.is_dealt else population.holdings.client_indices
 
     @property
     def training_clients(self) -> tuple[int, ...]:
         """Who trains in the present batch, in the order of its rows. One client's batch has no such axis."""
         present = None if self._fit is None else self._fit.simulation.present
         return () if present is None else present.clients
-
-    def present_batch(self, batch_idx: int) -> tuple[Stack, int]:
-        """The stack that trains on a batch of this round, and which of its batches that is."""
-        present = self.fit.simulation.present
-        assert present is not None
-        return present, batch_idx
-
-    @property
-    def parameter_names(self) -> list[str]:
-        """Names of the trained parameters, in the order of the flat vector. From `on_fit_start` on."""
-        return self.fit.vector.names
-
-    @property
-    def num_buffers(self) -> int:
-        """Coordinates of the flat vector that are buffers, not parameters. From `on_fit_start` on."""
-        return self.fit.vector.num_buffers
-
-    @property
-    def round_is_open(self) -> bool:
-        """Would a checkpoint of now, with a seed, go back to the start of a round?"""
-        return self._fit is not None and self._fit.start_of_round is not None
-
-    def fetch(self, indices: Tensor) -> Any:
-        """Some samples as one batch, `(batch,)`, or as a stack's, `(clients, batch)`. Draws nothing."""
-        return self.fit.fetch(indices)
 
     def personal_state(self, client: int) -> dict[str, Tensor]:
         """Tensors that a client keeps for itself, by name. There is none if it has not trained.
@@ -493,10 +432,6 @@ class Federated(pl.Callback):
             client: Number of the client.
         """
         return {name: own.clone() for name, own in self.fit.vector.own.of(client).items()}
-
-    def replace_weights(self, weights: Tensor) -> None:
-        """Let server and module go on with other weights `(dim,)`. Between rounds."""
-        self.fit.replace_weights(weights)
 
     def lets_out(self, trainer: pl.Trainer) -> str:
         """See `unprotected.LetsOut`."""
@@ -562,52 +497,4 @@ class Federated(pl.Callback):
         Raises:
             ValueError: If the dataset has no integer labels.
         """
-        return label_figure(self._labels(), self.client_indices)
-
-    def label_counts(self) -> Tensor | None:
-        """Count the samples of each label that each client holds, `(clients, labels)`.
-
-        None where labels are not to be had without reading every sample, or there are none.
-        """
-        held = self._holdings
-        if held is None or not are_at_hand(held.loader.dataset, self.clients.labels):
-            return None
-        try:
-            return label_counts(self._labels(), self.client_indices)
-        except ValueError:
-            return None
-
-    def _labels(self) -> Tensor:
-        assert self._population is not None
-        return labels_of(self._population.loader().dataset, self.clients.labels)
-
-
-def federated_of(trainer: pl.Trainer, asking: str) -> Federated:
-    """Return the trainer's `Federated` callback.
-
-    Args:
-        trainer: The trainer.
-        asking: Name of the caller, for the message.
-
-    Raises:
-        ValueError: If there is none.
-    """
-    of_the_fit = getattr(trainer, "home", trainer)  # a client's own Trainer has its own callbacks only
-    found = [callback for callback in callbacks_of(of_the_fit) if isinstance(callback, Federated)]
-    if not found:
-        raise ValueError(
-            f"{asking} reports on a federation, and the Trainer has no Federated callback; "
-            "add lightning_fedq.callbacks.Federated to its callbacks"
-        )
-    return found[0]
-
-
-def engine_of(trainer: pl.Trainer, asking: str) -> RoundEngine:
-    """Return the engine of the trainer's federation. There is one from the start of the training on.
-
-    Raises:
-        ValueError: If there is no `Federated` callback.
-    """
-    engine = federated_of(trainer, asking).engine
-    assert engine is not None
-    return engine
+        return label_figure(self.fit.population.labels(), self.client_indices)

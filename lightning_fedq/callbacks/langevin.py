@@ -21,7 +21,8 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import callbacks_of, pl
-from lightning_fedq.callbacks.federated import Federated, federated_of
+from lightning_fedq.callbacks.federated import Federated
+from lightning_fedq.callbacks.of_trainer import federated_of
 from lightning_fedq.functional.flatten import copy_into
 from lightning_fedq.keys.randomness import PublicRandomness
 

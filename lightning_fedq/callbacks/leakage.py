@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_fedq._lightning import pl, rank_zero_warn
-from lightning_fedq.callbacks.federated import engine_of, federated_of
+from lightning_fedq.callbacks.of_trainer import engine_of, federated_of
 from lightning_fedq.federation.client_metrics import log_figure
 from lightning_fedq.keys.randomness import AgreedKeys
 from lightning_fedq.leakage.gradients import sample_gradients

@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_warn
-from lightning_fedq.callbacks.federated import federated_of
+from lightning_fedq.callbacks.of_trainer import federated_of
 from lightning_fedq.clients.stack import StackedStep, further_arguments
 from lightning_fedq.data.batches import LocalWork
 from lightning_fedq.data.generator_turns import seed_everywhere
@@ -215,11 +215,11 @@ class LeakageBudget(pl.Callback):
         seed = plan.stream_seed("probe", client)
         chosen = torch.randperm(len(held), generator=torch.Generator().manual_seed(seed))[: self.probe]
         trainer = self._trainer
-        batch: Any = trainer.precision_plugin.convert_input(self._federated.fetch(held[chosen][:, None]))
+        batch: Any = trainer.precision_plugin.convert_input(self._federated.fit.fetch(held[chosen][:, None]))
         batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-        step = StackedStep(module, self._federated.parameter_names)
+        step = StackedStep(module, self._federated.fit.vector.names)
         parameters = dict(module.named_parameters())
-        weights = [parameters[name].detach() for name in self._federated.parameter_names]
+        weights = [parameters[name].detach() for name in self._federated.fit.vector.names]
         training = [part for part in module.modules() if not part.training]
         module.train()
         try:

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks.federated import federated_of
+from lightning_fedq.callbacks.of_trainer import federated_of
 from lightning_fedq.reports.runs import first_metric
 
 

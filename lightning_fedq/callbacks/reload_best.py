@@ -14,7 +14,7 @@ from typing import Any, Literal
 from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_warn
-from lightning_fedq.callbacks.federated import engine_of, federated_of
+from lightning_fedq.callbacks.of_trainer import engine_of, federated_of
 
 
 class ReloadBest(pl.Callback):
@@ -56,7 +56,7 @@ class ReloadBest(pl.Callback):
             )
             self.best_weights, self.best_value = None, None
             return
-        federated_of(trainer, "ReloadBest").replace_weights(self.best_weights)
+        federated_of(trainer, "ReloadBest").fit.replace_weights(self.best_weights)
         self.num_reloads += 1
 
     def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:

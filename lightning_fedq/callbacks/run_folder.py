@@ -13,7 +13,7 @@ from typing import Any, Literal
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
 from lightning_fedq.callbacks.client_files import add_evaluation, draw_evaluation, write_holdings
 from lightning_fedq.callbacks.dpsgd import DPSGD
-from lightning_fedq.callbacks.federated import engine_of, federated_of
+from lightning_fedq.callbacks.of_trainer import engine_of, federated_of
 from lightning_fedq.callbacks.privacy import PrivacyBudget
 from lightning_fedq.federation.spending import noise_over_signal, report_of, view_of
 from lightning_fedq.federation.statement import privacy_summary
@@ -156,8 +156,9 @@ class RunFolder(pl.Callback):
     def _write_labels(self, trainer: pl.Trainer) -> None:
         """Write who holds what beside what stays with the clients."""
         federated = federated_of(trainer, "RunFolder")
-        counts = federated.label_counts() if trainer.is_global_zero else None
-        sizes, held_out = [len(part) for part in federated.client_indices], federated.held_out_sizes
+        counts = federated.fit.population.label_counts() if trainer.is_global_zero else None
+        held = federated.fit.population.holdings
+        sizes, held_out = ([len(part) for part in parts] for parts in (held.client_indices, held.held_out))
         if trainer.is_global_zero and any(sizes):
             write_holdings(self._folder() / CLIENTS, sizes, held_out, counts, f"{self.name}: who holds what")
         if counts is not None:
@@ -207,7 +208,7 @@ class RunFolder(pl.Callback):
         """See `LetsOut`."""
         federated = federated_of(trainer, "RunFolder")
         why = "because this is a simulation that deals out the data; do not hand it on."
-        if federated.label_counts() is not None:
+        if federated.fit.population.label_counts() is not None:
             return (
                 "Who holds how many samples of which label: clients/labels.json, which `fedq report` draws, "
                 f"and clients/holdings.csv and .png, {why}"
@@ -229,7 +230,7 @@ class RunFolder(pl.Callback):
         for callback in callbacks_of(trainer):
             if isinstance(callback, DPSGD):
                 privacy = replace(privacy, samples=callback.statement())
-        num_buffers = federated_of(trainer, "RunFolder").num_buffers
+        num_buffers = federated_of(trainer, "RunFolder").fit.vector.num_buffers
         if num_buffers:
             shared = f"{num_buffers} of {privacy.dim} coordinates are buffers, charged like parameters"
             privacy = replace(privacy, notes=(*privacy.notes, shared))

@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks.federated import federated_of
+from lightning_fedq.callbacks.of_trainer import federated_of
 
 
 class TailAveraging(pl.callbacks.WeightAveraging):

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks.federated import Federated, federated_of
+from lightning_fedq.callbacks.federated import Federated
+from lightning_fedq.callbacks.of_trainer import federated_of
 from lightning_fedq.callbacks.tracking import (
     COLUMNS,
     check_order,

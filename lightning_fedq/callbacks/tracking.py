@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 
 from lightning_fedq._lightning import callbacks_of, pl
-from lightning_fedq.callbacks.federated import Federated, engine_of
+from lightning_fedq.callbacks.federated import Federated
+from lightning_fedq.callbacks.of_trainer import engine_of
 from lightning_fedq.callbacks.run_folder import RunFolder
 from lightning_fedq.federation.spending import noise_over_signal
 from lightning_fedq.rounds import RoundRecord

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks.federated import federated_of
+from lightning_fedq.callbacks.of_trainer import federated_of
 from lightning_fedq.callbacks.tracking import (
     COLUMNS,
     check_order,

@@ -29,7 +29,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.audit.one_run import canary_coins, judge_guesses, surest_guesses
 from lightning_fedq.audit.views import Finding, View
 from lightning_fedq.callbacks import DPSGD, Federated
-from lightning_fedq.callbacks.federated import engine_of
+from lightning_fedq.callbacks.of_trainer import engine_of
 from lightning_fedq.datasets import DigitsDataModule
 from lightning_fedq.keys.randomness import ClientRandomness
 from lightning_fedq.mechanism import Adversary, Mechanism, Message, RoundContext, SampledGaussianLoss

@@ -169,7 +169,7 @@ def _plan(problem: Problem, federated: Federated | None) -> tuple[Option, ...]:
 def _sizes(config: str) -> tuple[dict[str, Any], Federated, float]:
     """Numbers of a configuration, its `Federated`, and the norm its mechanism clips to (else 1)."""
     from lightning_fedq.byzantine.counted import num_byzantine_of
-    from lightning_fedq.callbacks.federated import federated_of
+    from lightning_fedq.callbacks.of_trainer import federated_of
     from lightning_fedq.clients.vector import num_coordinates
     from lightning_fedq.commands.configs import find
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here

@@ -61,7 +61,7 @@ def report_of_config(
     Raises:
         ValueError: If it has no `Federated` callback or no number of rounds, or there is no such setting.
     """
-    from lightning_fedq.callbacks.federated import federated_of
+    from lightning_fedq.callbacks.of_trainer import federated_of
     from lightning_fedq.commands.run import FedqCLI  # imports Lightning's command line: only here
 
     cli = FedqCLI(["--config", config], run=False, changes=changes)

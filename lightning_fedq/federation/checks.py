@@ -11,8 +11,10 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from lightning_fedq._lightning import is_overridden, pl, rank_zero_info
-from lightning_fedq.data.batches import LocalWork, pass_sizes
+from lightning_fedq.algorithms import LocalAlgorithm
+from lightning_fedq.data.batches import BatchRule, LocalWork, pass_sizes
 from lightning_fedq.federation.handed_loader import handed_loader
+from lightning_fedq.federation.settings import Local
 from lightning_fedq.federation.undo import Undo
 from lightning_fedq.rounds import RoundPlanner
 
@@ -30,6 +32,64 @@ _NO_DATA = (
     "use trainer.fit(model, datamodule=...) with a data module, such as "
     "datamodule=FederatedDataModule.from_loader(loader, val_loader), or data: {class_path: ...} in a YAML"
 )
+
+
+def check_batch_rule(rule: BatchRule, taken: BatchRule | None, local: Local) -> None:
+    """Refuse a rule that draws batches beside another one, for stacks of clients or for parts of a model.
+
+    Args:
+        rule: It.
+        taken: Rule that draws them already.
+        local: Settings of what a client does.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    name = type(rule).__name__
+    if taken is not None:
+        raise ValueError(f"{type(taken).__name__} and {name} both choose the local batches; leave one out")
+    if local.clients_per_step not in ("auto", 1):
+        raise ValueError(
+            f"{name} draws batches of different sizes for every client, so clients can't train side by "
+            f"side, got clients_per_step={local.clients_per_step}; use clients_per_step=1 or 'auto'"
+        )
+    if local.patterns:
+        raise ValueError(
+            f"{name} works on all trained parameters, and local={list(local.patterns)} keeps some with "
+            "the clients; leave one out"
+        )
+
+
+def check_algorithm(
+    algorithm: LocalAlgorithm,
+    optimizers: Sequence[torch.optim.Optimizer],
+    rule: BatchRule | None,
+    has_ranks: bool,
+    alike: bool,
+) -> None:
+    """Refuse data, optimisers and callbacks of clients that do not go with a local algorithm.
+
+    Args:
+        algorithm: It.
+        optimizers: Optimisers of a client.
+        rule: Rule that draws the batches; None takes whole passes.
+        has_ranks: Whether several processes train the clients.
+        alike: Whether every client has as many batches in a round.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    name = type(algorithm).__name__
+    algorithm.check(optimizers)
+    if rule is not None:
+        raise ValueError(f"{type(rule).__name__} bounds gradients that {name} would change; leave one out")
+    if algorithm.remembers and has_ranks:
+        raise ValueError(f"clients of {name} keep vectors, in one process; use devices=1")
+    if algorithm.alike and not alike:
+        raise ValueError(
+            f"{name} takes as many steps of every client, and theirs differ with what they hold; say "
+            "local_steps=..."
+        )
 
 
 def check_cohorts_last(planner: RoundPlanner, rounds: int) -> None:

@@ -93,14 +93,6 @@ class Federation(Protocol):
     def client_log(self) -> ClientLog | None:
         """Metrics that clients log in training. None before the first fit."""
 
-    @property
-    def reads_streams(self) -> bool:
-        """Do clients read loaders of their own, or streams? From the start of a fit on."""
-
-    @property
-    def alike(self) -> bool:
-        """Has every client as many batches in a round? From the start of a fit on."""
-
     def plan_by(self, seed: int) -> None:
         """Draw cohorts and shares of the data by a seed."""
 

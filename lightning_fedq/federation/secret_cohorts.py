@@ -141,6 +141,7 @@ def check_run(federated: Any, trainer: pl.Trainer) -> None:
         ValueError: Naming the condition, with the cure.
     """
     engine: RoundEngine = federated.engine
+    held = federated.fit.population.holdings
     if why := why_round_repeated(engine):
         raise ValueError(f"secret cohorts need {why}")
     if num_byzantine_of(trainer, federated.planner) or engine.tampering is not None:
@@ -148,7 +149,7 @@ def check_run(federated: Any, trainer: pl.Trainer) -> None:
     if engine.transform is not None or federated.batch_rule is not None:
         what = "a callback changes updates or draws batches by what it keeps of every client"
         _refuse("S5, clients without memory", what, "leave it out")
-    if federated.reads_streams:
+    if held.reads_streams:
         what = "loaders of clients' own, and streams, go on where they were left"
         _refuse("S5, clients without memory", what, "give one dataset and a partition")
     if engine.ledger.limits is not None:
@@ -164,7 +165,7 @@ def check_run(federated: Any, trainer: pl.Trainer) -> None:
     ):
         what = "manual optimisation and 16-mixed precision let steps and loss scales follow the cohort"
         _refuse("S8, nothing else that depends on the draw", what, "use automatic optimisation and 32-true")
-    if not federated.alike:
+    if not held.schedule.alike:
         what = "clients have different numbers of batches, so how long a round takes tells of who was drawn"
         _refuse("S8, nothing else that depends on the draw", what, "set local_steps")
     if lengths_tell(engine):

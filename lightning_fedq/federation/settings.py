@@ -92,7 +92,7 @@ def _check_fields(group: Any, **instead: object) -> None:
 
 @dataclass(frozen=True)
 class Clients:
-    """Who takes part, and who holds what; the arguments of `Federated` of these names.
+    """The population and what it holds: the arguments of `Federated` of these names.
 
     Raises:
         ValueError: If `cohorts` is another word; the numbers are checked by `planner`.
@@ -113,7 +113,7 @@ class Clients:
             raise ValueError(f"cohorts must be 'known' or 'secret', got {self.cohorts!r}")
 
     def planner(self, seed: int) -> RoundPlanner:
-        """What draws the cohorts.
+        """The planner, which draws the cohorts.
 
         Args:
             seed: Source of all draws that are public.
@@ -133,7 +133,7 @@ class Clients:
 
 @dataclass(frozen=True)
 class Local:
-    """What a client does with its data; the arguments of `Federated` of these names.
+    """A client's work on its data: the arguments of `Federated` of these names.
 
     Args:
         patterns: The argument `local`.
@@ -169,7 +169,7 @@ class Local:
 
 @dataclass(frozen=True)
 class Server:
-    """What the server does with messages; the arguments of `Federated` of these names.
+    """The server's work on messages: the arguments of `Federated` of these names.
 
     Raises:
         ValueError: If a setting is out of its range.
@@ -272,7 +272,7 @@ def identity(
 
     Args:
         mechanism: The mechanism.
-        clients: Who takes part.
+        clients: Settings of the population.
         local: What a client does.
         server: What the server does.
         planner: What draws the cohorts.

@@ -121,7 +121,7 @@ def check_deployable(federated: Federated) -> None:
     if federated.clients.cohorts == "secret":
         raise ValueError(
             "cohorts='secret' are for simulations: a network shows which clients are asked, so anybody who "
-            "watches it knows the cohorts; leave cohorts out, and claims count on nothing that is hidden"
+            "watches it knows the cohorts; leave cohorts out, and no claim counts on hidden cohorts"
         )
     if federated.planner.dropout_probability:
         raise ValueError("real clients drop out by themselves; leave dropout_probability out")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import Any
 
@@ -14,13 +13,12 @@ from lightning_fedq.algorithms import Correction
 from lightning_fedq.byzantine.counted import num_byzantine_of
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.hooks import say_who_is_copied
-from lightning_fedq.clients.isolation import check_isolation
 from lightning_fedq.clients.personal import say_what_stays
 from lightning_fedq.clients.stack_size import choose_clients_per_step, largest_stack
 from lightning_fedq.clients.vector import Members, Vector, origins
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.federation.averaging import RoundAverages
-from lightning_fedq.federation.checks import check_cohorts_last
+from lightning_fedq.federation.checks import check_algorithm, check_cohorts_last
 from lightning_fedq.federation.client_metrics import (
     ClientMetricsChoice,
     check_exact_monitors,
@@ -40,14 +38,9 @@ from lightning_fedq.simulation.client_evaluation import ClientEvaluator, Evaluat
 from lightning_fedq.simulation.clock import Clock
 from lightning_fedq.simulation.metrics import ClientMetrics
 from lightning_fedq.simulation.population import Population
-from lightning_fedq.simulation.ranks import (
-    EndOfRound,
-    OtherRankStoppedError,
-    RankEngine,
-    check_same_on_all_ranks,
-    say_who_is_idle,
-)
-from lightning_fedq.simulation.rehearsal import Trial, first_clients
+from lightning_fedq.simulation.rank_checks import agree_on_start, say_who_is_idle
+from lightning_fedq.simulation.ranks import EndOfRound, OtherRankStoppedError, RankEngine
+from lightning_fedq.simulation.rehearsal import Trial, check_two_clients, first_clients
 from lightning_fedq.simulation.simulation import RoundStart, Simulation
 
 
@@ -211,24 +204,16 @@ class FederatedFit:
         if federation.clients.cohorts == "known":  # a journal names the clients of every round
             keep_journal(trainer, engine.ledger, federation.seed is not None)
         if self.population.ranks is not None:
-            self._agree_on_start(self.population.ranks)
+            start = {**self.identity, "round": str(engine.round)}
+            indices = self.population.holdings.client_indices
+            agree_on_start(self.population.ranks, start, indices, federation.ledger)
         if federation.kept_target is not None:
             federation.kept_target.limit(engine, federation, trainer)
             if federation.seed is None:
                 federation.kept_target.skip_what_is_spent(engine)
 
-    def _agree_on_start(self, ranks: Any) -> None:
-        """All ranks have the same federation and data, and rank 0, which keeps the journal, the ledger."""
-        indices, ledger = self.population.holdings.client_indices, self._federation.ledger
-        held = hashlib.sha256(b"".join(part.numpy().tobytes() for part in indices))
-        round = {"round": str(self.engine.round), "who holds which samples": held.hexdigest()[:16]}
-        check_same_on_all_ranks(ranks.group, {**self.identity, **round})
-        first = ranks.group.broadcast(ledger.state_dict(), "the ledger at the start")
-        if not ranks.is_global_zero:
-            ledger.follow(first)
-
     def _choose_stack(self) -> int:
-        """How many clients train side by side."""
+        """The number of clients that train side by side."""
         trainer, population, wanted = self._trainer, self.population, self._federation.local.clients_per_step
         if population.holdings.own_loaders:
             rank_zero_info(
@@ -267,25 +252,20 @@ class FederatedFit:
         federation, algorithm = self._federation, self._federation.local.algorithm
         if algorithm is None:
             return None
-        name, rule = type(algorithm).__name__, federation.batch_rule
-        algorithm.check(self._trainer.optimizers)
-        if rule is not None:
-            raise ValueError(
-                f"{type(rule).__name__} bounds gradients that {name} would change; leave one out"
-            )
-        if algorithm.remembers and self.population.ranks is not None:
-            raise ValueError(f"clients of {name} keep vectors, in one process; use devices=1")
-        if algorithm.alike and not self._schedule.alike:
-            raise ValueError(
-                f"{name} takes as many steps of every client, and theirs differ with what they hold; say "
-                "local_steps=..."
-            )
+        check_algorithm(
+            algorithm,
+            self._trainer.optimizers,
+            federation.batch_rule,
+            self.population.ranks is not None,
+            self._schedule.alike,
+        )
         if before is not None and before.correction is not None:
             return before.correction
         correction = algorithm.begin(federation.clients.num_clients, self.vector.num_parameters)
         if saved is not None:
             correction.load_state_dict(saved)
         elif self.engine.round and algorithm.remembers:
+            name = type(algorithm).__name__
             rank_zero_warn(f"a checkpoint holds nothing of what clients of {name} keep; they begin anew")
         return correction
 
@@ -315,6 +295,13 @@ class FederatedFit:
             self._give_up_a_cut_round,
             self.correction,
         )
+
+    # ---- what callbacks ask for -------------------------------------------------------------------
+
+    def present_batch(self, batch_idx: int) -> tuple[Stack, int]:
+        """The stack that trains on a batch of this round, and which of its batches that is."""
+        assert self.simulation.present is not None
+        return self.simulation.present, batch_idx
 
     # ---- one round --------------------------------------------------------------------------------
 
@@ -373,17 +360,13 @@ class FederatedFit:
         if population.holdings.holds_streams:
             rank_zero_info("isolation of the clients is not checked, because a stream can't be read twice")
             return
-        trial, vector = Trial(ClientFit(self._trainer), self._clock, population.loader, {}), self.vector
-
-        def train(stack: Stack, most: int) -> Tensor:
-            client = trial.train(stack, most, lambda client: vector.hold_statistics(client.module))
-            return vector.read(client.module)
 
         if self._federation.batch_rule is None:
             clients = first_clients(lambda round: self._schedule.of_all_ranks(round, 0, 1), 2)
         else:
             clients = [stack for stack in self.coming_stacks() if stack.clients]
-        check_isolation(train, clients)
+        trial = Trial(ClientFit(self._trainer), self._clock, population.loader, {})
+        check_two_clients(trial, self.vector, clients)
 
     def _claims(self) -> bool:
         """Are keys secret, and is something claimed?"""

@@ -19,6 +19,7 @@ from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.datamodule import split_of
 from lightning_fedq.data.dealing import LocalPasses, deal
 from lightning_fedq.data.held_out import HeldOut
+from lightning_fedq.data.labels import are_at_hand, label_counts, labels_of
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.federation.checks import check_limit, check_own_loaders, validate_by_rounds
 from lightning_fedq.federation.handed_loader import ask_module_instead, handed_loader
@@ -28,12 +29,11 @@ from lightning_fedq.federation.undo import Undo
 from lightning_fedq.keys.randomness import AgreedKeys, Keys, RootKeys, SeededKeys
 from lightning_fedq.rounds import RoundEngine, RoundPlan
 from lightning_fedq.simulation.clock import Clock
+from lightning_fedq.simulation.rank_checks import check_for_ranks, check_streams
 from lightning_fedq.simulation.ranks import (
     DistributedClientsStrategy,
     RankEngine,
     RankSchedule,
-    check_for_ranks,
-    check_streams,
     ranks_of,
 )
 from lightning_fedq.simulation.rehearsal import Trial, first_clients, rehearse
@@ -120,6 +120,26 @@ class Population(ABC):
     def loader(self) -> ClientLoader:
         """The present loader of all clients."""
         return self.holdings.loader
+
+    def labels(self) -> Tensor:
+        """Labels of all samples, `(samples,)`.
+
+        Raises:
+            ValueError: If the dataset has no integer labels.
+        """
+        return labels_of(self.loader().dataset, self._federation.clients.labels)
+
+    def label_counts(self) -> Tensor | None:
+        """Count the samples of each label that each client holds, `(clients, labels)`.
+
+        None where labels are not to be had without reading every sample, or there are none.
+        """
+        if not are_at_hand(self.loader().dataset, self._federation.clients.labels):
+            return None
+        try:
+            return label_counts(self.labels(), self.holdings.client_indices)
+        except ValueError:
+            return None
 
     @abstractmethod
     def check_start(self, trainer: pl.Trainer) -> None:

@@ -23,9 +23,8 @@ from typing import Any, NamedTuple, Protocol, get_args
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import pl, rank_zero_warn
+from lightning_fedq._lightning import pl
 from lightning_fedq.data.batches import Stack
-from lightning_fedq.federation.settings import Local
 from lightning_fedq.mechanism import AbortedRoundError
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
 from lightning_fedq.simulation.clock import Taken
@@ -463,74 +462,6 @@ def _digest(tensor: Tensor) -> bytes:
 
 def _short(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:8]
-
-
-def check_for_ranks(local: Local, rule: object | None) -> None:
-    """Refuse what needs a client's memory in one place.
-
-    Raises:
-        ValueError: With the cure.
-    """
-    if local.buffers == "local":
-        why = "buffers='local' keeps every client's buffers where it trained, and clients change ranks"
-    elif local.patterns:
-        why = f"local={list(local.patterns)} keeps them where a client trained, and clients change ranks"
-    elif local.evaluate_clients is not None:
-        why = "evaluate_clients measures all clients in one process"
-    elif rule is not None:
-        why = f"{type(rule).__name__} keeps every client's account in one process"
-    else:
-        return
-    raise ValueError(f'{why}; train in one process (devices=1), or leave it out with strategy="{NAME}"')
-
-
-def check_streams(held: Sequence[Tensor]) -> None:
-    """Refuse clients whose data come in a stream, which goes on where it stopped on one rank only.
-
-    Raises:
-        ValueError: With the cure.
-    """
-    streams = [client for client, part in enumerate(held) if not len(part)]
-    if streams:
-        raise ValueError(
-            f"the data of clients {streams[:10]} are streams, and every rank would read its own copy; "
-            f'train in one process (devices=1), or use data sets with a length with strategy="{NAME}"'
-        )
-
-
-def check_same_on_all_ranks(group: RankGroup, facts: dict[str, str]) -> None:
-    """Refuse ranks that were started with different settings.
-
-    Args:
-        group: Process group of the ranks.
-        facts: What must be the same, in words.
-
-    Raises:
-        ValueError: On every rank that differs, naming what does.
-    """
-    theirs = group.broadcast(facts, "the comparison of settings")
-    differing = [key for key in facts if facts[key] != theirs[key]]
-    if differing:
-        raise ValueError(
-            f"rank {group.rank} was started with other settings than rank 0: "
-            + ", ".join(f"{key} = {facts[key]} (on rank 0 {theirs[key]})" for key in differing)
-            + "; start all ranks with the same program, arguments and data"
-        )
-
-
-def say_who_is_idle(stacks: Sequence[Stack], num_ranks: int) -> None:
-    """Warn where a round has fewer stacks than there are ranks.
-
-    Args:
-        stacks: Stacks of all ranks in a round.
-        num_ranks: How many ranks there are.
-    """
-    if len(stacks) < num_ranks:
-        most = max(len(stack.clients) for stack in stacks)
-        rank_zero_warn(
-            f"a round has {len(stacks)} stacks of up to {most} clients, so only {len(stacks)} of {num_ranks} "
-            "ranks have work; use a smaller clients_per_step, or fewer devices"
-        )
 
 
 def ranks_of(trainer: pl.Trainer) -> DistributedClientsStrategy | None:

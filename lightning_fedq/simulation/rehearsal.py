@@ -12,12 +12,14 @@ from itertools import chain
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_info
 from lightning_fedq.clients.copying import NotCopyableError
 from lightning_fedq.clients.fit import Batches, Client, ClientFit
 from lightning_fedq.clients.hooks import call_start_hooks
-from lightning_fedq.clients.vector import BufferMode, Rehearsed, layers_with_statistics
+from lightning_fedq.clients.isolation import check_isolation
+from lightning_fedq.clients.vector import BufferMode, Rehearsed, Vector, layers_with_statistics
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.simulation.clock import Clock
@@ -93,6 +95,22 @@ def first_clients(stacks_of: Callable[[int], Sequence[Stack]], number: int) -> l
         if len(found) == number:
             break
     return list(found.values())
+
+
+def check_two_clients(trial: Trial, vector: Vector, clients: Sequence[Stack]) -> None:
+    """Refuse a training of one client that another's changes, see `clients.isolation.check_isolation`.
+
+    Args:
+        trial: Trains.
+        vector: Vector of an update.
+        clients: Clients, of whom two are tried.
+    """
+
+    def train(stack: Stack, most: int) -> Tensor:
+        client = trial.train(stack, most, lambda client: vector.hold_statistics(client.module))
+        return vector.read(client.module)
+
+    check_isolation(train, clients)
 
 
 def rehearse(

@@ -100,7 +100,7 @@ def test_a_fraction_is_of_each_clients_own_batches(clients_per_step: int) -> Non
         crosses_clients = True
 
         def on_train_batch_start(self, trainer: Any, module: Any, batch: Any, index: int) -> None:
-            stack, _ = fed.present_batch(index)
+            stack, _ = fed.fit.present_batch(index)
             for client in stack.clients:
                 seen.setdefault(client, []).append(batch[0].shape[-2])
 

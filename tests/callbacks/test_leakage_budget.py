@@ -44,7 +44,7 @@ class Seen(pl.Callback):
         if batch_idx == 0 and self.federated.engine.round == len(self.noise):
             self.noise.append(self.federated.engine.mechanism.noise_std)
             self.sizes += [stack.batch_sizes for stack in self.federated.fit.coming_stacks()]
-        stack, number = self.federated.present_batch(batch_idx)
+        stack, number = self.federated.fit.present_batch(batch_idx)
         self.empty = not stack.batch_sizes[number]
 
     def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):

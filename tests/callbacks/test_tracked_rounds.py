@@ -12,7 +12,7 @@ import yaml
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder, TrackedRounds, WandbRounds
-from lightning_fedq.callbacks.federated import engine_of
+from lightning_fedq.callbacks.of_trainer import engine_of
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise
 from lightning_fedq.privacy.report import privacy_report
 from tests.callbacks.runs import small_run

@@ -19,7 +19,7 @@ from flwr.serverapp.strategy import FedAvg
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms import FedAvgM
 from lightning_fedq.callbacks import DPSGD
-from lightning_fedq.callbacks.federated import engine_of
+from lightning_fedq.callbacks.of_trainer import engine_of
 from lightning_fedq.flower import DecodingStrategy, client_app
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.rounds import RoundServer

@@ -48,6 +48,11 @@ ROWS = [
         lambda: check_deployable(fed()),
     ),
     row(
+        "cohorts='secret' are for simulations: a network shows which clients are asked, so anybody who",
+        lambda: check_deployable(private(clients_per_round=2, cohorts="secret", diagnostics=False)),
+        lambda: check_deployable(private(clients_per_round=2)),
+    ),
+    row(
         "is for simulations: its server's vector and its clients' are not carried over a network; use",
         lambda: check_deployable(fed(algorithm=SCAFFOLD())),
         lambda: check_deployable(fed(algorithm=FedProx(0.1))),

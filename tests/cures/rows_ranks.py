@@ -11,8 +11,8 @@ from torch import nn
 
 from lightning_fedq.algorithms import SCAFFOLD, FedProx
 from lightning_fedq.callbacks import DPSGD, ByzantineClients
+from lightning_fedq.simulation.rank_checks import check_same_on_all_ranks
 from lightning_fedq.simulation.rank_group import RankGroup, RankLostError
-from lightning_fedq.simulation.ranks import check_same_on_all_ranks
 from tests.cures.rows import fed, fit, row
 from tests.cures.rows_data import Stream, of
 from tests.digits_run import Classifier

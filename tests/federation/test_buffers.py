@@ -95,7 +95,7 @@ def test_is_the_loop_over_clients(mode: str, clients_per_step: int) -> None:
         torch.testing.assert_close(module.backbone.state_dict()[name], value, atol=2e-6, rtol=1e-5, msg=name)
     assert fed.engine is not None
     assert fed.engine.weights.numel() == 64 * 8 + 8 + 16 + 80 + 10 + (16 if mode == "share" else 0)
-    assert fed.num_buffers == (16 if mode == "share" else 0)
+    assert fed.fit.vector.num_buffers == (16 if mode == "share" else 0)
     assert module.backbone[1].training
 
 

@@ -16,6 +16,7 @@ from lightning_fedq.keys.randomness import RootKeys, SeededKeys
 from lightning_fedq.mechanisms import CPA, CorBin, SignRR, SubtractiveDither
 from lightning_fedq.ranges import AdaptiveRange, Ranges
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from lightning_fedq.simulation.rank_checks import check_for_ranks, check_same_on_all_ranks, say_who_is_idle
 from lightning_fedq.simulation.ranks import (
     DistributedClientsStrategy,
     OtherRankStoppedError,
@@ -23,10 +24,7 @@ from lightning_fedq.simulation.ranks import (
     RankSchedule,
     _dtype_of_sum,
     _Kind,
-    check_for_ranks,
-    check_same_on_all_ranks,
     deal,
-    say_who_is_idle,
 )
 from lightning_fedq.simulation.schedule import Schedule
 
@@ -283,12 +281,12 @@ def fed(mechanism: Any = None, **options: Any) -> Federated:
 
 def test_buffers_of_clients_are_refused_with_the_cure() -> None:
     with pytest.raises(ValueError, match=r'buffers=.local. keeps.*devices=1.*strategy="fedq_clients"'):
-        check_for_ranks(fed(buffers="local"), None)
+        check_for_ranks(fed(buffers="local").local, None)
 
 
 def test_a_batch_rule_is_refused() -> None:
     with pytest.raises(ValueError, match="SimpleNamespace keeps every client's account in one process"):
-        check_for_ranks(fed(), SimpleNamespace())
+        check_for_ranks(fed().local, SimpleNamespace())
 
 
 def test_ranks_with_other_settings_are_refused_by_name() -> None:

@@ -145,11 +145,11 @@ class Ready(Dataset[Any]):
 def test_batches_that_are_made_already_are_dealt_out_whole(clients_per_step: int) -> None:
     module, fed = Classifier(), federated(clients_per_step=clients_per_step)
     make_trainer(fed).fit(module, DataLoader(Ready(), batch_size=None), Digits().val_dataloader())
-    fed.client_indices = [
-        torch.cat([torch.arange(i * BATCH, (i + 1) * BATCH) for i in part.tolist()])
-        for part in fed.client_indices
-    ]
-    same(weights_of(module), by_hand(fed, lambda held, generator: held))
+
+    def samples(batches: Tensor, generator: Any) -> Tensor:
+        return torch.cat([torch.arange(i * BATCH, (i + 1) * BATCH) for i in batches.tolist()])
+
+    same(weights_of(module), by_hand(fed, samples))
 
 
 def test_whole_batches_are_no_samples_for_dp_sgd() -> None:

@@ -295,4 +295,4 @@ def test_a_modulus_that_wraps_is_refused_before_the_first_round() -> None:
     federated = Federated(LDPQ(1.0), CLIENTS, seed=0, secure_aggregation=SecAgg(modulus=4))
     with pytest.raises(ValueError, match="modulus"):
         make_trainer(federated).fit(Classifier(), datamodule=Digits(160))
-    assert federated.engine is not None and federated.engine.ledger.most_charged == 0
+    assert federated.engine is None and federated.ledger.most_charged == 0

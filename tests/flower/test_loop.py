@@ -343,6 +343,10 @@ def test_keys_need_a_folder(tmp_path):
     [
         ({"dropout_probability": 0.1}, "real clients drop out by themselves"),
         ({"secure_aggregation": SecAgg(run="accounted")}, "run='accounted'"),
+        (
+            {"cohorts": "secret", "seed": None, "clients_per_round": 2, "diagnostics": False},
+            "cohorts='secret' are for simulations",
+        ),
         ({"local": ["head.*"]}, r"local=\['head.\*'\] is for simulations"),
         ({"evaluate_clients": ClientEvaluation()}, "evaluate_clients is for simulations"),
     ],
@@ -372,8 +376,10 @@ def test_settings_reach_the_server(tmp_path):
         COIN, clients_per_round=2, participation="once", ledger=spent, server_lr=0.5, buffers="frozen"
     )
     server = FederatedServer(fed, None, None)
-    for name in ("server_lr", "buffers", "ledger", "ranges", "local_epochs", "seed"):
-        assert getattr(server, name) == getattr(fed, name)
+    assert server.server == replace(fed.server, diagnostics=False)
+    for name in ("buffers", "local_epochs", "local_steps"):
+        assert getattr(server.local, name) == getattr(fed.local, name)
+    assert server.ledger is fed.ledger and server.seed == fed.seed and not server.owns_ledger
     assert server.planner == replace(fed.planner, real_clients=True)
 
 

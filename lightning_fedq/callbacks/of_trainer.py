@@ -1,0 +1,38 @@
+"""The federation of a Trainer, for callbacks that report on it."""
+
+from __future__ import annotations
+
+from lightning_fedq._lightning import callbacks_of, pl
+from lightning_fedq.callbacks.federated import Federated
+from lightning_fedq.rounds import RoundEngine
+
+
+def federated_of(trainer: pl.Trainer, asking: str) -> Federated:
+    """Return the trainer's `Federated` callback.
+
+    Args:
+        trainer: The trainer.
+        asking: Name of the caller, for the message.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    of_the_fit = getattr(trainer, "home", trainer)  # a client's own Trainer has its own callbacks only
+    found = [callback for callback in callbacks_of(of_the_fit) if isinstance(callback, Federated)]
+    if not found:
+        raise ValueError(
+            f"{asking} reports on a federation, and the Trainer has no Federated callback; "
+            "add lightning_fedq.callbacks.Federated to its callbacks"
+        )
+    return found[0]
+
+
+def engine_of(trainer: pl.Trainer, asking: str) -> RoundEngine:
+    """Return the engine of the trainer's federation. There is one from the start of the training on.
+
+    Raises:
+        ValueError: If there is no `Federated` callback.
+    """
+    engine = federated_of(trainer, asking).engine
+    assert engine is not None
+    return engine
