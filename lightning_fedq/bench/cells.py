@@ -93,13 +93,25 @@ def score_of(rows: Sequence[Row]) -> tuple[float, float] | None:
     return mean(scores), stdev(scores) if len(scores) > 1 else math.nan
 
 
-def word_of(score: tuple[float, float] | None) -> str:
-    """A mean and its standard deviation in print."""
+WORTHLESS = "*"
+"""Mark of an estimate that is worse than none."""
+ABOUT_WORTHLESS = f"{WORTHLESS} worse than the estimate 0, whose error is 1"
+
+
+def word_of(score: tuple[float, float] | None, about: Task | None = None) -> str:
+    """A mean and its standard deviation in print, with a mark where an estimate is worse than none.
+
+    Args:
+        score: Both, as `score_of` gives them.
+        about: The task, where it is known.
+    """
     if score is None:
         return "-"
     value, spread = score
     text = f"{value:.3f}" if 0.001 <= value <= 10 else f"{value:.2g}"
-    return text if math.isnan(spread) else f"{text} ± {spread:.1g}"
+    text = text if math.isnan(spread) else f"{text} ± {spread:.1g}"
+    is_worthless = about is not None and about.better == "smaller" and value >= 1.0
+    return f"{text} {WORTHLESS}" if is_worthless else text
 
 
 def read(path: Path) -> list[Row]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_fedq.bench.cells import Groups, Row, grouped, score_of, word_of
+from lightning_fedq.bench.cells import ABOUT_WORTHLESS, WORTHLESS, Groups, Row, grouped, score_of, word_of
 from lightning_fedq.bench.tasks import Task
 from lightning_fedq.reports.runs import write_atomically
 
@@ -71,9 +71,11 @@ def tables(rows: Sequence[Row], known: Mapping[str, Task]) -> str:
         ]
         for name, of in found[:_LISTED]:
             bits = [row.result.bits for row in of if row.result is not None][-1]
-            cells = [word_of(_at(of, epsilon)) for epsilon in epsilons]
+            cells = [word_of(_at(of, epsilon), about) for epsilon in epsilons]
             lines.append(f"| {name} | {bits:.2g} | " + " | ".join(cells) + " |")
         lines.append("")
+        if any(WORTHLESS in line for line in lines[-len(found[:_LISTED]) - 1 :]):
+            lines += [ABOUT_WORTHLESS.replace(WORTHLESS, f"\\{WORTHLESS}") + ".", ""]
         if rest := [name for name, _ in found[_LISTED:]]:
             lines += [f"Behind these: {', '.join(rest)}.", ""]
     return "\n".join(lines)

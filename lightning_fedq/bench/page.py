@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from html import escape
 from statistics import mean
 
-from lightning_fedq.bench.cells import TUNING_SEED, Groups, Row, grouped, score_of, word_of
+from lightning_fedq.bench.cells import ABOUT_WORTHLESS, TUNING_SEED, Groups, Row, grouped, score_of, word_of
 from lightning_fedq.bench.tasks import DELTA, RANGES, Task
 from lightning_fedq.reports.html.charts import COLOURS, Line, line_chart
 from lightning_fedq.reports.html.page import chips, document
@@ -83,13 +83,15 @@ def _section(
         planned = "-" if last.planned is None else f"{last.planned:.2g}"
         shown = [
             f"{last.bits:.2g}" if last.bits < 10 else f"{last.bits:.1f}",
-            *(word_of(score_of(cell)) for cell in cells),
+            *(word_of(score_of(cell), about) for cell in cells),
             f"{last.seen:.2g}<small>{planned} planned</small>",
             f"{mean(result.seconds for result in results):.1f}",
         ]
         title = f"<b>{escape(name)}</b>" if name in mine else escape(name)
         yield table_row(heads, title, shown)
     yield "</tbody></table>"
+    if smaller and any(score >= 1.0 for name in possible for _, score in scores(name)):
+        yield f'<p class="soft">{ABOUT_WORTHLESS}.</p>'
     left_out = [name for name in names if name not in possible]
     if left_out:
         yield f'<p class="soft">Not possible here: {escape(", ".join(left_out))}.</p>'

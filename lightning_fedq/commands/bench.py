@@ -15,7 +15,17 @@ from rich.console import Console
 from rich.table import Table
 
 from lightning_fedq.bench import markdown
-from lightning_fedq.bench.cells import Row, grouped, read, rerun, run_all, score_of, word_of
+from lightning_fedq.bench.cells import (
+    ABOUT_WORTHLESS,
+    WORTHLESS,
+    Row,
+    grouped,
+    read,
+    rerun,
+    run_all,
+    score_of,
+    word_of,
+)
 from lightning_fedq.bench.page import page
 from lightning_fedq.bench.tasks import DELTA, Task, tasks
 from lightning_fedq.commands.plan import candidates
@@ -181,7 +191,7 @@ def show(console: Console, rows: Sequence[Row], known: Mapping[str, Task], mine:
                 for row in groups.get((task, name, adversary, e), [])
                 if row.result is not None
             ]
-            cells = [word_of(score) for score in scores]
+            cells = [word_of(score, about) for score in scores]
             last = next(s[0] for s in reversed(scores) if s is not None)
             order = -last if about is None or about.better == "larger" else last
             title = f"[bold]{name}[/bold]" if name in mine else name
@@ -189,6 +199,8 @@ def show(console: Console, rows: Sequence[Row], known: Mapping[str, Task], mine:
         for _, line in sorted(lines, key=lambda pair: pair[0]):
             table.add_row(*line)
         console.print(table)
+        if any(WORTHLESS in cell for _, line in lines for cell in line[2:]):
+            console.print(ABOUT_WORTHLESS)
 
 
 def as_json(rows: Sequence[Row]) -> dict[str, object]:

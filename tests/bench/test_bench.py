@@ -116,6 +116,19 @@ def test_it_goes_on_where_it_stopped(small: list[object], capsys: pytest.Capture
     assert word_of((mean, math.nan)) in page or f"{mean:.3f}" in page
 
 
+def test_an_estimate_that_is_worse_than_none_is_marked(
+    small: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One bit of every coordinate at epsilon 0.1 towards the server: its error is far above 1."""
+    noisy = ["--epsilons", "0.1", "--tasks", "small", "--seeds", "1", "--adversaries", "server"]
+    assert bench.main(["LDPQ", *noisy]) == 0
+    score, _ = score_of(read(Path("bench/bench.csv")))  # type: ignore[misc]
+    assert score > 1.0
+    for text in (capsys.readouterr().out, Path("bench/bench.html").read_text()):
+        assert "* worse than the estimate 0, whose error is 1" in text
+    assert word_of((0.999, math.nan), MeanEstimation("mean", 60, 1)) == "0.999"
+
+
 def test_a_mechanism_of_ones_own_stands_among_the_reference(
     small: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
