@@ -1,0 +1,164 @@
+"""Losses of added noise, by their closed curves: Gaussian, Laplace, and Gaussian of a sample."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from scipy import special
+
+from lightning_fedq.functional.divergences import (
+    gaussian_epsilon,
+)
+from lightning_fedq.functional.one_bit.privacy import coin_count_quantile
+from lightning_fedq.privacy.losses.base import Array, Loss, both_sides
+
+
+@dataclass(frozen=True)
+class GaussianLoss(Loss):
+    """The Gaussian mechanism with `noise_multiplier` = std / l2 sensitivity, > 0."""
+
+    noise_multiplier: float
+    note: str = ""
+
+    def curve(self, epsilons: Array) -> Array:
+        """See `Loss.curve`."""
+        mu, size = 1.0 / self.noise_multiplier, np.abs(epsilons)
+        upper = special.log_ndtr(mu / 2.0 - size / mu)
+        lower = special.log_ndtr(-mu / 2.0 - size / mu) + size
+        return both_sides(epsilons, np.exp(upper) * -np.expm1(np.minimum(lower - upper, 0.0)))
+
+    @property
+    def scale(self) -> tuple[float, float]:
+        """See `Loss.scale`."""
+        return 1.0 / self.noise_multiplier, math.inf
+
+    @property
+    def method(self) -> str:
+        """See `Loss.method`."""
+        return "Gaussian differential privacy, exact"
+
+    def epsilon(self, delta: float, count: int) -> float:
+        """See `Loss.epsilon`."""
+        return gaussian_epsilon(math.sqrt(count) / self.noise_multiplier, delta)
+
+    def composed(self, count: int) -> GaussianLoss:
+        """Many Gaussian losses are one."""
+        return GaussianLoss(self.noise_multiplier / math.sqrt(count), self.note)
+
+    def spread(self, dim: int) -> GaussianLoss:
+        """An l2 difference D is D / sqrt(dim) in each coordinate."""
+        return GaussianLoss(self.noise_multiplier * math.sqrt(dim), self.note)
+
+
+@dataclass(frozen=True)
+class GaussianSumLoss(GaussianLoss):
+    """A sum to which several clients add Gaussian noise of one size each, the victim among them.
+
+    Args:
+        noise_multiplier: Std of all of it over the sensitivity, > 0: sqrt(num_noises) times one client's.
+        note: Where the noise comes from.
+        num_noises: Clients whose noise the adversary does not know, >= 1.
+    """
+
+    num_noises: int = 1
+    counts_answers: ClassVar[bool] = True
+
+    @classmethod
+    def of(cls, noise_multiplier: float, num_noises: int, note: str) -> GaussianLoss:
+        """The loss of clients that add `noise_multiplier` each. The victim's own noise is always there."""
+        if num_noises <= 1:
+            return GaussianLoss(noise_multiplier, note)
+        return cls(noise_multiplier * math.sqrt(num_noises), note, num_noises)
+
+    def _with(self, num_noises: int, why: str) -> GaussianLoss:
+        one = self.noise_multiplier / math.sqrt(self.num_noises)
+        return self.of(one, num_noises, f"{self.note}, {why}")
+
+    def after_dropouts(
+        self, group_sizes: Sequence[int], probability: float, failure: float, num_corrupt: int = 0
+    ) -> GaussianLoss | None:
+        """Less noise: except with probability `failure` a round, so many others answer. None if none may."""
+        others = coin_count_quantile((1,) * (self.num_noises - 1), probability, failure)
+        return self._with(1 + others, "after dropouts") if others else None
+
+    def left_out(self, count: int) -> GaussianLoss:
+        """See `Loss.left_out`."""
+        return self._with(self.num_noises - count, f"without {count} who are left out")
+
+
+@dataclass(frozen=True)
+class LaplaceLoss(Loss):
+    """The Laplace mechanism with `noise_multiplier` = scale / l1 sensitivity, > 0."""
+
+    noise_multiplier: float
+    note: str = ""
+
+    def curve(self, epsilons: Array) -> Array:
+        """See `Loss.curve`."""
+        half = 0.5 * (np.abs(epsilons) - 1.0 / self.noise_multiplier)
+        return both_sides(epsilons, np.maximum(-np.expm1(half), 0.0))
+
+    @property
+    def pure_epsilon(self) -> float:
+        """See `Loss.pure_epsilon`."""
+        return 1.0 / self.noise_multiplier
+
+    @property
+    def scale(self) -> tuple[float, float]:
+        """See `Loss.scale`."""
+        return 1.0 / self.noise_multiplier, 1.0 / self.noise_multiplier
+
+    def spread(self, dim: int) -> LaplaceLoss:
+        """An l1 difference D is D / dim in each coordinate."""
+        return LaplaceLoss(self.noise_multiplier * dim, self.note)
+
+
+@dataclass(frozen=True)
+class SampledGaussianLoss(Loss):
+    """One Gaussian coordinate that takes part with some probability, by a coin that the adversary never sees.
+
+    Args:
+        noise_multiplier: Std over the coordinate's contribution when it takes part, > 0.
+        sampling_probability: In (0, 1].
+        note: Where it comes from, one line for the report.
+    """
+
+    noise_multiplier: float
+    sampling_probability: float
+    note: str = ""
+
+    def _forward(self, values: Array) -> Array:
+        """Hockey stick of (1 - g) N(0, z^2) + g N(1, z^2) over N(0, z^2)."""
+        z, g = self.noise_multiplier, self.sampling_probability
+        odds = (np.expm1(values) + g) / g  # likelihood ratio of the shifted part where the two laws cross
+        cut = np.where(odds > 0.0, z * z * np.log(np.maximum(odds, 1e-300)) + 0.5, -np.inf)
+        away, near = special.ndtr(-cut / z), special.ndtr((1.0 - cut) / z)
+        mixture = (1.0 - g) * away + g * near - np.exp(values) * away
+        return np.where(odds > 0.0, mixture, -np.expm1(values))
+
+    def _backward(self, values: Array) -> Array:
+        """Hockey stick of N(0, z^2) over (1 - g) N(0, z^2) + g N(1, z^2)."""
+        z, g = self.noise_multiplier, self.sampling_probability
+        odds = (np.expm1(-values) + g) / g
+        cut = np.where(odds > 0.0, z * z * np.log(np.maximum(odds, 1e-300)) + 0.5, -np.inf)
+        away, near = special.ndtr(cut / z), special.ndtr((cut - 1.0) / z)
+        # as 1 - e^x + e^x forward(-x) it would be the rounding of e^x, any number at all from x = 40 on
+        below: Array = away - np.exp(values) * ((1.0 - g) * away + g * near)
+        return below
+
+    def curve(self, epsilons: Array) -> Array:
+        """See `Loss.curve`. The larger of both orders."""
+        # exp overflows beyond; the curve falls, so its value there is an upper bound
+        epsilons = np.clip(epsilons, -700.0, 700.0)
+        floor = np.maximum(-np.expm1(epsilons), 0.0)
+        return np.maximum(np.maximum(self._forward(epsilons), self._backward(epsilons)), floor)
+
+    @property
+    def scale(self) -> tuple[float, float]:
+        """See `Loss.scale`."""
+        rest = self.sampling_probability * math.sqrt(math.expm1(min(self.noise_multiplier**-2, 50.0)))
+        return min(rest, 1.0 / self.noise_multiplier), math.inf
