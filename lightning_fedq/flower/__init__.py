@@ -10,7 +10,7 @@ from lightning_fedq.extras import extra
 with extra("flower", "lightning_fedq.flower"):
     import flwr  # noqa: F401
 
-from lightning_fedq.flower.client import client_app
+from lightning_fedq.flower.client_app import client_app
 from lightning_fedq.flower.decoding_strategy import DecodingStrategy
 from lightning_fedq.flower.encoding_mod import encoding_mod
 from lightning_fedq.flower.server import server_app

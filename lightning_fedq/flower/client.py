@@ -9,32 +9,24 @@ payloads.
 
 from __future__ import annotations
 
-import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from flwr.app import Context, Message
-from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from lightning_fedq._lightning import pl, rank_zero_warn
+from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.flower.local_round import train_locally
-from lightning_fedq.flower.records import Fields, check_kinds, from_record, to_record
+from lightning_fedq.flower.records import Fields, check_kinds
 from lightning_fedq.flower.secure import session_of
 from lightning_fedq.flower.settings import (
     RefusedError,
-    check_client_callbacks,
     check_deployable,
-    check_identities,
-    deployed_mechanism,
     differences,
-    fingerprint,
     own_budget,
 )
 from lightning_fedq.flower.store import Store
@@ -436,60 +428,6 @@ class RemoteClient(ABC):
             return {"secagg": machine.unmask(fields.get("secagg", b""))}
 
 
-class DeployedClient(RemoteClient):
-    """A client that trains with a `Trainer` of its own.
-
-    Args:
-        module: Makes the client's own module.
-        data: Makes the client's own data.
-        federated: The federation's settings, from the client's own code.
-        trainer: Arguments of its `Trainer`.
-        store: Its folder; None keeps nothing, which takes a seed and no secure aggregation.
-        partition: Its number, where it has one from elsewhere; -1 takes the server's.
-        identities: Signing key and verification keys, as for `RemoteClient`.
-        budget: Privacy budget of the client, for `RemoteClient`.
-    """
-
-    def __init__(
-        self,
-        module: Callable[[], pl.LightningModule],
-        data: Callable[[], pl.LightningDataModule],
-        federated: Federated,
-        trainer: dict[str, Any],
-        store: Store | None,
-        partition: int = -1,
-        identities: Identities | None = None,
-        budget: PrivacyTarget | None = None,
-    ) -> None:
-        super().__init__(federated, store, partition, identities, budget)
-        self._module, self._data, self._trainer = module, data, trainer
-
-    def settings(self) -> dict[str, str]:
-        """See `RemoteClient.settings`."""
-        return fingerprint(self._federated, self._module(), self._trainer.get("max_epochs"))
-
-    def mechanism(self) -> Mechanism:
-        """See `RemoteClient.mechanism`. It is set to the privacy target, where there is one."""
-        if self._federated.kept_target is None:
-            return self._federated.mechanism
-        return deployed_mechanism(self._federated, self._module(), self._trainer.get("max_epochs"))
-
-    def num_samples(self) -> int:
-        """See `RemoteClient.num_samples`."""
-        data = self._data()
-        data.prepare_data()
-        data.setup("fit")
-        return len(data.train_dataloader().dataset)
-
-    def update(self, number: int, task: RoundTask, weights: Tensor) -> Tensor:
-        """See `RemoteClient.update`."""
-        own = self._federated.seed
-        seed = int.from_bytes(os.urandom(7), "big") if own is None else own
-        return train_locally(
-            self._federated, self._module(), self._data(), number, seed, task, weights, self._trainer
-        )
-
-
 def refusal(error: RefusedError) -> Fields:
     """Why nothing is answered, in words, and whose shares or contribution did not open where that is why."""
     fields: Fields = {"refused": str(error)}
@@ -515,75 +453,3 @@ def _group_of(client: int, task: RoundTask) -> tuple[int, ...]:
 
 def _cut(data: bytes, size: int) -> list[bytes]:
     return [data[start : start + size] for start in range(0, len(data), size)]
-
-
-def own_folder(context: Context, home: Callable[[Context], Path] | None) -> Store | None:
-    """A client's folder: `home`, or `fedq-home` of the node's configuration, or none."""
-    where = context.node_config.get("fedq-home") if home is None else home(context)
-    return None if where is None else Store(Path(str(where)))
-
-
-def own_number(context: Context) -> int:
-    """A client's number, `partition-id` of the node's configuration, or -1."""
-    return int(context.node_config.get("partition-id", -1))
-
-
-def client_app(
-    module: Callable[[], pl.LightningModule],
-    data: Callable[[Context], pl.LightningDataModule],
-    federated: Federated,
-    *,
-    trainer: dict[str, Any] | None = None,
-    home: Callable[[Context], Path] | None = None,
-    identities: Callable[[Context], Identities] | None = None,
-    budget: Callable[[Context], PrivacyTarget] | PrivacyTarget | None = None,
-) -> ClientApp:
-    """Flower's `ClientApp` of one client.
-
-    Args:
-        module: Makes the module; its weights are overwritten with the server's.
-        data: Makes the client's own data, whose `train_dataloader` is all that is trained on. Given Flower's
-            context, where `node_config` says what a SuperNode was started with.
-        federated: The same settings as the server's and the simulation's.
-        trainer: Arguments of the client's `Trainer`, such as `{"accelerator": "gpu"}`. A privacy target over
-            the run needs `max_epochs`, the number of rounds, as on the server.
-        home: The client's folder; None takes `fedq-home` of the node's configuration.
-        identities: The client's signing key and everybody's verification keys; with them a client accepts the
-            keys of those it shares bits with if they are signed, and does not trust the server to relay them.
-            `SecAgg(active=True)` needs them.
-        budget: The client's own, over all that it sends while it keeps its folder, or what makes it of
-            Flower's context. A message that would overspend is not encoded, whatever the server asks; the
-            server is told "declined", and goes on without this client.
-
-    Raises:
-        ValueError: If a setting is for simulations only, identities are missing, or the client can't know
-            what its budget is about.
-    """
-    check_deployable(federated)
-    check_identities(federated, identities is not None, "client_app(identities=...)")
-    if isinstance(budget, PrivacyTarget):
-        own_budget(federated, budget, identities is not None)
-    check_client_callbacks((trainer or {}).get("callbacks") or ())
-    app = ClientApp()
-
-    def reply(kind: str, message: Message, context: Context) -> Message:
-        store, number = own_folder(context, home), own_number(context)
-        signing = None if identities is None else identities(context)
-        own = budget(context) if callable(budget) else budget
-        client = DeployedClient(
-            module, lambda: data(context), federated, trainer or {}, store, number, signing, own
-        )
-        return Message(to_record(client.reply(kind, from_record(message.content))), reply_to=message)
-
-    @app.train()  # type: ignore[untyped-decorator]
-    def train(message: Message, context: Context) -> Message:
-        return reply("train", message, context)
-
-    def asked(kind: str) -> None:
-        @app.query(kind)  # type: ignore[untyped-decorator]
-        def query(message: Message, context: Context) -> Message:
-            return reply(kind, message, context)
-
-    for kind in ("register", "contribute", "shares", "masked", "confirm", "unmask"):
-        asked(kind)
-    return app
