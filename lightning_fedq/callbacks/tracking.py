@@ -38,7 +38,7 @@ def settings_of(trainer: pl.Trainer, federated: Federated, asking: str) -> dict[
         "num_clients": federated.clients.num_clients,
         "clients_per_round": engine.planner.cohort_size,
         "target": engine.target,
-        "server_lr": engine.server_lr,
+        "server_lr": federated.server.server_lr,
         "num_parameters": engine.weights.numel(),
         "reproducible": federated.seed is not None,
     }

@@ -79,6 +79,25 @@ class RunningSum:
         """Secure aggregation, where this round is behind it."""
         return self._secure
 
+    def noise_variance(self) -> Tensor | None:
+        """Bound on the variance of the mean, one value a segment. None where none is known.
+
+        Coupled errors never add up, so weights enter squared.
+        """
+        mechanism, context, received = self._mechanism, self._context, self.received
+        if self._aggregator is not None:  # a robust rule may pick one row: its own noise is the bound
+            return mechanism.noise_variance(context, received[:1])
+        if self._client_weights is None:
+            return mechanism.noise_variance(context, received)
+        shares = self._client_weights[received].double() / self.total_weight()
+        total = torch.zeros(len(context.segments), dtype=torch.float64)
+        for client, share in zip(received, shares.tolist(), strict=True):
+            one = mechanism.noise_variance(context, [client])
+            if one is None:
+                return None
+            total += share**2 * one
+        return total
+
     def total_weight(self) -> float:
         """The weights of all who answered."""
         if self._client_weights is None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from typing import Any
 
 import torch
@@ -33,6 +32,7 @@ from lightning_fedq.rounds.parts import Aggregator, OptimizerFactory, SecureSum,
 from lightning_fedq.rounds.plan import RoundPlan, RoundPlanner
 from lightning_fedq.rounds.record import RoundRecord
 from lightning_fedq.rounds.running_sum import RunningSum
+from lightning_fedq.rounds.server_step import ServerStep
 from lightning_fedq.wire.coding import UndecodableError
 
 
@@ -81,8 +81,6 @@ class RoundServer:
     ) -> None:
         if target not in ("updates", "weights"):
             raise ValueError(f"target must be 'updates' or 'weights', got {target!r}")
-        if not 0.0 < server_lr <= 1.0:
-            raise ValueError(f"server_lr must be in (0, 1], got {server_lr}")
         if sum(segments) != weights.numel():
             raise ValueError(f"segments sum to {sum(segments)}, the model has {weights.numel()} parameters")
         if client_weights is not None:
@@ -99,15 +97,14 @@ class RoundServer:
         self.mechanism, self.planner, self.keys = mechanism, planner, keys
         self.aggregator, self.secure_sums = aggregator, secure_sums
         self.segments, self.range_rule, self.target = tuple(segments), ranges, target
-        self.server_lr, self.client_weights = server_lr, client_weights
+        self.client_weights = client_weights
         self.weights = weights.detach().clone()
         self.ranges = ranges.first(self.weights, self.segments)
         self.round, self.attempt = 0, 0
         self._since: tuple[int, int] | None = None
         self._in_last_sum: frozenset[int] = frozenset()
         self.total_uplink_bits = self.total_downlink_bits = 0
-        self._parameter = torch.nn.Parameter(self.weights.clone())
-        self._optimizer = server_optimizer([self._parameter]) if server_optimizer else None
+        self._server_step = ServerStep(self.weights, server_lr, server_optimizer)
         self.plan: RoundPlan | None = None
         self._aborted = ""
         self._unchecked = True
@@ -226,15 +223,7 @@ class RoundServer:
         center = rearrange(self.ranges.center, ones, origins, single)
         single = [first.radius[i : i + 1] for i in range(len(segments))]
         self.ranges = Ranges(center, rearrange(self.ranges.radius, ones, origins, single))
-        parameter, self._parameter = self._parameter, torch.nn.Parameter(self.weights.clone())
-        if self._optimizer is not None:
-            zeros = [torch.zeros_like(part) for part in parts]
-            state = self._optimizer.state.pop(parameter, {})
-            self._optimizer.param_groups[0]["params"] = [self._parameter]
-            self._optimizer.state[self._parameter] = {
-                name: rearrange(value, old, origins, zeros) if _is_vector(value, parameter) else value
-                for name, value in state.items()
-            }
+        self._server_step.rearrange(self.weights, old, origins, parts)
         self._since = None if self.plan is None else (self.plan.round, self.attempt)
         if self.plan is not None:
             self._open(self.plan)
@@ -372,7 +361,7 @@ class RoundServer:
         if mean is not None and step is not None:
             record.update_norm = step.norm().item()
             self._diagnose(record, step)
-            variance = self._noise_variance()
+            variance = self._sum.noise_variance()
             self.ranges = self.range_rule.following(self.ranges, self.weights, mean, variance, self.segments)
         self._in_last_sum = frozenset() if mean is None else frozenset(self._sum.received)
         self.total_uplink_bits += record.uplink_bits
@@ -425,45 +414,17 @@ class RoundServer:
     def _step(self, mean: Tensor) -> Tensor | None:
         """Take the server's step. None, with the round aborted, where the model would not be finite."""
         before, step = self.weights, mean if self.target == "updates" else mean - self.weights
-        self._apply(step)
-        state = [] if self._optimizer is None else self._optimizer.state.get(self._parameter, {}).values()
-        vectors = [value for value in state if isinstance(value, Tensor)]
-        if not any(map(_num_not_finite, [self.weights, *vectors])):
+        self.weights = self._server_step.apply(before, step)
+        bad = _num_not_finite(self.weights)
+        if not bad and self._server_step.is_finite():
             return step
-        bad, self.weights = _num_not_finite(self.weights), before
+        self.weights = before
         self._aborted = f"the model after this round's step is not finite in {bad} of {len(mean)} coordinates"
-        if self._optimizer is not None:
-            self._optimizer.state.clear()
+        if self._server_step.begin_anew():
             if not bad:
                 self._aborted = "the state of the server's optimiser is not finite after this round's step"
             self._aborted += "; the server's optimiser begins anew"
         return None
-
-    def _noise_variance(self) -> Tensor | None:
-        """Bound on the variance of the mean. Coupled errors never add up, so weights enter squared."""
-        received = self._sum.received
-        if self.aggregator is not None:  # a robust rule may pick one row: its own noise is the bound
-            return self.mechanism.noise_variance(self._context, received[:1])
-        if self.client_weights is None:
-            return self.mechanism.noise_variance(self._context, received)
-        shares = self.client_weights[received].double() / self._sum.total_weight()
-        total = torch.zeros(len(self.segments), dtype=torch.float64)
-        for client, share in zip(received, shares.tolist(), strict=True):
-            one = self.mechanism.noise_variance(self._context, [client])
-            if one is None:
-                return None
-            total += share**2 * one
-        return total
-
-    def _apply(self, step: Tensor) -> None:
-        if self._optimizer is None:
-            self.weights = self.weights + self.server_lr * step
-            return
-        with torch.no_grad():
-            self._parameter.copy_(self.weights)
-        self._parameter.grad = -step
-        self._optimizer.step()
-        self.weights = torch.lerp(self.weights, self._parameter.detach(), self.server_lr)
 
     def _record(self, plan: RoundPlan) -> RoundRecord:
         size, dim, answers = len(plan.cohort), self.weights.numel(), len(self._sum.received)
@@ -507,7 +468,7 @@ class RoundServer:
             "since": None if self._since is None else list(self._since),
             "in_last_sum": sorted(self._in_last_sum),
             "ledger": self.ledger.state_dict(),
-            "optimizer": deepcopy(self._optimizer.state_dict()) if self._optimizer else {},
+            "optimizer": self._server_step.state_dict(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -521,11 +482,7 @@ class RoundServer:
                 f"the state holds {state['weights'].numel()} weights in {len(state['radius'])} segments, the "
                 f"model {self.weights.numel()} in {len(self.segments)}; use the checkpoint's own model"
             )
-        if bool(state["optimizer"]) != (self._optimizer is not None):
-            raise ValueError(
-                "the state and this federation must both have a server_optimizer, or neither; "
-                "use the checkpoint's own setting"
-            )
+        self._server_step.check(state["optimizer"])
         self.ledger.turn_to(self._keys_name)
         self.ledger.load_state_dict(state["ledger"], repeatable=self._seeded)
         self.weights = state["weights"].to(self.weights).clone()
@@ -536,13 +493,7 @@ class RoundServer:
         self._in_last_sum = frozenset(state.get("in_last_sum", ()))
         self.total_uplink_bits = state["total_uplink_bits"]
         self.total_downlink_bits = state["total_downlink_bits"]
-        if self._optimizer is not None:
-            self._optimizer.load_state_dict(deepcopy(state["optimizer"]))
-
-
-def _is_vector(value: Any, parameter: Tensor) -> bool:
-    """Is this part of the optimiser's state one value a coordinate?"""
-    return isinstance(value, Tensor) and value.shape == parameter.shape
+        self._server_step.load_state_dict(state["optimizer"])
 
 
 def _num_not_finite(values: Tensor) -> int:

@@ -260,7 +260,7 @@ def test_the_noise_bound_knows_who_answered_and_how_much_they_weigh():
     engine.start()
     for client in (0, 1):
         engine.receive([client], update_of(client)[None])
-    bound = engine._noise_variance()
+    bound = engine._sum.noise_variance()
     alone = engine.mechanism.noise_variance(engine._context, [0])
     torch.testing.assert_close(bound, alone * (9 + 1) / 16)
 
@@ -465,5 +465,5 @@ def test_the_noise_bound_of_a_weighted_mean_is_made_of_each_client_s():
     ones = [1 / math.tanh(e / 2) ** 2 - 2 / 3 for e in epsilons]
     expected = sum((w / 9) ** 2 * one for w, one in zip(weights.tolist(), ones, strict=True))
     torch.testing.assert_close(
-        engine._noise_variance(), torch.full((2,), expected).double(), rtol=1e-6, atol=0
+        engine._sum.noise_variance(), torch.full((2,), expected).double(), rtol=1e-6, atol=0
     )
