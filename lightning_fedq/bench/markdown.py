@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 BEGIN, END = "<!-- made by `fedq bench --tables` -->", "<!-- end of the bench's tables -->"
 _DRAWN, _LISTED = 5, 10
 """Mechanisms in a panel and in a table, the best ones at the largest epsilon."""
+_ON_LINE = {"ha": "left", "va": "top", "fontsize": 8, "color": "0.3"}
 
 
 def ranked(groups: Groups, task: str, adversary: str, smaller: bool) -> list[tuple[str, list[Row]]]:
@@ -91,27 +92,29 @@ def picture(rows: Sequence[Row], known: Mapping[str, Task]) -> Figure:
         for task, adversary, _ in _panels(rows, known)
         if (found := ranked(groups, task, adversary, known[task].better == "smaller"))
     ]
-    columns = min(len(panels), 3)
+    columns = min(len(panels), 2)
     lines = -(-len(panels) // columns)
-    figure = Figure(figsize=(3.6 * columns, 3.0 * lines), layout="constrained")
+    figure = Figure(figsize=(6.2 * columns, 3.0 * lines), layout="constrained")
     axes = figure.subplots(lines, columns, squeeze=False).ravel()
     for axis in axes[len(panels) :]:
         axis.set_visible(False)
     for axis, (task, adversary, found) in zip(axes, panels, strict=False):
-        for (name, of), marker in zip(found, "osD^v", strict=False):
+        for place, ((name, of), marker) in enumerate(zip(found, "osD^v", strict=False)):
             epsilons = sorted({row.cell.epsilon for row in of})
             scores = [score[0] for e in epsilons if (score := _at(of, e)) is not None]
-            axis.plot(epsilons, scores, f"{marker}-", ms=4, lw=1.3, label=name)
+            axis.plot(epsilons, scores, f"{marker}-", ms=9 - 1.5 * place, mfc="none", lw=1.3, label=name)
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:g}")
         if known[task].better == "smaller":
             axis.set_yscale("log")
-        axis.set_title(f"{task}, {adversary.replace('_', ' ')}", fontsize=9)
-        axis.set_xlabel("epsilon", fontsize=8)
-        axis.set_ylabel(known[task].unit, fontsize=8)
-        axis.tick_params(labelsize=7)
+            axis.axhline(1.0, color="0.4", lw=0.9, ls=":")
+            axis.text(0.01, 1.0, "the estimate 0", transform=axis.get_yaxis_transform(), **_ON_LINE)
+        axis.set_title(f"{task}, {adversary.replace('_', ' ')}", fontsize=11)
+        axis.set_xlabel("epsilon of a client", fontsize=10)
+        axis.set_ylabel(known[task].unit, fontsize=10)
+        axis.tick_params(labelsize=9)
         axis.grid(alpha=0.25)
-        axis.legend(fontsize=6)
+        axis.legend(fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
     return figure
 
 

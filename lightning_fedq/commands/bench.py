@@ -62,7 +62,8 @@ def _parser() -> argparse.ArgumentParser:
         "--tables",
         type=Path,
         metavar="PAGE",
-        help="run nothing; write reference results and those of --out into a marked part of a Markdown page",
+        help="run nothing; write reference results and those of --out into a marked part of a Markdown page; "
+        "--tasks, --adversaries and --epsilons choose",
     )
     parser.add_argument(
         "--check", type=int, metavar="N", help="run N cells of the reference results again, and compare"
@@ -84,6 +85,7 @@ def main(argv: Sequence[str]) -> int:
             own = read(table) if table.exists() else []
             there = {row.cell.group for row in own}
             rows = [*own, *(row for row in reference() if row.cell.group not in there)]
+            rows = [row for row in rows if _asked_for(row, options)]
             console.print(options.tables, markdown.write(options.tables, rows, known), sep="\n")
             return 0
         chosen = _chosen(options.tasks or (QUICK_TASKS if options.quick else tuple(known)), known)
@@ -160,6 +162,15 @@ def _chosen(names: Sequence[str], known: Mapping[str, Task]) -> list[Task]:
     return [known[name] for name in names]
 
 
+def _asked_for(row: Row, options: argparse.Namespace) -> bool:
+    """Whether --tasks, --adversaries and --epsilons leave a row in a page."""
+    cell, of = row.cell, (options.tasks, options.adversaries, options.epsilons)
+    return all(
+        only is None or value in only
+        for value, only in zip((cell.task, cell.adversary, cell.epsilon), of, strict=True)
+    )
+
+
 def _among(row: Row, wanted: Sequence[tuple[Task, str, Adversary, float]]) -> bool:
     cell = row.cell
     return any(
@@ -201,6 +212,19 @@ def show(console: Console, rows: Sequence[Row], known: Mapping[str, Task], mine:
         console.print(table)
         if any(WORTHLESS in cell for _, line in lines for cell in line[2:]):
             console.print(ABOUT_WORTHLESS)
+        for name, reason in _refused(rows, task, adversary):
+            if name in mine:
+                console.print(f"{name} is not in this table: {reason}", highlight=False, markup=False)
+
+
+def _refused(rows: Sequence[Row], task: str, adversary: str) -> list[tuple[str, str]]:
+    """Mechanisms without any result in a table, and their first reason."""
+    here = [row for row in rows if (row.cell.task, row.cell.adversary) == (task, adversary)]
+    there = {row.cell.mechanism for row in here if row.result is not None}
+    reasons: dict[str, str] = {}
+    for row in here:
+        reasons.setdefault(row.cell.mechanism, row.reason)
+    return [(name, reason) for name, reason in reasons.items() if name not in there]
 
 
 def as_json(rows: Sequence[Row]) -> dict[str, object]:

@@ -141,6 +141,16 @@ def test_a_mechanism_of_ones_own_stands_among_the_reference(
     assert "LDPQ" in printed and "GaussianNoise" in printed
 
 
+def test_why_ones_own_mechanism_is_in_no_table_is_said(
+    small: list[object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """CPA's messages are no sum."""
+    assert bench.main(["CPA", *QUICK]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "CPA is not in this table: CPA is not homomorphic" in printed
+    assert "leave out secure_aggregation or choose a homomorphic mechanism" in printed
+
+
 def test_check_says_whether_reference_cells_are_met(
     small: list[object], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,6 +238,16 @@ def test_a_page_without_a_marked_part_is_not_overwritten(
         bench.main(["--tables", "page.md"])
     assert "page.md has no part to renew" in capsys.readouterr().err
     assert page.read_text() == "mine\n"
+
+
+def test_a_page_can_have_some_tasks_adversaries_and_epsilons(small: object) -> None:
+    for epsilon in (4.0, 8.0):
+        append(Path("bench/bench.csv"), fill(SMALL, "LDPQ", SECAGG, epsilon, range(1)))
+    assert bench.main(["--tables", "page.md", "--tasks", "small", "--epsilons", "8"]) == 0
+    assert "| ε 8 |" in Path("page.md").read_text()
+    assert "ε 4" not in Path("page.md").read_text()
+    with pytest.raises(SystemExit):
+        bench.main(["--tables", "page.md", "--adversaries", "outsider"])
 
 
 def test_who_has_no_result_at_the_largest_epsilon_comes_last() -> None:
