@@ -32,7 +32,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_fedq.audit.bench import CROWD_SEGMENTS, FEW_SEGMENTS, Bench, HeldKeys, Played
+from lightning_fedq.audit.bench import CROWD_SEGMENTS, FEW_SEGMENTS, Bench, Played
+from lightning_fedq.audit.known import HeldKeys
 from lightning_fedq.audit.simulation import cohort_size, share_of
 from lightning_fedq.audit.views import Array, Finding, View
 from lightning_fedq.keys.randomness import SeededKeys

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.audit.bench import Bench, Bins, HeldKeys
+from lightning_fedq.audit.bench import Bench, Bins
+from lightning_fedq.audit.known import HeldKeys
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import (

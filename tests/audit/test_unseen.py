@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import Federated, federated
+from lightning_fedq.callbacks import Federated
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from lightning_fedq.mechanisms.bases.scaled import ScaledLevels
 from lightning_fedq.ranges import AdaptiveRange, PreviousMinMax
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from lightning_fedq.simulation import population
 from tests.audit import plants
 from tests.audit.engine_plays import Uplink
 from tests.contract.test_mechanisms import ROWS
@@ -152,5 +153,5 @@ def test_the_checkpoint_of_a_training_shows_no_more_than_the_messages(tmp_path):
 
 @pytest.mark.parametrize("plant", plants.EXACT_MEAN_LEAKS, ids=lambda plant: plant.__name__)
 def test_the_checkpoint_of_a_planted_training_does(plant, tmp_path, monkeypatch):
-    monkeypatch.setattr(federated, "RoundEngine", plant)
+    monkeypatch.setattr(population, "RoundEngine", plant)
     assert train(tmp_path, 1.0) != train(tmp_path, 64.0)

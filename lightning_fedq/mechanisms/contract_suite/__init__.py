@@ -1,0 +1,81 @@
+"""Contract suite of mechanisms: `check_mechanism` holds any mechanism, yours too, against every rule.
+
+A rule is a function of a mechanism that raises `BrokenContractError` with its own name; `RULES` lists them.
+All draws come from seeded streams, so a mechanism passes always or never. Rules about laws compare with what
+chance allows; the probability that a right mechanism fails all of them together, over fresh seeds, is below
+1e-3.
+
+    from lightning_fedq.mechanisms.contract_suite import RULES, check_mechanism
+
+    def test_contract():
+        check_mechanism(MyMechanism(epsilon=1.0))
+
+or, one test a rule:
+
+    @pytest.mark.parametrize("rule", RULES)
+    def test_contract(rule):
+        RULES[rule](MyMechanism(epsilon=1.0))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from lightning_fedq.mechanism import Mechanism
+from lightning_fedq.mechanisms.contract import BrokenContractError
+from lightning_fedq.mechanisms.contract_suite import encoding as encoding
+from lightning_fedq.mechanisms.contract_suite import laws as laws
+from lightning_fedq.mechanisms.contract_suite.by_hand import (
+    RULES,
+    Rule,
+    context_of,
+    decode,
+    encode,
+    golden_symbols,
+)
+
+__all__ = [
+    "RULES",
+    "BrokenContractError",
+    "Rule",
+    "check_mechanism",
+    "context_of",
+    "decode",
+    "encode",
+    "golden_symbols",
+]
+
+
+def check_mechanism(mechanism: Mechanism, rules: Iterable[str] | None = None) -> None:
+    """Hold a mechanism against the contract. Some seconds.
+
+    Args:
+        mechanism: With settings as they would be used. Where it draws little noise, errors show better.
+        rules: Names of rules; None is all of `RULES`.
+
+    Raises:
+        BrokenContractError: Which rules are broken, each with what was wanted and what came.
+        ValueError: If there is no such rule.
+
+    Example:
+        >>> from lightning_fedq.mechanisms import LDPQ
+        >>> check_mechanism(LDPQ(epsilon=1.0))
+    """
+    names = tuple(RULES) if rules is None else tuple(rules)
+    if unknown := [name for name in names if name not in RULES]:
+        raise ValueError(f"there is no rule {', '.join(unknown)}; the rules are {', '.join(RULES)}")
+    broken: list[BrokenContractError] = []
+    for name in names:
+        try:
+            RULES[name](mechanism)
+        except BrokenContractError as error:
+            if error.rule not in [other.rule for other in broken]:
+                broken.append(error)
+        except Exception as error:  # whatever a mechanism of another package may raise
+            told = BrokenContractError(name, f"raised {type(error).__name__}: {error}")
+            told.__cause__ = error
+            broken.append(told)
+    if broken:
+        lines = "\n".join(f"  {error}" for error in broken)
+        text = f"{mechanism!r} breaks {len(broken)} of {len(names)} rules of the contract:\n{lines}"
+        raise BrokenContractError(", ".join(error.rule for error in broken), text) from broken[0]

@@ -1,0 +1,308 @@
+"""Rules about what a mechanism is and what its messages are."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import is_dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from lightning_fedq.functional.exact_error.dither import round_to_grid
+from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
+from lightning_fedq.mechanism import Adversary, Mechanism, NonPrivate
+from lightning_fedq.mechanisms.contract import BrokenContractError as BrokenContractError
+from lightning_fedq.mechanisms.contract import check_claims, check_decoded, check_message, must
+from lightning_fedq.mechanisms.contract_suite.by_hand import (
+    CLIENTS,
+    SEGMENTS,
+    context_of,
+    decode,
+    draws,
+    encode,
+    rule,
+    server_draws,
+    standard,
+)
+from lightning_fedq.wire.coding import UndecodableError
+
+
+@rule
+def frozen_dataclass(mechanism: Mechanism) -> None:
+    """A mechanism is a frozen, hashable dataclass of parameters."""
+    rule, kind = "frozen_dataclass", type(mechanism)
+    frozen = is_dataclass(kind) and kind.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    must(frozen, rule, f"{kind.__name__} must be a dataclass with frozen=True; state lives in the engine")
+    hash(mechanism)
+
+
+@rule
+def keeps_no_state(mechanism: Mechanism) -> None:
+    """A round leaves a mechanism as it was, what `cached_property` keeps aside."""
+    kept = {
+        name
+        for base in type(mechanism).__mro__
+        for name, value in vars(base).items()
+        if isinstance(value, cached_property)
+    }
+
+    def state(anything: object) -> dict[str, str]:
+        return {name: repr(value) for name, value in vars(anything).items() if name not in kept}
+
+    before = state(mechanism)
+    context, updates = standard(mechanism)
+    symbols = encode(mechanism, updates, context).symbols
+    decode(mechanism, symbols, context.cohort, context)
+    mechanism.claims(context)
+    changed = [name for name, value in state(mechanism).items() if before.get(name) != value]
+    must(
+        not changed,
+        "keeps_no_state",
+        f"a round has changed {', '.join(changed)}; a mechanism is its parameters, state lives in the engine",
+    )
+
+
+@rule
+def groups_cover_the_cohort(mechanism: Mechanism) -> None:
+    """`group_sizes` cuts a cohort of any size into groups of at least one client."""
+    for size in (1, 2, 3, 7, 10):
+        sizes = mechanism.group_sizes(size)
+        good = sum(sizes) == size and min(sizes) >= 1
+        must(good, "groups_cover_the_cohort", f"group_sizes({size}) must sum to {size}, got {sizes}")
+
+
+@rule
+def one_claim_per_adversary(mechanism: Mechanism) -> None:
+    """`claims` says something about every adversary, once."""
+    for clients in (CLIENTS, (3,), (5, 2)):
+        context = context_of(mechanism, clients, SEGMENTS)
+        claims = mechanism.claims(context)
+        check_claims(claims)
+        units = (1, context.dim, mechanism.num_symbols(context))
+        for claim in claims:
+            must(
+                claim.compositions in units,
+                "one_claim_per_adversary",
+                f"losses a message must be one of {units} (message, coordinates, symbols), got "
+                f"{claim.compositions} for {claim.adversary.name}",
+            )
+
+
+@rule
+def integer_symbols(mechanism: Mechanism) -> None:
+    """`encode` returns one row of integers a client, and counts the bits of the wire."""
+    context, updates = standard(mechanism)
+    check_message(mechanism, encode(mechanism, updates, context), context, len(updates))
+
+
+@rule
+def decodes_to_the_sum(mechanism: Mechanism) -> None:
+    """`decode` returns finite floats, one a coordinate: float32, or float64 where there is a grid."""
+    context, updates = standard(mechanism)
+    total = decode(mechanism, encode(mechanism, updates, context).symbols, context.cohort, context)
+    check_decoded(total, context)
+    wanted = torch.float32 if mechanism.grid(context) is None else torch.float64
+    must(total.dtype == wanted, "decodes_to_the_sum", f"decode() must return {wanted}, got {total.dtype}")
+
+
+@rule
+def same_streams_same_message(mechanism: Mechanism) -> None:
+    """Messages follow from update, round and streams: nothing else is drawn."""
+    context, updates = standard(mechanism)
+    first, second = (encode(mechanism, updates, context) for _ in range(2))
+    same = torch.equal(first.symbols, second.symbols) and first.num_bits == second.num_bits
+    must(same, "same_streams_same_message", "two calls of encode() with the same streams differ")
+
+
+@rule
+def fresh_coins(mechanism: Mechanism) -> None:
+    """Another client, round, attempt or seed draws other coins. Who draws none promises nothing."""
+    rule = "fresh_coins"
+    if not draws(mechanism):
+        claims = mechanism.claims(context_of(mechanism, (4, 9), SEGMENTS))
+        private = [claim.adversary for claim in claims if not isinstance(claim.loss, NonPrivate)]
+        if server_draws(mechanism):  # then it is trusted
+            private = [who for who in private if who not in (Adversary.OUTSIDER, Adversary.CLIENT)]
+        names = ", ".join(who.name for who in private)
+        told = f"64 messages are the same whatever the seed, yet claims are made about {names}"
+        must(not private, rule, told)
+        return
+    updates = torch.full((64, 64), 0.1)
+    context = context_of(mechanism, range(64), (64,))
+    symbols = encode(mechanism, updates, context).symbols
+    must(bool((symbols != symbols[:1]).any()), rule, "64 clients with equal updates send equal messages")
+    for what, other in (
+        ("round", context_of(mechanism, range(64), (64,), round=1)),
+        ("attempt", context_of(mechanism, range(64), (64,), attempt=1)),
+    ):
+        again = encode(mechanism, updates, other).symbols
+        must(not torch.equal(symbols, again), rule, f"another {what} repeats the coins of 64 messages")
+
+
+class _Exchanged(SeededKeys):
+    """Keys of one seed, some kinds of which are those of another. The federation keeps its name."""
+
+    def __init__(self, *kinds: str) -> None:
+        super().__init__(0)
+        self._other, self._kinds = SeededKeys(1), kinds
+
+    def public(self) -> bytes:
+        """See `Keys.public`. Its first half names the federation in the address of every stream."""
+        own = super().public()
+        return own[:16] + self._other.public()[16:] if "public" in self._kinds else own
+
+    def members(self) -> bytes:
+        """See `Keys.members`."""
+        return self._other.members() if "members" in self._kinds else super().members()
+
+    def client(self, client: int) -> bytes:
+        """See `Keys.client`."""
+        return self._other.client(client) if "client" in self._kinds else super().client(client)
+
+    def peer(self, group: tuple[int, ...]) -> bytes:
+        """See `Keys.peer`."""
+        return self._other.peer(group) if "peer" in self._kinds else super().peer(group)
+
+    def private(self, client: int) -> bytes:
+        """See `Keys.private`."""
+        return self._other.private(client) if "private" in self._kinds else super().private(client)
+
+
+@rule
+def streams_are_whose_they_are(mechanism: Mechanism) -> None:
+    """Messages hang on streams that the server lacks, and on others only where `decode` reads them too.
+
+    Of 64 clients, streams of one kind are exchanged and all others stay. Where something is claimed against a
+    server, streams that groups share must change messages, and private ones too, unless a group's shared
+    words are all there is and nothing is claimed against who knows them. What the server knows may change
+    messages only if it changes how they are decoded.
+    """
+    rule, context = "streams_are_whose_they_are", context_of(mechanism, range(64), (64,))
+    claims = {claim.adversary: claim.loss for claim in mechanism.claims(context)}
+    if all(isinstance(claims[who], NonPrivate) for who in (Adversary.SERVER, Adversary.SECAGG_SERVER)):
+        return
+    updates = torch.full((64, 64), 0.1)
+
+    def message(keys: SeededKeys) -> Tensor:
+        return mechanism.encode(updates, context, ClientRandomness(keys, range(64), 0)).symbols
+
+    before = message(SeededKeys(0))
+    in_groups = max(mechanism.group_sizes(64)) > 1
+    hidden = ["peer"] if in_groups else []
+    if not in_groups or math.isfinite(claims[Adversary.SERVER_AND_PARTNER].pure_epsilon):
+        hidden.append("private")
+    for kind in hidden:
+        changes = not torch.equal(message(_Exchanged(kind)), before)
+        told = f"other {kind} streams give the same messages, so what should hide them comes from elsewhere"
+        must(changes, rule, told)
+    for kind in ("public", "members", "client"):
+        keys = _Exchanged(kind)
+        if torch.equal(message(keys), before):
+            continue
+        known = (PublicRandomness(each, 0) for each in (SeededKeys(0), keys))
+        sums = [mechanism.decode(before, range(64), context, public) for public in known]
+        told = (
+            f"other {kind} streams give other messages that are decoded as before, so that the server knows "
+            "of a coin what it does not need; take it from rand.private, or rand.peer"
+        )
+        must(not torch.equal(*sums), rule, told)
+
+
+@rule
+def stack_equals_rows(mechanism: Mechanism) -> None:
+    """A stack of clients is encoded as each of them alone would be."""
+    rule = "stack_equals_rows"
+    context, updates = standard(mechanism)
+    updates = 3.0 * updates  # so that some are clipped
+    stack = encode(mechanism, updates, context)
+    single = [encode(mechanism, updates[i : i + 1], context, [c]) for i, c in enumerate(context.cohort)]
+    flat = [encode(mechanism, updates[i], context, [c]) for i, c in enumerate(context.cohort)]
+    rows = torch.cat([message.symbols for message in single])
+    must(torch.equal(stack.symbols, rows), rule, "symbols of a stack differ from those of its rows alone")
+    alike = all(torch.equal(one.symbols, two.symbols[0]) for one, two in zip(flat, single, strict=True))
+    must(alike, rule, "an update (dim,) must give symbols (m,), the row of the stack (1, dim)")
+    for name in ("num_bits", "num_clipped"):
+        whole, parts = getattr(stack, name), sum(getattr(message, name) for message in single)
+        must(whole == parts, rule, f"{name} of a stack is {whole}, that of its rows {parts} in all")
+
+
+@rule
+def sum_decodes_like_its_parts(mechanism: Mechanism) -> None:
+    """Decoded parts add up to the decoded whole, and a homomorphic one reads the sum of symbols."""
+    rule = "sum_decodes_like_its_parts"
+    context, updates = standard(mechanism)
+    symbols, cohort = encode(mechanism, updates, context).symbols, context.cohort
+    together = decode(mechanism, symbols, cohort, context)
+    if not mechanism.joint:
+        parts = torch.stack(
+            [decode(mechanism, symbols[i : i + 1], [c], context).double() for i, c in enumerate(cohort)]
+        )
+        # float32 output: half an ulp for each part and the sum
+        allowed = 2.0**-22 * (parts.abs().sum(0) + together.abs())
+        error = (together.double() - parts.sum(0)).abs()
+        worst = int((error - allowed).argmax())
+        must(
+            bool((error <= allowed).all()),
+            rule,
+            f"coordinate {worst} is {together[worst].item():g} of all messages together, and "
+            f"{parts.sum(0)[worst].item():g} as the sum of its parts",
+        )
+    if (grid := mechanism.grid(context)) is not None:
+        rounded = round_to_grid(together, grid)
+        raw = bool((rounded - together).abs().max() > grid / 10)
+        must(raw, rule, "decode() must not round to its grid: that is done once, to the sum of all clients")
+    if mechanism.homomorphic:
+        summed = decode(mechanism, symbols.sum(0, dtype=torch.int64), cohort, context)
+        must(torch.equal(summed, together), rule, "the sum of all symbols decodes to something else")
+
+
+@rule
+def bits_are_those_of_the_stream(mechanism: Mechanism) -> None:
+    """`num_bits` is the length of streams that unpack to the symbols, and other bytes are refused."""
+    rule = "bits_are_those_of_the_stream"
+    context, updates = standard(mechanism)
+    message, public = encode(mechanism, updates, context), PublicRandomness(SeededKeys(0), context.round)
+    total = 0
+    for client, symbols in zip(context.cohort, message.symbols, strict=True):
+        code = mechanism.message_code(client, context, public)
+        bits, stream = code.num_bits(symbols), code.pack(symbols)
+        must(len(stream) == (bits + 7) // 8, rule, f"a stream of {bits} bits is {len(stream)} bytes long")
+        same = torch.equal(code.unpack(stream, len(symbols)).to(symbols), symbols)
+        must(same, rule, f"the stream of client {client} unpacks to other symbols")
+        for other in (b"", stream[:-1], stream + b"\xff", bytes(len(stream))):
+            try:
+                code.unpack(other, len(symbols))
+            except Exception as error:
+                named = isinstance(error, UndecodableError)
+                must(
+                    named, rule, f"unpack of other bytes raises {type(error).__name__}, not UndecodableError"
+                )
+        total += bits
+    must(
+        message.num_bits == total,
+        rule,
+        f"num_bits must be {total}, the streams' length, got {message.num_bits}",
+    )
+
+
+@rule
+def symbols_lie_in_their_range(mechanism: Mechanism) -> None:
+    """Symbols keep to `symbol_range` and `symbol_modulus`, and servers take them."""
+    rule = "symbols_lie_in_their_range"
+    context, updates = standard(mechanism)
+    public = PublicRandomness(SeededKeys(0), context.round)
+    for name, rows in (("ordinary", updates), ("huge", 2.0**100 * updates)):
+        symbols = encode(mechanism, rows, context).symbols.to(torch.int64)
+        if (modulus := mechanism.symbol_modulus(context)) is not None:
+            size, count = modulus
+            must(symbols.shape[1] == count, rule, f"a message has {symbols.shape[1]} symbols, not {count}")
+            inside = bool(((symbols >= 0) & (symbols < size)).all())
+            must(inside, rule, f"symbols of {name} updates are no residues modulo {size}")
+        if (ends := mechanism.symbol_range(context, public)) is not None:
+            low, high = (torch.as_tensor(end) for end in ends)
+            inside = bool(((symbols >= low) & (symbols <= high)).all())
+            must(inside, rule, f"symbols of {name} updates leave symbol_range")
+        for client, row in zip(sorted(context.cohort), symbols, strict=True):
+            can = mechanism.can_send(row, client, context, public)
+            must(can, rule, f"a server would refuse symbols of {name} updates (can_send)")

@@ -1,0 +1,262 @@
+"""Rules about the law of errors, devices, ranges, neighbours, and settings in files."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import yaml
+from jsonargparse import ArgumentParser
+from torch import Tensor
+
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
+from lightning_fedq.mechanism import Mechanism, Neighbours, RoundContext
+from lightning_fedq.mechanisms.contract import BrokenContractError as BrokenContractError
+from lightning_fedq.mechanisms.contract import must
+from lightning_fedq.mechanisms.contract_suite.by_hand import (
+    COHORTS,
+    LAW_ROUNDS,
+    LAW_SEGMENTS,
+    STANDARD_ERRORS,
+    context_of,
+    decode,
+    encode,
+    even_updates,
+    inside,
+    rule,
+    standard,
+)
+
+
+@lru_cache(maxsize=4)
+def _simulated(
+    mechanism: Mechanism, clients: tuple[int, ...], answered: tuple[int, ...]
+) -> tuple[RoundContext, Tensor, Tensor]:
+    """Context, exact mean `(dim,)` and decoded means `(rounds, dim)` of updates inside the range."""
+    contexts = [
+        context_of(mechanism, clients, LAW_SEGMENTS, radius=(1.0, 2.0), center=(0.1, -0.2), round=r)
+        for r in range(LAW_ROUNDS)
+    ]
+    dim, cohort = contexts[0].dim, sorted(clients)
+    updates = even_updates(len(cohort), dim)
+    for context in contexts:
+        updates = inside(mechanism, context, updates)
+    rows = updates[[cohort.index(client) for client in answered]]
+    means = []
+    for context in contexts:
+        symbols = encode(mechanism, rows, context, answered).symbols
+        means.append(decode(mechanism, symbols, answered, context).double() / len(answered))
+    return contexts[0], rows.double().mean(0), torch.stack(means)
+
+
+def _directions(exact: Tensor) -> dict[str, Tensor]:
+    """Unit vectors in which a bias shows, by name: a wrong scale, an offset, a wrong curve, a wrong layer."""
+    found = {"along the update": exact, "along ones": torch.ones_like(exact)}
+    for what, order in (("values", exact.argsort()), ("coordinates", torch.arange(len(exact)))):
+        for number, part in enumerate(order.chunk(8), 1):
+            found[f"over part {number} of 8 of the {what}"] = torch.zeros_like(exact).index_fill(0, part, 1.0)
+    return {name: vector / vector.norm() for name, vector in found.items()}
+
+
+@rule
+def unbiased(mechanism: Mechanism) -> None:
+    """The decoded mean is right on average: odd cohorts, lone clients, groups that lost one. 60 rounds."""
+    if not mechanism.unbiased:
+        return
+    for clients, answered in COHORTS:
+        _, exact, means = _simulated(mechanism, clients, answered)
+        for name, direction in _directions(exact).items():
+            along = (means - exact) @ direction
+            error = along.std() / LAW_ROUNDS**0.5 + 1e-6 * means.abs().max()  # float32 output
+            score = float(along.mean().abs() / error)
+            must(
+                score <= STANDARD_ERRORS,
+                "unbiased",
+                f"with {len(answered)} of {len(clients)} clients, the mean is off by "
+                f"{along.mean().item():.3g} {name}, {score:.1f} standard errors; a mechanism "
+                "that is meant to be biased says unbiased = False",
+            )
+
+
+@rule
+def noise_bound_holds(mechanism: Mechanism) -> None:
+    """`noise_variance`, where there is one, is not exceeded by what can be proven of 60 rounds."""
+    for clients, answered in COHORTS:
+        context, _, means = _simulated(mechanism, clients, answered)
+        bound = mechanism.noise_variance(context, answered)
+        if bound is None:
+            return
+        shape = tuple(bound.shape)
+        must(shape == (2,), "noise_bound_holds", f"noise_variance() needs one value a segment, got {shape}")
+        squares = (means - means.mean(0)).square() * (LAW_ROUNDS / (LAW_ROUNDS - 1))
+        for segment, part in enumerate(torch.split(squares, list(LAW_SEGMENTS), 1)):
+            by_round = part.mean(1)
+            proven = by_round.mean() - STANDARD_ERRORS * by_round.std() / LAW_ROUNDS**0.5
+            rounding = (1e-6 * means.abs().max()) ** 2  # float32 output
+            must(
+                bool(proven <= bound[segment] + rounding),
+                "noise_bound_holds",
+                f"with {len(answered)} of {len(clients)} clients, the variance of segment {segment} is at "
+                f"least {proven.item():.4g}, the bound is {bound[segment].item():.4g}",
+            )
+
+
+@rule
+def any_float_type(mechanism: Mechanism) -> None:
+    """Updates of any float type are encoded as float32 ones of the same values."""
+    context, updates = standard(mechanism)
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        rows = updates.to(dtype)
+        expected = encode(mechanism, rows.float(), context).symbols
+        same = torch.equal(encode(mechanism, rows, context).symbols, expected)
+        must(same, "any_float_type", f"updates of {dtype} give other symbols than the same values in float32")
+
+
+@rule
+def devices_agree(mechanism: Mechanism) -> None:
+    """Symbols are the same on every device, and stay there. A GPU is tried where there is one."""
+    context, updates = standard(mechanism)
+    here = encode(mechanism, updates, context).symbols
+    mean = decode(mechanism, here, context.cohort, context)
+    for device in ("cpu", *(["cuda"] if torch.cuda.is_available() else [])):
+        there = encode(mechanism, updates.to(device), context).symbols
+        must(there.device.type == device, "devices_agree", f"symbols left {device} for {there.device}")
+        must(torch.equal(there.cpu(), here), "devices_agree", f"symbols on {device} are others")
+        found = decode(mechanism, there, context.cohort, context)
+        must(
+            found.device.type == device, "devices_agree", f"the decoded sum left {device} for {found.device}"
+        )
+        close = torch.allclose(found.cpu(), mean, rtol=1e-5, atol=1e-5 * float(mean.abs().max()))
+        must(close, "devices_agree", f"the decoded sum on {device} is another")
+
+
+@rule
+def clips_and_counts(mechanism: Mechanism) -> None:
+    """Values outside the range are clipped and counted, or arrive at their own size on average."""
+    rule, context = "clips_and_counts", context_of(mechanism, (1,), (64,))
+    ones = torch.ones(1, 64)
+    far, farther = (encode(mechanism, size * ones, context) for size in (2.0**80, 2.0**100))
+    if far.num_clipped == 0:
+        total = decode(mechanism, far.symbols, (1,), context)
+        arrived = 0.5 < float(total.mean()) / 2.0**80 < 1.5  # rounding may be as coarse as the update is long
+        must(
+            arrived,
+            rule,
+            "an update of 2^80 in each coordinate is not counted as clipped, and does not arrive",
+        )
+        return
+    must(far.num_clipped <= 64, rule, f"{far.num_clipped} of 64 coordinates were clipped")
+    must(
+        torch.equal(far.symbols, farther.symbols),
+        rule,
+        "updates of 2^80 and 2^100 in each coordinate are clipped to the same one, but symbols differ",
+    )
+    inside, outside = (encode(mechanism, size * ones, context).num_clipped for size in (0.999, 1.001))
+    if inside == 0 and outside > 0:  # the range ends there, for this direction
+        same = torch.equal(far.symbols, encode(mechanism, ones, context).symbols)
+        must(same, rule, "an update far outside is sent as another one than that at the end of the range")
+
+
+@rule
+def each_segment_has_its_range(mechanism: Mechanism) -> None:
+    """Who reads the range of one segment reads that of each, and for the segment's own symbols."""
+    rule, segments, clients = "each_segment_has_its_range", (96, 160), (4, 9, 2, 7)
+    updates = even_updates(len(clients), sum(segments))
+
+    def symbols(
+        radius: Sequence[float] = (1.0, 1.0), center: Sequence[float] = (0.0, 0.0)
+    ) -> tuple[Tensor, ...]:
+        context = context_of(mechanism, clients, segments, radius, center)
+        found = encode(mechanism, updates, context).symbols
+        return torch.split(found, list(segments), 1) if found.shape[1] == sum(segments) else (found, found)
+
+    before = symbols()
+    for what, ordinary, other in (("radius", 1.0, 2.0**-6), ("center", 0.0, 8.0)):
+        first, second = (symbols(**{what: values}) for values in ((other, ordinary), (ordinary, other)))
+        reads = [not torch.equal(first[0], before[0]), not torch.equal(second[1], before[1])]
+        anything = [
+            any(not torch.equal(one, two) for one, two in zip(found, before, strict=True))
+            for found in (first, second)
+        ]
+        for segment in (0, 1):
+            must(
+                reads[segment] or not any(anything),
+                rule,
+                f"the {what} of segment {segment + 1} of 2 does not change its symbols, but one of the two "
+                "changes some; take `context.expand(context.radius)` and `context.expand(context.center)`",
+            )
+
+
+@rule
+def two_neighbours(mechanism: Mechanism) -> None:
+    """`worst_pair` gives two different finite updates. Zero is the second if a claim is about zeroing out."""
+    rule = "two_neighbours"
+    context = context_of(mechanism, (4, 9, 2, 7), (5, 3), radius=(1.0, 2.0), center=(0.5, 0.0))
+    high, low = mechanism.worst_pair(9, context, PublicRandomness(SeededKeys(0), 0))
+    for update in (high, low):
+        shaped = tuple(update.shape) == (8,) and update.dtype == torch.float64
+        must(shaped, rule, f"updates must be (dim,) float64, got {tuple(update.shape)} {update.dtype}")
+        must(bool(torch.isfinite(update).all()), rule, "an update of the pair is not finite")
+    must(bool((high != low).any()), rule, "both updates are the same: nothing could be told apart")
+    if any(claim.neighbours is Neighbours.ZERO_OUT for claim in mechanism.claims(context)):
+        must(not bool(low.any()), rule, "a claim is about zeroing out, so the second update must be zero")
+
+
+@rule
+def lever_is_at_least_one(mechanism: Mechanism) -> None:
+    """`lever` is None or at least 1: an honest client can move the sum by its own extreme."""
+    context = context_of(mechanism, (4, 9))
+    for client in (4, 9):
+        lever = mechanism.lever(client, context)
+        good = lever is None or lever >= 1.0 - 1e-12
+        must(good, "lever_is_at_least_one", f"lever() must be None or >= 1, got {lever}")
+
+
+@rule
+def pickles(mechanism: Mechanism) -> None:
+    """A mechanism goes to other processes and comes back equal."""
+    must(pickle.loads(pickle.dumps(mechanism)) == mechanism, "pickles", "it comes back as another one")
+
+
+@rule
+def builds_from_yaml(mechanism: Mechanism) -> None:
+    """A configuration names the class and its parameters, all of them plain values."""
+    kind = type(mechanism)
+    arguments = asdict(mechanism)  # type: ignore[call-overload]
+    text = yaml.safe_dump(
+        {"mechanism": {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": arguments}}
+    )
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--config", action="config")
+    parser.add_argument("--mechanism", type=Mechanism)
+    with TemporaryDirectory() as folder:
+        path = Path(folder, "mechanism.yaml")
+        path.write_text(text)
+        built = parser.instantiate(parser.parse_args([f"--config={path}"])).mechanism
+    must(built == mechanism, "builds_from_yaml", f"its settings in YAML build {built!r}:\n{text}")
+
+
+@rule
+def reads_back_from_its_repr(mechanism: Mechanism) -> None:
+    """Checkpoints hold a mechanism as its `repr`: a call with plain values by keyword."""
+    rule = "reads_back_from_its_repr"
+    try:
+        call = ast.parse(repr(mechanism), mode="eval").body
+        plain = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args
+        values = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords} if plain else None  # type: ignore[attr-defined]
+    except (SyntaxError, ValueError):
+        values = None
+    must(
+        values is not None,
+        rule,
+        f"repr must be Name(parameter=value, ...) of plain values, got {mechanism!r}",
+    )
+    assert values is not None
+    built = type(mechanism)(**values)
+    must(built == mechanism, rule, f"{mechanism!r} reads back as {built!r}")
