@@ -33,12 +33,21 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
 LISTS = Path(inspect.getfile(mechanisms))
-PUBLIC = (
-    *("callbacks", "mechanisms", "data", "datasets", "models", "ranges", "rounds", "secagg"),
-    *("privacy.target", "privacy.report", "mechanism", "privacy.losses", "keys.randomness", "wire.coding"),
-    *("byzantine.aggregation", "mechanisms.contract_suite"),
-)
-"""Modules whose names are public, beside those of `lightning_fedq` itself."""
+PUBLIC: dict[str, tuple[str, ...]] = {
+    "callbacks": (),
+    "mechanisms": (),
+    "datasets": (),
+    "models": (),
+    "flower": ("DecodingStrategy", "client_app", "encoding_mod", "server_app"),
+    "mechanism": ("Adversary", "Mechanism", "Message", "PrivacyClaim", "RoundContext", "Unit"),
+    "privacy.losses": ("GaussianLoss", "Loss", "NonPrivate", "PmfPairs", "RenyiLoss"),
+    "wire.coding": ("Code", "FixedLength"),
+    "keys.randomness": ("ClientRandomness", "PublicRandomness"),
+    "ranges": ("RangeRule",),
+    "data": ("Partition",),
+    "mechanisms.contract_suite": ("check_mechanism",),
+}
+"""Names that are public beside those of `lightning_fedq` itself, by module. () is its `__all__`."""
 
 HOOKS = {
     "homomorphic": ("must be said", "may `decode` be given the sum of the messages? Secure aggregation asks"),
@@ -236,18 +245,11 @@ def commands_table() -> str:
 
 
 def _public() -> Iterator[tuple[str, list[str]]]:
-    """Public names by module: `__all__`, or else the public classes and functions that a module defines."""
+    """Public names by module."""
     yield "lightning_fedq", ["__version__", *lightning_fedq.__all__]
-    for short in PUBLIC:
-        module = import_module(f"lightning_fedq.{short}")
-        names = getattr(module, "__all__", None) or [
-            name
-            for name, value in vars(module).items()
-            if not name.startswith("_")
-            and (inspect.isclass(value) or inspect.isfunction(value))
-            and value.__module__ == module.__name__
-        ]
-        yield module.__name__, list(names)
+    for short, names in PUBLIC.items():
+        module = f"lightning_fedq.{short}"
+        yield module, list(names or import_module(module).__all__)
 
 
 def names_table() -> str:

@@ -44,7 +44,7 @@ ALLOWED: dict[str, set[str]] = {
     "dpsgd.opacus": {"extras", "functional", "privacy.accounting", "privacy.grid", "opacus", *ARRAYS},
     "dpsgd.statement": {"dpsgd.opacus", "privacy.verdict"},
     "privacy": {
-        *("mechanism", "extras", "functional", "keys", "dpsgd.opacus", "dpsgd.statement", "dp_accounting"),
+        *("mechanism", "extras", "functional", "keys", "dpsgd.opacus", "dpsgd.statement"),
         *("privacy.losses", "privacy.grid", "privacy.accounting", "privacy.verdict"),
         *ARRAYS,
     },
