@@ -66,6 +66,14 @@ MECHANISMS: list[Mechanism] = [
     m.SIGM(1.0, noise_multiplier=0.5, sampling_probability=0.4),
     m.CSGM(1.0, noise_multiplier=0.5, sampling_probability=0.4, bits=2),
     m.SubtractiveDither(bits=4),
+    m.PairedCoins(1.0),
+    m.RotatedAxes(8.0, 8.0),
+    m.Skellam(8.0, local_sigma=0.05, granularity=0.01),
+    m.BandedGaussian(1.0, 1.0, band=1),
+    m.QSGD(),
+    m.TernGrad(),
+    m.DRIVE(),
+    m.EDEN(),
 ]
 
 Row = list[str]
