@@ -13,12 +13,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fedq.functional.rounded_levels import round_to_levels
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanism import RoundContext
-from lightning_fedq.mechanisms.bases.scaled import ScaledLevels, longest_square, rounding_uniforms, widest
+from lightning_fedq.mechanisms.bases.scaled import ScaledLevels, by_columns, longest_square, widest
+
+_BLOCK = 1 << 12
+"""Coordinates that are rounded at once: their words stay in the cache."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +60,25 @@ class QSGD(ScaledLevels):
         scales = torch.where(
             scales.double() < exact, torch.nextafter(scales, torch.tensor(torch.inf)), scales
         )
-        units = rows.abs() * (self.levels / torch.where(scales > 0, scales, 1.0).double())[:, None]
-        units = units.clamp(max=self.levels)  # the product may round to a little more
-        floor = units.floor()
-        up = rounding_uniforms(rows, rand) < units - floor
-        return scales, (floor + up) * rows.sign()
+        factors = (self.levels / torch.where(scales > 0, scales, 1.0).double()).tolist()
+        levels, words = np.empty(rows.shape, np.int64), np.empty(_BLOCK, np.uint64)
+        for row, put, factor, client in zip(rows.numpy(), levels, factors, rand.clients, strict=True):
+            coins = rand.private(client, "rounding")
+            for first in range(0, len(row), _BLOCK):
+                values = row[first : first + _BLOCK]
+                coins.fill(drawn := words[: len(values)])
+                round_to_levels(values, factor, self.levels, drawn, put[first : first + _BLOCK])
+        return scales, torch.from_numpy(levels)
 
     def dequantize(
         self, levels: Tensor, scales: Tensor, clients: Sequence[int], dim: int, rand: PublicRandomness
     ) -> Tensor:
         """See `ScaledLevels.dequantize`."""
-        return scales @ levels.double() / self.levels
+        total = torch.empty(dim, dtype=torch.float64)
+        columns = by_columns(levels)
+        for sums, part in zip(torch.split(total, [part.shape[1] for part in columns]), columns, strict=True):
+            sums.copy_(scales @ part.double())
+        return total.div_(self.levels)
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:
         """At most (|x| / s)^2 / 4 for updates in the round's range."""

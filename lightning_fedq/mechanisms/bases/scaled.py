@@ -6,7 +6,6 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
 from lightning_fedq.mechanism import Adversary, Mechanism, Message, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.wire.coding import Code, FixedLength, UndecodableError
 
+_IN_CACHE = 1 << 17
 _SCALE = FixedLength(32, signed=True)
 
 
@@ -88,9 +88,10 @@ class ScaledLevels(Mechanism):
             raise ValueError(f"messages must be integers of shape {expected}, got {tuple(symbols.shape)}")
         received = symbols.detach().cpu().long()
         levels, scales = received[:, 1:], received[:, 0].int().view(torch.float32).double()
-        if levels.numel() and int(levels.abs().max()) > self.largest_level:
+        ends = [end for part in by_columns(levels) for end in part.aminmax()] if levels.numel() else []
+        if (most := max((abs(int(end)) for end in ends), default=0)) > self.largest_level:
             raise ValueError(
-                f"levels must lie within +-{self.largest_level}, got {int(levels.abs().max())}; "
+                f"levels must lie within +-{self.largest_level}, got {most}; "
                 "drop the client that sent something else"
             )
         return self.dequantize(levels, scales, clients, context.dim, rand).float().to(symbols.device)
@@ -115,6 +116,11 @@ class ScaledLevels(Mechanism):
         return tuple(PrivacyClaim(adversary, reason, context.dim) for adversary in Adversary)
 
 
+def by_columns(levels: Tensor) -> Sequence[Tensor]:
+    """Parts `(clients, n)` of `(clients, dim)` that stay in the cache as float64."""
+    return torch.split(levels, max(64, _IN_CACHE // max(len(levels), 1)), 1)
+
+
 def widest(context: RoundContext) -> Tensor:
     """Largest absolute value in the round's range, per segment."""
     return context.center.double().abs() + context.radius.double()
@@ -123,9 +129,3 @@ def widest(context: RoundContext) -> Tensor:
 def longest_square(context: RoundContext) -> float:
     """Largest squared length of an update in the round's range."""
     return float(context.expand(widest(context)).square().sum())
-
-
-def rounding_uniforms(rows: Tensor, rand: ClientRandomness) -> Tensor:
-    """One uniform a coordinate from each client's own coins, of the rows' shape."""
-    words = [rand.private(client, "rounding").uniforms(rows.shape[1]) for client in rand.clients]
-    return torch.from_numpy(np.stack(words))

@@ -1,0 +1,34 @@
+"""Random rounding of a vector to integer levels, in one compiled pass."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def round_to_levels(
+    values: NDArray[np.float64],
+    factor: float,
+    largest: float,
+    words: NDArray[np.uint64],
+    levels: NDArray[np.int64],
+) -> None:
+    """Round |value| factor up with the chance of its fraction, else down, and give it the value's sign.
+
+    The uniform of a word is an odd multiple of 2^-53 in (0, 1), as `Stream.uniforms` has it.
+
+    Args:
+        values: `(n,)`.
+        factor: Levels in one unit of the values.
+        largest: Levels beyond this one become it, as the product may round to a little more.
+        words: `(n,)` uniform words.
+        levels: `(n,)`, overwritten.
+    """
+    for j in range(values.size):
+        units = min(abs(values[j]) * factor, largest)
+        floor = np.floor(units)
+        up = np.float64(words[j] >> np.uint64(12)) * 2.0**-52 + 2.0**-53 < units - floor
+        level = np.int64(floor) + up
+        levels[j] = -level if values[j] < 0.0 else level
