@@ -1,4 +1,4 @@
-"""The code in docs/privacy.md runs, and the table of useful_privacy_measured.md says what the accountant says."""
+"""The code in docs/privacy.md runs, and docs/useful_privacy_measured.md has the accountant's figures."""
 
 import re
 from pathlib import Path
