@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from lightning_fedq.mechanisms import *  # noqa: F403
     from lightning_fedq.privacy.target import PrivacyTarget
     from lightning_fedq.ranges import AdaptiveRange, FixedRange, PreviousMinMax
-    from lightning_fedq.rounds import RoundEngine
+    from lightning_fedq.rounds import Deadline, RoundEngine
     from lightning_fedq.secagg import SecAgg
 
 __all__ = [
@@ -63,6 +63,7 @@ __all__ = [
     "AdaptiveRange",
     "ByzantineClients",
     "ClientEvaluation",
+    "Deadline",
     "Dirichlet",
     "FeatureShards",
     "FedAdagrad",
@@ -109,7 +110,7 @@ _NAMES = {
     ),
     "privacy.target": ("PrivacyTarget",),
     "ranges": ("AdaptiveRange", "FixedRange", "PreviousMinMax"),
-    "rounds": ("RoundEngine",),
+    "rounds": ("Deadline", "RoundEngine"),
     "secagg": ("SecAgg",),
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names}

@@ -65,6 +65,7 @@ class Problem:
             a robust rule, hides nobody. The error is that of a plain mean all the same.
         num_byzantine: Clients that lie, >= 0; they hide nobody, and what they do to the mean is not reckoned.
         in_turn: Do disjoint cohorts take turns, and none is drawn?
+        may_be_silent: Is there a deadline, so that claims count on the fewest answers that open a sum?
 
     Raises:
         ValueError: If a number is out of range.
@@ -81,6 +82,7 @@ class Problem:
     plain_sum: bool = True
     num_byzantine: int = 0
     in_turn: bool = False
+    may_be_silent: bool = False
 
     def __post_init__(self) -> None:
         if not (self.clients >= 1 and self.params >= 1 and self.rounds >= 1 and 0 < self.homogeneity <= 1):
@@ -106,6 +108,7 @@ class Problem:
             f"S1, a draw: clients_per_round below {self.clients}": self.cohort == self.clients,
             "S1, a fresh draw every round: participation='random'": self.in_turn,
             "S3, everybody who is drawn answers: dropout_probability=0": self.dropout_probability > 0.0,
+            "S3, everybody who is drawn answers: no deadline": self.may_be_silent,
             "S4, a plain mean: weighting='uniform' and no aggregator": not self.plain_sum,
             "S4, clients that run the protocol: no ByzantineClients": self.num_byzantine > 0,
         }
@@ -241,10 +244,18 @@ def _calibrated(
         num_byzantine=min(problem.num_byzantine, cohort),
         max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
         fewest_survivors=None if secagg is None else secagg.fewest_survivors(cohort),
+        fewest_answers=_fewest_answers(problem, cohort),
         num_clients=max(problem.clients, cohort),
         secret_cohorts=target.secret,
     )
     return calibrate(target, mechanism, setting, 1 if target.over == "round" else charges, near)
+
+
+def _fewest_answers(problem: Problem, cohort: int) -> int | None:
+    """Answers that a sum is sure to hold, as `federation.privacy_target.fewest_answers` counts them."""
+    if not problem.may_be_silent:
+        return None
+    return problem.secure_aggregation.rules(cohort)[2] if problem.behind_masks else 1
 
 
 def context_of(mechanism: Mechanism, cohort: int, params: int) -> RoundContext:

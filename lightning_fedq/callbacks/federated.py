@@ -52,7 +52,7 @@ from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import Calibration, PrivacyTarget
 from lightning_fedq.ranges import RangeRule
-from lightning_fedq.rounds import Cohorts, OptimizerFactory, Participation, RoundEngine, RoundRecord
+from lightning_fedq.rounds import Cohorts, Deadline, OptimizerFactory, Participation
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.simulation.client_evaluation import EvaluatedClients, where_it_went
 from lightning_fedq.simulation.fit import FederatedFit
@@ -62,6 +62,8 @@ from lightning_fedq.simulation.round_loop import install
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from lightning_fedq.rounds import RoundEngine, RoundRecord
 
 
 class Federated(pl.Callback):
@@ -81,6 +83,7 @@ class Federated(pl.Callback):
             second row of an outsider, with an epsilon that the draw has made smaller. It refuses what breaks
             it (`federation.secret_cohorts`), and can't be resumed from a checkpoint.
         dropout_probability: Chance in [0, 1) that a client of the cohort does not answer.
+        deadline: Time limit of a round: who is late is dropped. Claims then count on nobody in particular.
         partition: Partition of the samples over the clients; a `FederatedDataModule` may say otherwise.
         labels: Labels for label-based partitions, if they are not found automatically: the index or key of
             the label in a sample, or one integer a sample.
@@ -152,6 +155,7 @@ class Federated(pl.Callback):
         participation: Participation = "random",
         cohorts: Cohorts = "known",
         dropout_probability: float = 0.0,
+        deadline: Deadline | None = None,
         partition: Partition = IID(),  # noqa: B008 (frozen)
         labels: Labels = None,
         algorithm: LocalAlgorithm | None = None,
@@ -177,7 +181,14 @@ class Federated(pl.Callback):
     ) -> None:
         check_kinds(mechanism=mechanism, seed=seed, ledger=ledger, privacy=privacy)
         clients = Clients(
-            num_clients, clients_per_round, participation, cohorts, dropout_probability, partition, labels
+            num_clients,
+            clients_per_round,
+            participation,
+            cohorts,
+            dropout_probability,
+            partition,
+            labels,
+            deadline,
         )
         own = Local(
             algorithm,
@@ -231,7 +242,7 @@ class Federated(pl.Callback):
         self._loaded: dict[str, Any] | None = None
         self._undo = Undo()
         self._followers: list[Callable[[], None]] = []
-        self._rule: BatchRule | None = None
+        self.batch_rule: BatchRule | None = None
 
     # ---- set up and take off ----------------------------------------------------------------------
 
@@ -322,8 +333,8 @@ class Federated(pl.Callback):
         Raises:
             ValueError: If another rule draws them already, or clients are to train side by side.
         """
-        check_batch_rule(rule, self._rule, self.local)
-        self._undo.replace(self, "_rule", rule)
+        check_batch_rule(rule, self.batch_rule, self.local)
+        self._undo.replace(self, "batch_rule", rule)
 
     def when_vector_changes(self, call: Callable[[], None]) -> None:
         """Be called, until this fit is over, when parameters have joined or left. Raise to stop there."""
@@ -368,11 +379,6 @@ class Federated(pl.Callback):
         """Solution of the privacy target, from `on_fit_start` on."""
         return None if self.kept_target is None else self.kept_target.found
 
-    @property
-    def privacy_statement(self) -> str:
-        """The privacy target and what was found for it, in words. "" without one."""
-        return "" if self.kept_target is None else self.kept_target.statement
-
     # ---- the fit, while it runs and when it is over -----------------------------------------------
 
     @property
@@ -405,11 +411,6 @@ class Federated(pl.Callback):
     def clients_per_step_chosen(self) -> int:
         """Number of clients that train side by side, from `on_fit_start` on. 0 before."""
         return 0 if self._fit is None else self._fit.clients_per_step
-
-    @property
-    def batch_rule(self) -> BatchRule | None:
-        """Draws the clients' batches. None takes whole passes."""
-        return self._rule
 
     @property
     def client_indices(self) -> list[Tensor]:
@@ -446,7 +447,7 @@ class Federated(pl.Callback):
 
     def identity(self) -> dict[str, str]:
         """Fingerprint that a checkpoint must agree with, in words."""
-        batches = "passes" if self._rule is None else type(self._rule).__name__
+        batches = "passes" if self.batch_rule is None else type(self.batch_rule).__name__
         return settings.identity(
             self.mechanism, self.clients, self.local, self.server, self.planner, self.seed, batches
         )

@@ -239,8 +239,8 @@ class RunFolder(pl.Callback):
         privacy = replace(privacy, notes=(*privacy.notes, *promises, *_of_noise(noise)))
         self.summary = self._summarize(engine, privacy, num_buffers)
         self.summary |= privacy_summary(federated, privacy)
-        if stated := federated_of(trainer, "RunFolder").privacy_statement:
-            self.summary["privacy_target"] = stated
+        if federated.kept_target is not None:
+            self.summary["privacy_target"] = federated.kept_target.statement
         charged_by = [
             (int(row["round"]), int(row.get("charged", row["round"])))
             for row in self.rows
@@ -265,8 +265,8 @@ class RunFolder(pl.Callback):
                 f"{charged} rounds were charged, and the table of this folder has {len(self.rows)}: earlier "
                 "trainings of the same federation, repeated rounds and one that did not end count, too."
             )
-        if stated := federated_of(trainer, "RunFolder").privacy_statement:
-            yield f"Privacy target: {stated}."
+        if (kept := federated_of(trainer, "RunFolder").kept_target) is not None:
+            yield f"Privacy target: {kept.statement}."
         for callback in callbacks_of(trainer):
             if isinstance(callback, PrivacyBudget) and callback.statement:
                 yield f"{callback.statement}."

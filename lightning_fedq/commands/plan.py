@@ -186,6 +186,7 @@ def _sizes(config: str) -> tuple[dict[str, Any], Federated, float]:
         "clients_per_round": drawn,
         "params": params,
         "dropout_probability": planner.dropout_probability,
+        "may_be_silent": planner.may_be_silent,
         "plain_sum": federated.server.plain_sum,
         "num_byzantine": num_byzantine_of(cli.trainer, everybody),
         "in_turn": planner.participation == "cyclic",
@@ -270,6 +271,8 @@ def _trust(problem: Problem) -> str:
         words += "; the server may lie about who dropped out"
     if problem.dropout_probability:
         words += f"; {problem.dropout_probability:.2%} of the clients drop out"
+    if problem.may_be_silent:
+        words += "; whoever is late is dropped, and claims count on the fewest answers that open a sum"
     if problem.num_byzantine:
         words += f"; {problem.num_byzantine:,} of the clients lie, and R leaves out what they do to the mean"
     if not problem.plain_sum:

@@ -33,11 +33,11 @@ from lightning_fedq.secagg import SecAgg
 
 
 def fewest_answers(planner: RoundPlanner, secagg: SecAgg | None) -> int | None:
-    """Answers of real clients that a sum is sure to hold: as many as it takes to open it, or one.
+    """Answers that a sum is sure to hold where clients may be silent: as many as it takes to open it, or one.
 
-    None in a simulation, whose dropouts are drawn with a known chance.
+    None in a simulation without a deadline, whose dropouts are drawn with a known chance.
     """
-    if not planner.real_clients:
+    if not planner.may_be_silent:
         return None
     return 1 if secagg is None else secagg.rules(planner.cohort_size)[2]
 

@@ -70,6 +70,8 @@ def check_settings(planner: RoundPlanner, local: Local, server: Server, has_ledg
             f"dropout_probability={planner.dropout_probability}",
             "use dropout_probability=0",
         )
+    if planner.deadline is not None:
+        _refuse("S3, everybody who is drawn answers", f"{planner.deadline!r}", "leave deadline out")
     if server.weighting != "uniform":
         _refuse("S4, equal weights", f"weighting={server.weighting!r}", "use weighting='uniform'")
     if server.aggregator is not None:

@@ -31,6 +31,7 @@ from lightning_fedq.ranges import AdaptiveRange, PreviousMinMax, RangeRule
 from lightning_fedq.rounds import (
     CohortKey,
     Cohorts,
+    Deadline,
     OptimizerFactory,
     Participation,
     RoundPlanner,
@@ -43,6 +44,7 @@ _KINDS: dict[str, tuple[Any, str]] = {
     "num_clients": (Integral, "an integer"),
     "clients_per_round": (Integral, "an integer, or None for everybody"),
     "dropout_probability": (Real, "a number in [0, 1)"),
+    "deadline": (Deadline, "Deadline(seconds, durations=...), or None"),
     "partition": (Partition, "a partition, such as IID() or Dirichlet(0.5)"),
     "algorithm": (LocalAlgorithm, "a local algorithm, such as FedProx(mu=0.01), or None"),
     "local_epochs": (Integral, "an integer"),
@@ -106,6 +108,7 @@ class Clients:
     dropout_probability: float
     partition: Partition
     labels: Labels
+    deadline: Deadline | None
 
     def __post_init__(self) -> None:
         _check_fields(self)
@@ -128,6 +131,7 @@ class Clients:
             self.dropout_probability,
             self.participation,
             cohort_key=CohortKey() if self.cohorts == "secret" else None,
+            deadline=self.deadline,
         )
 
 
@@ -285,6 +289,7 @@ def identity(
         "clients_per_round": str(planner.cohort_size),
         "participation": clients.participation,
         "dropout_probability": str(clients.dropout_probability),
+        **({} if clients.deadline is None else {"deadline": repr(clients.deadline)}),
         "weighting": server.weighting,
         "aggregator": repr(server.aggregator),
         "secure_aggregation": repr(server.secure_aggregation),

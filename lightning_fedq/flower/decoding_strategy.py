@@ -41,6 +41,7 @@ from lightning_fedq.flower.settings import (
     check_trained_elsewhere,
     common_settings,
     of_real_clients,
+    time_limit,
 )
 from lightning_fedq.flower.store import Store
 from lightning_fedq.privacy.journal import Journal
@@ -83,7 +84,7 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
         *,
         home: str | Path = "fedq-server",
         wait: float = 600.0,
-        round_timeout: float = 3600.0,
+        round_timeout: float | None = None,
         directory: Mapping[int, Ed25519PublicKey] | None = None,
     ) -> None:
         if not isinstance(strategy, FedAvg) or isinstance(strategy, _SINGLE):
@@ -100,7 +101,7 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
                 "use participation='random', or server_app"
             )
         self._strategy, self._federated, self._home = strategy, federated, Path(home)
-        self._wait, self._timeout, self._directory = wait, round_timeout, directory
+        self._wait, self._timeout, self._directory = wait, time_limit(federated, round_timeout), directory
         self.ledger = federated.ledger
         if federated.owns_ledger:  # the journal is told to one ledger once
             self.ledger = Ledger(federated.clients.num_clients, repr(federated.mechanism))

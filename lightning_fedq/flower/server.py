@@ -39,6 +39,7 @@ from lightning_fedq.flower.settings import (
     check_deployable,
     check_identities,
     fingerprint,
+    time_limit,
 )
 from lightning_fedq.flower.store import Store
 from lightning_fedq.privacy.journal import sync_folder
@@ -312,7 +313,7 @@ def server_app(
     data: Callable[[], pl.LightningDataModule] | None = None,
     trainer: Callable[[Context], dict[str, Any]] | dict[str, Any] | None = None,
     home: Callable[[Context], Path] | str | Path = "fedq-server",
-    round_timeout: float = 3600.0,
+    round_timeout: float | None = None,
     wait: float = 600.0,
     directory: Mapping[int, Ed25519PublicKey] | None = None,
 ) -> ServerApp:
@@ -327,7 +328,7 @@ def server_app(
         home: The server's folder, or what names it by Flower's context: keys, roster, checkpoints with the
             ledger's journal. A server that is started again with it goes on where it was.
         round_timeout: Seconds in which a client has to answer, training included; then the round goes on
-            without it.
+            without it. None is the federation's deadline, or an hour.
         wait: Seconds to wait for `num_clients` clients before the first round.
         directory: Everybody's verification key, by number, as the clients have it: a client whose key its
             identity has not signed is turned away. `SecAgg(active=True)` needs it.
@@ -337,12 +338,13 @@ def server_app(
     """
     check_deployable(federated)
     check_identities(federated, directory is not None, "server_app(directory=...)")
+    timeout = time_limit(federated, round_timeout)
     app = ServerApp()
 
     @app.main()  # type: ignore[untyped-decorator]
     def main(grid: Grid, context: Context) -> None:
         given = trainer(context) if callable(trainer) else trainer or {}
         folder = home(context) if callable(home) else Path(home)
-        Deployment(module, federated, data, given, folder, round_timeout, wait, directory).run(grid)
+        Deployment(module, federated, data, given, folder, timeout, wait, directory).run(grid)
 
     return app

@@ -146,6 +146,27 @@ def check_deployable(federated: Federated) -> None:
         )
 
 
+def time_limit(federated: Federated, round_timeout: float | None) -> float:
+    """Seconds in which a client has to answer.
+
+    Args:
+        federated: The settings, with a deadline or without.
+        round_timeout: Seconds that are given to the server itself.
+
+    Raises:
+        ValueError: If both say it, and differently.
+    """
+    deadline = federated.clients.deadline
+    if deadline is None:
+        return 3600.0 if round_timeout is None else round_timeout
+    if round_timeout not in (None, deadline.seconds):
+        raise ValueError(
+            f"round_timeout={round_timeout} and Federated(deadline={deadline!r}) say two limits; leave "
+            "round_timeout out"
+        )
+    return deadline.seconds
+
+
 def check_identities(federated: Federated, given: bool, where: str) -> None:
     """Refuse secure aggregation against an active server without identities that it does not control.
 

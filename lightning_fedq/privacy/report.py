@@ -339,7 +339,7 @@ def _notes(
         )
     if setting.fewest_answers is not None:
         notes.append(
-            "Real clients may be silent. What hides a client in a sum is counted on "
+            "Clients may be silent. What hides a client in a sum is counted on "
             f"{setting.fewest_answers} of {len(setting.context.cohort)} answers, "
             + (
                 "without which no sum is opened (SecAgg(threshold=...) sets it), or as the mechanism says "

@@ -310,9 +310,9 @@ class Setting:
             return replace(claim, assumptions=(*claim.assumptions, enforced))
         loss = claim.loss.left_out(size - answers)
         if loss is None:
-            why = "real clients may be silent, so this is the claim of a view of all messages"
+            why = "clients may be silent, so this is the claim of a view of all messages"
             return _as_wider(wider, claim.adversary, why)
-        counted = f"no more than {answers} of {size} real clients are sure to answer, whoever they are"
+        counted = f"no more than {answers} of {size} clients are sure to answer, whoever they are"
         return replace(claim, loss=loss, assumptions=(*claim.assumptions, counted))
 
     def _after_dropouts(self, claim: PrivacyClaim, wider: PrivacyClaim, mechanism: Mechanism) -> PrivacyClaim:

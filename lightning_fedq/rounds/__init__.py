@@ -2,6 +2,7 @@
 
 from lightning_fedq.rounds.client import RoundClient, StreamLog, UsedStreamError, encode_updates
 from lightning_fedq.rounds.client_budget import BudgetSpentError, ClientBudget
+from lightning_fedq.rounds.deadline import Deadline
 from lightning_fedq.rounds.engine import RoundEngine
 from lightning_fedq.rounds.messages import (
     ForeignMessageError,
@@ -40,6 +41,7 @@ __all__ = [
     "ClientBudget",
     "CohortKey",
     "Cohorts",
+    "Deadline",
     "ForeignMessageError",
     "ForgedMessageError",
     "LateMessageError",

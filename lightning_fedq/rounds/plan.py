@@ -22,6 +22,7 @@ from lightning_fedq.keys.randomness import (
     pack_fields,
 )
 from lightning_fedq.mechanism import Mechanism
+from lightning_fedq.rounds.deadline import Deadline
 
 Participation = Literal["random", "once", "cyclic"]
 """How cohorts come about: each drawn anew from all clients, or all disjoint, for one turn or for ever."""
@@ -98,6 +99,7 @@ class RoundPlanner:
             so that nobody is asked twice; "cyclic" has these cohorts take turns, in one order for ever.
         real_clients: Are these no clients of a simulation? Then any number of them may be silent.
         cohort_key: Draws secret cohorts, which the seed says nothing about; None has known ones.
+        deadline: Time limit of a round; None waits for everybody.
 
     Raises:
         ValueError: If a setting is out of its range.
@@ -110,6 +112,7 @@ class RoundPlanner:
     participation: Participation = "random"
     real_clients: bool = False
     cohort_key: CohortKey | None = field(default=None, repr=False)
+    deadline: Deadline | None = None
 
     def __post_init__(self) -> None:
         if self.num_clients < 1:
@@ -121,6 +124,13 @@ class RoundPlanner:
             )
         if not 0.0 <= self.dropout_probability < 1.0:
             raise ValueError(f"dropout_probability must be in [0, 1), got {self.dropout_probability}")
+        if self.deadline is not None:
+            self.deadline.check(self.num_clients)
+            if self.dropout_probability > 0.0:
+                raise ValueError(
+                    f"dropout_probability={self.dropout_probability} and a deadline both say who does not "
+                    "answer; leave one out"
+                )
         if self.participation not in get_args(Participation):
             known = "'random', 'once' or 'cyclic'"
             raise ValueError(f"participation must be {known}, got {self.participation!r}")
@@ -130,6 +140,11 @@ class RoundPlanner:
                 f"secret cohorts are drawn anew every round from the clients of a simulation, got {who}; use "
                 "participation='random', or cohorts='known'"
             )
+
+    @property
+    def may_be_silent(self) -> bool:
+        """May any number of clients be silent, whoever they are?"""
+        return self.real_clients or self.deadline is not None
 
     @property
     def cohort_size(self) -> int:
@@ -238,6 +253,8 @@ def _plan(planner: RoundPlanner, round: int, group_sizes: tuple[int, ...], attem
     words = rand.public("dropouts").words(len(order))
     threshold = round_half_up(planner.dropout_probability * 2**32)
     dropped = frozenset(c for c, word in zip(order, words.tolist(), strict=True) if word < threshold)
+    if planner.deadline is not None and not planner.real_clients:
+        dropped |= planner.deadline.late(order, rand.public("late"))
     return RoundPlan(round, tuple(groups), dropped, planner.seed)
 
 

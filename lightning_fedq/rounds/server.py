@@ -145,7 +145,7 @@ class RoundServer:
             "num_byzantine": "0",
             **further,
         }
-        if self.planner.real_clients:
+        if self.planner.may_be_silent:
             terms["clients"] = "real"
         if self.planner.cohort_key is not None:
             terms["cohorts"] = "secret"

@@ -177,11 +177,20 @@ class SimulatedClients(Population):
         trainer: Its Trainer, in the setup of a fit.
         module: The user's module.
         undo: Gives Trainer and data module their own back.
+
+    Raises:
+        ValueError: If there is a deadline and no durations.
     """
 
     def __init__(self, federation: Federation, trainer: Any, module: pl.LightningModule, undo: Undo) -> None:
         super().__init__(federation)
         self._trainer, self._undo = trainer, undo
+        deadline = federation.clients.deadline
+        if deadline is not None and deadline.durations is None:
+            raise ValueError(
+                f"{deadline!r} says not how long clients of a simulation need; give durations=..., seconds of "
+                "one number or one a client, or leave deadline out"
+            )
         self.ranks = ranks_of(trainer)
         if self.ranks is not None:
             self.ranks.has_federation = True

@@ -78,7 +78,7 @@ def test_every_client_pays_for_its_own_steps_at_its_own_rate(dpsgd_first):
     assert private.epsilon(1e-3) == max(spent.values()) > min(spent.values())
     assert float(trainer.callback_metrics["dp/epsilon"]) == pytest.approx(max(spent.values()), rel=1e-6)
     assert fed.clients_per_step_chosen == 1
-    assert not fed._rule
+    assert not fed.batch_rule
 
 
 def test_it_learns():

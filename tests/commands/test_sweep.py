@@ -9,8 +9,9 @@ import yaml
 from lightning_fedq.cli import main
 from lightning_fedq.commands import sweep
 from lightning_fedq.commands.experiment import RunCost, composed, of_winner
+from lightning_fedq.functional.divergences import gaussian_epsilon
 from lightning_fedq.mechanism import Adversary, PrivacyClaim, Slack, Unit
-from lightning_fedq.privacy.losses import ConcentratedLoss, GaussianLoss, gaussian_epsilon
+from lightning_fedq.privacy.losses import ConcentratedLoss, GaussianLoss
 from lightning_fedq.privacy.selection import NegativeBinomialTrials, selection_epsilon
 from tests.test_cli import configuration
 

@@ -25,9 +25,10 @@ from lightning_fedq.clients.personal import OwnTensors
 from lightning_fedq.commands.bench import reference
 from lightning_fedq.data.splits import FeatureShards, Natural, QuantitySkew
 from lightning_fedq.datasets.leaf import leaf_clients
-from lightning_fedq.flower.settings import check_deployable
+from lightning_fedq.flower.settings import check_deployable, time_limit
 from lightning_fedq.mechanisms import GaussianNoise
 from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.rounds import Deadline
 from lightning_fedq.rounds.plan import CohortKey, RoundPlanner
 from tests.callbacks.test_leakage import Scores
 from tests.cures.rows import fed, fit, row
@@ -35,6 +36,7 @@ from tests.cures.rows_data import Several, Stream, loader, of, on, part, parts, 
 from tests.digits_run import Classifier, digits
 
 HEAD = ["backbone.bias"]
+LIMIT = Deadline(30.0, durations=1.0)
 INPUTS, LABELS = digits()
 SECRET = PrivacyTarget(8.0, delta=1e-3, adversary="outsider", cohorts="secret")
 
@@ -225,6 +227,27 @@ ROWS = [
         "local={} is for simulations: a real client keeps nothing of a training between two rounds; freeze",
         lambda: check_deployable(fed(local=HEAD)),
         lambda: check_deployable(fed()),
+    ),
+    # ---- deadlines --------------------------------------------------------------------------------------
+    row(
+        "dropout_probability={} and a deadline both say who does not answer; leave one out",
+        lambda: fed(deadline=LIMIT, dropout_probability=0.1),
+        lambda: fed(deadline=LIMIT),
+    ),
+    row(
+        "Deadline(durations=...) has {} entries, and there are {} clients; give one for each, or one number",
+        lambda: fed(deadline=Deadline(30.0, [1.0])),
+        lambda: fed(deadline=Deadline(30.0, 1.0)),
+    ),
+    row(
+        "{} says not how long clients of a simulation need; give durations=..., seconds of one number or one",
+        lambda: fit(fed(deadline=Deadline(30.0))),
+        lambda: fit(fed(deadline=LIMIT)),
+    ),
+    row(
+        "round_timeout={} and Federated(deadline={}) say two limits; leave round_timeout out",
+        lambda: time_limit(fed(deadline=LIMIT), 60.0),
+        lambda: time_limit(fed(deadline=LIMIT), None),
     ),
     # ---- secret cohorts ---------------------------------------------------------------------------------
     row(

@@ -85,7 +85,10 @@ def test_a_run_ends_at_its_target():
     found = spent_by(federated, Adversary.SECAGG_SERVER, 3)
     assert 7.97 < found <= 8.0
     assert federated.calibration.epsilon == pytest.approx(found)
-    assert "epsilon 8 at delta 1e-05 against SECAGG_SERVER, run: RotatedCoins(" in federated.privacy_statement
+    assert (
+        "epsilon 8 at delta 1e-05 against SECAGG_SERVER, run: RotatedCoins("
+        in federated.kept_target.statement
+    )
     assert federated.ledger.most_charged == 3 and int(federated.ledger.limits.min()) == 3
 
 
