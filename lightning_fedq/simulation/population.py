@@ -188,8 +188,8 @@ class SimulatedClients(Population):
         deadline = federation.clients.deadline
         if deadline is not None and deadline.durations is None:
             raise ValueError(
-                f"{deadline!r} says not how long clients of a simulation need; give durations=..., seconds of one "
-                "number or one a client, or leave deadline out"
+                f"{deadline!r} says not how long clients of a simulation need; give durations=..., seconds "
+                "of one number or one a client, or leave deadline out"
             )
         self.ranks = ranks_of(trainer)
         if self.ranks is not None:

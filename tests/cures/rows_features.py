@@ -240,7 +240,7 @@ ROWS = [
         lambda: fed(deadline=Deadline(30.0, 1.0)),
     ),
     row(
-        "{} says not how long clients of a simulation need; give durations=..., seconds of one number or",
+        "{} says not how long clients of a simulation need; give durations=..., seconds of",
         lambda: fit(fed(deadline=Deadline(30.0))),
         lambda: fit(fed(deadline=LIMIT)),
     ),
