@@ -192,7 +192,7 @@ FEATURES: dict[str, Feature] = {
         for name, setting in LIGHTNING.items()
         if not name.startswith("interrupted") and name != "nothing"
     },
-    **{f"{row!r}": Feature(mechanism=row) for row in ROWS},
+    **{f"{row!r}": Feature(mechanism=row, federated=TURNS if row.separation > 1 else {}) for row in ROWS},
     "cohorts": Feature(federated={"clients_per_round": 3}),
     "cohorts smaller than the ranks": Feature(federated={"clients_per_round": 2}),
     "each client once": Feature(federated={"clients_per_round": 2, "participation": "once"}),

@@ -17,8 +17,9 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import Dirichlet
 from lightning_fedq.datasets import DigitsDataModule
-from lightning_fedq.mechanisms import CorBin
+from lightning_fedq.mechanisms import LDPQ, CorBin
 from lightning_fedq.models import MLP, Classifier
+from lightning_fedq.privacy.target import PrivacyTarget
 
 RANK = int(os.environ.get("LOCAL_RANK", 0))
 
@@ -36,13 +37,15 @@ def main() -> None:
     torch.set_num_threads(1)
     devices, rounds, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
     torch.manual_seed(RANK)  # ranks begin with different weights, and rank 0's count
+    targeted = "target" in sys.argv
     fed = Federated(
-        CorBin(epsilon=4.0, shared_bits=5),
+        LDPQ(epsilon=4.0) if targeted else CorBin(epsilon=4.0, shared_bits=5),
         11,
         clients_per_step=3,
         seed=None if "private" in sys.argv else 5,
-        dropout_probability=0.2,
+        dropout_probability=0.0 if targeted else 0.2,
         partition=Dirichlet(alpha=1.0),
+        privacy=PrivacyTarget(50.0, 1e-5, "outsider") if targeted else None,
     )
     keep = pl.callbacks.ModelCheckpoint(dirpath=folder, save_last=True)
     callbacks: list[Any] = [fed, keep, Dies()]
@@ -64,6 +67,7 @@ def main() -> None:
     found = {
         "weights": hashlib.sha256(fed.engine.weights.numpy().tobytes()).hexdigest(),
         "bits": [record.uplink_bits for record in fed.records],
+        "epsilon": None if fed.calibration is None else fed.calibration.epsilon,
         "received": [record.num_received for record in fed.records],
         "charges": fed.engine.ledger.charges.tolist(),
         "steps": trainer.global_step,

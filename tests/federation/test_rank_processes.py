@@ -212,3 +212,16 @@ def test_what_a_killed_rank_has_sent_stays_charged_on_all_ranks(tmp_path: Path) 
     found = [result(tmp_path, rank) for rank in range(2)]
     assert found[0] == found[1]
     assert set(found[0]["charges"]) == {5}
+
+
+@pytest.mark.slow
+def test_a_target_is_not_exceeded_by_ranks_that_are_killed_and_go_on(tmp_path: Path) -> None:
+    """Four rounds are paid for. The third is charged twice, so the run ends after it."""
+    assert run(2, 4, tmp_path, "private", "target", "die1")[0] != 0
+    code, said = run(2, 4, tmp_path, "private", "target", "resume")
+    assert code == 0, said
+    found = [result(tmp_path, rank) for rank in range(2)]
+    assert found[0] == found[1]
+    assert set(found[0]["charges"]) == {4} and len(found[0]["received"]) == 3
+    assert found[0]["epsilon"] <= 50.0
+    assert "no further round is paid for" in said

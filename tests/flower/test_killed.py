@@ -29,6 +29,7 @@ from lightning_fedq.flower.records import from_record
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.mechanisms import CorBin
+from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundServer, StreamLog
 from lightning_fedq.secagg import SecAgg
 from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, simulate
@@ -147,7 +148,9 @@ def serve(
 
     def work() -> Outcome:
         dies()
-        apps = clients(make, folder, identities=identities if signed else None)
+        apps = clients(
+            make, folder, identities=identities if signed else None, trainer={"max_epochs": rounds}
+        )
         grid = ForkGrid(*apps, folder, dying or {})
         _, server = deployment(make(), rounds, folder, directory=directory).run(grid)
         assert server.engine is not None
@@ -218,6 +221,20 @@ def test_a_server_that_is_killed_goes_on_with_new_streams(phase, tmp_path):
     assert found["rounds"] == [0, 1, 2] and found["received"] == [CLIENTS] * 3
     again = 0 if phase in ("registration", "before the roster is kept") else 1
     assert found["charges"] == [3 + again] * CLIENTS  # the round that was cut off is paid for
+    check_streams(tmp_path, found["charges"])
+
+
+@pytest.mark.parametrize("phase", ["charged", "answered", "stepped", "saving"])
+def test_a_target_is_not_exceeded_by_a_server_that_is_killed_and_goes_on(phase, tmp_path):
+    """Three rounds are paid for. One is charged twice, so the last is not begun."""
+
+    def targeted() -> Federated:
+        return coin(privacy=PrivacyTarget(1000.0, 1e-3, "server"))
+
+    assert serve(targeted, tmp_path, PHASES[phase]) is None
+    found = serve(targeted, tmp_path)
+    assert found is not None
+    assert found["charges"] == [ROUNDS] * CLIENTS and found["rounds"] == [0, 1]
     check_streams(tmp_path, found["charges"])
 
 
