@@ -72,7 +72,7 @@ def test_ranges_are_tuned_with_another_seed_and_only_where_coordinates_are_clipp
     assert [(tuning.range, seed) for _, tuning, seed in Counts.runs[:3]] == [(r, 1000) for r in RANGES]
     assert len(Counts.runs) == 4 and Counts.runs[3][2] == 0
     Counts.runs = []
-    list(fill(task, "RotatedCoins", SECAGG, 4.0, [0]))
+    list(fill(task, "GaussianNoise", SECAGG, 4.0, [0]))
     assert [(tuning.range, seed) for _, tuning, seed in Counts.runs] == [(KAPPA, 0)]
 
 
