@@ -405,7 +405,7 @@ class Federated(pl.Callback):
     @property
     def client_evaluations(self) -> list[EvaluatedClients]:
         """Measurements on clients' held-out samples, of this process's rounds."""
-        return [] if self._fit is None else self._fit.evaluations
+        return [] if self._fit is None else self._fit.client_evaluations
 
     @property
     def clients_per_step_chosen(self) -> int:

@@ -60,7 +60,7 @@ class FederatedFit:
         vector: What travels.
         engine: The server.
         records: One record for every finished round.
-        evaluations: What was measured on clients' held-out samples.
+        client_evaluations: What was measured on clients' held-out samples.
         correction: State of the local algorithm; None is federated averaging.
         clients_per_step: How many clients train side by side.
         log: What clients have logged in training, and where it goes.
@@ -102,7 +102,7 @@ class FederatedFit:
         population.coming = self.coming_stacks
         last = before if before is not None and loaded is None and before._is_at(self.vector) else None
         self.records: list[RoundRecord] = [] if last is None else last.records
-        self.evaluations: list[EvaluatedClients] = [] if last is None else last.evaluations
+        self.client_evaluations: list[EvaluatedClients] = [] if last is None else last.client_evaluations
         self.engine: RoundEngine = self._new_server(loaded) if last is None else self._old_server(last)
         self.vector.own.go_on(None if last is None else last.vector.own, saved.get("own"), loaded is not None)
         say_what_stays(self.vector.members.local, module)
@@ -346,7 +346,7 @@ class FederatedFit:
             warn_of_noise(record, trainer.max_epochs)
         self._averages.steps = range(before, before + steps)
         if self._evaluator is not None and self._evaluator.is_due(int(record.round)):
-            self.evaluations.append(self._evaluator.measure(int(record.round)))
+            self.client_evaluations.append(self._evaluator.measure(int(record.round)))
         return steps
 
     def _check_isolation(self) -> None:
@@ -428,7 +428,7 @@ class FederatedFit:
     def log_round(self) -> None:
         """Log the round that has just ended, and what was measured after it where that may be logged."""
         log_round(self._trainer, self.records[-1])
-        last = self.evaluations[-1] if self.evaluations else None
+        last = self.client_evaluations[-1] if self.client_evaluations else None
         if last is not None and last.round == self.records[-1].round and self.log.shared:
             log_values(self._trainer, last.metrics())
 
