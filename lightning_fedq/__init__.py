@@ -40,7 +40,7 @@ if TYPE_CHECKING:
         TrackedRounds,
         WandbRounds,
     )
-    from lightning_fedq.clients.evaluation import ClientEvaluation
+    from lightning_fedq.clients.evaluation import ClientEvaluation, NoisyMean
     from lightning_fedq.data import (
         IID,
         Dirichlet,
@@ -80,6 +80,7 @@ __all__ = [
     "LeakageBudget",
     "LeakageMonitor",
     "Natural",
+    "NoisyMean",
     "PreviousMinMax",
     "PrivacyBudget",
     "PrivacyTarget",
@@ -103,7 +104,7 @@ _NAMES = {
         *("PrivacyBudget", "ReloadBest", "RoundProgressBar", "RunFolder", "TailAveraging"),
         *("TrackedRounds", "WandbRounds"),
     ),
-    "clients.evaluation": ("ClientEvaluation",),
+    "clients.evaluation": ("ClientEvaluation", "NoisyMean"),
     "data": (
         *("IID", "Dirichlet", "FeatureShards", "FederatedDataModule", "LabelShards", "Natural"),
         "QuantitySkew",

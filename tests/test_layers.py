@@ -70,7 +70,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": {"extras", "opacus", "torchvision", "torchmetrics", *HOST},
     "reports": {"mechanism", "planning", "privacy", "privacy.verdict", "rounds", "matplotlib", "rich"},
     "algorithms": {"torch"},
-    "clients": {"data", "functional", "torchmetrics", "numpy", *HOST},
+    "clients": {"data", "functional", "mechanisms", "torchmetrics", "numpy", *HOST},
     "federation": {
         *(
             "clients",
@@ -92,7 +92,7 @@ ALLOWED: dict[str, set[str]] = {
     },
     "simulation": {
         *("algorithms", "byzantine", "clients", "mechanism", "data", "federation", "functional", "keys"),
-        *("privacy", "rounds", "reports", "torchmetrics", "numpy"),
+        *("privacy", "ranges", "rounds", "reports", "torchmetrics", "numpy"),
         *HOST,
     },
     "dpsgd": {

@@ -19,6 +19,7 @@ from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.federation.client_metrics import log_figure
 from lightning_fedq.federation.privacy_target import fewest_answers, target_setting
+from lightning_fedq.federation.released import beside, limit_releases
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanism import Adversary, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.accounting import check_delta
@@ -129,7 +130,7 @@ class PrivacyBudget(pl.Callback):
         else:
             secagg = federated.server.secure_aggregation
             settings = (
-                federated.engine,
+                federated,
                 trainer.max_epochs,
                 secagg,
                 num_byzantine_of(trainer, federated.planner),
@@ -212,8 +213,10 @@ class PrivacyBudget(pl.Callback):
         self._blocked, self._key = blocked, "fed/epsilon"
 
     def _follow_rounds(
-        self, engine: RoundEngine, max_epochs: int | None, secagg: SecAgg | None, num_byzantine: int
+        self, federated: Federated, max_epochs: int | None, secagg: SecAgg | None, num_byzantine: int
     ) -> None:
+        engine = federated.engine
+        assert engine is not None
         check_delta(self.delta, engine.planner.num_clients, "clients")
         self._seeded = isinstance(engine.keys, SeededKeys)
         if self._seeded:
@@ -228,6 +231,8 @@ class PrivacyBudget(pl.Callback):
             )
         drops = engine.planner.dropout_probability
         horizon = max_epochs if max_epochs is not None and max_epochs > 0 else 1000
+        counted = beside(federated, self.delta, engine.round + horizon)
+        limit_releases(federated, counted)
         setting = Setting(
             engine.charged_context(engine.coming_plan()),
             horizon,
@@ -240,6 +245,7 @@ class PrivacyBudget(pl.Callback):
             fewest_survivors=None if secagg is None else secagg.fewest_survivors(engine.planner.cohort_size),
             fewest_answers=fewest_answers(engine.planner, secagg),
             num_clients=engine.planner.num_clients,
+            beside=counted,
         )
         limits = torch.empty(engine.planner.num_clients, dtype=torch.int32)
         costs: list[tuple[list[int], Callable[[int], float]]] = []
@@ -334,6 +340,8 @@ class PrivacyBudget(pl.Callback):
         federated = _one(trainer, Federated)
         if federated is not None:
             federated.ledger.limits = federated.ledger.round_limit = None
+            if federated.ledger.beside is not None:
+                federated.ledger.beside.limits = None
 
     def _end(self, trainer: pl.Trainer, why: str) -> None:
         if self.on_exhausted == "stop":

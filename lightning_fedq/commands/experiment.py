@@ -14,6 +14,7 @@ from typing import Any
 from lightning_fedq.byzantine.counted import num_byzantine_of
 from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.federation.privacy_target import first_context, target_setting
+from lightning_fedq.federation.released import release_of
 from lightning_fedq.mechanism import Adversary, Neighbours, NonPrivate, PrivacyClaim, Slack
 from lightning_fedq.privacy.accounting import ClaimAccountant
 from lightning_fedq.privacy.losses import RenyiLoss
@@ -75,6 +76,8 @@ def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
             claims[who] = "keys are reproducible (use seed=None)"
         elif federated.clients.cohorts == "secret":
             claims[who] = "cohorts are secret, whose runs are not added up yet (use cohorts='known')"
+        elif release_of(federated) is not None:
+            claims[who] = "released evaluations are not added up (leave release out of evaluate_clients)"
         elif isinstance(claim.loss, NonPrivate):
             claims[who] = claim.loss.reason
         elif claim.neighbours is not Neighbours.SUBSTITUTION:

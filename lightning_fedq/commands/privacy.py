@@ -25,8 +25,10 @@ from lightning_fedq.commands.settings import parse_changes
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.federation.journal import find_journal
 from lightning_fedq.federation.privacy_target import fewest_answers
+from lightning_fedq.federation.released import beside, beside_of
 from lightning_fedq.mechanism import Mechanism, RoundContext
 from lightning_fedq.mechanisms.registry import mechanism_class
+from lightning_fedq.privacy.beside import Beside
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.others import of_flower, of_opacus
@@ -86,6 +88,7 @@ def report_of_config(
         num_byzantine=num_byzantine_of(cli.trainer, federated.planner),
         equal_weights=federated.server.weighting == "uniform" and federated.server.aggregator is None,
         secret_cohorts="" if federated.clients.cohorts == "secret" else None,
+        beside=beside(federated, delta, limit),
     )
 
 
@@ -134,6 +137,8 @@ def report_of_checkpoint(
     if rounds is None:
         ledger = _charged(path, engine["ledger"], federation["seed"] != "None")
         rounds = ledger.rounds
+    masks = None if protocol == "None" else SecAgg(**parse_call(protocol)[1])
+    charged = _charged(path, engine["ledger"], federation["seed"] != "None") if ledger is None else ledger
     known = (_state_with("byzantine", callbacks) or {"byzantine": ()})["byzantine"]
     byzantine = min(len(known), planner.cohort_size)
     terms = engine["ledger"].get("terms") or {}  # a Trainer that only tests has no ByzantineClients
@@ -144,15 +149,31 @@ def report_of_checkpoint(
         rounds,
         delta,
         secagg,
-        None if protocol == "None" else SecAgg(**parse_call(protocol)[1]),
+        masks,
         secure_keys=federation["seed"] == "None",
         equal_weights=federation["weighting"] == "uniform" and federation["aggregator"] == "None",
         charges=None if ledger is None else ledger.charges,
         num_byzantine=max(byzantine, int(terms.get("num_byzantine", "0"))),
+        beside=_beside(planner, federation, charged.beside, masks, rounds, delta),
     )
     report = replace(report, leaves=(_NOT_KNOWN,))
     private_sgd = _state_with("histories", callbacks)
     return report if private_sgd is None else replace(report, samples=_samples(private_sgd, ledger, delta))
+
+
+def _beside(
+    planner: RoundPlanner,
+    federation: Mapping[str, str],
+    charged: Ledger | None,
+    secagg: SecAgg | None,
+    rounds: int,
+    delta: float,
+) -> Beside | None:
+    """Account of a checkpoint's releases beside its rounds, so far or after so many rounds."""
+    if charged is None:
+        return None
+    times = max(charged.most_charged, -(-rounds // int(federation.get("release_every", rounds or 1))))
+    return beside_of(planner, parse_mechanism(charged.mechanism), secagg, times, delta)
 
 
 def _state_with(key: str, callbacks: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
@@ -181,6 +202,14 @@ def _charged(path: Path, state: dict[str, Any], repeatable: bool) -> Ledger:
     """Rounds that a checkpoint's federation has paid for, those after the checkpoint included."""
     ledger = Ledger(len(state["charges"]), state["mechanism"])
     ledger.load_state_dict(state)
+    _read_journal(path, ledger, repeatable)
+    if ledger.beside is not None:
+        _read_journal(path, ledger.beside, repeatable)
+    return ledger
+
+
+def _read_journal(path: Path, ledger: Ledger, repeatable: bool) -> None:
+    """Take in what a ledger's journal says beyond the checkpoint."""
     recorded, position = ledger.recorded
     found = find_journal(recorded, path)
     if recorded and found is None:
@@ -189,7 +218,6 @@ def _charged(path: Path, state: dict[str, Any], repeatable: bool) -> Ledger:
         )
     if found is not None:
         ledger.keep(Journal(found, ledger.mechanism, ledger.num_clients, position), repeatable)
-    return ledger
 
 
 def _report(

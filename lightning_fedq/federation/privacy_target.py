@@ -16,9 +16,11 @@ from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.byzantine.counted import num_byzantine_of
 from lightning_fedq.federation.protocol import Federation
 from lightning_fedq.federation.records import NoiseWarning
+from lightning_fedq.federation.released import beside, limit_releases
 from lightning_fedq.mechanism import Adversary, Mechanism, RoundContext
 from lightning_fedq.planning import GOOD, HOMOGENEITY, SWAMPED, relative_error, verdict_on
 from lightning_fedq.privacy.accounting import check_delta
+from lightning_fedq.privacy.beside import Beside
 from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import (
     Calibration,
@@ -51,6 +53,7 @@ def target_setting(
     *,
     plain_sum: bool,
     num_byzantine: int,
+    beside: Beside | None = None,
 ) -> Setting:
     """Setting of a federation that a target's epsilon hangs on.
 
@@ -76,6 +79,7 @@ def target_setting(
         fewest_answers=fewest_answers(planner, secagg),
         num_clients=planner.num_clients,
         secret_cohorts=target.secret,
+        beside=beside,
     )
 
 
@@ -122,6 +126,7 @@ class KeptTarget:
             federated.server.secure_aggregation,
             plain_sum=federated.server.plain_sum,
             num_byzantine=num_byzantine,
+            beside=beside(federated, self.target.delta or 0.0, rounds) if over_run else None,
         )
         if self.target.against is Adversary.SECAGG_SERVER:
             self._colluders = setting.num_corrupt - num_byzantine
@@ -241,7 +246,10 @@ class KeptTarget:
             ValueError: If a round by itself is beyond it.
         """
         assert self.found is not None
-        context = engine.charged_context(engine.coming_plan())
+        context, counted = engine.charged_context(engine.coming_plan()), None
+        if self.target.over == "run":
+            counted = beside(federated, self.target.delta or 0.0, self.found.rounds)
+            limit_releases(federated, counted)
         setting = target_setting(
             self.target,
             context,
@@ -250,6 +258,7 @@ class KeptTarget:
             federated.server.secure_aggregation,
             plain_sum=engine.plain_sum,
             num_byzantine=num_byzantine_of(trainer, federated.planner),
+            beside=counted,
         )
         if self.target.over == "round":
             one = epsilon_of(setting, engine.mechanism, self.target.against, 1)

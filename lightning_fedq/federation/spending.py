@@ -9,15 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.byzantine.counted import num_byzantine_of
 from lightning_fedq.federation.privacy_target import fewest_answers
 from lightning_fedq.federation.protocol import Federation
+from lightning_fedq.federation.released import beside
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanism import Adversary
 from lightning_fedq.planning import HOMOGENEITY, relative_error
+from lightning_fedq.privacy.beside import Beside
 from lightning_fedq.privacy.charged import Population
 from lightning_fedq.privacy.report import PrivacyReport, Row, privacy_report
 from lightning_fedq.privacy.setting import Setting
@@ -58,6 +61,7 @@ def report_of(federated: Federation, trainer: pl.Trainer, delta: float) -> Priva
         fewest_answers=fewest_answers(planner, secagg),
         most_rounds=planner.most_rounds(engine.ledger.rounds),
         secret_cohorts=why_round_repeated(engine) if secret else None,
+        beside=beside(federated, delta),
     )
 
 
@@ -138,10 +142,20 @@ def _by_round(
     """Epsilon after some of the rounds, the last one among them."""
     every = max(1, math.ceil(len(charged) / _MOST_POINTS))
     shown = list(reversed(charged))[::every][::-1]
-    return [[float(round), _after(federated, trainer, row, most)] for round, most in shown]
+    counted = beside(federated, row.delta)
+    settings = federated.local.evaluate_clients
+
+    def until(round: int) -> Beside | None:
+        if counted is None or settings is None:
+            return None
+        return replace(counted, times=min(counted.times, settings.times(round)))
+
+    return [[float(round), _after(federated, trainer, row, most, until(round))] for round, most in shown]
 
 
-def _after(federated: Federation, trainer: pl.Trainer, row: Row, most: int) -> float:
+def _after(
+    federated: Federation, trainer: pl.Trainer, row: Row, most: int, counted: Beside | None = None
+) -> float:
     """Epsilon towards a row's adversary where no client was charged for more than so many rounds."""
     engine, secagg = federated.engine, federated.server.secure_aggregation
     assert engine is not None
@@ -161,6 +175,7 @@ def _after(federated: Federation, trainer: pl.Trainer, row: Row, most: int) -> f
         fewest_answers(planner, secagg),
         planner.num_clients,
         secret,
+        counted,
     )
     if secret:
         claim = setting.claims(engine.mechanism)[Adversary[row.adversary]]

@@ -19,6 +19,7 @@ from torch import Tensor
 from lightning_fedq.dpsgd.statement import SampleStatement
 from lightning_fedq.mechanism import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.privacy.accounting import Spending, check_delta
+from lightning_fedq.privacy.beside import Beside
 from lightning_fedq.privacy.charged import ChargedClients, Population
 from lightning_fedq.privacy.secret_row import NOTE, SECRET_COHORTS, secret_row
 from lightning_fedq.privacy.setting import Setting
@@ -192,6 +193,7 @@ def privacy_report(
     charges: Sequence[int] | Tensor | None = None,
     most_rounds: int | None = None,
     secret_cohorts: str | None = None,
+    beside: Beside | None = None,
 ) -> PrivacyReport:
     """State what `rounds` rounds like the one of `context` give away, adversary by adversary.
 
@@ -222,6 +224,7 @@ def privacy_report(
             public and there is no lottery about it. None where cohorts are drawn.
         secret_cohorts: With secret cohorts, the condition that the run has not kept, "" for none; `charges`
             must be None then. None where cohorts are known.
+        beside: What every client has released beside the rounds, or will have; every row counts it.
 
     Raises:
         ValueError: If delta is missing or out of range, or a number makes no sense.
@@ -251,6 +254,7 @@ def privacy_report(
         fewest_answers,
         total,
         secret_cohorts is not None,
+        beside,
     )
     population = Population(mechanism, setting, total, charges)
     worst = [population.worst(adversary) for adversary in Adversary]
@@ -337,6 +341,8 @@ def _notes(
             "much. "
             "In a round that a client takes part in there is no amplification by sampling."
         )
+    if setting.beside is not None:
+        notes.append(f"{setting.beside.what} The epsilons of the run count that; that of a round does not.")
     if setting.fewest_answers is not None:
         notes.append(
             "Clients may be silent. What hides a client in a sum is counted on "
@@ -428,7 +434,7 @@ def _row(mechanism: Mechanism, claim: PrivacyClaim, rounds: int, setting: Settin
     return replace(
         blank,
         epsilon_unit=_of_a_unit(claim),
-        epsilon_round=setting.spent(claim, 1).epsilon,
+        epsilon_round=replace(setting, beside=None).spent(claim, 1).epsilon,
         epsilon_run=run.epsilon,
         infinite_mass=run.infinite_mass,
         method=run.method,

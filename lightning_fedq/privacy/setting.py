@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from lightning_fedq.functional.drawn import num_marked
 from lightning_fedq.mechanism import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.privacy.accounting import Spending, spent
+from lightning_fedq.privacy.beside import Beside
 from lightning_fedq.privacy.collusion import CHANCE, num_corrupt_in_cohort
 from lightning_fedq.privacy.grid import SMALLEST_DELTA
 from lightning_fedq.privacy.losses import GaussianLoss, Loss
@@ -48,6 +49,7 @@ class Setting:
             open. None where nobody is silent but with the stated chance.
         num_clients: Clients of the federation, from whom the cohort is drawn. None is the cohort.
         secret_cohorts: Whether nobody but the server learns who took part, under `Federated`'s conditions.
+        beside: What every client has released beside the rounds; every epsilon counts it. None is nothing.
 
     Raises:
         ValueError: If a number makes no sense.
@@ -66,6 +68,7 @@ class Setting:
     fewest_answers: int | None = None
     num_clients: int | None = None
     secret_cohorts: bool = False
+    beside: Beside | None = None
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.dropout_probability < 1.0 or not 0.0 <= self.max_corrupt < 1.0 or self.rounds < 0:
@@ -85,6 +88,8 @@ class Setting:
             raise ValueError(f"fewest_answers must be in [1, cohort = {size}], got {self.fewest_answers}")
         if self.num_clients is not None and self.num_clients < size:
             raise ValueError(f"num_clients must be >= the cohort, {size}, got {self.num_clients}")
+        if self.secret_cohorts and self.beside is not None:
+            raise ValueError("releases beside secret cohorts have no account; leave one of them out")
 
     @property
     def num_corrupt(self) -> int:
@@ -125,11 +130,13 @@ class Setting:
         return max(share, 0.0) * self.delta
 
     def spent(self, claim: PrivacyClaim, rounds: int, participation: float = 1.0) -> Spending:
-        """Cost of `rounds` rounds of a claim, at what is left of delta.
+        """Cost of `rounds` rounds of a claim and of what was released beside them, at what is left of delta.
 
         Raises:
             ValueError: If the claim is `NonPrivate`.
         """
+        if self.beside is not None:
+            return self.beside.spent(claim, self.available(claim, rounds), rounds)
         return spent(
             claim.loss,
             self.available(claim, rounds),
@@ -144,6 +151,7 @@ class Setting:
 
         From one update to zero and from zero to the other are two steps: P <= e^a P0 + d and P0 <= e^b Q + d'
         give P <= e^(a + b) Q + d + e^a d'. Two steps of a Gaussian loss are one of half the noise multiplier.
+        What was released beside the rounds changes in one of the two steps.
         Infinite where what is left of delta is too small to account for.
 
         References:
@@ -153,7 +161,9 @@ class Setting:
             return self.spent(claim, rounds, participation).epsilon
         delta = self.available(claim, rounds)
 
-        def one(loss: Loss, share: float) -> float:
+        def one(loss: Loss, share: float, counted: bool = True) -> float:
+            if counted and self.beside is not None:
+                return self.beside.spent(replace(claim, loss=loss), share, rounds).epsilon
             return spent(
                 loss,
                 share,
@@ -170,7 +180,7 @@ class Setting:
             first = one(claim.loss, share * delta)
             left = (1.0 - share) * delta * math.exp(-min(first, 700.0))
             if left >= SMALLEST_DELTA:
-                best = min(best, first + one(claim.loss, left))
+                best = min(best, first + one(claim.loss, left, counted=False))
         return best
 
     def secret(self, claim: PrivacyClaim, rounds: int) -> float:

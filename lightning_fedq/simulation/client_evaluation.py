@@ -28,8 +28,10 @@ from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.clients.fit import Client, ClientFit
 from lightning_fedq.clients.vector import Vector
 from lightning_fedq.data.loader import ClientLoader
+from lightning_fedq.federation.records import log_values
 from lightning_fedq.reports.runs import mode_of
 from lightning_fedq.simulation.rehearsal import own_draws
+from lightning_fedq.simulation.release import Released, Releases
 
 Model = Literal["global", "personal"]
 PREFIX: dict[Model, str] = {"global": "clients", "personal": "personal"}
@@ -71,10 +73,12 @@ class EvaluatedClients:
         round: Round, from 0.
         values: By model and metric, one value of each client, `(clients,)` float64. "personal" is there
             where clients keep something for themselves.
+        released: What left the clients, with noise and charged. None where nothing did.
     """
 
     round: int
     values: dict[Model, dict[str, Tensor]]
+    released: Released | None = None
 
     def spread(self, metric: str, model: Model = "global") -> Spread:
         """Summary of a metric.
@@ -101,6 +105,12 @@ class EvaluatedClients:
             for kind, value in vars(self.spread(name, model)).items()
         }
 
+    def log(self, trainer: pl.Trainer, exact: bool) -> None:
+        """Log what was released and, where that may be, all summaries."""
+        released = {} if self.released is None else self.released.metrics()
+        if values := {**(self.metrics() if exact else {}), **released}:
+            log_values(trainer, values)
+
     def plain(self) -> dict[str, Any]:
         """In the types of JSON: the summaries, and every client's value."""
         by_client = {
@@ -108,7 +118,8 @@ class EvaluatedClients:
             for model, found in self.values.items()
             for name, values in found.items()
         }
-        return {"round": self.round + 1, **self.metrics(), "by_client": by_client}
+        released = {} if self.released is None else self.released.metrics()
+        return {"round": self.round + 1, **self.metrics(), **released, "by_client": by_client}
 
 
 class ClientEvaluator:
@@ -120,6 +131,7 @@ class ClientEvaluator:
         vector: What clients keep for themselves.
         parts: Held-out sample indices of each client; empty where clients have data sets for it.
         loader: Returns the loader of all clients.
+        releases: Releases what the settings name. None releases nothing.
     """
 
     def __init__(
@@ -129,7 +141,9 @@ class ClientEvaluator:
         vector: Vector,
         parts: Sequence[Tensor],
         loader: Callable[[], ClientLoader],
+        releases: Releases | None = None,
     ) -> None:
+        self._releases = releases
         self._settings, self._trainer, self._vector = settings, trainer, vector
         self._parts, self._loader = list(parts), loader
         self._fit = ClientFit(trainer)
@@ -146,12 +160,20 @@ class ClientEvaluator:
             round: Round that has ended.
 
         Raises:
-            ValueError: If clients log different metrics, or none.
+            ValueError: If clients log different metrics, or none, or not the one that is to be released.
         """
         models: list[Model] = ["global", "personal"] if self._vector.own.names else ["global"]
         values = {model: self._of_all(model) for model in models}
         self._fit.end_round()
-        return EvaluatedClients(round, values)
+        release, released = self._settings.release, None
+        if release is not None and self._releases is not None:
+            if release.metric not in values["global"]:
+                raise ValueError(
+                    f"release names {release.metric!r}, and validation_step logs "
+                    f"{', '.join(values['global'])}; name one of these"
+                )
+            released = self._releases.release(values["global"][release.metric], round)
+        return EvaluatedClients(round, values, released)
 
     @property
     def _num_clients(self) -> int:
@@ -262,6 +284,15 @@ def where_it_went(evaluations: Sequence[EvaluatedClients], shared: bool) -> str:
     """
     if not evaluations:
         return ""
+    released = [one.released for one in evaluations if one.released is not None]
+    noisy = ""
+    if released:
+        noisy = f" Released with noise and charged, {len(released)} times: `released/{released[-1].metric}`."
+    return _exact(evaluations, shared) + noisy
+
+
+def _exact(evaluations: Sequence[EvaluatedClients], shared: bool) -> str:
+    """Where exact measurements went."""
     if shared:
         names = ", ".join(f"`{name}`" for name in evaluations[-1].metrics())
         return (

@@ -27,7 +27,8 @@ from lightning_fedq.federation.client_metrics import (
 )
 from lightning_fedq.federation.journal import keep_journal, say_at_start
 from lightning_fedq.federation.protocol import Federation
-from lightning_fedq.federation.records import log_round, log_values, say_change, warn_of, warn_of_noise
+from lightning_fedq.federation.records import log_round, say_change, warn_of, warn_of_noise
+from lightning_fedq.federation.released import check_release, choice_of
 from lightning_fedq.federation.resume import plain_records, records_of
 from lightning_fedq.federation.secret_cohorts import check_claim, check_run
 from lightning_fedq.federation.secure_sum import check_modulus
@@ -41,6 +42,7 @@ from lightning_fedq.simulation.population import Population
 from lightning_fedq.simulation.rank_checks import agree_on_start, say_who_is_idle
 from lightning_fedq.simulation.ranks import EndOfRound, OtherRankStoppedError, RankEngine
 from lightning_fedq.simulation.rehearsal import Trial, check_two_clients, first_clients
+from lightning_fedq.simulation.release import Releases
 from lightning_fedq.simulation.simulation import RoundStart, Simulation
 
 
@@ -114,7 +116,7 @@ class FederatedFit:
             )
         if federation.seed is None:
             check_exact_monitors(trainer, lengths_tell(self.engine))
-        choice = choose(federation.local.client_metrics, trainer, self.engine)
+        choice = choose(choice_of(federation), trainer, self.engine)
         group = None if population.ranks is None else population.ranks.group
         self.log = ClientMetrics(choice, trainer, group)
         self.log.names |= names
@@ -272,11 +274,13 @@ class FederatedFit:
     def _begin_evaluation(self, choice: ClientMetricsChoice) -> ClientEvaluator | None:
         """Prepare to measure on clients' held-out samples, if that is asked for."""
         settings, population = self._federation.local.evaluate_clients, self.population
+        check_release(self._federation, self._trainer, choice, self._federation.privacy_target)
         if settings is None:
             return None
         trainer, parts = self._trainer, population.holdings.held_out
         settings.check(trainer.lightning_module, self._federation.clients.num_clients, choice == "none")
-        return ClientEvaluator(settings, trainer, self.vector, parts, population.loader)
+        releases = Releases.begin(self._federation, trainer)
+        return ClientEvaluator(settings, trainer, self.vector, parts, population.loader, releases)
 
     def _simulate(self) -> Simulation:
         rule, trainer = self._federation.batch_rule, self._trainer
@@ -429,8 +433,8 @@ class FederatedFit:
         """Log the round that has just ended, and what was measured after it where that may be logged."""
         log_round(self._trainer, self.records[-1])
         last = self.client_evaluations[-1] if self.client_evaluations else None
-        if last is not None and last.round == self.records[-1].round and self.log.shared:
-            log_values(self._trainer, last.metrics())
+        if last is not None and last.round == self.records[-1].round:
+            last.log(self._trainer, self.log.shared)
 
     def replace_weights(self, weights: Tensor) -> None:
         """Let server and module go on with other weights `(dim,)`. Between rounds."""

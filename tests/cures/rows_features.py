@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +15,22 @@ from lightning_fedq.bench import markdown
 from lightning_fedq.bench.tasks import tasks
 from lightning_fedq.callbacks import (
     DPSGD,
+    ByzantineClients,
     Federated,
     LeakageMonitor,
     PrivacyBudget,
     RunFolder,
     TrackedRounds,
 )
-from lightning_fedq.clients.evaluation import ClientEvaluation
+from lightning_fedq.clients.evaluation import ClientEvaluation, NoisyMean
 from lightning_fedq.clients.personal import OwnTensors
 from lightning_fedq.commands.bench import reference
 from lightning_fedq.data.splits import FeatureShards, Natural, QuantitySkew
 from lightning_fedq.datasets.leaf import leaf_clients
+from lightning_fedq.federation.released import beside_of, context_of_release
 from lightning_fedq.flower.settings import check_deployable, time_limit
-from lightning_fedq.mechanisms import GaussianNoise
+from lightning_fedq.mechanisms import LDPQ, GaussianNoise
+from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import Deadline
 from lightning_fedq.rounds.plan import CohortKey, RoundPlanner
@@ -38,6 +42,7 @@ from tests.digits_run import Classifier, digits
 HEAD = ["backbone.bias"]
 LIMIT = Deadline(30.0, durations=1.0)
 INPUTS, LABELS = digits()
+PER_ROUND = PrivacyTarget(8.0, delta=1e-3, adversary="outsider", over="round")
 SECRET = PrivacyTarget(8.0, delta=1e-3, adversary="outsider", cohorts="secret")
 
 
@@ -60,6 +65,29 @@ def known(**settings: Any) -> Federated:
 
 def held_out(amount: Any = 0.5) -> ClientEvaluation:
     return ClientEvaluation(held_out=amount)
+
+
+def noisy(std: float = 0.5, metric: str = "val_acc", **settings: Any) -> Federated:
+    """A federation that releases the mean accuracy of its clients."""
+    return fed(evaluate_clients=ClientEvaluation(0.5, release=NoisyMean(metric, std)), **settings)
+
+
+def paid() -> Federated:
+    """A federation that has released."""
+    found = noisy()
+    fit(found)
+    return found
+
+
+def counted() -> Setting:
+    """The account of a round and of a release beside it."""
+    planner, mechanism = RoundPlanner(4, 0), GaussianNoise(1.0, 1.0)
+    beside = beside_of(planner, NoisyMean("val_acc", 0.5).mechanism(4, 0), None, 1, 1e-3)
+    return Setting(context_of_release(planner, mechanism), 1, 1e-3, num_clients=4, beside=beside)
+
+
+def unreleased(**settings: Any) -> Federated:
+    return fed(evaluate_clients=held_out(), **settings)
 
 
 def measured(amount: Any = 0.5, **settings: Any) -> Federated:
@@ -160,6 +188,52 @@ ROWS = [
         lambda: fit(measured(client_metrics="none")),
         lambda: fit(measured(client_metrics="local")),
         lambda: fit(fed(client_metrics="none")),
+    ),
+    row(
+        "std={} of a mean of {} clients takes sums of {} bits, and 31 are the most; take std nearer to",
+        lambda: NoisyMean("val_acc", 1e-9).mechanism(1000, 0),
+        lambda: NoisyMean("val_acc", 0.001).mechanism(1000, 0),
+    ),
+    row(
+        "{} says what one sample of a client costs, and a released evaluation is not in it; leave release",
+        lambda: fit(noisy(seed=None), DPSGD(1.0, 1.0, delta=1e-4)),
+        lambda: fit(unreleased(seed=None), DPSGD(1.0, 1.0, delta=1e-4)),
+        lambda: fit(noisy()),
+    ),
+    row(
+        "clients that lie are counted in a cohort, and a released evaluation asks everybody; leave",
+        lambda: fit(noisy(mechanism=LDPQ(1.0)), ByzantineClients(0.25, "inverted")),
+        lambda: fit(unreleased(mechanism=LDPQ(1.0)), ByzantineClients(0.25, "inverted")),
+        lambda: fit(noisy()),
+    ),
+    row(
+        "client_metrics='shared' logs what clients measure without noise, and release adds noise to it; use",
+        lambda: fit(noisy(seed=None, client_metrics="shared")),
+        lambda: fit(noisy(seed=None, client_metrics="local")),
+        lambda: fit(unreleased(seed=None, client_metrics="shared")),
+    ),
+    row(
+        "a target over='round' says nothing of what is released between rounds; use over='run', or leave",
+        lambda: fit(noisy(mechanism=GaussianNoise(1.0, 1.0), privacy=PER_ROUND)),
+        lambda: fit(noisy(4.0, mechanism=GaussianNoise(1.0, 1.0), privacy=replace(PER_ROUND, over="run"))),
+        lambda: fit(unreleased(mechanism=GaussianNoise(1.0, 1.0), privacy=PER_ROUND)),
+    ),
+    row(
+        "of another price; give evaluate_clients the release of the first federation, or begin with a new",
+        lambda: fit(unreleased(ledger=paid().ledger)),
+        lambda: fit(noisy(ledger=paid().ledger)),
+        lambda: fit(unreleased()),
+    ),
+    row(
+        "releases beside secret cohorts have no account; leave one of them out",
+        lambda: replace(counted(), secret_cohorts=True),
+        lambda: replace(counted(), secret_cohorts=True, beside=None),
+        counted,
+    ),
+    row(
+        "release names {}, and validation_step logs {}; name one of these",
+        lambda: fit(noisy(metric="val_loss")),
+        lambda: fit(noisy(metric="val_acc")),
     ),
     row(
         "samples are held out of one data set with a length, and clients have loaders or streams of their",
