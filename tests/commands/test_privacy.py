@@ -213,3 +213,26 @@ def test_the_figures_on_samples_say_which_rounds_they_leave_out(tmp_path: Path) 
 def test_without_dp_sgd_there_is_nothing_on_samples(tmp_path: Path) -> None:
     report = report_of_checkpoint(fit(tmp_path, None), None, 1e-5, secagg=False)
     assert report.samples is None and "One sample" not in markdown(report)
+
+
+def test_a_configuration_with_secret_cohorts_has_their_row(capsys: pytest.CaptureFixture[str]) -> None:
+    changes = {
+        "Federated.cohorts": "secret",
+        "Federated.num_clients": 200,
+        "Federated.clients_per_round": 10,
+        "GaussianNoise.noise_multiplier": 2.0,
+        "Federated.diagnostics": False,
+        "Federated.seed": None,
+    }
+    config = str(CONFIGS / "digits_gaussian.yaml")
+    report = report_of_config(config, 20, 1e-4, secagg=False, params=1000, changes=changes)
+    assert report.secret is not None and report.secret.cohorts == "secret"
+    known = report.row(Adversary.OUTSIDER)
+    assert 0.0 < report.secret.epsilon_run < known.epsilon_any_two / 2
+    assert "outsider, cohorts secret" in markdown(report)
+    known_cohorts = report_of_config(config, 20, 1e-4, secagg=False, params=1000)
+    assert known_cohorts.secret is None
+    settings = [f"{name}={'null' if value is None else value}" for name, value in changes.items()]
+    numbers = ["--rounds", "20", "--delta", "1e-4", "--params", "1000"]
+    assert main([config, *numbers, "--set", *settings]) == 0
+    assert "cohorts secret" in " ".join(capsys.readouterr().out.split())
