@@ -160,20 +160,35 @@ class ClientEvaluator:
             round: Round that has ended.
 
         Raises:
-            ValueError: If clients log different metrics, or none, or not the one that is to be released.
+            ValueError: If clients log different metrics, or none.
         """
         models: list[Model] = ["global", "personal"] if self._vector.own.names else ["global"]
         values = {model: self._of_all(model) for model in models}
         self._fit.end_round()
         release, released = self._settings.release, None
         if release is not None and self._releases is not None:
-            if release.metric not in values["global"]:
-                raise ValueError(
-                    f"release names {release.metric!r}, and validation_step logs "
-                    f"{', '.join(values['global'])}; name one of these"
-                )
             released = self._releases.release(values["global"][release.metric], round)
         return EvaluatedClients(round, values, released)
+
+    def check(self) -> None:
+        """Refuse, before anybody trains, to release what the first client does not measure.
+
+        Raises:
+            ValueError: With the names that it measures.
+        """
+        release = self._settings.release
+        if release is None:
+            return
+        with own_draws(), torch.no_grad():
+            copy = self._fit.copy(0, alone=True)
+            names = self._of_client(copy, 0, "global").keys()
+            self._fit.drop(copy)
+        self._fit.end_round()
+        if release.metric not in names:
+            raise ValueError(
+                f"release names {release.metric!r}, and validation_step logs {', '.join(names)}; name one of "
+                "these"
+            )
 
     @property
     def _num_clients(self) -> int:

@@ -129,6 +129,8 @@ class FederatedFit:
         say_who_is_copied(trainer.callbacks)  # type: ignore[attr-defined]
         self._averages = RoundAverages(trainer)
         self._averages.attach(undo)
+        if self._evaluator is not None:
+            self._evaluator.check()
         population.is_training = True
 
     def __getstate__(self) -> dict[str, Any]:

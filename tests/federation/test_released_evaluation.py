@@ -24,7 +24,7 @@ from lightning_fedq.privacy.losses import GaussianLoss
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.simulation.release import Releases
-from tests.digits_run import Digits, make_trainer
+from tests.digits_run import Digits, make_trainer, weights_of
 from tests.federation.test_client_evaluation import CLIENTS, SAMPLES, Measured, fit
 
 DELTA, RELEASE = 1e-3, NoisyMean("val_acc", std=0.4)
@@ -296,6 +296,21 @@ def test_an_infinite_or_missing_claim_is_not_hidden() -> None:
 def test_numbers_out_of_range(settings: dict[str, float], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         NoisyMean("val_acc", **settings)
+
+
+def test_a_metric_that_nobody_measures_is_refused_before_anything_is_spent() -> None:
+    fed = federated(NoisyMean("val/acc", 0.4), every=3)
+    with pytest.raises(ValueError, match="names 'val/acc', and validation_step logs val_acc, val_loss"):
+        fit(fed, rounds=4)
+    assert fed.ledger.rounds == 0
+
+
+def test_the_check_changes_no_weights() -> None:
+    plain, checked = (
+        fit(federated(release, seed=3, mechanism=FedAvg(), secure_aggregation=None))[0]
+        for release in (None, RELEASE)
+    )
+    assert torch.equal(weights_of(plain), weights_of(checked))
 
 
 def test_digits_are_enough() -> None:
