@@ -36,14 +36,8 @@ ALGORITHMS: dict[str, LocalAlgorithm | None] = {
 }
 
 
-def accuracy(
-    algorithm: LocalAlgorithm | None, seed: int, data: str, lr: float, is_cifar: bool = False
-) -> float:
-    """Test accuracy of one run."""
-    pl.seed_everything(seed, verbose=False)
-    federated = Federated(
-        FedAvg(), 10, algorithm=algorithm, partition=Dirichlet(0.1), local_steps=20, seed=seed
-    )
+def trained(federated: Federated, module: pl.LightningModule, source: pl.LightningDataModule) -> float:
+    """Test accuracy after 20 rounds."""
     trainer = pl.Trainer(
         max_epochs=20,
         accelerator="cpu",
@@ -54,14 +48,25 @@ def accuracy(
         limit_val_batches=0,
         callbacks=[federated],
     )
+    trainer.fit(module, datamodule=source)
+    [found] = trainer.test(module, datamodule=source, verbose=False)
+    return found["test/acc"] if "test/acc" in found else found["test_acc"]
+
+
+def accuracy(
+    algorithm: LocalAlgorithm | None, seed: int, data: str, lr: float, is_cifar: bool = False
+) -> float:
+    """Test accuracy of one run."""
+    pl.seed_everything(seed, verbose=False)
+    federated = Federated(
+        FedAvg(), 10, algorithm=algorithm, partition=Dirichlet(0.1), local_steps=20, seed=seed
+    )
     source = MNISTDataModule(data, batch_size=32)
     module = Classifier(CNN2(), lr=lr, momentum=0.0)
     if is_cifar:
         source = CIFAR10DataModule(data, image_folder=True, batch_size=32)
         module = Classifier(CNN2(3, 32), lr=lr, momentum=0.0)
-    trainer.fit(module, datamodule=source)
-    [found] = trainer.test(module, datamodule=source, verbose=False)
-    return found["test/acc"] if "test/acc" in found else found["test_acc"]
+    return trained(federated, module, source)
 
 
 def private_accuracy(algorithm: LocalAlgorithm | None, seed: int, data: str, lr: float) -> float:
@@ -76,21 +81,9 @@ def private_accuracy(algorithm: LocalAlgorithm | None, seed: int, data: str, lr:
         privacy=PrivacyTarget(8.0, delta=1e-5, adversary="secagg_server"),
         secure_aggregation=SecAgg(run="accounted", max_corrupt=0.02),
     )
-    trainer = pl.Trainer(
-        max_epochs=20,
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-        callbacks=[federated],
-    )
     module = Classifier(MLP(784, hidden=[]), lr=lr, momentum=0.0)
     source = MNISTDataModule(data, batch_size=16)
-    trainer.fit(module, datamodule=source)
-    [found] = trainer.test(module, datamodule=source, verbose=False)
-    return found["test/acc"] if "test/acc" in found else found["test_acc"]
+    return trained(federated, module, source)
 
 
 def main() -> None:

@@ -55,7 +55,7 @@ class NoisyMean:
             raise ValueError(f"low < high is needed, both finite, got low={self.low} and high={self.high}")
 
     def mechanism(self, num_clients: int, max_dropped: int) -> DistributedDiscreteGaussian:
-        """The mechanism of `centred` values, one coordinate.
+        """The mechanism of one value, centred in the range and in units of half of it.
 
         Args:
             num_clients: Clients, all of whom take part.

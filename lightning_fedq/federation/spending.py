@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from lightning_fedq._lightning import pl
@@ -142,15 +141,8 @@ def _by_round(
     """Epsilon after some of the rounds, the last one among them."""
     every = max(1, math.ceil(len(charged) / _MOST_POINTS))
     shown = list(reversed(charged))[::every][::-1]
-    counted = beside(federated, row.delta)
-    settings = federated.local.evaluate_clients
-
-    def until(round: int) -> Beside | None:
-        if counted is None or settings is None:
-            return None
-        return replace(counted, times=min(counted.times, settings.times(round)))
-
-    return [[float(round), _after(federated, trainer, row, most, until(round))] for round, most in shown]
+    counted = beside(federated, row.delta)  # all of them in every point: none is too small
+    return [[float(round), _after(federated, trainer, row, most, counted)] for round, most in shown]
 
 
 def _after(

@@ -19,6 +19,7 @@ from lightning_fedq.callbacks import (
     LeakageMonitor,
 )
 from lightning_fedq.clients.vector import num_coordinates
+from lightning_fedq.federation.released import beside
 from lightning_fedq.mechanism import Adversary, Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget
@@ -118,6 +119,8 @@ def check_deployable(federated: Federated) -> None:
         ValueError: With the cure.
     """
     secagg, local = federated.server.secure_aggregation, federated.local
+    if local.evaluate_clients is None:
+        beside(federated, 1e-5)  # refuses a ledger with releases, which no report of a deployment counts
     if federated.clients.cohorts == "secret":
         raise ValueError(
             "cohorts='secret' are for simulations: a network shows which clients are asked, so anybody who "

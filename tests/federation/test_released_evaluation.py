@@ -16,7 +16,8 @@ from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder
 from lightning_fedq.commands.experiment import cost_of
 from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.federation.released import beside_of
-from lightning_fedq.federation.spending import report_of
+from lightning_fedq.federation.spending import report_of, view_of
+from lightning_fedq.flower.settings import check_deployable
 from lightning_fedq.mechanism import Adversary, ConcentratedLoss, NonPrivate, PrivacyClaim
 from lightning_fedq.mechanisms import DistributedDiscreteGaussian, FedAvg, GaussianNoise
 from lightning_fedq.privacy.beside import Beside
@@ -229,6 +230,27 @@ def test_a_ledger_that_is_handed_on_takes_them_along() -> None:
     assert "released 4 times" in " ".join(report_of(second, trainer, DELTA).notes)
     with pytest.raises(ValueError, match=r"the ledger has 4 releases .* wants none"):
         fit(federated(None, ledger=first.ledger), rounds=1)
+
+
+def test_a_deployment_refuses_a_ledger_with_releases() -> None:
+    """Its report has no account of them."""
+    first = federated(every=1)
+    fit(first, rounds=1)
+    later = Federated(MECHANISM, CLIENTS, ledger=first.ledger)
+    with pytest.raises(ValueError, match=r"the ledger has 1 releases .* wants none"):
+        check_deployable(later)
+    check_deployable(Federated(MECHANISM, CLIENTS))
+
+
+def test_no_point_of_the_curve_is_below_what_was_spent() -> None:
+    """Two fits of three rounds release twice each, as often as four rounds would by themselves."""
+    fed = federated()
+    fit(fed, rounds=3)
+    _, trainer = fit(fed, rounds=3)
+    report = report_of(fed, trainer, DELTA)
+    charged = [(round, round) for round in range(1, 7)]
+    found = view_of(fed, trainer, report, None, charged)
+    assert found["by_round"][-1] == [6.0, pytest.approx(found["epsilon"])]
 
 
 def test_with_a_seed_it_is_reproducible() -> None:
