@@ -7,6 +7,7 @@ selection (`privacy.selection`); one of a fixed number pays for all, too.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -171,6 +172,7 @@ def page_of_runs(
     return "\n".join([*lines, "", _NOT_COUNTED, ""])
 
 
+_HOW_LONG = ", how long the runs took (`--publish-after` hides it)"
 _NOT_COUNTED = (
     "Validation data count as public, so choosing by their scores (the winner, an early stop, a best epoch) "
     "is free; where they are clients' own data it is not, and nothing here covers it. Choices made before "
@@ -179,7 +181,11 @@ _NOT_COUNTED = (
 
 
 def page_of_winner(
-    costs: Sequence[RunCost], trials: NegativeBinomialTrials, delta: float, candidates: Sequence[str]
+    costs: Sequence[RunCost],
+    trials: NegativeBinomialTrials,
+    delta: float,
+    candidates: Sequence[str],
+    minutes: float | None = None,
 ) -> str:
     """The page that may be published with the winner. It says the same however many runs were made.
 
@@ -188,11 +194,17 @@ def page_of_winner(
         trials: Law of the number of runs.
         delta: Chance with which the epsilon of the whole sweep may fail.
         candidates: Names of the candidates.
+        minutes: When the winner is exported, in minutes after the start; None for as soon as it is known.
 
     Raises:
         ValueError: If nothing is known of the winner.
     """
     epsilon = of_winner(costs, trials, delta)
+    if math.isinf(epsilon) and trials.beyond > 0.0:
+        raise ValueError(
+            f"nothing is left of delta {delta:g}: more than {trials.at_most} runs are drawn with chance "
+            f"{trials.beyond:.2g}; let --at-most be larger, or --mean smaller"
+        )
     one = max(
         epsilon_of
         for cost in costs
@@ -207,13 +219,16 @@ def page_of_winner(
         f"run alone would be {format_epsilon(one)}.",
         "",
         f"The number of runs was drawn from a truncated negative binomial law, eta {trials.eta:g} and gamma "
-        f"{trials.gamma:.6g}, {trials.mean:.4g} on average, and is told nobody. Each run draws one of "
-        f"{len(candidates)} candidates anew: {'; '.join(candidates)}. A client counts for {most} rounds "
-        "of a run.",
+        f"{trials.gamma:.6g}, {trials.mean:.4g} on average"
+        + (f", {trials.at_most} at most" if trials.beyond > 0.0 else "")
+        + f", and is told nobody. Each run draws one of {len(candidates)} candidates anew: "
+        f"{'; '.join(candidates)}. A client counts for {most} rounds of a run.",
         "",
-        "It is void for whoever learns the number of runs, how long they took, or anything of the others: "
-        "the folder `private/`, loggers, the screen. **Clients and the server see every run and pay for all "
-        "of them**: `private/all_runs.md` says how much.",
+        "It is void for whoever learns the number of runs, or anything of the others: the folder `private/`, "
+        f"loggers, the screen{_HOW_LONG if minutes is None else ''}. "
+        + ("" if minutes is None else f"The winner came out {minutes:g} minutes after the start. ")
+        + "**Clients and the server see every run and pay for all of them**: `private/all_runs.md` says how "
+        "much.",
         "",
         _NOT_COUNTED,
         "",

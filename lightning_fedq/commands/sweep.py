@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import copy
+import math
 import os
 import shutil
+import time
 from collections.abc import Mapping, Sequence
 from itertools import product
 from pathlib import Path
@@ -21,6 +23,8 @@ from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.keys.randomness import Stream
 from lightning_fedq.privacy.selection import NegativeBinomialTrials
 from lightning_fedq.reports.runs import fresh_folder, mode_of, read_rows, write_atomically
+
+_OF_TNB = ("mean", "at_most", "publish_after")
 
 
 def parse_grid(arguments: Sequence[str]) -> dict[str, list[Any]]:
@@ -94,6 +98,19 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument(
         "--delta", type=float, default=1e-5, help="of the whole sweep's epsilon (default: %(default)s)"
     )
+    parser.add_argument(
+        "--at-most",
+        type=int,
+        metavar="RUNS",
+        help="no more runs than this, with tnb; the chance that more were drawn is counted in delta",
+    )
+    parser.add_argument(
+        "--publish-after",
+        type=float,
+        metavar="MINUTES",
+        help="export the winner so long after the start, with tnb, however many runs there were: then the "
+        "duration tells nothing. Where the runs take longer, nothing is exported",
+    )
     options = parser.parse_args(argv)
     from lightning_fedq.commands.run import resolve  # imports Lightning: not for --help
 
@@ -113,10 +130,12 @@ def main(argv: Sequence[str]) -> int:
         if options.selection == "tnb":
             if options.mean is None:
                 raise ValueError("--selection tnb needs --mean, the number of runs on average; 10 say")
-            trials = NegativeBinomialTrials.of_mean(options.eta, options.mean)
-            plan = _Selection(named, trials, options.delta, options.monitor)
-        elif options.mean is not None:
-            raise ValueError("--mean belongs to --selection tnb; add it, or leave --mean out")
+            limits = {} if options.at_most is None else {"at_most": options.at_most}
+            trials = NegativeBinomialTrials.of_mean(options.eta, options.mean, **limits)
+            plan = _Selection(named, trials, options.delta, options.monitor, options.publish_after)
+        elif given := [name for name in _OF_TNB if getattr(options, name) is not None]:
+            option = "--" + given[0].replace("_", "-")
+            raise ValueError(f"{option} belongs to --selection tnb; add it, or leave {option} out")
         else:
             costs = [_cost(config, options.delta) for config in configs]
     except ValueError as error:
@@ -136,14 +155,51 @@ def _run_all(
     """Train every configuration, and write what all of them cost together."""
     from lightning_fedq.commands.run import run_config
 
-    folders = {name: run_config(config, name, out) for name, config in configs.items()}
-    known = [cost for cost in costs if cost is not None]
-    if len(known) == len(costs):
-        title = "Privacy of all runs of this sweep"
-        page = page_of_runs(known, [_charged(folder) for folder in folders.values()], delta, True, title)
-        write_atomically(out / "sweep.md", page)
+    known, folders = [cost for cost in costs if cost is not None], {}
+    page = _Costs(out / "sweep.md", delta, True, "Privacy of all runs of this sweep")
+    for (name, config), cost in zip(configs.items(), costs, strict=True):
+        if len(known) == len(costs) and cost is not None:
+            page.begin(cost)
+        folders[name] = run_config(config, name, out)
+        page.end(folders[name])
+    if page.costs:
         print(f"{out / 'sweep.md'}: what all runs cost together")
     return folders
+
+
+class _Costs:
+    """The page of what all runs cost together, written before a run begins and again when it has ended.
+
+    A run that has begun counts with all the rounds that it may have until it has ended: one that fails is
+    not forgotten.
+
+    Args:
+        path: File of the page.
+        delta: Of the whole sweep's epsilon.
+        fixed: Was the number of runs fixed beforehand?
+        title: First line of the page.
+    """
+
+    def __init__(self, path: Path, delta: float, fixed: bool, title: str) -> None:
+        self._path, self._delta, self._fixed, self._title = path, delta, fixed, title
+        self.costs: list[RunCost] = []
+        self._charges: list[int] = []
+
+    def begin(self, cost: RunCost) -> None:
+        """Count a run that begins now."""
+        self.costs.append(cost)
+        self._charges.append(cost.most_charges)
+        self._write()
+
+    def end(self, folder: Path) -> None:
+        """Count the run that has ended with the rounds that it has had."""
+        if self.costs:
+            self._charges[-1] = _charged(folder)
+            self._write()
+
+    def _write(self) -> None:
+        page = page_of_runs(self.costs, self._charges, self._delta, self._fixed, self._title)
+        write_atomically(self._path, page)
 
 
 def _charged(folder: Path) -> int:
@@ -176,6 +232,7 @@ class _Selection:
         trials: Law of the number of runs.
         delta: Chance with which the epsilon of the whole sweep may fail.
         monitor: Score, a metric of the validation.
+        minutes: When the winner is exported, in minutes after the start; None for as soon as it is known.
 
     Raises:
         ValueError: If nothing could be said of the winner.
@@ -187,8 +244,11 @@ class _Selection:
         trials: NegativeBinomialTrials,
         delta: float,
         monitor: str,
+        minutes: float | None = None,
     ) -> None:
-        self._configs, self._trials, self._delta = configs, trials, delta
+        self._configs, self._trials, self._delta, self._minutes = configs, trials, delta, minutes
+        if minutes is not None and not 0.0 < minutes < math.inf:
+            raise ValueError(f"--publish-after takes minutes above 0, got {minutes:g}")
         if not monitor.startswith("val"):
             raise ValueError(
                 f"the winner's score is published, and only validation data count as public, got "
@@ -209,40 +269,74 @@ class _Selection:
             )
         self._costs = {name: cost for name, cost in costs.items() if cost is not None}
         # refuses what nothing is known of, before anything is trained
-        self._page = page_of_winner(list(self._costs.values()), trials, delta, list(configs))
+        self._page = page_of_winner(list(self._costs.values()), trials, delta, list(configs), minutes)
 
     def run(self, out: Path, monitor: str, mode: str) -> None:
         """Train, keep everything in `private/`, and export the winner.
 
+        A score that is no number is the worst one. A run that fails ends the sweep, nothing is exported, and
+        what the runs have cost by then stays written down.
+
         Raises:
             ValueError: If a run has logged no such metric.
+            TimeoutError: If the runs took longer than the winner was to wait for.
         """
         from lightning_fedq.commands.run import run_config
 
-        private, winner = out / "private", out / "winner"
-        made: list[tuple[str, Path, float]] = []
-        secret, names = Stream(os.urandom(32)), list(self._configs)
-        for _ in range(self._trials.draw(secret)):
-            name = names[int(secret.uniform_below(len(names), 1)[0])]
-            config = copy.deepcopy(self._configs[name])
-            config["trainer"]["default_root_dir"] = str(private)
-            folder = run_config(config, "run", private)
-            last = read_rows(folder / "metrics.csv")[-1]
-            if monitor not in last:
-                raise ValueError(f"a run has logged no {monitor}; --monitor takes one of the validation")
-            made.append((name, folder, last[monitor]))
-        page = page_of_runs(
-            [self._costs[name] for name, _, _ in made],
-            [_charged(folder) for _, folder, _ in made],
+        begun, start = time.time(), time.monotonic()
+        private, names = out / "private", list(self._configs)
+        page = _Costs(
+            private / "all_runs.md",
             self._delta,
             False,
             "Privacy of all runs, for clients and the server. Not to be handed on",
         )
-        write_atomically(private / "all_runs.md", page)
+        made: list[tuple[str, Path, float]] = []
+        secret = Stream(os.urandom(32))
+        for _ in range(self._trials.draw(secret)):
+            name = names[int(secret.uniform_below(len(names), 1)[0])]
+            config = copy.deepcopy(self._configs[name])
+            config["trainer"]["default_root_dir"] = str(private)
+            private.mkdir(parents=True, exist_ok=True)
+            page.begin(self._costs[name])
+            folder = run_config(config, "run", private)
+            page.end(folder)
+            last = read_rows(folder / "metrics.csv")[-1]
+            if monitor not in last:
+                raise ValueError(f"a run has logged no {monitor}; --monitor takes one of the validation")
+            worst = -math.inf if mode == "max" else math.inf
+            made.append((name, folder, worst if math.isnan(last[monitor]) else last[monitor]))
         name, folder, score = (max if mode == "max" else min)(made, key=lambda run: run[2])
-        winner.mkdir(parents=True)
-        shutil.copyfile(folder / "model.ckpt", winner / "model.ckpt")
-        write_atomically(winner / "settings.yaml", yaml.safe_dump({"settings": name, monitor: score}))
-        write_atomically(winner / "privacy.md", self._page)
-        print(f"{winner}: the winner, {name} with {monitor} {score:.4g}; this folder alone may be published")
-        print(f"{private / 'all_runs.md'}: what clients and the server pay")
+        if self._minutes is not None:
+            _wait_until(start + 60.0 * self._minutes, private)
+        _export(out, folder, {"settings": name, monitor: score}, self._page, begun)
+        print(f"{out / 'winner'}: the winner, {name} with {monitor} {score:.4g}; this folder alone may be")
+        print(f"published. {private / 'all_runs.md'}: what clients and the server pay")
+
+
+def _export(out: Path, folder: Path, settings: dict[str, Any], page: str, begun: float) -> None:
+    """Write the winner's folder. Its files carry the time at which the sweep began."""
+    winner = out / "winner"
+    winner.mkdir(parents=True)
+    shutil.copyfile(folder / "model.ckpt", winner / "model.ckpt")
+    write_atomically(winner / "settings.yaml", yaml.safe_dump(settings))
+    write_atomically(winner / "privacy.md", page)
+    for path in [*winner.iterdir(), winner]:
+        os.utime(path, (begun, begun))
+
+
+def _wait_until(due: float, private: Path) -> None:
+    """Sleep until the monotonic clock says `due`.
+
+    Raises:
+        TimeoutError: If that is over.
+    """
+    left = due - time.monotonic()
+    if left < 0.0:
+        raise TimeoutError(
+            f"the runs took {-left / 60.0:.3g} minutes longer than --publish-after, so when the winner came "
+            f"out would tell of their number, and nothing is exported; {private} has the runs, which count "
+            "for clients and the server. Give more minutes, or fewer runs with --at-most"
+        )
+    print(f"the winner is exported in {left / 60.0:.3g} minutes", flush=True)
+    time.sleep(left)

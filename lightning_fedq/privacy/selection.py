@@ -16,7 +16,8 @@ compose. A fixed K has no such bound, and neither have tuners that look at earli
 
 Where a run's law is known within a slack only (distance t, log-ratio r, `mechanism.Slack`), the divergence
 grows by r (2a - 1) / (a - 1), because the integral of P^a Q^(1-a) grows by e^(r a + r (a - 1)) at most, and
-the winner's distance is E K t at most, the chance that one of the runs is another one.
+the winner's distance is E K t at most, the chance that one of the runs is another one. A law that is cut
+off at a largest number of runs is P(K > that number) away from its own, in both worlds.
 
 References:
     Papernot, Steinke, Hyperparameter Tuning with Renyi Differential Privacy, ICLR 2022, theorems 2 and 6.
@@ -53,6 +54,7 @@ class NegativeBinomialTrials:
     Args:
         eta: Shape, > -1.
         gamma: In (0, 1).
+        at_most: Largest number of runs, >= 1: more are not made, and what that changes is in `beyond`.
 
     Raises:
         ValueError: If a number is out of range.
@@ -60,18 +62,22 @@ class NegativeBinomialTrials:
 
     eta: float
     gamma: float
+    at_most: int = _MOST_TRIALS
 
     def __post_init__(self) -> None:
         if not (-1.0 < self.eta < math.inf and 0.0 < self.gamma < 1.0):
             raise ValueError(f"eta > -1 and gamma in (0, 1) are needed, got {self.eta} and {self.gamma}")
+        if not 1 <= self.at_most <= _MOST_TRIALS:
+            raise ValueError(f"1 <= at_most <= {_MOST_TRIALS} is needed, got {self.at_most}")
 
     @classmethod
-    def of_mean(cls, eta: float, mean: float) -> NegativeBinomialTrials:
-        """Those with a mean number of runs.
+    def of_mean(cls, eta: float, mean: float, at_most: int = _MOST_TRIALS) -> NegativeBinomialTrials:
+        """Those with a mean number of runs, before they are cut off.
 
         Args:
             eta: Shape, > -1.
             mean: > 1.
+            at_most: Largest number of runs.
 
         Raises:
             ValueError: If the mean is 1 or less, or no gamma above 1e-12 has it.
@@ -84,17 +90,24 @@ class NegativeBinomialTrials:
 
         if not 1.0 < mean < math.inf or excess(low) < 0.0 or excess(high) > 0.0:
             raise ValueError(f"a mean of more than one run is needed that eta = {eta} can have, got {mean}")
-        return cls(eta, math.exp(optimize.brentq(excess, low, high, xtol=1e-14)))
+        return cls(eta, math.exp(optimize.brentq(excess, low, high, xtol=1e-14)), at_most)
 
     @property
     def mean(self) -> float:
-        """Runs on average."""
+        """Runs on average, before they are cut off."""
         if self.eta == 0.0:
             return (1.0 / self.gamma - 1.0) / -math.log(self.gamma)
         return self.eta * (1.0 - self.gamma) / (self.gamma * -math.expm1(self.eta * math.log(self.gamma)))
 
+    @property
+    def beyond(self) -> float:
+        """P(K > at_most), rounded up: the sum of a geometric series that lies above it."""
+        first = self.at_most + 1
+        falls = (1.0 - self.gamma) * max(1.0, (first + self.eta) / (first + 1.0))
+        return min(self.probability(first) / (1.0 - falls), 1.0) if falls < 1.0 else 1.0
+
     def probability(self, count: int) -> float:
-        """P(K = count). 0 for none."""
+        """P(K = count), before it is cut off. 0 for none."""
         if count < 1:
             return 0.0
         power = count * math.log1p(-self.gamma)
@@ -112,7 +125,7 @@ class NegativeBinomialTrials:
             stream: Stream that nobody else knows; the number must stay as secret.
         """
         left, count = int(stream.words64(1)[0]), 0
-        while left >= 0 and count < _MOST_TRIALS:
+        while left >= 0 and count < self.at_most:
             count += 1
             left -= round(self.probability(count) * 2**64)
         return count
@@ -149,6 +162,11 @@ class PoissonTrials:
             if count >= 0
             else 0.0
         )
+
+    @property
+    def beyond(self) -> float:
+        """P(K > at_most). The law is not cut off."""
+        return 0.0
 
 
 Trials = NegativeBinomialTrials | PoissonTrials
@@ -231,4 +249,5 @@ def selection_epsilon(
     def exact(left: float) -> float:
         return curve.epsilon(left, 1)
 
-    return with_slack(exact, delta, Slack(min(trials.mean * slack.distance, 1.0), 0.0))
+    distance = min(trials.mean * slack.distance + trials.beyond, 1.0)
+    return with_slack(exact, delta, Slack(distance, 0.0))

@@ -1,6 +1,8 @@
 """`fedq sweep`: what all runs cost together, and what the winner of a random number of runs costs."""
 
+import math
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -112,21 +114,111 @@ def test_the_best_run_wins(tmp_path, monkeypatch):
     assert yaml.safe_load(Path("best/winner/settings.yaml").read_text())["val_loss"] == min(scores)
 
 
-def test_a_run_that_fails_publishes_nothing(tmp_path, monkeypatch):
+def test_a_run_that_fails_publishes_nothing_and_is_paid_for(tmp_path, monkeypatch):
+    """The second of three runs fails, in its last round say: it counts with all of its rounds."""
     from lightning_fedq.commands import run
 
-    path, calls = configuration(tmp_path, mechanism=NOISE), []
+    path, calls, real = configuration(tmp_path, mechanism=NOISE), [], run.run_config
 
     def fails(config, name, root):
         calls.append(name)
-        raise ArithmeticError("a client's")
+        if len(calls) == 2:
+            raise ArithmeticError("a client's")
+        return real(config, name, root)
 
     drawn(monkeypatch, 3)
     monkeypatch.setattr(run, "run_config", fails)
     arguments = ["--selection", "tnb", "--mean", "4", "--delta", "1e-4", "--out", "bad"]
     with pytest.raises(ArithmeticError):
         main(["sweep", str(path), *GRID, *arguments])
-    assert calls == ["run"] and not Path("bad/winner").exists()
+    assert not Path("bad/winner").exists() and len(calls) == 2
+    page = Path("bad/private/all_runs.md").read_text()
+    stated = float(re.search(r"outsider .*\| ([0-9.]+) \|", page).group(1))
+    four_rounds = gaussian_epsilon(4**0.5 / (2.0 * 2.0), 1e-4)
+    assert "2 runs" in page and four_rounds <= stated <= 1.01 * four_rounds
+
+
+def test_a_grid_that_fails_says_what_its_runs_have_cost(tmp_path, monkeypatch):
+    from lightning_fedq.commands import run
+
+    path = configuration(tmp_path, mechanism=NOISE)
+
+    def fails(config, name, root):
+        raise ArithmeticError("a client's")
+
+    monkeypatch.setattr(run, "run_config", fails)
+    with pytest.raises(ArithmeticError):
+        main(["sweep", str(path), *GRID, "--delta", "1e-4", "--out", "bad"])
+    assert "1 runs" in Path("bad/sweep.md").read_text()
+
+
+def scores(monkeypatch, values):
+    """Runs that have trained nothing and have these scores."""
+    from lightning_fedq.commands import run
+
+    left = list(values)
+
+    def scored(config, name, root):
+        folder = Path(root) / f"{name}-{len(left)}"
+        folder.mkdir(parents=True)
+        (folder / "model.ckpt").write_text(str(len(left)))
+        (folder / "metrics.csv").write_text(f"round,charged,val_acc\n2,2,{left.pop(0)}\n")
+        return folder
+
+    drawn(monkeypatch, len(left))
+    monkeypatch.setattr(run, "run_config", scored)
+
+
+@pytest.mark.parametrize(
+    ("values", "best"), [(["nan", "0.25", "0.5"], 0.5), (["0.5", "nan", "0.25"], 0.5), (["nan"], None)]
+)
+def test_a_score_that_is_no_number_never_wins(tmp_path, monkeypatch, values, best):
+    path = configuration(tmp_path, mechanism=NOISE)
+    scores(monkeypatch, values)
+    arguments = ["--selection", "tnb", "--mean", "4", "--delta", "1e-4", "--out", "scored"]
+    assert main(["sweep", str(path), *GRID, *arguments]) == 0
+    found = yaml.safe_load(Path("scored/winner/settings.yaml").read_text())["val_acc"]
+    assert found == (best if best is not None else -float("inf"))
+
+
+WAITS = ["--selection", "tnb", "--mean", "1.05", "--eta", "1", "--delta", "1e-2", "--at-most", "3"]
+
+
+def test_the_time_of_the_winner_tells_nothing_of_the_number_of_runs(tmp_path, monkeypatch):
+    path = configuration(tmp_path, mechanism=NOISE)
+    pages = []
+    for values in (["0.5"], ["0.5", "0.25", "0.1"]):
+        scores(monkeypatch, values)
+        begun, out = time.time(), f"of{len(values)}"
+        arguments = ["--publish-after", "0.02", "--out", out]
+        assert main(["sweep", str(path), *GRID, *WAITS, *arguments]) == 0
+        assert time.time() - begun >= 1.2
+        files = [Path(out, "winner"), *published(Path(out, "winner")).values()]
+        (stamp,) = {file.stat().st_mtime for file in files}
+        assert 0.0 <= stamp - begun <= 1.2
+        pages.append(Path(out, "winner/privacy.md").read_text())
+    assert pages[0] == pages[1] and "0.02 minutes after the start" in pages[0] and "3 at most" in pages[0]
+    assert "how long the runs took" not in pages[0]
+
+
+def test_runs_that_take_longer_than_the_winner_waits_export_nothing(tmp_path, monkeypatch, capsys):
+    path = configuration(tmp_path, mechanism=NOISE)
+    scores(monkeypatch, ["0.5"])
+    assert main(["sweep", str(path), *GRID, *WAITS, "--publish-after", "1e-9", "--out", "late"]) != 0
+    assert "Give more minutes, or fewer runs with --at-most" in capsys.readouterr().err
+    assert not Path("late/winner").exists() and "1 runs" in Path("late/private/all_runs.md").read_text()
+
+
+def test_a_largest_number_of_runs_is_counted_in_delta(tmp_path, capsys):
+    small = cost(ConcentratedLoss(0.01))
+    free, cut = (NegativeBinomialTrials.of_mean(1.0, 3.0, *most) for most in ((), (40,)))
+    plain, counted = of_winner([small], free, 1e-3), of_winner([small], cut, 1e-3)
+    left = 1e-3 - (1.0 + math.exp(counted)) * cut.beyond
+    assert plain < counted == pytest.approx(of_winner([small], free, left), rel=1e-6)
+    path = configuration(tmp_path, mechanism=NOISE)
+    with pytest.raises(SystemExit, match="2"):
+        main(["sweep", str(path), *GRID, "--selection", "tnb", "--mean", "4", "--at-most", "5"])
+    assert "let --at-most be larger" in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(
@@ -151,8 +243,9 @@ def test_what_nothing_is_known_of_is_refused_before_anything_is_trained(
     assert not Path("bad").exists()
 
 
-def test_mean_without_selection_is_refused(tmp_path, capsys):
+@pytest.mark.parametrize("option", ["--mean", "--at-most", "--publish-after"])
+def test_what_belongs_to_a_selection_is_refused_without_one(tmp_path, capsys, option):
     path = configuration(tmp_path, mechanism=NOISE)
     with pytest.raises(SystemExit, match="2"):
-        main(["sweep", str(path), *GRID, "--mean", "4"])
-    assert "--selection tnb" in capsys.readouterr().err
+        main(["sweep", str(path), *GRID, option, "4"])
+    assert f"{option} belongs to --selection tnb" in " ".join(capsys.readouterr().err.split())

@@ -111,10 +111,21 @@ ROWS = [
         lambda: swept(*BEST, logger=False),
     ),
     row(
-        "--mean belongs to --selection tnb; add it, or leave --mean out",
+        "{} belongs to --selection tnb; add it, or leave {} out",
         lambda: swept("--mean", "1.2"),
         lambda: swept(*BEST),
         swept,
+    ),
+    row(
+        "nothing is left of delta {}: more than {} runs are drawn with chance {}; let --at-most be ",
+        lambda: swept(*BEST, "--at-most", "2"),
+        lambda: swept(*BEST, "--at-most", "200"),
+        lambda: swept("--selection", "tnb", "--mean", "1.001", "--at-most", "2", "--delta", "1e-3"),
+    ),
+    row(
+        "the runs took {} minutes longer than --publish-after, so when the winner came out would tell of",
+        lambda: swept(*BEST, "--publish-after", "1e-9"),
+        lambda: swept(*BEST, "--at-most", "200", "--publish-after", "0.3"),
     ),
     row(
         "a run needs a number of rounds, got trainer.max_epochs={}; give one",

@@ -101,6 +101,31 @@ def test_probabilities_sum_to_one_and_have_the_mean(eta):
     assert trials.probability(0) == 0.0
 
 
+@pytest.mark.parametrize("eta", [-0.5, 0.0, 0.5, 1.0, 5.0])
+@pytest.mark.parametrize("most", [1, 4, 30, 100])
+def test_the_chance_that_a_law_is_cut_off_is_stated_and_hardly_more(eta, most):
+    trials = NegativeBinomialTrials.of_mean(eta, 10.0, most)
+    exact = sum(trials.probability(k) for k in range(most + 1, 5000))
+    assert exact <= trials.beyond <= (1.0 if trials.beyond == 1.0 else 4.0 * exact)
+    assert most < 100 or trials.beyond <= 1.3 * exact
+
+
+def test_a_law_that_is_cut_off_draws_no_more():
+    trials, stream = NegativeBinomialTrials(0.0, 0.1, 4), Stream(bytes(32))
+    drawn = np.array([trials.draw(stream) for _ in range(3000)])
+    assert drawn.max() == 4
+    assert (drawn == 4).mean() == pytest.approx(1.0 - sum(map(trials.probability, (1, 2, 3))), abs=0.03)
+
+
+def test_what_is_cut_off_is_distance():
+    loss, whole = ConcentratedLoss(0.02), NegativeBinomialTrials(1.0, 0.5)
+    cut = NegativeBinomialTrials(1.0, 0.5, 20)
+    stated = selection_epsilon(loss, 1e-5, cut)
+    assert stated == selection_epsilon(loss, 1e-5, whole, slack=Slack(cut.beyond / whole.mean, 0.0))
+    assert stated > selection_epsilon(loss, 1e-5, whole)
+    assert selection_epsilon(loss, 1e-5, NegativeBinomialTrials(1.0, 0.5, 3)) == math.inf
+
+
 def test_draws_have_the_law():
     """3,000 draws of the number of runs: chi-square over 1, 2, 3 and more, of a fixed stream."""
     trials, stream = NegativeBinomialTrials(0.0, 0.1), Stream(bytes(32))
@@ -175,6 +200,7 @@ def test_a_run_s_divergences():
     ("call", "words"),
     [
         (lambda: NegativeBinomialTrials(-1.0, 0.5), "eta > -1"),
+        (lambda: NegativeBinomialTrials(0.0, 0.5, 0), "at_most"),
         (lambda: NegativeBinomialTrials(0.0, 1.0), r"gamma in \(0, 1\)"),
         (lambda: NegativeBinomialTrials.of_mean(0.0, 1.0), "more than one run"),
         (lambda: PoissonTrials(0.0), "> 0"),
