@@ -110,10 +110,11 @@ class GaussianCover:
         first = np.maximum(np.searchsorted(self.gaps[1:], multiples - 2.0 * grid), jumps)
         last = np.searchsorted(self.gaps[:-1], multiples + 2.0 * grid, side="right") - 1
         last = np.minimum(last, len(self.gaps) - 2)
-        return min(
-            float(_along(self.rows, self.slopes, self.gaps, start, budget, grid, first, last, jumps))
-            for start in range(0, len(self.rows) - 1, 2)
-        )
+        least = math.inf
+        for start in range(0, len(self.rows) - 1, 2):
+            found = _along(self.rows, self.slopes, self.gaps, start, budget, grid, first, last, jumps, least)
+            least = min(least, float(found))
+        return least
 
 
 @numba.njit(cache=True)  # type: ignore[untyped-decorator]
@@ -127,8 +128,9 @@ def _along(
     first: Array,
     last: Array,
     jumps: int,
+    least: float,
 ) -> float:
-    """v(budget) from v(0) = rows[start], linear between points of a grid.
+    """v(budget) from v(0) = rows[start], linear between points of a grid. Infinite once `least` is reached.
 
     Short gaps (before `jumps`) by slopes: at b' the largest c_D(b' - D^2)^2. Long ones as jumps: v(b + D^2)
     is at least v(b) + c_D(b)^2 D^2 at all points of the grid, with the slope of the point before b and of
@@ -146,6 +148,8 @@ def _along(
             keep = points - _GRID - 1
             places, values, at = places[:keep], values[:keep], at[:keep]
         while len(places) < points or (turned and places[-1] < budget):
+            if values[-1] >= least:
+                return math.inf
             here, m = places[-1], len(places)
             there = m * grid if m < points else min(here * (1.0 + 1.0 / 64.0), budget)
             slope = 0.0
@@ -291,24 +295,35 @@ class _Grid:
 
 
 def _on_grid(group: list[tuple[Array, Array]], share: float, step: float) -> tuple[_Grid, _Grid]:
-    """The losses that connect the dots of a group's largest curve at `share` of the full gap, in both orders.
-
-    Ratios of laws rise with the outcome, because sums of coins are log-concave.
-    """
-    laws = []
-    for q, far in group:
-        p = q + share * (far - q)
-        losses = np.log(p / q)
-        order = np.argsort(-losses, kind="stable")
-        laws.append((-losses[order], np.append(0.0, p[order].cumsum()), np.append(0.0, q[order].cumsum())))
-    half = math.floor(max(max(-falling[0], falling[-1]) for falling, _, _ in laws) / step) + 2
+    """The losses that connect the dots of a group's largest curve at `share` of the full gap, in both orders."""
+    q, far = (np.concatenate([split[side] for split in group]) for side in (0, 1))
+    ends = np.cumsum([len(split[0]) for split in group])
+    p = q + share * (far - q)
+    losses = np.log(p / q)
+    half = math.floor(np.abs(losses).max() / step) + 2
     x = step * np.arange(-half, half + 1.0)
     growth = np.exp(x)
     curve = np.maximum(-np.expm1(x), 0.0)
-    for falling, p_tail, q_tail in laws:
-        above = np.searchsorted(falling, -x, side="left")  # outcomes whose loss is larger than x
-        np.maximum(curve, p_tail[above] - growth * q_tail[above], out=curve)
+    _raise_to(curve, x, growth, p, q, losses, ends)
     return _dots(curve, step, half), _dots(-np.expm1(x) + growth * curve[::-1], step, half)
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _raise_to(curve: Array, x: Array, growth: Array, p: Array, q: Array, losses: Array, ends: Array) -> None:
+    """Raise `curve` at every x to those of several laws, one after the other up to `ends`.
+
+    Ratios of laws rise with the outcome, because sums of coins are log-concave.
+    """
+    first = 0
+    for end in ends:
+        outcome, p_tail, q_tail = end, 0.0, 0.0
+        for place in range(len(x) - 1, -1, -1):
+            while outcome > first and losses[outcome - 1] > x[place]:
+                outcome -= 1
+                p_tail += p[outcome]
+                q_tail += q[outcome]
+            curve[place] = max(curve[place], p_tail - growth[place] * q_tail)
+        first = end
 
 
 def _dots(curve: Array, step: float, half: int) -> _Grid:
@@ -330,15 +345,72 @@ def _left_sides(losses: list[list[_Grid]], mean: float, step: float, small: floa
     reach = max(max(len(loss.masses), -loss.lowest) for side in losses for loss in side) + 1
     points = math.ceil((9.0 * mean + 0.5 * mean * mean) / step) + 3 * reach
     curve = gaussian_curve(step * np.arange(-reach, points + reach, dtype=np.float64), mean)
-    sides = np.zeros((2, points))
-    for side, found in zip(losses, sides, strict=True):
-        for loss in side:
-            both = np.convolve(curve, loss.masses)  # sum of masses[i] curve(x - (lowest + i) step)
-            first = reach - loss.lowest
-            np.maximum(found, both[first : first + points], out=found)
-    sides = sides * (1.0 + _FLOAT) + 2.0 * _LEFT_OUT
-    done = np.flatnonzero((sides <= small).all(0))
-    return sides[:, : int(done[0]) + 1] if len(done) else None
+    each = [(loss.masses, reach - loss.lowest, side) for side, found in enumerate(losses) for loss in found]
+    masses, firsts, sides = zip(*each, strict=True)
+    found: Array = _largest(
+        curve,
+        np.concatenate(masses),
+        np.cumsum([0, *map(len, masses)]),
+        np.array(firsts),
+        np.array(sides),
+        points,
+        small,
+    )
+    return found if found.shape[1] else None
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _largest(
+    curve: Array,
+    masses: Array,
+    starts: Array,
+    firsts: Array,
+    sides: Array,
+    points: int,
+    small: float,
+) -> Array:
+    """The largest of several sums of masses[i] curve[first + x - i], for two sides, until both are small.
+
+    In blocks of x that stay in the cache, four masses at a time.
+
+    Args:
+        curve: `(points + 2 reach,)`.
+        masses: Those of all losses, one after the other.
+        starts: `(losses + 1,)` where each loss begins.
+        firsts: Place in `curve` of x = 0, by loss.
+        sides: 0 or 1, by loss.
+        points: Values of x.
+        small: See `_GapCheck`.
+    """
+    found, block = np.zeros((2, points)), 256
+    added = np.empty(block)
+    for start in range(0, points, block):
+        width = min(block, points - start)
+        for loss in range(len(firsts)):
+            here = masses[starts[loss] : starts[loss + 1]]
+            added[:] = 0.0
+            whole = len(here) - len(here) % 4
+            for i in range(0, whole, 4):
+                at = firsts[loss] + start - i
+                a, b, c, d = here[i], here[i + 1], here[i + 2], here[i + 3]
+                for x in range(width):
+                    place = at + x
+                    added[x] += (
+                        a * curve[place] + b * curve[place - 1] + c * curve[place - 2] + d * curve[place - 3]
+                    )
+            for i in range(whole, len(here)):
+                at = firsts[loss] + start - i
+                for x in range(width):
+                    added[x] += here[i] * curve[at + x]
+            side = found[sides[loss]]
+            for x in range(width):
+                side[start + x] = max(side[start + x], added[x])
+        for x in range(start, start + width):
+            found[0, x] = found[0, x] * (1.0 + _FLOAT) + 2.0 * _LEFT_OUT
+            found[1, x] = found[1, x] * (1.0 + _FLOAT) + 2.0 * _LEFT_OUT
+            if found[0, x] <= small and found[1, x] <= small:
+                return found[:, : x + 1]
+    return found[:, :0]
 
 
 class _GapCheck:
