@@ -93,6 +93,8 @@ def test_the_winner_is_exported_alone_and_says_the_same_for_any_number_of_runs(t
         winner = Path(f"of{count}/winner")
         assert set(published(winner)) == {"model.ckpt", "settings.yaml", "privacy.md"}
         pages.append((winner / "privacy.md").read_text())
+        assert set(yaml.safe_load((winner / "settings.yaml").read_text())) == {"settings", "val_acc"}
+        assert not re.search(rb"run-?[0-9]|private", (winner / "model.ckpt").read_bytes())
         assert f"{count} runs" in Path(f"of{count}/private/all_runs.md").read_text()
         assert len(list(Path(f"of{count}/private").glob("run*"))) == count
         assert {p.name for p in Path(f"of{count}").iterdir()} == {"winner", "private", "sweep.yaml"}
@@ -179,6 +181,26 @@ def test_a_score_that_is_no_number_never_wins(tmp_path, monkeypatch, values, bes
     assert main(["sweep", str(path), *GRID, *arguments]) == 0
     found = yaml.safe_load(Path("scored/winner/settings.yaml").read_text())["val_acc"]
     assert found == (best if best is not None else -float("inf"))
+
+
+def test_every_run_draws_a_candidate_of_its_own(tmp_path, monkeypatch):
+    """Forty runs of two candidates: one of them is left out with chance 2^-39."""
+    from lightning_fedq.commands import run
+
+    path, drawn_settings = configuration(tmp_path, mechanism=NOISE), []
+    scores(monkeypatch, ["0.5"] * 40)
+    scored = run.run_config
+
+    def noted(config, name, root):
+        callbacks = config["trainer"]["callbacks"]
+        (federated,) = [c for c in callbacks if c["class_path"].endswith("Federated")]
+        drawn_settings.append(federated["init_args"]["server_lr"])
+        return scored(config, name, root)
+
+    monkeypatch.setattr(run, "run_config", noted)
+    arguments = ["--selection", "tnb", "--mean", "4", "--delta", "1e-4", "--out", "many"]
+    assert main(["sweep", str(path), *GRID, *arguments]) == 0
+    assert len(drawn_settings) == 40 and set(drawn_settings) == {0.5, 1.0}
 
 
 WAITS = ["--selection", "tnb", "--mean", "1.05", "--eta", "1", "--delta", "1e-2", "--at-most", "3"]

@@ -19,7 +19,7 @@ from lightning_fedq.cli import main
 from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.federation.secret_cohorts import check_processes
 from lightning_fedq.federation.spending import report_of
-from lightning_fedq.mechanism import Adversary
+from lightning_fedq.mechanism import Adversary, Neighbours
 from lightning_fedq.mechanisms import (
     CPA,
     CSGM,
@@ -34,6 +34,7 @@ from lightning_fedq.mechanisms import (
 )
 from lightning_fedq.planning import context_of
 from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.losses import GaussianLoss
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.sampled import secret_epsilon
@@ -127,6 +128,11 @@ def test_the_row_is_the_theorem_about_the_sum():
                  if c.adversary is Adversary.OUTSIDER)  # fmt: skip
     options = {"neighbours": claim.neighbours, "slack": claim.slack}
     assert row.epsilon_run == secret_epsilon(claim.loss, 1e-3, drawn=4, population=20, rounds=3, **options)
+    # four clients add 2 C each, and one of them can change the sum by 2 C
+    by_hand = secret_epsilon(
+        GaussianLoss(2.0), 1e-3, drawn=4, population=20, rounds=3, neighbours=Neighbours.SUBSTITUTION
+    )
+    assert by_hand <= row.epsilon_run <= 1.01 * by_hand
     assert row.cohorts == "secret" and len(CONDITIONS) == 10
     assert set(CONDITIONS) <= set(row.assumptions)
 
@@ -328,6 +334,16 @@ def test_correlated_noise_is_refused():
         secret(BandedGaussian(1.0, 1.0, band=3))
     with pytest.raises(ValueError, match="DistributedDiscreteGaussian"):
         secret(HandedOnGaussian(1.0, 1.0, 0.01, num_cohorts=5))
+
+
+@pytest.mark.parametrize(
+    "mechanism", [BandedGaussian(1.0, 1.0, band=3), HandedOnGaussian(1.0, 1.0, 0.01, num_cohorts=5)]
+)
+def test_a_report_states_no_such_epsilon_for_correlated_noise(mechanism):
+    row = privacy_report(
+        mechanism, context_of(mechanism, 4, 5), rounds=3, delta=1e-3, num_clients=20, secret_cohorts=""
+    ).secret
+    assert row.verdict == "no guarantee" and "S7, noise that is independent over rounds" in row.reason
 
 
 class ByHand(Line):

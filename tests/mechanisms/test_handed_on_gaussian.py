@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
 from lightning_fedq.keys.randomness import AgreedKeys, ClientRandomness, Keys, PublicRandomness, SeededKeys
 from lightning_fedq.mechanism import Adversary, HandOver, NonPrivate, RoundContext
-from lightning_fedq.mechanisms import HandedOnGaussian
+from lightning_fedq.mechanisms import HandedOnGaussian, handed_on_gaussian
 from lightning_fedq.mechanisms.contract_suite import RULES
 from lightning_fedq.mechanisms.handed_on_gaussian import KEPT, OWN, TAKEN_BACK, _share, square_of_matrix
 from lightning_fedq.privacy.report import privacy_report
@@ -223,17 +224,6 @@ def test_every_divergence_of_two_rounds_is_within_the_claim() -> None:
     assert divergence(law, (50, 50), 2.0) > 1.5 * one
 
 
-def test_messages_are_the_integers_of_the_formula() -> None:
-    """Shares 3 and -2, then 1 and 4; what is fresh 1 and 0, then 0 and -2."""
-    shares, fresh = [(3, -2), (1, 4)], [(1, 0), (0, -2)]
-    first = [OWN * h + y for h, y in zip(shares[0], fresh[0], strict=True)]
-    second = [
-        OWN * h + y - TAKEN_BACK * before for h, y, before in zip(shares[1], fresh[1], shares[0], strict=True)
-    ]
-    assert (first, second) == ([16, -10], [-7, 26])
-    assert [a + b for a, b in zip(first, second, strict=True)] == [9, 16]
-
-
 def handed(mechanism: HandedOnGaussian, round: int, dim: int, **hand_over: Any) -> RoundContext:
     """Cohorts (0, 1), (2, 3), (4, 5) in turn, a block since round 0."""
     own = [2 * (round % 3), 2 * (round % 3) + 1]
@@ -246,6 +236,33 @@ def handed(mechanism: HandedOnGaussian, round: int, dim: int, **hand_over: Any) 
         **hand_over,
     }
     return replace(context_of(mechanism, own, (dim,), round=round), hand_over=HandOver(**pairs))
+
+
+class Written:
+    """Randomness whose words are written down: shares by producer and successor, and what is fresh."""
+
+    def __init__(self, shares: dict[tuple[int, int], Array], fresh: Array) -> None:
+        self._shares, self._fresh = shares, fresh
+
+    def of_round(self, round: int, attempt: int) -> Written:
+        return self
+
+    def peer(self, clients: tuple[int, int], purpose: str) -> SimpleNamespace:
+        return SimpleNamespace(words64=lambda count: self._shares[clients])
+
+    def private(self, client: int, purpose: str) -> SimpleNamespace:
+        return SimpleNamespace(words64=lambda count: self._fresh)
+
+
+def test_messages_are_the_integers_of_the_formula(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shares 3 and -2, then 1 and 4; what is fresh 1 and 0, then 0 and -2."""
+    monkeypatch.setattr(handed_on_gaussian, "discrete_gaussian", lambda std, count, words: words(count))
+    mechanism = small()
+    shares = {(0, 2): np.array([3, -2]), (2, 4): np.array([1, 4])}
+    first = mechanism._noise_of(0, handed(mechanism, 0, 2), Written(shares, np.array([1, 0])))(2)  # type: ignore[arg-type]
+    second = mechanism._noise_of(2, handed(mechanism, 1, 2), Written(shares, np.array([0, -2])))(2)  # type: ignore[arg-type]
+    assert np.array_equal(first, [16, -10]) and np.array_equal(second, [-7, 26])
+    assert np.array_equal(first + second, [9, 16])
 
 
 def noise_of(mechanism: HandedOnGaussian, keys: Keys, context: RoundContext, client: int) -> Array:

@@ -1,0 +1,431 @@
+"""Faults planted in the source, by the lists of the specification, and the test that fails with each.
+
+Each is a change of the library's text: every passage of `clean` occurs once in `file` and is replaced by the
+passage of `faulty` at its place. `pytest tests/audit/test_source_plants.py -m slow` plants them one by one in
+a copy of the library.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Plant:
+    """One fault.
+
+    Args:
+        name: What is wrong.
+        file: File in the library.
+        change: (clean, faulty) passages.
+        caught_by: The test that fails with it, as pytest names it, below `tests/`.
+    """
+
+    name: str
+    file: str
+    change: tuple[tuple[str, str], ...]
+    caught_by: str
+
+
+def _plant(name: str, file: str, clean: str, faulty: str, caught_by: str) -> Plant:
+    return Plant(name, file, ((clean, faulty),), caught_by)
+
+
+_CHECKS = "federation/secret_cohorts.py"
+SECRET_COHORTS = (
+    _plant(
+        "noise over the clip in place of over twice the clip",
+        "mechanisms/bases/additive_noise.py",
+        "GaussianSumLoss.of(self.multiplier, num_noises, note)",
+        "GaussianSumLoss.of(2.0 * self.multiplier, num_noises, note)",
+        "federation/test_secret_cohorts.py::test_the_row_is_the_theorem_about_the_sum",
+    ),
+    Plant(
+        "each coordinate is amplified by itself",
+        "privacy/sampled.py",
+        (
+            (
+                "composed_grid(loss, left / rounds, compositions, 1)",
+                "composed_grid(loss, left / rounds, 1, 1)",
+            ),
+            (".composed(rounds, _TAIL", ".composed(rounds * compositions, _TAIL"),
+        ),
+        "privacy/test_sampled.py::test_a_round_is_drawn_as_a_whole",
+    ),
+    _plant(
+        "the chance to be drawn is one client too small",
+        "privacy/sampled.py",
+        "q = drawn / population",
+        "q = drawn / (population + 1)",
+        "privacy/test_sampled.py::test_a_gaussian_round_meets_the_vectors_from_above",
+    ),
+    Plant(
+        "one order of the two worlds only, not reflected",
+        "privacy/sampled.py",
+        (
+            (
+                "losses = np.concatenate([-places[::-1], [0.0], places])",
+                "losses = np.log1p(q * np.expm1(-base.losses[above]))[::-1]\n"
+                "    losses = np.concatenate([losses, [0.0], places])",
+            ),
+            (
+                "rest = 1.0 - infinite - under_p.sum() - under_q.sum()",
+                "masses = base.masses[above]\n"
+                "    under_q = (1.0 - q) * masses + q * masses * np.exp(-base.losses[above])\n"
+                "    under_q *= (1.0 - infinite - under_p.sum()) / under_q.sum()\n"
+                "    rest = 0.0",
+            ),
+        ),
+        "privacy/test_sampled.py::test_a_gaussian_round_meets_the_vectors_from_above",
+    ),
+    _plant(
+        "losses below 0 are amplified, too",
+        "privacy/sampled.py",
+        "above = base.losses > 0.0",
+        "above = base.losses > -math.inf",
+        "privacy/test_sampled.py::test_a_gaussian_round_meets_the_vectors_from_above",
+    ),
+    _plant(
+        "a claim from zero is amplified, too",
+        "privacy/sampled.py",
+        "    if neighbours is not Neighbours.SUBSTITUTION:",
+        "    if False:",
+        "privacy/test_sampled.py::test_what_the_theorem_does_not_cover_is_refused",
+    ),
+    _plant(
+        "amplified, and multiplied by how often a client takes part",
+        "privacy/setting.py",
+        "            population=self.num_clients or size,\n            rounds=rounds,",
+        "            population=self.num_clients or size,\n"
+        "            rounds=max(1, rounds * size // (self.num_clients or size)),",
+        "federation/test_secret_cohorts.py::test_the_row_is_the_theorem_about_the_sum",
+    ),
+    _plant(
+        "the same cohort for two attempts",
+        "rounds/plan.py",
+        "self.cohort_key.draw(self.num_clients, size, round, attempt)",
+        "self.cohort_key.draw(self.num_clients, size, round, 0)",
+        "federation/test_secret_cohorts.py::test_every_attempt_has_a_draw_of_its_own",
+    ),
+    _plant(
+        "cohorts from the public seed",
+        "rounds/plan.py",
+        "        if self.cohort_key is not None:\n            return self.cohort_key",
+        "        if False:\n            return self.cohort_key",
+        "federation/test_secret_cohorts.py::test_a_secret_cohort_does_not_follow_from_the_seed",
+    ),
+    _plant(
+        "a target against a curious client is given the row",
+        "privacy/target.py",
+        "if adversary_named(self.adversary) is not Adversary.OUTSIDER and self.secret:",
+        "if False:",
+        "federation/test_secret_cohorts.py::test_targets_and_budgets_are_about_outsiders_and_runs",
+    ),
+    _plant(
+        "the row is kept where noise is correlated over rounds",
+        "privacy/sampled.py",
+        "if mechanism.separation > 1 or mechanism.hands_on:",
+        "if False:",
+        "federation/test_secret_cohorts.py::test_a_report_states_no_such_epsilon_for_correlated_noise",
+    ),
+    _plant(
+        "the row is kept with control variates",
+        _CHECKS,
+        "if algorithm is not None and algorithm.remembers:",
+        "if False:",
+        "federation/test_secret_cohorts.py::test_each_condition_is_refused_by_name_with_the_cure",
+    ),
+    _plant(
+        "the row is kept with limits by client",
+        _CHECKS,
+        "if engine.ledger.limits is not None:",
+        "if False:",
+        "federation/test_secret_cohorts.py::test_each_condition_of_a_fit_is_refused_before_anything_is_charged",
+    ),
+    _plant(
+        "the row is kept with weights",
+        _CHECKS,
+        'if server.weighting != "uniform":',
+        "if False:",
+        "federation/test_secret_cohorts.py::test_each_condition_is_refused_by_name_with_the_cure",
+    ),
+    _plant(
+        "the row is kept with dropouts",
+        _CHECKS,
+        "if planner.dropout_probability > 0.0:",
+        "if False:",
+        "federation/test_secret_cohorts.py::test_each_condition_is_refused_by_name_with_the_cure",
+    ),
+    _plant(
+        "a budget counts the charges of the most charged client",
+        "callbacks/privacy.py",
+        "self._spent_by_now = lambda: spent(engine.ledger.rounds)\n\n        def blocked",
+        "self._spent_by_now = lambda: spent(engine.ledger.most_charged)\n\n        def blocked",
+        "federation/test_secret_cohorts.py::test_a_budget_counts_rounds_and_not_charges",
+    ),
+    _plant(
+        "rounds that were given up do not count",
+        "federation/spending.py",
+        "    if charged == finished:",
+        "    if charged >= finished:",
+        "federation/test_secret_cohorts.py::test_a_round_that_was_given_up_is_not_drawn_again",
+    ),
+    _plant(
+        "charges are in the run's tables",
+        "callbacks/run_folder.py",
+        'if federated.clients.cohorts == "secret":  # both would tell',
+        "if False:  # both would tell",
+        "federation/test_secret_cohorts.py::test_a_run_folder_tells_rounds_and_no_charges",
+    ),
+)
+
+_HANDED_ON = "mechanisms/handed_on_gaussian.py"
+HANDED_ON = (
+    _plant(
+        "rotation signs of each round",
+        _HANDED_ON,
+        "rand.of_round(*self._handed(context).since))",
+        "rand)",
+        "mechanisms/test_handed_on_blocks.py::test_released_noise_has_the_covariance_of_the_matrix",
+    ),
+    _plant(
+        "a share's label without its producer",
+        _HANDED_ON,
+        "noise share of client {producer} in the block",
+        "noise share of client {min(producer, successor)} in the block",
+        "mechanisms/test_handed_on_gaussian.py::test_what_a_share_is_named_by",
+    ),
+    _plant(
+        "a share's label without block and attempt",
+        _HANDED_ON,
+        "in the block of round {since[0]}, attempt {since[1]}",
+        "",
+        "mechanisms/test_handed_on_gaussian.py::test_shares_of_other_rounds_blocks_and_pairs_are_other_shares",
+    ),
+    _plant(
+        "the successor takes the current round's stream",
+        _HANDED_ON,
+        "last = rand.of_round(context.round - 1, handed.since[1] if first else 0)",
+        "last = rand",
+        "mechanisms/test_handed_on_gaussian.py::test_a_successor_takes_back_four_fifths_of_the_share",
+    ),
+    _plant(
+        "a block goes on in a second attempt, with the same shares",
+        "mechanism/context.py",
+        "repeated = round > first and attempt > 0",
+        "repeated = False",
+        "mechanisms/test_handed_on_gaussian.py::test_a_second_attempt_with_the_same_shares_is_refused_with_the_cure",
+    ),
+    Plant(
+        "an engine's block goes on over a repeated round",
+        "rounds/server.py",
+        (
+            (
+                "self._since is None or self.attempt or self._somebody_is_early(plan, self._since[0])",
+                "self._since is None",
+            ),
+            (
+                "since is None or since[0] >= plan.round or self.attempt:",
+                "since is None or since[0] >= plan.round:",
+            ),
+        ),
+        "mechanisms/test_handed_on_blocks.py::test_a_repeated_round_and_what_follows_begin_anew",
+    ),
+    _plant(
+        "added in place of subtracted",
+        _HANDED_ON,
+        "total - TAKEN_BACK * self._noise",
+        "total + TAKEN_BACK * self._noise",
+        "mechanisms/test_handed_on_gaussian.py::test_messages_are_the_integers_of_the_formula",
+    ),
+    _plant(
+        "a predecessor's share is taken back twice",
+        _HANDED_ON,
+        "total - TAKEN_BACK * self._noise",
+        "total - 2 * TAKEN_BACK * self._noise",
+        "mechanisms/test_handed_on_gaussian.py::test_messages_are_the_integers_of_the_formula",
+    ),
+    _plant(
+        "what is fresh is left out",
+        _HANDED_ON,
+        " + discrete_gaussian(fresh_std, count, fresh)",
+        "",
+        "mechanisms/test_handed_on_gaussian.py::test_fresh_noise_hides_the_lattice",
+    ),
+    _plant(
+        "what is fresh is drawn from the share",
+        _HANDED_ON,
+        "discrete_gaussian(fresh_std, count, fresh)",
+        "discrete_gaussian(fresh_std, count, own)",
+        "mechanisms/test_handed_on_gaussian.py::test_messages_are_the_integers_of_the_formula",
+    ),
+    _plant(
+        "successors that collude are not counted",
+        _HANDED_ON,
+        "                2 * corrupt,",
+        "                corrupt,",
+        "mechanisms/test_handed_on_gaussian.py::test_a_charge_is_that_of_the_theorem",
+    ),
+    _plant(
+        "the noise of dropouts is counted",
+        _HANDED_ON,
+        "there = len(context.cohort) - self.max_dropped\n",
+        "there = len(context.cohort)\n",
+        "mechanisms/test_handed_on_gaussian.py::test_a_charge_is_that_of_the_theorem",
+    ),
+    _plant(
+        "what two rounds of a client share is forgotten",
+        _HANDED_ON,
+        "(1.0 + power) / ((1.0 - KEPT**2) * (1.0 - power))",
+        "1.0 / (1.0 - KEPT**2)",
+        "mechanisms/test_handed_on_gaussian.py::test_no_pattern_of_participation_moves_more_than_is_charged",
+    ),
+    _plant(
+        "the clip in place of twice the clip",
+        "mechanisms/bases/modular_noise.py",
+        "norm = padded_size(context.dim), 2.0 * self.bound(context)",
+        "norm = padded_size(context.dim), self.bound(context)",
+        "mechanisms/test_handed_on_gaussian.py::test_a_charge_is_that_of_the_theorem",
+    ),
+    _plant(
+        "clients do not look at when they answered last",
+        "rounds/client.py",
+        "if linked and task.round - last[0] < needed:",
+        "if False:",
+        "flower/test_handed_on.py::test_a_client_refuses_a_round_that_comes_too_soon_in_one_block",
+    ),
+    _plant(
+        "shares of clients that were silent are taken back",
+        "rounds/server.py",
+        "for other, client in pairs if other in self._in_last_sum)",
+        "for other, client in pairs)",
+        "mechanisms/test_handed_on_blocks.py::test_a_predecessor_that_was_silent_is_not_taken_back",
+    ),
+    _plant(
+        "a claim for single messages",
+        _HANDED_ON,
+        "            Adversary.CLIENT: (1, ",
+        '            Adversary.EAVESDROPPER: (0, ""),\n            Adversary.CLIENT: (1, ',
+        "mechanisms/test_handed_on_gaussian.py::test_who_sees_messages_is_promised_nothing",
+    ),
+)
+
+_DRAWN = "name = names[int(secret.uniform_below(len(names), 1)[0])]\n"
+_BEGIN = "            page.begin(self._costs[name])\n"
+_RUN = '            folder = run_config(config, "run", private)\n'
+SWEEPS = (
+    _plant(
+        "a fixed number of runs",
+        "commands/sweep.py",
+        "for _ in range(self._trials.draw(secret)):",
+        "for _ in range(round(self._trials.mean)):",
+        "commands/test_sweep.py::test_the_winner_is_exported_alone_and_says_the_same_for_any_number_of_runs",
+    ),
+    _plant(
+        "the page tells the number of runs",
+        "commands/sweep.py",
+        '{"settings": name, monitor: score}, self._page, begun)',
+        '{"settings": name, monitor: score}, f"{self._page}{len(made)} runs", begun)',
+        "commands/test_sweep.py::test_the_winner_is_exported_alone_and_says_the_same_for_any_number_of_runs",
+    ),
+    _plant(
+        "the winner's settings tell which run it was",
+        "commands/sweep.py",
+        '{"settings": name, monitor: score}',
+        '{"settings": name, monitor: score, "run": folder.name}',
+        "commands/test_sweep.py::test_the_winner_is_exported_alone_and_says_the_same_for_any_number_of_runs",
+    ),
+    _plant(
+        "the time of the winner's files tells how long the runs took",
+        "commands/sweep.py",
+        "        os.utime(path, (begun, begun))",
+        "        pass",
+        "commands/test_sweep.py::test_the_time_of_the_winner_tells_nothing_of_the_number_of_runs",
+    ),
+    _plant(
+        "the winner comes out as soon as it is known",
+        "commands/sweep.py",
+        "    time.sleep(left)",
+        "",
+        "commands/test_sweep.py::test_the_time_of_the_winner_tells_nothing_of_the_number_of_runs",
+    ),
+    Plant(
+        "the candidate is drawn once, for all runs",
+        "commands/sweep.py",
+        (
+            ("Stream(os.urandom(32))\n", f"Stream(os.urandom(32))\n        {_DRAWN}"),
+            (f"            {_DRAWN}            config", "            config"),
+        ),
+        "commands/test_sweep.py::test_every_run_draws_a_candidate_of_its_own",
+    ),
+    _plant(
+        "a score of clients' data may choose the winner",
+        "commands/sweep.py",
+        'if not monitor.startswith("val"):',
+        "if False:",
+        "commands/test_sweep.py::test_what_nothing_is_known_of_is_refused_before_anything_is_trained",
+    ),
+    _plant(
+        "an early stop by the losses of clients' training",
+        "federation/client_metrics.py",
+        "if monitor in forks(name) and monitor not in except_for:",
+        "if False:",
+        "federation/test_client_metrics.py::test_who_watches_what_stays_with_the_clients_is_named",
+    ),
+    _plant(
+        "a run that fails is not paid for",
+        "commands/sweep.py",
+        _BEGIN + _RUN,
+        _RUN + _BEGIN,
+        "commands/test_sweep.py::test_a_run_that_fails_publishes_nothing_and_is_paid_for",
+    ),
+    _plant(
+        "the ledger is reset between runs",
+        "commands/sweep.py",
+        "        self.costs.append(cost)\n        self._charges.append(cost.most_charges)",
+        "        self.costs, self._charges = [cost], [cost.most_charges]",
+        "commands/test_sweep.py::test_all_points_of_a_grid_cost_everybody_all",
+    ),
+    _plant(
+        "a score that is no number may win",
+        "commands/sweep.py",
+        "worst if math.isnan(last[monitor]) else last[monitor]",
+        "last[monitor]",
+        "commands/test_sweep.py::test_a_score_that_is_no_number_never_wins",
+    ),
+    _plant(
+        "the cheapest candidate counts in place of the worst",
+        "commands/experiment.py",
+        "worst = tuple(max(loss",
+        "worst = tuple(min(loss",
+        "commands/test_sweep.py::test_the_winner_is_as_costly_as_the_worst_candidate",
+    ),
+    _plant(
+        "what is cut off of the number of runs is not in delta",
+        "privacy/selection.py",
+        "trials.mean * slack.distance + trials.beyond",
+        "trials.mean * slack.distance",
+        "privacy/test_selection.py::test_what_is_cut_off_is_distance",
+    ),
+    _plant(
+        "the divergence of the second order is left out",
+        "privacy/selection.py",
+        "((1.0 - 1.0 / c) * value - math.log(self.gamma) / c)",
+        "(-math.log(self.gamma) / c)",
+        "privacy/test_selection.py::test_the_vectors",
+    ),
+    _plant(
+        "eta = 0 with the gamma of eta = 1",
+        "privacy/selection.py",
+        "return cls(eta, math.exp(log_gamma)).mean - mean",
+        "return cls(1.0, math.exp(log_gamma)).mean - mean",
+        "privacy/test_selection.py::test_gammas_of_eta_0",
+    ),
+    _plant(
+        "the largest order's own term is forgotten",
+        "privacy/selection.py",
+        "several = math.log(trials.mean)",
+        "several = 0.0",
+        "privacy/test_selection.py::test_the_vectors",
+    ),
+)
