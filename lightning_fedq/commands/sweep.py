@@ -175,7 +175,7 @@ class _Costs:
 
     Args:
         path: File of the page.
-        delta: Of the whole sweep's epsilon.
+        delta: Chance with which the whole sweep's epsilon may fail.
         fixed: Was the number of runs fixed beforehand?
         title: First line of the page.
     """

@@ -272,10 +272,10 @@ class Mechanism(ABC):
         """
         return (AuditCase(self),)
 
-    def counted_pair(self) -> Mechanism | None:
-        """Settings in which the audit counts all words of a pair: one coin and one shared word a coordinate.
+    def counted_group(self) -> Mechanism | None:
+        """Settings in which the audit counts all words of a group: one coin and one shared word a coordinate.
 
-        None where clients share nothing in pairs.
+        None where clients share nothing in groups.
         """
         return None
 

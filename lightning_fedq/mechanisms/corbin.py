@@ -60,8 +60,8 @@ class CorBin(OneBitMechanism):
         worst += (len(answered) - 2 * pairs) * self.coin.scale**2
         return context.radius**2 * worst / len(answered) ** 2
 
-    def counted_pair(self) -> CorBin:
-        """See `Mechanism.counted_pair`."""
+    def counted_group(self) -> CorBin:
+        """See `Mechanism.counted_group`."""
         return self
 
     def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
@@ -96,8 +96,8 @@ class AugCorBin(CorBin):
         if not 0.0 <= self.unpaired_fraction <= 1.0:
             raise ValueError(f"unpaired_fraction must be in [0, 1], got {self.unpaired_fraction}")
 
-    def counted_pair(self) -> AugCorBin:
-        """See `Mechanism.counted_pair`. Nobody works alone."""
+    def counted_group(self) -> AugCorBin:
+        """See `Mechanism.counted_group`. Nobody works alone."""
         return replace(self, unpaired_fraction=0.0)
 
     def group_sizes(self, num_clients: int) -> tuple[int, ...]:

@@ -195,8 +195,8 @@ class PairedCoins(OneBitMechanism):
         """See `Mechanism.audit_cases`. What a pair shares shows in values at the centre."""
         return *super().audit_cases(dim), AuditCase(self, title="an end and the centre", to_center=True)
 
-    def counted_pair(self) -> PairedCoins:
-        """See `Mechanism.counted_pair`."""
+    def counted_group(self) -> PairedCoins:
+        """See `Mechanism.counted_group`."""
         return self
 
     def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor:

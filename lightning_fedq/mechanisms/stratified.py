@@ -70,6 +70,10 @@ class StratifiedCorBin(OneBitMechanism):
         """Claims that hold for every coupling: see `claims.grouped_claims`."""
         return grouped_claims(self.coin, context)
 
+    def counted_group(self) -> StratifiedCorBin:
+        """See `Mechanism.counted_group`. Four at most."""
+        return replace(self, group_size=min(self.group_size, 4))
+
     def advice(self, claim: PrivacyClaim) -> str:
         """See `Mechanism.advice`: what a group shares counts as shown."""
         return "clients that share nothing (LDPQ)"

@@ -367,8 +367,8 @@ SWEEPS = (
     ),
     _plant(
         "an early stop by the losses of clients' training",
-        "federation/client_metrics.py",
-        "if monitor in forks(name) and monitor not in except_for:",
+        "simulation/metrics.py",
+        "if monitor in forks(name) and monitor not in self._elsewhere:",
         "if False:",
         "federation/test_client_metrics.py::test_who_watches_what_stays_with_the_clients_is_named",
     ),

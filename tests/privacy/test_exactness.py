@@ -12,9 +12,9 @@ PRIVATE = sorted(
     for path in (PACKAGE / part).rglob("*.py")
     if path.parent.name != "contract_suite"  # tests, which protect nobody
 )
-# `audit/one_run.py` draws the coins of its canaries, and `audit/pair_words.py` words at which it probes a
+# `audit/one_run.py` draws the coins of its canaries, and `audit/group_words.py` words at which it probes a
 # mechanism, which protect nobody; `generator_turns.py` seeds what the user's own module draws in training.
-GENERATORS = {"default_rng": {"one_run.py", "pair_words.py"}, "manual_seed": {"generator_turns.py"}}
+GENERATORS = {"default_rng": {"one_run.py", "group_words.py"}, "manual_seed": {"generator_turns.py"}}
 FORBIDDEN = {
     "rand",
     "randn",

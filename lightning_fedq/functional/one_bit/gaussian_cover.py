@@ -295,7 +295,7 @@ class _Grid:
 
 
 def _on_grid(group: list[tuple[Array, Array]], share: float, step: float) -> tuple[_Grid, _Grid]:
-    """The losses that connect the dots of a group's largest curve at `share` of the full gap, in both orders."""
+    """Losses that connect the dots of a group's largest curve at `share` of the full gap, in both orders."""
     q, far = (np.concatenate([split[side] for split in group]) for side in (0, 1))
     ends = np.cumsum([len(split[0]) for split in group])
     p = q + share * (far - q)
@@ -380,7 +380,7 @@ def _largest(
         firsts: Place in `curve` of x = 0, by loss.
         sides: 0 or 1, by loss.
         points: Values of x.
-        small: See `_GapCheck`.
+        small: Where both sides are this small they count as 0, see `_GapCheck`.
     """
     found, block = np.zeros((2, points)), 256
     added = np.empty(block)

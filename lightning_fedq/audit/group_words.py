@@ -1,21 +1,23 @@
-"""Audit, layer A, for pairs: joint law of two clients' symbols, given all that is public, in whole words.
+"""Audit, layer A, for groups: joint law of their symbols, given all that is public, in whole words.
 
-What a pair shares hides something only from those who do not hold it. A simulation sees laws, not who knows
+What a group shares hides something only from those who do not hold it. A simulation sees laws, not who knows
 them, and a stream that is public, or a flip that is a little too rare, leaves most laws as they were. So the
-shipped encoder of both clients is fed with chosen words: of the pair's stream, and of each one's private one.
+shipped encoder of its clients is fed with chosen words: of the group's stream, and of each one's private one.
 Public streams, and those shared with the server, are drawn as ever and stay. Then
 
 * coordinates with equal values and equal chosen words have to give equal symbols, whatever the public streams
-  say there: else these decide what the pair's secret should;
-* for every shared word the number of private words that give a one follows by bisection, and where it changes
-  from shared word to shared word by another one: the joint law in exact fractions, for all 2^96 words.
+  say there: else these decide what the group's secret should;
+* for every shared word the number of private words that give a one follows by bisection. Where a shared word
+  counts by its remainder, that is known for all of them, else by another bisection for where it changes: the
+  joint law in exact fractions, for all words.
 
-Laws of any two inputs (both ends and the centre) are compared with the claims about one message, about both
-messages of the pair, about one and the shared word, and about their sum.
+Laws of any two inputs (both ends and the centre), with all inputs of the others, are compared with the claims
+about one message, about all messages of the group, about one and the shared word, and about their sum.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from fractions import Fraction
 from itertools import pairwise, permutations, product
 from typing import Any
@@ -33,7 +35,8 @@ Words = NDArray[np.uint64]
 Law = dict[tuple[int, ...], Fraction]
 
 _DIM = 1024
-_PAIR = (0, 1)
+_MANY = 64
+"""Clients, of which the first group is counted."""
 _TOP = (1 << 32) - 1
 _GRID = np.linspace(0, _TOP, 65).astype(np.uint64)
 """Words between which a symbol changes at most once, for up to five shared bits of a word."""
@@ -60,10 +63,10 @@ class _Chosen(Stream):
 
 
 class _ChosenRandomness(ClientRandomness):
-    """Streams of a pair whose shared and private words are chosen, all others as ever."""
+    """Streams of a group whose shared and private words are chosen, all others as ever."""
 
-    def __init__(self, seed: int, shared: Words, private: Words) -> None:
-        super().__init__(SeededKeys(seed), _PAIR, 0)
+    def __init__(self, seed: int, group: tuple[int, ...], shared: Words, private: Words) -> None:
+        super().__init__(SeededKeys(seed), group, 0)
         self._shared, self._words = shared, private
 
     def peer(self, group: tuple[int, ...], purpose: str) -> Stream:
@@ -76,27 +79,29 @@ class _ChosenRandomness(ClientRandomness):
 
 
 class _Encoder:
-    """Both clients' symbols as a function of words, for both ends of the range and its centre.
+    """All clients' symbols as a function of words, for both ends of the range and its centre.
 
     Args:
-        mechanism: Mechanism of pairs, with one coin a coordinate.
+        mechanism: Mechanism of groups, with one coin a coordinate.
         seed: Seed of the public streams.
     """
 
     def __init__(self, mechanism: Mechanism, seed: int) -> None:
         one = torch.ones(1, dtype=torch.float64)
         self.mechanism, self._seed = mechanism, seed
-        self.context = RoundContext(0, (_PAIR,), (_DIM,), 0 * one, one)
+        self.group = tuple(range(mechanism.group_sizes(_MANY)[0]))
+        self.context = RoundContext(0, (self.group,), (_DIM,), 0 * one, one)
         ends = mechanism.worst_pair(0, self.context, PublicRandomness(SeededKeys(seed), 0))
-        self._values = [torch.stack([value, value]).float() for value in (*ends, torch.zeros(_DIM))]
+        values = (*ends, torch.zeros(_DIM))
+        self._values = [torch.stack([value] * len(self.group)).float() for value in values]
         self.size = len(self._values)
 
     def symbols(self, shared: Words, private: Words) -> NDArray[np.int64]:
-        """One symbol for every value, client and pair of words: `(values, 2, len(shared))`."""
+        """One symbol for every value, client and two words: `(values, clients, len(shared))`."""
         parts = []
         for first in range(0, len(shared), _DIM):
             taken = [np.resize(words[first : first + _DIM], _DIM) for words in (shared, private)]
-            rand = _ChosenRandomness(self._seed, *taken)
+            rand = _ChosenRandomness(self._seed, self.group, *taken)
             rows = [self.mechanism.encode(value, self.context, rand).symbols for value in self._values]
             parts.append(torch.stack(rows).to(torch.int64).numpy()[:, :, : len(shared) - first])
         return np.concatenate(parts, 2)
@@ -111,14 +116,14 @@ class _Encoder:
         here, moved = self.symbols(*drawn), self.symbols(*np.roll(drawn, 1, axis=1))
         if not np.array_equal(np.roll(here, 1, axis=2), moved):
             raise UnlikeError(
-                f"{type(self.mechanism).__name__}: equal words of a pair give other symbols from coordinate "
-                "to coordinate, so that public streams decide what the pair's stream should"
+                f"{type(self.mechanism).__name__}: equal words of a group give other symbols from "
+                "coordinate to coordinate, so that public streams decide what the group's stream should"
             )
 
     def ones(self, shared: Words) -> NDArray[np.int64]:
-        """Private words that give a one: `(values, 2, len(shared))`."""
+        """Private words that give a one: `(values, clients, len(shared))`."""
         around = (np.repeat(shared, len(_GRID)), np.tile(_GRID, len(shared)))
-        seen = self.symbols(*around).reshape(self.size, 2, len(shared), len(_GRID))
+        seen = self.symbols(*around).reshape(self.size, len(self.group), len(shared), len(_GRID))
         if int(seen.max()) > 1:
             raise ValueError(f"{self.mechanism} has more than one coin a coordinate")
         total: NDArray[np.int64] = (seen[..., :-1] * np.diff(_GRID).astype(np.int64)).sum(-1) + seen[..., -1]
@@ -136,7 +141,27 @@ class _Encoder:
         return total
 
     def pieces(self) -> tuple[list[Fraction], NDArray[np.int64]]:
-        """Share of the shared words in every stretch, and `ones` there: `(values, 2, stretches)`."""
+        """Share of the shared words in every piece, and `ones` there: `(values, clients, pieces)`.
+
+        Raises:
+            ValueError: If words count neither by their remainders nor in few stretches.
+        """
+        drawn = np.random.default_rng(self._seed).integers(0, _TOP, 64, dtype=np.uint64)
+        size = len(self.group)  # as many remainders, and a word beyond the last whole multiple is not taken
+        found = self.ones(np.arange(size, dtype=np.uint64))
+        if np.array_equal(self.ones(drawn), found[..., drawn % np.uint64(size)]):
+            return [Fraction(1, size)] * size, found
+        starts, shares = self._stretches()
+        found = self.ones(starts)
+        place = np.searchsorted(starts, drawn, side="right") - 1
+        if not np.array_equal(self.ones(drawn), found[..., place]):
+            raise ValueError(
+                f"{self.mechanism}: the law of a group changes elsewhere than between few stretches"
+            )
+        return shares, found
+
+    def _stretches(self) -> tuple[Words, list[Fraction]]:
+        """First shared word of every stretch in which `ones` stay, and the share of its words."""
         counts = self.ones(_GRID)
         changed = np.nonzero((counts[..., 1:] != counts[..., :-1]).any((0, 1)))[0]
         low, high = _GRID[changed], _GRID[changed + 1]
@@ -146,38 +171,37 @@ class _Encoder:
             same = (self.ones(middle) == left).all((0, 1))
             low, high = np.where(same, middle, low), np.where(same, high, middle)
         starts = np.concatenate([np.zeros(1, np.uint64), high])
-        shares = [Fraction(int(b) - int(a), _TOP + 1) for a, b in pairwise([*starts.tolist(), _TOP + 1])]
-        found = self.ones(starts)
-        drawn = np.random.default_rng(self._seed).integers(0, _TOP + 1, 64, dtype=np.uint64)
-        place = np.searchsorted(starts, drawn, side="right") - 1
-        if not np.array_equal(self.ones(drawn), found[..., place]):
-            raise ValueError(
-                f"{self.mechanism}: the law of a pair changes elsewhere than between few stretches"
-            )
-        return shares, found
+        return starts, [
+            Fraction(int(b) - int(a), _TOP + 1) for a, b in pairwise([*starts.tolist(), _TOP + 1])
+        ]
 
 
 def _laws(
-    shares: list[Fraction], ones: NDArray[np.int64], victim: int, own: int, other: int
+    shares: list[Fraction], ones: NDArray[np.int64], victim: int, own: int, others: Sequence[int]
 ) -> dict[str, Law]:
-    """Laws of what each view sees, with values `own` and `other` of the victim and its partner."""
-    laws: dict[str, Law] = {name: {} for name in ("one", "both", "word", "sum")}
+    """Laws of what each view sees, with value `own` of the victim and `others` of the rest, in order."""
+    laws: dict[str, Law] = {name: {} for name in ("one", "all", "word", "sum")}
+    values = [*others[:victim], own, *others[victim:]]
     for piece, share in enumerate(shares):
-        members = ((own, victim), (other, 1 - victim))
-        chances = [Fraction(int(ones[value, who, piece]), _TOP + 1) for value, who in members]
-        for bits in product((0, 1), repeat=2):
+        chances = [Fraction(int(ones[value, who, piece]), _TOP + 1) for who, value in enumerate(values)]
+        for bits in product((0, 1), repeat=len(values)):
             mass = share
             for bit, chance in zip(bits, chances, strict=True):
                 mass *= chance if bit else 1 - chance
-            views = {"one": bits[:1], "both": bits, "word": (bits[0], piece), "sum": (sum(bits),)}
-            for name, seen in views.items():
+            mine = bits[victim]
+            for name, seen in (
+                ("one", (mine,)),
+                ("all", bits),
+                ("word", (mine, piece)),
+                ("sum", (sum(bits),)),
+            ):
                 laws[name][seen] = laws[name].get(seen, Fraction(0)) + mass
     return laws
 
 
 _VIEWS = {
     Adversary.EAVESDROPPER: "one",
-    Adversary.SERVER: "both",
+    Adversary.SERVER: "all",
     Adversary.SERVER_AND_PARTNER: "word",
     Adversary.CLIENT: "word",
     Adversary.SECAGG_SERVER: "sum",
@@ -201,11 +225,11 @@ def _share(claim: PrivacyClaim, coordinates: int) -> View:
     return View(claim.adversary.name.lower(), loss, 1, 1, 2)
 
 
-def enumerate_pair_words(mechanism: Mechanism, seeds: tuple[int, ...] = (0, 1)) -> list[str]:
-    """Compare the joint law of a pair, given the public streams, with the claims. Return what contradicts it.
+def enumerate_group_words(mechanism: Mechanism, seeds: tuple[int, ...] = (0, 1)) -> list[str]:
+    """Compare the joint law of a group, given the public streams, with the claims. Return contradictions.
 
     Args:
-        mechanism: Mechanism of pairs, with one coin a coordinate.
+        mechanism: Mechanism of groups, with one coin a coordinate; three or four members take seconds.
         seeds: Seeds of the public streams.
 
     Raises:
@@ -221,9 +245,10 @@ def enumerate_pair_words(mechanism: Mechanism, seeds: tuple[int, ...] = (0, 1)) 
         shares, ones = encoder.pieces()
         claims = [c for c in mechanism.claims(encoder.context) if not isinstance(c.loss, NonPrivate)]
         views = [(_VIEWS[c.adversary], _share(c, mechanism.num_symbols(encoder.context))) for c in claims]
-        for victim, partner in product(_PAIR, range(encoder.size)):
-            laws = [_laws(shares, ones, victim, own, partner) for own in range(encoder.size)]
+        rest = product(range(encoder.size), repeat=len(encoder.group) - 1)
+        for victim, others in product(encoder.group, rest):
+            laws = [_laws(shares, ones, victim, own, others) for own in range(encoder.size)]
             for (one, two), (seen, view) in product(permutations(laws, 2), views):
                 if excess := _excess(one[seen], two[seen], view):
-                    differs.append(f"{name}, a pair against the {view.name}: {excess}")
+                    differs.append(f"{name}, a group against the {view.name}: {excess}")
     return sorted(set(differs))
