@@ -34,6 +34,9 @@ Attack = Literal[UpdateAttack, WireAttack, "label_flip"]
 class ByzantineClients(pl.Callback):
     """Byzantine clients: a fixed fraction lies by one of the attacks of the literature.
 
+    A message that does not decode to numbers is refused, as a server refuses it from a wire, and its client
+    counts as one that dropped out.
+
     Args:
         fraction: Share of all clients, in [0, 1); their number is rounded to the nearest.
         attack: What they do; see `byzantine.attacks`. "label_flip" trains on labels counted backwards.

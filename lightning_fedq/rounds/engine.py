@@ -136,16 +136,21 @@ class RoundEngine(RoundServer):
         self._uplink_bits += message.num_bits
         self._clipped += message.num_clipped
         try:
-            self._add(message.symbols, clients)
+            rows = self._add(message.symbols, clients)
         except AbortedRoundError as error:
             self._aborted = str(error)
             return
         if self._exact is not None:
-            self._exact += self._scale(encoded.updates, clients).sum(0, dtype=self._exact.dtype)
-            self._energy += encoded.energy
+            kept = self._scale(encoded.updates, clients)[rows]
+            self._exact += kept.sum(0, dtype=self._exact.dtype)
+            self._energy += encoded.energy * len(rows) / len(clients)
 
-    def _add(self, symbols: Tensor, clients: Sequence[int]) -> None:
+    def _add(self, symbols: Tensor, clients: Sequence[int]) -> list[int]:
+        """Add messages to the sum, and return the rows that are in it. Those of clients that lie may not be."""
+        if self.tampering is not None:
+            return self._sum.add_each(symbols, clients)
         self._sum.add(symbols, clients)
+        return list(range(len(clients)))
 
     def _scale(self, rows: Tensor, clients: Sequence[int]) -> Tensor:
         if self.client_weights is None:

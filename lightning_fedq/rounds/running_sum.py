@@ -126,6 +126,27 @@ class RunningSum:
         self._message_size = symbols.shape[1]
         self.received += clients
 
+    def add_each(self, symbols: Tensor, clients: Sequence[int]) -> list[int]:
+        """Take the messages of clients that may lie, one by one, and return the rows that were taken.
+
+        A message that does not decode to numbers is refused, as a server refuses it from a wire.
+
+        Args:
+            symbols: `(len(clients), m)`.
+            clients: Clients that sent the messages.
+
+        Raises:
+            AbortedRoundError: If secure aggregation gives the round up.
+        """
+        taken = []
+        for row, client in enumerate(clients):
+            try:
+                self.add(symbols[row : row + 1], [client], untrusted=True)
+            except UndecodableError:
+                continue
+            taken.append(row)
+        return taken
+
     def _keep(self, symbols: Tensor, clients: Sequence[int]) -> None:
         if self._secure is not None:
             self._secure.add(clients, symbols)

@@ -159,6 +159,14 @@ def test_garbage_is_of_the_right_length_and_decodes(mechanism):
     assert torch.isfinite(engine.weights).all() and engine.weights.any()
 
 
+def test_garbage_that_is_no_number_is_refused_as_from_a_wire():
+    """Random bits of floats: nobody's NaN gets into the mean, and who sent one counts as dropped."""
+    engine, byzantine, updates = attacked_round("garbage", FedAvg())
+    honest = [client for client in range(CLIENTS) if client not in byzantine.byzantine]
+    assert len(honest) < CLIENTS
+    assert torch.allclose(engine.weights, updates[honest].mean(0))
+
+
 @pytest.mark.parametrize("attack", ["ones", "flip", "inverted", "inverted_without_coin", "copied"])
 @pytest.mark.parametrize(
     "budget", [{"epsilon_scope": "round"}, {"epsilon_scope": "total", "rounds": 3}, {"blocks_per_round": 5}]
