@@ -8,7 +8,7 @@ OLDEST ?= .venv-oldest
 CONSTRAINTS ?= constraints.txt
 ALSO ?=
 
-.PHONY: coverage deploy-demo demo test test-flower test-slow test-oldest check docs tables gpu setup clean
+.PHONY: coverage deploy-demo demo test test-all test-flower test-slow test-oldest check docs tables gpu setup clean
 setup: $(VENV)/.ready
 
 $(VENV)/.ready: pyproject.toml constraints.txt
@@ -21,7 +21,11 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	OMP_NUM_THREADS=1 $(BIN)/fedq fit --config configs/digits_private.yaml
 
+# without what takes a second and more
 test: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not site and not long"
+
+test-all: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
 
 test-slow: setup

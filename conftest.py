@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.longest import long_functions
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
 
 collect_ignore_glob = [] if find_spec("flwr") else ["lightning_fedq/flower/*", "tests/flower/*"]
@@ -38,7 +40,11 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first."""
+    """Put the longest files first, and mark the tests of `tests/long.txt`."""
+    long = long_functions()
+    for item in items:
+        if item.nodeid.partition("[")[0] in long:
+            item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
 
 

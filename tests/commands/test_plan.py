@@ -73,14 +73,14 @@ def test_who_is_not_trusted_is_in_the_table_and_in_what_is_pasted(capsys, monkey
 
 
 def test_the_picture(tmp_path, monkeypatch):
-    only(monkeypatch, "RotatedCoins", "GaussianNoise")
+    only(monkeypatch, "DistributedDiscreteGaussian", "GaussianNoise")
     assert main([*SMALL, "--picture", str(tmp_path / "plan.png")]) == 0
     assert (tmp_path / "plan.png").stat().st_size > 10_000
 
 
 def test_the_picture_of_a_configuration_that_draws_cohorts(tmp_path, monkeypatch):
     """A quarter of the clients, and the whole cohort of them, was refused after the table."""
-    only(monkeypatch, "RotatedCoins")
+    only(monkeypatch, "GaussianNoise")
     asked = ["digits_private", "--epsilon", "2", "--picture", str(tmp_path / "plan.png")]
     assert main(asked) == 0
     assert (tmp_path / "plan.png").stat().st_size > 10_000

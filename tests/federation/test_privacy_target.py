@@ -258,9 +258,9 @@ def test_more_clients_need_less_noise():
         calibrate(
             TARGET, RotatedCoins(1.0), setting_of(RotatedCoins(1.0), n, secure_aggregation=True), 10
         ).level
-        for n in (10, 100)
+        for n in (5, 20)
     ]
-    assert levels[1] > 2.5 * levels[0] and not math.isinf(levels[1])
+    assert levels[1] > 1.6 * levels[0] and not math.isinf(levels[1])
 
 
 # ---- what happens to a run that is not as it was calibrated for -----------------------------------------
