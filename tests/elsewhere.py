@@ -170,7 +170,7 @@ class ElsewhereAccelerator(pl.accelerators.Accelerator):
 
     @staticmethod
     def get_parallel_devices(devices: Any) -> list[torch.device]:
-        return [DEVICE]
+        return [DEVICE] * (devices if isinstance(devices, int) else 1)
 
     @staticmethod
     def auto_device_count() -> int:

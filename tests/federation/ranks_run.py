@@ -1,4 +1,4 @@
-"""A federation over some ranks, as a program: DEVICES ROUNDS FOLDER [resume] [private] [die0 | die1]."""
+"""A federation over some ranks, as a program: DEVICES ROUNDS FOLDER [resume] [private] [die0 | die1] [elsewhere]."""
 
 from __future__ import annotations
 
@@ -32,6 +32,15 @@ class Dies(pl.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def accelerator() -> Any:
+    """The CPU, or a device that is not the CPU."""
+    if "elsewhere" not in sys.argv:
+        return "cpu"
+    from tests.elsewhere import ElsewhereAccelerator
+
+    return ElsewhereAccelerator()
+
+
 def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -52,7 +61,7 @@ def main() -> None:
     trainer = pl.Trainer(
         max_epochs=rounds,
         callbacks=callbacks,
-        accelerator="cpu",
+        accelerator=accelerator(),
         devices=devices,
         strategy="fedq_clients" if devices > 1 else "auto",
         logger=False,
@@ -64,8 +73,9 @@ def main() -> None:
     last = str(folder / "last.ckpt") if "resume" in sys.argv else None
     trainer.fit(model, datamodule=DigitsDataModule(batch_size=32), ckpt_path=last)
     assert fed.engine is not None
+    assert fed.engine.weights.device.type == ("elsewhere" if "elsewhere" in sys.argv else "cpu")
     found = {
-        "weights": hashlib.sha256(fed.engine.weights.numpy().tobytes()).hexdigest(),
+        "weights": hashlib.sha256(fed.engine.weights.cpu().numpy().tobytes()).hexdigest(),
         "bits": [record.uplink_bits for record in fed.records],
         "epsilon": None if fed.calibration is None else fed.calibration.epsilon,
         "received": [record.num_received for record in fed.records],

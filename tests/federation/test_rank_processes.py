@@ -64,6 +64,17 @@ def result(folder: Path, rank: int = 0) -> Any:
     return json.loads((folder / f"rank-{rank}.json").read_text())
 
 
+def test_two_ranks_on_a_device_that_is_not_the_cpu_find_what_one_process_finds_on_the_cpu(
+    tmp_path: Path,
+) -> None:
+    for name, arguments in (("one", (1,)), ("two", (2, "elsewhere"))):
+        (tmp_path / name).mkdir()
+        code, said = run(arguments[0], 2, tmp_path / name, *arguments[1:])
+        assert code == 0, said[-2000:]
+    expected = result(tmp_path / "one")
+    assert [result(tmp_path / "two", rank) for rank in (0, 1)] == [expected, expected]
+
+
 # ---- feature by feature ---------------------------------------------------------------------------------
 
 Table = Callable[[int, tuple[str, ...]], list[dict[str, Any]]]
