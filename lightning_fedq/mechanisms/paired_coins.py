@@ -31,11 +31,22 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.functional.divergences import Pmf, randomized_response_pair
-from lightning_fedq.functional.one_bit.coupled_coins import coupled_thresholds, flip_threshold, inner_coin
+from lightning_fedq.functional.one_bit.coupled_coins import (
+    coupled_quantize_row,
+    coupled_thresholds,
+    flip_threshold,
+    inner_coin,
+)
 from lightning_fedq.functional.one_bit.privacy import coin_splits, coin_sum_pmf
-from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds, coin_thresholds, one_bit_quantize
+from lightning_fedq.functional.one_bit.threshold_coin import (
+    CoinThresholds,
+    coin_thresholds,
+    one_bit_quantize,
+    one_bit_quantize_rows,
+)
+from lightning_fedq.functional.segments import segment_lines
 from lightning_fedq.keys.randomness import ClientRandomness
-from lightning_fedq.mechanism import Adversary, AuditCase, Message, PrivacyClaim, RoundContext, Unit
+from lightning_fedq.mechanism import Adversary, AuditCase, PrivacyClaim, RoundContext, Unit
 from lightning_fedq.mechanisms.bases.claims import (
     ARBITRARY,
     AUTHENTICATED,
@@ -49,7 +60,8 @@ from lightning_fedq.mechanisms.bases.one_bit import COINS, OneBitMechanism, stac
 from lightning_fedq.mechanisms.ldpq import LDPQ
 from lightning_fedq.privacy.losses import CoinSum, HiddenPair, Law, Loss, PmfPairs
 
-_CHUNK = 1 << 20
+_CHUNK = 1 << 14
+"""Coordinates at a time, a multiple of 8: what is worked on stays in the cache."""
 """Coordinates of a stack that are worked on at once."""
 
 
@@ -155,37 +167,61 @@ class PairedCoins(OneBitMechanism):
         """Pairs, and one client alone if their number is odd."""
         return (2,) * (num_clients // 2) + (1,) * (num_clients % 2)
 
-    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
-        """See `Mechanism.encode`. Symbols are uint8 bits."""
-        rows = update.detach().reshape(len(rand.clients), context.dim).float()
+    def _encode_on_cpu(
+        self, rows: Tensor, context: RoundContext, rand: ClientRandomness
+    ) -> tuple[Tensor, int]:
+        values, coin, clipped = rows.contiguous().numpy(), self.coin, 0
+        bits, flip = np.empty(values.shape, np.uint8), flip_threshold(coin)
+        ranges = segment_lines(context.segments, context.center, context.radius)
+        block = np.empty((1, min(_CHUNK, context.dim)), np.uint32)
+        packed = np.empty(-(-block.size // 8), np.uint8)
+        for group, members in stack_by_group(context, rand.clients).items():
+            for row, rank in members:
+                own = rand.private(group[rank], COINS)
+                shared = rand.peer(group, COINS) if len(group) == 2 else None
+                for first in range(0, context.dim, _CHUNK):
+                    words = block[:, : min(_CHUNK, context.dim - first)]
+                    own.fill(words[0])
+                    if shared is None:
+                        clipped += one_bit_quantize_rows(
+                            values, np.array([row]), first, words, ranges, coin.low, coin.high, bits
+                        )
+                        continue
+                    shared.fill(told := packed[: -(-words.size // 8)])
+                    secret = np.unpackbits(told, count=words.size) ^ np.uint8(rank)
+                    clipped += coupled_quantize_row(
+                        values[row],
+                        first,
+                        words[0],
+                        secret,
+                        ranges,
+                        coin.low,
+                        coin.high,
+                        flip,
+                        1 << coin.word_bits,
+                        bits[row],
+                    )
+        return torch.from_numpy(bits), clipped
+
+    def _encode_on_device(
+        self, rows: Tensor, context: RoundContext, rand: ClientRandomness
+    ) -> tuple[Tensor, Tensor]:
         center, radius = (context.expand(t.to(rows.device)) for t in (context.center, context.radius))
-        bits, clipped = torch.empty(rows.shape, dtype=torch.uint8, device=rows.device), 0
-        num_rows = max(_CHUNK // context.dim, 1)
-        members = [
-            (group, row, rank)
-            for group, own in stack_by_group(context, rand.clients).items()
-            for row, rank in own
-        ]
-        paired = [member for member in members if len(member[0]) == 2]
-        alone = [member for member in members if len(member[0]) == 1]
-        for kind in (paired, alone):
-            for first in range(0, len(kind), num_rows):
-                part = kind[first : first + num_rows]
-                which = [row for _, row, _ in part]
-                words = np.empty((len(part), context.dim), np.uint32)
-                for own, (group, _, rank) in zip(words, part, strict=True):
-                    rand.private(group[rank], COINS).fill(own)
-                drawn = torch.from_numpy(words.astype(np.int64)).to(rows.device)
-                values = rows[which]
-                clipped += int((((values.double() - center) * (1.0 / radius)).abs() > 1.0).sum())
-                if kind is alone:
-                    bits[which] = one_bit_quantize(values, drawn, center, radius, self.coin)
+        bits = torch.empty(rows.shape, dtype=torch.uint8, device=rows.device)
+        clipped = torch.zeros((), dtype=torch.int64, device=rows.device)
+        for group, members in stack_by_group(context, rand.clients).items():
+            for row, rank in members:
+                words = np.empty(context.dim, np.uint32)
+                rand.private(group[rank], COINS).fill(words)
+                drawn, values = torch.from_numpy(words.astype(np.int64)).to(rows.device), rows[row]
+                clipped += (((values.double() - center) * (1.0 / radius)).abs() > 1.0).sum()
+                if len(group) == 1:
+                    bits[row] = one_bit_quantize(values, drawn, center, radius, self.coin)
                     continue
-                secret = np.stack([_secret(group, rank, context.dim, rand) for group, _, rank in part])
-                told = torch.from_numpy(secret).to(rows.device)
+                told = torch.from_numpy(_secret(group, rank, context.dim, rand)).to(rows.device)
                 limits = coupled_thresholds(values, center, radius, self.coin, told)
-                bits[which] = (drawn < limits).to(torch.uint8)
-        return Message(bits.reshape(update.shape), bits.numel(), clipped)
+                bits[row] = (drawn < limits).to(torch.uint8)
+        return bits, clipped
 
     def without_noise(self, context: RoundContext) -> OneBitMechanism:
         """See `Mechanism.without_noise`: the bit says on which side of the centre the value lies."""

@@ -7,6 +7,7 @@ import torch
 
 from lightning_fedq.functional.one_bit.coupled_coins import coupled_thresholds, pair_mse
 from lightning_fedq.functional.one_bit.threshold_coin import one_bit_thresholds
+from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
 from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, PairedCoins
 from lightning_fedq.privacy.accounting import spent
@@ -178,3 +179,16 @@ def test_dropouts_leave_only_the_coins_that_answer():
     # 38 coins that answer with chance 0.7 each: fewer than 9 with probability 1e-9, and never more than 38
     chances = np.cumsum([math.comb(38, k) * 0.7**k * 0.3 ** (38 - k) for k in range(39)])
     assert after.victims[0].num_coins == int(np.searchsorted(chances, 1e-9, side="right"))
+
+
+@pytest.mark.parametrize("segments", [(40_001,), (3, 16_385, 1, 23_612)])
+def test_the_compiled_pass_gives_the_bits_of_the_formula(segments):
+    """Beyond a block of words, with a client alone; `_encode_on_device` follows `coupled_thresholds`."""
+    mechanism, clients = PairedCoins(1.0), range(3)
+    context = context_of(mechanism, clients, segments)
+    rows = 1.2 * torch.randn(3, sum(segments), generator=torch.Generator().manual_seed(0)) * context.radius[0]
+    rand = ClientRandomness(SeededKeys(0), list(clients), 0)
+    here, clipped = mechanism._encode_on_cpu(rows.float(), context, rand)
+    there, outside = mechanism._encode_on_device(rows.float(), context, rand)
+    assert torch.equal(here, there) and clipped == int(outside) > 0
+    assert 0.3 < float(here.double().mean()) < 0.7

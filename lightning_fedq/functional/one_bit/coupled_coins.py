@@ -19,7 +19,10 @@ from __future__ import annotations
 
 import math
 
+import numba
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds
@@ -79,6 +82,58 @@ def coupled_thresholds(
     idle = flip + (whole - 2 * flip) * secret.double()
     size = x.abs()
     return torch.floor(size * says + (1.0 - size) * idle + 0.5).to(torch.int64)
+
+
+@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+def coupled_quantize_row(
+    update: NDArray[np.float32],
+    first: int,
+    words: NDArray[np.uint32],
+    secret: NDArray[np.uint8],
+    ranges: NDArray[np.float64],
+    low: int,
+    high: int,
+    flip: int,
+    whole: int,
+    bits: NDArray[np.uint8],
+) -> int:
+    """Quantise a stretch of one row in one pass on the CPU. A bit is `word < coupled_thresholds`.
+
+    Args:
+        update: `(dim,)`.
+        first: First coordinate of the stretch.
+        words: `(n,)` uniform 32-bit words, one for each coordinate of the stretch.
+        secret: `(n,)` the member's version of the secret, 0 or 1.
+        ranges: `(3, segments)`: where each segment ends, its centre, its radius.
+        low: Smallest threshold, of the inner coin.
+        high: Largest threshold, below 2^32.
+        flip: `flip_threshold` of the inner coin.
+        whole: 2 to the number of the coin's bits, which are those of a word.
+        bits: `(dim,)`; the stretch is overwritten.
+
+    Returns:
+        How many coordinates were clipped.
+    """
+    start, clipped, end = first, 0, first + words.size
+    lowest, span = np.float64(low), np.float64(high - low)
+    often, apart = np.float64(flip), np.float64(whole - 2 * flip)
+    for segment in range(ranges.shape[1]):
+        stop = min(int(ranges[0, segment]), end)
+        if start >= stop:
+            continue
+        center, inverse = ranges[1, segment], 1.0 / ranges[2, segment]
+        values, out = update[start:stop], bits[start:stop]
+        drawn, told = words[start - first : stop - first], secret[start - first : stop - first]
+        for j in range(values.size):
+            x = (np.float64(values[j]) - center) * inverse
+            clipped += (x > 1.0) | (x < -1.0)
+            x = min(max(x, -1.0), 1.0)
+            size = abs(x)
+            says = lowest + span * np.float64(x > 0.0)
+            idle = often + apart * np.float64(told[j])
+            out[j] = drawn[j] < np.uint32(np.int64(size * says + (1.0 - size) * idle + 0.5))
+        start = stop
+    return clipped
 
 
 def pair_mse(first: float, second: float, radius: float, coin: CoinThresholds) -> float:
