@@ -21,7 +21,7 @@ $(VENV)/.ready: pyproject.toml constraints.txt
 demo: setup
 	OMP_NUM_THREADS=1 $(BIN)/fedq fit --config configs/digits_private.yaml
 
-# without what takes a second and more
+# without what takes half a second and more
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not site and not long"
 

@@ -146,7 +146,7 @@ class RoundEngine(RoundServer):
             self._energy += encoded.energy * len(rows) / len(clients)
 
     def _add(self, symbols: Tensor, clients: Sequence[int]) -> list[int]:
-        """Add messages to the sum, and return the rows that are in it: of clients that lie, not always all."""
+        """Add messages to the sum, and return the rows that are in it: all, unless clients lie."""
         if self.tampering is not None:
             return self._sum.add_each(symbols, clients)
         self._sum.add(symbols, clients)

@@ -13,7 +13,6 @@ import torch
 
 from lightning_fedq.functional.exact_error.decompose import Special
 from lightning_fedq.functional.noise.grid_noise import GridNoise
-from lightning_fedq.functional.one_bit import coupled_coins
 from lightning_fedq.functional.one_bit.coupled_coins import flip_threshold
 from lightning_fedq.functional.one_bit.threshold_coin import (
     WORD_BITS,
@@ -36,6 +35,7 @@ from lightning_fedq.mechanisms import (
     RotatedCoins,
     Skellam,
     StratifiedCorBin,
+    paired_coins,
     rotated_axes,
     rotated_coins,
 )
@@ -53,7 +53,7 @@ class TooFewFlips(PairedCoins):
     """The pair's secret is hidden half as well as the claim needs."""
 
     def encode(self, update, context, rand):
-        with patch.object(coupled_coins, "flip_threshold", lambda coin: flip_threshold(coin) // 2):
+        with patch.object(paired_coins, "flip_threshold", lambda coin: flip_threshold(coin) // 2):
             return super().encode(update, context, rand)
 
 
@@ -119,7 +119,7 @@ class SecretTwoPercentLouder(PairedCoins):
     """The pair's secret is flipped 2% less often than the claim needs."""
 
     def encode(self, update, context, rand):
-        with patch.object(coupled_coins, "flip_threshold", lambda coin: int(0.98 * flip_threshold(coin))):
+        with patch.object(paired_coins, "flip_threshold", lambda coin: int(0.98 * flip_threshold(coin))):
             return super().encode(update, context, rand)
 
 

@@ -1,4 +1,7 @@
-"""A federation over some ranks, as a program: DEVICES ROUNDS FOLDER [resume] [private] [die0 | die1] [elsewhere]."""
+"""A federation over some ranks, as a program: DEVICES ROUNDS FOLDER and words.
+
+Words are "resume", "private", "target", "die0", "die1" and "elsewhere".
+"""
 
 from __future__ import annotations
 
