@@ -8,6 +8,9 @@ OLDEST ?= .venv-oldest
 CONSTRAINTS ?= constraints.txt
 ALSO ?=
 
+# a test that hangs ends its worker, and the others go on
+WORKERS = -n 2 --dist loadfile -o faulthandler_exit_on_timeout=true
+
 .PHONY: coverage deploy-demo demo test test-all test-flower test-slow test-oldest check docs tables gpu setup clean
 setup: $(VENV)/.ready
 
@@ -23,10 +26,10 @@ demo: setup
 
 # without what takes half a second and more
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist loadfile -m "not slow and not site and not long"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) -q -m "not slow and not site and not long"
 
 test-all: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS)
 
 test-slow: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow

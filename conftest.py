@@ -19,6 +19,8 @@ from tests.longest import long_functions
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
 
 collect_ignore_glob = [] if find_spec("flwr") else ["lightning_fedq/flower/*", "tests/flower/*"]
+FIRST = ("test_loader.py",)
+"""These fork, and a fork may hang once other tests have left threads behind."""
 LONGEST = (
     "test_rank_processes.py",
     "test_knowledge.py",
@@ -40,12 +42,13 @@ LONGEST = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put the longest files first, and mark the tests of `tests/long.txt`."""
+    """Put files that fork and the longest ones first, and mark the tests of `tests/long.txt`."""
     long = long_functions()
     for item in items:
         if item.nodeid.partition("[")[0] in long:
             item.add_marker(pytest.mark.long)
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+    order = {name: place for place, name in enumerate((*FIRST, *LONGEST))}
+    items.sort(key=lambda item: order.get(item.path.name, len(order)))
 
 
 def pytest_collection_finish() -> None:
