@@ -310,8 +310,8 @@ class _Selection:
         if self._minutes is not None:
             _wait_until(start + 60.0 * self._minutes, private)
         _export(out, folder, {"settings": name, monitor: score}, self._page, begun)
-        print(f"{out / 'winner'}: the winner, {name} with {monitor} {score:.4g}; this folder alone may be")
-        print(f"published. {private / 'all_runs.md'}: what clients and the server pay")
+        print(f"{out / 'winner'}: the winner, {name} with {monitor} {score:.4g}")
+        print(f"{private / 'all_runs.md'}: what clients and the server pay; not to be handed on")
 
 
 def _export(out: Path, folder: Path, settings: dict[str, Any], page: str, begun: float) -> None:
