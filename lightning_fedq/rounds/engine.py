@@ -141,7 +141,8 @@ class RoundEngine(RoundServer):
             self._aborted = str(error)
             return
         if self._exact is not None:
-            kept = self._scale(encoded.updates, clients)[rows]
+            kept = self._scale(encoded.updates, clients)
+            kept = kept if len(rows) == len(clients) else kept[rows]
             self._exact += kept.sum(0, dtype=self._exact.dtype)
             self._energy += encoded.energy * len(rows) / len(clients)
 
