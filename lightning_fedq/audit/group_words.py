@@ -146,8 +146,9 @@ class _Encoder:
         Raises:
             ValueError: If words count neither by their remainders nor in few stretches.
         """
+        # the last word may lie beyond the last whole multiple of the group's size, and is not taken then
         drawn = np.random.default_rng(self._seed).integers(0, _TOP, 64, dtype=np.uint64)
-        size = len(self.group)  # as many remainders, and a word beyond the last whole multiple is not taken
+        drawn, size = np.concatenate([drawn, _GRID[:-1]]), len(self.group)
         found = self.ones(np.arange(size, dtype=np.uint64))
         if np.array_equal(self.ones(drawn), found[..., drawn % np.uint64(size)]):
             return [Fraction(1, size)] * size, found
@@ -171,9 +172,8 @@ class _Encoder:
             same = (self.ones(middle) == left).all((0, 1))
             low, high = np.where(same, middle, low), np.where(same, high, middle)
         starts = np.concatenate([np.zeros(1, np.uint64), high])
-        return starts, [
-            Fraction(int(b) - int(a), _TOP + 1) for a, b in pairwise([*starts.tolist(), _TOP + 1])
-        ]
+        ends = pairwise([*starts.tolist(), _TOP + 1])
+        return starts, [Fraction(int(end) - int(start), _TOP + 1) for start, end in ends]
 
 
 def _laws(
@@ -189,12 +189,8 @@ def _laws(
             for bit, chance in zip(bits, chances, strict=True):
                 mass *= chance if bit else 1 - chance
             mine = bits[victim]
-            for name, seen in (
-                ("one", (mine,)),
-                ("all", bits),
-                ("word", (mine, piece)),
-                ("sum", (sum(bits),)),
-            ):
+            views = {"one": (mine,), "all": bits, "word": (mine, piece), "sum": (sum(bits),)}
+            for name, seen in views.items():
                 laws[name][seen] = laws[name].get(seen, Fraction(0)) + mass
     return laws
 

@@ -61,8 +61,9 @@ from lightning_fedq.mechanisms.ldpq import LDPQ
 from lightning_fedq.privacy.losses import CoinSum, HiddenPair, Law, Loss, PmfPairs
 
 _CHUNK = 1 << 14
-"""Coordinates at a time, a multiple of 8: what is worked on stays in the cache."""
-"""Coordinates of a stack that are worked on at once."""
+"""Coordinates at a time on the CPU, a multiple of 8: what is worked on stays in the cache."""
+_ON_DEVICE = 1 << 20
+"""Coordinates of a stack that are worked on at once elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -206,21 +207,30 @@ class PairedCoins(OneBitMechanism):
     def _encode_on_device(
         self, rows: Tensor, context: RoundContext, rand: ClientRandomness
     ) -> tuple[Tensor, Tensor]:
-        center, radius = (context.expand(t.to(rows.device)) for t in (context.center, context.radius))
-        bits = torch.empty(rows.shape, dtype=torch.uint8, device=rows.device)
-        clipped = torch.zeros((), dtype=torch.int64, device=rows.device)
-        for group, members in stack_by_group(context, rand.clients).items():
-            for row, rank in members:
-                words = np.empty(context.dim, np.uint32)
-                rand.private(group[rank], COINS).fill(words)
-                drawn, values = torch.from_numpy(words.astype(np.int64)).to(rows.device), rows[row]
+        device, dim = rows.device, context.dim
+        center, radius = (context.expand(t.to(device)) for t in (context.center, context.radius))
+        bits = torch.empty(rows.shape, dtype=torch.uint8, device=device)
+        clipped = torch.zeros((), dtype=torch.int64, device=device)
+        kinds: dict[int, list[tuple[tuple[int, ...], int, int]]] = {1: [], 2: []}
+        for group, own in stack_by_group(context, rand.clients).items():
+            kinds[len(group)] += [(group, row, rank) for row, rank in own]
+        num_rows = max(_ON_DEVICE // dim, 1)
+        for size, members in kinds.items():
+            for first in range(0, len(members), num_rows):
+                part = members[first : first + num_rows]
+                which = [row for _, row, _ in part]
+                words = np.empty((len(part), dim), np.uint32)
+                for own_words, (group, _, rank) in zip(words, part, strict=True):
+                    rand.private(group[rank], COINS).fill(own_words)
+                drawn, values = torch.from_numpy(words.astype(np.int64)).to(device), rows[which]
                 clipped += (((values.double() - center) * (1.0 / radius)).abs() > 1.0).sum()
-                if len(group) == 1:
-                    bits[row] = one_bit_quantize(values, drawn, center, radius, self.coin)
+                if size == 1:
+                    bits[which] = one_bit_quantize(values, drawn, center, radius, self.coin)
                     continue
-                told = torch.from_numpy(_secret(group, rank, context.dim, rand)).to(rows.device)
+                secret = np.stack([_secret(group, rank, dim, rand) for group, _, rank in part])
+                told = torch.from_numpy(secret).to(device)
                 limits = coupled_thresholds(values, center, radius, self.coin, told)
-                bits[row] = (drawn < limits).to(torch.uint8)
+                bits[which] = (drawn < limits).to(torch.uint8)
         return bits, clipped
 
     def without_noise(self, context: RoundContext) -> OneBitMechanism:

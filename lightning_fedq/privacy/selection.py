@@ -101,10 +101,13 @@ class NegativeBinomialTrials:
 
     @property
     def beyond(self) -> float:
-        """P(K > at_most), rounded up: the sum of a geometric series that lies above it."""
+        """P(K > at_most), rounded up: the sum of a geometric series that lies above it.
+
+        Differences of `lgamma` of ten million are precise to 1e-7.
+        """
         first = self.at_most + 1
         falls = (1.0 - self.gamma) * max(1.0, (first + self.eta) / (first + 1.0))
-        return min(self.probability(first) / (1.0 - falls), 1.0) if falls < 1.0 else 1.0
+        return min((1.0 + 1e-6) * self.probability(first) / (1.0 - falls), 1.0) if falls < 1.0 else 1.0
 
     def probability(self, count: int) -> float:
         """P(K = count), before it is cut off. 0 for none."""

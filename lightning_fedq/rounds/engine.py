@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_fedq.functional.accumulate import sum_of_squares
 from lightning_fedq.keys.randomness import Keys
 from lightning_fedq.mechanism import AbortedRoundError, Mechanism
 from lightning_fedq.mechanisms.contract import check_message
@@ -141,17 +142,19 @@ class RoundEngine(RoundServer):
             self._aborted = str(error)
             return
         if self._exact is not None:
-            kept = self._scale(encoded.updates, clients)
-            kept = kept if len(rows) == len(clients) else kept[rows]
-            self._exact += kept.sum(0, dtype=self._exact.dtype)
-            self._energy += encoded.energy * len(rows) / len(clients)
+            updates, energy = encoded.updates, encoded.energy
+            if len(rows) < len(clients):
+                updates, clients = updates[list(rows)], [clients[row] for row in rows]
+                energy = sum_of_squares(updates)
+            self._exact += self._scale(updates, clients).sum(0, dtype=self._exact.dtype)
+            self._energy += energy
 
-    def _add(self, symbols: Tensor, clients: Sequence[int]) -> list[int]:
+    def _add(self, symbols: Tensor, clients: Sequence[int]) -> Sequence[int]:
         """Add messages to the sum, and return the rows that are in it: all, unless clients lie."""
         if self.tampering is not None:
-            return self._sum.add_each(symbols, clients)
+            return self._sum.add_from_liars(symbols, clients)
         self._sum.add(symbols, clients)
-        return list(range(len(clients)))
+        return range(len(clients))
 
     def _scale(self, rows: Tensor, clients: Sequence[int]) -> Tensor:
         if self.client_weights is None:

@@ -6,7 +6,7 @@ decoder needs every message. Behind secure aggregation nothing is kept here at a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -126,10 +126,11 @@ class RunningSum:
         self._message_size = symbols.shape[1]
         self.received += clients
 
-    def add_each(self, symbols: Tensor, clients: Sequence[int]) -> list[int]:
-        """Take the messages of clients that may lie, one by one, and return the rows that were taken.
+    def add_from_liars(self, symbols: Tensor, clients: Sequence[int]) -> Sequence[int]:
+        """Take the messages of clients that may lie, and return the rows that were taken.
 
-        A message that does not decode to numbers is refused, as a server refuses it from a wire.
+        A message that does not decode to numbers is refused, as a server refuses it from a wire. All are
+        tried together first, and one by one where that fails.
 
         Args:
             symbols: `(len(clients), m)`.
@@ -138,25 +139,27 @@ class RunningSum:
         Raises:
             AbortedRoundError: If secure aggregation gives the round up.
         """
-        taken = []
-        for row, client in enumerate(clients):
-            try:
-                self.add(symbols[row : row + 1], [client], untrusted=True)
-            except UndecodableError:
-                continue
-            taken.append(row)
-        return taken
+        try:
+            self.add(symbols, clients, untrusted=True)
+        except UndecodableError:
+            if len(clients) == 1:
+                return ()
+            rows = range(len(clients))
+            return [row for row in rows if self.add_from_liars(symbols[row : row + 1], [clients[row]])]
+        return range(len(clients))
 
     def _keep(self, symbols: Tensor, clients: Sequence[int]) -> None:
         if self._secure is not None:
             self._secure.add(clients, symbols)
         elif self._aggregator is not None:
-            self._rows += self._decode_each(symbols, clients)
+            self._rows += [*self._decode_each(symbols, clients)]  # all or none
         elif self._mechanism.joint and not self._mechanism.homomorphic:
             self._rows.append(symbols)
         elif self._client_weights is not None:
             weights = self._client_weights[list(clients)].tolist()
-            for weight, row in zip(weights, self._decode_each(symbols, clients), strict=True):
+            rows: Iterable[Tensor] = self._decode_each(symbols, clients)
+            rows = [*rows] if self.untrusted else rows  # all or none
+            for weight, row in zip(weights, rows, strict=True):
                 self._decoded = self._decoded + weight * row.double()
         elif self._mechanism.homomorphic:
             if self._symbols is None:

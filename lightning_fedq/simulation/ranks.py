@@ -382,11 +382,11 @@ class RankEngine(RoundEngine):
         super()._open(plan)
         self._messages: list[tuple[list[int], Tensor]] = []
 
-    def _add(self, symbols: Tensor, clients: Sequence[int]) -> list[int]:
+    def _add(self, symbols: Tensor, clients: Sequence[int]) -> Sequence[int]:
         if self.adds_up:
             return super()._add(symbols, clients)
         self._messages.append((list(clients), symbols.cpu()))
-        return list(range(len(clients)))
+        return range(len(clients))
 
     def finish(self) -> RoundRecord:
         """Add up over the ranks, and finish as one process would.
@@ -439,7 +439,7 @@ class RankEngine(RoundEngine):
         messages = [message for part in parts for message in part.messages]
         for clients, rows in sorted(messages, key=lambda message: place[message[0][0]]):
             try:
-                add = total.add if self.tampering is None else total.add_each
+                add = total.add if self.tampering is None else total.add_from_liars
                 add(rows.to(self.weights.device), clients)
             except AbortedRoundError as error:
                 self._aborted = str(error)

@@ -11,13 +11,15 @@ from lightning_fedq.byzantine.attacks import alie_shift
 from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder
 from lightning_fedq.callbacks.byzantine import ByzantineClients, lever_of
 from lightning_fedq.commands.privacy import report_of_checkpoint
-from lightning_fedq.keys.randomness import SeededKeys
+from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanism import Adversary, RoundContext
 from lightning_fedq.mechanisms import CPA, LDPQ, MVU, CorBin, FedAvg, JoPEQ, PerCoordinateLaplace
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from lightning_fedq.rounds.running_sum import RunningSum
 from tests.digits_run import Classifier, Digits
+from tests.one_round import context_of
 
 CLIENTS, DIM = 10, 2000
 
@@ -159,12 +161,38 @@ def test_garbage_is_of_the_right_length_and_decodes(mechanism):
     assert torch.isfinite(engine.weights).all() and engine.weights.any()
 
 
-def test_garbage_that_is_no_number_is_refused_as_from_a_wire():
+@pytest.mark.parametrize("stack", [1, 4])
+def test_garbage_that_is_no_number_is_refused_as_from_a_wire(stack):
     """Random bits of floats: nobody's NaN gets into the mean, and who sent one counts as dropped."""
-    engine, byzantine, updates = attacked_round("garbage", FedAvg())
+    engine, byzantine, updates = attacked_round("garbage", FedAvg(), stack=stack)
     honest = [client for client in range(CLIENTS) if client not in byzantine.byzantine]
     assert len(honest) < CLIENTS
     assert torch.allclose(engine.weights, updates[honest].mean(0))
+
+
+@pytest.mark.parametrize("how", ["weights", "median"])
+def test_a_stack_with_one_bad_message_is_taken_but_for_that_one(how):
+    """Nothing of the stack is in the sum twice: it is tried together, and then one by one."""
+    context, weights = context_of(FedAvg(), range(4), (DIM,)), torch.tensor([1.0, 2.0, 3.0, 4.0])
+    rule = RobustAggregation("median") if how == "median" else None
+    total = RunningSum(
+        FedAvg(),
+        context,
+        PublicRandomness(SeededKeys(0), 0),
+        torch.zeros(DIM),
+        None if rule else weights,
+        rule,
+        None,
+    )
+    rows = torch.rand(4, DIM)
+    rows[2, 5] = math.nan
+    symbols = rows.view(torch.int32)
+    assert list(total.add_from_liars(symbols, range(4))) == [0, 1, 3] and total.received == [0, 1, 3]
+    if how == "median":
+        assert len(total._rows) == 3
+    else:
+        expected = (weights[[0, 1, 3], None] * rows[[0, 1, 3]]).double().sum(0)
+        assert torch.allclose(total._decoded, expected)
 
 
 @pytest.mark.parametrize("attack", ["ones", "flip", "inverted", "inverted_without_coin", "copied"])

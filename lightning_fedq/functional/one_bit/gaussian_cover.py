@@ -312,16 +312,24 @@ def _on_grid(group: list[tuple[Array, Array]], share: float, step: float) -> tup
 def _raise_to(curve: Array, x: Array, growth: Array, p: Array, q: Array, losses: Array, ends: Array) -> None:
     """Raise `curve` at every x to those of several laws, one after the other up to `ends`.
 
-    Ratios of laws rise with the outcome, because sums of coins are log-concave.
+    Losses rise with the outcome, because sums of coins are log-concave, but for the rounding of masses that
+    are hardly any; so outcomes are sorted by insertion, which costs nothing where they are.
     """
     first = 0
     for end in ends:
-        outcome, p_tail, q_tail = end, 0.0, 0.0
+        falling = np.arange(end - 1, first - 1, -1)
+        for i in range(1, len(falling)):
+            outcome, j = falling[i], i
+            while j > 0 and losses[falling[j - 1]] < losses[outcome]:
+                falling[j] = falling[j - 1]
+                j -= 1
+            falling[j] = outcome
+        taken, p_tail, q_tail = 0, 0.0, 0.0
         for place in range(len(x) - 1, -1, -1):
-            while outcome > first and losses[outcome - 1] > x[place]:
-                outcome -= 1
-                p_tail += p[outcome]
-                q_tail += q[outcome]
+            while taken < len(falling) and losses[falling[taken]] > x[place]:
+                p_tail += p[falling[taken]]
+                q_tail += q[falling[taken]]
+                taken += 1
             curve[place] = max(curve[place], p_tail - growth[place] * q_tail)
         first = end
 

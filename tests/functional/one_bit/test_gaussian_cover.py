@@ -12,6 +12,7 @@ from lightning_fedq.functional.one_bit.gaussian_cover import (
     _GapCheck,
     _left_sides,
     _on_grid,
+    _raise_to,
     _vertices,
     gaussian_cover,
     gaussian_curve,
@@ -186,3 +187,15 @@ def test_senseless_arguments(bad):
     low, others, gaps, slack = bad
     with pytest.raises(ValueError, match=r"low in \(0, 1/2\), num_coins in \[0, 400\], num_gaps >= 2"):
         gaussian_cover(low, 1.0 - low, others, gaps, slack)
+
+
+def test_the_largest_curve_is_that_of_each_law_in_whatever_order_outcomes_come():
+    """Two laws, one of whose outcomes are not sorted by loss: as rounding in far tails leaves them."""
+    rng = np.random.default_rng(0)
+    laws = [rng.dirichlet(np.ones(size), 2) for size in (5, 9)]
+    p, q = (np.concatenate([law[side] for law in laws]) for side in (0, 1))
+    x = np.linspace(-3.0, 3.0, 61)
+    curve = np.zeros_like(x)
+    _raise_to(curve, x, np.exp(x), p, q, np.log(p / q), np.array([5, 14]))
+    exact = [np.maximum(law[0] - np.exp(x)[:, None] * law[1], 0.0).sum(1) for law in laws]
+    assert np.allclose(curve, np.max(exact, 0), rtol=1e-12, atol=1e-15)
