@@ -80,32 +80,32 @@ class KeptOffsets(Correction):
         super().__init__(pull)
         self.num_clients = num_clients
         self.server = torch.zeros(dim)
-        self.own: dict[int, Tensor] = {}
-        self.new: dict[int, Tensor] = {}
+        self.kept: dict[int, Tensor] = {}
+        self.opened: dict[int, Tensor] = {}
 
     def rows(self, clients: Sequence[int]) -> Tensor:
         """`(len(clients), dim)` the vectors of clients, zeros before their first round."""
         nothing = torch.zeros_like(self.server)
-        return torch.stack([self.own.get(client, nothing) for client in clients])
+        return torch.stack([self.kept.get(client, nothing) for client in clients])
 
     def commit(self) -> float:
         """Take over what the round's clients keep. Returns the share of all clients that they are."""
-        share = len(self.new) / self.num_clients
-        self.own.update(self.new)
-        self.new = {}
+        share = len(self.opened) / self.num_clients
+        self.kept.update(self.opened)
+        self.opened = {}
         return share
 
     def abandon(self) -> None:
         """Forget the open round."""
-        self.new = {}
+        self.opened = {}
 
     def state_dict(self) -> dict[str, Any]:
         """The server's vector, and each client's."""
-        return {"server": self.server, "own": dict(self.own)}
+        return {"server": self.server, "own": dict(self.kept)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
-        self.server, self.own, self.new = state["server"], dict(state["own"]), {}
+        self.server, self.kept, self.opened = state["server"], dict(state["own"]), {}
 
 
 class LocalAlgorithm(ABC):
@@ -114,10 +114,12 @@ class LocalAlgorithm(ABC):
     Attributes:
         remembers: Do clients keep anything from one round to the next?
         alike: Must all clients of a round take as many steps?
+        sends: Do clients need the server's vector?
     """
 
     remembers: ClassVar[bool] = False
     alike: ClassVar[bool] = False
+    sends: ClassVar[bool] = False
 
     @abstractmethod
     def begin(self, num_clients: int, dim: int) -> Correction:

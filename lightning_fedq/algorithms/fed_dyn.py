@@ -24,7 +24,7 @@ class _Gradients(KeptOffsets):
 
     def keep(self, clients: Sequence[int], updates: Tensor, moved: float) -> None:
         rows = self.rows(clients) - self.pull * updates.to(self.server)
-        self.new.update(zip(clients, rows, strict=True))
+        self.opened.update(zip(clients, rows, strict=True))
 
     def end_round(self, before: Tensor, after: Tensor) -> Tensor:
         share = self.commit()

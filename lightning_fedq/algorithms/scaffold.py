@@ -36,10 +36,10 @@ class _Variates(KeptOffsets):
             return
         self.moved = moved
         rows = self.rows(clients) - self.server - updates.to(self.server) / moved
-        self.new.update(zip(clients, rows, strict=True))
+        self.opened.update(zip(clients, rows, strict=True))
 
     def end_round(self, before: Tensor, after: Tensor) -> Tensor:
-        if self.new:
+        if self.opened:
             share = self.commit()
             self.server = (1.0 - share) * self.server - share * (after - before).to(self.server) / self.moved
         return after
@@ -51,6 +51,7 @@ class SCAFFOLD(LocalAlgorithm):
 
     remembers: ClassVar[bool] = True
     alike: ClassVar[bool] = True
+    sends: ClassVar[bool] = True
 
     def begin(self, num_clients: int, dim: int) -> Correction:
         """All control variates are 0."""

@@ -126,12 +126,12 @@ class OwnTensors:
     def __init__(self) -> None:
         self.names: tuple[str, ...] = ()
         self._shapes: list[torch.Size] = []
-        self._rows: dict[int, Tensor] = {}
-        self._new: dict[int, Tensor] = {}  # of the open round
+        self.kept: dict[int, Tensor] = {}
+        self.opened: dict[int, Tensor] = {}  # of the open round
 
     def __contains__(self, client: int) -> bool:
         """Has this client trained?"""
-        return client in self._rows
+        return client in self.kept
 
     @property
     def sizes(self) -> list[int]:
@@ -148,21 +148,21 @@ class OwnTensors:
         if tuple(names) == self.names:
             return
         tensors = [attrgetter(name)(module).detach() for name in names]
-        for client in self._rows:
+        for client in self.kept:
             old = self.of(client)
             row = [old.get(name, tensor) for name, tensor in zip(names, tensors, strict=True)]
-            self._rows[client] = flatten(row) if row else self._rows[client][:0]
-        self.names, self._shapes, self._new = tuple(names), [tensor.shape for tensor in tensors], {}
+            self.kept[client] = flatten(row) if row else self.kept[client][:0]
+        self.names, self._shapes, self.opened = tuple(names), [tensor.shape for tensor in tensors], {}
 
     def row(self, client: int) -> Tensor | None:
         """`(values,)` of a client, or None if it has not trained."""
-        return self._rows.get(client)
+        return self.kept.get(client)
 
     def of(self, client: int) -> dict[str, Tensor]:
         """A client's own tensors by name. There is none if it has not trained."""
-        if client not in self._rows:
+        if client not in self.kept:
             return {}
-        parts = torch.split(self._rows[client], self.sizes)
+        parts = torch.split(self.kept[client], self.sizes)
         return {
             name: part.view(shape) for name, part, shape in zip(self.names, parts, self._shapes, strict=True)
         }
@@ -193,16 +193,16 @@ class OwnTensors:
             client: Its number.
             row: `(values,)`, in the order of `names`.
         """
-        self._new[client] = row.clone()
+        self.opened[client] = row.clone()
 
     def commit(self) -> None:
         """The round has ended: clients keep what they have trained in it."""
-        self._rows.update(self._new)
-        self._new = {}
+        self.kept.update(self.opened)
+        self.opened = {}
 
     def forget_round(self) -> None:
         """The open round is given up."""
-        self._new = {}
+        self.opened = {}
 
     def go_on(self, before: OwnTensors | None, saved: Mapping[str, Any] | None, resumed: bool) -> None:
         """Begin a fit with what clients kept in an earlier one, or in the run of a checkpoint.
@@ -223,11 +223,11 @@ class OwnTensors:
                 "is saved only with a seed); every client begins with that of the start"
             )
         elif not resumed and before is not None and before.names == self.names:
-            self._rows = before._rows
+            self.kept = before.kept
 
     def state_dict(self) -> dict[str, Any]:
         """Rows by client, in the types that a checkpoint may hold."""
-        return {"names": list(self.names), "rows": dict(self._rows)}
+        return {"names": list(self.names), "rows": dict(self.kept)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the rows of a checkpoint.
@@ -243,4 +243,4 @@ class OwnTensors:
                 f"the checkpoint's clients keep {_shown(state['names'])}, these {_shown(self.names)}; use "
                 "the checkpoint's own model"
             )
-        self._rows = {int(client): row for client, row in state["rows"].items()}
+        self.kept = {int(client): row for client, row in state["rows"].items()}

@@ -60,6 +60,9 @@ class RoundServer:
         secure_sums: Secure aggregation: opens the sum of each round. Messages go nowhere else, and the
             record counts the bits of the protocol in place of theirs.
         ledger: Ledger of an earlier training with the same clients; None starts a new one.
+
+    Attributes:
+        in_last_sum: Clients whose answers are in the last round's mean.
     """
 
     def __init__(
@@ -102,7 +105,7 @@ class RoundServer:
         self.ranges = ranges.first(self.weights, self.segments)
         self.round, self.attempt = 0, 0
         self._since: tuple[int, int] | None = None
-        self._in_last_sum: frozenset[int] = frozenset()
+        self.in_last_sum: frozenset[int] = frozenset()
         self.total_uplink_bits = self.total_downlink_bits = 0
         self._server_step = ServerStep(self.weights, server_lr, server_optimizer)
         self.plan: RoundPlan | None = None
@@ -180,7 +183,7 @@ class RoundServer:
         if since is None or since[0] >= plan.round or self.attempt:
             return HandOver(now, (), after)
         pairs = self.planner.successors(plan.round - 1)
-        before = tuple((client, other) for other, client in pairs if other in self._in_last_sum)
+        before = tuple((client, other) for other, client in pairs if other in self.in_last_sum)
         return HandOver(since, before, after)
 
     def charged_context(self, plan: RoundPlan) -> RoundContext:
@@ -363,7 +366,7 @@ class RoundServer:
             self._diagnose(record, step)
             variance = self._sum.noise_variance()
             self.ranges = self.range_rule.following(self.ranges, self.weights, mean, variance, self.segments)
-        self._in_last_sum = frozenset() if mean is None else frozenset(self._sum.received)
+        self.in_last_sum = frozenset() if mean is None else frozenset(self._sum.received)
         self.total_uplink_bits += record.uplink_bits
         self.total_downlink_bits += record.downlink_bits
         self.round, self.attempt, self.plan = self.round + 1, 0, None
@@ -382,7 +385,7 @@ class RoundServer:
         """
         if self.plan is not None:
             raise RuntimeError("a round is open; finish or abandon it first")
-        self.round, self.attempt, self._in_last_sum = self.round + 1, 0, frozenset()
+        self.round, self.attempt, self.in_last_sum = self.round + 1, 0, frozenset()
 
     def _open_plan(self) -> RoundPlan:
         if self.plan is None:
@@ -466,7 +469,7 @@ class RoundServer:
             "total_uplink_bits": self.total_uplink_bits,
             "total_downlink_bits": self.total_downlink_bits,
             "since": None if self._since is None else list(self._since),
-            "in_last_sum": sorted(self._in_last_sum),
+            "in_last_sum": sorted(self.in_last_sum),
             "ledger": self.ledger.state_dict(),
             "optimizer": self._server_step.state_dict(),
         }
@@ -490,7 +493,7 @@ class RoundServer:
         self.round, self.attempt, self.plan = state["round"], state["attempt"], None
         since = state.get("since") if self._seeded else None  # what was released since is not known here
         self._since = None if since is None else (since[0], since[1])
-        self._in_last_sum = frozenset(state.get("in_last_sum", ()))
+        self.in_last_sum = frozenset(state.get("in_last_sum", ()))
         self.total_uplink_bits = state["total_uplink_bits"]
         self.total_downlink_bits = state["total_downlink_bits"]
         self._server_step.load_state_dict(state["optimizer"])

@@ -15,14 +15,12 @@ from torch import Tensor
 
 from lightning_fedq._lightning import callbacks_of, rank_zero_warn
 from lightning_fedq.algorithms import Correction
-from lightning_fedq.clients.correction import Corrects
-from lightning_fedq.clients.fit import Batches, Client, ClientFit
-from lightning_fedq.clients.stack import ClientStack, StackMemory
-from lightning_fedq.clients.vector import Members, Rehearsed, Vector
+from lightning_fedq.clients.fit import ClientFit
+from lightning_fedq.clients.vector import Members, Vector
+from lightning_fedq.clients.worker import ClientWorker
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.generator_turns import seed_for_transforms
 from lightning_fedq.data.loader import ClientLoader
-from lightning_fedq.functional.flatten import unflatten
 from lightning_fedq.rounds import RoundEngine, RoundRecord
 from lightning_fedq.simulation.clock import Clock, Taken
 from lightning_fedq.simulation.metrics import ClientMetrics
@@ -90,9 +88,10 @@ class Simulation:
     ) -> None:
         self.trainer, self.engine, self.vector, self.fit, self.clock = trainer, engine, vector, fit, clock
         self._metrics, self._loader, self._stacks = metrics, loader, stacks
-        self._capacity, self._skips_empty = capacity, skips_empty
+        self.worker = ClientWorker(
+            trainer, vector, fit, clock, metrics, loader, capacity, skips_empty, correction
+        )
         self._changed, self._opened, self.correction = changed, opened, correction
-        self._memory: StackMemory | None = None  # written over before it is read
         self._listening: list[Listens] = [
             c
             for c in callbacks_of(trainer)
@@ -101,7 +100,7 @@ class Simulation:
         self.start: RoundStart | None = None
         self.present: Stack | None = None
         self.taken = Taken()
-        self._told = self._refused_to_stop = False
+        self._refused_to_stop = False
 
     def run(self) -> tuple[RoundRecord, int]:
         """Train the next round. Returns its record and the steps of one client.
@@ -113,7 +112,7 @@ class Simulation:
         found = vector.found()
         if found != vector.members:
             self._changed(found)
-            self._memory = None
+            self.worker.forget_shapes()
         vector.begin_round()
         self._metrics.begin_round()
         self.clock.begin_round()
@@ -126,6 +125,7 @@ class Simulation:
         seed_for_transforms(plan.stream_seed("after the clients"))
         before = engine.weights
         record = engine.finish()
+        self.worker.states.count(engine.in_last_sum)
         if self.correction is not None:
             self._end_round_of_algorithm(self.correction, before, bool(record.aborted))
         steps = self.clock.end_round(self.taken)
@@ -167,87 +167,11 @@ class Simulation:
         self.taken = self.clock.taken
 
     def _train(self, stack: Stack, batches: Iterator[Any], weights: Tensor) -> None:
-        self.present, vector, clients = stack, self.vector, stack.clients
-        client = self.fit.copy(stack.training_seed)
-        self._metrics.attach(client.trainer, clients)
-        vector.hold_statistics(client.module)
-        side_by_side = self._side_by_side(client, clients, weights) if len(clients) > 1 else None
-        if side_by_side is None:
-            vector.own.equip(client.module, clients[0])
-            if self._skips_empty and 0 in stack.batch_sizes:
-                _skip_empty(client, stack.batch_sizes)
-        corrects = self._correct(client, side_by_side, clients, weights)
-        logged = self.trainer.fit_loop.epoch_loop._batches_that_stepped
-        own = Batches(batches, len(stack.batch_sizes), self._loader())
-        self.fit.train(client, own, self.clock.now, logged)
-        if side_by_side is None:
-            update = (vector.read(client.module).to(weights.dtype) - weights)[None]
-            vector.take_from(client.module, clients[0])
-            self._look_at_rest(client)
-        else:
-            update = vector.of_stack(side_by_side.updates())
-            vector.keep(clients, side_by_side.rest())
-        self.clock.saw(client.trainer)
-        if client.trainer.should_stop:
-            self._stop(clients)
-        if self.correction is not None and corrects is not None:
-            self.correction.keep(clients, update[:, : vector.num_parameters], corrects.moved)
-        self.engine.receive(clients, update)
-        self.fit.drop(client)
-        if side_by_side is not None:
-            side_by_side.drop()
-
-    def _correct(
-        self, client: Client, side_by_side: ClientStack | None, clients: Sequence[int], weights: Tensor
-    ) -> Corrects | None:
-        """Put the algorithm's term in front of whatever else looks at gradients."""
-        if self.correction is None:
-            return None
-        if side_by_side is not None:
-            stack = side_by_side
-            made = Corrects(self.correction, clients, lambda: stack.weights, stack.starts)
-        else:
-            vector = self.vector
-            start = unflatten(weights[: vector.num_parameters], vector.shapes[: len(vector.names)])
-            made = Corrects(self.correction, clients, lambda: vector.parameters_of(client.module), start)
-        client.trainer.callbacks.insert(0, made)
-        return made
-
-    def _side_by_side(self, client: Client, clients: Sequence[int], weights: Tensor) -> ClientStack:
-        vector = self.vector
-        names = [*vector.trained, *vector.buffer_names]
-        if self._memory is None:
-            self._memory = StackMemory.of(self.trainer.lightning_module, names, self._capacity)
-        start, own = vector.start_of(clients, weights)
-        return ClientStack(
-            client.trainer,
-            vector.trained,
-            vector.buffer_names,
-            self._memory,
-            len(clients),
-            start,
-            own,
-            self._loader().turns,
-            lambda name, values: self._metrics.keep_stack(tuple(clients), name, values),
-            len(vector.members.local),
-        )
-
-    def _look_at_rest(self, client: Client) -> None:
-        """Say once what training changes and no update carries, at the first client of a fit."""
-        if self._told:
-            return
-        self._told = True
-        found = Rehearsed.of(self.trainer.lightning_module, client.module)
-        covered = {*self.vector.travelling, *self.vector.buffer_names}
-        rest = [name for name in (*found.changed, *found.integers) if name not in covered]
-        if rest and self.vector.mode != "frozen":
-            more = f" and {len(rest) - 4} more" if len(rest) > 4 else ""
-            integers = any(name in found.integers for name in rest) and self.vector.mode == "share"
-            cure = "; buffers='local' keeps integers with the client that changed them" if integers else ""
-            rank_zero_warn(
-                f"training changed {', '.join(rest[:4])}{more}, which no update carries: every client begins "
-                f"with what the fit began with (of floats, what a client's first steps change, travels){cure}"
-            )
+        self.present = stack
+        trained = self.worker.train(stack, batches, weights)
+        if trained.asks_to_stop:
+            self._stop(trained.clients)
+        self.engine.receive(trained.clients, trained.updates)
 
     def _stop(self, clients: Sequence[int]) -> None:
         """A client's training has asked to end the run: after the round, where clients may be heard."""
@@ -272,16 +196,4 @@ class Simulation:
 
     def free(self) -> None:
         """Free the memory of stacks."""
-        self._memory = None
-
-
-def _skip_empty(client: Client, sizes: Sequence[int]) -> None:
-    """Let a batch of nobody be a step in which nothing moves."""
-    trainer, strategy = client.trainer, client.trainer.strategy
-    step, backward, device = strategy.training_step, strategy.backward, strategy.root_device
-
-    def is_empty() -> bool:
-        return not sizes[trainer.fit_loop.epoch_loop.batch_idx]
-
-    strategy.training_step = lambda *args: torch.zeros((), device=device) if is_empty() else step(*args)
-    strategy.backward = lambda loss, *args, **kwargs: loss if is_empty() else backward(loss, *args, **kwargs)
+        self.worker.forget_shapes()

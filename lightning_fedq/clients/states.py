@@ -1,0 +1,78 @@
+"""State of a client between two rounds: tensors of its own, and its half of a local algorithm.
+
+A training opens a new state, and the end of its round keeps it: where the round is given up, or the client's
+answer is in no sum, the old one stands. Rows lie in memory; a deployed client has a file of them
+(`flower.kept`), and ranks exchange what they have opened (`simulation.ranks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+State = dict[str, Any]
+"""One client's rows by what keeps them, in the types that a checkpoint may hold."""
+
+
+class Keeps(Protocol):
+    """Rows of clients. `clients.personal.OwnTensors` and `algorithms.base.KeptOffsets` are such.
+
+    Attributes:
+        kept: Rows that count, by client.
+        opened: Rows of the open round.
+    """
+
+    kept: dict[int, Tensor]
+    opened: dict[int, Tensor]
+
+
+class ClientStates:
+    """What clients keep, over all that keeps something.
+
+    Args:
+        parts: By the name that it has in a `State`.
+
+    Example:
+        >>> import torch
+        >>> from lightning_fedq.clients.personal import OwnTensors
+        >>> states = ClientStates({"own": OwnTensors()})
+        >>> states.put(3, {"own": torch.ones(2)})
+        >>> states.opened()
+        {}
+    """
+
+    def __init__(self, parts: Mapping[str, Keeps]) -> None:
+        self._parts = dict(parts)
+
+    def put(self, client: int, state: Mapping[str, Any]) -> None:
+        """Let a client go on with what it has kept elsewhere.
+
+        Args:
+            client: Its number.
+            state: Its state; a part that is missing begins anew.
+        """
+        for name, part in self._parts.items():
+            if name in state:
+                part.kept[client] = state[name]
+
+    def opened(self) -> dict[int, State]:
+        """States of the open round, by client."""
+        clients = sorted({client for part in self._parts.values() for client in part.opened})
+        return {
+            client: {n: part.opened[client] for n, part in self._parts.items() if client in part.opened}
+            for client in clients
+        }
+
+    def take(self, states: Mapping[int, State]) -> None:
+        """Take states of the open round that were opened elsewhere."""
+        for client, state in states.items():
+            for name, row in state.items():
+                self._parts[name].opened[client] = row
+
+    def count(self, clients: Collection[int]) -> None:
+        """Forget what was opened by clients whose answers are in no sum."""
+        for part in self._parts.values():
+            for client in set(part.opened).difference(clients):
+                del part.opened[client]

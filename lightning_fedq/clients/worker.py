@@ -1,0 +1,188 @@
+"""A client's training, wherever the client is: in a simulation, on a rank, on a machine of its own.
+
+A `ClientWorker` is given global weights and a stack of clients with their batches, and returns their updates.
+What clients keep from round to round it finds and leaves in `states`; where that lies, and whether a round
+counts, is its caller's business. It knows of no mechanism, no round engine and no transport.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol, cast
+
+import torch
+from torch import Tensor
+
+from lightning_fedq._lightning import rank_zero_warn
+from lightning_fedq.clients.correction import Corrected, Corrects
+from lightning_fedq.clients.fit import Batches, Client, ClientFit
+from lightning_fedq.clients.stack import ClientStack, StackMemory
+from lightning_fedq.clients.states import ClientStates, Keeps
+from lightning_fedq.clients.vector import Rehearsed, Vector
+from lightning_fedq.data.batches import Stack
+from lightning_fedq.data.loader import ClientLoader
+from lightning_fedq.functional.flatten import unflatten
+
+
+class Term(Corrected, Protocol):
+    """A local algorithm's half at the clients. `algorithms.Correction` is one."""
+
+    def keep(self, clients: Sequence[int], updates: Tensor, moved: float) -> None:
+        """Clients have trained."""
+
+
+class Trained(NamedTuple):
+    """A stack that has trained.
+
+    Args:
+        clients: Its clients.
+        updates: `(clients, dim)` local - global. Overwritten by the next stack.
+        asks_to_stop: Has the training set `should_stop`?
+    """
+
+    clients: tuple[int, ...]
+    updates: Tensor
+    asks_to_stop: bool
+
+
+class ClientWorker:
+    """Trains clients of one fit.
+
+    Args:
+        trainer: The Trainer that they are copied from, in its fit.
+        vector: What travels.
+        fit: Trains copies.
+        clock: One client's: `now`, and `saw` for each that has trained.
+        metrics: Takes what clients log: `attach`, and `keep_stack`.
+        loader: Returns the loader of all clients.
+        capacity: Most clients side by side.
+        skips_empty: Is an empty batch no step at all?
+        term: The local algorithm's half at the clients; None is federated averaging.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        vector: Vector,
+        fit: ClientFit,
+        clock: Any,
+        metrics: Any,
+        loader: Callable[[], ClientLoader],
+        capacity: int = 1,
+        skips_empty: bool = False,
+        term: Term | None = None,
+    ) -> None:
+        self.trainer, self.vector, self.fit, self.clock, self.term = trainer, vector, fit, clock, term
+        self._metrics, self._loader = metrics, loader
+        self._capacity, self._skips_empty = capacity, skips_empty
+        self._memory: StackMemory | None = None  # written over before it is read
+        self._told = False
+        parts: dict[str, Keeps] = {"own": vector.own}
+        if term is not None and hasattr(term, "opened"):
+            parts["algorithm"] = cast(Keeps, term)
+        self.states = ClientStates(parts)
+
+    def train(self, stack: Stack, batches: Iterator[Any], weights: Tensor) -> Trained:
+        """Train the clients of a stack on their batches.
+
+        Args:
+            stack: The clients.
+            batches: Their batches.
+            weights: `(dim,)` the global model.
+        """
+        vector, clients = self.vector, stack.clients
+        client = self.fit.copy(stack.training_seed)
+        self._metrics.attach(client.trainer, clients)
+        vector.hold_statistics(client.module)
+        side_by_side = self._side_by_side(client, clients, weights) if len(clients) > 1 else None
+        if side_by_side is None:
+            vector.own.equip(client.module, clients[0])
+            if self._skips_empty and 0 in stack.batch_sizes:
+                _skip_empty(client, stack.batch_sizes)
+        corrects = self._correct(client, side_by_side, clients, weights)
+        logged = self.trainer.fit_loop.epoch_loop._batches_that_stepped
+        own = Batches(batches, len(stack.batch_sizes), self._loader())
+        self.fit.train(client, own, self.clock.now, logged)
+        if side_by_side is None:
+            update = (vector.read(client.module).to(weights.dtype) - weights)[None]
+            vector.take_from(client.module, clients[0])
+            self._look_at_rest(client)
+        else:
+            update = vector.of_stack(side_by_side.updates())
+            vector.keep(clients, side_by_side.rest())
+        self.clock.saw(client.trainer)
+        if self.term is not None and corrects is not None:
+            self.term.keep(clients, update[:, : vector.num_parameters], corrects.moved)
+        stops = bool(client.trainer.should_stop)
+        self.fit.drop(client)
+        if side_by_side is not None:
+            side_by_side.drop()
+        return Trained(tuple(clients), update, stops)
+
+    def forget_shapes(self) -> None:
+        """The vector has changed, or the fit is over: free the memory of stacks."""
+        self._memory = None
+
+    def _correct(
+        self, client: Client, side_by_side: ClientStack | None, clients: Sequence[int], weights: Tensor
+    ) -> Corrects | None:
+        """Put the algorithm's term in front of whatever else looks at gradients."""
+        if self.term is None:
+            return None
+        if side_by_side is not None:
+            stack = side_by_side
+            made = Corrects(self.term, clients, lambda: stack.weights, stack.starts)
+        else:
+            vector = self.vector
+            start = unflatten(weights[: vector.num_parameters], vector.shapes[: len(vector.names)])
+            made = Corrects(self.term, clients, lambda: vector.parameters_of(client.module), start)
+        client.trainer.callbacks.insert(0, made)
+        return made
+
+    def _side_by_side(self, client: Client, clients: Sequence[int], weights: Tensor) -> ClientStack:
+        vector = self.vector
+        names = [*vector.trained, *vector.buffer_names]
+        if self._memory is None:
+            self._memory = StackMemory.of(self.trainer.lightning_module, names, self._capacity)
+        start, own = vector.start_of(clients, weights)
+        return ClientStack(
+            client.trainer,
+            vector.trained,
+            vector.buffer_names,
+            self._memory,
+            len(clients),
+            start,
+            own,
+            self._loader().turns,
+            lambda name, values: self._metrics.keep_stack(tuple(clients), name, values),
+            len(vector.members.local),
+        )
+
+    def _look_at_rest(self, client: Client) -> None:
+        """Say once what training changes and no update carries, at the first client of a fit."""
+        if self._told:
+            return
+        self._told = True
+        found = Rehearsed.of(self.trainer.lightning_module, client.module)
+        covered = {*self.vector.travelling, *self.vector.trained, *self.vector.buffer_names}
+        rest = [name for name in (*found.changed, *found.integers) if name not in covered]
+        if rest and self.vector.mode != "frozen":
+            more = f" and {len(rest) - 4} more" if len(rest) > 4 else ""
+            integers = any(name in found.integers for name in rest) and self.vector.mode == "share"
+            cure = "; buffers='local' keeps integers with the client that changed them" if integers else ""
+            rank_zero_warn(
+                f"training changed {', '.join(rest[:4])}{more}, which no update carries: every client begins "
+                f"with what the fit began with (of floats, what a client's first steps change, travels){cure}"
+            )
+
+
+def _skip_empty(client: Client, sizes: Sequence[int]) -> None:
+    """Let a batch of nobody be a step in which nothing moves."""
+    trainer, strategy = client.trainer, client.trainer.strategy
+    step, backward, device = strategy.training_step, strategy.backward, strategy.root_device
+
+    def is_empty() -> bool:
+        return not sizes[trainer.fit_loop.epoch_loop.batch_idx]
+
+    strategy.training_step = lambda *args: torch.zeros((), device=device) if is_empty() else step(*args)
+    strategy.backward = lambda loss, *args, **kwargs: loss if is_empty() else backward(loss, *args, **kwargs)
