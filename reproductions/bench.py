@@ -12,7 +12,7 @@ import gc
 import json
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -207,6 +207,38 @@ def torchs_law(model: nn.Module, seed: int) -> nn.Module:
                 for parameter in module.parameters():
                     parameter.uniform_(-bound, bound, generator=generator)
     return model
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A claim of a paper beside our figure.
+
+    Args:
+        paper: What the paper says, in our words: never its opposite.
+        ours: What we measured, in words.
+        held: Does the figure bear the paper out? Computed from the numbers; None where they settle nothing.
+    """
+
+    paper: str
+    ours: str
+    held: bool | None
+
+    @property
+    def line(self) -> str:
+        """One line for a terminal."""
+        word = "not settled" if self.held is None else "held" if self.held else "NOT held"
+        return f"{word}: {self.paper}; ours: {self.ours}"
+
+
+def every(verdicts: Iterable[bool | None]) -> bool | None:
+    """Verdict on a claim of several parts: one that fails is enough to say no, one open one not to say yes.
+
+    Example:
+        >>> every([True, None]), every([True, None, False]), every([True, True])
+        (None, False, True)
+    """
+    found = list(verdicts)
+    return False if False in found else None if None in found else True
 
 
 # ---- the table of an experiment ------------------------------------------------------------------------

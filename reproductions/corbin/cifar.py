@@ -1,13 +1,12 @@
 """CorBin-FL, experiments 1 to 6 (figures 1 to 3b): CIFAR-10; `cifar_runs` says what is stated and what not.
 
-The paper shows curves and prints no table, so what is judged is the order of the methods: "held" where a
-difference over the seeds is more than two standard errors, "NOT held" where it is that much the other way,
-"not told apart" between. The seed is shared, so differences are taken seed by seed.
+The paper shows curves and prints no table; what is judged is what it says of them (`statements`): "held" or
+"NOT held" where the differences over the seeds decide by two standard errors, "not settled" between. The seed
+is shared, so differences are taken seed by seed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +20,12 @@ from lightning_fedq.mechanisms import (
     PerCoordinateLaplace,
 )
 from lightning_fedq.reports.runs import save_figure
-from reproductions.bench import Row, curve_values
+from reproductions.bench import Claim, Row, curve_values
+from reproductions.corbin import statements
 from reproductions.corbin.cifar_runs import Case, Setting, Table, compare
-from reproductions.corbin.tuning import above, mean_test, spread
+from reproductions.corbin.exp8 import shared_bits_claim
+from reproductions.corbin.statements import Statement
+from reproductions.corbin.tuning import mean_test, spread
 
 SHARED_BITS, UNPAIRED, DELTA, TEST_IMAGES = 5, 0.2, 1e-5, 12_000
 
@@ -42,8 +44,7 @@ def corbin_exp1(out: str = "runs/corbin-exp1", **options: Any) -> dict[str, Any]
         Case("Laplace", PerCoordinateLaplace(5.0)),
         Case("Gaussian", PerCoordinateGaussian(5.0, DELTA)),
     ]
-    pairs = [("CorBin-FL", name) for name in ("LDP-FL", "Laplace", "Gaussian")] + [("AugCorBin-FL", "LDP-FL")]
-    return _finish(compare("corbin-exp1", Setting(**options), cases, out), pairs)
+    return _finish(compare("corbin-exp1", Setting(**options), cases, out), statements.outperform())
 
 
 def corbin_exp2(out: str = "runs/corbin-exp2", **options: Any) -> dict[str, Any]:
@@ -55,9 +56,8 @@ def corbin_exp2(out: str = "runs/corbin-exp2", **options: Any) -> dict[str, Any]
     """
     names = {bits: f"{bits} shared bits" for bits in (3, 5, 7)}
     cases = [Case(name, CorBin(1.0, bits)) for bits, name in names.items()]
-    return _finish(
-        compare("corbin-exp2", Setting(**options), cases, out), [(names[5], names[3]), (names[7], names[5])]
-    )
+    table = compare("corbin-exp2", Setting(**options), cases, out)
+    return _finish(table, statements.shared_bits(*names.values()), shared_bits_claim(1.0))
 
 
 def corbin_exp3(out: str = "runs/corbin-exp3", **options: Any) -> dict[str, Any]:
@@ -69,8 +69,9 @@ def corbin_exp3(out: str = "runs/corbin-exp3", **options: Any) -> dict[str, Any]
     """
     names = {p: f"dropout {p:g}" for p in (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)}
     cases = [Case(name, CorBin(1.0, SHARED_BITS), dropout=p) for p, name in names.items()]
-    pairs = [(names[0.0], name) for p, name in names.items() if p]
-    return _finish(compare("corbin-exp3", Setting(**options), cases, out), pairs)
+    without, *others = names.values()
+    table = compare("corbin-exp3", Setting(**options), cases, out)
+    return _finish(table, statements.robust_to_dropouts(without, others))
 
 
 def corbin_exp4(out: str = "runs/corbin-exp4", **options: Any) -> dict[str, Any]:
@@ -90,7 +91,8 @@ def corbin_exp4(out: str = "runs/corbin-exp4", **options: Any) -> dict[str, Any]
     pairs = [
         (f"CorBin-FL, {clients} clients", f"LDP-FL, {clients} clients") for clients in setting.client_grid
     ]
-    return _finish(compare("corbin-exp4", setting, cases, out, batch_size=32), pairs)
+    table = compare("corbin-exp4", setting, cases, out, batch_size=32)
+    return _finish(table, statements.any_number_of_clients(pairs))
 
 
 def corbin_exp5(out: str = "runs/corbin-exp5", **options: Any) -> dict[str, Any]:
@@ -100,14 +102,15 @@ def corbin_exp5(out: str = "runs/corbin-exp5", **options: Any) -> dict[str, Any]
         out: Folder of table and picture.
         options: See `Setting`.
     """
-    ours, theirs = "CorBin-FL, epsilon 10", "LDP-FL, epsilon {}"
+    ours, plain, weak = "CorBin-FL, epsilon 10", "correlated quantisation", "LDP-FL, epsilon 50"
     cases = [
-        Case("correlated quantisation", CorrelatedQuantization()),
+        Case(plain, CorrelatedQuantization()),
         Case(ours, CorBin(10.0, SHARED_BITS)),
-        *(Case(theirs.format(epsilon), LDPQ(float(epsilon))) for epsilon in (10, 50)),
+        Case("LDP-FL, epsilon 10", LDPQ(10.0)),
+        Case(weak, LDPQ(50.0)),
     ]
-    pairs = [(ours, theirs.format(10)), (ours, theirs.format(50)), ("correlated quantisation", ours)]
-    return _finish(compare("corbin-exp5", Setting(**options), cases, out, smoothing=(1.0,)), pairs)
+    table = compare("corbin-exp5", Setting(**options), cases, out, smoothing=(1.0,))
+    return _finish(table, statements.as_good_as_no_privacy(ours, [plain, weak]))
 
 
 def corbin_exp6(out: str = "runs/corbin-exp6", **options: Any) -> dict[str, Any]:
@@ -126,9 +129,10 @@ def corbin_exp6(out: str = "runs/corbin-exp6", **options: Any) -> dict[str, Any]
     pairs = [
         (f"{better}, epsilon {epsilon:g}", f"LDP-FL, epsilon {epsilon:g}")
         for epsilon in budgets
-        for better in ("CorBin-FL", "AugCorBin-FL")
+        for better in statements.OURS
     ]
-    return _finish(compare("corbin-exp6", Setting(**options), cases, out), pairs)
+    table = compare("corbin-exp6", Setting(**options), cases, out)
+    return _finish(table, statements.above_at_every_budget(pairs))
 
 
 def _private(epsilon: float) -> list[Case]:
@@ -139,15 +143,21 @@ def _private(epsilon: float) -> list[Case]:
     ]
 
 
-def _finish(table: Table, pairs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """Verdicts on "the first is above the second", the picture, the summary."""
-    lines = []
+def _finish(table: Table, statement: Statement, *closed: Claim) -> dict[str, Any]:
+    """The verdict on the paper's statement by each norm, the picture, the summary.
+
+    Args:
+        table: All trainings.
+        statement: What the paper says of them.
+        closed: Verdicts that need no training.
+    """
+    lines = [claim.line for claim in closed]
     for norm in dict.fromkeys(norm for norm, _ in table.chosen):
         chosen = {method: rows for (kind, method), rows in table.chosen.items() if kind == norm}
         order = sorted(chosen, key=lambda method: -mean_test(chosen[method]))
         words = ", ".join(f"{name} {spread(chosen[name])}" for name in order)
         lines.append(f"{norm} norm, test accuracy over {len(chosen[order[0]])} seed(s): {words}")
-        lines += [f"{norm} norm: {above(a, chosen[a], b, chosen[b], TEST_IMAGES)}" for a, b in pairs]
+        lines.append(f"{norm} norm: {statement.verdict(chosen, TEST_IMAGES).line}")
     _draw(table.chosen, table.rows.folder / "accuracy.png")
     return table.rows.finish(lines, "test accuracy, %, of the round with the best validation accuracy")
 

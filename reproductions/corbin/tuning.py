@@ -1,14 +1,14 @@
-"""Tuning by validation on the first seed, every seed with what was chosen, and verdicts over the seeds."""
+"""Tuning by validation on the first seed, every seed with what was chosen, and differences over the seeds."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from reproductions.bench import Row
+from reproductions.bench import Row, every
 
 Choice = TypeVar("Choice")
 
@@ -45,13 +45,58 @@ def spread(rows: Sequence[Row]) -> str:
     return f"{mean_test(rows):.2f}{scatter} (lambda {rows[0]['smoothing']:g})"
 
 
-def above(better: str, ours: Sequence[Row], worse: str, theirs: Sequence[Row], test_images: int) -> str:
-    """Verdict on "the first is above the second", by differences of runs with the same seed.
+class Gap(NamedTuple):
+    """How far one method is above another, over seeds that both were run with.
 
     Args:
-        better: Name of the first.
+        first: Name of the one.
+        second: Name of the other.
+        points: Mean difference of test accuracies, in points.
+        error: Its standard error.
+        num_seeds: Differences.
+    """
+
+    first: str
+    second: str
+    points: float
+    error: float
+    num_seeds: int
+
+    @property
+    def words(self) -> str:
+        """The difference in words, and what it tells apart."""
+        side = "first above" if self.above else "first below" if self.above is False else "not told apart"
+        word = "one seed" if self.num_seeds == 1 else side
+        return (
+            f"{self.first} minus {self.second} {self.points:+.2f} (standard error {self.error:.2f}, {word})"
+        )
+
+    @property
+    def above(self) -> bool | None:
+        """Is the first above the second, by two standard errors? None for one seed, or if not told apart."""
+        if self.num_seeds == 1 or abs(self.points) <= 2 * self.error:
+            return None
+        return self.points > 0
+
+    def loses_less(self, margin: float) -> bool | None:
+        """Is the first less than a margin of points below the second, by two standard errors?"""
+        if self.num_seeds == 1 or abs(self.points + margin) <= 2 * self.error:
+            return None
+        return self.points > -margin
+
+    def almost_equal(self, margin: float) -> bool | None:
+        """Are the two less than a margin of points apart, whichever is above?"""
+        other = self._replace(points=-self.points)
+        return every([self.loses_less(margin), other.loses_less(margin)])
+
+
+def gap(first: str, ours: Sequence[Row], second: str, theirs: Sequence[Row], test_images: int) -> Gap:
+    """Difference of test accuracies, from runs with the same seed.
+
+    Args:
+        first: Name of the first.
         ours: Its rows, one a seed.
-        worse: Name of the second.
+        second: Name of the second.
         theirs: Its rows, in the order of the same seeds.
         test_images: How many a test accuracy is of: the least that it scatters by.
     """
@@ -60,8 +105,4 @@ def above(better: str, ours: Sequence[Row], worse: str, theirs: Sequence[Row], t
     variance = 2e4 * rate * (1 - rate) / test_images
     if len(gaps) > 1:  # a few seeds may agree by chance
         variance = max(variance, float(gaps.var(ddof=1)))
-    gap, error = float(gaps.mean()), math.sqrt(variance / len(gaps))
-    word = "held" if gap > 2 * error else "NOT held" if gap < -2 * error else "not told apart"
-    if len(gaps) == 1:
-        word = "one seed, no verdict"
-    return f"{better} above {worse}: {gap:+.2f} points, standard error {error:.2f}: {word}"
+    return Gap(first, second, float(gaps.mean()), math.sqrt(variance / len(gaps)), len(gaps))

@@ -1,4 +1,4 @@
-"""What the reproductions of the exact-error paper share: claims with verdicts, a folder of results, a code.
+"""What the reproductions of the exact-error paper share: a folder of results with verdicts, and a code.
 
 `pack_uniform` is a real code for dithered symbols of an input that is uniform on an interval, with the exact
 law of the symbol given dither and step: a range coder first says which cells are cut by an end of the
@@ -8,7 +8,6 @@ interval, then which whole cell it is. Its length is what the paper's conditiona
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,32 +17,13 @@ from numpy.typing import NDArray
 
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.reports.runs import Row, save_figure, write_rows, write_summary
+from reproductions.bench import Claim
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Array = NDArray[np.float64]
 Symbols = NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Claim:
-    """A claim of the paper beside our figure.
-
-    Args:
-        paper: What the paper says, in its words or shorter.
-        ours: What we measured, in words.
-        held: The verdict, computed from the numbers.
-    """
-
-    paper: str
-    ours: str
-    held: bool
-
-    @property
-    def line(self) -> str:
-        """One line for a terminal."""
-        return f"{'held' if self.held else 'NOT held'}: {self.paper}; ours: {self.ours}"
 
 
 def finish(

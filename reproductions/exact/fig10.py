@@ -24,7 +24,8 @@ from torch import Tensor
 from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.reports.runs import Row, fresh_folder
-from reproductions.exact.claims import Claim, finish
+from reproductions.bench import Claim
+from reproductions.exact.claims import finish
 from reproductions.exact.langevin import (
     missing_variance,
     rounding_round_trip,

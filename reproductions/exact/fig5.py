@@ -29,7 +29,8 @@ from lightning_fedq.mechanism import RoundContext
 from lightning_fedq.mechanisms import CSGM, SIGM
 from lightning_fedq.reports.runs import Row, fresh_folder
 from lightning_fedq.wire.entropy_coding import Elias
-from reproductions.exact.claims import Claim, finish
+from reproductions.bench import Claim
+from reproductions.exact.claims import finish
 
 ORDERS = (*range(2, 129), 256)
 _STACK = 100

@@ -32,7 +32,8 @@ from lightning_fedq.mechanism import RoundContext
 from lightning_fedq.mechanisms import SIGM, AggregateGaussian, IrwinHall, LayeredGaussian
 from lightning_fedq.mechanisms.bases.exact_error import ExactError, Quantizer
 from lightning_fedq.reports.runs import Row, fresh_folder, write_atomically
-from reproductions.exact.claims import Claim, finish
+from reproductions.bench import Claim
+from reproductions.exact.claims import finish
 
 BLOCK = 10_000
 EDGE = 3.7

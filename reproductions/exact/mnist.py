@@ -34,8 +34,8 @@ from lightning_fedq.models.initial import seeded
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.reports.runs import Row, fresh_folder
 from lightning_fedq.secagg import SecAgg
-from reproductions.bench import ImageData, quiet_trainer
-from reproductions.exact.claims import Claim, finish
+from reproductions.bench import Claim, ImageData, quiet_trainer
+from reproductions.exact.claims import finish
 
 
 @dataclass(frozen=True)

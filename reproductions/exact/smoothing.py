@@ -21,8 +21,9 @@ from torch import Tensor
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.reports.runs import Row, fresh_folder
 from lightning_fedq.wire.entropy_coding import Elias
+from reproductions.bench import Claim
 from reproductions.exact.accelerated_smoothing import accelerated_smoothing, compressed_copies
-from reproductions.exact.claims import Claim, finish
+from reproductions.exact.claims import finish
 
 
 class AbsoluteRegression:

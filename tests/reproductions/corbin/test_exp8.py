@@ -6,7 +6,7 @@ import pytest
 
 from lightning_fedq.commands.reproduce import main
 from lightning_fedq.mechanisms import LDPQ, CorBin
-from reproductions.corbin.exp8 import closed_surface, corbin_exp8, measured_surface
+from reproductions.corbin.exp8 import closed_surface, corbin_exp8, exact_spread, measured_surface
 
 INPUTS = np.array([-0.45, 0.0, 0.3])
 
@@ -17,8 +17,8 @@ INPUTS = np.array([-0.45, 0.0, 0.3])
 def test_measured_and_closed_surfaces_agree(mechanism, bits) -> None:
     # 27 points in all, each within 5 standard errors: false alarm below 27 * 5.8e-7 < 2e-5 where errors
     # are nearly normal, and the seed is fixed
-    measured, spread = measured_surface(mechanism, INPUTS, 1500, seed=1)
-    closed = closed_surface(INPUTS, 1.0, bits)
+    measured = measured_surface(mechanism, INPUTS, 1500, seed=1)
+    closed, spread = closed_surface(INPUTS, 1.0, bits), exact_spread(INPUTS, 1.0, bits, 1500)
     assert (np.abs(measured - closed) <= 5 * spread + 1e-9).all()
 
 
@@ -40,6 +40,14 @@ def test_the_command_writes_settings_table_and_picture(
     assert len((out / "surface.csv").read_text().splitlines()) == 1 + 2 * 9
     assert (out / "surface.png").read_bytes()[:4] == b"\x89PNG"
     assert "largest deviation in standard errors" in capsys.readouterr().out
+    assert [line.split(":")[0] for line in summary["verdicts"]] == ["held"] * 3
+
+
+def test_rare_coins_are_no_alarm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Coins of chance 0.0067, 300 samples: an estimated standard error said 17.5 of them."""
+    found = corbin_exp8(epsilon=5.0, points=11, samples=300, out=str(tmp_path / "exp8"))
+    assert all(found[name]["largest_deviation_in_standard_errors"] < 6 for name in ("CorBinQ", "LDPQ"))
+    assert "few rare coins are expected" in capsys.readouterr().out
 
 
 def test_sizes_are_checked() -> None:

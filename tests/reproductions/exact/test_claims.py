@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 
-from reproductions.exact.claims import Claim, coded_bits, finish, pack_uniform, unpack_uniform
+from reproductions.bench import Claim
+from reproductions.exact.claims import coded_bits, finish, pack_uniform, unpack_uniform
 
 RNG = np.random.default_rng(0)
 DITHER = RNG.uniform(-0.5, 0.5, 4000)

@@ -118,7 +118,7 @@ def test_the_command_runs_one(tmp_path: Path) -> None:
     options = ["--intervals", "[4.0]", "--sigmas", "[1.0]", "--samples", "1000", "--out", str(out)]
     assert main(["exact-fig2", *options]) == 0
     assert {path.name for path in out.iterdir()} == {"table.csv", "picture.png", "summary.json"}
-    assert len(json.loads((out / "summary.json").read_text())["claims"]) == 4
+    assert len(json.loads((out / "summary.json").read_text())["claims"]) == 5
     assert (out / "picture.png").read_bytes()[:4] == b"\x89PNG"
 
 
