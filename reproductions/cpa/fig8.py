@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fedq.mechanism import Mechanism
-from lightning_fedq.mechanisms import FedAvg, JoPEQ, SignRR
+from lightning_fedq.mechanisms import FedAvg, SignRR
 from lightning_fedq.reports.runs import save_figure
 from reproductions.bench import Rows, curve, curve_values
 from reproductions.cpa.baselines import AuthorsLaplace
-from reproductions.cpa.runs import GAMMA, Options, Run, authors_cpa, unbiased_cpa
+from reproductions.cpa.runs import GAMMA, Options, Run, authors_cpa, jopeq, unbiased_cpa
 
 NEAR = 3.0
 """Points below FedAvg's last validation accuracy that count as near."""
@@ -32,7 +32,7 @@ def _mechanisms(epsilon: float) -> list[tuple[str, Mechanism, float]]:
         ("CPA without RR, unbiased", *unbiased_cpa(math.inf)),
         ("Laplace, authors", AuthorsLaplace(epsilon), 1.0),
         ("signSGD & RR, authors", SignRR(epsilon, "plain_mean", True), 1.0),
-        ("JoPEQ, clipped", JoPEQ(epsilon, levels=5), GAMMA),
+        ("JoPEQ, clipped", jopeq(epsilon), GAMMA),
     ]
 
 

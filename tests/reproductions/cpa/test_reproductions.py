@@ -39,11 +39,11 @@ def reproduce(name: str, options: str, out: Path) -> tuple[list[dict[str, str]],
 @needs_mnist
 def test_table5(tmp_path: Path) -> None:
     table, summary = reproduce("cpa-table5", "--num_clients [10] --learning_rates [1.0]", tmp_path / "run")
-    assert len(table) == 10 and {row["clients"] for row in table} == {"10"}
+    assert len(table) == 12 and {row["clients"] for row in table} == {"10"}
     cpa = next(row for row in table if (row["method"], row["variant"]) == ("CPA", "authors"))
     assert float(cpa["snr_db20"]) == pytest.approx(2 * float(cpa["snr_db10"]))
     assert cpa["published_acc"] == "49"
-    assert summary["verdicts"][0].startswith("CPA, K = 10: published 49 / -17.57; ours lr 1 ")
+    assert summary["verdicts"][0].startswith("CPA, K = 10: published 49 / -17.57; ours authors, lr 1 ")
     assert any(line.startswith("repaired 1-bit CPA, K = 10") for line in summary["verdicts"])
 
 
@@ -104,7 +104,7 @@ def test_fig8(tmp_path: Path) -> None:
 
 @needs_mnist
 def test_table3(tmp_path: Path) -> None:
-    options = "--epsilons [0.1] --num_clients 10 --samples_per_client 5"
+    options = "--epsilons [0.1] --num_clients 10"
     table, summary = reproduce("cpa-table3", options, tmp_path / "run")
     assert [row["method"] for row in table] == ["FedAvg", "CPA, authors", "CPA, unbiased"]
     assert table[1]["published_mse"] == "0.0068" and float(table[0]["distance_from_fedavg"]) == 0

@@ -9,9 +9,10 @@ from torch import nn
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.mechanism import RoundContext
 from lightning_fedq.mechanisms import FedAvg
+from reproductions.cpa import fig7, fig8, table2, table4, table5
 from reproductions.cpa.baselines import AuthorsLaplace
 from reproductions.cpa.data import ClientImages
-from reproductions.cpa.runs import Task, authors_cpa, ratio_of_variances, unbiased_cpa
+from reproductions.cpa.runs import Task, authors_cpa, ratio_of_variances, stated_nested_cpa, unbiased_cpa
 
 FEDQ_DATA = os.environ.get("FEDQ_DATA", "")
 needs_mnist = pytest.mark.skipif(not FEDQ_DATA, reason="FEDQ_DATA is not set: no MNIST here")
@@ -100,3 +101,18 @@ def test_the_settings_of_a_task_are_those_that_its_rows_share() -> None:
     """Their names stand in the `settings.json` of runs that may be resumed."""
     expected = {"rounds": 7, "val_samples": 77, "seed": 9, "momentum": 0.25}
     assert Task("data", False, 7, 77, 9, 0.25).settings == expected
+
+
+def test_the_parameters_that_the_paper_states() -> None:
+    """Section 5.1: R = 1 for all but JoPEQ in table V, Rc = 1 and Rn = 3, 5 samples a user on MNIST."""
+    for mechanism, _ in (stated_nested_cpa(0.5), unbiased_cpa(0.5, nested=True)):
+        assert [len(table.points) for table in mechanism._design.tables] == [2, 8]
+        assert mechanism.anonymity_set_size == 1  # the coarse stage's; the paper counts the nested one's 4
+    assert {method: kind.levels for method, _, kind, _ in table4._mechanisms(0.5) if method == "JoPEQ"} == {
+        "JoPEQ": 3
+    }
+    assert [kind.levels for name, kind, _ in fig7._mechanisms(0.5) if name == "JoPEQ"] == [3]
+    assert [kind.levels for name, kind, _ in fig8._mechanisms(0.5) if name.startswith("JoPEQ")] == [3]
+    assert [kind.levels for name, _, kind, _ in table5._mechanisms(0.5) if name == "JoPEQ"] == [5]
+    assert table2.CNN2Options().samples_per_client == 5
+    assert Task("", False, 1, 0, 0).samples_per_client == 5
