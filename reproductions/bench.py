@@ -35,7 +35,7 @@ class ImageData:
 
     Args:
         root: Folder that holds `MNIST/raw`, `cifar-10-batches-py`, or CIFAR-10 as `train/<class>/*` and
-            `test/<class>/*`.
+            `test/<class>/*`, unpacked or as an archive.
         download: Fetch what is missing.
     """
 
@@ -84,12 +84,11 @@ def load_cifar10(data: ImageData, side: int = 32) -> tuple[Tensor, Tensor, int]:
     Raises:
         FileNotFoundError: If CIFAR-10 is not there and is not to be downloaded; it names both layouts.
     """
-    folders = (Path(data.root) / "train").is_dir()
     try:
-        images, labels, official = CIFAR10DataModule(data.root, data.download and not folders, folders).load()
+        images, labels, official = CIFAR10DataModule(data.root, data.download).load()
     except FileNotFoundError as error:
         raise FileNotFoundError(
-            f"{error}; or to one that holds train/<class>/* and test/<class>/*"
+            f"{error}; or to one that holds train/<class>/* and test/<class>/*, or their archive"
         ) from error
     return nn.functional.avg_pool2d(images, 32 // side), labels, official
 

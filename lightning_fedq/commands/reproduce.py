@@ -26,6 +26,10 @@ WHERE = (
     "the papers' experiments are in the project's repository, not in the installed package: clone it, and "
     "run `fedq reproduce` inside or with --path CLONE"
 )
+OTHER_COMMANDS = """
+The fourth paper (near-optimal utility under a leakage budget) has no experiment. What it is about:
+  fedq attack    reconstructs training data from updates, and noise for a leakage budget
+  fedq tradeoff  leakage against utility, with the paper's bounds as printed and as proven"""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -107,6 +111,7 @@ def _list(found: Sequence[EntryPoint], checkout: Path | None) -> None:
         print(
             f"  {point.name:<14} {_origin(point) if point.dist or not checkout else _title(point, checkout)}"
         )
+    print(OTHER_COMMANDS)
     if checkout is None:
         print(WHERE)
 

@@ -1,12 +1,13 @@
 """MNIST and CIFAR-10 through torchvision, normalised and in memory.
 
-Departure: CIFAR-10 may also be read from a folder of images, for copies re-encoded as JPEG. JPEG
-loses a little accuracy; say so beside a figure made with it.
+Departure: CIFAR-10 may also be read from a folder of images, for copies re-encoded as JPEG, or from an
+archive of one, as it is. JPEG loses a little accuracy; say so beside a figure made with it.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
+import tarfile
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
@@ -75,10 +76,11 @@ class CIFAR10DataModule(TensorDataModule):
     """CIFAR-10 as `(3, 32, 32)` float images, each channel with mean 0 and standard deviation 1.
 
     Args:
-        root: Folder that holds `cifar-10-batches-py` (torchvision's layout), or, with `image_folder`,
-            `train/<class>/*` and `test/<class>/*`.
+        root: Folder that holds `cifar-10-batches-py` (torchvision's layout) or its archive, or class folders
+            `train/<class>/*` and `test/<class>/*`, or an archive of them, `*.tar.gz` or `cifar10/*.tar.gz`.
         download: Fetch what is missing; not with `image_folder`.
-        image_folder: Read images from class folders.
+        image_folder: Read images from class folders or their archive; None does so where they are all that
+            `root` holds.
         batch_size: Samples per training batch.
         pooled: Split all images 80/20 at random, as CorBin-FL does; False keeps the official test set.
         num_train: Use only so many training samples; None is all.
@@ -94,7 +96,7 @@ class CIFAR10DataModule(TensorDataModule):
         self,
         root: str = "data",
         download: bool = False,
-        image_folder: bool = False,
+        image_folder: bool | None = None,
         batch_size: int = 64,
         pooled: bool = False,
         num_train: int | None = None,
@@ -108,7 +110,12 @@ class CIFAR10DataModule(TensorDataModule):
 
     def load(self) -> tuple[Tensor, Tensor, int]:
         """See `TensorDataModule.load`."""
-        parts = [self._folder("train"), self._folder("test")] if self.image_folder else self._batches()
+        found = self.image_folder
+        if found is None:
+            found = not (self.root / "cifar-10-batches-py").is_dir() and (
+                (self.root / "train").is_dir() or _image_archive(self.root) is not None
+            )
+        parts = self._folders() if found else self._batches()
         images = torch.cat([part[0] for part in parts]).float().div_(255)
         mean = torch.tensor([0.4914, 0.4822, 0.4465]).view(3, 1, 1)
         std = torch.tensor([0.2470, 0.2435, 0.2616]).view(3, 1, 1)
@@ -116,14 +123,23 @@ class CIFAR10DataModule(TensorDataModule):
 
     def _batches(self) -> list[tuple[Tensor, Tensor]]:
         datasets = _torchvision_datasets()
+        # torchvision unpacks an archive that is there and whole only where it may download
+        archive = self.root / datasets.CIFAR10.filename
+        whole = datasets.utils.check_integrity(str(archive), datasets.CIFAR10.tgz_md5)
         try:
             parts = [
-                datasets.CIFAR10(str(self.root), train=train, download=self.download)
+                datasets.CIFAR10(str(self.root), train=train, download=self.download or whole)
                 for train in (True, False)
             ]
         except RuntimeError as error:
             raise _missing("cifar-10-batches-py", self.root) from error
         return [(torch.from_numpy(p.data).permute(0, 3, 1, 2), torch.tensor(p.targets)) for p in parts]
+
+    def _folders(self) -> list[tuple[Tensor, Tensor]]:
+        archive = None if (self.root / "train").is_dir() else _image_archive(self.root)
+        if archive is not None:
+            return _from_archive(archive)
+        return [self._folder("train"), self._folder("test")]
 
     def _folder(self, part: str) -> tuple[Tensor, Tensor]:
         folder = self.root / part
@@ -137,3 +153,45 @@ class CIFAR10DataModule(TensorDataModule):
         samples = ImageFolder(str(folder))
         images = torch.stack([pil_to_tensor(image) for image, _ in samples])
         return images, torch.tensor(samples.targets)
+
+
+def _image_archive(root: Path) -> Path | None:
+    """The first archive, by name, of which some member is `train/<class>/<image>`."""
+    for path in sorted([*root.glob("*.tar.gz"), *root.glob("cifar10/*.tar.gz")]):
+        with tarfile.open(path) as archive:
+            # members come by folders: what is not of the two stands in front
+            first = (member.name for member in archive if member.isfile())
+            if next((name for name in first if _place(name)), None):
+                return path
+    return None
+
+
+def _place(name: str) -> tuple[str, str, str] | None:
+    """Part, class and file of an archive's member, or None."""
+    words = PurePosixPath(name).parts[-3:]
+    return (words[0], words[1], words[2]) if len(words) == 3 and words[0] in ("train", "test") else None
+
+
+def _from_archive(path: Path) -> list[tuple[Tensor, Tensor]]:
+    """Images and labels of both parts, in the order of class folders; nothing is written to disk."""
+    with extra("vision", "CIFAR10DataModule"):
+        from PIL import Image
+        from torchvision.transforms.functional import pil_to_tensor
+    found: dict[tuple[str, str, str], Tensor] = {}
+    with tarfile.open(path) as archive:
+        for member in archive:
+            place, content = _place(member.name), archive.extractfile(member) if member.isfile() else None
+            if place is not None and content is not None:
+                found[place] = pil_to_tensor(Image.open(content).convert("RGB"))
+    classes = sorted({label for _, label, _ in found})
+    parts = []
+    for part in ("train", "test"):
+        places = sorted(place for place in found if place[0] == part)
+        if not places:
+            raise FileNotFoundError(
+                f"{path.resolve()} has no {part}/<class>/*; data.root must hold train/<class>/* and "
+                "test/<class>/*"
+            )
+        labels = torch.tensor([classes.index(label) for _, label, _ in places])
+        parts.append((torch.stack([found[place] for place in places]), labels))
+    return parts

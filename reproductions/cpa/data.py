@@ -8,7 +8,6 @@ share out the whole training part instead. The paper's section 5.1: five a user 
 from __future__ import annotations
 
 from functools import lru_cache
-from pathlib import Path
 from typing import Final, Literal
 
 import torch
@@ -36,8 +35,7 @@ def load_images(name: Images, root: str, download: bool) -> tuple[Tensor, Tensor
     if name == "mnist":
         images, labels, official = MNISTDataModule(root, download).load()
         return images.mul_(2 * 0.3081).add_(2 * 0.1307 - 1.0), labels, official
-    folders = (Path(root) / "train").is_dir()
-    images, labels, official = CIFAR10DataModule(root, download, image_folder=folders).load()
+    images, labels, official = CIFAR10DataModule(root, download).load()
     mean, std = (
         torch.tensor(values).view(3, 1, 1) for values in ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616))
     )

@@ -42,6 +42,8 @@ def test_the_repository_around_an_editable_install_is_found(
     assert reproduce.main([]) == 0
     shown = capsys.readouterr().out
     assert "exact-fig10" in shown and "Exact-error paper, figure 10" in shown
+    # the paper without an experiment: its commands are named, and that there is nothing to run again
+    assert "no experiment" in shown and "fedq attack" in shown and "fedq tradeoff" in shown
 
 
 def test_the_working_folder_is_found(

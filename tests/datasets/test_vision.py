@@ -1,4 +1,5 @@
 import os
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,33 @@ def test_cifar_from_an_image_folder(tmp_path: Path) -> None:
     assert images.shape == (20, 3, 32, 32)
     red = (images[:, 0, 0, 0] * 0.2470 + 0.4914) * 255
     torch.testing.assert_close(red, 20.0 * labels, atol=1e-3, rtol=0)
+    # an archive of the folder gives the same, whether the folder is named or found
+    packed = tmp_path / "packed" / "cifar10"
+    packed.mkdir(parents=True)
+    with tarfile.open(packed / "images.tar.gz", "w:gz") as archive:
+        for part in ("test", "train"):
+            archive.add(tmp_path / part, part)
+    for choice in (True, None):
+        other = CIFAR10DataModule(str(tmp_path / "packed"), image_folder=choice)
+        other.setup("fit")
+        assert all(
+            torch.equal(a, b) for a, b in zip(other.train_set.tensors, data.train_set.tensors, strict=True)
+        )
+        assert all(
+            torch.equal(a, b) for a, b in zip(other.test_set.tensors, data.test_set.tensors, strict=True)
+        )
+    assert [path.name for path in packed.iterdir()] == ["images.tar.gz"]  # nothing is written
+
+
+def test_other_archives_are_not_taken_for_images(tmp_path: Path) -> None:
+    (tmp_path / "words.txt").write_text("x")
+    with tarfile.open(tmp_path / "other.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "words.txt", "words.txt")
+    with pytest.raises(FileNotFoundError, match=r"no cifar-10-batches-py in"):
+        CIFAR10DataModule(str(tmp_path)).setup("fit")
+    with tarfile.open(tmp_path / "train.tar.gz", "w:gz") as archive:
+        (tmp_path / "a.png").write_bytes(b"")
+        Image.new("RGB", (32, 32)).save(tmp_path / "a.png")
+        archive.add(tmp_path / "a.png", "train/cat/a.png")
+    with pytest.raises(FileNotFoundError, match=r"has no test/<class>/\*; data.root must hold"):
+        CIFAR10DataModule(str(tmp_path)).setup("fit")
