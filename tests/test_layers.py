@@ -66,7 +66,7 @@ ALLOWED: dict[str, set[str]] = {
     "byzantine": {"byzantine.robust", "mechanism", "functional", "rounds", "torch", "_lightning"},
     "_lightning": {"pytorch_lightning", "lightning"},
     "data": {"functional", "matplotlib", "numpy", *HOST},
-    "datasets": {"data", "extras", "sklearn", "torchvision", "numpy", *HOST},
+    "datasets": {"data", "extras", "sklearn", "torchvision", "PIL", "numpy", *HOST},
     "models": {"extras", "opacus", "torchvision", "torchmetrics", *HOST},
     "reports": {"mechanism", "planning", "privacy", "privacy.verdict", "rounds", "matplotlib", "rich"},
     "algorithms": {"torch"},
