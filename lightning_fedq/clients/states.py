@@ -29,7 +29,7 @@ class Keeps(Protocol):
 
 
 class ClientStates:
-    """What clients keep, over all that keeps something.
+    """States of all clients of a fit, over everything that keeps rows of them.
 
     Args:
         parts: By the name that it has in a `State`.

@@ -37,7 +37,7 @@ class Trained(NamedTuple):
     Args:
         clients: Its clients.
         updates: `(clients, dim)` local - global. Overwritten by the next stack.
-        asks_to_stop: Has the training set `should_stop`?
+        asks_to_stop: Whether the training has set `should_stop`.
     """
 
     clients: tuple[int, ...]

@@ -65,6 +65,9 @@ federated = Federated(
     seed=SEED,
 )
 
+# What acts on training: both sides' Trainers are given it, and a client that has another is turned away.
+TRAINING = {{"accelerator": "cpu"}}
+
 
 def module() -> pl.LightningModule:
     torch.manual_seed(0)
@@ -96,9 +99,9 @@ def data(context: Context) -> OwnData:
 CLIENT = """\
 from lightning_fedq.flower import client_app
 
-from {package}.task import data, federated, module
+from {package}.task import TRAINING, data, federated, module
 
-app = client_app(module, data, federated, trainer={{"accelerator": "cpu"}})
+app = client_app(module, data, federated, trainer=TRAINING)
 """
 SERVER = """\
 from pathlib import Path
@@ -107,7 +110,7 @@ from lightning_fedq.callbacks import RunFolder
 from lightning_fedq.datasets import DigitsDataModule
 from lightning_fedq.flower import server_app
 
-from {package}.task import federated, module
+from {package}.task import TRAINING, federated, module
 
 
 def home(context):
@@ -117,7 +120,8 @@ def home(context):
 def trainer(context):
     rounds = int(context.run_config["rounds"])
     folder = RunFolder("deployed", root=home(context) / "runs", show=False)
-    return {{"accelerator": "cpu", "max_epochs": rounds, "callbacks": [folder], "logger": False}}
+    own = TRAINING.get("callbacks", [])
+    return {{**TRAINING, "max_epochs": rounds, "callbacks": [folder, *own], "logger": False}}
 
 
 def data():

@@ -25,9 +25,8 @@ from lightning_fedq.flower.settings import (
     own_budget,
 )
 from lightning_fedq.flower.store import Store
-from lightning_fedq.keys.party_keys import (
-    Identities,
-)
+from lightning_fedq.flower.training_words import training_words
+from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundTask
@@ -63,7 +62,8 @@ class DeployedClient(RemoteClient):
 
     def settings(self) -> dict[str, str]:
         """See `RemoteClient.settings`."""
-        return fingerprint(self._federated, self._module(), self._trainer.get("max_epochs"))
+        words = fingerprint(self._federated, self._module(), self._trainer.get("max_epochs"))
+        return {**words, **training_words(self._trainer, self._module)}
 
     def mechanism(self) -> Mechanism:
         """See `RemoteClient.mechanism`. It is set to the privacy target, where there is one."""
@@ -115,8 +115,10 @@ def client_app(
         data: Makes the client's own data, whose `train_dataloader` is all that is trained on. Given Flower's
             context, where `node_config` says what a SuperNode was started with.
         federated: The same settings as the server's and the simulation's.
-        trainer: Arguments of the client's `Trainer`, such as `{"accelerator": "gpu"}`. A privacy target over
-            the run needs `max_epochs`, the number of rounds, as on the server.
+        trainer: Arguments of the client's `Trainer`, such as `{"accelerator": "gpu"}`. What acts on training
+            (clipping, accumulation, limits, precision, callbacks that look at batches) must be the server's,
+            too: the two are compared by name. A privacy target over the run needs `max_epochs`, the number
+            of rounds, as on the server.
         home: The client's folder; None takes `fedq-home` of the node's configuration.
         identities: The client's signing key and everybody's verification keys; with them a client accepts the
             keys of those it shares bits with if they are signed, and does not trust the server to relay them.

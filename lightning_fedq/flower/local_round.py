@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +21,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.child import count_from
 from lightning_fedq.clients.correction import Corrects
 from lightning_fedq.clients.fit import Batches, ClientFit
+from lightning_fedq.clients.hooks import trains_with_clients
 from lightning_fedq.clients.vector import Rehearsed, Vector
 from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.data.dealing import LocalPasses, deal
@@ -247,7 +249,10 @@ def train_locally(
     local = LocalRound(federated, number, seed, task, weights)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     given = {**quiet, "num_sanity_val_steps": 0, **trainer}
-    callbacks = [local, *given.pop("callbacks", [])]
+    own = given.pop("callbacks", None) or []
+    own = [own] if isinstance(own, pl.Callback) else own
+    # as they were made: what they keep of one message is not there in the next
+    callbacks = [local, *(deepcopy(one) if trains_with_clients(one) else one for one in own)]
     fit = pl.Trainer(
         **{**given, "max_epochs": task.round + 1, "limit_val_batches": 0, "enable_checkpointing": False},
         callbacks=callbacks,

@@ -42,6 +42,7 @@ from lightning_fedq.flower.settings import (
     time_limit,
 )
 from lightning_fedq.flower.store import Store
+from lightning_fedq.flower.training_words import training_words
 from lightning_fedq.privacy.journal import sync_folder
 from lightning_fedq.rounds import RoundRecord, RoundServer
 from lightning_fedq.simulation.clock import Clock
@@ -239,6 +240,7 @@ class Deployment:
         module, store = self.module(), Store(self.home)
         exchange = Exchange(grid, self.round_timeout, rank_zero_warn)
         words = fingerprint(self.federated, module, self.trainer.get("max_epochs"))
+        words |= training_words(self.trainer, self.module)
         roster = Roster(self.federated, exchange, store, words, self.directory)
         roster.gather(self.wait)
         server = FederatedServer(self.federated, exchange, roster)
@@ -324,7 +326,8 @@ def server_app(
         federated: The same settings as the clients' and the simulation's.
         data: Makes the data module with the server's own validation data; None validates nothing.
         trainer: Arguments of the server's `Trainer`, or what makes them of Flower's context: `max_epochs` is
-            the number of rounds; callbacks, such as `RunFolder()`, and loggers as in a simulation.
+            the number of rounds; callbacks, such as `RunFolder()`, and loggers as in a simulation. What acts
+            on training is done by the clients, who have to have it, too.
         home: The server's folder, or what names it by Flower's context: keys, roster, checkpoints with the
             ledger's journal. A server that is started again with it goes on where it was.
         round_timeout: Seconds in which a client has to answer, training included; then the round goes on

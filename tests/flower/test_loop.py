@@ -17,7 +17,7 @@ from flwr.app import Message
 
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.clients.evaluation import ClientEvaluation
-from lightning_fedq.flower import server_app
+from lightning_fedq.flower import client_app, server_app
 from lightning_fedq.flower.client import RefusedError
 from lightning_fedq.flower.records import to_record
 from lightning_fedq.flower.roster import Roster
@@ -34,6 +34,7 @@ from lightning_fedq.secagg import SecAgg
 from lightning_fedq.secagg import messages as wire
 from lightning_fedq.secagg import server as secagg_server
 from tests.flower.loop import (
+    CLIENTS,
     TRAINER,
     LoopGrid,
     Net,
@@ -41,6 +42,7 @@ from tests.flower.loop import (
     deployment,
     federated,
     module,
+    own_digits,
     simulate,
 )
 
@@ -145,8 +147,9 @@ class Plateau(Net):
 
 def test_a_schedule_that_follows_a_metric_is_refused_before_anybody_is_charged(tmp_path):
     make = lambda: federated(COIN)  # noqa: E731
-    grid = LoopGrid(*clients(make, tmp_path))
     plateau = lambda: Plateau(module().backbone, lr=0.1)  # noqa: E731
+    apps = [client_app(plateau, own_digits, make()) for _ in range(CLIENTS)]
+    grid = LoopGrid(apps, [tmp_path / f"client-{client}" for client in range(CLIENTS)])
     with pytest.raises(RefusedError, match="use a schedule by rounds, such as StepLR"):
         deployment(make(), 1, tmp_path, module=plateau).run(grid)
     assert {kind for kind, _ in grid.log} == {"register"}

@@ -1,0 +1,125 @@
+"""How a side trains, in words: what clients' updates follow from beside the settings of `Federated`.
+
+Each side says it of its own code, from a Trainer that it has made, so that defaults, other names of one
+thing, and environment variables are resolved. The client refuses by name where the two differ.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.clients.hooks import trains_with_clients
+
+_PLAIN = (bool, int, float, complex, str, bytes, type(None))
+_OWN = (
+    "logger",
+    "enable_progress_bar",
+    "enable_model_summary",
+    "max_time",
+    "strategy",
+    "devices",
+    "num_nodes",
+)
+"""Arguments of a Trainer that each side has its own of."""
+_QUIET: dict[str, Any] = {
+    **dict.fromkeys(("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing"), False),
+    "devices": 1,
+}
+_OF_TRAINERS: dict[str, Callable[[Any], object]] = {
+    "gradient_clip_val": lambda t: t.gradient_clip_val or None,
+    "gradient_clip_algorithm": lambda t: t.gradient_clip_val and (t.gradient_clip_algorithm or "norm"),
+    "accumulate_grad_batches": lambda t: t.accumulate_grad_batches,
+    "limit_train_batches": lambda t: t.limit_train_batches,
+    "overfit_batches": lambda t: t.overfit_batches,
+    "precision": lambda t: t.precision,
+    "max_steps": lambda t: t.max_steps,
+    "fast_dev_run": lambda t: t.fast_dev_run,
+    "detect_anomaly": lambda t: t._detect_anomaly,
+}
+_OF_THE_FIT = ("BaseFinetuning", "GradientAccumulationScheduler", "ModelPruning")
+"""Lightning's callbacks of a whole fit that change what is trained, which a client's fit needs, too."""
+
+
+def training_words(arguments: Mapping[str, Any], module: Callable[[], pl.LightningModule]) -> dict[str, str]:
+    """What acts on a client's training, by name. Draws nothing.
+
+    Args:
+        arguments: Arguments of a side's Trainer.
+        module: Makes its module.
+    """
+    with torch.random.fork_rng():
+        made = module()
+        trainer: Any = quiet_trainer(arguments)
+        words = {name: repr(of(trainer)) for name, of in _OF_TRAINERS.items()}  # 1 is a batch, 1.0 are all
+        words["callbacks"] = ", ".join(sorted(_words(c) for c in trainer.callbacks if _acts(c))) or "none"
+        words["module"] = f"{type(made).__module__.rpartition('.')[2]}.{type(made).__qualname__}"
+        found = _of_optimizers(made)
+    if found is None:  # it asks its Trainer, of the length of the fit say
+        return {**words, "optimizer": "made in a fit", "max_epochs": repr(arguments.get("max_epochs"))}
+    return {**words, **found}
+
+
+def quiet_trainer(arguments: Mapping[str, Any]) -> pl.Trainer:
+    """A Trainer of these arguments, to be asked how it would train."""
+    kept = {name: value for name, value in arguments.items() if name not in _OWN}
+    return pl.Trainer(**{"max_epochs": 1, **kept, **_QUIET})
+
+
+def _acts(callback: Any) -> bool:
+    """Does a callback change what clients train?"""
+    of_the_fit = tuple(getattr(pl.callbacks, n) for n in _OF_THE_FIT if hasattr(pl.callbacks, n))
+    return trains_with_clients(callback) or isinstance(callback, of_the_fit)
+
+
+def _of_optimizers(module: pl.LightningModule) -> dict[str, str] | None:
+    """Optimisers and schedules with their numbers. None where making them takes a fit."""
+    parse: Any = pl.core.optimizer._configure_optimizers  # type: ignore[attr-defined]
+    try:
+        optimizers, configs, _ = parse(module.configure_optimizers())
+    except Exception:  # the user's own code, which has no Trainer here
+        return None
+    schedules = [config["scheduler"] if isinstance(config, dict) else config for config in configs]
+    return {
+        "optimizer": "; ".join(map(_optimizer, optimizers)) or "none",
+        "lr_scheduler": "; ".join(map(_schedule, schedules)) or "none",
+    }
+
+
+def _optimizer(optimizer: torch.optim.Optimizer) -> str:
+    groups = [_pairs({k: v for k, v in g.items() if k != "params"}) for g in optimizer.param_groups]
+    return f"{type(optimizer).__name__}({' | '.join(groups)})"
+
+
+def _schedule(scheduler: Any) -> str:
+    state = {name: value for name, value in scheduler.state_dict().items() if not name.startswith("_")}
+    return f"{type(scheduler).__name__}({_pairs(state)})"
+
+
+def _pairs(values: Mapping[Any, Any]) -> str:
+    return ", ".join(f"{name}={_words(values[name])}" for name in sorted(values, key=str))
+
+
+def _words(value: Any, depth: int = 3) -> str:
+    """A value in words that do not hang on the process: plain numbers, containers, attributes."""
+    if isinstance(value, _PLAIN):
+        return repr(value)
+    if isinstance(value, Tensor):
+        return repr(value.item()) if value.numel() == 1 else f"a tensor of {tuple(value.shape)}"
+    if isinstance(value, functools.partial):
+        return f"{_words(value.func)}({_words(value.args)}, {_pairs(value.keywords)})"
+    if isinstance(value, Mapping):
+        return f"{{{_pairs(value)}}}" if depth else "{...}"
+    if isinstance(value, list | tuple | set | frozenset):
+        parts = [_words(one, depth - 1) for one in value] if depth else ["..."]
+        return f"[{', '.join(sorted(parts) if isinstance(value, set | frozenset) else parts)}]"
+    if hasattr(value, "__qualname__"):
+        return str(value.__qualname__)
+    own = vars(value) if depth and hasattr(value, "__dict__") else {}
+    parts = [f"{name}={_words(held, depth - 1)}" for name, held in sorted(own.items()) if name != "trainer"]
+    return f"{type(value).__qualname__}({', '.join(parts)})"
