@@ -3,7 +3,7 @@
 MNIST dealt to 10 clients by Dirichlet(0.1), a small CNN, 20 steps of 32 images each a round, 20 rounds, plain
 SGD with one rate for all. Test accuracy of the last global model, by the seed of split, weights and batches.
 
-With `--private` 1,000 clients of two labels each (Dirichlet(0.1) would leave some without samples) train a
+With `--private` 1,000 clients of two labels each train a
 linear model of 7,850 parameters, 5 steps of 16 images a round, 20 rounds, behind `RotatedCoins` at epsilon 8
 towards the server behind secure aggregation (accounted, not run: masks change no number), delta 1e-5.
 """

@@ -149,7 +149,8 @@ class LeakageBudget(pl.Callback):
         if small:
             raise ValueError(
                 f"LeakageBudget needs {_LEAST_SAMPLES} samples of each client to tell apart, clients "
-                f"{small[:10]} hold fewer; use fewer clients or a less skewed partition"
+                f"{small[:10]} hold fewer; use fewer clients, or a partition with a larger least, such as "
+                "Dirichlet(alpha, least=...)"
             )
         self._work = work
         if not self._loaded:

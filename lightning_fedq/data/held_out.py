@@ -42,7 +42,8 @@ class HeldOut:
             shown = ", ".join(map(str, small[:_NAMED])) + (", ..." if len(small) > _NAMED else "")
             raise ValueError(
                 f"clients {shown} hold too few samples to keep {self.fraction:g} of them out of the training "
-                f"and still train on {least}; use fewer clients, a less skewed partition, or "
+                f"and still train on {least}; use fewer clients, a partition with a larger least, "
+                "such as Dirichlet(alpha, least=...), or "
                 "ClientEvaluation(held_out=[dataset, ...]) with a data set for each client"
             )
         left = []

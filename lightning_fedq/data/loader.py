@@ -33,7 +33,7 @@ from torch.utils.data import (
 from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.data.generator_turns import GeneratorTurns, seed_for_transforms
 from lightning_fedq.data.labels import Labels, labels_of
-from lightning_fedq.data.partition import Partition
+from lightning_fedq.data.partition import Partition, larger_shares
 from lightning_fedq.data.sampling import batching_of, collation_of, sampling_of
 from lightning_fedq.functional.batch_stack import stacked
 
@@ -136,8 +136,8 @@ def deal_out(
     if small:
         shown = ", ".join(map(str, small[:10])) + (", ..." if len(small) > 10 else "")
         raise ValueError(
-            f"clients {shown} hold fewer than {least} samples; use fewer clients, a less skewed partition"
-            + (", a smaller batch_size, or drop_last=False" if batching.drop_last else " or more data")
+            f"clients {shown} hold fewer than {least} samples; use {larger_shares(partition, parts, least)}"
+            + (", or a smaller batch_size, or drop_last=False" if batching.drop_last else "")
         )
     return parts
 

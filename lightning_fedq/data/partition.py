@@ -1,13 +1,14 @@
 """Who holds which samples: pure functions of labels, sizes and a generator.
 
-Every rule deals out every sample exactly once. A rule may leave a client empty only by accident of
-its law; what to do then is the caller's choice.
+Every rule deals out every sample exactly once, and leaves no client empty unless it is asked to; a smallest
+size is an argument of the rules that draw sizes.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar
 
 import torch
@@ -82,6 +83,24 @@ def equal_shares(num_samples: int, num_parts: int) -> list[int]:
     return [size + (part < rest) for part in range(num_parts)]
 
 
+def larger_shares(partition: object, parts: Sequence[Tensor], least: int) -> str:
+    """In words, what gives every client `least` samples: a cure for a split that does not.
+
+    Args:
+        partition: The rule, or explicit indices.
+        parts: What each client holds by it.
+        least: Fewest samples that are needed.
+    """
+    total = sum(map(len, parts))
+    if total < len(parts) * least:
+        return f"num_clients <= {total // least} or more data" if total >= least else "more data"
+    if isinstance(partition, Partition) and "least" in {field.name for field in fields(partition)}:  # type: ignore[arg-type]
+        return repr(replace(partition, least=least))  # type: ignore[type-var]
+    if isinstance(partition, Partition):
+        return "partition=IID() or more data"
+    return "indices that give every client as many, or leave these clients out"
+
+
 @dataclass(frozen=True)
 class IID(Partition):
     """IID partition: a random permutation cut into equal parts. Sizes differ by at most one.
@@ -102,50 +121,162 @@ class IID(Partition):
         return list(torch.split(order, equal_shares(num_samples, num_clients)))
 
 
+def check_least(num_samples: int, num_clients: int, least: int) -> None:
+    """Refuse a smallest size that there are too few samples for.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    if num_samples < num_clients * least:
+        raise ValueError(
+            f"{num_clients} clients of at least {least} samples need {num_clients * least}, got "
+            f"{num_samples}; use fewer clients, or a smaller least"
+        )
+
+
+def dirichlet_shares(alpha: float, num_parts: int, generator: torch.Generator) -> Tensor:
+    """Draw `(num_parts,)` float64 shares from the symmetric Dirichlet law; they sum to 1."""
+    concentration = torch.full((num_parts,), alpha, dtype=torch.float64)
+    gamma = torch._standard_gamma(concentration, generator=generator).clamp(min=1e-300)
+    return gamma / gamma.sum()
+
+
+def sizes_of(shares: Tensor, num_samples: int, least: int) -> Tensor:
+    """Whole sizes, `least` up, that sum to `num_samples`: shares of all samples, rounded to a neighbour.
+
+    Where a share is less than `least`, the others pay for it in proportion to what they have above that.
+
+    Args:
+        shares: `(num_clients,)` float64, of sum 1.
+        num_samples: Samples in all.
+        least: Smallest size, `least x num_clients <= num_samples`.
+    """
+    above = (shares * num_samples - least).clamp(min=0.0)
+    rest = num_samples - least * len(shares)
+    cuts = (above.cumsum(0) / above.sum().clamp(min=1e-300) * rest).round().long()
+    cuts[-1] = rest
+    return torch.diff(cuts, prepend=cuts.new_zeros(1)) + least
+
+
 @dataclass(frozen=True)
 class Dirichlet(Partition):
     """Dirichlet partition: every class is shared out by its own draw from a symmetric Dirichlet law.
 
-    Drawn again until nobody is empty, at most 100 times.
+    A client's size is its expected number of samples, a whole number next to it and `least` at least. Each
+    sample draws its owner by the shares of its class (multinomial); where a client has drawn more than its
+    size, some of its samples, taken at random, draw again among the clients that have fewer. With equal
+    shares this is the law of `IID`, whatever the number of samples.
 
     Args:
         alpha: Concentration, > 0; small is skewed, large is close to IID.
+        least: Fewest samples of a client, >= 0. With 0 a skewed draw leaves clients empty, who can't train.
 
     References:
         Hsu, Qi, Brown, Measuring the Effects of Non-Identical Data Distribution, 2019.
+
+    Examples:
+        >>> labels = torch.arange(1440) % 10
+        >>> parts = Dirichlet(0.1, least=2).split(labels, 1440, 479, torch.Generator().manual_seed(0))
+        >>> min(map(len, parts))
+        2
     """
 
     needs_labels = True
 
     alpha: float
+    least: int = 1
 
     def __post_init__(self) -> None:
         check_fields(self)
         check_positive(alpha=self.alpha)
+        if self.least < 0:
+            raise ValueError(f"least must be >= 0, got {self.least}")
 
     def split(
         self, labels: Tensor | None, num_samples: int, num_clients: int, generator: torch.Generator
     ) -> list[Tensor]:
-        """See `Partition.split`."""
-        _check(labels, num_samples, num_clients, self.needs_labels)
-        assert labels is not None
-        for _ in range(100):
-            parts = self._draw(labels, num_clients, generator)
-            if all(len(part) for part in parts):
-                break
-        return parts
+        """See `Partition.split`.
 
-    def _draw(self, labels: Tensor, num_clients: int, generator: torch.Generator) -> list[Tensor]:
-        owners = torch.empty(len(labels), dtype=torch.int64)
-        concentration = torch.full((num_clients,), self.alpha, dtype=torch.float64)
-        for label in torch.unique(labels):
-            members = (labels == label).nonzero().squeeze(1)
-            members = members[torch.randperm(len(members), generator=generator)]
-            gamma = torch._standard_gamma(concentration, generator=generator).clamp(min=1e-300)
-            cuts = (gamma.cumsum(0) / gamma.sum() * len(members)).round().long()
-            owners[members] = torch.bucketize(torch.arange(len(members)), cuts[:-1], right=True)
-        order = owners.argsort(stable=True)
-        return list(torch.split(order, torch.bincount(owners, minlength=num_clients).tolist()))
+        Raises:
+            ValueError: Also if there are fewer samples than `least` for every client.
+        """
+        _check(labels, num_samples, num_clients, self.needs_labels)
+        check_least(num_samples, num_clients, self.least)
+        assert labels is not None
+        counts = torch.unique(labels, return_counts=True)[1]
+        shares = torch.stack([dirichlet_shares(self.alpha, num_clients, generator) for _ in counts])
+        expected = (counts.double() / num_samples) @ shares
+        owners = _owners(shares, labels, sizes_of(expected, num_samples, self.least), generator)
+        return parts_of(owners, num_clients)
+
+
+_DRAWS = 30
+"""Draws by the shares, after which the few samples that nobody wants go to whoever has too few."""
+
+
+def _owners(shares: Tensor, labels: Tensor, sizes: Tensor, generator: torch.Generator) -> Tensor:
+    """Draw the owner of each sample, so that client k has `sizes[k]` of them.
+
+    Args:
+        shares: `(classes, clients)` chances of an owner.
+        labels: `(samples,)` of as many values as `shares` has rows.
+        sizes: `(clients,)` int64, of sum `samples`.
+        generator: CPU generator.
+    """
+    classes, num_clients = torch.unique(labels, return_inverse=True)[1], len(sizes)
+    owners, places = torch.full_like(classes, -1), sizes.clone()
+    free = torch.randperm(len(classes), generator=generator)
+    for draw in range(_DRAWS):
+        weights = shares if draw == 0 else shares * places  # who has too few, and by how much
+        drawn = torch.empty_like(free)
+        for row in torch.unique(classes[free]).tolist():
+            own = classes[free] == row
+            cuts = (weights[row] / weights[row].sum().clamp(min=1e-300)).cumsum(0)
+            coins = torch.rand(int(own.sum()), dtype=torch.float64, generator=generator) * cuts[-1]
+            drawn[own] = torch.searchsorted(cuts, coins, right=True).clamp(max=num_clients - 1)
+        # of those who drew one client, the first as many as it has places for: `free` is in random order
+        order = drawn.argsort(stable=True)
+        taken = torch.bincount(drawn, minlength=num_clients)
+        rank = torch.arange(len(free)) - (taken.cumsum(0) - taken)[drawn[order]]
+        stays = order[rank < places[drawn[order]]]
+        owners[free[stays]] = drawn[stays]
+        places -= torch.bincount(drawn[stays], minlength=num_clients)
+        free = free[owners[free] < 0]
+        if not len(free):
+            return owners
+    owners[free] = torch.repeat_interleave(torch.arange(num_clients), places)
+    return owners
+
+
+def parts_of(owners: Tensor, num_clients: int) -> list[Tensor]:
+    """Samples of each client, in their order, of the owner of each sample."""
+    order = owners.argsort(stable=True)
+    return list(torch.split(order, torch.bincount(owners, minlength=num_clients).tolist()))
+
+
+def deal_shards(
+    values: Tensor, num_clients: int, shards_per_client: int, generator: torch.Generator
+) -> list[Tensor]:
+    """Sort samples by a value, cut them into equal shards, and give every client some at random.
+
+    Args:
+        values: `(num_samples,)`.
+        num_clients: How many clients there are.
+        shards_per_client: >= 1.
+        generator: CPU generator.
+
+    Raises:
+        ValueError: If there are fewer samples than shards.
+    """
+    num_samples, num_shards = len(values), num_clients * shards_per_client
+    if num_shards > num_samples:
+        raise ValueError(
+            f"{num_clients} clients with {shards_per_client} shards need {num_shards} samples, got "
+            f"{num_samples}; use fewer shards_per_client"
+        )
+    shards = torch.split(values.argsort(stable=True), equal_shares(num_samples, num_shards))
+    order = torch.randperm(num_shards, generator=generator).view(num_clients, -1).tolist()
+    return [torch.cat([shards[shard] for shard in row]) for row in order]
 
 
 @dataclass(frozen=True)
@@ -174,12 +305,4 @@ class LabelShards(Partition):
         """See `Partition.split`."""
         _check(labels, num_samples, num_clients, self.needs_labels)
         assert labels is not None
-        num_shards = num_clients * self.shards_per_client
-        if num_shards > num_samples:
-            raise ValueError(
-                f"{num_clients} clients with {self.shards_per_client} shards need {num_shards} samples, "
-                f"got {num_samples}; use fewer shards_per_client"
-            )
-        shards = torch.split(labels.argsort(stable=True), equal_shares(num_samples, num_shards))
-        order = torch.randperm(num_shards, generator=generator).view(num_clients, -1).tolist()
-        return [torch.cat([shards[shard] for shard in row]) for row in order]
+        return deal_shards(labels, num_clients, self.shards_per_client, generator)

@@ -14,7 +14,15 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from lightning_fedq.data.columns import By, check_by, groups_of, in_words, values_of
-from lightning_fedq.data.partition import Partition, check_sizes, equal_shares
+from lightning_fedq.data.partition import (
+    Partition,
+    check_least,
+    check_sizes,
+    deal_shards,
+    dirichlet_shares,
+    parts_of,
+    sizes_of,
+)
 from lightning_fedq.functional.checks import check_fields, check_positive
 
 _NAMED = 10
@@ -80,7 +88,7 @@ class Natural(Partition):
         owner = torch.arange(num_clients)
         if len(sizes) > num_clients:
             owner = _deal_whole(sizes.tolist(), num_clients, generator)
-        return _parts(owner[users], num_clients)
+        return parts_of(owner[users], num_clients)
 
 
 def _deal_whole(sizes: list[int], num_clients: int, generator: torch.Generator) -> Tensor:
@@ -92,11 +100,6 @@ def _deal_whole(sizes: list[int], num_clients: int, generator: torch.Generator) 
         client = min(range(num_clients), key=held.__getitem__)
         owner[user], held[client] = client, held[client] + sizes[user]
     return owner
-
-
-def _parts(owners: Tensor, num_clients: int) -> list[Tensor]:
-    order = owners.argsort(stable=True)
-    return list(torch.split(order, torch.bincount(owners, minlength=num_clients).tolist()))
 
 
 @dataclass(frozen=True)
@@ -126,17 +129,9 @@ class QuantitySkew(Partition):
     ) -> list[Tensor]:
         """See `Partition.split`."""
         check_sizes(num_samples, num_clients)
+        check_least(num_samples, num_clients, self.least)
         rest = num_samples - num_clients * self.least
-        if rest < 0:
-            raise ValueError(
-                f"{num_clients} clients of at least {self.least} samples need "
-                f"{num_clients * self.least}, got {num_samples}; use fewer clients, or a smaller least"
-            )
-        concentration = torch.full((num_clients,), self.alpha, dtype=torch.float64)
-        gamma = torch._standard_gamma(concentration, generator=generator).clamp(min=1e-300)
-        cuts = (gamma.cumsum(0) / gamma.sum() * rest).round().long()
-        cuts[-1] = rest
-        sizes = torch.diff(cuts, prepend=cuts.new_zeros(1)) + self.least
+        sizes = sizes_of(dirichlet_shares(self.alpha, num_clients, generator), rest, 0) + self.least
         return list(torch.split(torch.randperm(num_samples, generator=generator), sizes.tolist()))
 
 
@@ -189,15 +184,7 @@ class FeatureShards(Partition):
         """See `Partition.split`. `labels` are the numbers."""
         check_sizes(num_samples, num_clients)
         assert labels is not None
-        num_shards = num_clients * self.shards_per_client
-        if num_shards > num_samples:
-            raise ValueError(
-                f"{num_clients} clients with {self.shards_per_client} shards need {num_shards} samples, got "
-                f"{num_samples}; use fewer shards_per_client"
-            )
-        shards = torch.split(labels.argsort(stable=True), equal_shares(num_samples, num_shards))
-        order = torch.randperm(num_shards, generator=generator).view(num_clients, -1).tolist()
-        return [torch.cat([shards[shard] for shard in row]) for row in order]
+        return deal_shards(labels, num_clients, self.shards_per_client, generator)
 
 
 def _mean_of_input(sample: Any) -> float:

@@ -18,7 +18,7 @@ from torch.utils.data import (
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD
-from lightning_fedq.data import FederatedDataModule
+from lightning_fedq.data import FederatedDataModule, QuantitySkew
 from lightning_fedq.data.partition import IID, Dirichlet, LabelShards
 from lightning_fedq.datasets.tensors import split_indices
 from tests.cures.rows import fed, fit, row
@@ -304,12 +304,30 @@ ROWS = [
         lambda: on(loader(shuffle=False), more=[dpsgd()]),
     ),
     row(
-        "hold fewer than {} samples; use fewer clients, a less skewed partition",
+        "hold fewer than {} samples; use {}",
         lambda: split(Digits(80, 30, drop_last=True)),
         lambda: split(Digits(80, 30, drop_last=True), fed(num_clients=2)),
         lambda: split(Digits(80, 15, drop_last=True)),
         lambda: split(Digits(80, 30, drop_last=False)),
         lambda: split(Digits(160, 30, drop_last=True)),
+    ),
+    row(
+        "hold fewer than {} samples; use {}",
+        lambda: split(Digits(80, 15, drop_last=True), fed(partition=Dirichlet(0.01))),
+        lambda: split(Digits(80, 15, drop_last=True), fed(partition=Dirichlet(0.01, least=15))),
+        lambda: split(Digits(80, 15, drop_last=True), fed(partition=IID())),
+    ),
+    row(
+        "{} clients of at least {} samples need {}, got {}; use fewer clients, or a smaller least",
+        lambda: split(Digits(80), fed(partition=Dirichlet(0.1, least=30))),
+        lambda: split(Digits(80), fed(num_clients=2, partition=Dirichlet(0.1, least=30))),
+        lambda: split(Digits(80), fed(partition=Dirichlet(0.1, least=20))),
+    ),
+    row(
+        "{} clients of at least {} samples need {}, got {}; use fewer clients, or a smaller least",
+        lambda: split(Digits(80), fed(partition=QuantitySkew(1.0, least=30))),
+        lambda: split(Digits(80), fed(num_clients=2, partition=QuantitySkew(1.0, least=30))),
+        lambda: split(Digits(80), fed(partition=QuantitySkew(1.0, least=20))),
     ),
     row(
         "the reloaded training loader has {} samples in batches of {}, and the split over the clients was",

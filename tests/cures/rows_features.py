@@ -25,7 +25,7 @@ from lightning_fedq.callbacks import (
 from lightning_fedq.clients.evaluation import ClientEvaluation, NoisyMean
 from lightning_fedq.clients.personal import OwnTensors
 from lightning_fedq.commands.bench import reference
-from lightning_fedq.data.splits import FeatureShards, Natural, QuantitySkew
+from lightning_fedq.data.splits import FeatureShards, Natural
 from lightning_fedq.datasets.leaf import leaf_clients
 from lightning_fedq.federation.released import beside_of, context_of_release
 from lightning_fedq.flower.settings import check_deployable, time_limit
@@ -265,12 +265,6 @@ ROWS = [
         lambda: by(Natural("user"), users=8),
         lambda: by(Natural("user"), users=8, num_clients=8),
         lambda: by(Natural("user", merge=True), users=8),
-    ),
-    row(
-        "clients of at least {} samples need {}, got {}; use fewer clients, or a smaller least",
-        lambda: by(QuantitySkew(1.0, least=30)),
-        lambda: by(QuantitySkew(1.0, least=30), num_clients=2),
-        lambda: by(QuantitySkew(1.0, least=3)),
     ),
     row(
         "FeatureShards sorts by numbers, got {}; use Natural for names",

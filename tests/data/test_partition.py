@@ -38,13 +38,12 @@ def test_label_shards_show_few_labels() -> None:
     assert {len(part) for part in split(LabelShards(2), 50)} == {20}
 
 
-def test_dirichlet_is_skewed_for_small_alpha_and_even_for_large() -> None:
-    def spread(alpha: float) -> float:
-        counts = torch.stack([torch.bincount(LABELS[p], minlength=10) for p in split(Dirichlet(alpha), 10)])
+def test_dirichlet_is_skewed_for_small_alpha_and_as_iid_for_large() -> None:
+    def spread(rule: Partition) -> float:
+        counts = torch.stack([torch.bincount(LABELS[p], minlength=10) for p in split(rule, 10)])
         return float(counts.double().std())
 
-    assert spread(0.1) > 15 > 2 > spread(1e6)
-    assert all(len(part) for part in split(Dirichlet(0.1), 10))
+    assert spread(Dirichlet(0.1)) > 15 > 4 > spread(Dirichlet(1e6)) > 2 and 4 > spread(IID()) > 2
 
 
 def test_dirichlet_shares_have_the_dirichlet_variance() -> None:
@@ -56,7 +55,7 @@ def test_dirichlet_shares_have_the_dirichlet_variance() -> None:
     generator = torch.Generator().manual_seed(3)
     rule = Dirichlet(alpha)
     shares = torch.tensor(
-        [[len(p) / 1000 for p in rule._draw(labels, num_clients, generator)] for _ in range(400)]
+        [[len(p) / 1000 for p in rule.split(labels, 1000, num_clients, generator)] for _ in range(400)]
     )
     expected = 0.25 * 0.75 / (num_clients * alpha + 1)
     assert shares.var(0).mean() == pytest.approx(expected, rel=0.5)
