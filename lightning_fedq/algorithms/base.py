@@ -41,7 +41,7 @@ class Correction:
         Args:
             clients: Their numbers.
             updates: `(len(clients), dim)`, local - global.
-            moved: Sum of the learning rates of their steps.
+            moved: Sum of the learning rates of a client's steps, as the round's schedule has them.
         """
 
     def end_round(self, before: Tensor, after: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ class KeptOffsets(Correction):
     def __init__(self, pull: float, num_clients: int, dim: int) -> None:
         super().__init__(pull)
         self.num_clients = num_clients
-        self.server = torch.zeros(dim)
+        self.server, self.moved = torch.zeros(dim), 0.0
         self.kept: dict[int, Tensor] = {}
         self.opened: dict[int, Tensor] = {}
 
@@ -87,6 +87,16 @@ class KeptOffsets(Correction):
         """`(len(clients), dim)` the vectors of clients, zeros before their first round."""
         nothing = torch.zeros_like(self.server)
         return torch.stack([self.kept.get(client, nothing) for client in clients])
+
+    def count(self, clients: Sequence[int], moved: float) -> None:
+        """Say whose answers are in the mean, where the clients keep their vectors by themselves.
+
+        Args:
+            clients: Their numbers.
+            moved: Sum of the learning rates of a client's steps, as the round's schedule has them.
+        """
+        self.moved = moved
+        self.opened = dict.fromkeys(clients, torch.empty(0))
 
     def commit(self) -> float:
         """Take over what the round's clients keep. Returns the share of all clients that they are."""

@@ -10,6 +10,10 @@ server has anyway:
 So the paper's second vector is not sent, nothing more is charged, and c is as noisy as the mean update. It
 takes plain SGD and as many steps of every client.
 
+K eta is the sum of the rates of a round as its schedule has them, which everybody knows beforehand. A step
+that a client leaves out counts as one whose gradient is c_i - c, so that nothing moves: what it does with its
+own data reaches others by the noisy mean alone.
+
 Reference: Karimireddy et al., SCAFFOLD: Stochastic Controlled Averaging for Federated Learning, ICML 2020.
 """
 
@@ -26,8 +30,6 @@ from lightning_fedq.algorithms.base import Correction, KeptOffsets, LocalAlgorit
 
 
 class _Variates(KeptOffsets):
-    moved = 0.0
-
     def offsets(self, clients: Sequence[int]) -> Tensor:
         return self.server - self.rows(clients)
 
@@ -39,7 +41,7 @@ class _Variates(KeptOffsets):
         self.opened.update(zip(clients, rows, strict=True))
 
     def end_round(self, before: Tensor, after: Tensor) -> Tensor:
-        if self.opened:
+        if self.opened and self.moved:
             share = self.commit()
             self.server = (1.0 - share) * self.server - share * (after - before).to(self.server) / self.moved
         return after
@@ -63,8 +65,16 @@ class SCAFFOLD(LocalAlgorithm):
         Raises:
             ValueError: If it is another optimiser, or has momentum.
         """
-        plain = [type(one) is SGD and not any(g["momentum"] for g in one.param_groups) for one in optimizers]
-        if len(plain) != 1 or not all(plain):
+        groups = [g for one in optimizers for g in one.param_groups]
+        plain = [type(one) is SGD for one in optimizers] == [True] and not any(
+            g["momentum"] or g["maximize"] for g in groups
+        )
+        if plain and len({float(g["lr"]) for g in groups}) > 1:
+            raise ValueError(
+                "SCAFFOLD divides by the learning rate, and this SGD has one for each of its groups; give "
+                "all parameters the same, or use FedProx"
+            )
+        if not plain:
             raise ValueError(
                 "SCAFFOLD takes one torch.optim.SGD without momentum, whose update is the sum of its "
                 f"gradients; got {', '.join(type(one).__name__ for one in optimizers)}. Use it, or FedProx"

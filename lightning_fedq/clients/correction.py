@@ -30,9 +30,6 @@ class Corrects(pl.Callback):
         clients: The client, or those of the stack.
         weights: Returns the trained parameters, `shape` each, of a stack `(clients, *shape)`.
         start: Weights with which the clients began, `shape` each.
-
-    Attributes:
-        moved: Sum of the learning rates of the steps so far.
     """
 
     def __init__(
@@ -42,7 +39,7 @@ class Corrects(pl.Callback):
         weights: Callable[[], Sequence[Tensor]],
         start: Sequence[Tensor],
     ) -> None:
-        self.moved, self._pull, self._weights, self._start = 0.0, term.pull, weights, start
+        self._pull, self._weights, self._start = term.pull, weights, start
         offsets = term.offsets(clients)
         self._offsets: Sequence[Tensor | None] = [None] * len(start)
         if offsets is not None:
@@ -56,7 +53,6 @@ class Corrects(pl.Callback):
         own = {id(weight) for group in optimizer.param_groups for weight in group["params"]}
         if all(weight.grad is None for group in optimizer.param_groups for weight in group["params"]):
             return  # a step that is skipped
-        self.moved += float(optimizer.param_groups[0]["lr"])
         for weight, start, offset in zip(self._weights(), self._start, self._offsets, strict=True):
             if id(weight) not in own:
                 continue

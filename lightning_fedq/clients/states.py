@@ -10,10 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 State = dict[str, Any]
 """One client's rows by what keeps them, in the types that a checkpoint may hold."""
+
+
+Packed = dict[str, tuple[list[int], Tensor]]
+"""Rows of several clients by what keeps them."""
 
 
 class Keeps(Protocol):
@@ -57,6 +62,22 @@ class ClientStates:
             if name in state:
                 part.kept[client] = state[name]
 
+    def packed(self) -> Packed:
+        """Rows of the open round, by part: the clients and `(clients, values)`."""
+        return {
+            name: (list(part.opened), torch.stack(list(part.opened.values())))
+            for name, part in self._parts.items()
+            if part.opened
+        }
+
+    def unpack(self, packed: Packed) -> None:
+        """Take the rows of clients that have trained elsewhere. Those that have trained here have theirs."""
+        for name, (clients, rows) in packed.items():
+            opened = self._parts[name].opened
+            for client, row in zip(clients, rows, strict=True):
+                if client not in opened:
+                    opened[client] = row.clone()  # or one row would hold the memory of all
+
     def opened(self) -> dict[int, State]:
         """States of the open round, by client."""
         clients = sorted({client for part in self._parts.values() for client in part.opened})
@@ -64,12 +85,6 @@ class ClientStates:
             client: {n: part.opened[client] for n, part in self._parts.items() if client in part.opened}
             for client in clients
         }
-
-    def take(self, states: Mapping[int, State]) -> None:
-        """Take states of the open round that were opened elsewhere."""
-        for client, state in states.items():
-            for name, row in state.items():
-                self._parts[name].opened[client] = row
 
     def count(self, clients: Collection[int]) -> None:
         """Forget what was opened by clients whose answers are in no sum."""

@@ -376,6 +376,15 @@ class Vector:
             if name in self.shared and name.rpartition(".")[2] == "running_var":
                 part.clamp_(min=0.0)
 
+    @property
+    def most_counted(self) -> Tensor:
+        """Most that a client of the open round has counted, of each counter."""
+        return self._most
+
+    @most_counted.setter
+    def most_counted(self, most: Tensor) -> None:
+        self._most = most
+
     def begin_round(self) -> None:
         """Forget what the clients of a round that was given up have counted and kept."""
         self._most.zero_()

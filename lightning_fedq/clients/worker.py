@@ -7,7 +7,7 @@ counts, is its caller's business. It knows of no mechanism, no round engine and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, cast
 
 import torch
@@ -16,10 +16,12 @@ from torch import Tensor
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.clients.correction import Corrected, Corrects
 from lightning_fedq.clients.fit import Batches, Client, ClientFit
+from lightning_fedq.clients.measuring import measure
 from lightning_fedq.clients.stack import ClientStack, StackMemory
 from lightning_fedq.clients.states import ClientStates, Keeps
 from lightning_fedq.clients.vector import Rehearsed, Vector
 from lightning_fedq.data.batches import Stack
+from lightning_fedq.data.generator_turns import own_draws, seed_for_transforms
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.functional.flatten import unflatten
 
@@ -46,7 +48,7 @@ class Trained(NamedTuple):
 
 
 class ClientWorker:
-    """Trains clients of one fit.
+    """Trains and measures clients of one fit.
 
     Args:
         trainer: The Trainer that they are copied from, in its fit.
@@ -99,7 +101,7 @@ class ClientWorker:
             vector.own.equip(client.module, clients[0])
             if self._skips_empty and 0 in stack.batch_sizes:
                 _skip_empty(client, stack.batch_sizes)
-        corrects = self._correct(client, side_by_side, clients, weights)
+        self._correct(client, side_by_side, clients, weights)
         logged = self.trainer.fit_loop.epoch_loop._batches_that_stepped
         own = Batches(batches, len(stack.batch_sizes), self._loader())
         self.fit.train(client, own, self.clock.now, logged)
@@ -111,13 +113,38 @@ class ClientWorker:
             update = vector.of_stack(side_by_side.updates())
             vector.keep(clients, side_by_side.rest())
         self.clock.saw(client.trainer)
-        if self.term is not None and corrects is not None:
-            self.term.keep(clients, update[:, : vector.num_parameters], corrects.moved)
+        if self.term is not None:
+            self.term.keep(clients, update[:, : vector.num_parameters], self.clock.moved)
         stops = bool(client.trainer.should_stop)
         self.fit.drop(client)
         if side_by_side is not None:
             side_by_side.drop()
         return Trained(tuple(clients), update, stops)
+
+    def evaluate(
+        self, client: int, batches: Iterable[tuple[Any, int]], seed: int, personal: bool = False
+    ) -> dict[str, float]:
+        """Measure a model on one client's batches, in a copy and with draws of its own.
+
+        What is measured of a client follows from its batches, the model and the seed alone.
+
+        Args:
+            client: Its number.
+            batches: Its held-out batches, each with its number of samples.
+            seed: Seed of what the measurement draws, the reading of batches included.
+            personal: Measure the model with what the client keeps for itself, not the global one.
+
+        Returns:
+            What `validation_step` and the hooks of validation log, by name.
+        """
+        with own_draws(), torch.no_grad():
+            seed_for_transforms(seed)
+            copy = self.fit.copy(seed, alone=True)
+            if personal:
+                self.vector.own.equip(copy.module, client)
+            found = measure(copy, batches)
+            self.fit.drop(copy)
+        return found
 
     def forget_shapes(self) -> None:
         """The vector has changed, or the fit is over: free the memory of stacks."""
@@ -125,10 +152,10 @@ class ClientWorker:
 
     def _correct(
         self, client: Client, side_by_side: ClientStack | None, clients: Sequence[int], weights: Tensor
-    ) -> Corrects | None:
+    ) -> None:
         """Put the algorithm's term in front of whatever else looks at gradients."""
         if self.term is None:
-            return None
+            return
         if side_by_side is not None:
             stack = side_by_side
             made = Corrects(self.term, clients, lambda: stack.weights, stack.starts)
@@ -137,7 +164,6 @@ class ClientWorker:
             start = unflatten(weights[: vector.num_parameters], vector.shapes[: len(vector.names)])
             made = Corrects(self.term, clients, lambda: vector.parameters_of(client.module), start)
         client.trainer.callbacks.insert(0, made)
-        return made
 
     def _side_by_side(self, client: Client, clients: Sequence[int], weights: Tensor) -> ClientStack:
         vector = self.vector

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_fedq._lightning import pl
+
 State = tuple[Tensor, list[Tensor]]
 
 
@@ -47,6 +49,13 @@ def new_generator(like: Any, seed: int) -> Any:
     if isinstance(like, np.random.RandomState):
         return np.random.RandomState(seed % 2**32)
     return type(like)(seed)
+
+
+@contextmanager
+def own_draws() -> Iterator[None]:
+    """Put all global random generators back afterwards."""
+    with torch.random.fork_rng(), pl.utilities.seed.isolate_rng(include_cuda=False):
+        yield
 
 
 def generator_state() -> State:

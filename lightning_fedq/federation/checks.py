@@ -64,8 +64,8 @@ def check_algorithm(
     algorithm: LocalAlgorithm,
     optimizers: Sequence[torch.optim.Optimizer],
     rule: BatchRule | None,
-    has_ranks: bool,
     alike: bool,
+    automatic: bool,
 ) -> None:
     """Refuse data, optimisers and callbacks of clients that do not go with a local algorithm.
 
@@ -73,8 +73,8 @@ def check_algorithm(
         algorithm: It.
         optimizers: Optimisers of a client.
         rule: Rule that draws the batches; None takes whole passes.
-        has_ranks: Whether several processes train the clients.
         alike: Whether every client has as many batches in a round.
+        automatic: Whether Lightning takes the steps, not the module by hand.
 
     Raises:
         ValueError: With the cure.
@@ -83,8 +83,11 @@ def check_algorithm(
     algorithm.check(optimizers)
     if rule is not None:
         raise ValueError(f"{type(rule).__name__} bounds gradients that {name} would change; leave one out")
-    if algorithm.remembers and has_ranks:
-        raise ValueError(f"clients of {name} keep vectors, in one process; use devices=1")
+    if algorithm.alike and not automatic:
+        raise ValueError(
+            f"{name} counts on as many steps as there are batches, and this module takes them by hand; use "
+            "automatic optimisation, or FedProx"
+        )
     if algorithm.alike and not alike:
         raise ValueError(
             f"{name} takes as many steps of every client, and theirs differ with what they hold; say "

@@ -132,8 +132,10 @@ def check_processes(trainer: pl.Trainer) -> None:
     Raises:
         ValueError: Naming the condition, with the cure.
     """
-    if trainer.world_size > 1:
-        _refuse("S1, a secret draw", f"{trainer.world_size} processes would know it", "use devices=1")
+    # to Lightning, a rank of ours is alone: its strategy knows better
+    processes = max(trainer.world_size, getattr(trainer.strategy, "num_ranks", 1))
+    if processes > 1:
+        _refuse("S1, a secret draw", f"{processes} processes would know it", "use devices=1")
 
 
 def check_run(federated: Any, trainer: pl.Trainer) -> None:

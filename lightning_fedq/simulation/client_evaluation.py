@@ -12,7 +12,6 @@ folder of a run.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -21,16 +20,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
-from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.evaluation import ClientEvaluation
-from lightning_fedq.clients.fit import Client, ClientFit
-from lightning_fedq.clients.vector import Vector
+from lightning_fedq.clients.worker import ClientWorker
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.federation.records import log_values
 from lightning_fedq.reports.runs import mode_of
-from lightning_fedq.simulation.rehearsal import own_draws
+from lightning_fedq.simulation.rank_group import RankGroup
 from lightning_fedq.simulation.release import Released, Releases
 
 Model = Literal["global", "personal"]
@@ -123,30 +120,32 @@ class EvaluatedClients:
 
 
 class ClientEvaluator:
-    """Measures after rounds of one fit.
+    """Measures after rounds of one fit: each client by itself, whoever else is measured.
 
     Args:
         settings: When, and on what.
-        trainer: The user's Trainer, in its fit.
-        vector: What clients keep for themselves.
+        trainer: The user's Trainer.
+        worker: Measures a client.
         parts: Held-out sample indices of each client; empty where clients have data sets for it.
         loader: Returns the loader of all clients.
+        seed_of: Returns the seed of a client's measurement after a round, `(round, client)`.
         releases: Releases what the settings name. None releases nothing.
+        ranks: Group of the ranks that measure a share of the clients each; None measures all.
     """
 
     def __init__(
         self,
         settings: ClientEvaluation,
         trainer: Any,
-        vector: Vector,
+        worker: ClientWorker,
         parts: Sequence[Tensor],
         loader: Callable[[], ClientLoader],
+        seed_of: Callable[[int, int], int],
         releases: Releases | None = None,
+        ranks: RankGroup | None = None,
     ) -> None:
-        self._releases = releases
-        self._settings, self._trainer, self._vector = settings, trainer, vector
-        self._parts, self._loader = list(parts), loader
-        self._fit = ClientFit(trainer)
+        self._settings, self._trainer, self._worker, self._releases = settings, trainer, worker, releases
+        self._parts, self._loader, self._seed_of, self._ranks = list(parts), loader, seed_of, ranks
 
     def is_due(self, round: int) -> bool:
         """Are clients measured after this round?"""
@@ -162,9 +161,8 @@ class ClientEvaluator:
         Raises:
             ValueError: If clients log different metrics, or none.
         """
-        models: list[Model] = ["global", "personal"] if self._vector.own.names else ["global"]
-        values = {model: self._of_all(model) for model in models}
-        self._fit.end_round()
+        models: list[Model] = ["global", "personal"] if self._worker.vector.own.names else ["global"]
+        values = {model: self._of_all(model, round) for model in models}
         release, released = self._settings.release, None
         if release is not None and self._releases is not None:
             released = self._releases.release(values["global"][release.metric], round)
@@ -179,11 +177,8 @@ class ClientEvaluator:
         release = self._settings.release
         if release is None:
             return
-        with own_draws(), torch.no_grad():
-            copy = self._fit.copy(0, alone=True)
-            names = self._of_client(copy, 0, "global").keys()
-            self._fit.drop(copy)
-        self._fit.end_round()
+        names = self._of_client(0, "global", 0).keys()
+        self._worker.fit.end_round()
         if release.metric not in names:
             raise ValueError(
                 f"release names {release.metric!r}, and validation_step logs {', '.join(names)}; name one of "
@@ -195,11 +190,18 @@ class ClientEvaluator:
         held_out = self._settings.held_out
         return len(self._parts) if isinstance(held_out, int | float) else len(held_out)
 
-    def _of_all(self, model: Model) -> dict[str, Tensor]:
-        with own_draws(), torch.no_grad():
-            copy = self._fit.copy(0, alone=True)
-            rows = [self._of_client(copy, client, model) for client in range(self._num_clients)]
-            self._fit.drop(copy)
+    def _of_client(self, client: int, model: Model, round: int) -> dict[str, float]:
+        batches, seed = self._batches(client), self._seed_of(round, client)
+        return self._worker.evaluate(client, batches, seed, personal=model == "personal")
+
+    def _of_all(self, model: Model, round: int) -> dict[str, Tensor]:
+        rank, ranks = (0, 1) if self._ranks is None else (self._ranks.rank, self._ranks.size)
+        found = {c: self._of_client(c, model, round) for c in range(rank, self._num_clients, ranks)}
+        self._worker.fit.end_round()
+        if self._ranks is not None:
+            shares = self._ranks.gather(found, f"the measurement of the {model} model")
+            found = {client: row for share in shares for client, row in share.items()}
+        rows = [found[client] for client in range(self._num_clients)]
         names = rows[0].keys()
         if not names or any(row.keys() != names for row in rows):
             odd = next((c for c, row in enumerate(rows) if row.keys() != names), 0)
@@ -208,27 +210,6 @@ class ClientEvaluator:
                 f"{sorted(names)} of client 0 and {sorted(rows[odd])} of client {odd}"
             )
         return {name: torch.tensor([row[name] for row in rows], dtype=torch.float64) for name in names}
-
-    def _of_client(self, copy: Client, client: int, model: Model) -> dict[str, float]:
-        """Validate as Lightning does, with a `log` that keeps the values."""
-        module, trainer, logged = copy.module, copy.trainer, _Logged()
-        if model == "personal":
-            self._vector.own.give(module, client, self._trainer.lightning_module)
-        trainer.validating = True
-        module.log = logged  # type: ignore[method-assign]
-        module.eval()
-        for part in module.modules():
-            if isinstance(part, Metric):
-                part.reset()
-        module.on_validation_epoch_start()
-        further = _further_arguments(module)
-        for number, (batch, logged.batch_size) in enumerate(self._batches(client)):
-            batch = trainer.precision_plugin.convert_input(batch)
-            batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
-            batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-            trainer.strategy.validation_step(batch, *(number, 0)[:further])
-        module.on_validation_epoch_end()
-        return logged.reduced()
 
     def _batches(self, client: int) -> Iterator[tuple[Any, int]]:
         """Batches of a client's held-out samples, and how many samples each has."""
@@ -243,51 +224,6 @@ class ClientEvaluator:
             given = DataLoader(given, batch_size=loader.batch_size, collate_fn=loader.collate_fn)
         for batch in islice(given, most):
             yield batch, pl.utilities.data.extract_batch_size(batch)
-
-
-def _further_arguments(module: pl.LightningModule) -> int:
-    """Number of arguments of `validation_step` behind the batch: batch index, loader index."""
-    parameters = list(inspect.signature(module.validation_step).parameters.values())
-    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
-        return 2
-    return min(len(parameters) - 1, 2)
-
-
-class _Logged:
-    """Stands in for a module's `log`: keeps values by name, with the sizes of their batches.
-
-    Attributes:
-        batch_size: Samples of the present batch.
-    """
-
-    def __init__(self) -> None:
-        self.batch_size = 1
-        self._values: dict[str, list[tuple[Any, int]]] = {}
-        self._reductions: dict[str, Any] = {}
-
-    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
-        """Take a value, or a metric object, which is asked at the end."""
-        value = value.detach() if isinstance(value, Tensor) else value
-        size = kwargs.get("batch_size") or self.batch_size
-        if isinstance(value, Metric):
-            self._values[name] = [(value, 1)]
-        else:
-            self._values.setdefault(name, []).append((value, int(size)))
-        self._reductions[name] = kwargs.get("reduce_fx", "mean")
-
-    def reduced(self) -> dict[str, float]:
-        """One number a name: the mean over samples, or what `reduce_fx` asks for."""
-        return {name: self._reduced(name, values) for name, values in self._values.items()}
-
-    def _reduced(self, name: str, values: list[tuple[Any, int]]) -> float:
-        first, reduce = values[0][0], self._reductions[name]
-        if isinstance(first, Metric):
-            return float(first.compute())
-        numbers = torch.tensor([float(value) for value, _ in values], dtype=torch.float64)
-        if reduce in ("mean", torch.mean):
-            sizes = torch.tensor([float(size) for _, size in values], dtype=torch.float64)
-            return float((numbers * sizes).sum() / sizes.sum())
-        return float((getattr(torch, reduce) if isinstance(reduce, str) else reduce)(numbers))
 
 
 def where_it_went(evaluations: Sequence[EvaluatedClients], shared: bool) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
@@ -53,6 +54,7 @@ class Clock:
         self._trainer, self._batches = trainer, batches
         self._clients: list[Taken] = []
         self._told = False
+        self._moved: float | None = None
 
     @property
     def now(self) -> int:
@@ -74,7 +76,7 @@ class Clock:
 
     def begin_round(self) -> None:
         """Before the first client. Torch warns of schedules that go on while their optimiser stands still."""
-        self._clients = []
+        self._clients, self._moved = [], None
         for optimizer in self._trainer.strategy.optimizers:
             optimizer._opt_called = True
 
@@ -127,24 +129,57 @@ class Clock:
                 for _ in range(steps):
                     config.scheduler.step()
             return taken.steps
-        every = int(trainer.accumulate_grad_batches)
-        steps = math.ceil(self._batches / every)
-        if trainer.max_steps != -1:
-            steps = min(steps, trainer.max_steps - self.now)
+        steps = self._steps
         for step in range(1, steps + 1):
-            for config in trainer.lr_scheduler_configs:
-                batch = min(step * every, self._batches)
-                if (
-                    config.interval == "step"
-                    and not config.reduce_on_plateau
-                    and not batch % config.frequency
-                ):
-                    self._step(config)
+            self._after_step(step)
         for config in trainer.lr_scheduler_configs:
             due = not (trainer.current_epoch + 1) % config.frequency
             if config.interval == "epoch" and not config.reduce_on_plateau and due:
                 self._step(config)
         return steps
+
+    @property
+    def _steps(self) -> int:
+        """Optimiser steps of the longest client in the coming round."""
+        steps = math.ceil(self._batches / int(self._trainer.accumulate_grad_batches))
+        return steps if self._trainer.max_steps == -1 else min(steps, self._trainer.max_steps - self.now)
+
+    def _after_step(self, step: int) -> None:
+        """Move on the schedules that count steps, after one of the round, from 1."""
+        batch = min(step * int(self._trainer.accumulate_grad_batches), self._batches)
+        for config in self._trainer.lr_scheduler_configs:
+            if config.interval == "step" and not config.reduce_on_plateau and not batch % config.frequency:
+                self._step(config)
+
+    @property
+    def moved(self) -> float:
+        """Sum of the learning rates of one client's steps in the round, as everybody knows it.
+
+        Steps follow from sizes and rates from schedules, before anybody has trained. What a client does
+        beside them (a step that it leaves out, a rate that it sets) follows from its data and does not count.
+        """
+        if self._moved is None:
+            trainer = self._trainer
+            group = trainer.strategy.optimizers[0].param_groups[0]
+            if not any(config.interval == "step" for config in trainer.lr_scheduler_configs):
+                self._moved = sum([float(group["lr"])] * self._steps)
+                return self._moved
+            before = [
+                (g, {name: value for name, value in g.items() if name != "params"})
+                for optimizer in trainer.strategy.optimizers
+                for g in optimizer.param_groups
+            ]
+            states = [deepcopy(c.scheduler.state_dict()) for c in trainer.lr_scheduler_configs]
+            rates = []
+            for step in range(1, self._steps + 1):
+                rates.append(float(group["lr"]))
+                self._after_step(step)
+            for config, state in zip(trainer.lr_scheduler_configs, states, strict=True):
+                config.scheduler.load_state_dict(state)
+            for g, numbers in before:
+                g.update(numbers)
+            self._moved = sum(rates)
+        return self._moved
 
     def _step(self, config: Any) -> None:
         self._trainer.lightning_module.lr_scheduler_step(config.scheduler, None)

@@ -34,7 +34,7 @@ from lightning_fedq.federation.secret_cohorts import check_claim, check_run
 from lightning_fedq.federation.secure_sum import check_modulus
 from lightning_fedq.federation.undo import Undo
 from lightning_fedq.federation.unprotected import lengths_tell
-from lightning_fedq.rounds import RoundEngine, RoundRecord
+from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
 from lightning_fedq.simulation.client_evaluation import ClientEvaluator, EvaluatedClients
 from lightning_fedq.simulation.clock import Clock
 from lightning_fedq.simulation.metrics import ClientMetrics
@@ -121,9 +121,9 @@ class FederatedFit:
         self.log = ClientMetrics(choice, trainer, group)
         self.log.names |= names
         self.log.check_watched()
-        self.correction = self._begin_algorithm(last, saved.get("algorithm"))
-        self._evaluator = self._begin_evaluation(choice)
+        self.correction = population.correction = self._begin_algorithm(last, saved.get("algorithm"))
         self.simulation = self._simulate()
+        self._evaluator = self._begin_evaluation(choice)
         if isinstance(self.engine, RankEngine):
             self.engine.beside = EndOfRound(self.simulation, self.log)
         say_who_is_copied(trainer.callbacks)  # type: ignore[attr-defined]
@@ -260,8 +260,8 @@ class FederatedFit:
             algorithm,
             self._trainer.optimizers,
             federation.batch_rule,
-            self.population.ranks is not None,
             self._schedule.alike,
+            self._trainer.lightning_module.automatic_optimization,
         )
         if before is not None and before.correction is not None:
             return before.correction
@@ -281,8 +281,13 @@ class FederatedFit:
             return None
         trainer, parts = self._trainer, population.holdings.held_out
         settings.check(trainer.lightning_module, self._federation.clients.num_clients, choice == "none")
-        releases = Releases.begin(self._federation, trainer)
-        return ClientEvaluator(settings, trainer, self.vector, parts, population.loader, releases)
+        group = None if population.ranks is None else population.ranks.group
+        releases = Releases.begin(self._federation, trainer, group)
+        worker, seed = self.simulation.worker, self._federation.planner.seed
+        seed_of = lambda round, client: RoundPlan(round, (), frozenset(), seed).stream_seed(  # noqa: E731
+            "evaluation", client
+        )
+        return ClientEvaluator(settings, trainer, worker, parts, population.loader, seed_of, releases, group)
 
     def _simulate(self) -> Simulation:
         rule, trainer = self._federation.batch_rule, self._trainer

@@ -86,6 +86,7 @@ class Population(ABC):
 
     ranks: DistributedClientsStrategy | None = None
     limit = 0
+    correction: Any = None  # state of the local algorithm, once the fit has it
 
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
@@ -223,7 +224,7 @@ class SimulatedClients(Population):
         federation, trainer = self._federation, self._trainer
         clients, local, rule = federation.clients, federation.local, federation.batch_rule
         if self.ranks is not None:
-            check_for_ranks(local, rule)
+            check_for_ranks(rule)
             federation.plan_by(self.ranks.group.broadcast(federation.planner.seed, "the plan"))
         planner = federation.planner
         run = RoundPlan(0, (), frozenset(), planner.seed)

@@ -9,29 +9,22 @@ from torch import Tensor
 
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.data.batches import Stack
-from lightning_fedq.federation.settings import Local
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.simulation.rank_group import RankGroup
 from lightning_fedq.simulation.ranks import NAME, DistributedClientsStrategy
 
 
-def check_for_ranks(local: Local, rule: object | None) -> None:
+def check_for_ranks(rule: object | None) -> None:
     """Refuse what needs a client's memory in one place.
 
     Raises:
         ValueError: With the cure.
     """
-    if local.buffers == "local":
-        why = "buffers='local' keeps every client's buffers where it trained, and clients change ranks"
-    elif local.patterns:
-        why = f"local={list(local.patterns)} keeps them where a client trained, and clients change ranks"
-    elif local.evaluate_clients is not None:
-        why = "evaluate_clients measures all clients in one process"
-    elif rule is not None:
-        why = f"{type(rule).__name__} keeps every client's account in one process"
-    else:
-        return
-    raise ValueError(f'{why}; train in one process (devices=1), or leave it out with strategy="{NAME}"')
+    if rule is not None:
+        raise ValueError(
+            f"{type(rule).__name__} keeps every client's account in one process; train in one process "
+            f'(devices=1), or leave it out with strategy="{NAME}"'
+        )
 
 
 def check_streams(held: Sequence[Tensor]) -> None:

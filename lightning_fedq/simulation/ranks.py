@@ -24,6 +24,8 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.clients.states import Packed
+from lightning_fedq.clients.worker import ClientWorker
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.mechanism import AbortedRoundError
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
@@ -251,18 +253,26 @@ class EndOfRound:
 
     def of_rank(self) -> _Beside:
         """This rank's share, for `of_all_ranks`."""
-        return _Beside(self._simulation.taken, self._log.of_rank())
+        worker = self._simulation.worker
+        return _Beside(
+            self._simulation.taken, self._log.of_rank(), worker.states.packed(), worker.vector.most_counted
+        )
 
     def of_all_ranks(self, found: Sequence[_Beside]) -> None:
         """Bring clock and log to where one process would have them."""
         self._simulation.taken = Taken.together([one.taken for one in found])
         self._log.of_all_ranks([one.logged for one in found])
+        worker = self._simulation.worker
+        for one in found:
+            worker.states.unpack(one.opened)
+            worker.vector.most_counted = torch.maximum(worker.vector.most_counted, one.most)
 
 
 class Counts(Protocol):
     """Whatever trains the clients of a rank."""
 
     taken: Taken
+    worker: ClientWorker
 
 
 class OtherRankStoppedError(RuntimeError):
@@ -274,6 +284,8 @@ class _Beside(NamedTuple):
 
     taken: Taken
     logged: Logged | None
+    opened: Packed
+    most: Tensor
 
 
 class _Kind(NamedTuple):

@@ -6,12 +6,10 @@ before anybody has trained. Nobody knows either without trying, because both are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_info
@@ -21,6 +19,7 @@ from lightning_fedq.clients.hooks import call_start_hooks
 from lightning_fedq.clients.isolation import check_isolation
 from lightning_fedq.clients.vector import BufferMode, Rehearsed, Vector, layers_with_statistics
 from lightning_fedq.data.batches import Stack
+from lightning_fedq.data.generator_turns import own_draws
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.simulation.clock import Clock
 from lightning_fedq.simulation.round_loop import told_results
@@ -71,13 +70,6 @@ class Trial:
             number = min(most, passes * there)
             self._fit.train(client, Batches(batches, number, loader), self._clock.now)
         return client
-
-
-@contextmanager
-def own_draws() -> Iterator[None]:
-    """Put all global random generators back afterwards."""
-    with torch.random.fork_rng(), pl.utilities.seed.isolate_rng(include_cuda=False):
-        yield
 
 
 def first_clients(stacks_of: Callable[[int], Sequence[Stack]], number: int) -> list[Stack]:

@@ -17,6 +17,7 @@ from lightning_fedq.federation.secure_sum import check_modulus, secure_sum
 from lightning_fedq.keys.randomness import AgreedKeys, Keys, SeededKeys
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine
+from lightning_fedq.simulation.rank_group import RankGroup
 
 _STREAMS = "released evaluations"
 
@@ -48,6 +49,7 @@ class Releases:
     Args:
         federation: The federation, whose ledger is charged.
         release: What is released.
+        ranks: Group of several ranks: rank 0 releases for all of them.
 
     Attributes:
         engine: The rounds that release.
@@ -58,8 +60,8 @@ class Releases:
             release.
     """
 
-    def __init__(self, federation: Federation, release: NoisyMean) -> None:
-        self._release = release
+    def __init__(self, federation: Federation, release: NoisyMean, ranks: RankGroup | None = None) -> None:
+        self._release, self._ranks = release, ranks
         secagg = federation.server.secure_aggregation
         planner = everybody(federation.planner)
         mechanism = mechanism_of_release(release, planner, secagg)
@@ -84,12 +86,14 @@ class Releases:
             check_modulus(secagg, self.engine)
 
     @classmethod
-    def begin(cls, federation: Federation, trainer: pl.Trainer) -> Releases | None:
+    def begin(
+        cls, federation: Federation, trainer: pl.Trainer, ranks: RankGroup | None = None
+    ) -> Releases | None:
         """The releases that a federation's settings ask for, with a journal of their charges."""
         wanted = release_of(federation)
         if wanted is None:
             return None
-        releases = cls(federation, wanted)
+        releases = cls(federation, wanted, ranks)
         keep_journal(trainer, releases.engine.ledger, federation.seed is not None)
         return releases
 
@@ -100,6 +104,17 @@ class Releases:
             values: `(clients,)`, in units of the metric.
             round: Round of the training after which they were measured.
         """
+        ranks = self._ranks
+        if ranks is None:
+            return self._of_all(values, round)
+        # one noise: two ranks that draw their own would release two noisy values of one mean
+        mine = (self._of_all(values, round), self.engine.ledger.state_dict()) if ranks.rank == 0 else None
+        released, ledger = ranks.broadcast(mine, f"the release after round {round + 1}")
+        if ranks.rank:
+            self.engine.ledger.follow(ledger)
+        return released  # type: ignore[no-any-return]
+
+    def _of_all(self, values: Tensor, round: int) -> Released | None:
         engine, release = self.engine, self._release
         limits = engine.ledger.limits
         if limits is not None and bool((engine.ledger.charges >= limits).any()):

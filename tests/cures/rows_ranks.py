@@ -7,9 +7,7 @@ from typing import Any
 from unittest import mock
 
 import torchmetrics
-from torch import nn
 
-from lightning_fedq.algorithms import SCAFFOLD, FedProx
 from lightning_fedq.callbacks import DPSGD, ByzantineClients
 from lightning_fedq.simulation.rank_checks import check_same_on_all_ranks
 from lightning_fedq.simulation.rank_group import RankGroup, RankLostError
@@ -75,16 +73,8 @@ class Counts(Classifier):
             self.log("accuracy", self.accuracy)
 
 
-def normed() -> Classifier:
-    return Classifier(nn.Sequential(nn.BatchNorm1d(64), nn.Linear(64, 10)))
-
-
 def streams() -> Any:
     return of(*map(Stream, range(4)), batch_size=5)
-
-
-def scaffold() -> Any:
-    return fed(algorithm=SCAFFOLD(), local_steps=2)
 
 
 def threads() -> list[RankGroup]:
@@ -120,19 +110,7 @@ def compared(theirs: str) -> None:
 
 ROWS = [
     row(
-        "clients of {} keep vectors, in one process; use devices=1",
-        lambda: among(scaffold()),
-        lambda: one(scaffold()),
-        lambda: among(fed(algorithm=FedProx(0.1))),
-    ),
-    row(
-        '{}; train in one process (devices=1), or leave it out with strategy="{}"',
-        lambda: among(fed(buffers="local"), module=normed()),
-        lambda: one(fed(buffers="local"), module=normed()),
-        lambda: among(fed(), module=normed()),
-    ),
-    row(
-        'train in one process (devices=1), or leave it out with strategy="{}"',
+        "keeps every client's account in one process; train in one process (devices=1), or leave it out with",
         lambda: among(fed(), DPSGD(1.0, 1.0, delta=1e-4, seed=1)),
         lambda: one(fed(), DPSGD(1.0, 1.0, delta=1e-4, seed=1)),
         lambda: among(fed()),

@@ -64,6 +64,18 @@ ROWS = [
         lambda: fit(fed(algorithm=FedProx(0.1)), module=momentum()),
     ),
     row(
+        "SCAFFOLD divides by the learning rate, and this SGD has one for each of its groups; give all",
+        lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=two_rates()),
+        lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=Classifier()),
+        lambda: fit(fed(algorithm=FedProx(0.1)), module=two_rates()),
+    ),
+    row(
+        "counts on as many steps as there are batches, and this module takes them by hand; use automatic",
+        lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=by_hand()),
+        lambda: fit(fed(algorithm=SCAFFOLD(), local_steps=2), module=Classifier()),
+        lambda: fit(fed(algorithm=FedProx(0.1)), module=by_hand()),
+    ),
+    row(
         "a client's own budget is over the run: all that it sends; leave over='round' out",
         lambda: budget(over="round"),
         budget,
@@ -206,6 +218,21 @@ ROWS = [
 
 def momentum() -> Classifier:
     return Classifier(optimizer=lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9))
+
+
+def two_rates() -> Classifier:
+    def made(params: Any) -> Any:
+        weight, bias = params
+        return torch.optim.SGD([{"params": [weight]}, {"params": [bias], "lr": 0.2}], lr=0.1)
+
+    return Classifier(optimizer=made)
+
+
+def by_hand() -> Classifier:
+    module = Classifier()
+    module.automatic_optimization = False
+    module.training_step = lambda batch, batch_idx: None  # type: ignore[method-assign]
+    return module
 
 
 def krum(liars: int, bucket: int = 1) -> RobustAggregation:

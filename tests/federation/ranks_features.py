@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.algorithms import SCAFFOLD, FedDyn, FedProx
 from lightning_fedq.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks import (
     DPSGD,
@@ -26,6 +27,7 @@ from lightning_fedq.callbacks import (
     RunFolder,
     TailAveraging,
 )
+from lightning_fedq.clients.evaluation import ClientEvaluation, NoisyMean
 from lightning_fedq.data import Dirichlet, FederatedDataModule
 from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import (
@@ -44,6 +46,12 @@ from tests.canary.test_canary import Model
 from tests.contract.test_mechanisms import ROWS
 
 CLIENTS, SIZE = 7, 4
+
+
+def _plain_sgd() -> Any:
+    return Model(optimizer=torch.optim.SGD)
+
+
 CORBIN = CorBin(epsilon=4.0, shared_bits=5)
 
 
@@ -187,7 +195,7 @@ FEATURES: dict[str, Feature] = {
             then=setting.then,
             within_rounds=name in _WITHIN_ROUNDS,
             stops=name == "stopped in mid-round",
-            refused="buffers='local'" if name == "BatchNorm, local" else _REFUSED_ON_RANKS.get(name, ""),
+            refused=_REFUSED_ON_RANKS.get(name, ""),
         )
         for name, setting in LIGHTNING.items()
         if not name.startswith("interrupted") and name != "nothing"
@@ -259,6 +267,25 @@ FEATURES: dict[str, Feature] = {
     "DPSGD": Feature(
         callbacks=lambda f: [DPSGD(1.0, 1.0, delta=0.01, seed=0)],
         refused="DPSGD keeps every client's account",
+    ),
+    "a layer of their own": Feature(federated={"local": ["head.*"], "clients_per_round": 4}),
+    "a layer of their own, in stacks": Feature(federated={"local": ["head.*"], "clients_per_step": 3}),
+    "FedProx": Feature(federated={"algorithm": FedProx(0.1)}),
+    "FedDyn": Feature(federated={"algorithm": FedDyn(0.1), "clients_per_round": 4}),
+    "SCAFFOLD": Feature(_plain_sgd, federated={"algorithm": SCAFFOLD(), "local_steps": 2}),
+    "SCAFFOLD, some": Feature(
+        _plain_sgd, federated={"algorithm": SCAFFOLD(), "local_steps": 2, "clients_per_round": 4}
+    ),
+    "what clients measure": Feature(
+        federated={"evaluate_clients": ClientEvaluation(0.3), "local": ["head.*"], "client_metrics": "shared"}
+    ),
+    "what clients measure, released": Feature(
+        federated={"evaluate_clients": ClientEvaluation(0.3, release=NoisyMean("val_loss", 0.5, 0.0, 4.0))}
+    ),
+    "secret cohorts": Feature(
+        mechanism=AggregateGaussian(clip_norm=8.0, noise_multiplier=0.5),
+        federated={"cohorts": "secret", "seed": None, "clients_per_round": 3, "diagnostics": False},
+        refused="S1, a secret draw",
     ),
     "liars": Feature(callbacks=lambda f: [ByzantineClients(0.3, "sign_flip")], refused="clients that lie"),
     "CPA over rounds": Feature(mechanism=CPA(epsilon=1.0), federated={"clients_per_round": 3}),
@@ -339,6 +366,8 @@ def findings(fed: Federated, trainer: Any, module: Any, folder: Path) -> dict[st
         "validation": exact,
         "steps": [trainer.global_step, trainer.current_epoch, fed.fit._clock.now],
         "optimizers": _plain([group for o in trainer.optimizers for group in o.state_dict()["param_groups"]]),
+        "own": {client: _plain(fed.fit.vector.own.of(client)) for client in range(CLIENTS)},
+        "measured": [_plain(one.plain()) for one in fed.fit.client_evaluations],
         "generator": _digest(torch.default_generator.get_state()),
         "rounded": {k: v for k, v in rest.items() if not k.startswith("leak/")},
     }

@@ -279,14 +279,9 @@ def fed(mechanism: Any = None, **options: Any) -> Federated:
     return Federated(mechanism or CorBin(1.0), 4, seed=0, **options)
 
 
-def test_buffers_of_clients_are_refused_with_the_cure() -> None:
-    with pytest.raises(ValueError, match=r'buffers=.local. keeps.*devices=1.*strategy="fedq_clients"'):
-        check_for_ranks(fed(buffers="local").local, None)
-
-
 def test_a_batch_rule_is_refused() -> None:
     with pytest.raises(ValueError, match="SimpleNamespace keeps every client's account in one process"):
-        check_for_ranks(fed().local, SimpleNamespace())
+        check_for_ranks(SimpleNamespace())
 
 
 def test_ranks_with_other_settings_are_refused_by_name() -> None:

@@ -455,7 +455,9 @@ def test_targets_and_budgets_are_about_outsiders_and_runs():
 
 def test_several_processes_are_refused():
     with pytest.raises(ValueError, match=r"S1, .*2 processes.*devices=1"):
-        check_processes(SimpleNamespace(world_size=2))
+        check_processes(SimpleNamespace(world_size=2, strategy=None))
+    with pytest.raises(ValueError, match=r"S1, .*2 processes.*devices=1"):  # to Lightning, each is alone
+        check_processes(SimpleNamespace(world_size=1, strategy=SimpleNamespace(num_ranks=2)))
 
 
 @pytest.mark.parametrize(

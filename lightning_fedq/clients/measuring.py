@@ -1,0 +1,95 @@
+"""One client's measurement: the module's own validation, on a copy that is dropped.
+
+All hooks of the module's validation run, as in a validation of its own. Callbacks of the fit do not: they see
+the global model only.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.clients.fit import Client
+
+
+def measure(copy: Client, batches: Iterable[tuple[Any, int]]) -> dict[str, float]:
+    """Validate a copy as Lightning does, with a `log` that keeps the values.
+
+    Args:
+        copy: The client's.
+        batches: Its held-out batches, each with its number of samples.
+
+    Returns:
+        What `validation_step` and the hooks log, by name.
+    """
+    module, trainer, logged = copy.module, copy.trainer, _Logged()
+    trainer.validating = True
+    module.log = logged  # type: ignore[method-assign]
+    for part in module.modules():
+        if isinstance(part, Metric):
+            part.reset()
+    module.on_validation_model_eval()
+    module.on_validation_start()
+    module.on_validation_epoch_start()
+    further = _further_arguments(module)
+    for number, (batch, logged.batch_size) in enumerate(batches):
+        batch = trainer.precision_plugin.convert_input(batch)
+        batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
+        batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+        module.on_validation_batch_start(batch, number)
+        outputs = trainer.strategy.validation_step(batch, *(number, 0)[:further])
+        module.on_validation_batch_end(outputs, batch, number)
+    module.on_validation_epoch_end()
+    module.on_validation_end()
+    return logged.reduced()
+
+
+def _further_arguments(module: pl.LightningModule) -> int:
+    """Number of arguments of `validation_step` behind the batch: batch index, loader index."""
+    parameters = list(inspect.signature(module.validation_step).parameters.values())
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return 2
+    return min(len(parameters) - 1, 2)
+
+
+class _Logged:
+    """Stands in for a module's `log`: keeps values by name, with the sizes of their batches.
+
+    Attributes:
+        batch_size: Samples of the present batch.
+    """
+
+    def __init__(self) -> None:
+        self.batch_size = 1
+        self._values: dict[str, list[tuple[Any, int]]] = {}
+        self._reductions: dict[str, Any] = {}
+
+    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Take a value, or a metric object, which is asked at the end."""
+        value = value.detach() if isinstance(value, Tensor) else value
+        size = kwargs.get("batch_size") or self.batch_size
+        if isinstance(value, Metric):
+            self._values[name] = [(value, 1)]
+        else:
+            self._values.setdefault(name, []).append((value, int(size)))
+        self._reductions[name] = kwargs.get("reduce_fx", "mean")
+
+    def reduced(self) -> dict[str, float]:
+        """One number a name: the mean over samples, or what `reduce_fx` asks for."""
+        return {name: self._reduced(name, values) for name, values in self._values.items()}
+
+    def _reduced(self, name: str, values: list[tuple[Any, int]]) -> float:
+        first, reduce = values[0][0], self._reductions[name]
+        if isinstance(first, Metric):
+            return float(first.compute())
+        numbers = torch.tensor([float(value) for value, _ in values], dtype=torch.float64)
+        if reduce in ("mean", torch.mean):
+            sizes = torch.tensor([float(size) for _, size in values], dtype=torch.float64)
+            return float((numbers * sizes).sum() / sizes.sum())
+        return float((getattr(torch, reduce) if isinstance(reduce, str) else reduce)(numbers))
