@@ -4,24 +4,35 @@ BIN = $(VENV)/bin
 export FEDQ_DATA ?= $(abspath $(wildcard ../shared/data))
 
 OLDEST ?= .venv-oldest
-# CONSTRAINTS=/dev/null takes the newest packages; ALSO=lightning installs that one, too
+# CONSTRAINTS=/dev/null takes the newest packages; ALSO=lightning installs that one, too; TORCH='torch --index-url ADDRESS'
+# installs that build of torch first (pytorch.org has the address of the one for CPUs, 0.7 GB in place of 5)
 CONSTRAINTS ?= constraints.txt
 ALSO ?=
+TORCH ?=
+INSTALL = $(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS)
 
 # a test that hangs ends its worker, and the others go on
 WORKERS = -n 2 --dist loadfile -o faulthandler_exit_on_timeout=true
 
-.PHONY: coverage deploy-demo demo test test-all test-flower test-slow test-oldest check docs tables gpu setup clean
+.PHONY: coverage deploy-demo demo test test-all test-flower test-slow test-oldest check docs tables tutorials gpu setup clean
 setup: $(VENV)/.ready
 
-$(VENV)/.ready: pyproject.toml constraints.txt
-	@echo "first time: installing into $(VENV), up to 6 GB, several minutes without a word"
+# what the library itself needs
+$(VENV)/.core: pyproject.toml constraints.txt
+	@echo "first time: installing into $(VENV), up to 6 GB, of which torch and CUDA are 5, minutes without a word"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint $(CONSTRAINTS) --editable '.[dev,flower,mlflow]' $(ALSO)
+	$(if $(TORCH),$(INSTALL) $(TORCH))
+	$(INSTALL) --editable .
+	touch $@
+
+# and all that tests, docs and checks need
+$(VENV)/.ready: $(VENV)/.core
+	@echo "installing what tests, docs and checks need: 1 GB more, minutes without a word"
+	$(INSTALL) --editable '.[dev,flower,mlflow]' $(ALSO)
 	touch $@
 
 # one thread: with two, a model as small as this one takes 4 times as long
-demo: setup
+demo: $(VENV)/.core
 	OMP_NUM_THREADS=1 $(BIN)/fedq fit --config configs/digits_private.yaml
 
 # without what takes half a second and more
@@ -53,7 +64,7 @@ check: setup
 	$(BIN)/mypy
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/test_layers.py
 
-# warnings are errors; nothing is fetched; the tutorials run
+# warnings are errors; nothing is fetched; the tutorials run, and their notebooks are what they give
 docs: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/test_docs.py -m site
 	@echo "build/site/index.html; with its search: $(BIN)/python -m http.server --directory build/site"
@@ -61,6 +72,10 @@ docs: setup
 # the tables of README and docs that repeat code
 tables: setup
 	OMP_NUM_THREADS=1 $(BIN)/python docs/generate.py
+
+# run the tutorials, and write their pages and notebooks
+tutorials: setup
+	OMP_NUM_THREADS=1 MPLBACKEND=agg $(BIN)/python docs/tutorial.py
 
 # lines that the fast tests run, as a table; child processes are not counted
 coverage: setup

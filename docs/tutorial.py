@@ -1,5 +1,6 @@
 """Tutorial scripts run cell by cell and written down as pages and notebooks: text, code, output, pictures.
 
+python docs/tutorial.py          # `make tutorials`: run all, and write pages and notebooks beside the scripts
 python docs/tutorial.py FOLDER docs/tutorials/*.py
 
 A tutorial is an ordinary script. Its docstring is the head of the page; `# %%` begins a cell, and the comment
@@ -14,7 +15,9 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,13 +136,18 @@ def notebook(found: Sequence[Cell]) -> str:
 
 
 def main(folder: Path, scripts: list[Path]) -> None:
-    """Write a page, a notebook and their pictures for every script, each into a folder of its name."""
+    """Write a page, a notebook and their pictures into `folder` for every script."""
     for script in scripts:
-        out = folder / script.stem
-        found = run(script, out)
-        (out / "page.md").write_text(page(script, found))
-        (out / f"{script.stem}.ipynb").write_text(notebook(found))
+        with tempfile.TemporaryDirectory() as scratch:
+            found = run(script, Path(scratch) / "run")
+            for picture in (picture for cell in found for picture in cell.pictures):
+                shutil.copy(picture, folder / picture.name)
+            (folder / f"{script.stem}.ipynb").write_text(notebook(found))
+            (folder / f"{script.stem}.md").write_text(page(script, found))
+            os.chdir(folder)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]).resolve(), [Path(name).resolve() for name in sys.argv[2:]])
+    beside = Path(__file__).parent / "tutorials"
+    where, *named = sys.argv[1:] or [str(beside), *sorted(map(str, beside.glob("*.py")))]
+    main(Path(where).resolve(), [Path(name).resolve() for name in named])

@@ -1,5 +1,6 @@
 """Blocks of README and guides run as written, bash blocks line by line."""
 
+import json
 import os
 import re
 import subprocess
@@ -7,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import pytorch_lightning as pl
 import torch
 
-from lightning_fedq import mechanisms
+from lightning_fedq import RunFolder, mechanisms
 from lightning_fedq.datasets import DigitsDataModule
 from lightning_fedq.models import Classifier, Linear
 
@@ -57,12 +59,38 @@ def test_every_mechanism_has_a_row_and_its_runs(name):
 
 def test_the_readme_is_short():
     text = (ROOT / "README.md").read_text()
-    assert len(text.splitlines()) <= 90 and len(text.split()) <= 1300
+    assert len(text.splitlines()) <= 100 and len(text.split()) <= 1300
+
+
+FEDERATED = [(place, text) for place, text in PYTHON if "Federated(" in text]
+
+
+@pytest.mark.parametrize(("place", "text"), FEDERATED, ids=[place for place, _ in FEDERATED])
+def test_what_a_newcomer_copies_protects_or_says_that_it_does_not(place, text):
+    """`test_python_block` reads the epsilon of those that train."""
+    epsilons = [float(number) for number in re.findall(r"PrivacyTarget\((?:epsilon=)?([\d.]+)", text)]
+    if epsilons:
+        assert max(epsilons) <= 8 and "adversary=" in text
+    else:
+        assert "without privacy" in text
 
 
 @pytest.mark.parametrize(("place", "text"), PYTHON, ids=[place for place, _ in PYTHON])
-def test_python_block(place, text, folder):
-    """Guides call `model`, `data` and so on what is the reader's own; blocks of the README need nothing."""
+def test_python_block(place, text, folder, monkeypatch):
+    """Guides call `model`, `data` and so on what is the reader's own; blocks of the README need nothing.
+
+    Two rounds of each training are run. Those with a target end within it, towards the one they name.
+    """
+
+    class Short(pl.Trainer):
+        def __init__(self, **settings):
+            callbacks = list(settings.get("callbacks") or [])
+            if not any(isinstance(one, RunFolder) for one in callbacks):
+                callbacks.append(RunFolder())
+            rounds = min(2, settings.get("max_epochs", 2))
+            super().__init__(**{**settings, "callbacks": callbacks, "max_epochs": rounds})
+
+    monkeypatch.setattr(pl, "Trainer", Short)
     digits = torch.utils.data.TensorDataset(torch.rand(20, 1, 8, 8), torch.arange(20) % 10)
     yours = {
         "model": Classifier(Linear(in_features=64), lr=0.1),
@@ -72,6 +100,11 @@ def test_python_block(place, text, folder):
         "val_set": digits,
     }
     exec(compile(text, place, "exec"), yours)
+    targets = re.findall(r"PrivacyTarget\((?:epsilon=)?([\d.]+).*?adversary=\"(\w+)\"", text, re.S)
+    for page in folder.glob("runs/*/privacy.json") if targets else ():
+        [(epsilon, adversary)] = targets
+        rows = {row["adversary"].lower(): row for row in json.loads(page.read_text())["rows"]}
+        assert 0.9 * float(epsilon) < rows[adversary]["epsilon_run"] <= float(epsilon)
 
 
 @pytest.mark.parametrize("block", BASH, ids=range(len(BASH)))
