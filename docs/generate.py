@@ -6,13 +6,17 @@ python docs/generate.py --audit Skellam  # attack a mechanism as `fedq audit` do
 
 A table stands between `<!-- made by `make tables`: NAME -->` and `<!-- end -->`, and is replaced as a whole.
 In the package, the names in `mechanisms/__init__.py` come from the files beside it, and the table of
-`fedq mechanisms`, `commands/mechanisms.json`, from what the classes do on real messages.
+`fedq mechanisms`, `commands/mechanisms.json`, from what the classes do on real messages, and what `--help`
+prints, `commands/shown.json`, from the parsers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import inspect
+import io
 import json
+import os
 import pkgutil
 import re
 import subprocess
@@ -23,10 +27,11 @@ from importlib import import_module
 from pathlib import Path
 
 import lightning_fedq
-from lightning_fedq import cli, mechanisms
+from lightning_fedq import cli, commands, mechanisms
 from lightning_fedq.commands import described
 from lightning_fedq.commands.configs import configs, fragments
 from lightning_fedq.commands.mechanisms import SHIPPED
+from lightning_fedq.commands.shown import SHIPPED as HELP
 from lightning_fedq.mechanism import Mechanism
 
 DOCS = Path(__file__).parent
@@ -275,11 +280,24 @@ def renewed(text: str) -> str:
     return _REGION.sub(lambda found: f"{found[1]}\n{TABLES[found[2]]()}\n\n{found[3]}", text)
 
 
+def _help(command: str) -> str:
+    """What a command's own parser prints, 100 columns wide."""
+    shown, width = io.StringIO(), os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "100"
+    try:
+        with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
+            import_module(f"{commands.__name__}.{command}").main(["--help"])
+    finally:
+        os.environ.pop("COLUMNS") if width is None else os.environ.update(COLUMNS=width)
+    return shown.getvalue()
+
+
 def made() -> Iterator[tuple[Path, str]]:
     """Every file with something that is made here, and what it should hold."""
     yield LISTS, _LISTS.sub(lambda found: f"{found[1]}{_names()}\n{found[2]}", LISTS.read_text())
     shown = {**described.SETTING, "mechanisms": _described()}
     yield SHIPPED, json.dumps(shown, indent=1, ensure_ascii=False) + "\n"
+    yield HELP, json.dumps({name: _help(name) for name in cli.OTHERS}, indent=1, ensure_ascii=False) + "\n"
     for page in PAGES:
         yield page, renewed(page.read_text())
 

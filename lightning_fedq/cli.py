@@ -12,6 +12,7 @@ from lightning_fedq.commands.binding import import_named_classes
 from lightning_fedq.commands.complaints import TRACE, complaint
 from lightning_fedq.commands.configs import TRAINING, expand
 from lightning_fedq.commands.settings import take_changes
+from lightning_fedq.commands.shown import help_of
 from lightning_fedq.commands.suggestions import nearest
 
 OTHERS = {
@@ -70,6 +71,9 @@ def _run(argv: Sequence[str] | None) -> int:
         return 0
     if command == "--version":
         print(f"fedq {__version__}")
+        return 0
+    if arguments[1:] in (["-h"], ["--help"]) and (text := help_of(command)) is not None:
+        print(text, end="")
         return 0
     if command in (*TRAINING, *OTHERS) and command != "configs":  # which only writes files
         import_named_classes(arguments[1:])

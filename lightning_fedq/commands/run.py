@@ -20,6 +20,7 @@ from lightning_fedq._lightning import callbacks_of, is_overridden, pl
 from lightning_fedq.callbacks.run_folder import RunFolder
 from lightning_fedq.commands.configs import EVALUATION, TRAINING, find
 from lightning_fedq.commands.settings import change_setting
+from lightning_fedq.commands.shown import described
 from lightning_fedq.commands.suggestions import concise, suggest
 from lightning_fedq.mechanisms.registry import installed
 from lightning_fedq.reports.runs import print_summary
@@ -70,25 +71,6 @@ def configuration_file(config: Mapping[str, Any]) -> Iterator[str]:
         path = Path(scratch) / "config.yaml"
         path.write_text(yaml.safe_dump(config, sort_keys=False))
         yield str(path)
-
-
-CHOICES = (
-    "NAME is a run that ships with the package (`fedq configs` lists them) or a YAML file, RUN the folder of "
-    "a run. --with FRAGMENT adds a mechanism or a callback that ships (corbin, wandb), or a file. Several "
-    "may be given, and stand in that order behind the callbacks of NAME. --set changes settings after all "
-    "else, by the name of a class or from the top: --set Federated.num_clients=7 CorBin.epsilon=2.0 "
-    "trainer.max_epochs=3."
-)
-"""What `expand` and `take_changes` add to LightningCLI."""
-
-
-def described(subcommand: str) -> dict[str, str]:
-    """Usage and description of a training command, of which LightningCLI knows a part."""
-    first = "NAME" if subcommand == "fit" else "RUN"
-    return {
-        "usage": f"fedq {subcommand} {first} [--with FRAGMENT] [--set SETTING=VALUE ...] [--KEY VALUE ...]",
-        "description": f"{TRAINING[subcommand][:1].upper()}{TRAINING[subcommand][1:]}. {CHOICES}",
-    }
 
 
 class SuggestingParser(LightningArgumentParser):
