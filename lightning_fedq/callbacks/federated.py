@@ -17,7 +17,7 @@ ledger's journal (`federation.journal`), so that a process that is killed outrig
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,6 +26,7 @@ from torch import Tensor
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
 from lightning_fedq.algorithms import LocalAlgorithm
 from lightning_fedq.byzantine.aggregation import RobustAggregation, Weighting
+from lightning_fedq.clients.constraints import Constraint
 from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.clients.vector import BufferMode
 from lightning_fedq.data.batches import BatchRule
@@ -131,6 +132,13 @@ class Federated(pl.Callback):
             claimed, and where client_metrics keeps what is logged with the clients.
         evaluate_clients: Measure the global model, and each client's own, on what every client holds out:
             `ClientEvaluation(held_out=0.2)`. The numbers go where client_metrics lets training metrics go.
+        shared: Patterns of names, such as `["teacher.*"]`: buffers and frozen parameters that travel beside
+            the trained ones. What a client's first steps change travels by itself; this is for what begins
+            to change later, and for Flower, whose server has no data to try.
+        constraints: What buffers are, by patterns of their names, such as `{"norm.var": "positive"}`: what is
+            decoded is made so. "positive", "nonnegative", "unit" (of length one along the last dimension),
+            "simplex", "psd", "above:NAME", "any", or a function of the decoded tensor. Buffers of torch's own
+            layers are known, others are found in the rehearsal by their values (`clients.constraints`).
 
     Attributes:
         clients: Settings of the population: the arguments from num_clients to labels.
@@ -178,6 +186,8 @@ class Federated(pl.Callback):
         privacy: PrivacyTarget | None = None,
         check_isolation: bool | None = None,
         evaluate_clients: ClientEvaluation | None = None,
+        shared: Sequence[str] = (),
+        constraints: Mapping[str, Constraint] | None = None,
     ) -> None:
         check_kinds(mechanism=mechanism, seed=seed, ledger=ledger, privacy=privacy)
         clients = Clients(
@@ -200,6 +210,8 @@ class Federated(pl.Callback):
             client_metrics,
             check_isolation,
             evaluate_clients,
+            shared,
+            constraints,
         )
         server = Server(
             target,

@@ -23,23 +23,26 @@ _NAMED = 10
 """Names that an error lists."""
 
 
-def check_patterns(patterns: object) -> tuple[str, ...]:
+def check_patterns(patterns: object, argument: str = "local") -> tuple[str, ...]:
     """Return patterns as a tuple.
 
     Args:
         patterns: Shell patterns of names, such as `["head.*"]`.
+        argument: Name of the argument of `Federated`.
 
     Raises:
         TypeError: If it is no sequence of strings.
         ValueError: If one is empty.
     """
     if isinstance(patterns, str) or not isinstance(patterns, Sequence):
-        raise TypeError(f"local must be a list of patterns of names, such as ['head.*'], got {patterns!r}")
+        raise TypeError(
+            f"{argument} must be a list of patterns of names, such as ['head.*'], got {patterns!r}"
+        )
     for pattern in patterns:
         if not isinstance(pattern, str):
-            raise TypeError(f"local must hold patterns of names, such as 'head.*', got {pattern!r}")
+            raise TypeError(f"{argument} must hold patterns of names, such as 'head.*', got {pattern!r}")
         if not pattern:
-            raise ValueError("local holds an empty pattern; use names such as 'head.*'")
+            raise ValueError(f"{argument} holds an empty pattern; use names such as 'head.*'")
     return tuple(patterns)
 
 
@@ -48,12 +51,13 @@ def stays(name: str, patterns: Sequence[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def check_matches(module: nn.Module, patterns: Sequence[str]) -> None:
+def check_matches(module: nn.Module, patterns: Sequence[str], argument: str = "local") -> None:
     """Refuse patterns that match nothing, or one name of a tensor that has several.
 
     Args:
         module: The module.
         patterns: Patterns of names.
+        argument: Name of the argument of `Federated`.
 
     Raises:
         ValueError: Naming the pattern, and names there are.
@@ -63,7 +67,7 @@ def check_matches(module: nn.Module, patterns: Sequence[str]) -> None:
     for pattern in patterns:
         if not any(fnmatchcase(name, pattern) for name, _ in named):
             raise ValueError(
-                f"local={pattern!r} matches no parameter of the module, whose names are "
+                f"{argument}={pattern!r} matches no parameter of the module, whose names are "
                 f"{_shown([name for name, _ in parameters])}; patterns match whole names, as 'head.*' does"
             )
     first: dict[int, str] = {}
@@ -71,8 +75,8 @@ def check_matches(module: nn.Module, patterns: Sequence[str]) -> None:
         other = first.setdefault(id(tensor), name)
         if stays(name, patterns) != stays(other, patterns):
             raise ValueError(
-                f"{name} and {other} are one tensor, and local={list(patterns)} matches one of the two names "
-                "only; match both, or neither"
+                f"{name} and {other} are one tensor, and {argument}={list(patterns)} matches one of the two "
+                "names only; match both, or neither"
             )
 
 

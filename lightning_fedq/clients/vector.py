@@ -11,7 +11,8 @@ client counted. Parameters and buffers that match a pattern of `local` stay with
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.clients.constraints import Constraint, declared, holds, of_layers, of_values, repaired
 from lightning_fedq.clients.personal import (
     OwnTensors,
     check_matches,
@@ -72,7 +74,9 @@ def counters_of(module: nn.Module, buffers: Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in wanted if name in present)
 
 
-def num_coordinates(module: nn.Module, mode: BufferMode, local: Sequence[str] = ()) -> int:
+def num_coordinates(
+    module: nn.Module, mode: BufferMode, local: Sequence[str] = (), sharing: Sequence[str] = ()
+) -> int:
     """Length of the vector that clients will send, of a module that has not begun to train.
 
     Parameters that train and, where buffers are shared, the running statistics of layers in training mode;
@@ -82,16 +86,19 @@ def num_coordinates(module: nn.Module, mode: BufferMode, local: Sequence[str] = 
         module: The module.
         mode: What happens to buffers.
         local: Patterns of the names that stay with the clients.
+        sharing: Patterns of the names of buffers and frozen parameters that travel in any case.
 
     Raises:
         ValueError: If a pattern matches nothing.
     """
     check_matches(module, local)
+    check_matches(module, sharing, "shared")
     sizes = dict(module.named_buffers())
     statistics = updated_statistics(module) if mode == "share" else ()
     trained = [(name, p) for name, p in module.named_parameters() if p.requires_grad]
-    shared = [*trained, *((name, sizes[name]) for name in statistics)]
-    return sum(tensor.numel() for name, tensor in shared if not stays(name, local))
+    shared = dict([*trained, *((name, sizes[name]) for name in statistics)])
+    said = {n: t for n, t in _tensors(module).items() if t.is_floating_point() and stays(n, sharing)}
+    return sum(t.numel() for name, t in {**shared, **said}.items() if name in said or not stays(name, local))
 
 
 class Rehearsed(NamedTuple):
@@ -101,12 +108,16 @@ class Rehearsed(NamedTuple):
         expected: Running statistics that were to change, by the modes of their layers.
         changed: Floating point buffers and frozen parameters that did change in the rehearsal; `expected`
             where there was none.
-        integers: Integer buffers that did, beside the counters of batches: pointers, counts.
+        integers: Integer buffers that did, beside the counters of batches and flags: pointers, counts.
+        flags: Integer buffers of zeros and ones that were set, such as "is initialised", and stay so.
+        constraints: What changed buffers are, as their values say.
     """
 
     expected: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
+    flags: dict[str, Tensor] = {}  # noqa: RUF012 (never changed)
+    constraints: dict[str, Constraint] = {}  # noqa: RUF012
 
     @classmethod
     def by_layers(cls, module: nn.Module) -> Rehearsed:
@@ -116,7 +127,11 @@ class Rehearsed(NamedTuple):
 
     @classmethod
     def of(cls, before: nn.Module, after: nn.Module) -> Rehearsed:
-        """Compare a module with the copy that a client has trained."""
+        """Compare a module with the copy that a client has trained.
+
+        Raises:
+            ValueError: If a buffer that changes has a value that is not finite.
+        """
         old, new = _tensors(before), _tensors(after)
         changed = [n for n, t in old.items() if n in new and not _equal(t, new[n])]
         buffers = dict(before.named_buffers())
@@ -124,7 +139,11 @@ class Rehearsed(NamedTuple):
         floats = [n for n in changed if old[n].is_floating_point() and (n in buffers or n in frozen)]
         counters = counters_of(before, tuple(buffers))
         integers = [n for n in changed if n in buffers and old[n].dtype in _INTEGERS and n not in counters]
-        return cls(updated_statistics(before), tuple(floats), tuple(integers))
+        flags = {n: new[n].clone() for n in integers if _was_set(old[n], new[n])}
+        integers = [n for n in integers if n not in flags]
+        known = of_layers(before)
+        constraints = {n: known.get(n) or of_values(old[n], new[n]) for n in floats if n in buffers}
+        return cls(updated_statistics(before), tuple(floats), tuple(integers), flags, constraints)
 
     def now(self, module: nn.Module, trained: Sequence[str]) -> tuple[str, ...]:
         """Names of what training changes by the present modes of the layers, in the module's order."""
@@ -136,6 +155,12 @@ class Rehearsed(NamedTuple):
         wanted = (set(self.changed) - statistics) | (updated - held)
         names = [name for name, _ in [*module.named_buffers(), *module.named_parameters()]]
         return tuple(name for name in names if name in wanted and name not in trained)
+
+
+def _was_set(before: Tensor, after: Tensor) -> bool:
+    """Were zeros made ones, of zeros and ones, and none put back?"""
+    both = (before.shape == after.shape) and all(bool(((t == 0) | (t == 1)).all()) for t in (before, after))
+    return both and bool((after.long() >= before.long()).all())
 
 
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
@@ -186,9 +211,13 @@ class Vector:
         rehearsed: What training changes beside the trained parameters.
         members: What is trained, as a checkpoint has it; None looks at the module.
         local: Patterns of the names that stay with the clients.
+        shared: Patterns of the names of buffers and frozen parameters that travel though the rehearsal did
+            not change them.
+        constraints: What buffers are, by patterns of their names.
 
     Attributes:
         members: What is trained.
+        constraints: What the buffers that travel are, by name.
         shapes: Shape of every segment.
         own: Tensors that every client keeps for itself.
 
@@ -204,9 +233,13 @@ class Vector:
         rehearsed: Rehearsed,
         members: Members | None = None,
         local: Sequence[str] = (),
+        shared: Sequence[str] = (),
+        constraints: Mapping[str, Constraint] | None = None,
     ) -> None:
         check_matches(module, local)
+        check_matches(module, shared, "shared")
         self.module, self.mode, self._rehearsed, self._optimizers = module, mode, rehearsed, optimizers
+        self._sharing, self._declared = tuple(shared), dict(constraints or {})
         self.own, self._patterns = OwnTensors(), tuple(local)
         if members is not None:
             self._train_only(members)
@@ -237,18 +270,29 @@ class Vector:
         local = tuple(name for name in trained if self._stays(name))
         parameters = tuple(name for name in trained if name not in local)
         check_something_travels(parameters, local, self._patterns)
+        said = self._said_to_travel(trained)
         if self.mode == "frozen":
-            return Members(parameters, local=local)
+            return Members(parameters, said, local=local)
         found = self._rehearsed.now(self.module, trained)
+        found = (*found, *(name for name in said if name not in found))
         buffers = tuple(sorted(found, key=self._keeps))  # those that travel lead
-        integers = tuple(name for name in self._rehearsed.integers if self._keeps(name))
+        integers = tuple(
+            name for name in (*self._rehearsed.integers, *self._rehearsed.flags) if self._keeps(name)
+        )
         return Members(parameters, buffers, counters_of(self.module, buffers), integers, local)
 
     def _stays(self, name: str) -> bool:
         return stays(name, self._patterns)
 
+    def _said_to_travel(self, trained: Sequence[str]) -> tuple[str, ...]:
+        """Names of floats that `shared` matches, in the module's order."""
+        floats = [name for name, tensor in _tensors(self.module).items() if tensor.is_floating_point()]
+        return tuple(name for name in floats if stays(name, self._sharing) and name not in trained)
+
     def _keeps(self, buffer: str) -> bool:
         """Does every client have its own of this buffer?"""
+        if stays(buffer, self._sharing):
+            return False
         return self.mode == "local" or self._stays(buffer)
 
     def take(self, members: Members) -> None:
@@ -270,8 +314,34 @@ class Vector:
         self._own_of_rest = [name in members.local or self._keeps(name) for name in self.rest]
         own = [name for name, is_own in zip(self.rest, self._own_of_rest, strict=True) if is_own]
         self.own.lay_out(own, self.module)
+        self._constrain()
         counted = sum(tensors[name].numel() for name in members.counters)
         self._most = torch.zeros(counted, dtype=torch.int64)
+
+    def _constrain(self) -> None:
+        """Say what the buffers that travel are: as declared, as their layers know, as their values say."""
+        for name in self.shared:
+            if not bool(attrgetter(name)(self.module).isfinite().all()):
+                raise ValueError(
+                    f"{name} travels as a coordinate of the update, and is not finite before training, so "
+                    "that no difference to it can be sent; give it a finite value (calibrated on public data)"
+                    f", or keep it with the clients: Federated(local=[{name!r}])"
+                )
+        found = {**of_layers(self.module), **self._rehearsed.constraints}
+        said = declared(self._declared, self.shared)
+        every = {name: found.get(name, "any") for name in self.shared} | said
+        self.constraints = {name: constraint for name, constraint in every.items() if constraint != "any"}
+        known, starts = of_layers(self.module), list(accumulate(self.segments, initial=0))
+        self._read_off = [
+            (name, slice(start, start + shape.numel()), shape)
+            for name, start, shape in zip(self.travelling, starts, self.shapes, strict=False)
+            if name in self.constraints and name not in said and name not in known
+        ]
+
+    @property
+    def read_off(self) -> dict[str, Constraint]:
+        """Constraints that the rehearsal has read off the values of buffers."""
+        return {name: self.constraints[name] for name, _, _ in self._read_off}
 
     @property
     def names(self) -> list[str]:
@@ -369,12 +439,47 @@ class Vector:
             for get, view in zip(self._get, unflatten(weights, self.shapes), strict=True):
                 get(self.module).copy_(view)
 
-    def constrain(self, weights: Tensor) -> None:
-        """Variances are not below zero, in place. Whatever was decoded."""
-        parts = torch.split(weights, self.segments)
-        for name, part in zip(self.travelling, parts, strict=True):
-            if name in self.shared and name.rpartition(".")[2] == "running_var":
-                part.clamp_(min=0.0)
+    def constrain(self, weights: Tensor, last: Tensor) -> None:
+        """Let buffers be what they are, in place, whatever was decoded (`clients.constraints`).
+
+        Args:
+            weights: `(dim,)` the new global model.
+            last: `(dim,)` the last one.
+        """
+        if not self.constraints:
+            return
+        both = zip(unflatten(weights, self.shapes), unflatten(last, self.shapes), strict=True)
+        at = dict(zip(self.travelling, both, strict=True))
+        for name, constraint in self.constraints.items():
+            value, before = at[name]
+            other = at.get(constraint.partition(":")[2]) if isinstance(constraint, str) else None
+            value.copy_(repaired(constraint, value, before, None if other is None else other[0]))
+
+    def check_kept(self, clients: Sequence[int], updates: Tensor, weights: Tensor) -> None:
+        """Refuse a constraint that was read off a buffer and that a client's training does not keep.
+
+        Args:
+            clients: Clients that have trained.
+            updates: `(len(clients), dim)` theirs.
+            weights: `(dim,)` the global model.
+
+        Raises:
+            ValueError: Naming buffer and client, with the cure.
+        """
+        for name, at, shape in self._read_off:
+            constraint = self.constraints[name]
+            for client, row in zip(clients, updates[:, at] + weights[at], strict=True):
+                if not holds(constraint, row.view(shape)):
+                    raise ValueError(
+                        f"{name} was taken to be {constraint!r}, as it is before and after a client's first "
+                        f"steps, and the training of client {client} makes it something else; say what it "
+                        f"is: Federated(constraints={{{name!r}: 'any'}})"
+                    )
+
+    def not_finite(self, update: Tensor) -> list[str]:
+        """Names of what is not finite in an update `(dim,)`."""
+        parts = zip(self.travelling, torch.split(update, self.segments), strict=True)
+        return [name for name, part in parts if not bool(part.isfinite().all())]
 
     @property
     def most_counted(self) -> Tensor:
@@ -396,6 +501,9 @@ class Vector:
         ends = torch.split(self._most, [counter.numel() for counter in counters])
         for counter, steps in zip(counters, ends, strict=True):
             counter += steps.to(counter.device).view_as(counter)
+        for name, value in self._rehearsed.flags.items():
+            if not self._keeps(name):
+                attrgetter(name)(self.module).copy_(value)
         self.own.commit()
         self.begin_round()
 

@@ -112,6 +112,7 @@ class ClientWorker:
         else:
             update = vector.of_stack(side_by_side.updates())
             vector.keep(clients, side_by_side.rest())
+        vector.check_kept(clients, update, weights)
         self.clock.saw(client.trainer)
         if self.term is not None:
             self.term.keep(clients, update[:, : vector.num_parameters], self.clock.moved)

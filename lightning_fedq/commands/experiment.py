@@ -56,7 +56,10 @@ def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
     planner, rounds = federated.planner, trainer.max_epochs
     if rounds is None or rounds < 1:
         raise ValueError(f"a run needs a number of rounds, got trainer.max_epochs={rounds}; give one")
-    dim, byzantine = num_coordinates(module, federated.local.buffers), num_byzantine_of(trainer, planner)
+    dim, byzantine = (
+        num_coordinates(module, federated.local.buffers, sharing=federated.local.shared),
+        num_byzantine_of(trainer, planner),
+    )
     mechanism = federated.calibrated(dim, rounds, byzantine)
     context, asked = first_context(planner, mechanism, dim), federated.privacy_target
     secagg, plain = federated.server.secure_aggregation, federated.server.plain_sum

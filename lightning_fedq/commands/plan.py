@@ -176,7 +176,9 @@ def _sizes(config: str) -> tuple[dict[str, Any], Federated, float]:
 
     cli = FedqCLI(["--config", str(find(config))], run=False)
     federated = federated_of(cli.trainer, "fedq plan")
-    params = num_coordinates(cli.model, federated.local.buffers, federated.local.patterns)
+    params = num_coordinates(
+        cli.model, federated.local.buffers, federated.local.patterns, federated.local.shared
+    )
     clip = parse_call(repr(federated.mechanism))[1].get("clip_norm", 1.0)
     planner = federated.planner
     drawn = None if planner.participation == "once" else planner.cohort_size

@@ -72,7 +72,7 @@ def report_of_config(
     if limit is None or limit < 0:
         raise ValueError(f"{config} has no trainer.max_epochs; say how many --rounds")
     dim = (
-        num_coordinates(cli.model, federated.local.buffers, federated.local.patterns)
+        num_coordinates(cli.model, federated.local.buffers, federated.local.patterns, federated.local.shared)
         if params is None
         else params
     )

@@ -135,7 +135,7 @@ def check_least(num_samples: int, num_clients: int, least: int) -> None:
 
 
 def dirichlet_shares(alpha: float, num_parts: int, generator: torch.Generator) -> Tensor:
-    """Draw `(num_parts,)` float64 shares from the symmetric Dirichlet law; they sum to 1."""
+    """Draw `(num_parts,)` float64 shares, of sum 1, from the symmetric Dirichlet law."""
     concentration = torch.full((num_parts,), alpha, dtype=torch.float64)
     gamma = torch._standard_gamma(concentration, generator=generator).clamp(min=1e-300)
     return gamma / gamma.sum()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import nn
@@ -36,13 +36,20 @@ def log_values(trainer: pl.Trainer, values: Mapping[str, float]) -> None:
         logger.save()
 
 
-def warn_of(record: RoundRecord) -> None:
-    """Say what went wrong in a round."""
+def warn_of(record: RoundRecord, not_finite: Sequence[str] = ()) -> None:
+    """Say what went wrong in a round.
+
+    Args:
+        record: Record of the round.
+        not_finite: Names of the tensors that are not finite in some client's update.
+    """
     if bad := record.non_finite_clients:
         more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+        others = f" and {len(not_finite) - _NAMED} more" if len(not_finite) > _NAMED else ""
+        what = f" ({', '.join(not_finite[:_NAMED])}{others})" if not_finite else ""
         rank_zero_warn(
             f"round {record.round + 1}: the updates of clients {list(bad[:_NAMED])}{more} held a NaN or an "
-            "infinity and count as zero"
+            f"infinity{what} and count as zero"
         )
     if record.aborted:
         rank_zero_warn(f"round {record.round + 1} was aborted, the model stays as it was: {record.aborted}")

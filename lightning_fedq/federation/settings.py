@@ -6,7 +6,7 @@ its kind and its range. What depends on a fit is none of this (`simulation.fit`)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property
 from numbers import Integral, Real
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from lightning_fedq.algorithms import LocalAlgorithm
 from lightning_fedq.byzantine.aggregation import RobustAggregation, Weighting, inverse_variance_weights
+from lightning_fedq.clients.constraints import Constraint, check_constraints, shown
 from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.clients.personal import check_patterns
 from lightning_fedq.clients.vector import BufferMode, check_buffer_mode
@@ -141,6 +142,8 @@ class Local:
 
     Args:
         patterns: The argument `local`.
+        shared: Patterns of what travels beside parameters though the first steps do not change it.
+        constraints: What buffers are, by patterns of their names.
 
     Raises:
         ValueError: If a setting is out of its range.
@@ -156,6 +159,8 @@ class Local:
     client_metrics: ClientMetricsChoice | None
     check_isolation: bool | None
     evaluate_clients: ClientEvaluation | None
+    shared: Sequence[str] = ()
+    constraints: Mapping[str, Constraint] | None = None
 
     def __post_init__(self) -> None:
         stack = 1 if self.clients_per_step == "auto" else self.clients_per_step
@@ -169,6 +174,8 @@ class Local:
         check_choice(self.client_metrics)
         check_buffer_mode(self.buffers)
         object.__setattr__(self, "patterns", check_patterns(self.patterns))
+        object.__setattr__(self, "shared", check_patterns(self.shared, "shared"))
+        object.__setattr__(self, "constraints", check_constraints(self.constraints))
 
 
 @dataclass(frozen=True)
@@ -297,6 +304,8 @@ def identity(
         "target": server.target,
         "buffers": local.buffers,
         **({"local": repr(local.patterns)} if local.patterns else {}),
+        **({"shared": repr(local.shared)} if local.shared else {}),
+        **({"constraints": shown(local.constraints)} if local.constraints else {}),
         "seed": str(seed),
         "batches": batches,
         **({} if local.algorithm is None else {"algorithm": repr(local.algorithm)}),

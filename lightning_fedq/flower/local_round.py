@@ -147,7 +147,11 @@ class LocalRound(pl.Callback):
         found = rehearse(trial, pl_module, self._stacks(), mode)
         optimizers = trainer.strategy
         self._vector = Vector(
-            pl_module, lambda: optimizers.optimizers, mode, Rehearsed() if mode == "frozen" else found
+            pl_module,
+            lambda: optimizers.optimizers,
+            mode,
+            Rehearsed() if mode == "frozen" else found,
+            shared=self._federated.local.shared,
         )
         if self._vector.segments != list(self._task.segments):
             raise RefusedError(

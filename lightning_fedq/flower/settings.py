@@ -72,7 +72,7 @@ def deployed_mechanism(federated: Federated, module: pl.LightningModule, rounds:
             "a privacy target over the run hangs on the number of rounds, which both sides must know: give "
             f'client_app and server_app trainer={{"max_epochs": ...}}, got {rounds}'
         )
-    dim = num_coordinates(module, federated.local.buffers, federated.local.patterns)
+    dim = num_coordinates(module, federated.local.buffers, federated.local.patterns, federated.local.shared)
     return of_real_clients(federated).calibrated(dim, rounds or 1, 0)
 
 

@@ -78,7 +78,7 @@ class RoundEngine(RoundServer):
 
     def _open(self, plan: RoundPlan) -> None:
         super()._open(plan)
-        self._non_finite: list[int] = []
+        self.non_finite: list[int] = []  # clients whose update counts as zero, of the open round
         self._clipped = 0
         if self.tampering is not None:
             self.tampering.begin(plan, self._context)
@@ -131,7 +131,7 @@ class RoundEngine(RoundServer):
         message = encoded.message
         if self._unchecked:
             check_message(mechanism, message, context, len(clients))
-        self._non_finite += encoded.non_finite
+        self.non_finite += encoded.non_finite
         if self.tampering is not None:
             message = self.tampering.send(clients, encoded.values, message, context, encoded.rand)
         self._uplink_bits += message.num_bits
@@ -173,7 +173,7 @@ class RoundEngine(RoundServer):
     def _record(self, plan: RoundPlan) -> RoundRecord:
         record = super()._record(plan)
         record.clip_rate = self._clipped / max(record.num_received * self.weights.numel(), 1)
-        record.non_finite_clients = tuple(self._non_finite)
+        record.non_finite_clients = tuple(self.non_finite)
         return record
 
     def _diagnose(self, record: RoundRecord, step: Tensor) -> None:

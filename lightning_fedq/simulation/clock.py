@@ -25,11 +25,13 @@ class Taken(NamedTuple):
         steps: Most optimiser steps of a client.
         schedules: Most steps of a client, of each schedule that it moves by hand.
         scales: Loss scales that clients leave, of 16-mixed precision.
+        not_finite: Names of what is NaN or infinite in an update that counts as zero.
     """
 
     steps: int = 0
     schedules: tuple[int, ...] = ()
     scales: tuple[dict[str, Any], ...] = ()
+    not_finite: tuple[str, ...] = ()
 
     @classmethod
     def together(cls, several: Sequence[Taken]) -> Taken:
@@ -39,6 +41,7 @@ class Taken(NamedTuple):
             max((one.steps for one in several), default=0),
             tuple(map(max, zip(*schedules, strict=True))) if schedules else (),
             tuple(scale for one in several for scale in one.scales),
+            tuple(dict.fromkeys(name for one in several for name in one.not_finite)),
         )
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms import Correction
 from lightning_fedq.byzantine.counted import num_byzantine_of
+from lightning_fedq.clients.constraints import say_what_is_kept
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.hooks import say_who_is_copied
 from lightning_fedq.clients.personal import say_what_stays
@@ -91,6 +92,7 @@ class FederatedFit:
         self._clock = Clock(trainer, self._schedule.longest)
         rehearsed, names = population.rehearse(trainer, self._clock)
         saved = loaded or {}
+        rehearsed = rehearsed._replace(constraints={**rehearsed.constraints, **saved.get("constraints", {})})
         self.vector = Vector(
             module,
             lambda: trainer.strategy.optimizers,
@@ -98,6 +100,8 @@ class FederatedFit:
             rehearsed,
             Members.of(saved["members"]) if "members" in saved else None,
             federation.local.patterns,
+            federation.local.shared,
+            federation.local.constraints,
         )
         federation.meet_target(trainer, sum(self.vector.segments), saved.get("calibration"))
         self.identity = federation.identity()
@@ -108,6 +112,7 @@ class FederatedFit:
         self.engine: RoundEngine = self._new_server(loaded) if last is None else self._old_server(last)
         self.vector.own.go_on(None if last is None else last.vector.own, saved.get("own"), loaded is not None)
         say_what_stays(self.vector.members.local, module)
+        say_what_is_kept(self.vector.read_off)
         self._prepare_rounds(loaded)
         self.clients_per_step = saved["clients_per_step"] if saved else self._choose_stack()
         if population.ranks is not None:
@@ -348,7 +353,7 @@ class FederatedFit:
         if is_secret:
             record = record.released()
         self.records.append(record)
-        warn_of(record)
+        warn_of(record, simulation.taken.not_finite)
         if self.population.ranks is not None:
             self.population.ranks.share_counts(trainer.lightning_module)
         if federation.kept_target is not None:
@@ -487,6 +492,7 @@ class FederatedFit:
             **kept,
             "federation": self.identity,
             "plan_seed": federation.planner.seed,
+            **({"constraints": self.vector.read_off} if self.vector.read_off else {}),
             "members": (self.vector.members if start is None else start.members).plain(),
             "clients_per_step": self.clients_per_step,
             "engine": self._state_of_server() if start is None else start.engine,

@@ -129,7 +129,7 @@ class Simulation:
         if self.correction is not None:
             self._end_round_of_algorithm(self.correction, before, bool(record.aborted))
         steps = self.clock.end_round(self.taken)
-        vector.constrain(engine.weights)
+        vector.constrain(engine.weights, before.to(engine.weights))
         vector.commit()
         vector.show(engine.weights)
         self.start = None
@@ -152,6 +152,7 @@ class Simulation:
             self.engine.weights = shown.to(self.engine.weights)
 
     def _train_all(self, weights: Tensor) -> None:
+        self._not_finite: dict[str, None] = {}
         done, expected = 0, sum(len(stack.clients) for stack in self._stacks())
         try:
             for stack, batches in self._loader().by_stack():
@@ -164,14 +165,18 @@ class Simulation:
             self.present = None
             self.fit.end_round()
             self._metrics.end_round()
-        self.taken = self.clock.taken
+        self.taken = self.clock.taken._replace(not_finite=tuple(self._not_finite))
 
     def _train(self, stack: Stack, batches: Iterator[Any], weights: Tensor) -> None:
         self.present = stack
         trained = self.worker.train(stack, batches, weights)
         if trained.asks_to_stop:
             self._stop(trained.clients)
+        before = len(self.engine.non_finite)
         self.engine.receive(trained.clients, trained.updates)
+        for client in self.engine.non_finite[before:]:
+            names = self.vector.not_finite(trained.updates[trained.clients.index(client)])
+            self._not_finite |= dict.fromkeys(names)
 
     def _stop(self, clients: Sequence[int]) -> None:
         """A client's training has asked to end the run: after the round, where clients may be heard."""

@@ -2,7 +2,12 @@
 
 _TARGET = "federation/test_privacy_target.py::"
 _LEDGER = "callbacks/test_federated_ledger.py::"
+_CONSTRAINTS = "federation/test_constraints.py::"
 TESTED = {
+    "a constraint must return finite values of shape {}": _CONSTRAINTS + "test_one_s_own_constraint",
+    "and is not finite before training, so that no difference": _CONSTRAINTS + "test_observers",
+    "was taken to be {}, as it is before and after": _CONSTRAINTS
+    + "test_what_was_read_off_and_is_not_so_is_named",
     "let max_epochs be the rounds that the first training was calibrated for less those": _TARGET
     + "test_a_ledger_of_other_settings_is_refused_when_the_mechanism_is_known_and_the_cure_works",
     "hangs on it; go on with the settings of the charged rounds": _LEDGER

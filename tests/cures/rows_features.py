@@ -174,7 +174,7 @@ ROWS = [
         lambda: fit(fed(local=HEAD)),
     ),
     row(
-        "local holds an empty pattern; use names such as 'head.*'",
+        "{} holds an empty pattern; use names such as 'head.*'",
         lambda: fed(local=[""]),
         lambda: fit(fed(local=["backbone.b*"])),
     ),
