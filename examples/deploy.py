@@ -99,7 +99,7 @@ class Machines:
         self.environment |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
         self.environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
         self.environment["PATH"] = f"{Path(tool('flwr')).parent}{os.pathsep}{os.environ['PATH']}"
-        self.port = free_port()
+        self.port, self.ports = free_port(), dict[int, int]()
         self.address, self.pem = f"127.0.0.1:{self.port}", str(folder / "server.pem")
 
     def __enter__(self) -> Machines:
@@ -125,7 +125,8 @@ class Machines:
     def start_node(self, client: int) -> None:
         """Start one client's SuperNode."""
         own = f'partition-id={client} fedq-home="{self.folder / f"client-{client}"}"'
-        node = ["--superlink", self.address, "--root-certificates", self.pem, "--port", str(free_port())]
+        port = self.ports.setdefault(client, free_port())
+        node = ["--superlink", self.address, "--root-certificates", self.pem, "--port", str(port)]
         more = self._nodes[client] if self._nodes else ()
         command = [tool("flower-supernode"), *node, "--node-config", own, *more]
         self.start(f"client-{client}", command)

@@ -27,7 +27,7 @@ OTHERS = {
     "privacy": "say what a configuration, a checkpoint or a run protects, adversary by adversary",
     "plan": "rank all mechanisms, calibrated to a target epsilon, by error: settings, bits, clients needed",
     "bench": "compare mechanisms at equal epsilon on equal tasks, yours among them: table, page, JSON",
-    "flower": "write an app for Flower, which runs a federation between real machines",
+    "flower": "real machines over Flower: write an app, run a site's client with its own code only",
     "audit": "try to refute what the mechanisms claim, by enumeration and by simulation",
 }
 

@@ -1,8 +1,10 @@
-"""`fedq flower init FOLDER`: an app that starts with `flwr run`, on the digits of scikit-learn."""
+"""`fedq flower`: `init` writes an app that starts with `flwr run`, `client` runs an installed app only."""
 
 from __future__ import annotations
 
 import argparse
+import os
+import stat
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -195,15 +197,100 @@ def write_app(
     return package
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run the command."""
+def client(chosen: argparse.Namespace) -> int:
+    """Run a site's own client until it is stopped; 2 where it can't go on without an operator."""
+    os.umask(0o077)
+    if sys.path[:1] == [os.getcwd()]:  # never from the folder that the process happens to be in
+        del sys.path[0]
+    sys.path[:] = [place for place in sys.path if place]
+    try:
+        from lightning_fedq.flower import runtime, site
+
+        runtime.check_flower()
+        node = runtime.SuperNode(
+            _address(chosen.supernode, chosen.root_certificates is not None),
+            _secret(chosen.secret),
+            None if chosen.root_certificates is None else chosen.root_certificates.read_bytes(),
+            round(chosen.max_megabytes * 1e6),
+        )
+        config = runtime.node_config(chosen.node_config)
+        with site.ended_by_signals():
+            site.serve(site.Site(site.load(chosen.app), node, config, frozenset(chosen.fab_hash)))
+    except ImportError as error:
+        print(f"error: {error}; is it flwr 1.41 or 1.42 that is installed?", file=sys.stderr)
+        return 2
+    except (RuntimeError, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _address(address: str, secure: bool) -> str:
+    """A SuperNode's address, which messages reach by TLS unless it is this machine's own."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ValueError(f"--supernode must be HOST:PORT, got {address!r}; leave it out for 127.0.0.1:9094")
+    if not secure and host not in ("localhost", "[::1]") and not host.startswith("127."):
+        raise ValueError(
+            f"--supernode {address} is another machine: weights and answers would travel in the clear; give "
+            "the SuperNode a certificate (--ssl-certfile, --ssl-keyfile), and its authority's here "
+            "(--root-certificates)"
+        )
+    return address
+
+
+def _secret(path: Path) -> bytes:
+    """The secret that a SuperNode and its client share, which others of the machine can't read."""
+    found = path.read_bytes()
+    if stat.S_IMODE(path.stat().st_mode) & 0o007:
+        raise ValueError(f"{path} can be read by everybody on this machine; run chmod o= on it")
+    if len(found) < 16:
+        raise ValueError(
+            f"{path} has {len(found)} bytes, at least 16 make a secret; write a new one, "
+            "head -c 32 /dev/urandom > secret"
+        )
+    return found
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="fedq flower", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     init = commands.add_parser("init", help="write an app that starts with `flwr run`")
     init.add_argument("folder", type=Path, help="a new folder")
     init.add_argument("--clients", type=int, default=4, help="how many clients there are (4)")
     init.add_argument("--seed", type=int, help="make it reproducible, and not private")
-    chosen = parser.parse_args(argv)
+    own = commands.add_parser(
+        "client",
+        help="answer a SuperNode's messages with the app that is installed here, and run no other code",
+        description="A site's own client. It stands beside `flower-supernode --isolation process "
+        "--superexec-auth-secret-file SECRET`, hands messages to the app that is installed here, and never "
+        "installs, unpacks or imports what a run brings along.",
+    )
+    own.add_argument("--app", required=True, help="PACKAGE.MODULE:NAME of a ClientApp that is installed here")
+    own.add_argument(
+        "--secret", type=Path, required=True, help="the SuperNode's --superexec-auth-secret-file"
+    )
+    own.add_argument("--supernode", default="127.0.0.1:9094", help="its --host and --port (127.0.0.1:9094)")
+    own.add_argument(
+        "--node-config",
+        default="",
+        help="as of flower-supernode, whose own is not used: 'partition-id=3 fedq-home=\"/var/lib/fedq\"'",
+    )
+    own.add_argument(
+        "--root-certificates", type=Path, help="authority of the SuperNode's own certificate, if it has one"
+    )
+    own.add_argument("--fab-hash", action="append", default=[], help="answer runs of this app (FAB) only")
+    own.add_argument(
+        "--max-megabytes", type=float, default=134.217728, help="the longest message (134, 128 MiB)"
+    )
+    return parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the command."""
+    chosen = _parser().parse_args(argv)
+    if chosen.command == "client":
+        return client(chosen)
     try:
         package = write_app(chosen.folder, clients=chosen.clients, seed=chosen.seed)
     except (FileExistsError, ValueError) as error:

@@ -61,6 +61,7 @@ def report_of(federated: Federation, trainer: pl.Trainer, delta: float) -> Priva
         most_rounds=planner.most_rounds(engine.ledger.rounds),
         secret_cohorts=why_round_repeated(engine) if secret else None,
         beside=beside(federated, delta),
+        real_clients=planner.real_clients,
     )
 
 

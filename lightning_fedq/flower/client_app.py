@@ -31,6 +31,9 @@ from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundTask
 
+QUESTIONS = ("register", "contribute", "shares", "masked", "confirm", "unmask")
+"""What a client is asked beside training, each a message of Flower's type `query.NAME`."""
+
 
 class DeployedClient(RemoteClient):
     """A client that trains with a `Trainer` of its own.
@@ -156,6 +159,6 @@ def client_app(
         def query(message: Message, context: Context) -> Message:
             return reply(kind, message, context)
 
-    for kind in ("register", "contribute", "shares", "masked", "confirm", "unmask"):
+    for kind in QUESTIONS:
         asked(kind)
     return app

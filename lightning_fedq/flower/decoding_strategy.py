@@ -253,4 +253,5 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
             fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
             fewest_answers=fewest_answers(planner, secagg),
             charges=self.ledger.charges,
+            real_clients=True,
         )

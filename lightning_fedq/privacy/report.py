@@ -26,6 +26,10 @@ from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, format_epsilon, verdict
 
 ASSUMED = "assumed here, no protocol was run, for a server that follows the protocol"
+OWN_CODE = (
+    "every client runs code of its own (fedq flower client), or only trusted operators start runs and hold the "
+    "SuperLink: Flower sends the client's code with each run"
+)
 _SECURE_ONLY = (
     "keys are reproducible: whoever knows the seed can compute every coin; run with secure keys (seed=None)"
 )
@@ -194,6 +198,7 @@ def privacy_report(
     most_rounds: int | None = None,
     secret_cohorts: str | None = None,
     beside: Beside | None = None,
+    real_clients: bool = False,
 ) -> PrivacyReport:
     """State what `rounds` rounds like the one of `context` give away, adversary by adversary.
 
@@ -225,6 +230,7 @@ def privacy_report(
         secret_cohorts: With secret cohorts, the condition that the run has not kept, "" for none; `charges`
             must be None then. None where cohorts are known.
         beside: What every client has released beside the rounds, or will have; every row counts it.
+        real_clients: Whether clients are machines of a deployment: whose code they run is assumed then.
 
     Raises:
         ValueError: If delta is missing or out of range, or a number makes no sense.
@@ -259,6 +265,8 @@ def privacy_report(
     population = Population(mechanism, setting, total, charges)
     worst = [population.worst(adversary) for adversary in Adversary]
     rows = tuple(_row(mechanism, *one, setting) for one in worst)
+    if real_clients:
+        rows = tuple(replace(row, assumptions=(*row.assumptions, OWN_CODE)) for row in rows)
     if secure_aggregation:
         rows = tuple(_with_remark(row, protocol, setting) for row in rows)
     hidden = None

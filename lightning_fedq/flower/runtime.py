@@ -1,0 +1,377 @@
+"""One SuperNode's queue of messages, over the HTTP API that Flower's own `flwr-clientapp` speaks.
+
+Flower ships a client's code with each run, and `flwr-clientapp` installs and imports it. What is here
+takes the message and leaves the code: nothing received is unpacked, installed or imported, and what could do
+so (`flwr.cli.install`) is not even loaded.
+
+All names of flwr that are not public stand in this module: those of flwr 1.41 and 1.42. Where a version has
+moved one of them, the import fails, or `check_flower` does: a client stops, and has asked for nothing. Sizes
+are seen before contents: a message that is too long is refused unread.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+from flwr.app import Error, Message
+from flwr.app.message.message import remove_content_from_message
+from flwr.common.config import parse_config_args
+from flwr.common.constant import SubStatus
+from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.node_pb2 import Node
+from flwr.proto.runtime_pb2 import (
+    AcquireTaskRequest,
+    PullAppMessagesRequest,
+    PullTaskInputRequest,
+    PushAppMessagesRequest,
+    PushTaskOutputRequest,
+    SendTaskHeartbeatRequest,
+)
+from flwr.supercore.constant import TaskType
+from flwr.supercore.inflatable.inflatable_object import (
+    get_all_nested_objects,
+    get_object_tree,
+    iterate_object_tree,
+    no_object_id_recompute,
+)
+from flwr.supercore.inflatable.inflatable_protobuf_utils import (
+    make_confirm_message_received_fn_protobuf,
+    make_pull_object_fn_protobuf,
+    make_push_object_fn_protobuf,
+)
+from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.runtime import RuntimeHttpClient
+
+from lightning_fedq.flower.settings import RefusedError
+
+TRIED = ("1.41.", "1.42.")
+"""Versions of flwr that this module was tried with, tests with hostile apps included."""
+
+MOST_BYTES = 128 << 20
+"""Bytes of one message, and of the app that its run brings, unless a site says otherwise."""
+
+MOST_OBJECTS = 10_000
+"""Objects of one message: each is a request."""
+
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+_ALIVE = 10.0
+"""Seconds between two signs of life; a SuperNode gives a task up after 60 without one."""
+_FIELDS = (
+    (AcquireTaskRequest, {"supported_task_types"}),
+    (PushTaskOutputRequest, {"sub_status", "details"}),
+    (PushAppMessagesRequest, {"messages_list", "message_object_trees"}),
+)
+
+
+class FlowerChangedError(RuntimeError):
+    """A version of flwr that this module does not know."""
+
+
+class TooLongError(RefusedError):
+    """More bytes than the site takes for one message."""
+
+
+def check_flower() -> None:
+    """Compare what no import shows with flwr 1.41 and 1.42.
+
+    Raises:
+        FlowerChangedError: If something is missing, or the version was not tried.
+    """
+    version = importlib.metadata.version("flwr")
+    known = {str(kind) for kind in TaskType}
+    missing = [f"{kind.__name__}.{name}" for kind, names in _FIELDS for name in names - _fields(kind)]
+    missing += [f"TaskType {name}" for name in {"flwr-clientapp", "flwr-agentapp"} - known]
+    missing += (
+        [] if isinstance(getattr(_plain(), "_client", None), httpx.Client) else ["ProtobufClient._client"]
+    )
+    if missing or not version.startswith(TRIED):
+        found = f" and lacks {', '.join(sorted(missing))}" if missing else ""
+        raise FlowerChangedError(
+            f"flwr {version} is installed{found}; use a version that this client was tried with: "
+            "pip install 'flwr>=1.41,<1.43'"
+        )
+
+
+def _fields(kind: Any) -> set[str]:
+    return {field.name for field in kind.DESCRIPTOR.fields}
+
+
+def _plain() -> RuntimeHttpClient:
+    return RuntimeHttpClient("http://127.0.0.1:1")
+
+
+def node_config(words: str) -> dict[str, Any]:
+    """Read `--node-config` as `flower-supernode` does.
+
+    Args:
+        words: Pairs such as `partition-id=3 fedq-home="/var/lib/fedq"`.
+
+    Raises:
+        ValueError: If they are not pairs of a name and a value in TOML.
+
+    Example:
+        >>> node_config('partition-id=3 fedq-home="/var/lib/fedq"')
+        {'partition-id': 3, 'fedq-home': '/var/lib/fedq'}
+    """
+    try:
+        found = dict(parse_config_args([words] if words.strip() else None))
+    except Exception as error:  # flwr's is click's, whose message is not for here
+        raise ValueError(
+            f"not a node configuration: {words!r}; write 'partition-id=3 fedq-home=\"/a/folder\"'"
+        ) from error
+    if words.strip() and not found:
+        raise ValueError(f"no pair of a name and a value in {words!r}; write 'partition-id=3'")
+    return found
+
+
+class _Measured:
+    """Bytes that answers of one task may still have, counted by their headers, before any of them is read."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit, self._left, self._lock = limit, limit, threading.Lock()
+
+    def __call__(self, response: httpx.Response) -> None:
+        """Refuse an answer that is too long, or does not say how long it is."""
+        length = response.headers.get("content-length", "")
+        if not length.isdecimal() or response.headers.get("content-encoding", "identity") != "identity":
+            raise TooLongError("an answer of the SuperNode does not say how long it is")
+        with self._lock:
+            if int(length) > self._left:
+                raise TooLongError(
+                    f"a message, or the app of its run, of more than {self._limit:,} bytes; if the model is "
+                    "that large, start this client with a larger --max-megabytes"
+                )
+            self._left -= int(length)
+
+    def reset(self) -> None:
+        """Begin again: what is pushed has short answers, whatever was pulled before."""
+        with self._lock:
+            self._left = self._limit
+
+
+@dataclass(frozen=True)
+class SuperNode:
+    """Where a SuperNode is, and what its site's processes prove themselves with.
+
+    Args:
+        address: Its `--host` and `--port`, such as `127.0.0.1:9094`.
+        secret: Contents of its `--superexec-auth-secret-file`.
+        certificates: PEM of the authority of its own certificate (`--ssl-certfile`); None goes without TLS.
+        most_bytes: Bytes of one message, and of the app that its run brings.
+    """
+
+    address: str
+    secret: bytes
+    certificates: bytes | None = None
+    most_bytes: int = MOST_BYTES
+
+    def connect(self, way: Any, measured: _Measured) -> RuntimeHttpClient:
+        """A connection whose requests carry what `way` adds: the site's secret, or the token of one task."""
+        ways = [RuntimeVersionHttpInterceptor(component_name="fedq-client"), way]
+        secure = self.certificates is not None
+        client = RuntimeHttpClient(f"{'https' if secure else 'http'}://{self.address}", interceptors=ways)
+        client.close()
+        verify: ssl.SSLContext | bool = False
+        if self.certificates is not None:
+            verify = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            verify.load_verify_locations(cadata=self.certificates.decode("ascii"))
+        # flwr's own follows redirects, takes a proxy from the environment and unpacks what is compressed
+        client._client = httpx.Client(
+            verify=verify,
+            timeout=30.0,
+            follow_redirects=False,
+            trust_env=False,
+            headers={"accept-encoding": "identity"},
+            event_hooks={"response": [measured]},
+        )
+        return client
+
+
+class Queue:
+    """Tasks of a SuperNode, of all kinds: one that nobody takes holds it up for good.
+
+    Args:
+        node: The SuperNode.
+    """
+
+    def __init__(self, node: SuperNode) -> None:
+        proof = SuperExecAuthHttpInterceptor(master_secret=node.secret, protected_methods={_ACQUIRE})
+        self._node, self._measured = node, _Measured(node.most_bytes)
+        self._client = node.connect(proof, self._measured)
+        self._everything = AcquireTaskRequest(supported_task_types=[str(kind) for kind in TaskType])
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._client.close()
+
+    def next(self) -> Delivery | None:
+        """The oldest task that waits, or None.
+
+        Raises:
+            httpx.HTTPError: If the SuperNode can't be reached, or refuses.
+            ValueError: If its answer can't be read.
+        """
+        self._measured.reset()
+        got = self._client.AcquireTask(self._everything)
+        if not got.HasField("task") or not got.token:
+            return None
+        return Delivery(got.task, got.token, self._node)
+
+
+class Delivery:
+    """One task: a message that is pulled in two steps, its envelope first, and the answer to it.
+
+    Args:
+        task: Flower's.
+        token: The task's, with which its message is pulled.
+        node: The SuperNode.
+    """
+
+    def __init__(self, task: Any, token: str, node: SuperNode) -> None:
+        self._measured = _Measured(node.most_bytes)
+        self._client = node.connect(RuntimeTokenHttpInterceptor(token), self._measured)
+        self._tree: Any = None
+        self._head: Message | None = None
+        self.run, self.task, self.app = int(task.run_id), int(task.task_id), str(task.fab_hash)
+        self.is_client = task.type == TaskType.CLIENT_APP
+        self.type = str(task.type)
+
+    def open(self) -> None:
+        """Tell the SuperNode that the task is begun, and pull the message's envelope.
+
+        Raises:
+            RefusedError: If the app that its run brings is too long, or there is not one message.
+        """
+        refused = None
+        try:
+            self._client.PullTaskInput(PullTaskInputRequest())  # app, configuration and context stay bytes
+        except TooLongError as error:
+            refused = error
+        pulled = self._client.PullMessages(PullAppMessagesRequest())
+        if not pulled.messages_list:
+            self._end(SubStatus.FAILED)
+            raise RefusedError("a task without its message")
+        if len(pulled.messages_list) != 1 or len(pulled.message_object_trees) != 1:
+            raise RefusedError("a task of several messages")
+        head = pulled.messages_list[0]
+        head.content.CopyFrom(type(head.content)())  # travels by itself; whoever puts it here is not read
+        head.ClearField("error")
+        self._tree = pulled.message_object_trees[0]
+        self._head = self._named(message_from_proto(head))
+        if refused is not None:
+            raise refused
+
+    def _named(self, message: Message) -> Message:
+        """A message does not carry its own identifier."""
+        message.metadata.__dict__["_message_id"] = self._tree.object_id
+        return message
+
+    @property
+    def opened(self) -> bool:
+        """Whether there is an envelope, so that the message can be answered."""
+        return self._head is not None
+
+    @property
+    def kind(self) -> str:
+        """Flower's type of the message, such as "train" or "query.register"; "" before it is opened."""
+        return "" if self._head is None else str(self._head.metadata.message_type)
+
+    @property
+    def node(self) -> int:
+        """Number of this node, as the message has it."""
+        assert self._head is not None
+        return int(self._head.metadata.dst_node_id)
+
+    def pull(self) -> Message:
+        """Pull the content.
+
+        Raises:
+            RefusedError: If it is too long, an error, or says something else than its envelope.
+        """
+        parts = sum(1 for _ in iterate_object_tree(self._tree))
+        if parts > MOST_OBJECTS:
+            raise TooLongError(f"a message of {parts:,} objects, {MOST_OBJECTS:,} at most are taken")
+        pull = make_pull_object_fn_protobuf(self._client.PullObject, Node(node_id=self.node), self.run)
+        message = pull_and_inflate_object_from_tree(self._tree, pull, self._confirm, return_type=Message)
+        said = message.metadata
+        if (said.message_type, said.run_id, said.dst_node_id) != (self.kind, self.run, self.node):
+            raise RefusedError("a message that says something else than its envelope")
+        if message.has_error():
+            raise RefusedError("an error in place of a message")
+        return self._named(message)
+
+    def _confirm(self, name: str) -> None:
+        """Let the SuperNode forget the message, refused or not."""
+        node, call = Node(node_id=self.node), self._client.ConfirmMessageReceived
+        make_confirm_message_received_fn_protobuf(call, node, self.run)(name)
+
+    def answer(self, reply: Message) -> None:
+        """Push the local app's answer."""
+        self._measured.reset()
+        self._push(reply)
+        self._end(SubStatus.COMPLETED)
+
+    def refuse(self, code: int, words: str) -> None:
+        """Answer a message that was opened with an error."""
+        assert self._head is not None
+        self._measured.reset()
+        self._confirm(self._tree.object_id)
+        self._push(Message(Error(code, words), reply_to=self._head))
+        self._end(SubStatus.FAILED)
+
+    def _end(self, status: str) -> None:
+        self._client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))
+
+    def _push(self, reply: Message) -> None:
+        reply.metadata.__dict__["_message_id"] = reply.object_id
+        envelope = message_to_proto(remove_content_from_message(reply))
+        with no_object_id_recompute():
+            tree = get_object_tree(reply)
+            wanted = self._client.PushMessages(
+                PushAppMessagesRequest(messages_list=[envelope], message_object_trees=[tree])
+            )
+            push = make_push_object_fn_protobuf(
+                self._client.PushObject,
+                Node(node_id=self.node),
+                run_id=self.run,
+                session_id=wanted.session_id,
+            )
+            parts = get_all_nested_objects(reply)
+            push_objects(parts, push, object_ids_to_push=set(wanted.objects_to_push))
+
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Tell the SuperNode that the task is worked on, and close the connection at the end.
+
+        Flower's own sender of these signs interrupts its process when the SuperNode has given a task up; a
+        training that has used its stream may as well end.
+        """
+        done = threading.Event()
+
+        def beat() -> None:
+            while not done.wait(_ALIVE):
+                try:
+                    self._client.SendTaskHeartbeat(SendTaskHeartbeatRequest())
+                except (httpx.HTTPError, RefusedError, ValueError):
+                    continue  # the answer is pushed all the same, and then it shows whether anybody is there
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            self._client.close()

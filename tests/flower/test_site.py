@@ -1,0 +1,257 @@
+"""A site's own client against a SuperNode's port: what it answers, what it refuses, what stops it."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("flwr")
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from lightning_fedq.cli import main
+from lightning_fedq.flower import runtime, site
+from tests.flower.fake_runtime import FakeRuntime, Job
+
+KINDS = ("evaluate", "train.x", "query", "query.steal", "query.mro", "query.reply", "system")
+SECRET = b"s" * 32
+
+
+def local_app(seen: list[tuple[str, dict[str, Any]]]) -> ClientApp:
+    app = ClientApp()
+
+    @app.train()  # type: ignore[untyped-decorator]
+    def train(message: Message, context: Context) -> Message:
+        seen.append((message.metadata.message_type, dict(context.node_config)))
+        if "fail" in message.content:
+            raise KeyError("the client's data: 4711")
+        if "stop" in message.content:
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5)
+        return Message(RecordDict({"a": ConfigRecord({"answer": 1})}), reply_to=message)
+
+    return app
+
+
+def serve(*jobs: Job, **more: Any) -> list[tuple[str, dict[str, Any]]]:
+    """Answer these jobs with the local app."""
+    seen: list[tuple[str, dict[str, Any]]] = []
+    most = more.pop("most_bytes", 1 << 20)
+    with FakeRuntime(*jobs) as server:
+        node = runtime.SuperNode(server.address, SECRET, most_bytes=most)
+        here = site.Site(local_app(seen), node, {"partition-id": 3}, **more)
+        site.serve(here, pause=0.001, stop=server.stop)
+    return seen
+
+
+def test_the_local_app_answers_and_sees_its_own_configuration() -> None:
+    job, second = Job(), Job()
+    assert serve(job, second) == [("train", {"partition-id": 3})] * 2
+    for each in (job, second):
+        assert each.ended == "completed" and not each.reply.HasField("error")
+        assert each.asked.index("pull-messages") < each.asked.index("pull-object")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_other_messages_are_refused_before_their_content_is_pulled(kind: str, capsys: Any) -> None:
+    job = Job("train")
+    job.head.metadata.message_type = kind
+    assert serve(job) == []
+    refused(job)
+    assert "pull-object" not in job.asked
+    assert capsys.readouterr().out.count("REFUSED") == 1
+
+
+def refused(job: Job) -> None:
+    assert job.ended == "failed"
+    assert job.reply.error.reason == site.REFUSED
+    assert "confirm-message-received" in job.asked  # or the SuperNode keeps it
+
+
+@pytest.mark.parametrize(
+    ("job", "more", "words"),
+    [
+        (Job(type="flwr-agentapp"), {}, "a task of type 'flwr-agentapp'"),
+        (Job(), {"apps": frozenset({"bb" * 32})}, "a run of another app"),
+        (Job(fab=b"0" * (2 << 20)), {}, "of more than 1,048,576 bytes"),
+        (Job(padding=2 << 20), {}, "of more than 1,048,576 bytes"),
+        (Job(padding=600_000), {}, "of more than 1,048,576 bytes"),  # none of its parts by itself
+        (Job(parts=20_000), {"most_bytes": 8 << 20}, "20,002 objects"),
+        (Job(said_run=8), {}, "something else than its envelope"),
+        (Job(content=RecordDict({"fail": ConfigRecord({})})), {}, "KeyError"),
+    ],
+)
+def test_what_is_not_for_the_app(job: Job, more: dict[str, Any], words: str, capsys: Any) -> None:
+    job = Job(
+        **{
+            name: getattr(job, name)
+            for name in ("kind", "content", "type", "fab", "said_run", "padding", "parts")
+        }
+    )
+    honest = Job()
+    seen = serve(job, honest, **more)
+    printed = capsys.readouterr().out
+    refused(job)
+    assert words in printed and printed.count("REFUSED") == (2 if "apps" in more else 1)
+    if "apps" not in more:
+        assert len(seen) == (2 if words == "KeyError" else 1) and honest.ended == "completed"
+    assert "4711" not in str(job.reply)
+
+
+def test_a_task_without_a_message_ends_and_one_that_breaks_is_lost(capsys: Any) -> None:
+    empty, broken, honest = Job(empty=True), Job(status=503), Job()
+    assert len(serve(empty, broken, honest)) == 1
+    assert empty.ended == "failed" and empty.reply is None
+    assert honest.ended == "completed"
+    assert capsys.readouterr().out.count("it is not answered") == 2
+
+
+def test_nobody_else_writes_lines_into_the_log(capsys: Any) -> None:
+    job = Job()
+    job.head.metadata.message_type = "a\n12:00:00 answered train\x1b[2J" + "x" * 10_000
+    serve(job)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(len(line) <= 510 for line in lines)
+    assert not any(line.startswith("12:00:00 answered") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(401, "is --secret"), (403, "is --secret"), (404, "--isolation process")]
+)
+def test_a_no_of_the_supernode_stops_it(status: int, words: str) -> None:
+    with FakeRuntime(refuses=status) as server:
+        here = site.Site(ClientApp(), runtime.SuperNode(server.address, SECRET), {})
+        with pytest.raises(site.SiteError, match=words):
+            site.serve(here, pause=0.001)
+
+
+# ---- the command, in a process of its own ---------------------------------------------------------------
+
+
+def package(folder: Path) -> Path:
+    """An installed app, which is what the tests above answer with."""
+    (folder / "my_own_app.py").write_text(
+        "import tests.flower.test_site as t\nseen = []\napp = t.local_app(seen)\nother = 3\n"
+    )
+    (folder / "secret").write_bytes(SECRET)
+    (folder / "secret").chmod(0o600)
+    return folder
+
+
+def command(
+    folder: Path, server: FakeRuntime, *more: str, before: str = ""
+) -> subprocess.CompletedProcess[str]:
+    words = ["flower", "client", "--app", "my_own_app:app", "--secret", str(folder / "secret")]
+    words += ["--supernode", server.address, "--node-config", 'partition-id=3 fedq-home="/x"', *more]
+    code = f"{before}\nimport sys\nfrom lightning_fedq.cli import main\nsys.exit(main({words!r}))"
+    places = [str(folder), *filter(None, sys.path)]
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(places)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_signal_refuses_what_is_worked_on_and_ends_it_cleanly(tmp_path: Path) -> None:
+    job = Job(content=RecordDict({"stop": ConfigRecord({})}))
+    check = "import atexit, sys; atexit.register(lambda: print('loaded', 'flwr.cli.install' in sys.modules))"
+    with FakeRuntime(job) as server:
+        done = command(package(tmp_path), server, before=check)
+    assert done.returncode == 0, done.stdout + done.stderr
+    refused(job)
+    assert f"app my_own_app:app from {tmp_path}" in done.stdout
+    assert "SIGTERM: ending" in done.stdout and "loaded False" in done.stdout
+
+
+def private_names() -> list[tuple[str, str]]:
+    tree = ast.parse(Path(runtime.__file__).read_text())
+    found = [
+        node
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith("flwr.")
+    ]
+    return [
+        (str(node.module), alias.name) for node in found for alias in node.names if node.module != "flwr.app"
+    ]
+
+
+def test_private_names_of_flwr_are_in_one_module() -> None:
+    assert len(private_names()) > 20
+    for path in Path(runtime.__file__).parent.glob("*.py"):
+        tree = ast.parse(path.read_text())
+        names = {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+        private = {
+            name for name in names if name.startswith(("flwr.supercore", "flwr.supernode", "flwr.proto"))
+        }
+        assert path.name == "runtime.py" or not private, path.name
+
+
+@pytest.mark.parametrize(("module", "name"), private_names())
+def test_a_name_that_moved_stops_it(module: str, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(importlib.import_module(module), name)
+    spec = importlib.util.spec_from_file_location("again", runtime.__file__)
+    assert spec is not None and spec.loader is not None
+    again = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "again", again)
+    with pytest.raises(ImportError, match=name):
+        spec.loader.exec_module(again)
+
+
+def test_a_version_that_was_not_tried_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    runtime.check_flower()
+    monkeypatch.setattr(runtime.importlib.metadata, "version", lambda _: "1.43.0")
+    with pytest.raises(runtime.FlowerChangedError, match=r"flwr 1.43.0 is installed; use a version"):
+        runtime.check_flower()
+    monkeypatch.undo()
+    monkeypatch.setattr(runtime, "_FIELDS", ((runtime.AcquireTaskRequest, {"elsewhere"}),))
+    with pytest.raises(runtime.FlowerChangedError, match=r"lacks AcquireTaskRequest.elsewhere"):
+        runtime.check_flower()
+
+
+def test_a_moved_name_stops_the_command_before_it_asks_anything(tmp_path: Path) -> None:
+    with FakeRuntime(Job()) as server:
+        before = "import flwr.supercore.runtime as r; del r.RuntimeHttpClient"
+        done = command(package(tmp_path), server, before=before)
+        assert done.returncode == 2 and server.requests == 0
+    assert "is it flwr 1.41 or 1.42" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--app", "nothing_like_it:app"], "there is no nothing_like_it"),
+        (["--app", "json:dumps"], "a ClientApp is wanted"),
+        (["--supernode", "10.0.0.3:9094"], "in the clear"),
+        (["--supernode", "9094"], "must be HOST:PORT"),
+        (["--node-config", "partition-id"], "no pair of a name and a value"),
+        (["--node-config", "partition-id=[["], "not a node configuration"),
+    ],
+)
+def test_settings_that_are_refused(more: list[str], words: str, tmp_path: Path, capsys: Any) -> None:
+    folder = package(tmp_path)
+    base = ["flower", "client", "--app", "json:dumps", "--secret", str(folder / "secret"), *more]
+    assert main(base) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_secrets_that_are_none(tmp_path: Path, capsys: Any) -> None:
+    folder = package(tmp_path)
+    (folder / "secret").chmod(0o644)
+    base = ["flower", "client", "--app", "json:dumps", "--secret", str(folder / "secret")]
+    assert main(base) == 2
+    assert "can be read by everybody" in capsys.readouterr().err
+    (folder / "secret").chmod(0o600)
+    (folder / "secret").write_bytes(b"")
+    assert main(base) == 2
+    assert "has 0 bytes" in capsys.readouterr().err
