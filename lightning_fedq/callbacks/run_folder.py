@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
+from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.callbacks.client_files import add_evaluation, draw_evaluation, write_holdings
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.of_trainer import engine_of, federated_of
@@ -26,6 +26,8 @@ from lightning_fedq.privacy.report import PrivacyReport
 from lightning_fedq.reports.runs import (
     BITS_PER_MEGABYTE,
     Row,
+    append_row,
+    check_run_name,
     first_metric,
     fresh_folder,
     mode_of,
@@ -38,7 +40,6 @@ from lightning_fedq.reports.runs import (
     save_figure,
     totals,
     write_atomically,
-    write_rows,
     write_summary,
 )
 from lightning_fedq.rounds import RoundEngine, RoundRecord, metric_name
@@ -56,13 +57,14 @@ class RunFolder(pl.Callback):
 
     `metrics.csv` and `model.ckpt` are kept up to date every round. `model.ckpt` is a Lightning checkpoint of
     the weights alone, for `trainer.test(..., ckpt_path=...)` or `fedq test runs/name`; to resume a run takes
-    one of Lightning's own. A folder that already holds a run is left alone: the next one is called `name-2`.
-    A resumed run goes on in its own folder. What clients log in training and what stays with them
+    one of Lightning's own. A folder that is there is left alone: the next one is called `name-2`. A resumed
+    run goes on in its own folder, as the checkpoint names it: one that holds these rounds, or none below
+    `root`. Elsewhere it begins a new one. What clients log in training and what stays with them
     (`Federated(client_metrics="local")`) is in `clients/`, a file a client, and so is who holds which labels:
     it is part of the simulation, and nothing that a server would have.
 
     Args:
-        name: Name of the run and of its folder.
+        name: Name of the run and of its folder below `root`.
         root: Folder of all runs.
         monitor: The metric of the pictures and of "best"; None is `val_acc`, or else the first `val_*` one.
         mode: Is a larger ("max") or a smaller ("min") value better? None goes by the metric's name: losses
@@ -85,6 +87,7 @@ class RunFolder(pl.Callback):
     ) -> None:
         if mode not in ("max", "min", None):
             raise ValueError(f"mode must be 'max' or 'min', got {mode!r}")
+        check_run_name(name)
         self.name, self.root, self.monitor, self.mode = name, Path(root), monitor, mode
         self.delta, self.show, self.baseline = delta, show, baseline
         self.path: Path | None = None
@@ -108,8 +111,11 @@ class RunFolder(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Choose the folder: the one of the run that goes on, or a new one."""
-        if self.path is None or len(self.rows) != len(federated_of(trainer, "RunFolder").records):
-            self.path, self.rows = trainer.strategy.broadcast(fresh_folder(self.root / self.name)), []
+        if len(self.rows) != len(federated_of(trainer, "RunFolder").records):
+            self.path, self.rows = None, []
+        if self.path is None:
+            new = fresh_folder(self.root / self.name) if trainer.is_global_zero else None
+            self.path = trainer.strategy.broadcast(new)
         client_log = federated_of(trainer, "RunFolder").client_log
         assert client_log is not None
         client_log.keep, self._trains = True, True
@@ -135,7 +141,7 @@ class RunFolder(pl.Callback):
             charged, seconds = {}, math.nan
         self.rows.append({**logged, **record.metrics(), **charged, "seconds": seconds})
         if trainer.is_global_zero:
-            write_rows(self._folder() / "metrics.csv", self.rows)
+            append_row(self._folder() / "metrics.csv", self.rows)
         self._write_clients(trainer, int(record.round))
         measured = federated.client_evaluations[-1:]
         if measured and measured[0].round == record.round:
@@ -216,6 +222,11 @@ class RunFolder(pl.Callback):
         if any(len(part) for part in federated.client_indices):
             return f"How many samples every client holds: clients/holdings.csv and .png, {why}"
         return ""
+
+    def _is_free(self, path: Path) -> bool:
+        """Is there a run of nobody else? Before the first round a folder has a configuration at most."""
+        below = self.root.resolve() in path.resolve().parents
+        return below and not (path.is_dir() and {each.name for each in path.iterdir()} - {"config.yaml"})
 
     def _folder(self) -> Path:
         assert self.path is not None
@@ -326,11 +337,28 @@ class RunFolder(pl.Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on in the folder of the checkpoint's run. What it left out comes from the table there."""
         self.path, self.rows = Path(state_dict["path"]), [dict(row) for row in state_dict["rows"]]
-        if (table := self.path / "metrics.csv").is_file():
-            whole = {row["round"]: row for row in read_rows(table)}
+        table = self.path / "metrics.csv"
+        whole = {row["round"]: row for row in read_rows(table)} if table.is_file() else {}
+        if _same_rounds(self.rows, whole) if whole else self._is_free(self.path):
             self.rows = [{**whole.get(row["round"], {}), **row} for row in self.rows]
+        else:  # whatever it is, this run does not write there
+            rank_zero_warn(
+                f"the checkpoint names {self.path} as its run's folder, which does not hold its rounds; this "
+                f"run goes on in a new folder below {self.root}"
+            )
+            self.path = None
         for row in self.rows:
             row.setdefault("uplink_bits", math.nan)
+
+
+def _same_rounds(rows: Sequence[Row], whole: Mapping[float, Row]) -> bool:
+    """Does a table hold the rounds of a checkpoint, with the same values, seconds included?"""
+    known = [(row, whole[row["round"]]) for row in rows if row["round"] in whole]
+    return bool(known) and all(
+        row[key] == there[key] or (math.isnan(row[key]) and math.isnan(there[key]))
+        for row, there in known
+        for key in row.keys() & there.keys()
+    )
 
 
 def title_of(name: str, mechanism: Mechanism) -> str:

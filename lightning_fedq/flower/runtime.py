@@ -83,13 +83,16 @@ class TooLongError(RefusedError):
     """More bytes than the site takes for one message."""
 
 
-def check_flower() -> None:
+def check_flower(version: str | None = None) -> None:
     """Compare what no import shows with flwr 1.41 and 1.42.
+
+    Args:
+        version: Of flwr; None is the one that is installed.
 
     Raises:
         FlowerChangedError: If something is missing, or the version was not tried.
     """
-    version = importlib.metadata.version("flwr")
+    version = version or importlib.metadata.version("flwr")
     known = {str(kind) for kind in TaskType}
     missing = [f"{kind.__name__}.{name}" for kind, names in _FIELDS for name in names - _fields(kind)]
     missing += [f"TaskType {name}" for name in {"flwr-clientapp", "flwr-agentapp"} - known]

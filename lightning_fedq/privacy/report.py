@@ -27,8 +27,8 @@ from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILO
 
 ASSUMED = "assumed here, no protocol was run, for a server that follows the protocol"
 OWN_CODE = (
-    "every client runs code of its own (fedq flower client), or only trusted operators start runs and hold the "
-    "SuperLink: Flower sends the client's code with each run"
+    "every client runs code of its own (fedq flower client), or only trusted operators start runs and hold "
+    "the SuperLink: Flower sends the client's code with each run"
 )
 _SECURE_ONLY = (
     "keys are reproducible: whoever knows the seed can compute every coin; run with secure keys (seed=None)"

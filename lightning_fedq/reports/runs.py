@@ -1,13 +1,15 @@
 """Files of a run: a table of rounds, a summary, a page to read, pictures. No Lightning in here.
 
 A run folder holds `config.yaml`, `metrics.csv` (one row a round), `summary.json`, `report.md` and PNG
-pictures. Every file is written beside its place and moved there, so a reader never sees half of one.
+pictures. Files are written beside their place and moved there, so a reader never sees half of one; a round's
+row is appended in one go.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import json
 import math
 import os
@@ -40,12 +42,36 @@ def write_atomically(path: Path, content: str | bytes) -> None:
 
 
 def fresh_folder(path: Path) -> Path:
-    """Return `path`, or `path-2`, `path-3`, ... if a run is there already."""
-    number, candidate = 1, path
-    while candidate.exists() and any(candidate.iterdir()):
-        number += 1
-        candidate = path.with_name(f"{path.name}-{number}")
-    return candidate
+    """Make the folder `path`, or `path-2`, `path-3`, ... where one is there already, and return it.
+
+    Of two runs that ask at once each has its own: whoever makes the folder has it.
+
+    Raises:
+        OSError: If it can't be made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for number in itertools.count(1):
+        candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
+        try:
+            candidate.mkdir()
+        except FileExistsError:
+            continue
+        return candidate
+    raise AssertionError("never here")
+
+
+def check_run_name(name: str) -> None:
+    """Refuse names of runs that are no folder below the folder of all runs.
+
+    Raises:
+        ValueError: If it is absolute, empty, or climbs up.
+    """
+    parts = Path(name).parts
+    if not parts or Path(name).is_absolute() or ".." in parts:
+        raise ValueError(
+            f"the name of a run is that of a folder below root, got {name!r}; use one like 'digits', and "
+            "RunFolder(root=...) for where runs are kept"
+        )
 
 
 # ---- rounds -------------------------------------------------------------------------------------------
@@ -54,11 +80,30 @@ def fresh_folder(path: Path) -> Path:
 def write_rows(path: Path, rows: Sequence[Row]) -> None:
     """Write one CSV row per round. Columns in order of first appearance, empty where a value is missing."""
     columns = list(dict.fromkeys(key for row in rows for key in row))
+    write_atomically(path, _csv([columns, *_cells(columns, rows)]))
+
+
+def append_row(path: Path, rows: Sequence[Row]) -> None:
+    """Add the last row to a file of `write_rows` that holds the others; new columns write it anew."""
+    columns = []
+    if len(rows) > 1 and path.is_file():
+        with path.open(newline="") as file:
+            columns = next(csv.reader(file), [])
+    if not set(rows[-1]) <= set(columns):
+        write_rows(path, rows)
+        return
+    with path.open("ab", buffering=0) as file:
+        file.write(_csv(_cells(columns, rows[-1:])).encode())
+
+
+def _cells(columns: Sequence[str], rows: Sequence[Row]) -> list[list[object]]:
+    return [[row.get(column, "") for column in columns] for row in rows]
+
+
+def _csv(lines: Sequence[Sequence[object]]) -> str:
     text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    write_atomically(path, text.getvalue())
+    csv.writer(text, lineterminator="\n").writerows(lines)
+    return text.getvalue()
 
 
 def read_rows(path: Path) -> list[Row]:

@@ -291,3 +291,53 @@ def test_a_full_disk_costs_pictures_first(tmp_path: Path, monkeypatch: pytest.Mo
     names = {file.name for file in (tmp_path / "mine").iterdir()}
     pages = {"metrics.csv", "model.ckpt", "summary.json", "privacy.json", "privacy.md", "report.md"}
     assert names == pages | {"clients"}
+
+
+def test_a_checkpoint_that_names_another_run_does_not_write_there(tmp_path: Path) -> None:
+    """Below root or not: whoever copies a checkpoint, or writes one, names a folder."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    for place in (ours, theirs):
+        small_run(RunFolder("mine", str(place)), rounds=2)
+    small_run(RunFolder("second", str(ours)), rounds=2)
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters" / "note").write_text("mine")
+    for victim in (theirs / "mine", ours / "second", tmp_path / "letters", tmp_path / "nothing"):
+        kept = (
+            {path.name: path.read_bytes() for path in victim.glob("*") if path.is_file()}
+            if victim.exists()
+            else None
+        )
+        first = small_run(RunFolder("from", str(ours)), rounds=2)
+        first.save_checkpoint(tmp_path / "two.ckpt")
+        saved = torch.load(tmp_path / "two.ckpt", weights_only=True)
+        state = next(state for name, state in saved["callbacks"].items() if "RunFolder" in name)
+        state["path"] = str(victim)
+        torch.save(saved, tmp_path / "two.ckpt")
+        trainer = small_run(folder := RunFolder("on", str(ours)), rounds=3, fit=False)
+        with pytest.warns(UserWarning, match="does not hold its rounds"):
+            trainer.fit(small_model(), datamodule=small_data(), ckpt_path=tmp_path / "two.ckpt")
+        assert (
+            {p.name: p.read_bytes() for p in victim.glob("*") if p.is_file()} if victim.exists() else None
+        ) == kept
+        assert folder.path is not None and folder.path.parent == ours and folder.path.name.startswith("on")
+        assert [row["round"] for row in read_rows(folder.path / "metrics.csv")] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("name", ["../up", "a/../../b", "/tmp/x", "", "."])
+def test_names_that_are_no_folder_below_root_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="the name of a run is that of a folder below root"):
+        RunFolder(name)
+
+
+def test_rows_are_appended_and_a_new_column_rewrites_the_table(tmp_path: Path) -> None:
+    from lightning_fedq.reports.runs import append_row
+
+    rows, path = [{"round": 1.0, "a,b": 0.1}], tmp_path / "metrics.csv"
+    append_row(path, rows)
+    before = path.stat().st_ino
+    rows.append({"round": 2.0})
+    append_row(path, rows)
+    assert path.stat().st_ino == before and read_rows(path) == rows
+    rows.append({"round": 3.0, "c": float("inf")})
+    append_row(path, rows)
+    assert path.stat().st_ino != before and read_rows(path) == rows

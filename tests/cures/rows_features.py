@@ -157,6 +157,12 @@ def owned(name: str) -> OwnTensors:
 
 ROWS = [
     row(
+        "the name of a run is that of a folder below root, got {}; use one like 'digits', and",
+        lambda: RunFolder("/tmp/runs/digits"),
+        lambda: RunFolder("digits"),
+        lambda: RunFolder("digits", root="/tmp/runs"),
+    ),
+    row(
         "works on all trained parameters, and local={} keeps some with the clients; leave one out",
         lambda: fit(fed(local=HEAD), dpsgd()),
         lambda: fit(fed(local=HEAD)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +14,9 @@ from flwr.serverapp.strategy import FedProx as Proximal
 
 from lightning_fedq.algorithms import SCAFFOLD, FedProx
 from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.commands.flower import _address, _secret
 from lightning_fedq.flower import DecodingStrategy
+from lightning_fedq.flower.runtime import FlowerChangedError, check_flower
 from lightning_fedq.flower.settings import (
     check_client_callbacks,
     check_deployable,
@@ -36,7 +39,36 @@ def private(mechanism: Any = None, **settings: Any) -> Federated:
     return Federated(mechanism or LDPQ(1.0), 4, **settings)
 
 
+def secret(mode: int) -> Path:
+    """A secret of a site in the folder of the test."""
+    path = Path("secret")
+    path.write_bytes(b"s" * 32)
+    path.chmod(mode)
+    return path
+
+
 ROWS = [
+    row(
+        "--supernode must be HOST:PORT, got {}; leave it out",
+        lambda: _address("9094", False),
+        lambda: _address("127.0.0.1:9094", False),
+    ),
+    row(
+        "is another machine: weights and answers would travel in the clear; give",
+        lambda: _address("10.0.0.3:9094", False),
+        lambda: _address("10.0.0.3:9094", True),
+    ),
+    row(
+        "can be read by everybody on this machine; run chmod o=",
+        lambda: _secret(secret(0o644)),
+        lambda: _secret(secret(0o640)),
+    ),
+    row(
+        "is installed{}; use a version that this client was tried with: pip install",
+        lambda: check_flower("1.43.0"),
+        lambda: check_flower("1.42.0"),
+        error=FlowerChangedError,
+    ),
     row(
         "a privacy target over the run hangs on the number of rounds, which both sides must know: give",
         lambda: deployed_mechanism(private(privacy=TARGET), Classifier(), None),

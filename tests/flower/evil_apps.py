@@ -31,8 +31,8 @@ Path("{mark}").write_text("the shipped code ran")
 app = ClientApp()
 @app.query("steal")
 def steal(message, context):
-    home = Path(str(context.node_config["fedq-home"]))
-    return Message(RecordDict({{"got": ConfigRecord({{"keys": (home / "keys.json").read_text()}})}}), reply_to=message)
+    keys = (Path(str(context.node_config["fedq-home"])) / "keys.json").read_text()
+    return Message(RecordDict({{"got": ConfigRecord({{"keys": keys}})}}), reply_to=message)
 """
 STEALING = """\
 from pathlib import Path
@@ -41,8 +41,11 @@ from flwr.serverapp import ServerApp
 app = ServerApp()
 @app.main()
 def main(grid, context):
-    asked = [Message(RecordDict(), dst_node_id=n, message_type="query.steal", ttl=300.0) for n in grid.get_node_ids()]
-    out = ["error" if r.has_error() else str(r.content.config_records["got"]["keys"])[:60] for r in grid.send_and_receive(asked, timeout=300)]
+    kind, out = "query.steal", []
+    asked = [Message(RecordDict(), dst_node_id=n, message_type=kind, ttl=300.0) for n in grid.get_node_ids()]
+    for reply in grid.send_and_receive(asked, timeout=300):
+        got = "error" if reply.has_error() else reply.content.config_records["got"]["keys"]
+        out.append(str(got)[:60])
     Path(str(context.run_config["home"])).write_text("\\n".join(out))
 """
 KINDS = (
@@ -56,20 +59,32 @@ from flwr.serverapp import ServerApp
 import numpy as np
 app = ServerApp()
 KINDS = {kinds!r}
+WORDS = {{"fedq-home": "/tmp", "home": "/tmp", "app": "evil.client_app:app", "class_path": "os.system"}}
+WORDS |= {{"nonce": b"0" * 32, "kind": "register"}}
+def numbers(how_many):
+    return ArrayRecord([np.zeros(how_many, np.float32)])
+def contents():
+    yield RecordDict()
+    yield RecordDict({{"fedq": ConfigRecord(dict(WORDS))}})
+    yield RecordDict({{"a": numbers(3), "m": MetricRecord({{"x": 1}})}})
+def plans():
+    for kind in KINDS:
+        for number in range(3):
+            yield kind, number, lambda: list(contents())[number]
+    if {large}:
+        yield "train", 3, lambda: RecordDict({{"a": numbers({large})}})
 @app.main()
 def main(grid, context):
     out, nodes = [], list(grid.get_node_ids())
-    words = {{"fedq-home": "/tmp", "home": "/tmp", "app": "evil.client_app:app", "class_path": "os.system", "nonce": b"0" * 32, "kind": "register"}}
-    large = np.zeros({large}, np.float32)
-    contents = [lambda: RecordDict(), lambda: RecordDict({{"fedq": ConfigRecord(dict(words))}}), lambda: RecordDict({{"a": ArrayRecord([np.zeros(3, np.float32)]), "m": MetricRecord({{"x": 1}})}})]
-    plans = [(kind, number, content) for kind in KINDS for number, content in enumerate(contents)]
-    plans += [("train", 3, lambda: RecordDict({{"a": ArrayRecord([large])}}))] if {large} else []
-    for kind, number, content in plans:
+    home = str(context.run_config["home"])
+    for kind, number, content in plans():
         asked = [Message(content(), dst_node_id=n, message_type=kind, ttl=240.0) for n in nodes]
         for r in grid.send_and_receive(asked, timeout=240):
-            out.append(f"{{kind}} {{number}}: " + (f"error {{r.error.code}} {{r.error.reason}}" if r.has_error() else f"ANSWER {{dict(r.content)!r}}"[:300]))
-        Path(str(context.run_config["home"])).write_text("\\n".join(out))
-    Path(str(context.run_config["home"]) + ".done").touch()
+            failed = r.has_error()
+            said = f"error {{r.error.reason}}" if failed else f"ANSWER {{dict(r.content)!r}}"
+            out.append(f"{{kind}} {{number}}: {{said[:300]}}")
+        Path(home).write_text("\\n".join(out))
+    Path(home + ".done").touch()
 """
 
 

@@ -1,4 +1,4 @@
-"""Sites that run their own code, against apps of whoever reaches the SuperLink's port: real processes, TLS on.
+"""Sites that run their own code, against apps of whoever reaches the SuperLink's port: real processes.
 
 Run it with the Python of each environment whose flwr is to be tried (1.41, 1.42).
 """
@@ -66,6 +66,10 @@ class Sites(example.Machines):  # type: ignore[misc,name-defined]
         self.start_node(client)
         self.start_client(client)
 
+    def run_evil(self, app: Path, out: Path) -> None:
+        """Start somebody else's app, whose server writes what came back to `out`."""
+        self.flwr("run", str(app), "demo", "--run-config", f'home="{out}"')
+
     def start_client(self, client: int, *more: str) -> None:
         """The site's own client."""
         own = f'partition-id={client} fedq-home="{self.folder / f"client-{client}"}"'
@@ -87,8 +91,8 @@ def test_shipped_code_runs_at_no_site_and_the_honest_run_goes_on(tmp_path: Path,
         stealing = evil_apps.stealing(tmp_path / "stealing", mark)
         trying = evil_apps.trying(tmp_path / "trying", mark, LARGE)
         machines.wait_for((tmp_path / "client-1" / "streams.jsonl").exists, 600)
-        machines.run(stealing, tmp_path / "stolen", 1)
-        machines.run(trying, tmp_path / "tried", 1)
+        machines.run_evil(stealing, tmp_path / "stolen")
+        machines.run_evil(trying, tmp_path / "tried")
         machines.wait_for((home / "runs" / "deployed" / "summary.json").exists, 900)
         machines.wait_for((tmp_path / "tried.done").exists, 900)
         assert (tmp_path / "stolen").read_text().split() == ["error"] * SITES
@@ -123,7 +127,7 @@ def test_shipped_code_runs_at_no_site_and_the_honest_run_goes_on(tmp_path: Path,
         machines.start_node(2)
         machines.wait_for(lambda: "SuperNode ID" in (tmp_path / "client-2.log").read_text(), 300)
         again = evil_apps.stealing(tmp_path / "again", mark)
-        machines.run(again, tmp_path / "stolen-2", 1)
+        machines.run_evil(again, tmp_path / "stolen-2")
         machines.wait_for((tmp_path / "stolen-2").exists, 600)
         assert sorted((tmp_path / "stolen-2").read_text().splitlines()) == [
             "error",

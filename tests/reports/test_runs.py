@@ -1,6 +1,7 @@
 import errno
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -111,10 +112,15 @@ def test_a_summary_says_nothing_twice() -> None:
 
 
 def test_folders_are_never_reused(tmp_path: Path) -> None:
-    assert fresh_folder(tmp_path / "run") == tmp_path / "run"
-    write_atomically(tmp_path / "run" / "x", "1")
-    write_atomically(tmp_path / "run-2" / "x", "1")
-    assert fresh_folder(tmp_path / "run") == tmp_path / "run-3"
+    assert fresh_folder(tmp_path / "deep" / "run") == tmp_path / "deep" / "run"
+    write_atomically(tmp_path / "deep" / "run-2" / "x", "1")
+    assert fresh_folder(tmp_path / "deep" / "run") == tmp_path / "deep" / "run-3"
+
+
+def test_of_runs_that_ask_at_once_each_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda _: fresh_folder(tmp_path / "run"), range(40)))
+    assert len(set(found)) == 40 and all(path.is_dir() for path in found)
 
 
 def test_pictures_are_drawn_from_what_there_is(tmp_path: Path) -> None:
