@@ -68,7 +68,10 @@ ALLOWED: dict[str, set[str]] = {
     "data": {"functional", "matplotlib", "numpy", *HOST},
     "datasets": {"data", "extras", "sklearn", "torchvision", "PIL", "numpy", *HOST},
     "models": {"extras", "opacus", "torchvision", "torchmetrics", *HOST},
-    "reports": {"mechanism", "planning", "privacy", "privacy.verdict", "rounds", "matplotlib", "rich"},
+    "reports": {
+        *("mechanism", "planning", "privacy", "privacy.verdict", "rounds"),
+        *("jinja2", "markupsafe", "matplotlib", "rich"),
+    },
     "algorithms": {"torch"},
     "clients": {"data", "functional", "mechanisms", "torchmetrics", "numpy", *HOST},
     "federation": {

@@ -122,7 +122,7 @@ class RunFolder(pl.Callback):
         self._private = not isinstance(engine_of(trainer, "RunFolder").keys, SeededKeys)
         self._lengths_tell = lengths_tell(engine_of(trainer, "RunFolder"))
         if self.config is not None and trainer.is_global_zero:
-            write_atomically(self.path / "config.yaml", self.config)
+            write_atomically(self._folder() / "config.yaml", self.config)
 
     def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Start the clock."""

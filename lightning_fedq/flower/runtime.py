@@ -12,9 +12,11 @@ are seen before contents: a message that is too long is refused unread.
 from __future__ import annotations
 
 import importlib.metadata
+import json
 import ssl
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +27,7 @@ from flwr.app.message.message import remove_content_from_message
 from flwr.common.config import parse_config_args
 from flwr.common.constant import SubStatus
 from flwr.common.serde import message_from_proto, message_to_proto
+from flwr.proto.message_pb2 import PullObjectRequest
 from flwr.proto.node_pb2 import Node
 from flwr.proto.runtime_pb2 import (
     AcquireTaskRequest,
@@ -37,6 +40,7 @@ from flwr.proto.runtime_pb2 import (
 from flwr.supercore.constant import TaskType
 from flwr.supercore.inflatable.inflatable_object import (
     get_all_nested_objects,
+    get_object_head_values_from_object_content,
     get_object_tree,
     iterate_object_tree,
     no_object_id_recompute,
@@ -46,7 +50,11 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_pull_object_fn_protobuf,
     make_push_object_fn_protobuf,
 )
-from flwr.supercore.inflatable.inflatable_utils import pull_and_inflate_object_from_tree, push_objects
+from flwr.supercore.inflatable.inflatable_utils import (
+    inflate_object_from_contents,
+    pull_objects,
+    push_objects,
+)
 from flwr.supercore.interceptors import (
     RuntimeTokenHttpInterceptor,
     RuntimeVersionHttpInterceptor,
@@ -66,6 +74,10 @@ MOST_OBJECTS = 10_000
 """Objects of one message: each is a request."""
 
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+_SHORT = 4096
+"""Bytes of an answer that is read of a message that is refused; they are not looked at."""
+_PATIENCE = 300.0
+"""Seconds that a refusal waits for a SuperNode to have pulled the message; then it stays there."""
 _ALIVE = 10.0
 """Seconds between two signs of life; a SuperNode gives a task up after 60 without one."""
 _FIELDS = (
@@ -139,6 +151,17 @@ def node_config(words: str) -> dict[str, Any]:
     return found
 
 
+def _unfolded(contents: Mapping[str, bytes]) -> int:
+    """Bytes of all arrays: one may name the same piece a million times, which travels once."""
+    size = 0
+    for content in contents.values():
+        kind, parts, length = get_object_head_values_from_object_content(content)
+        if kind == "Array":
+            pieces = json.loads(content[len(content) - length :])["arraychunk_ids"]
+            size += sum(len(contents[parts[piece]]) for piece in pieces)
+    return size
+
+
 class _Measured:
     """Bytes that answers of one task may still have, counted by their headers, before any of them is read."""
 
@@ -158,10 +181,10 @@ class _Measured:
                 )
             self._left -= int(length)
 
-    def reset(self) -> None:
+    def reset(self, left: int | None = None) -> None:
         """Begin again: what is pushed has short answers, whatever was pulled before."""
         with self._lock:
-            self._left = self._limit
+            self._left = self._limit if left is None else left
 
 
 @dataclass(frozen=True)
@@ -243,9 +266,10 @@ class Delivery:
     """
 
     def __init__(self, task: Any, token: str, node: SuperNode) -> None:
-        self._measured = _Measured(node.most_bytes)
+        self._most_bytes, self._measured = node.most_bytes, _Measured(node.most_bytes)
         self._client = node.connect(RuntimeTokenHttpInterceptor(token), self._measured)
         self._tree: Any = None
+        self._confirmed = False
         self._head: Message | None = None
         self.run, self.task, self.app = int(task.run_id), int(task.task_id), str(task.fab_hash)
         self.is_client = task.type == TaskType.CLIENT_APP
@@ -307,7 +331,13 @@ class Delivery:
         if parts > MOST_OBJECTS:
             raise TooLongError(f"a message of {parts:,} objects, {MOST_OBJECTS:,} at most are taken")
         pull = make_pull_object_fn_protobuf(self._client.PullObject, Node(node_id=self.node), self.run)
-        message = pull_and_inflate_object_from_tree(self._tree, pull, self._confirm, return_type=Message)
+        contents = pull_objects(list({part.object_id for part in iterate_object_tree(self._tree)}), pull)
+        self._confirm(self._tree.object_id)
+        if (size := _unfolded(contents)) > self._most_bytes:
+            raise TooLongError(f"a message that unfolds to {size:,} bytes; --max-megabytes is smaller")
+        message = inflate_object_from_contents(self._tree.object_id, contents)
+        if not isinstance(message, Message):
+            raise RefusedError(f"{type(message).__name__} in place of a message")
         said = message.metadata
         if (said.message_type, said.run_id, said.dst_node_id) != (self.kind, self.run, self.node):
             raise RefusedError("a message that says something else than its envelope")
@@ -317,6 +347,7 @@ class Delivery:
 
     def _confirm(self, name: str) -> None:
         """Let the SuperNode forget the message, refused or not."""
+        self._confirmed = True
         node, call = Node(node_id=self.node), self._client.ConfirmMessageReceived
         make_confirm_message_received_fn_protobuf(call, node, self.run)(name)
 
@@ -329,10 +360,34 @@ class Delivery:
     def refuse(self, code: int, words: str) -> None:
         """Answer a message that was opened with an error."""
         assert self._head is not None
+        if not self._confirmed and self._arrived():
+            self._measured.reset()
+            self._confirm(self._tree.object_id)
         self._measured.reset()
-        self._confirm(self._tree.object_id)
         self._push(Message(Error(code, words), reply_to=self._head))
         self._end(SubStatus.FAILED)
+
+    def _arrived(self) -> bool:
+        """Wait until the SuperNode has the whole message, of which only short answers are read.
+
+        It hands a task out before it has pulled the message. One that is confirmed by then is taken from
+        under it: the SuperNode loses the answer, and the next ones come late.
+        """
+        end = time.monotonic() + _PATIENCE
+        for name in {part.object_id for part in iterate_object_tree(self._tree)}:
+            asked = PullObjectRequest(node=Node(node_id=self.node), run_id=self.run, object_id=name)
+            while True:
+                self._measured.reset(_SHORT)
+                try:
+                    found = self._client.PullObject(asked)
+                except TooLongError:
+                    break  # it is there, and left unread
+                if found.object_available or not found.object_found:
+                    break
+                if time.monotonic() > end:
+                    return False
+                time.sleep(0.2)
+        return True
 
     def _end(self, status: str) -> None:
         self._client.PushTaskOutput(PushTaskOutputRequest(sub_status=status, details=""))

@@ -196,3 +196,40 @@ def test_a_chart_draws_every_value_within_its_frame() -> None:
     places = [tuple(map(float, pair.split(","))) for pair in re.search(r'points="(.*?)"', svg)[1].split()]  # type: ignore[index]
     assert len(places) == 2 and all(0 < x < 460 and 0 < y < 280 for x, y in places)
     assert line_chart([Line("a", [(1, float("inf"))], 0)], "nothing") == ""
+
+
+@pytest.mark.parametrize("evil", ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "</b>'\"&"])
+def test_nothing_that_a_run_wrote_becomes_an_element(private: Path, evil: str, tmp_path: Path) -> None:
+    """Names of metrics, settings, reasons and columns are anybody's words: a report is sent around."""
+
+    def spoiled(value: object) -> object:
+        if isinstance(value, dict):
+            return {key: spoiled(item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [spoiled(item) for item in value]
+        return value + evil if isinstance(value, str) else value
+
+    folder = tmp_path / "run"
+    folder.mkdir()
+    summary = json.loads((private / "summary.json").read_text())
+    keys = {"adversary", "verdict", "over", "neighbours"}
+    view = {key: value if key in keys else spoiled(value) for key, value in summary["view"].items()}
+    summary = {**spoiled(summary), "view": view, "ended": evil, "name": evil}  # type: ignore[dict-item]
+    summary["metrics"] = {f"test{evil}": 1.0, evil: 2.0}
+    privacy = json.loads((private / "privacy.json").read_text())
+    rows = [
+        {key: value if key in keys else spoiled(value) for key, value in row.items()}
+        for row in privacy["rows"]
+    ]
+    privacy = {**privacy, "rows": rows, "mechanism": evil, "samples": evil}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    (folder / "privacy.json").write_text(json.dumps(privacy))
+    (folder / "config.yaml").write_text(evil)
+    table = (private / "metrics.csv").read_text().replace("val_acc", '"' + evil.replace('"', '""') + '"')
+    (folder / "metrics.csv").write_text(table)
+    write_report([folder], tmp_path / "page.html", evil)
+    write_report([private], tmp_path / "plain.html")
+    page, plain = (Page((tmp_path / name).read_text()) for name in ("page.html", "plain.html"))
+    allowed = {*plain.tags, "details", "summary", "pre", "p"}
+    assert not set(page.tags) - allowed and page.text.count(evil) >= 6
+    assert not any(value.startswith("on") for value in page.values)

@@ -77,13 +77,16 @@ def plans():
 def main(grid, context):
     out, nodes = [], list(grid.get_node_ids())
     home = str(context.run_config["home"])
-    for kind, number, content in plans():
-        asked = [Message(content(), dst_node_id=n, message_type=kind, ttl=240.0) for n in nodes]
-        for r in grid.send_and_receive(asked, timeout=240):
-            failed = r.has_error()
-            said = f"error {{r.error.reason}}" if failed else f"ANSWER {{dict(r.content)!r}}"
-            out.append(f"{{kind}} {{number}}: {{said[:300]}}")
-        Path(home).write_text("\\n".join(out))
+    asked = [
+        Message(content(), dst_node_id=n, message_type=kind, ttl=900.0)
+        for kind, number, content in plans()
+        for n in nodes
+    ]
+    for r in grid.send_and_receive(asked, timeout=900):
+        failed = r.has_error()
+        said = f"error {{r.error.reason}}" if failed else f"ANSWER {{dict(r.content)!r}}"
+        out.append(f"{{r.metadata.message_type}}: {{said[:300]}}")
+    Path(home).write_text("\\n".join(out))
     Path(home + ".done").touch()
 """
 

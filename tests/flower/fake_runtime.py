@@ -34,6 +34,7 @@ class Job:
     padding: int = 0
     parts: int = 0
     status: int = 200
+    late: int = 0
     message: Message = field(init=False)
     reply: Any = None
     ended: str | None = None
@@ -125,6 +126,9 @@ class _Handler(BaseHTTPRequestHandler):
             return 200, found
         if name == "pull-object":
             asked = message_pb2.PullObjectRequest.FromString(body)
+            job.late -= 1
+            if job.late >= 0:
+                return 200, message_pb2.PullObjectResponse(object_found=True, object_available=False)
             found = message_pb2.PullObjectResponse(object_found=True, object_available=True)
             found.object_content = job.objects.get(asked.object_id, b"") + b"\0" * job.padding
             return 200, found

@@ -12,10 +12,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 pytest.importorskip("flwr")
-from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from lightning_fedq.cli import main
@@ -62,12 +63,13 @@ def test_the_local_app_answers_and_sees_its_own_configuration() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_other_messages_are_refused_before_their_content_is_pulled(kind: str, capsys: Any) -> None:
-    job = Job("train")
+def test_other_messages_are_refused_and_forgotten_once_they_have_arrived(kind: str, capsys: Any) -> None:
+    """A SuperNode hands a task out before it has the message, and loses one that is confirmed by then."""
+    job = Job("train", late=3)
     job.head.metadata.message_type = kind
     assert serve(job) == []
     refused(job)
-    assert "pull-object" not in job.asked
+    assert job.late < 0 and job.asked.index("confirm-message-received") > job.asked.index("pull-object") + 3
     assert capsys.readouterr().out.count("REFUSED") == 1
 
 
@@ -105,6 +107,18 @@ def test_what_is_not_for_the_app(job: Job, more: dict[str, Any], words: str, cap
     if "apps" not in more:
         assert len(seen) == (2 if words == "KeyError" else 1) and honest.ended == "completed"
     assert "4711" not in str(job.reply)
+
+
+def test_an_array_that_unfolds_is_refused_before_it_does(capsys: Any) -> None:
+    """256 MiB of zeros travel as one piece of 20 MB that is named 13 times."""
+    fits, bomb = (
+        Job(content=RecordDict({"a": ArrayRecord([np.zeros(count, np.uint8)])}))
+        for count in (90 << 20, 256 << 20)
+    )
+    assert sum(map(len, bomb.objects.values())) < 60 << 20
+    assert serve(fits, bomb, most_bytes=runtime.MOST_BYTES) == [("train", {"partition-id": 3})]
+    refused(bomb)
+    assert "unfolds to 268,4" in capsys.readouterr().out
 
 
 def test_a_task_without_a_message_ends_and_one_that_breaks_is_lost(capsys: Any) -> None:

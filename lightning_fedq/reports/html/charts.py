@@ -1,11 +1,18 @@
-"""Charts as inline SVG: lines, stacked bars and a picture of counts. Colours are classes of the page."""
+"""Charts as inline SVG: lines, stacked bars and a picture of counts. Colours are classes of the page.
+
+Shapes are values here; `pages/chart.html` writes them, and escapes what they say.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
+
+from lightning_fedq.reports.html.templates import render
 
 WIDTH, HEIGHT = 460.0, 280.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 12.0, 14.0, 44.0
@@ -34,6 +41,19 @@ class Line:
     target: bool = False
 
 
+class _Shape(NamedTuple):
+    """An element of SVG: its name, attributes, what it says when pointed at, and its text."""
+
+    tag: str
+    attributes: dict[str, Any]
+    title: str = ""
+    text: str = ""
+
+
+def _text(x: float, y: float, anchor: str, words: str) -> _Shape:
+    return _Shape("text", {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor}, text=words)
+
+
 class _Frame:
     """Axes of a chart, and where a value lies in it."""
 
@@ -58,21 +78,17 @@ class _Frame:
         share = (place - self.low) / (self.high - self.low)
         return HEIGHT - _BOTTOM - share * (HEIGHT - _TOP - _BOTTOM)
 
-    def drawn(self, x_label: str) -> list[str]:
+    def drawn(self, x_label: str) -> list[_Shape]:
         """Grid, numbers and the name of the x axis."""
         right, bottom = WIDTH - _RIGHT, HEIGHT - _BOTTOM
-        parts = []
+        shapes = []
         for tick in self.ticks:
-            y = self.y(tick)
-            parts.append(f'<line class="grid" x1="{_LEFT}" x2="{right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-            parts.append(f'<text x="{_LEFT - 8}" y="{y + 4:.1f}" text-anchor="end">{tick:g}</text>')
-        for tick in whole_ticks(self.low_x, self.high_x):
-            parts.append(
-                f'<text x="{self.x(tick):.1f}" y="{bottom + 18:.1f}" text-anchor="middle">{tick:g}</text>'
-            )
-        middle = (_LEFT + right) / 2
-        parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">{escape(x_label)}</text>')
-        return parts
+            y = f"{self.y(tick):.1f}"
+            shapes.append(_Shape("line", {"class": "grid", "x1": _LEFT, "x2": right, "y1": y, "y2": y}))
+            shapes.append(_text(_LEFT - 8, self.y(tick) + 4, "end", f"{tick:g}"))
+        ticks = whole_ticks(self.low_x, self.high_x)
+        shapes += [_text(self.x(tick), bottom + 18, "middle", f"{tick:g}") for tick in ticks]
+        return [*shapes, _text((_LEFT + right) / 2, HEIGHT - 8, "middle", x_label)]
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
@@ -99,7 +115,7 @@ def _decades(low: float, high: float) -> list[float]:
     return [10.0**place for place in range(first, max(last, first + 1) + 1)]
 
 
-def line_chart(lines: Sequence[Line], label: str, zero: bool = False, x_label: str = "round") -> str:
+def line_chart(lines: Sequence[Line], label: str, zero: bool = False, x_label: str = "round") -> Markup:
     """Draw series against rounds, or another number.
 
     A logarithmic axis where values differ by more than 50 times.
@@ -117,31 +133,33 @@ def line_chart(lines: Sequence[Line], label: str, zero: bool = False, x_label: s
     ys = [y for _, points in finite for _, y in points]
     xs = [x for line, points in finite for x, _ in points if not line.target]
     if not xs:
-        return ""
+        return Markup("")
     log = min(ys) > 0 and max(ys) > 50 * min(ys)
     frame = _Frame(xs, ys, zero, log)
-    parts = frame.drawn(x_label)
+    shapes = frame.drawn(x_label)
     for line, points in finite:
         if not points:
             continue
-        named = f"<title>{escape(line.name)}</title>"
         style = f"s{line.series % COLOURS}" + (
             " target" if line.target else " second" if line.series >= COLOURS else ""
         )
         if line.target:
             points = [(frame.low_x, points[0][1]), (frame.high_x, points[0][1])]
         path = " ".join(f"{frame.x(x):.1f},{frame.y(y):.1f}" for x, y in points)
-        parts.append(f'<polyline class="line {style}" points="{path}">{named}</polyline>')
+        shapes.append(_Shape("polyline", {"class": f"line {style}", "points": path}, line.name))
         if len(points) <= 40 and not line.target:
-            parts += [
-                f'<circle class="dot {style}" cx="{frame.x(x):.1f}" cy="{frame.y(y):.1f}" r="2.6">'
-                f"<title>{escape(line.name)}, {escape(x_label)} {x:g}: {y:.4g}</title></circle>"
+            shapes += [
+                _Shape(
+                    "circle",
+                    {"class": f"dot {style}", "cx": f"{frame.x(x):.1f}", "cy": f"{frame.y(y):.1f}", "r": 2.6},
+                    f"{line.name}, {x_label} {x:g}: {y:.4g}",
+                )
                 for x, y in points
             ]
-    return _svg(parts, label)
+    return _svg(shapes, label)
 
 
-def bar_chart(stacks: Sequence[tuple[str, Points]], label: str) -> str:
+def bar_chart(stacks: Sequence[tuple[str, Points]], label: str) -> Markup:
     """Draw bars that stand on each other, one stack a round.
 
     Args:
@@ -156,59 +174,50 @@ def bar_chart(stacks: Sequence[tuple[str, Points]], label: str) -> str:
         for x, y in points:
             tops[x] = tops.get(x, 0.0) + y
     if not tops:
-        return ""
+        return Markup("")
     rounds = sorted(tops)
     frame = _Frame([rounds[0] - 0.5, rounds[-1] + 0.5], [*tops.values()], zero=True, log=False)
     width = max(0.8 * (frame.x(1.0) - frame.x(0.0)), 0.5)
-    parts, base = frame.drawn("round"), dict.fromkeys(rounds, 0.0)
+    shapes, base = frame.drawn("round"), dict.fromkeys(rounds, 0.0)
     for series, (name, points) in enumerate(stacks):
         for x, y in points:
             if y <= 0.0:
                 continue
             top, bottom = frame.y(base[x] + y), frame.y(base[x])
             base[x] += y
-            parts.append(
-                f'<rect class="bar s{series}" x="{frame.x(x) - width / 2:.1f}" y="{top:.1f}" '
-                f'width="{width:.1f}" height="{bottom - top:.1f}">'
-                f"<title>{escape(name)}, round {x:g}: {y:.4g}</title></rect>"
-            )
-    return _svg(parts, label)
+            place = {"x": frame.x(x) - width / 2, "y": top, "width": width, "height": bottom - top}
+            where = {key: f"{value:.1f}" for key, value in place.items()}
+            title = f"{name}, round {x:g}: {y:.4g}"
+            shapes.append(_Shape("rect", {"class": f"bar s{series}", **where}, title))
+    return _svg(shapes, label)
 
 
-def label_picture(counts: Sequence[Sequence[int]]) -> str:
+def label_picture(counts: Sequence[Sequence[int]]) -> Markup:
     """Draw who holds which labels: one column a client, one row a label. Of many clients the first 60."""
     shown = counts[:_MOST_SHOWN]
     most = max((value for client in shown for value in client), default=0) or 1
     labels = len(shown[0])
     wide = (WIDTH - _LEFT - _RIGHT) / len(shown)
     tall = (HEIGHT - _TOP - _BOTTOM) / labels
-    parts = []
+    shapes = []
     for client, held in enumerate(shown):
         for label, count in enumerate(held):
             if not count:
                 continue
-            parts.append(
-                f'<rect class="cell" x="{_LEFT + client * wide:.2f}" y="{_TOP + label * tall:.2f}" '
-                f'width="{wide * 0.94:.2f}" height="{tall * 0.94:.2f}" '
-                f'fill-opacity="{0.15 + 0.85 * count / most:.2f}">'
-                f"<title>client {client}, label {label}: {count} samples</title></rect>"
-            )
+            place = {"x": _LEFT + client * wide, "y": _TOP + label * tall, "width": wide * 0.94}
+            place |= {"height": tall * 0.94, "fill-opacity": 0.15 + 0.85 * count / most}
+            where = {name: f"{value:.2f}" for name, value in place.items()}
+            title = f"client {client}, label {label}: {count} samples"
+            shapes.append(_Shape("rect", {"class": "cell", **where}, title))
     every = max(1, math.ceil(labels / 12))
     for label in range(0, labels, every):
-        y = _TOP + (label + 0.5) * tall + 4
-        parts.append(f'<text x="{_LEFT - 8}" y="{y:.1f}" text-anchor="end">{label}</text>')
+        shapes.append(_text(_LEFT - 8, _TOP + (label + 0.5) * tall + 4, "end", f"{label}"))
     for tick in whole_ticks(0.0, len(shown) - 1.0) if len(shown) > 1 else [0.0]:
-        x = _LEFT + (tick + 0.5) * wide
-        parts.append(f'<text x="{x:.1f}" y="{HEIGHT - _BOTTOM + 18}" text-anchor="middle">{tick:.0f}</text>')
-    middle = (_LEFT + WIDTH - _RIGHT) / 2
+        shapes.append(_text(_LEFT + (tick + 0.5) * wide, HEIGHT - _BOTTOM + 18, "middle", f"{tick:.0f}"))
     more = f" (the first {len(shown)} of {len(counts)})" if len(counts) > len(shown) else ""
-    parts.append(f'<text x="{middle}" y="{HEIGHT - 8}" text-anchor="middle">client{more}</text>')
-    return _svg(parts, "samples of each label that each client holds")
+    shapes.append(_text((_LEFT + WIDTH - _RIGHT) / 2, HEIGHT - 8, "middle", f"client{more}"))
+    return _svg(shapes, "samples of each label that each client holds")
 
 
-def _svg(parts: Sequence[str], label: str) -> str:
-    inside = "\n".join(parts)
-    return (
-        f'<svg viewBox="0 0 {WIDTH:g} {HEIGHT:g}" role="img" aria-label="{escape(label, quote=True)}">\n'
-        f"{inside}\n</svg>"
-    )
+def _svg(shapes: Sequence[_Shape], label: str) -> Markup:
+    return render("chart.html", shapes=shapes, label=label, width=f"{WIDTH:g}", height=f"{HEIGHT:g}")

@@ -1,11 +1,11 @@
-"""Values of a run as cells of the page: numbers, epsilons with their word, what was asked for, R."""
+"""Values of a run as cells of a page: numbers, epsilons with their word, what was asked for, R."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from html import escape
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from lightning_fedq.planning import verdict_on
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
@@ -46,10 +46,28 @@ def finite_or_inf(value: Any) -> float:
     return math.inf if value is None or value == "inf" else float(value)
 
 
-def verdict_word(word: str, epsilon: str = "") -> str:
+class Verdict(NamedTuple):
+    """An epsilon and its word, and the class of the word's colour."""
+
+    words: str
+    colour: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table: a verdict or words, what was asked for, and small print."""
+
+    words: str = ""
+    small: str = ""
+    verdict: Verdict | None = None
+    asked: str = ""
+    strong: bool = False
+    is_cell: bool = True
+
+
+def verdict_word(word: str, epsilon: str = "") -> Verdict:
     """An epsilon and its word, in the colour of the word."""
-    colour = _COLOUR_OF.get(word, "bad")
-    return f'<span class="verdict {colour}">{escape(f"{epsilon} {word}".strip())}</span>'
+    return Verdict(f"{epsilon} {word}".strip(), _COLOUR_OF.get(word, "bad"))
 
 
 def asked_of(run: Run) -> str:
