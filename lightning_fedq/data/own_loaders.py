@@ -97,6 +97,11 @@ class OwnClientLoader(ClientLoader):
         self.turns = GeneratorTurns()
 
     @property
+    def passes(self) -> Passes:
+        """Passes of each client over its data."""
+        return self._passes
+
+    @property
     def loader(self) -> DataLoader[Any]:  # type: ignore[override]
         """Refused: there is not one.
 

@@ -36,8 +36,9 @@ from lightning_fedq.simulation.ranks import (
     RankSchedule,
     ranks_of,
 )
-from lightning_fedq.simulation.rehearsal import Trial, first_clients, rehearse
+from lightning_fedq.simulation.rehearsal import Trial, first_clients, prepare, rehearse
 from lightning_fedq.simulation.schedule import Schedule
+from lightning_fedq.simulation.smallest_batch import check_smallest
 
 Stacks = Callable[[], list[Stack]]
 
@@ -276,7 +277,22 @@ class SimulatedClients(Population):
             clients = first_clients(lambda round: held.schedule.of_all_ranks(round, 0, 1), 1)
             trial = Trial(ClientFit(trainer), clock, self.loader, names)
             found = rehearse(trial, module, clients, buffers)
+            self._check_smallest(trainer, clock, clients)
         return (Rehearsed() if buffers == "frozen" else found), names
+
+    def _check_smallest(self, trainer: pl.Trainer, clock: Clock, clients: Sequence[Stack]) -> None:
+        """See `check_smallest`."""
+        held, mode = self.holdings, self._federation.local.buffers
+        if clients:
+            check_smallest(
+                lambda stack, loader: Trial(ClientFit(trainer), clock, lambda: loader, {}).train(
+                    stack, 1, lambda client: prepare(client, mode)
+                ),
+                self.loader(),
+                held.client_indices,
+                held.schedule.sizes,
+                clients[0],
+            )
 
     def server(
         self, weights: Tensor, segments: Sequence[int], settings: dict[str, Any], all: Stacks

@@ -105,6 +105,19 @@ def check_two_clients(trial: Trial, vector: Vector, clients: Sequence[Stack]) ->
     check_isolation(train, clients)
 
 
+def prepare(client: Client, mode: BufferMode) -> None:
+    """Call the hooks of the start of a fit on a copy, and freeze its statistics where they are to be.
+
+    Args:
+        client: The copy.
+        mode: What happens to buffers.
+    """
+    call_start_hooks(client.trainer, client.callbacks)
+    if mode == "frozen":
+        for layer in layers_with_statistics(client.module).values():
+            layer.training = False
+
+
 def rehearse(
     trial: Trial, module: pl.LightningModule, clients: Sequence[Stack], mode: BufferMode
 ) -> Rehearsed:
@@ -125,16 +138,10 @@ def rehearse(
     if not clients:
         return Rehearsed.by_layers(module)
 
-    def before(client: Client) -> None:
-        call_start_hooks(client.trainer, client.callbacks)
-        if mode == "frozen":
-            for layer in layers_with_statistics(client.module).values():
-                layer.training = False
-
     every: Any = module.trainer.accumulate_grad_batches
     try:
         # two steps, of one batch twice if need be: what follows the weights does not change in the first
-        client = trial.train(clients[0], 2 * int(every), before, again=True)
+        client = trial.train(clients[0], 2 * int(every), lambda client: prepare(client, mode), again=True)
     except NotCopyableError:
         raise
     except Exception as error:

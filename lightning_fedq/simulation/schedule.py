@@ -107,6 +107,11 @@ class Schedule:
         return min(longest, self._num_steps) if self._num_steps else longest
 
     @property
+    def sizes(self) -> list[tuple[int, ...]]:
+        """Each client's batch sizes in a round."""
+        return self._work.sizes
+
+    @property
     def alike(self) -> bool:
         """Has every client as many batches in a round?"""
         return len({len(sizes) for sizes in self._work.sizes}) == 1
