@@ -4,7 +4,7 @@
     python benchmarks/secagg.py --clients 100 --dim 100000 --complete
 
 One process plays the server and all clients. "Set-up" is what pairs of neighbours need before the first mask:
-keys, the roster, Shamir shares sealed and opened, on both sides.
+keys, the roster, Shamir shares computed, corrected and confirmed, on both sides.
 """
 
 from __future__ import annotations

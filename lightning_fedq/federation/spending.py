@@ -52,7 +52,7 @@ def report_of(federated: Federation, trainer: pl.Trainer, delta: float) -> Priva
         dropout_probability=planner.dropout_probability,
         secure_keys=not isinstance(engine.keys, SeededKeys),
         secure_aggregation=secagg is not None,
-        protocol="" if secagg is None else secagg.statement,
+        protocol="" if secagg is None else secagg.statement_of(engine.ledger.rounds),
         equal_weights=engine.plain_sum,
         max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
         num_byzantine=max(num_byzantine_of(trainer, federated.planner), engine.ledger.num_byzantine),

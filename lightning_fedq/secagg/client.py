@@ -6,6 +6,26 @@ Every secret is shared among the neighbours. When the survivors are known, a cli
 *either* the self-mask (it survived) *or* the mask key (it did not), as it reads itself off the one list of
 survivors that it ever accepts: the server can't ask for shares by name, nor ask twice.
 
+Shares are made of keys that are there already. Owner i and holder j agree on a key k_ij of this attempt;
+both compute r_ij from it, by a label of owner, holder and kind of secret. The polynomial f of a secret goes
+through the secret at 0 and r_ij at t - 1 holders; the k - t + 1 others are sent f(j + 1) - r_ij in the
+clear, and compute their share.
+
+Why that is as good as sealed shares of a random polynomial. Let S be the corrupt holders, fewer than t
+(`graph.py` says how likely not). For an honest j the key k_ij is that of two honest parties, fresh in this
+attempt, so r_ij is uniform and independent over the labels for everybody else (X25519, HKDF, HMAC). (1)
+With a of S among the t - 1 free holders, f is uniform among the polynomials of degree < t with the given
+values at 0 and at these a points: the t - 1 - a honest free values determine it and are uniform. The values
+at the |S| - a other corrupt points, at most t - 1 - a of them, are therefore uniform whatever f(0) is, and
+S learns nothing of the secret. (2) The correction of an honest holder is f(j + 1) under a pad that is used
+for it alone, so it is uniform, whatever f is. (3) The two kinds have labels and polynomials of their own:
+all shares of the one kind, which are opened, say nothing of the other. (4) An attempt has a context of its
+own, the salt of k_ij: terms with the attempt's number, roster of fresh keys, model. Nothing that was opened
+in one attempt is a value of another. (5) The confirmation is an output under k_ij with a label of its own.
+A corrupt owner may share what it likes, as with sealed shares; a corrupt server may change corrections and
+then knows by how much the share is off, which is in no attempt both opened and of use: the holder drops it,
+or with 2^-32 opens a wrong one, which is corrected like any other.
+
 After any error but a `StageError` (a message out of turn changes nothing) the client is out of the round.
 """
 
@@ -19,10 +39,8 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
 from lightning_fedq.keys.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
@@ -36,17 +54,25 @@ from lightning_fedq.secagg.errors import (
     SymbolError,
     ThresholdError,
 )
-from lightning_fedq.secagg.graph import is_connected, neighbours
+from lightning_fedq.secagg.graph import is_connected, is_free, neighbours
 from lightning_fedq.secagg.messages import Kind, PublicKeys, Reader
-from lightning_fedq.secagg.shamir import NO_SHARE, SHARE_BYTES, Entropy, split
+from lightning_fedq.secagg.shamir import (
+    NO_SHARE,
+    PRIME,
+    SHARE_BYTES,
+    Entropy,
+    element_bytes,
+    free_element,
+    random_element,
+    values_at,
+)
 from lightning_fedq.secagg.terms import Terms
 
-_SECRETS = ("_channel_secret", "_mask_secret")
-_FIELDS = ("_channel_key", "_context", "_seed")
+_FIELDS = ("_channel_key", "_context", "_seed", "_mask_root")
 _TABLES = ("_public", "_pair_keys", "_held")
 _LISTS = ("_order", "_neighbours", "_sharing", "_partners", "_survivors", "unopened")
-_NONCE = bytes(12)
-"""Every AES-GCM key seals one message, so the nonce may be constant."""
+_KINDS = ("mask", "seed")
+"""The two secrets of a client, in the order of their shares: one is opened, never both."""
 
 
 @lru_cache(maxsize=8)
@@ -115,7 +141,8 @@ class Client:
         """State that the next message needs, secrets included, for this client's own disk."""
         own = vars(self)
         state: dict[str, Any] = {"next": self._next}
-        state |= {name: own[name].private_bytes_raw().hex() for name in _SECRETS if name in own}
+        if "_channel_secret" in own:
+            state["_channel_secret"] = self._channel_secret.private_bytes_raw().hex()
         state |= {name: own[name].hex() for name in _FIELDS if name in own}
         state |= {
             name: {str(who): value.hex() for who, value in own[name].items()}
@@ -140,8 +167,8 @@ class Client:
         if "_keys" in found:
             self._keys = PublicKeys(*map(bytes.fromhex, found.pop("_keys")))
         for name, value in found.items():
-            if name in _SECRETS:
-                setattr(self, name, X25519PrivateKey.from_private_bytes(bytes.fromhex(value)))
+            if name == "_channel_secret":
+                self._channel_secret = X25519PrivateKey.from_private_bytes(bytes.fromhex(value))
             elif name in _FIELDS:
                 setattr(self, name, bytes.fromhex(value))
             elif name in _TABLES:
@@ -177,26 +204,26 @@ class Client:
             reader = self._read(invitation, Kind.INVITATION, Stage.ADVERTISE, wire.NO_KEY)
             server_key = reader.take(wire.KEY_BYTES)
             reader.end()
-            self._channel_secret, self._mask_secret = (
-                X25519PrivateKey.from_private_bytes(self._entropy(wire.KEY_BYTES)) for _ in range(2)
+            self._channel_secret = X25519PrivateKey.from_private_bytes(self._entropy(wire.KEY_BYTES))
+            self._mask_root = element_bytes(random_element(self._entropy))
+            mask_secret = wire.mask_secret(self.terms, self.client, self._mask_root)
+            channel, mask = (
+                key.public_key().public_bytes_raw() for key in (self._channel_secret, mask_secret)
             )
-            public = (
-                key.public_key().public_bytes_raw() for key in (self._channel_secret, self._mask_secret)
-            )
-            self._keys = PublicKeys(next(public), next(public), b"")
+            self._keys = PublicKeys(channel, mask, b"")
             if self._identity is not None:
                 statement = wire.keys_statement(self.terms, self.client, self._keys, self._model_hash)
                 signature = self._identity.sign(statement)
-                self._keys = PublicKeys(self._keys.channel, self._keys.mask, signature)
+                self._keys = PublicKeys(channel, mask, signature)
             self._channel_key = wire.channel_key(
                 self._channel_secret, server_key, self.terms, self.client, None
             )
-            return self._answer(Kind.KEYS, self._model_hash + self._keys.encode())
+            return self._answer(Kind.KEYS, self._model_hash[: wire.SHORT_BYTES] + self._keys.encode())
 
     # ---- stage 1 ----------------------------------------------------------------------------------
 
     def share_keys(self, message: bytes) -> bytes:
-        """Answer the roster with one sealed pair of shares for every neighbour.
+        """Answer the roster with what each neighbour needs, to compute its share of either secret.
 
         Raises:
             RosterError: If this client or a neighbour is missing, changed, or named twice.
@@ -212,8 +239,7 @@ class Client:
             self._check_members(roster, self.terms.cohort, stage, self.terms.min_summands)
             self._order = ring_order(roster, digest)
             self._neighbours = neighbours(self._order, self.terms.degree, self._order.index(self.client))
-            near = sorted((*self._neighbours, self.client))
-            listed = roster if self.terms.active else near
+            listed = roster if self.terms.active else sorted((*self._neighbours, self.client))
             keys = {client: PublicKeys.read(reader, self.terms.active) for client in listed}
             reader.end()
             self._check_keys(keys, digest)
@@ -230,7 +256,7 @@ class Client:
                 )
                 for other in self._neighbours
             }
-            return self._answer(Kind.SHARES, self._make_shares(near))
+            return self._answer(Kind.SHARES, self._make_shares())
 
     def _check_members(
         self, clients: tuple[int, ...], among: tuple[int, ...], stage: Stage, fewest: int
@@ -263,29 +289,51 @@ class Client:
             statement = wire.keys_statement(self.terms, client, own, self._model_hash)
             wire.verify(self._directory.get(client), own.signature, statement, Stage.SHARE, client)
 
-    def _make_shares(self, near: list[int]) -> bytes:
-        self._seed = self._entropy(32)
-        points, threshold = [client + 1 for client in near], self.terms.threshold
-        if threshold > len(points):
-            raise ThresholdError(
-                f"{threshold} holders are needed, {len(points)} are left", Stage.SHARE, self.client
-            )
-        mask_shares = split(self._mask_secret.private_bytes_raw(), points, threshold, self._entropy)
-        seed_shares = split(self._seed, points, threshold, self._entropy)
-        self._held: dict[int, bytes] = {}
-        sealed = [wire.self_mask_commitment(self._context, self.client, self._seed)]
-        for holder, mask_share, seed_share in zip(near, mask_shares, seed_shares, strict=True):
-            pair = mask_share + seed_share
-            if holder == self.client:
-                self._held[holder] = pair
-                continue
-            key = self._share_key(self.client, holder)
-            sealed.append(AESGCM(key).encrypt(_NONCE, pair, self._context))
-        return b"".join(sealed)
+    def _make_shares(self) -> bytes:
+        """Commitment to the seed, then for each neighbour its corrections, if its shares are not free.
 
-    def _share_key(self, owner: int, holder: int) -> bytes:
-        pair = self._pair_keys[holder if owner == self.client else owner]
-        return hkdf_expand(pair, pack_fields("shares", owner, holder))
+        Both polynomials are drawn by drawing t of their values: the secret itself, from the entropy, and the
+        shares of the first t - 1 holders on the ring, which these compute from the pair's key.
+        """
+        threshold, order = self.terms.threshold, self._order
+        if threshold > len(self._neighbours) + 1:
+            reason = f"{threshold} holders are needed, {len(self._neighbours) + 1} are left"
+            raise ThresholdError(reason, Stage.SHARE, self.client)
+        self._seed = element_bytes(random_element(self._entropy))
+        near, here = set(self._neighbours), order.index(self.client)
+        free = {c for place, c in enumerate(order) if c in near and self._is_free(place - here)}
+        others = [client for client in self._neighbours if client not in free]
+        corrections, own = dict.fromkeys(self._neighbours, b""), b""
+        for kind, secret in zip(_KINDS, (self._mask_root, self._seed), strict=True):
+            known = {0: int.from_bytes(secret, "big")}
+            known |= {holder + 1: self._computed(kind, self.client, holder) for holder in sorted(free)}
+            *values, last = values_at(known, [client + 1 for client in (*others, self.client)])
+            for holder, value in zip(others, values, strict=True):
+                missing = (value - self._computed(kind, self.client, holder)) % PRIME
+                corrections[holder] += element_bytes(missing)
+            own += element_bytes(last)
+        self._held: dict[int, bytes] = {self.client: own}
+        body = [wire.self_mask_commitment(self._context, self.client, self._seed)]
+        for holder, sent in corrections.items():
+            body += [sent, wire.confirmation(self._pair_keys[holder], self.client, holder, sent)]
+        return b"".join(body)
+
+    def _is_free(self, step: int) -> bool:
+        return is_free(len(self._order), self.terms.degree, self.terms.threshold, step)
+
+    def _computed(self, kind: str, owner: int, holder: int) -> int:
+        """What owner and holder, one of them this client, both compute from their key."""
+        key = self._pair_keys[holder if owner == self.client else owner]
+        return free_element(key, wire.share_label(kind, owner, holder))
+
+    def _computed_shares(self, owner: int, corrections: bytes) -> bytes:
+        """This client's shares of an owner's two secrets. There are no corrections where they are free."""
+        pair = b""
+        for number, kind in enumerate(_KINDS):
+            missing = corrections[number * SHARE_BYTES : (number + 1) * SHARE_BYTES]
+            share = self._computed(kind, owner, self.client) + int.from_bytes(missing, "big")
+            pair += element_bytes(share % PRIME)
+        return pair
 
     # ---- stage 2 ----------------------------------------------------------------------------------
 
@@ -308,12 +356,14 @@ class Client:
                 reason = f"{self.terms.threshold} holders are needed, {len(self._partners) + 1} are left"
                 raise ThresholdError(reason, stage, self.client)
             unopened = []
+            places = {client: place for place, client in enumerate(self._order)}
             for owner in self._partners:
-                sealed = reader.take(wire.SEALED_BYTES)
-                try:
-                    key = self._share_key(owner, self.client)
-                    self._held[owner] = AESGCM(key).decrypt(_NONCE, sealed, self._context)
-                except InvalidTag:
+                free = self._is_free(places[self.client] - places[owner])
+                corrections = b"" if free else reader.take(wire.CORRECTION_BYTES)
+                confirmed = reader.take(wire.CONFIRMATION_BYTES)
+                if confirmed == wire.confirmation(self._pair_keys[owner], owner, self.client, corrections):
+                    self._held[owner] = self._computed_shares(owner, corrections)
+                else:
                     unopened.append(owner)
             if len(self._held) < self.terms.threshold:
                 reason = (
@@ -341,9 +391,10 @@ class Client:
             except ValueError as error:
                 raise SymbolError(str(error), Stage.MASK, self.client) from error
             layout.add_mask(masked, self_mask_key(self._context, self.client, self._seed))
+            secret = wire.mask_secret(self.terms, self.client, self._mask_root)
             for other in self._partners:
                 key = wire.mask_key(
-                    self._mask_secret,
+                    secret,
                     self._public[other],
                     self._context,
                     (self.client, other),
@@ -405,7 +456,7 @@ class Client:
             ]
             answer = self._answer(Kind.OPENING, b"".join(shares))
             # Forward secrecy: nothing that opens this round outlives it.
-            del self._held, self._seed, self._mask_secret, self._channel_secret, self._channel_key
+            del self._held, self._seed, self._mask_root, self._channel_secret, self._channel_key
             return answer
 
     def _check_confirmations(self, message: bytes) -> None:

@@ -1,10 +1,12 @@
 """Framing of the messages: typed, bound to the terms of the round, length-checked and authenticated.
 
-    magic "FQSA" | kind u8 | digest of the terms, 32 | client u64 | body | HMAC-SHA256, 32
+    magic "FQSA" | kind u8 | digest of the terms, 16 | client u64 | body | HMAC-SHA256, 16
 
-Client and server share a channel key from X25519. The tag tells corruption, truncation and replay from a
-valid message; who is behind a key is vouched for by the signatures of the active variant, else by the
-transport. The invitation comes before there is a key, so its tag (under the zero key) is a checksum only.
+Digest and tag are the first half of 32 bytes: 128 bits tell messages apart and can't be forged. Keys and
+shares hang on the whole digest. Client and server share a channel key from X25519. The tag tells
+corruption, truncation and replay from a valid message; who is behind a key is vouched for by the signatures
+of the active variant, else by the transport. The invitation comes before there is a key, so its tag (under
+the zero key) is a checksum only.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
 
-from lightning_fedq.keys.randomness import agree, pack_fields
+from lightning_fedq.keys.randomness import agree, hkdf_expand, pack_fields
 from lightning_fedq.secagg.errors import (
     AuthenticationError,
     LowOrderKeyError,
@@ -34,12 +36,16 @@ from lightning_fedq.secagg.errors import (
 from lightning_fedq.secagg.shamir import SHARE_BYTES
 from lightning_fedq.secagg.terms import Terms
 
-_HEADER = struct.Struct(">4sB32sQ")
+_HEADER = struct.Struct(">4sB16sQ")
 _MAGIC = b"FQSA"
-KEY_BYTES, TAG_BYTES, SIGNATURE_BYTES, HASH_BYTES = 32, 32, 64, 32
+KEY_BYTES, TAG_BYTES, SIGNATURE_BYTES, HASH_BYTES = 32, 16, 64, 32
+SHORT_BYTES = 16
+"""Of a hash that only tells two things apart: of the terms, of the model, of a self-mask's seed."""
 FRAME_BYTES = _HEADER.size + TAG_BYTES
-SEALED_BYTES = 2 * SHARE_BYTES + 16
-"""Two shares for one neighbour under AES-GCM."""
+CONFIRMATION_BYTES = 4
+"""Tells a holder whether it has the owner's key, and its corrections as sent."""
+CORRECTION_BYTES = 2 * SHARE_BYTES
+"""For a holder whose two shares are not what it computes."""
 NO_KEY = bytes(KEY_BYTES)
 
 
@@ -60,8 +66,8 @@ class Kind(IntEnum):
 
 def seal(kind: Kind, terms: Terms, client: int, body: bytes, key: bytes) -> bytes:
     """Frame a body from or to `client`."""
-    message = _HEADER.pack(_MAGIC, kind, terms.digest, client) + body
-    return message + hmac.digest(key, message, "sha256")
+    message = _HEADER.pack(_MAGIC, kind, terms.digest[:SHORT_BYTES], client) + body
+    return message + hmac.digest(key, message, "sha256")[:TAG_BYTES]
 
 
 def sender(message: bytes, terms: Terms, expected: Kind, stage: Stage) -> int:
@@ -77,7 +83,7 @@ def sender(message: bytes, terms: Terms, expected: Kind, stage: Stage) -> int:
     magic, kind, digest, client = _HEADER.unpack_from(message)
     if magic != _MAGIC or kind not in Kind._value2member_map_:
         raise MessageError(f"not a message of this protocol: magic {magic!r}, kind {kind}", stage)
-    if digest != terms.digest:
+    if digest != terms.digest[:SHORT_BYTES]:
         raise TermsError(
             "the message belongs to another session, round, attempt, cohort or modulus", stage, client
         )
@@ -94,7 +100,9 @@ def body(message: bytes, key: bytes, stage: Stage, client: int) -> bytes:
     Raises:
         AuthenticationError: If the tag does not verify.
     """
-    if not hmac.compare_digest(hmac.digest(key, message[:-TAG_BYTES], "sha256"), message[-TAG_BYTES:]):
+    if not hmac.compare_digest(
+        hmac.digest(key, message[:-TAG_BYTES], "sha256")[:TAG_BYTES], message[-TAG_BYTES:]
+    ):
         raise AuthenticationError(
             "the message's tag does not verify: corrupted, truncated or forged", stage, client
         )
@@ -255,5 +263,31 @@ def round_context(terms: Terms, roster_digest: bytes, model_hash: bytes) -> byte
 
 
 def self_mask_commitment(context: bytes, client: int, seed: bytes) -> bytes:
-    """Hash that tells the right self-mask seed from a wrong one. A 256-bit seed stays hidden in it."""
-    return hashlib.sha256(pack_fields("fedq secagg self mask", context, client, seed)).digest()
+    """Hash that tells the right self-mask seed from a wrong one. A 127-bit seed stays hidden in it."""
+    return hashlib.sha256(pack_fields("fedq secagg self mask", context, client, seed)).digest()[:SHORT_BYTES]
+
+
+def mask_secret(terms: Terms, client: int, root: bytes) -> X25519PrivateKey:
+    """Private mask key of a client. What is shared, and opened if it drops out, is its 16-byte root."""
+    info = pack_fields("fedq secagg mask key", terms.digest, client)
+    return X25519PrivateKey.from_private_bytes(hkdf_expand(root, info))
+
+
+def share_label(kind: str, owner: int, holder: int) -> bytes:
+    """Label of what a holder computes for one secret of one owner. Its key is of one attempt and one pair.
+
+    Args:
+        kind: "mask" or "seed": the two are never to be opened together, so they have nothing in common.
+        owner: Whose secret it is.
+        holder: Who holds the share.
+    """
+    return pack_fields("share", kind, owner, holder)
+
+
+def confirmation(pair_key: bytes, owner: int, holder: int, corrections: bytes) -> bytes:
+    """Four bytes that say that owner and holder have the same key, and these corrections.
+
+    The pair's key hangs on the terms, the roster and the model, so other ones are noticed here. A forged one,
+    2^-32, makes a wrong share, which is corrected or ends the attempt.
+    """
+    return hkdf_expand(pair_key, pack_fields("confirm", owner, holder, corrections))[:CONFIRMATION_BYTES]

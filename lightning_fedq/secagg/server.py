@@ -30,7 +30,7 @@ from lightning_fedq.secagg.errors import (
     SymbolError,
     ThresholdError,
 )
-from lightning_fedq.secagg.graph import is_connected, neighbours
+from lightning_fedq.secagg.graph import is_connected, is_free, neighbours
 from lightning_fedq.secagg.messages import Kind, PublicKeys, Reader
 from lightning_fedq.secagg.shamir import SHARE_BYTES, Entropy, is_element, reconstruct
 from lightning_fedq.secagg.terms import Terms
@@ -82,7 +82,7 @@ class Server:
         self._known_keys: set[bytes] = set()
         self._channel_keys: dict[int, bytes] = {}
         self._commitments: dict[int, bytes] = {}
-        self._sealed: dict[int, dict[int, bytes]] = {}
+        self._relayed: dict[int, dict[int, bytes]] = {}
         self._partners: dict[int, tuple[int, ...]] = {}
         self._confirmations: dict[int, bytes] = {}
         self._openings: dict[int, dict[int, bytes]] = {}
@@ -178,15 +178,15 @@ class Server:
 
     def _take_keys(self, message: bytes, client: int) -> None:
         # The tag is under a key that the message itself brings, so the fields come first.
-        size = wire.HASH_BYTES + 2 * wire.KEY_BYTES + (wire.SIGNATURE_BYTES if self.terms.active else 0)
+        size = wire.SHORT_BYTES + 2 * wire.KEY_BYTES + (wire.SIGNATURE_BYTES if self.terms.active else 0)
         reader = Reader(message[-wire.TAG_BYTES - size : -wire.TAG_BYTES], self.stage, client)
         if len(message) != wire.FRAME_BYTES + size:
             reason = f"keys take {wire.FRAME_BYTES + size} bytes, got {len(message)}"
             raise MessageError(reason, self.stage, client)
-        model_hash, keys = reader.take(wire.HASH_BYTES), PublicKeys.read(reader, self.terms.active)
+        model_hash, keys = reader.take(wire.SHORT_BYTES), PublicKeys.read(reader, self.terms.active)
         channel_key = wire.channel_key(self._secret, keys.channel, self.terms, client, client)
         wire.body(message, channel_key, self.stage, client)
-        if model_hash != self._model_hash:
+        if model_hash != self._model_hash[: wire.SHORT_BYTES]:
             raise ModelError("this client trained another model", self.stage, client)
         if keys.channel == keys.mask or not self._known_keys.isdisjoint((keys.channel, keys.mask)):
             raise RosterError("this client's key is used twice", self.stage, client)
@@ -201,9 +201,10 @@ class Server:
         digest = wire.roster_hash(self.terms, self._roster)
         self._context = wire.round_context(self.terms, digest, self._model_hash)
         self._order = ring_order(left, digest)
+        self._places = {client: place for place, client in enumerate(self._order)}
         self._neighbours = {
             client: neighbours(self._order, self.terms.degree, place)
-            for place, client in enumerate(self._order)
+            for client, place in self._places.items()
         }
         head = wire.client_bits(left, self.terms) + digest
         encoded = {client: self._roster[client].encode() for client in left}
@@ -223,11 +224,18 @@ class Server:
     # ---- stage 1 ----------------------------------------------------------------------------------
 
     def _take_shares(self, reader: Reader, client: int) -> None:
-        commitment = reader.take(wire.HASH_BYTES)
-        sealed = {holder: reader.take(wire.SEALED_BYTES) for holder in self._neighbours[client]}
+        commitment = reader.take(wire.SHORT_BYTES)
+        here, rules = self._places[client], (len(self._order), self.terms.degree, self.terms.threshold)
+        relayed = {
+            holder: reader.take(
+                wire.CONFIRMATION_BYTES
+                + (0 if is_free(*rules, self._places[holder] - here) else wire.CORRECTION_BYTES)
+            )
+            for holder in self._neighbours[client]
+        }
         reader.end()
         self._commitments[client] = commitment
-        self._sealed[client] = sealed
+        self._relayed[client] = relayed
 
     def _send_shares(self, left: tuple[int, ...]) -> tuple[Stage, dict[int, bytes]]:
         there = set(left)
@@ -236,9 +244,9 @@ class Server:
         }
         head, outgoing = wire.client_bits(left, self.terms), {}
         for client in left:
-            sealed = b"".join(self._sealed[owner][client] for owner in self._partners[client])
-            outgoing[client] = self._seal(Kind.DELIVERY, client, head + sealed)
-        self._sealed.clear()
+            relayed = b"".join(self._relayed[owner][client] for owner in self._partners[client])
+            outgoing[client] = self._seal(Kind.DELIVERY, client, head + relayed)
+        self._relayed.clear()
         return Stage.MASK, outgoing
 
     # ---- stage 2 ----------------------------------------------------------------------------------
@@ -326,13 +334,13 @@ class Server:
             raise next(iter(failed.values()))
         seeds = {owner: secret for owner, secret in opened.items() if owner in survivors}
         return seeds, {
-            owner: X25519PrivateKey.from_private_bytes(secret)
+            owner: wire.mask_secret(self.terms, owner, secret)
             for owner, secret in opened.items()
             if owner not in survivors
         }
 
     def _open(self, owner: int, survived: bool) -> bytes:
-        """A survivor's seed, or the mask key of one that is gone. Who was wrong twice is asked last."""
+        """A survivor's seed, or the mask root of one that is gone. Who was wrong twice is asked last."""
         what, shares = "self-mask" if survived else "mask key", self._openings.get(owner, {})
         if len(shares) < self.terms.threshold:
             reason = f"{self.terms.threshold} shares of its {what} are needed, {len(shares)} came"
@@ -353,7 +361,7 @@ class Server:
             return lambda seed: wire.self_mask_commitment(self._context, owner, seed) == commitment
 
         def is_right(secret: bytes) -> bool:
-            public = X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
-            return public == self._roster[owner].mask
+            public = wire.mask_secret(self.terms, owner, secret).public_key()
+            return public.public_bytes_raw() == self._roster[owner].mask
 
         return is_right

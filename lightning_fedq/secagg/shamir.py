@@ -1,11 +1,18 @@
-"""Shamir's secret sharing of 32-byte secrets, with correction of wrong shares.
+"""Shamir's secret sharing of field elements, with shares that need no message, and correction of wrong ones.
 
-The field has 2^256 + 297 elements, the smallest prime above 2^256, so that every 32-byte string is
-an element. Fewer than `threshold` shares say nothing about the secret; shares carry no proof of
-their own, so whoever reconstructs passes a test that only the right secret can pass.
+The field has 2^127 - 1 elements, a Mersenne prime: 16 bytes, and guessing a secret is as hard as X25519 is
+(126 bits). Fewer than `threshold` shares say nothing about the secret; shares carry no proof of their own, so
+whoever reconstructs passes a test that only the right secret can pass.
+
+A polynomial of degree < t is any t of its values. So an owner who has a key in common with every holder need
+not deal at all: it takes its secret as the value at 0, what t - 1 of the holders compute from their keys
+(`free_element`) as their shares, and sends the others what is missing between what they compute and the
+value at their point (Cramer, Damgard and Ishai, TCC 2005, with a dealer who knows every key).
 
 References:
     Shamir, How to share a secret, CACM 1979.
+    Cramer, Damgard and Ishai, Share conversion, pseudorandom secret-sharing and applications to secure
+    computation, TCC 2005.
 """
 
 from __future__ import annotations
@@ -15,10 +22,11 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-PRIME = 2**256 + 297
-SECRET_BYTES = 32
-SHARE_BYTES = 33
-"""An element of the field, big-endian."""
+from lightning_fedq.keys.randomness import hkdf_expand
+
+PRIME = 2**127 - 1
+SHARE_BYTES = 16
+"""An element of the field, big-endian. The top bit of one is 0."""
 
 NO_SHARE = b"\xff" * SHARE_BYTES
 """Stands where a holder has no share; it is no element of the field."""
@@ -28,43 +36,51 @@ Entropy = Callable[[int], bytes]
 
 
 def random_element(entropy: Entropy) -> int:
-    """Draw a uniform field element, by rejection: two tries on average."""
+    """Draw a uniform field element, by rejection: all but one of 2^127 tries are the first."""
     while True:
-        raw = entropy(SHARE_BYTES)
-        if (value := int.from_bytes(raw, "big") & ((1 << 257) - 1)) < PRIME:
+        if (value := int.from_bytes(entropy(SHARE_BYTES), "big") >> 1) < PRIME:
             return value
 
 
-def split(secret: bytes, points: Sequence[int], threshold: int, entropy: Entropy) -> list[bytes]:
-    """Share a secret: `threshold` of the shares give it back, fewer give nothing.
+def free_element(key: bytes, label: bytes) -> int:
+    """Field element that whoever holds the key computes, and that looks uniform to everybody else.
+
+    HMAC-SHA256 under the key, of the label and a counter that goes up by rejection.
+    """
+    again = 0
+    while True:
+        value = int.from_bytes(hkdf_expand(key, label + bytes([again]))[:SHARE_BYTES], "big") >> 1
+        if value < PRIME:
+            return value
+        again += 1
+
+
+def element_bytes(value: int) -> bytes:
+    """A field element on the wire."""
+    return value.to_bytes(SHARE_BYTES, "big")
+
+
+def values_at(known: Mapping[int, int], points: Sequence[int]) -> list[int]:
+    """Values of the one polynomial of degree < len(known) through all that is known.
+
+    Lagrange's formula: f(x) = prod(x - p) sum over p of w(p) f(p) / (x - p), w the dual weights.
 
     Args:
-        secret: 32 bytes.
-        points: One distinct point in [1, 2^64] a holder.
-        threshold: In [1, len(points)].
-        entropy: Source of the coefficients.
+        known: Point -> value; points in [0, 2^64], and at least one.
+        points: Points that are not known, each in [0, 2^64].
 
-    Returns:
-        One 33-byte share a point.
-
-    Raises:
-        ValueError: If the threshold can't be met, a point is repeated or out of range, or the
-            secret has another length.
+    Example:
+        >>> values_at({0: 5, 1: 7}, [2, 3])
+        [9, 11]
     """
-    if len(secret) != SECRET_BYTES:
-        raise ValueError(f"a secret has {SECRET_BYTES} bytes, got {len(secret)}")
-    if not 1 <= threshold <= len(points):
-        raise ValueError(f"threshold must be in [1, {len(points)}], the number of shares, got {threshold}")
-    if len(set(points)) != len(points) or not all(1 <= point <= 2**64 for point in points):
-        raise ValueError("points must be distinct and in [1, 2^64]; 0 would hand out the secret itself")
-    coefficients = [random_element(entropy) for _ in range(threshold - 1)]
-    constant, shares = int.from_bytes(secret, "big"), []
+    at = tuple(known)
+    terms = [w * value % PRIME for w, value in zip(_dual_weights(at), known.values(), strict=True)]
+    found = []
     for point in points:
-        value = 0
-        for coefficient in coefficients:
-            value = (value + coefficient) * point % PRIME
-        shares.append(((value + constant) % PRIME).to_bytes(SHARE_BYTES, "big"))
-    return shares
+        away = [point - p for p in at]
+        inverses = _inverses(away)
+        found.append(math.prod(away) * sum(t * i for t, i in zip(terms, inverses, strict=True)) % PRIME)
+    return found
 
 
 @lru_cache(maxsize=8)
@@ -77,7 +93,7 @@ def _at_zero(points: tuple[int, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=8)
 def _dual_weights(points: tuple[int, ...]) -> tuple[int, ...]:
-    """1 / prod(point - other): with them, polynomials of low degree give sums of zero, see `_locate`."""
+    """1 / prod(point - other), as in Lagrange's formula; with them, polynomials of low degree sum to zero."""
     return tuple(_inverses([math.prod([p - other for other in points if other != p]) for p in points]))
 
 
@@ -105,8 +121,8 @@ def interpolate(shares: Mapping[int, bytes]) -> int:
 
 
 def is_element(share: bytes) -> bool:
-    """Whether 33 bytes are an element of the field at all, which `NO_SHARE` is not."""
-    return int.from_bytes(share, "big") < PRIME
+    """Whether 16 bytes are an element of the field at all, which `NO_SHARE` is not."""
+    return len(share) == SHARE_BYTES and int.from_bytes(share, "big") < PRIME
 
 
 @dataclass(frozen=True)
@@ -114,7 +130,7 @@ class Opened:
     """A secret, and whose shares were found wrong on the way to it.
 
     Args:
-        secret: 32 bytes.
+        secret: 16 bytes.
         wrong: Points, sorted; a wrong share that was not needed is not looked for.
     """
 
@@ -158,7 +174,7 @@ def reconstruct(
     def opened_without(wrong: Sequence[int]) -> Opened | None:
         left = [point for point in order if point not in wrong][:threshold]
         value = interpolate({point: shares[point] for point in left})
-        if value < 2 ** (8 * SECRET_BYTES) and is_right(secret := value.to_bytes(SECRET_BYTES, "big")):
+        if is_right(secret := element_bytes(value)):
             return Opened(secret, tuple(sorted(wrong)))
         return None
 

@@ -81,16 +81,17 @@ def _neighbours(terms: Terms) -> int:
 def _set_up_traffic(terms: Terms) -> Traffic:
     """Keys and shares of the whole cohort, the shares' delivery included."""
     size, active, near = len(terms.cohort), terms.active, _neighbours(terms)
+    shares = near * wire.CONFIRMATION_BYTES + (near + 1 - terms.threshold) * wire.CORRECTION_BYTES
     bits, keys = (size + 7) // 8, 2 * wire.KEY_BYTES + (wire.SIGNATURE_BYTES if active else 0)
     frame, traffic = wire.FRAME_BYTES, Traffic()
-    traffic.sent(Stage.ADVERTISE, size * (frame + wire.HASH_BYTES + keys), size * (frame + wire.KEY_BYTES))
+    traffic.sent(Stage.ADVERTISE, size * (frame + wire.SHORT_BYTES + keys), size * (frame + wire.KEY_BYTES))
     listed = size if active else near + 1
     traffic.sent(
         Stage.SHARE,
-        size * (frame + wire.HASH_BYTES + near * wire.SEALED_BYTES),
+        size * (frame + wire.SHORT_BYTES + shares),
         size * (frame + bits + wire.HASH_BYTES + listed * keys),
     )
-    traffic.sent(Stage.MASK, down=size * (frame + bits + near * wire.SEALED_BYTES))
+    traffic.sent(Stage.MASK, down=size * (frame + bits + shares))
     return traffic
 
 

@@ -19,12 +19,12 @@ from lightning_fedq.keys.randomness import PublicRandomness, pack_fields
 from lightning_fedq.mechanism import Mechanism, RoundContext
 from lightning_fedq.secagg.graph import (
     CORRECTNESS_BITS,
-    GRINDING_BITS,
-    SECURITY_BITS,
     correctness_log2,
     default_threshold,
+    safe_threshold,
     security_log2,
-    smallest_degree,
+    smallest_graph,
+    wanted_log2,
 )
 from lightning_fedq.secagg.layout import Layout, modular_layout, sum_layout
 from lightning_fedq.wire.coding import FixedLength
@@ -67,7 +67,7 @@ class Terms:
     def digest(self) -> bytes:
         """32 bytes that stand in every message."""
         fields = (self.round, self.attempt, self.degree, self.threshold, self.min_survivors, int(self.active))
-        name = "fedq secure aggregation v1" + (f", {self.min_messages} messages" if self.min_messages else "")
+        name = "fedq secure aggregation v2" + (f", {self.min_messages} messages" if self.min_messages else "")
         state = pack_fields(name, self.session, *fields, *self.cohort, self.layout.digest)
         return hashlib.sha256(state).digest()
 
@@ -84,11 +84,13 @@ class SecAgg:
     With the complete graph, the default, a curious server together with fewer than `threshold` clients learns
     no more than the sum over the others; an active one together with at most `max_corrupt` of the clients.
     A sparse graph makes the cost of a client independent of the cohort, and then security is statistical:
-    2^-40, for corrupt clients and dropouts up to the fractions stated.
+    2^-50 an attempt at a round, 2^-40 for a run of up to 1,024 of them, for corrupt clients and dropouts up
+    to the fractions stated.
 
     Args:
-        threshold: Shares that open a secret, of the degree + 1 that there are; None takes more than half, and
-            more than two thirds if `active`.
+        threshold: Shares that open a secret, of the degree + 1 that there are. None takes the smallest number
+            that is safe: more than half, and more than two thirds if `active`; or above that, where a sparse
+            graph can then be smaller.
         degree: Neighbours of a client, even; "auto" takes the smallest safe number; None is everybody.
         max_corrupt: Fraction of the clients that may collude with the server, in [0, 1).
         max_dropout: Fraction of the clients that may drop out, in [0, 1). The round is given up beyond that.
@@ -107,7 +109,7 @@ class SecAgg:
         >>> SecAgg().rules(10)
         (9, 6, 6)
         >>> SecAgg(degree="auto", max_corrupt=0.1, max_dropout=0.1).rules(1000)
-        (58, 30, 900)
+        (52, 31, 900)
     """
 
     threshold: int | None = None
@@ -151,6 +153,22 @@ class SecAgg:
         )
         return f"{ran}, {server}"
 
+    def statement_of(self, rounds: int) -> str:
+        """`statement`, and how likely the graphs of a run show more than the sums.
+
+        Args:
+            rounds: Attempts at rounds, those that were given up included.
+        """
+        if self.degree is None or not self.max_corrupt:
+            return self.statement
+        rings = max(rounds, 1)
+        power = math.floor(10 * (-wanted_log2(False) - math.log2(rings))) / 10
+        return (
+            f"{self.statement}; each attempt at a round draws a graph of neighbours, and the chance that any "
+            f"of {rings} shows more than its sum is below 2^-{power:g}"
+            + (", if the server tries at most 2^80 rosters for each" if self.active else "")
+        )
+
     def fewest_survivors(self, num_clients: int) -> int | None:
         """Clients without whose confirmation no sum of a cohort opens, where the server may lie about them.
 
@@ -171,9 +189,8 @@ class SecAgg:
             raise ValueError(f"secure aggregation needs a cohort of 2 or more to hide in, got {num_clients}")
         corrupt = num_marked(self.max_corrupt or 0.0, num_clients)
         dropped = math.floor((self.max_dropout or 0.0) * num_clients)
-        degree = self._degree(num_clients, corrupt, dropped)
+        degree, threshold = self._graph(num_clients, corrupt, dropped)
         holders = degree + 1
-        threshold = default_threshold(holders, self.active) if self.threshold is None else self.threshold
         if not holders // 2 < threshold <= holders:
             raise ValueError(
                 f"threshold must be in [{holders // 2 + 1}, {holders}], more than half of the {holders} "
@@ -185,12 +202,15 @@ class SecAgg:
         self._check(num_clients, degree, threshold, survivors, corrupt, dropped)
         return degree, threshold, survivors
 
-    def _degree(self, num_clients: int, corrupt: int, dropped: int) -> int:
-        if self.degree is None:
-            return num_clients - 1
+    def _graph(self, num_clients: int, corrupt: int, dropped: int) -> tuple[int, int]:
+        """Degree and threshold, safe or not where one is given."""
         if self.degree == "auto":
-            return smallest_degree(num_clients, corrupt, dropped, self.active)
-        return min(self.degree, num_clients - 1)
+            return smallest_graph(num_clients, corrupt, dropped, self.active, self.threshold)
+        degree = num_clients - 1 if self.degree is None else min(self.degree, num_clients - 1)
+        threshold = self.threshold
+        if threshold is None and degree < num_clients - 1:
+            threshold = safe_threshold(num_clients, degree, corrupt, dropped, self.active)
+        return degree, default_threshold(degree + 1, self.active) if threshold is None else threshold
 
     def _check(
         self, num_clients: int, degree: int, threshold: int, survivors: int, corrupt: int, dropped: int
@@ -205,11 +225,11 @@ class SecAgg:
                 f"{corrupt} corrupt clients of {num_clients} could confirm two lists of {survivors} survivors"
                 "; against an active server keep max_corrupt below 1/3"
             )
-        wanted = -SECURITY_BITS - (GRINDING_BITS if self.active else 0)
+        wanted = wanted_log2(self.active)
         if security_log2(num_clients, degree, threshold, corrupt, dropped, self.active) > wanted:
             raise ValueError(
                 f"{corrupt} corrupt clients of {num_clients} could see more than the sum, with probability "
-                f"above 2^{wanted}, at degree {degree} and threshold {threshold}; raise them, or use "
+                f"above 2^{wanted} a round, at degree {degree} and threshold {threshold}; raise them, or use "
                 "degree='auto'"
             )
         if correctness_log2(num_clients, degree, threshold, dropped) > -CORRECTNESS_BITS:

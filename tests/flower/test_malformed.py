@@ -17,7 +17,7 @@ from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, JoPEQ
 from lightning_fedq.secagg import Client, SecAgg
 from lightning_fedq.secagg.messages import FRAME_BYTES, TAG_BYTES, Kind, seal
-from lightning_fedq.secagg.shamir import split
+from lightning_fedq.secagg.shamir import values_at
 from tests.flower.halves import Halves
 from tests.flower.loop import LoopGrid, clients, deployment, federated
 
@@ -73,9 +73,13 @@ def test_shares_that_do_not_open(cheated: int, active: bool, tmp_path: Path, mon
     """One client that seals junk for four of nine partners ended every round, or had the four shut out."""
 
     class Cheats(Client):
-        def _share_key(self, owner: int, holder: int) -> bytes:
-            cheats = owner == self.client == 2 and holder in [c for c in range(10) if c != 2][:cheated]
-            return bytes(32) if cheats else super()._share_key(owner, holder)
+        def _make_shares(self) -> bytes:
+            keys, junk = self._pair_keys, [c for c in range(10) if c != 2][:cheated]
+            if self.client == 2:
+                self._pair_keys = {**keys, **dict.fromkeys(junk, bytes(32))}
+            made = super()._make_shares()
+            self._pair_keys = keys
+            return made
 
     monkeypatch.setattr("lightning_fedq.flower.client.Client", Cheats)
     played = secured(tmp_path, active)
@@ -97,7 +101,7 @@ def test_a_commitment_that_is_not_of_the_seed(
     monkeypatch.setattr(
         Client,
         "_make_shares",
-        lambda self, near: bytes(32) + honest(self, near)[32:] if self.client == 2 else honest(self, near),
+        lambda self: bytes(16) + honest(self)[16:] if self.client == 2 else honest(self),
     )
     played = secured(tmp_path, active, num_clients)
     assert "client 2] the shares of its self-mask do not give back" in played.round().aborted
@@ -109,16 +113,15 @@ def test_a_commitment_that_is_not_of_the_seed(
 def test_shares_on_no_polynomial(active: bool, tmp_path: Path, monkeypatch: Any) -> None:
     honest, lies = Client._make_shares, [False]
 
-    def dealt(secret: bytes, points: list[int], threshold: int, entropy: Any) -> list[bytes]:
-        return (
-            [bytes(1) + entropy(32) for _ in points] if lies[0] else split(secret, points, threshold, entropy)
-        )
+    def dealt(known: dict[int, int], points: list[int]) -> list[int]:
+        off = 1 if lies[0] else 0  # each on a polynomial of its own
+        return [value ^ off * point**3 for value, point in zip(values_at(known, points), points, strict=True)]
 
-    def make(self: Client, near: list[int]) -> bytes:
+    def make(self: Client) -> bytes:
         lies[0] = self.client == 2
-        return honest(self, near)
+        return honest(self)
 
-    monkeypatch.setattr("lightning_fedq.secagg.client.split", dealt)
+    monkeypatch.setattr("lightning_fedq.secagg.client.values_at", dealt)
     monkeypatch.setattr(Client, "_make_shares", make)
     played = secured(tmp_path, active)
     assert "client 2]" in played.round().aborted
@@ -135,7 +138,7 @@ def test_wrong_shares_are_corrected(
 
     def unmask(self: Client, message: bytes) -> bytes:
         if self.client in liars:
-            self._held = {owner: 2 * (bytes(1) + bytes([owner + 1]) * 32) for owner in self._held}
+            self._held = {owner: 2 * (bytes(1) + bytes([owner + 1]) * 15) for owner in self._held}
         return honest(self, message)
 
     monkeypatch.setattr(Client, "unmask", unmask)

@@ -35,7 +35,7 @@ def test_after_the_last_message_no_secret_is_left() -> None:
     terms = make_terms()
     played = Round(terms).run(make_inputs(terms))
     left = json.loads(played.clients[0].to_bytes())
-    assert not {"_held", "_seed", "_mask_secret", "_channel_secret", "_channel_key", "_pair_keys"} & set(left)
+    assert not {"_held", "_seed", "_mask_root", "_channel_secret", "_channel_key", "_pair_keys"} & set(left)
 
 
 def test_a_state_is_no_way_back() -> None:

@@ -181,8 +181,8 @@ def test_one_corrupt_share_is_survived(opened: str) -> None:
             played.server.receive(played.answer(Stage.MASK, client, inputs[client]))
     played.incoming = played.server.close()
     pair = played.clients[0]._held[5]
-    wrong = b"\0" + b"\1" * 32
-    played.clients[0]._held[5] = wrong + pair[33:] if gone else pair[:33] + wrong
+    wrong = b"\1" * 16
+    played.clients[0]._held[5] = wrong + pair[16:] if gone else pair[:16] + wrong
     finish(played, inputs, 3)
 
 
@@ -195,7 +195,7 @@ def test_too_many_corrupt_shares_are_detected(opened: str) -> None:
             played.server.receive(played.answer(Stage.MASK, client, inputs[client]))
     played.incoming = played.server.close()
     for client in (0, 2, 4):
-        played.clients[client]._held[5] = 2 * (b"\0" + b"\1" * 32)
+        played.clients[client]._held[5] = 2 * (b"\1" * 16)
     for client in played.incoming:
         played.server.receive(played.answer(Stage.UNMASK, client))
     with pytest.raises(ShareError, match=f"client 5\\] the shares of its {opened} do not give back"):
@@ -208,7 +208,7 @@ def test_too_many_corrupt_shares_are_detected(opened: str) -> None:
 def test_wrong_commitment_is_detected(gone: tuple[int, ...]) -> None:
     """A client that shares another seed than it committed to loses the round, and is named as the cause."""
     played, _ = until(Stage.UNMASK)
-    played.server._commitments[2] = bytes(32)
+    played.server._commitments[2] = bytes(16)
     for client in played.incoming:
         if client not in gone:
             played.server.receive(played.answer(Stage.UNMASK, client))
@@ -223,8 +223,8 @@ def lying_holders(liars: tuple[int, ...], num_clients: int = 10, active: bool = 
     played = Round(terms).run(make_inputs(terms), until=Stage.UNMASK)
     for liar in liars:
         for owner, pair in played.clients[liar]._held.items():
-            wrong = hashlib.sha256(b"%d of %d" % (liar, owner)).digest()
-            played.clients[liar]._held[owner] = pair[:33] + b"\0" + wrong
+            wrong = hashlib.sha256(b"%d of %d" % (liar, owner)).digest()[:15]
+            played.clients[liar]._held[owner] = pair[:16] + b"\0" + wrong
     for client in played.incoming:
         played.server.receive(played.answer(Stage.UNMASK, client))
     return played
@@ -259,7 +259,7 @@ def test_an_owner_whose_shares_lie_on_no_polynomial(gone: bool) -> None:
     for holder, client in played.clients.items():
         if holder != 3:
             client.accept_shares(played.incoming[holder])
-            client._held[3] = 2 * (b"\0" + hashlib.sha256(b"%d" % holder).digest())
+            client._held[3] = 2 * (b"\0" + hashlib.sha256(b"%d" % holder).digest()[:15])
             client._next, inputs = "masked_input", make_inputs(terms)
             played.server.receive(client.masked_input(inputs[holder]))
     if not gone:
@@ -323,7 +323,7 @@ def test_a_client_with_another_model_is_named() -> None:
 def test_a_client_with_a_low_order_key(point: bytes, field: int) -> None:
     played = Round(make_terms())
     message = played.answer(Stage.ADVERTISE, 2)
-    start = HEAD + wire.HASH_BYTES + 32 * field
+    start = HEAD + wire.SHORT_BYTES + 32 * field
     body = message[HEAD:start] + point + message[start + 32 : -wire.TAG_BYTES]
     forged = wire.seal(Kind.KEYS, played.terms, 2, body, played.clients[2]._channel_key)
     with pytest.raises(LowOrderKeyError, match=r"\[advertise keys, client 2\] the public key has low order"):
@@ -335,7 +335,7 @@ def test_a_client_with_another_clients_key() -> None:
     first = played.answer(Stage.ADVERTISE, 1)
     played.server.receive(first)
     second = played.answer(Stage.ADVERTISE, 2)
-    start = HEAD + wire.HASH_BYTES + 32
+    start = HEAD + wire.SHORT_BYTES + 32
     body = second[HEAD:start] + first[start : start + 32]
     with pytest.raises(RosterError, match="client 2\\] this client's key is used twice"):
         played.server.receive(wire.seal(Kind.KEYS, played.terms, 2, body, played.clients[2]._channel_key))
@@ -364,7 +364,7 @@ def test_messages_that_are_not_of_this_protocol() -> None:
     played, inputs = until(Stage.MASK)
     message = played.answer(Stage.MASK, 0, inputs[0])
     cases = [
-        (b"", MessageError, "77 bytes or more, got 0"),
+        (b"", MessageError, "45 bytes or more, got 0"),
         (b"HTTP" + message[4:], MessageError, "not a message of this protocol"),
         (message[:4] + b"\x63" + message[5:], MessageError, "kind 99"),
         (
@@ -386,7 +386,7 @@ def test_messages_that_are_not_of_this_protocol() -> None:
     with pytest.raises(MessageError, match="padding"):
         played.server.receive(padded)
     keys = wire.seal(Kind.KEYS, played.terms, 0, b"xy", bytes(32))
-    with pytest.raises(MessageError, match="keys take 173 bytes"):
+    with pytest.raises(MessageError, match="keys take 125 bytes"):
         Round(played.terms).server.receive(keys)
 
 
@@ -429,5 +429,5 @@ def test_keys_come_from_the_entropy_only() -> None:
     terms = make_terms()
     played = Round(terms).run(make_inputs(terms), until=Stage.MASK)
     message = played.answer(Stage.MASK, 0, make_inputs(terms)[0])
-    assert hashlib.sha256(message).hexdigest()[:16] == "4b09bc9350b5a06f"
+    assert hashlib.sha256(message).hexdigest()[:16] == "d83646bb69d41059"
     assert public_key() != seeded_entropy(77)(32)

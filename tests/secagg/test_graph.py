@@ -13,10 +13,13 @@ from lightning_fedq.secagg.graph import (
     correctness_log2,
     default_threshold,
     is_connected,
+    is_free,
     log2_tail,
     neighbours,
+    safe_threshold,
     security_log2,
-    smallest_degree,
+    smallest_graph,
+    wanted_log2,
 )
 
 ORDER = [7, 3, 11, 0, 5, 2, 9, 4, 1]
@@ -92,23 +95,43 @@ def test_bounds_hold_in_simulation() -> None:
         assert runs * bound / 20 < count < runs * bound + 4 * math.sqrt(runs * bound)
 
 
-def test_smallest_degree_is_safe_and_smallest() -> None:
-    for size, corrupt, dropped, active in (
-        (300, 30, 30, False),
-        (1000, 100, 100, False),
-        (1000, 50, 50, True),
-    ):
-        degree = smallest_degree(size, corrupt, dropped, active)
-        wanted = -120 if active else -40
+@pytest.mark.parametrize(
+    ("size", "corrupt", "dropped", "active"),
+    [(60, 2, 2, False), (300, 30, 30, False), (300, 6, 6, True), (479, 9, 9, True), (1000, 50, 50, True)],
+)
+def test_smallest_graph_is_safe_and_smallest(size: int, corrupt: int, dropped: int, active: bool) -> None:
+    """Against a search through every degree and threshold."""
+    degree, threshold = smallest_graph(size, corrupt, dropped, active)
+    wanted = wanted_log2(active)
+    assert wanted == (-130 if active else -50)
+    for k in range(max(degree - 6, 2), degree + 1, 2):
         holds = [
-            security_log2(size, k, default_threshold(k + 1, active), corrupt, dropped, active) <= wanted
-            and correctness_log2(size, k, default_threshold(k + 1, active), dropped) <= -20
-            for k in range(2, degree + 1, 2)
+            t
+            for t in range(default_threshold(k + 1, active), k + 2)
+            if security_log2(size, k, t, corrupt, dropped, active) <= wanted
+            and correctness_log2(size, k, t, dropped) <= -20
         ]
-        assert holds[-1]
-        assert not any(holds[:-1])
-    # Too many corrupt clients for any ring: the complete graph is left.
-    assert smallest_degree(100, 40, 10, True) == 99
+        assert safe_threshold(size, k, corrupt, dropped, active) == (holds[0] if holds else None)
+        assert bool(holds) == (k == degree)
+        if holds:
+            assert holds[0] == threshold
+
+
+def test_no_ring_is_safe_for_too_many_corrupt_clients() -> None:
+    assert smallest_graph(100, 40, 10, True) == (99, 67)
+    assert smallest_graph(100, 60, 10, False, threshold=70) == (99, 70)
+
+
+@pytest.mark.parametrize("degree", [2, 4, 6, 8, 100])
+@pytest.mark.parametrize("threshold", [1, 2, 3, 5])
+def test_an_owner_has_threshold_less_one_free_holders(degree: int, threshold: int) -> None:
+    """They are the next ones on the ring; owner and holder say the same, whichever way they count."""
+    size, graph = len(ORDER), edges(degree)
+    for place, owner in enumerate(ORDER):
+        steps = sorted((ORDER.index(other) - place) % size for other in graph[owner])
+        free = [step for step in steps if is_free(size, degree, threshold, step)]
+        assert free == steps[: threshold - 1]
+        assert all(is_free(size, degree, threshold, step - size) == (step in free) for step in steps)
 
 
 def test_complete_graph_is_certain() -> None:

@@ -123,10 +123,16 @@ def test_7_different_rosters() -> None:
     shorter = {c: own for c, own in played.server._roster.items() if c != 5}
     played.clients[0].share_keys(roster(played, 0, shorter))
     answers = {c: played.clients[c].share_keys(played.incoming[c]) for c in range(1, 6)}
-    sealed = {c: answers[c][wire.FRAME_BYTES - wire.TAG_BYTES + wire.HASH_BYTES :] for c in answers}
-    body = wire.client_bits(range(5), played.terms) + b"".join(
-        sealed[c][: wire.SEALED_BYTES] for c in range(1, 5)
-    )
+    for client in range(1, 6):
+        played.server.receive(answers[client])
+    relayed = [played.server._relayed[owner][0] for owner in range(1, 5)]
+    assert set(map(len, relayed)) == {4, 36}  # of the others' ring: some are free there, some are corrected
+    # However it cuts them, for the ring that client 0 was shown.
+    order, needed = played.clients[0]._order, []
+    for owner in range(1, 5):
+        free = played.clients[0]._is_free(order.index(0) - order.index(owner))
+        needed.append((relayed[owner - 1][:-4] + bytes(32))[: 0 if free else 32] + relayed[owner - 1][-4:])
+    body = wire.client_bits(range(5), played.terms) + b"".join(needed)
     with pytest.raises(AuthenticationError, match=r"\[masked input, client 1\] its shares do not open"):
         played.clients[0].accept_shares(forge(played, 0, Kind.DELIVERY, body))
     assert out_of_the_round(played, 0)
@@ -135,11 +141,19 @@ def test_7_different_rosters() -> None:
 def test_8_shares_of_another_client() -> None:
     played = until(Stage.MASK)
     head = wire.FRAME_BYTES - wire.TAG_BYTES
-    body = bytearray(played.incoming[0][head : -wire.TAG_BYTES])
-    first, second = (slice(1 + i * wire.SEALED_BYTES, 1 + (i + 1) * wire.SEALED_BYTES) for i in (0, 1))
-    body[first], body[second] = body[second], body[first]
-    with pytest.raises(AuthenticationError, match="client 1\\] its shares do not open"):
-        played.clients[0].accept_shares(forge(played, 0, Kind.DELIVERY, bytes(body)))
+    order, relayed = played.server._order, played.incoming[0][head + 1 : -wire.TAG_BYTES]
+    pieces: list[bytes] = []
+    for owner in range(1, 6):
+        size = 4 if played.clients[0]._is_free(order.index(0) - order.index(owner)) else 36
+        pieces, relayed = [*pieces, relayed[:size]], relayed[size:]
+    by_size = [[i for i, piece in enumerate(pieces) if len(piece) == size] for size in (4, 36)]
+    for places in by_size:  # each gets that of the next client with as many bytes
+        moved = [pieces[i] for i in (*places[1:], places[0])]
+        for place, piece in zip(places, moved, strict=True):
+            pieces[place] = piece
+    body = wire.client_bits(range(6), played.terms) + b"".join(pieces)
+    with pytest.raises(AuthenticationError, match="its shares do not open"):
+        played.clients[0].accept_shares(forge(played, 0, Kind.DELIVERY, body))
 
 
 def test_9_different_models() -> None:
@@ -224,7 +238,7 @@ def test_15_asking_twice_for_the_other_share(active: bool) -> None:
         with pytest.raises(StageError, match="'nothing any more' now"):
             played.clients[0].unmask(message)
     # One share a neighbour and its own, and the sum comes out as usual.
-    assert len(opened) == wire.FRAME_BYTES + 6 * 33
+    assert len(opened) == wire.FRAME_BYTES + 6 * 16
     for client in range(1, 6):
         played.server.receive(played.answer(Stage.UNMASK, client))
     played.server.receive(opened)

@@ -64,7 +64,7 @@ def test_masked_and_accounted_agree_to_the_bit(active: bool, dropped: tuple[int,
     assert seen[0].traffic == seen[1].traffic
     assert sparse == (seen[0].terms.degree < size - 1)
     # ceil(log2 m) a symbol: 9 clients need 4 bits, 60 need 6; the rest is the frame.
-    bits = 8 * ((dim * (6 if sparse else 4) + 7) // 8 + 77)
+    bits = 8 * ((dim * (6 if sparse else 4) + 7) // 8 + 45)
     assert seen[0].traffic.uplink[Stage.MASK] == len(clients) * bits
     assert seen[0].traffic.uplink_bits > len(clients) * bits
     assert seen[0].traffic.downlink_bits > 0
