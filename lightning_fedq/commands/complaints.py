@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
+from lightning_fedq.commands.suggestions import mechanism_misplaced
+
 TRACE = "FEDQ_TRACE"
 """Environment variable that brings every trace back."""
 _SPEAKERS = ("lightning_fedq", "pytorch_lightning", "lightning", "lightning_fabric")
@@ -31,7 +33,7 @@ def complaint(error: Exception) -> str | None:
     told = system or (raised and _package(last) in _SPEAKERS)
     if not told or any(map(_is_of_the_user, _all_places(whole))):
         return None
-    return f"error: {error}\n{TRACE}=1 in the environment shows the trace."
+    return f"error: {error}{mechanism_misplaced(str(error))}\n{TRACE}=1 in the environment shows the trace."
 
 
 def _refusal(error: Exception) -> Exception:

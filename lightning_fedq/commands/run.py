@@ -86,7 +86,7 @@ class SuggestingParser(LightningArgumentParser):
         sys.stderr.write(f"error: {concise(message) if hint else message}\n")
         if hint:
             sys.stderr.write(f"hint:{hint}\n")
-        sys.stderr.write(f"For all options: {parser.prog.replace(' [options]', '')} --help\n")
+        sys.stderr.write(f"For all options: {parser.prog.replace(' [options]', '')} NAME --help\n")
         sys.exit(2)
 
 

@@ -1,4 +1,4 @@
-"""What `--help` of each command prints, without importing the command.
+"""Help of each command, printed without importing the command.
 
 The parsers' own words stand in `shown.json`, which `make tables` writes and a test compares with the
 parsers; a parser's module imports torch, which takes seconds.
@@ -33,7 +33,7 @@ def described(subcommand: str) -> dict[str, str]:
 
 
 def help_of(command: str) -> str | None:
-    """Return what `fedq COMMAND --help` prints; None for a command that is quick to import.
+    """Return what `fedq COMMAND --help` prints. None for a command that is not in `shown.json`.
 
     Every key of a configuration is a flag of a training command, 500 lines that Lightning writes: with a
     NAME before `--help` it does.
@@ -46,4 +46,5 @@ def help_of(command: str) -> str | None:
         )
         texts = (f"usage: {words['usage']}", words["description"], keys)
         return "\n\n".join(textwrap.fill(text, 100) for text in texts) + "\n"
-    return json.loads(SHIPPED.read_text(encoding="utf-8")).get(command)
+    shipped: dict[str, str] = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    return shipped.get(command)

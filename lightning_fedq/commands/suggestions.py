@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterable
 from difflib import get_close_matches
 
+from lightning_fedq import mechanisms
+
 
 def nearest(word: str, choices: Iterable[str]) -> str:
     """Return " Did you mean 'x'?" for the closest choice, or "" if nothing is close."""
@@ -28,6 +30,8 @@ def suggest(message: str, keys: Iterable[str]) -> str:
             " Nothing says what to train: give a run that ships with the package (fedq fit digits_corbin; "
             "`fedq configs` lists them), or a YAML file with model: {class_path: MODULE.CLASS}"
         )
+    if misplaced := mechanism_misplaced(message):
+        return misplaced
     wrong = re.findall(r'Parser key "(\w+)":\n(?: .*\n)*? *Expected (?:an? )?(.*)\. Got value: (.*)', message)
     if wrong and "class_path" in message:
         key, kind, value = wrong[-1]
@@ -53,6 +57,21 @@ def suggest(message: str, keys: Iterable[str]) -> str:
             module, _, name = owners[-1].rpartition(".")
             parameters = inspect.signature(getattr(importlib.import_module(module), name)).parameters
             return nearest(refused[1], parameters) or f" It accepts: {', '.join(parameters)}."
+    return ""
+
+
+def mechanism_misplaced(message: str) -> str:
+    """Return the flags that work, where a mechanism was given as a callback or as a strategy; else ""."""
+    if not re.search("subclass of Callback|invalid strategy name", message):
+        return ""
+    given = {name.lower() for name in re.findall(r"lightning_fedq\.(?:mechanisms\.)?(\w+)", message, re.I)}
+    for name in mechanisms.__all__:
+        if name.lower() in given:
+            return (
+                f" {name} is a mechanism, which Federated takes: "
+                "--trainer.callbacks+=lightning_fedq.Federated "
+                f"--trainer.callbacks.mechanism=lightning_fedq.{name} --trainer.callbacks.num_clients=100"
+            )
     return ""
 
 

@@ -173,7 +173,7 @@ def _place(name: str) -> tuple[str, str, str] | None:
 
 
 def _from_archive(path: Path) -> list[tuple[Tensor, Tensor]]:
-    """Images and labels of both parts, in the order of class folders; nothing is written to disk."""
+    """Images and labels of both parts, in the order of class folders. Nothing is written to disk."""
     with extra("vision", "CIFAR10DataModule"):
         from PIL import Image
         from torchvision.transforms.functional import pil_to_tensor

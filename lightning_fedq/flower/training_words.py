@@ -1,4 +1,4 @@
-"""How a side trains, in words: what clients' updates follow from beside the settings of `Federated`.
+"""A side's training in words: all that clients' updates follow from beside the settings of `Federated`.
 
 Each side says it of its own code, from a Trainer that it has made, so that defaults, other names of one
 thing, and environment variables are resolved. The client refuses by name where the two differ.
@@ -47,7 +47,7 @@ _OF_THE_FIT = ("BaseFinetuning", "GradientAccumulationScheduler", "ModelPruning"
 
 
 def training_words(arguments: Mapping[str, Any], module: Callable[[], pl.LightningModule]) -> dict[str, str]:
-    """What acts on a client's training, by name. Draws nothing.
+    """List all that acts on a client's training, by name. Draws nothing.
 
     Args:
         arguments: Arguments of a side's Trainer.

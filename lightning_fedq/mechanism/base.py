@@ -49,6 +49,21 @@ class Mechanism(ABC):
         """Refuse parameters of another kind than their annotations say, see `check_fields`."""
         check_fields(self)
 
+    def __getattr__(self, name: str) -> Any:
+        """Say where a mechanism belongs when a Trainer asks it for a callback's hook.
+
+        Raises:
+            TypeError: If `name` is a hook of Lightning's callbacks, with the line that works.
+            AttributeError: If there is no such attribute.
+        """
+        kind = type(self).__name__
+        if name in ("setup", "state_key") or name.startswith("on_"):
+            raise TypeError(
+                f"{kind} is a mechanism and no callback; Federated is the callback that takes it: "
+                f"Trainer(callbacks=[Federated({self!r}, num_clients=...)])"
+            )
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+
     homomorphic: ClassVar[bool]
     """May `decode` be given the sum of several clients' symbols?"""
     fixed_cohort: ClassVar[bool] = False

@@ -1,0 +1,45 @@
+"""A mechanism that is given where a callback or a strategy belongs: the answer is the line that works."""
+
+import pickle
+from copy import deepcopy
+
+import pytest
+import pytorch_lightning as pl
+
+from lightning_fedq.cli import main
+from lightning_fedq.datasets import DigitsDataModule
+from lightning_fedq.mechanisms import LDPQ, CorBin
+from lightning_fedq.models import Classifier, Linear
+
+# Lightning's command line calls what jsonargparse has deprecated
+pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
+
+
+def test_among_the_callbacks():
+    trainer = pl.Trainer(callbacks=[CorBin(4.0)], logger=False, enable_checkpointing=False)
+    with pytest.raises(
+        TypeError, match=r"Trainer\(callbacks=\[Federated\(CorBin\(epsilon=4.0, shared_bits=5\)"
+    ):
+        trainer.fit(Classifier(Linear(in_features=64)), DigitsDataModule())
+
+
+def test_a_name_that_nobody_has_is_an_ordinary_error():
+    with pytest.raises(AttributeError, match="'LDPQ' object has no attribute 'wrong'"):
+        getattr(LDPQ(1.0), "wrong")  # noqa: B009
+    assert not hasattr(LDPQ(1.0), "__array__")
+    assert deepcopy(LDPQ(1.0)) == pickle.loads(pickle.dumps(LDPQ(1.0))) == LDPQ(1.0)
+
+
+@pytest.mark.parametrize(
+    "flag", ["--trainer.callbacks+=lightning_fedq.CorBin", "--trainer.strategy=lightning_fedq.CorBin"]
+)
+def test_by_flags(flag, capsys):
+    try:
+        assert main(["fit", "digits_fedavg", flag]) == 2
+    except SystemExit as error:
+        assert error.code == 2
+    told = capsys.readouterr().err
+    assert (
+        "--trainer.callbacks+=lightning_fedq.Federated --trainer.callbacks.mechanism=lightning_fedq.CorBin"
+        in told
+    )
