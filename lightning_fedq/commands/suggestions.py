@@ -61,7 +61,7 @@ def suggest(message: str, keys: Iterable[str]) -> str:
 
 
 def mechanism_misplaced(message: str) -> str:
-    """Return the flags that work, where a mechanism was given as a callback or as a strategy; else ""."""
+    """Return the flags that work, where a mechanism was given as a callback or as a strategy. Else ""."""
     if not re.search("subclass of Callback|invalid strategy name", message):
         return ""
     given = {name.lower() for name in re.findall(r"lightning_fedq\.(?:mechanisms\.)?(\w+)", message, re.I)}

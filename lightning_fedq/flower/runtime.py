@@ -99,7 +99,7 @@ def check_flower(version: str | None = None) -> None:
     """Compare what no import shows with flwr 1.41 and 1.42.
 
     Args:
-        version: Of flwr; None is the one that is installed.
+        version: Version of flwr. None is the one that is installed.
 
     Raises:
         FlowerChangedError: If something is missing, or the version was not tried.
@@ -312,7 +312,7 @@ class Delivery:
 
     @property
     def kind(self) -> str:
-        """Flower's type of the message, such as "train" or "query.register"; "" before it is opened."""
+        """Flower's type of the message, such as "train" or "query.register". Empty before it is opened."""
         return "" if self._head is None else str(self._head.metadata.message_type)
 
     @property

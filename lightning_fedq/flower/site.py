@@ -55,7 +55,7 @@ class _Stopped(BaseException):
 
 @dataclass(frozen=True)
 class Site:
-    """What a site's operator has set; nothing here comes from a run.
+    """What a site's operator has set. Nothing here comes from a run.
 
     Args:
         app: The app that is installed here.
@@ -141,7 +141,7 @@ def _admitted(site: Site, delivery: Delivery) -> Message:
 
 
 def serve(site: Site, pause: float = 0.5, stop: threading.Event | None = None) -> None:
-    """Answer until stopped. A SuperNode that is away is waited for; of a task that breaks the rest is lost.
+    """Answer until stopped. A SuperNode that is away is waited for. Of a task that breaks the rest is lost.
 
     Args:
         site: What is answered, and where.
@@ -181,7 +181,7 @@ def serve(site: Site, pause: float = 0.5, stop: threading.Event | None = None) -
 
 
 def _check_status(error: httpx.HTTPError) -> None:
-    """A SuperNode that is away comes back; one that says no will go on saying so."""
+    """A SuperNode that is away comes back. One that says no will go on saying so."""
     if not isinstance(error, httpx.HTTPStatusError) or error.response.status_code >= 500:
         return
     status = error.response.status_code

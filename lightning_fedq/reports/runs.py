@@ -84,7 +84,7 @@ def write_rows(path: Path, rows: Sequence[Row]) -> None:
 
 
 def append_row(path: Path, rows: Sequence[Row]) -> None:
-    """Add the last row to a file of `write_rows` that holds the others; new columns write it anew."""
+    """Add the last row to a file of `write_rows` that holds the others. New columns write it anew."""
     columns = []
     if len(rows) > 1 and path.is_file():
         with path.open(newline="") as file:

@@ -322,7 +322,7 @@ class Client:
         return is_free(len(self._order), self.terms.degree, self.terms.threshold, step)
 
     def _computed(self, kind: str, owner: int, holder: int) -> int:
-        """What owner and holder, one of them this client, both compute from their key."""
+        """The number that owner and holder, one of them this client, both compute from their key."""
         key = self._pair_keys[holder if owner == self.client else owner]
         return free_element(key, wire.share_label(kind, owner, holder))
 

@@ -69,7 +69,7 @@ def is_free(size: int, degree: int, threshold: int, step: int) -> bool:
 
     Args:
         size: Clients on the ring.
-        degree: See `neighbours`.
+        degree: Neighbours of a client.
         threshold: Shares that open a secret.
         step: Places from the owner to this neighbour, either way round.
     """
@@ -197,7 +197,7 @@ def safe_threshold(size: int, degree: int, corrupt: int, dropped: int, active: b
 def smallest_graph(
     size: int, corrupt: int, dropped: int, active: bool, threshold: int | None = None
 ) -> tuple[int, int]:
-    """Smallest safe degree, and the smallest safe threshold at it; else the complete graph's.
+    """Smallest safe degree, and the smallest safe threshold at it. Else the complete graph's.
 
     The failure probability is below 2^-50 a ring (2^-130 if active), a sum is lost with less than 2^-20.
 

@@ -278,8 +278,8 @@ def share_label(kind: str, owner: int, holder: int) -> bytes:
 
     Args:
         kind: "mask" or "seed": the two are never to be opened together, so they have nothing in common.
-        owner: Whose secret it is.
-        holder: Who holds the share.
+        owner: Client that has the secret.
+        holder: Client that holds the share.
     """
     return pack_fields("share", kind, owner, holder)
 

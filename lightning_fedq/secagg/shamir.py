@@ -93,7 +93,7 @@ def _at_zero(points: tuple[int, ...]) -> tuple[int, ...]:
 
 @lru_cache(maxsize=8)
 def _dual_weights(points: tuple[int, ...]) -> tuple[int, ...]:
-    """1 / prod(point - other), as in Lagrange's formula; with them, polynomials of low degree sum to zero."""
+    """1 / prod(point - other), as in Lagrange's formula. With them, polynomials of low degree sum to zero."""
     return tuple(_inverses([math.prod([p - other for other in points if other != p]) for p in points]))
 
 

@@ -92,7 +92,7 @@ def check_smallest(
     clients = [client for client, size in enumerate(found) if size == smallest]
 
     def failure(size: int) -> str:
-        """First line of what goes wrong on a batch of so many samples; empty if nothing does."""
+        """First line of what goes wrong on a batch of so many samples. Empty if nothing does."""
         source: Any = loader
         if isinstance(loader, OwnClientLoader):
             stack, source = Stack(rehearsed.clients, (1,), rehearsed.training_seed, ()), _Cut(loader, size)
