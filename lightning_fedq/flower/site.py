@@ -55,7 +55,7 @@ class _Stopped(BaseException):
 
 @dataclass(frozen=True)
 class Site:
-    """What a site's operator has set. Nothing here comes from a run.
+    """All that a site's operator has set. Nothing here comes from a run.
 
     Args:
         app: The app that is installed here.
