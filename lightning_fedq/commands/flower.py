@@ -198,7 +198,7 @@ def write_app(
 
 
 def client(chosen: argparse.Namespace) -> int:
-    """Run a site's own client until it is stopped. The exit status is 2 where it can't go on without an operator."""
+    """Run a site's own client until it is stopped. Exit status 2 asks for an operator."""
     os.umask(0o077)
     if sys.path[:1] == [os.getcwd()]:  # never from the folder that the process happens to be in
         del sys.path[0]
