@@ -163,6 +163,20 @@ def _was_set(before: Tensor, after: Tensor) -> bool:
     return both and bool((after.long() >= before.long()).all())
 
 
+def changed_of(before: nn.Module, after: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
+    """Which of these tensors have other values, of the same shape and type, after a training."""
+    found = {}
+    for name in names:
+        try:
+            one, other = attrgetter(name)(before), attrgetter(name)(after)
+        except AttributeError:
+            continue
+        if isinstance(other, Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype):
+            if not _equal(one.detach(), other.detach()):
+                found[name] = other
+    return found
+
+
 def _tensors(module: nn.Module) -> dict[str, Tensor]:
     return {name: t.detach() for name, t in [*module.named_parameters(), *module.named_buffers()]}
 
@@ -218,6 +232,8 @@ class Vector:
     Attributes:
         members: What is trained.
         constraints: What the buffers that travel are, by name.
+        uncarried: Names of what is in no update and stays with no client; training should not change it.
+        num_uncarried: Values of these.
         shapes: Shape of every segment.
         own: Tensors that every client keeps for itself.
 
@@ -315,6 +331,7 @@ class Vector:
         own = [name for name, is_own in zip(self.rest, self._own_of_rest, strict=True) if is_own]
         self.own.lay_out(own, self.module)
         self._constrain()
+        self._leave()
         counted = sum(tensors[name].numel() for name in members.counters)
         self._most = torch.zeros(counted, dtype=torch.int64)
 
@@ -342,6 +359,15 @@ class Vector:
     def read_off(self) -> dict[str, Constraint]:
         """Constraints that the rehearsal has read off the values of buffers."""
         return {name: self.constraints[name] for name, _, _ in self._read_off}
+
+    def _leave(self) -> None:
+        """Note what is in no update and stays with no client: training should not change it."""
+        buffers = {name for name, _ in self.module.named_buffers()}
+        frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
+        carried = {*self.travelling, *self.trained, *self.buffer_names, *self._rehearsed.flags}
+        tensors = _tensors(self.module)
+        self.uncarried = [name for name in tensors if name in buffers | frozen and name not in carried]
+        self.num_uncarried = sum(tensors[name].numel() for name in self.uncarried)
 
     @property
     def names(self) -> list[str]:

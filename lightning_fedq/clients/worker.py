@@ -19,11 +19,14 @@ from lightning_fedq.clients.fit import Batches, Client, ClientFit
 from lightning_fedq.clients.measuring import measure
 from lightning_fedq.clients.stack import ClientStack, StackMemory
 from lightning_fedq.clients.states import ClientStates, Keeps
-from lightning_fedq.clients.vector import Rehearsed, Vector
+from lightning_fedq.clients.vector import Vector, changed_of
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.generator_turns import own_draws, seed_for_transforms
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.functional.flatten import unflatten
+
+_LOOKED_AT = 1_000_000
+"""Values that nothing should change, up to which every client is looked at."""
 
 
 class Term(Corrected, Protocol):
@@ -79,6 +82,7 @@ class ClientWorker:
         self._capacity, self._skips_empty = capacity, skips_empty
         self._memory: StackMemory | None = None  # written over before it is read
         self._told = False
+        self._looked_at = -1
         parts: dict[str, Keeps] = {"own": vector.own}
         if term is not None and hasattr(term, "opened"):
             parts["algorithm"] = cast(Keeps, term)
@@ -186,20 +190,35 @@ class ClientWorker:
         )
 
     def _look_at_rest(self, client: Client) -> None:
-        """Say once what training changes and no update carries, at the first client of a fit."""
-        if self._told:
+        """Refuse floats that training changes and no update carries; say once which integers.
+
+        Of every client, or of a round's first one where there is much that should not change.
+
+        Raises:
+            ValueError: Naming the tensors, with the cure.
+        """
+        if self.vector.mode == "frozen" or self._looked_at == self.clock.now:
             return
-        self._told = True
-        found = Rehearsed.of(self.trainer.lightning_module, client.module)
-        covered = {*self.vector.travelling, *self.vector.trained, *self.vector.buffer_names}
-        rest = [name for name in (*found.changed, *found.integers) if name not in covered]
-        if rest and self.vector.mode != "frozen":
-            more = f" and {len(rest) - 4} more" if len(rest) > 4 else ""
-            integers = any(name in found.integers for name in rest) and self.vector.mode == "share"
-            cure = "; buffers='local' keeps integers with the client that changed them" if integers else ""
+        names = self.vector.uncarried
+        if self.vector.num_uncarried > _LOOKED_AT:
+            self._looked_at = self.clock.now
+        changed = changed_of(self.trainer.lightning_module, client.module, names)
+        floats = [name for name, tensor in changed.items() if tensor.is_floating_point()]
+        integers = [name for name in changed if name not in floats]
+        if floats:
+            more = f" and {len(floats) - 4} more" if len(floats) > 4 else ""
+            raise ValueError(
+                f"training changed {', '.join(floats[:4])}{more}, which no update carries, because "
+                "a client's first steps left it as it was; say that it travels: "
+                f"Federated(shared={floats[:4]!r}), or keep it with the clients: local=[...]"
+            )
+        if integers and not self._told:
+            self._told = True
+            more = f" and {len(integers) - 4} more" if len(integers) > 4 else ""
+            cure = "; buffers='local' keeps integers with the client that changed them"
             rank_zero_warn(
-                f"training changed {', '.join(rest[:4])}{more}, which no update carries: every client begins "
-                f"with what the fit began with (of floats, what a client's first steps change, travels){cure}"
+                f"training changed {', '.join(integers[:4])}{more}, which no update carries: every "
+                f"client begins with what the fit began with{cure if self.vector.mode == 'share' else ''}"
             )
 
 

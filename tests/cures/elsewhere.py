@@ -7,6 +7,9 @@ TESTED = {
     "samples, and training on it fails ({}); use drop_last=True": (
         "federation/test_smallest_batch.py::test_is_refused_by_name_with_the_cure"
     ),
+    "which no update carries, because a client's first steps left it": (
+        "federation/test_late_state.py::test_one_client_is_the_plain_training"
+    ),
     "a constraint must return finite values of shape {}": _CONSTRAINTS + "test_one_s_own_constraint",
     "and is not finite before training, so that no difference": _CONSTRAINTS + "test_observers",
     "was taken to be {}, as it is before and after": _CONSTRAINTS
