@@ -171,9 +171,9 @@ def changed_of(before: nn.Module, after: nn.Module, names: Sequence[str]) -> dic
             one, other = attrgetter(name)(before), attrgetter(name)(after)
         except AttributeError:
             continue
-        if isinstance(other, Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype):
-            if not _equal(one.detach(), other.detach()):
-                found[name] = other
+        alike = isinstance(other, Tensor) and (one.shape, one.dtype) == (other.shape, other.dtype)
+        if alike and not _equal(one.detach(), other.detach()):
+            found[name] = other
     return found
 
 
@@ -397,6 +397,14 @@ class Vector:
     def num_parameters(self) -> int:
         """Coordinates of the trained parameters, which lead the flat vector."""
         return sum(self.segments[: len(self.members.parameters)])
+
+    @property
+    def normalised(self) -> list[str]:
+        """Names of the running statistics of normalisation layers that travel."""
+        names = {
+            f"{n}.{leaf}".lstrip(".") for n in layers_with_statistics(self.module) for leaf in _STATISTICS
+        }
+        return [name for name in self.shared if name in names]
 
     @property
     def buffer_names(self) -> list[str]:

@@ -55,6 +55,25 @@ def warn_of(record: RoundRecord, not_finite: Sequence[str] = ()) -> None:
         rank_zero_warn(f"round {record.round + 1} was aborted, the model stays as it was: {record.aborted}")
 
 
+def say_cost_of_statistics(names: Sequence[str], coordinates: int, dim: int) -> None:
+    """Say, before the first round, what running statistics behind noise cost, and what costs less.
+
+    Args:
+        names: Names of the statistics that travel; nothing is said if there are none.
+        coordinates: Coordinates of these.
+        dim: Coordinates of an update.
+    """
+    if names:
+        rank_zero_info(
+            f"running statistics travel with noise: {', '.join(names[:4])}"
+            f"{f' and {len(names) - 4} more' if len(names) > 4 else ''}, {coordinates} of {dim} coordinates of "
+            "an update. A small variance that is noised makes large activations: at epsilon 8 on 479 clients, "
+            "BatchNorm ended at 0.323 to 0.861 where GroupNorm ended at 0.866 and more "
+            "(docs/guides/batch_norm.md). GroupNorm in its place has none; buffers='frozen' keeps those of a "
+            "pretrained network, buffers='local' leaves them with the clients"
+        )
+
+
 def warn_of_noise(record: RoundRecord, rounds: int | None) -> None:
     """Warn after a first round whose error says that the run can hardly learn.
 

@@ -28,7 +28,13 @@ from lightning_fedq.federation.client_metrics import (
 )
 from lightning_fedq.federation.journal import keep_journal, say_at_start
 from lightning_fedq.federation.protocol import Federation
-from lightning_fedq.federation.records import log_round, say_change, warn_of, warn_of_noise
+from lightning_fedq.federation.records import (
+    log_round,
+    say_change,
+    say_cost_of_statistics,
+    warn_of,
+    warn_of_noise,
+)
 from lightning_fedq.federation.released import check_release, choice_of
 from lightning_fedq.federation.resume import plain_records, records_of
 from lightning_fedq.federation.secret_cohorts import check_claim, check_run
@@ -342,6 +348,7 @@ class FederatedFit:
         if not self._is_checked:
             self._is_checked = True
             self._check_isolation()
+            self._say_cost_of_statistics()
         try:
             record, steps = simulation.run()
         except OtherRankStoppedError as error:
@@ -364,6 +371,14 @@ class FederatedFit:
         if self._evaluator is not None and self._evaluator.is_due(int(record.round)):
             self.client_evaluations.append(self._evaluator.measure(int(record.round)))
         return steps
+
+    def _say_cost_of_statistics(self) -> None:
+        """Where something is claimed, by noise that a seed does not take away."""
+        engine, vector = self.engine, self.vector
+        if claims_something(engine.mechanism, engine.context(engine.coming_plan())):
+            sizes = dict(zip(vector.travelling, vector.segments, strict=True))
+            names = vector.normalised
+            say_cost_of_statistics(names, sum(sizes[name] for name in names), sum(vector.segments))
 
     def _check_isolation(self) -> None:
         """See `check_isolation`, of the arguments of `Federated`."""
