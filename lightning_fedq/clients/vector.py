@@ -401,9 +401,8 @@ class Vector:
     @property
     def normalised(self) -> list[str]:
         """Names of the running statistics of normalisation layers that travel."""
-        names = {
-            f"{n}.{leaf}".lstrip(".") for n in layers_with_statistics(self.module) for leaf in _STATISTICS
-        }
+        layers = layers_with_statistics(self.module)
+        names = {f"{name}.{leaf}".lstrip(".") for name in layers for leaf in _STATISTICS}
         return [name for name in self.shared if name in names]
 
     @property
