@@ -38,8 +38,8 @@ def looks_at_batches(callback: pl.Callback) -> bool:
 
 
 def is_ours(callback: pl.Callback) -> bool:
-    """Is a callback one of this package, which knows of clients by itself?"""
-    return type(callback).__module__.partition(".")[0] == "lightning_fedq"
+    """Is a callback one of this package, or a subclass, which knows of clients by itself?"""
+    return any(kind.__module__.partition(".")[0] == "lightning_fedq" for kind in type(callback).__mro__)
 
 
 def trains_with_clients(callback: pl.Callback) -> bool:
@@ -60,6 +60,15 @@ def crosses_clients(callback: pl.Callback) -> bool:
     return bool(getattr(callback, "crosses_clients", False))
 
 
+def hooks_of_the_fit(callback: pl.Callback) -> bool:
+    """Is a callback one of the fit by its kind, with a hook of the user's own at the end of a batch?"""
+    host = ("lightning", "pytorch_lightning", "lightning_fedq")
+    for kind in type(callback).__mro__:
+        if "on_train_batch_end" in vars(kind):
+            return kind.__module__.partition(".")[0] not in host
+    return False
+
+
 def say_who_is_copied(callbacks: list[pl.Callback]) -> None:
     """Name the callbacks of which every client has a copy."""
     names = [type(one).__name__ for one in callbacks if trains_with_clients(one)]
@@ -67,6 +76,12 @@ def say_who_is_copied(callbacks: list[pl.Callback]) -> None:
         rank_zero_info(
             f"every client trains with copies of {', '.join(names)}, which look at batches; what the copies "
             "keep is dropped with the client (crosses_clients = True on a callback makes it one for all)"
+        )
+    of_fit = [c for c in callbacks if not (looks_at_batches(c) or crosses_clients(c) or is_ours(c))]
+    if names := [type(one).__name__ for one in of_fit if hooks_of_the_fit(one)]:
+        rank_zero_info(
+            f"{', '.join(names)} belong to the fit and see no client's batch: on_train_batch_end gets a loss "
+            "of NaN and a batch of one sample of zeros, once a round; losses are in trainer.callback_metrics"
         )
 
 

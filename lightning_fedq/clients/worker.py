@@ -190,7 +190,7 @@ class ClientWorker:
         )
 
     def _look_at_rest(self, client: Client) -> None:
-        """Refuse floats that training changes and no update carries; say once which integers.
+        """Refuse floats that training changes and no update carries, and say once which integers.
 
         Of every client, or of a round's first one where there is much that should not change.
 

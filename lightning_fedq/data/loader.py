@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
@@ -28,6 +28,7 @@ from torch.utils.data import (
     Subset,
     TensorDataset,
     default_collate,
+    get_worker_info,
 )
 
 from lightning_fedq.data.batches import LocalWork, Stack
@@ -168,6 +169,11 @@ class ClientBatches(Dataset[Any]):
         if collate_fn is default_collate:
             self._find_tensors(dataset)
 
+    @property
+    def dataset(self) -> Dataset[Any]:
+        """The user's data set."""
+        return self._dataset
+
     def _find_tensors(self, dataset: Dataset[Any]) -> None:
         subset: Tensor | None = None
         while type(dataset) is Subset:
@@ -208,6 +214,24 @@ class ClientBatches(Dataset[Any]):
     def _one(self, indices: list[int]) -> Any:
         fetch = getattr(self._dataset, "__getitems__", None)
         return self._collate(fetch(indices) if fetch else [self._dataset[index] for index in indices])
+
+
+@dataclass(frozen=True)
+class OnUsersData:
+    """Start a worker process, in which `get_worker_info().dataset` is the user's data set.
+
+    Args:
+        begin: The user's `worker_init_fn`.
+    """
+
+    begin: Callable[[int], Any] | None
+
+    def __call__(self, number: int) -> None:
+        """Begin in the worker of this number."""
+        info: Any = get_worker_info()
+        object.__setattr__(info, "dataset", info.dataset.dataset)  # it refuses to be assigned to
+        if self.begin is not None:
+            self.begin(number)
 
 
 class ClientLoader:
@@ -299,7 +323,7 @@ class ClientLoader:
             num_workers=loader.num_workers,
             pin_memory=loader.pin_memory,
             timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
+            worker_init_fn=OnUsersData(loader.worker_init_fn),
             multiprocessing_context=loader.multiprocessing_context,
             prefetch_factor=loader.prefetch_factor,
             persistent_workers=loader.persistent_workers,

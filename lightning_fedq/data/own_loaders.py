@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subse
 
 from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.data.generator_turns import GeneratorTurns
-from lightning_fedq.data.loader import ClientLoader, check_loader, deal_out
+from lightning_fedq.data.loader import ClientLoader, OnUsersData, check_loader, deal_out
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.data.sampling import OrderOfAll, RandomSampling, batching_of, collation_of, sampling_of
 
@@ -273,7 +273,7 @@ def _share(loader: DataLoader[Any], held: Tensor) -> DataLoader[Any]:
         num_workers=loader.num_workers,
         pin_memory=loader.pin_memory,
         timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
+        worker_init_fn=OnUsersData(loader.worker_init_fn),
         multiprocessing_context=loader.multiprocessing_context,
         prefetch_factor=loader.prefetch_factor,
     )

@@ -11,13 +11,20 @@ server would do when a round ends goes into a hook that a module may have, `on_r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.hooks import call_hooks, crosses_clients, looks_at_batches, trains_with_clients
+from lightning_fedq.clients.hooks import (
+    call_hooks,
+    crosses_clients,
+    hooks_of_the_fit,
+    looks_at_batches,
+    trains_with_clients,
+)
 from lightning_fedq.federation.undo import Undo
 
 
@@ -94,10 +101,21 @@ class RoundLoop(_loops._TrainingEpochLoop):  # type: ignore[misc]
         progress.is_last_batch = True
         self._count_steps(before + steps)
         trainer._logger_connector._first_loop_iter = False
-        call_hooks(trainer, for_fit, "on_train_batch_end", None, None, batches - 1)
+        own = [callback for callback in for_fit if hooks_of_the_fit(callback)]
+        stand_in = ({"loss": torch.tensor(math.nan)}, self._batch_of_nobody()) if own else (None, None)
+        for callback in for_fit:
+            seen = stand_in if callback in own else (None, None)
+            call_hooks(trainer, [callback], "on_train_batch_end", *seen, batches - 1)
         trainer._logger_connector.on_batch_end()
         progress.increment_completed()
         self._batches_that_stepped += steps - 1  # Lightning adds the last
+
+    def _batch_of_nobody(self) -> Any:
+        """One sample of zeros in the structure of a batch, None where every client has its own loader."""
+        try:
+            return self.trainer.train_dataloader.fetch(torch.empty(0, dtype=torch.int64))
+        except (AttributeError, ValueError):
+            return None
 
     def _count_steps(self, steps: int) -> None:
         for counts in (

@@ -1,0 +1,93 @@
+"""Callbacks, loaders and modules as people write them, beside the federation."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import get_worker_info
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.mechanisms import FedAvg
+from tests.digits_run import Classifier, Digits, make_trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:Federated trains one client at a time")
+
+
+class LossBar(pl.callbacks.TQDMProgressBar):
+    """A progress bar that shows the loss of the batch."""
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+        self.shown = (float(outputs["loss"]), len(batch[0]))
+
+
+class SavesByLoss(pl.callbacks.ModelCheckpoint):
+    """A checkpoint that looks at the outputs of a batch."""
+
+    def on_train_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.last_loss = float(outputs["loss"]) / len(batch[0])
+        super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
+
+
+class Mine(Federated):
+    """A federation with a hook of one's own."""
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        super().on_train_epoch_end(trainer, pl_module)
+        self.rounds_seen = getattr(self, "rounds_seen", 0) + 1
+
+
+class Ordered(Classifier):
+    """Histories in an OrderedDict, as old code has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.history: OrderedDict[str, Any] = OrderedDict(losses=[], last=OrderedDict())
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        loss = super().training_step(batch, batch_idx)
+        self.history["last"]["loss"] = float(loss.detach())
+        return loss
+
+
+def by_worker(number: int) -> None:
+    """Seeds a worker by its data set."""
+    info = get_worker_info()
+    torch.manual_seed(len(info.dataset) + number)
+
+
+def run(module: Any, *callbacks: Any, data: Any = None, kind: Any = Federated, **trainer: Any) -> Any:
+    fed = kind(FedAvg(), 4, seed=0)
+    make_trainer(fed, *callbacks, **trainer).fit(module, datamodule=data or Digits(80, 10))
+    assert len(fed.records) == 2
+    return fed
+
+
+def test_a_progress_bar_that_reads_outputs_and_batch() -> None:
+    run(Classifier(), LossBar(), enable_progress_bar=True)
+
+
+def test_a_checkpoint_that_reads_outputs_and_batch(tmp_path: Any) -> None:
+    saves = SavesByLoss(dirpath=tmp_path, every_n_epochs=1, save_top_k=-1)
+    run(Classifier(), saves, enable_checkpointing=True)
+    assert len(list(tmp_path.glob("*.ckpt"))) == 2
+
+
+def test_a_subclass_of_the_federation() -> None:
+    assert run(Classifier(), kind=Mine).rounds_seen == 2
+
+
+def test_an_ordered_dict() -> None:
+    run(Ordered())
+
+
+def test_a_worker_that_asks_for_its_data_set() -> None:
+    run(Classifier(), data=Digits(80, 10, num_workers=1, worker_init_fn=by_worker))
