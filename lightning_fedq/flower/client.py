@@ -24,6 +24,7 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower.records import Fields, check_kinds
 from lightning_fedq.flower.secure import session_of
 from lightning_fedq.flower.settings import (
+    TRAVELS,
     RefusedError,
     check_deployable,
     differences,
@@ -60,7 +61,14 @@ _KEY_FIELDS: dict[str, type] = {
     **dict.fromkeys(("federation", "server", "salt", "sealed", "peer_keys"), bytes),
     "peers": list,
 }
-_OPTIONAL: dict[str, type] = {"contributions": bytes, "contributing": list, "signatures": bytes}
+_OPTIONAL: dict[str, type] = {
+    "contributions": bytes,
+    "contributing": list,
+    "signatures": bytes,
+    "counted": list,
+    "algorithm": bytes,
+    "groups": str,
+}
 
 
 class RemoteClient(ABC):
@@ -102,6 +110,9 @@ class RemoteClient(ABC):
     @abstractmethod
     def update(self, number: int, task: RoundTask, weights: Tensor) -> Tensor:
         """Train, as client `number`, and return `(dim,)` local - global."""
+
+    def told(self, fields: Fields) -> None:  # noqa: B027 (most need nothing of it)
+        """Hear, before a training, what the server says beside task and weights."""
 
     def answer(self, kind: str, fields: Fields) -> Fields:
         """Answer one message.
@@ -159,8 +170,13 @@ class RemoteClient(ABC):
         theirs = {name.removeprefix(_SETTINGS): v for name, v in fields.items() if name.startswith(_SETTINGS)}
         check_deployable(self._federated)
         if found := differences(self.settings(), theirs):
+            buffers = (
+                ". Where only the numbers that travel differ, training changes a buffer that the layers do "
+                "not tell the server of: use buffers='local' or 'frozen'"
+            )
             raise ValueError(
                 f"this client and the server differ: {found}; run the same code and settings on both"
+                + (buffers if TRAVELS in found else "")
             )
         answer: Fields = {"partition": self._partition}
         if self._federated.server.weighting == "samples":
@@ -294,6 +310,7 @@ class RemoteClient(ABC):
         client = self._round_client(fields, keys)
         try:
             client.check(task, weights)
+            self.told(fields)
             message = client.encode(task, weights, self._trained(client.client, task, weights))
         except BudgetSpentError as error:  # how much is left is nobody else's business
             rank_zero_warn(f"round {task.round + 1}, BudgetSpentError: {error}")

@@ -7,21 +7,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from torch import Tensor
 
-from lightning_fedq._lightning import pl
+from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.callbacks import Federated
+from lightning_fedq.clients.states import State
+from lightning_fedq.data.generator_turns import own_draws
 from lightning_fedq.flower.client import RemoteClient
-from lightning_fedq.flower.local_round import train_locally
-from lightning_fedq.flower.records import from_record, to_record
+from lightning_fedq.flower.kept import NEVER, KeptState
+from lightning_fedq.flower.local_round import Told, train_locally
+from lightning_fedq.flower.records import Fields, from_record, to_record
 from lightning_fedq.flower.settings import (
+    TRAVELS,
+    RefusedError,
     check_client_callbacks,
     check_deployable,
     check_identities,
     deployed_mechanism,
     fingerprint,
+    keeps_state,
     own_budget,
 )
 from lightning_fedq.flower.store import Store
@@ -62,11 +69,33 @@ class DeployedClient(RemoteClient):
     ) -> None:
         super().__init__(federated, store, partition, identities, budget)
         self._module, self._data, self._trainer = module, data, trainer
+        self._told: Fields = {}
 
     def settings(self) -> dict[str, str]:
         """See `RemoteClient.settings`."""
         words = fingerprint(self._federated, self._module(), self._trainer.get("max_epochs"))
-        return {**words, **training_words(self._trainer, self._module)}
+        return {**words, **training_words(self._trainer, self._module), **self._rehearsed()}
+
+    def _rehearsed(self) -> dict[str, str]:
+        """How much travels, where a client's first steps may find more than the layers say.
+
+        A server has no data to try, and counts by the layers alone. Where the data are not to be had yet, nor
+        does this client.
+        """
+        module, local = self._module(), self._federated.local
+        frozen = any(not parameter.requires_grad for parameter in module.parameters())
+        if local.buffers != "share" or not (frozen or any(True for _ in module.buffers())):
+            return {}
+        nothing = torch.zeros(0)
+        try:
+            with own_draws():
+                found = train_locally(
+                    *(self._federated, module, self._data(), 0, 0, None, nothing, self._trainer)
+                )
+        except Exception as error:  # of the user's data, which say nothing to the server here
+            rank_zero_warn(f"what travels was not tried out: {type(error).__name__}: {error}")
+            return {}
+        return {TRAVELS: str(sum(found.segments))}
 
     def mechanism(self) -> Mechanism:
         """See `RemoteClient.mechanism`. It is set to the privacy target, where there is one."""
@@ -81,13 +110,42 @@ class DeployedClient(RemoteClient):
         data.setup("fit")
         return len(data.train_dataloader().dataset)
 
+    def told(self, fields: Fields) -> None:
+        """See `RemoteClient.told`: which of its rounds counted, and what the server steps with."""
+        self._told = fields
+
     def update(self, number: int, task: RoundTask, weights: Tensor) -> Tensor:
         """See `RemoteClient.update`."""
-        own = self._federated.seed
+        fields, own = self._told, self._federated.seed
         seed = int.from_bytes(os.urandom(7), "big") if own is None else own
-        return train_locally(
-            self._federated, self._module(), self._data(), number, seed, task, weights, self._trainer
-        )
+        states, kept, at = None, State(), (task.round, task.attempt)
+        if keeps_state(self._federated.local):
+            of = f"the federation of seed {own}" if own is not None else fields["federation"].hex()[:16]
+            states = KeptState(self._folder_of_states(), f"client {number} of {of}")
+            counted = [int(one) for one in fields.get("counted", NEVER)]
+            kept = states.settle((counted[0], counted[1]) if len(counted) == 2 else NEVER)
+        told = Told.of(fields, kept)
+        try:
+            local = train_locally(
+                *(self._federated, self._module(), self._data(), number, seed, task, weights, self._trainer),
+                told,
+            )
+        except Exception:
+            if states is not None:  # a zero update may be sent in its place, and be counted
+                states.keep(at, kept)
+            raise
+        if states is not None:
+            states.keep(at, local.state)
+        return local.update
+
+    def _folder_of_states(self) -> Store:
+        if self._store is None:
+            raise RefusedError(
+                "this federation's clients keep something for themselves (local=, buffers='local', an "
+                "algorithm with memory) in a folder of their own; start the SuperNode with --node-config "
+                "'fedq-home=\"/a/folder\"', or give client_app(home=...)"
+            )
+        return self._store
 
 
 def own_folder(context: Context, home: Callable[[Context], Path] | None) -> Store | None:

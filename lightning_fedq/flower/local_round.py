@@ -6,28 +6,31 @@ its own on a copy, with the same draws, the same batches and the same clock. Not
 
 from __future__ import annotations
 
+import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.algorithms.base import Correction, KeptOffsets
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.child import count_from
-from lightning_fedq.clients.correction import Corrects
-from lightning_fedq.clients.fit import Batches, ClientFit
+from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.hooks import trains_with_clients
+from lightning_fedq.clients.states import State
 from lightning_fedq.clients.vector import Rehearsed, Vector
+from lightning_fedq.clients.worker import ClientWorker
 from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.data.dealing import LocalPasses, deal
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.federation.checks import (
+    check_algorithm,
     check_limit,
     check_loader_is_ours,
     check_optimizers,
@@ -36,8 +39,8 @@ from lightning_fedq.federation.checks import (
 )
 from lightning_fedq.federation.handed_loader import forget_loader
 from lightning_fedq.federation.undo import Undo
+from lightning_fedq.flower.kept import check_names
 from lightning_fedq.flower.settings import RefusedError
-from lightning_fedq.functional.flatten import unflatten
 from lightning_fedq.rounds import RoundPlan, RoundTask
 from lightning_fedq.simulation.clock import Clock
 from lightning_fedq.simulation.metrics import ClientMetrics
@@ -68,6 +71,40 @@ class _OwnPlan(RoundPlan):
         return super().stream_seed(purpose, None if client is None else self.number)
 
 
+class Told(NamedTuple):
+    """What a client goes on with, beside the global weights.
+
+    Args:
+        kept: What it has kept of its earlier rounds.
+        theirs: `(num_parameters,)` vector of the local algorithm's server; None where it sends none.
+        groups: Numbers of the groups of the server's optimisers; None where it sends none.
+    """
+
+    kept: State
+    theirs: Tensor | None = None
+    groups: list[list[dict[str, Any]]] | None = None
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any], kept: State) -> Told:
+        """Read a message.
+
+        Args:
+            fields: Its fields.
+            kept: What the client has kept.
+
+        Raises:
+            RefusedError: If it says something else.
+        """
+        theirs, groups = fields.get("algorithm"), fields.get("groups")
+        try:
+            vector = None if theirs is None else torch.frombuffer(bytearray(theirs), dtype=torch.float32)
+            return cls(kept, vector, None if groups is None else json.loads(groups))
+        except ValueError as error:
+            raise RefusedError(
+                f"the server's message says nothing readable of its optimisers: {error}"
+            ) from error
+
+
 class LocalRound(pl.Callback):
     """One client's local training in one round.
 
@@ -75,20 +112,32 @@ class LocalRound(pl.Callback):
         federated: The federation's settings.
         number: The client's number in it.
         seed: Seed of data order and of the training's random numbers.
-        task: The round.
+        task: The round; None only looks at what would travel.
         weights: `(dim,)` the global model.
+        told: What the client goes on with beside it.
 
     Attributes:
         update: `(dim,)` local - global, once the fit is over.
+        state: What this client would keep, if the round counts.
+        segments: Sizes of the segments of what travels, once the fit has begun.
     """
 
     update: Tensor
+    state: State
+    segments: list[int]
 
     def __init__(
-        self, federated: Federated, number: int, seed: int, task: RoundTask, weights: Tensor
+        self,
+        federated: Federated,
+        number: int,
+        seed: int,
+        task: RoundTask | None,
+        weights: Tensor,
+        told: Told,
     ) -> None:
+        self._told, round = told, 0 if task is None else task.round
         self._federated, self._task, self._given = federated, task, weights
-        self._plan = _OwnPlan(task.round, ((0,),), frozenset(), seed, number)
+        self._plan = _OwnPlan(round, ((0,),), frozenset(), seed, number)
         self._undo = Undo()
         self._dealt: ClientLoader | None = None
 
@@ -134,12 +183,12 @@ class LocalRound(pl.Callback):
         """
         check_shapes(pl_module)
         check_optimizers(trainer)
-        check_schedules(trainer)
+        check_schedules(trainer, self._federated.local.local_steps)
         loader = self._loader(trainer)
         forget_loader(trainer)
         self._trainer, self._fit = trainer, ClientFit(trainer, trainer.loggers)
         every, longest = int(trainer.accumulate_grad_batches), len(self._work.sizes[0])
-        steps = self._task.round * -(-longest // every)
+        steps = self._plan.round * -(-longest // every)
         count_from(trainer, steps, steps)
         self._clock = Clock(trainer, longest)
         mode = self._federated.local.buffers
@@ -152,20 +201,63 @@ class LocalRound(pl.Callback):
             mode,
             Rehearsed() if mode == "frozen" else found,
             shared=self._federated.local.shared,
+            local=self._federated.local.patterns,
         )
-        if self._vector.segments != list(self._task.segments):
+        self.segments = self._vector.segments
+        if self._task is None:
+            return
+        if self.segments != list(self._task.segments):
             raise RefusedError(
                 f"the server's model is cut into segments of {_shown(self._task.segments)}, this client's "
-                f"into {_shown(self._vector.segments)}; both sides need the same module, with the same "
+                f"into {_shown(self.segments)}; both sides need the same module, with the same "
                 "parameters frozen"
             )
         self._vector.show(self._given)
+        self._metrics = ClientMetrics("shared", trainer)
+        self._worker = ClientWorker(
+            *(trainer, self._vector, self._fit, self._clock, self._metrics, lambda: loader),
+            term=self._begin_term(),
+        )
+        check_names(self._told.kept, self._vector.own.names)
+        self._worker.states.put(0, self._told.kept)
         for config in trainer.lr_scheduler_configs:
-            ahead = steps if config.interval == "step" else self._task.round
+            if config.reduce_on_plateau:  # the server has the validation that it follows
+                continue
+            ahead = steps if config.interval == "step" else self._plan.round
             with warnings.catch_warnings():  # torch expects the optimiser to have stepped; other rounds' have
                 warnings.simplefilter("ignore", UserWarning)
                 for _ in range(ahead // config.frequency):
                     config.scheduler.step()
+        self._follow(trainer)
+
+    def _follow(self, trainer: Any) -> None:
+        """Step with the numbers of the server's optimisers, which callbacks of its fit may change."""
+        theirs = self._told.groups
+        if theirs is None:
+            return
+        if [len(one) for one in theirs] != [len(one.param_groups) for one in trainer.optimizers]:
+            raise RefusedError("the server's optimisers have other groups; both sides need the same module")
+        for optimizer, groups in zip(trainer.optimizers, theirs, strict=True):
+            for own, given in zip(optimizer.param_groups, groups, strict=True):
+                known = {name for name, value in own.items() if type(value) in (bool, int, float)}
+                own.update({name: value for name, value in given.items() if name in known})
+
+    def _begin_term(self) -> Correction | None:
+        """The local algorithm's half at this client, with the vector of the server's half."""
+        algorithm, theirs = self._federated.local.algorithm, self._told.theirs
+        if algorithm is None:
+            return None
+        module = self._trainer.lightning_module
+        check_algorithm(algorithm, self._trainer.optimizers, None, True, module.automatic_optimization)
+        term = algorithm.begin(self._federated.clients.num_clients, self._vector.num_parameters)
+        if theirs is not None and isinstance(term, KeptOffsets):
+            if theirs.shape != term.server.shape:
+                raise RefusedError(
+                    f"the server's vector of {type(algorithm).__name__} has {len(theirs)} values, this "
+                    f"client's model trains {len(term.server)}; both sides need the same module"
+                )
+            term.server = theirs
+        return term
 
     def on_train_start(self, trainer: Any, pl_module: pl.LightningModule) -> None:
         """Refuse to train on a loader that is not the client's."""
@@ -173,26 +265,20 @@ class LocalRound(pl.Callback):
 
     def run_round(self) -> int:
         """Train the client. See `RoundLoop`."""
-        vector, clock, loader = self._vector, self._clock, self._dealt
-        assert loader is not None
-        metrics = ClientMetrics("shared", self._trainer)
+        clock, worker, vector = self._clock, self._worker, self._vector
+        assert self._dealt is not None
         clock.begin_round()
-        wide = torch.promote_types(self._given.dtype, torch.float32)
-        start = vector.read().to(wide)
-        for stack, batches in loader.by_stack():
-            client = self._fit.copy(stack.training_seed)
-            metrics.attach(client.trainer, stack.clients)
-            vector.hold_statistics(client.module)
-            if self._federated.local.algorithm is not None:
-                term = self._federated.local.algorithm.begin(1, vector.num_parameters)
-                begun = unflatten(start[: vector.num_parameters], vector.shapes[: len(vector.names)])
-                own = Corrects(term, [0], partial(vector.parameters_of, client.module), begun)
-                client.trainer.callbacks.insert(0, own)
-            self._fit.train(client, Batches(batches, len(stack.batch_sizes), loader), clock.now, clock.now)
-            self.update = vector.read(client.module).to(wide) - start
-            clock.saw(client.trainer)
-        metrics.end_round()
-        return clock.end_round(clock.taken)
+        start = vector.read().to(torch.promote_types(self._given.dtype, torch.float32))
+        for stack, batches in self._dealt.by_stack():
+            self.update = worker.train(stack, batches, start).updates[0]
+        self._metrics.end_round()
+        opened = worker.states.opened().get(0, {})
+        self.state = {**self._told.kept, **opened, "names": list(vector.own.names)}
+        steps = clock.end_round(clock.taken)
+        strategy = self._trainer.strategy  # what is validated, and followed by a plateau, is the server's
+        strategy.lr_scheduler_configs = [c for c in strategy.lr_scheduler_configs if not c.reduce_on_plateau]
+        self._trainer.should_stop = True
+        return steps
 
     def teardown(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
         """Take everything off again."""
@@ -204,16 +290,20 @@ class LocalRound(pl.Callback):
         self._undo.all()
 
 
-def check_schedules(trainer: pl.Trainer) -> None:
-    """Refuse schedules that clients can't follow by themselves.
+def check_schedules(trainer: pl.Trainer, local_steps: int | None) -> None:
+    """Refuse schedules whose steps nobody knows.
+
+    Args:
+        trainer: A side's Trainer.
+        local_steps: Steps of every client in a round, where they are given.
 
     Raises:
-        RefusedError: If there is one that follows a metric.
+        RefusedError: If a schedule counts steps of the longest client, whom no side knows.
     """
-    if any(config.reduce_on_plateau for config in trainer.lr_scheduler_configs):
+    if local_steps is None and any(config.interval == "step" for config in trainer.lr_scheduler_configs):
         raise RefusedError(
-            "ReduceLROnPlateau follows a validation metric, which the server has and clients do not; use a "
-            "schedule by rounds, such as StepLR, or a server_optimizer"
+            "a schedule with interval='step' goes on by the steps of the longest client, and over a network "
+            "nobody knows who that is; say Federated(local_steps=...), or step by rounds (interval='epoch')"
         )
 
 
@@ -228,10 +318,11 @@ def train_locally(
     data: pl.LightningDataModule,
     number: int,
     seed: int,
-    task: RoundTask,
+    task: RoundTask | None,
     weights: Tensor,
     trainer: dict[str, Any],
-) -> Tensor:
+    told: Told | None = None,
+) -> LocalRound:
     """Train one client for one round.
 
     Args:
@@ -240,30 +331,33 @@ def train_locally(
         data: The client's own.
         number: The client's number.
         seed: Seed of data order and of the training's random numbers.
-        task: The round.
+        task: The round; None trains nothing and looks at what would travel.
         weights: `(dim,)` the global model.
         trainer: Arguments of the client's `Trainer`.
+        told: What the client goes on with beside the weights.
 
     Returns:
-        `(dim,)` local - global.
+        The round, with its update and what the client would keep.
 
     Raises:
         RefusedError: If the model is of another shape than the server's, or a setting can't work.
     """
-    local = LocalRound(federated, number, seed, task, weights)
+    local = LocalRound(federated, number, seed, task, weights, told or Told({}))
+    round, least = (0, 0) if task is None else (task.round, task.round + 1)
     quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
     given = {**quiet, "num_sanity_val_steps": 0, **trainer}
     own = given.pop("callbacks", None) or []
     own = [own] if isinstance(own, pl.Callback) else own
     # as they were made: what they keep of one message is not there in the next
     callbacks = [local, *(deepcopy(one) if trains_with_clients(one) else one for one in own)]
+    rounds = max(given.pop("max_epochs", None) or 0, least) if task is not None else 0
     fit = pl.Trainer(
-        **{**given, "max_epochs": task.round + 1, "limit_val_batches": 0, "enable_checkpointing": False},
+        **{**given, "max_epochs": rounds, "limit_val_batches": 0, "enable_checkpointing": False},
         callbacks=callbacks,
     )
     epochs: Any = fit.fit_loop.epoch_progress.current
-    epochs.processed = epochs.completed = task.round  # the round is `current_epoch`
+    epochs.processed = epochs.completed = round  # the round is `current_epoch`
     with warnings.catch_warnings():  # what is validated is the server's model
         warnings.filterwarnings("ignore", message="You defined a `validation_step` but have no")
         fit.fit(module, datamodule=data)
-    return local.update
+    return local

@@ -8,6 +8,7 @@ page.
 
 from __future__ import annotations
 
+import json
 import os
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
+from lightning_fedq.algorithms.base import KeptOffsets
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.vector import Rehearsed
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
@@ -31,6 +33,7 @@ from lightning_fedq.data.partition import IID
 from lightning_fedq.federation.undo import Undo
 from lightning_fedq.flower.cohort import Cohort
 from lightning_fedq.flower.exchange import Exchange
+from lightning_fedq.flower.kept import NEVER, Attempt
 from lightning_fedq.flower.local_round import check_schedules
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import remote_sums
@@ -39,6 +42,7 @@ from lightning_fedq.flower.settings import (
     check_deployable,
     check_identities,
     fingerprint,
+    keeps_state,
     time_limit,
 )
 from lightning_fedq.flower.store import Store
@@ -54,6 +58,7 @@ class RemoteRoundServer(RoundServer):
     """A `RoundServer` whose `finish` asks the clients first."""
 
     collect: Callable[[], None]
+    counted: Callable[[], None]
 
     def __setattr__(self, name: str, value: object) -> None:
         """Refuse what only the clients of a simulation could do."""
@@ -65,7 +70,9 @@ class RemoteRoundServer(RoundServer):
     def finish(self) -> RoundRecord:
         """Ask, take what comes in time, and finish the round, see `RoundServer.finish`."""
         self.collect()
-        return super().finish()
+        record = super().finish()
+        self.counted()
+        return record
 
 
 class _IdleRounds(Schedule):
@@ -115,15 +122,19 @@ class RemoteClients(Population):
                     f"{type(callback).__name__} works on clients that are simulated here, and the server "
                     "has none; leave it out"
                 )
-        self._exchange, self._roster = exchange, roster
+        self._exchange, self._roster, self._trainer = exchange, roster, trainer
+        self._counted: dict[int, Attempt] = {}
+        self._open_attempt = NEVER
+        undo.replace(trainer, "limit_train_batches", 1.0)  # of clients' passes, not of the idle step
         undo.replace(trainer.datamodule or module, "train_dataloader", lambda: self.loader())
 
     def check_start(self, trainer: pl.Trainer) -> None:
         """Refuse schedules that clients can't follow, before anybody is charged."""
-        check_schedules(trainer)
+        check_schedules(trainer, self._federation.local.local_steps)
 
     def rehearse(self, trainer: pl.Trainer, clock: Clock) -> tuple[Rehearsed, dict[str, None]]:
         """Without data, what layers that are known to keep statistics change."""
+        self.clock = clock
         frozen = self._federation.local.buffers == "frozen"
         return (Rehearsed() if frozen else Rehearsed.by_layers(trainer.lightning_module)), {}
 
@@ -144,23 +155,61 @@ class RemoteClients(Population):
             **settings,
         )
         server.collect = lambda: self._collect(server)
+        server.counted = lambda: self._count(server)
         return server
+
+    def _count(self, server: RemoteRoundServer) -> None:
+        """Remember whose answers are in the sum; each client is told with its next task."""
+        clients = sorted(server.in_last_sum)
+        self._counted |= dict.fromkeys(clients, self._open_attempt)
+        if isinstance(self.correction, KeptOffsets):
+            self.correction.count(clients, self.clock.moved)
+
+    def state_dict(self) -> dict[str, Any]:
+        """See `Population.state_dict`: the last round and attempt of each client that counted."""
+        return {"counted": {client: list(at) for client, at in self._counted.items()}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """See `Population.load_state_dict`."""
+        self._counted = {int(client): (at[0], at[1]) for client, at in state["counted"].items()}
+
+    def _beside(self) -> dict[str, Any]:
+        """What clients need beside task and weights: the algorithm's vector, the numbers of the optimisers.
+
+        Callbacks and schedules of this fit may have changed these, learning rates say.
+        """
+        algorithm, fields = self._federation.local.algorithm, dict[str, Any]()
+        if algorithm is not None and algorithm.sends and isinstance(self.correction, KeptOffsets):
+            fields["algorithm"] = self.correction.server.float().cpu().numpy().tobytes()
+        groups = [
+            [{k: v for k, v in group.items() if type(v) in (bool, int, float)} for group in one.param_groups]
+            for one in self._trainer.optimizers
+        ]
+        return {**fields, "groups": json.dumps(groups)}
 
     def _deal(self) -> Holdings:
         one = torch.zeros(1, dtype=torch.int64)  # only how many is known here, and a client may say anything
         held = [one.expand(n) for _, n in sorted(self._roster.samples.items())]
         work = LocalWork((one,), 1, False, False, 1, None)
         schedule = _IdleRounds(self._federation.planner, self._federation.mechanism, work, None, 0)
+        schedule.longest = self._federation.local.local_steps or 1
         idle = DataLoader(TensorDataset(torch.zeros(1, 1)))
-        loader = ClientLoader(idle, work, lambda: self.coming(), lambda: 1)
+        loader = ClientLoader(idle, work, lambda: self.coming(), lambda: schedule.longest)
         return Holdings(held, schedule, loader, False, [])
 
     def _collect(self, server: RemoteRoundServer) -> None:
         """Ask the cohort, and give the server what comes back. Whoever is silent has dropped out."""
         weights = server.weights.detach().cpu().contiguous()
         model = {"weights": weights.numpy().tobytes(), "dtype": str(weights.dtype).partition(".")[2]}
-        cohort = Cohort(server, self._exchange, self._roster)
-        contents = {client: {**model, **fields} for client, fields in cohort.questions().items()}
+        cohort, plan = Cohort(server, self._exchange, self._roster), server.plan
+        assert plan is not None
+        self._open_attempt = plan.round, server.attempt
+        model |= self._beside()
+        contents = {}
+        for client, fields in cohort.questions().items():
+            counted = self._counted.get(client, NEVER)
+            own = {"counted": list(counted)} if keeps_state(self._federation.local) else {}
+            contents[client] = {**model, **own, **fields}
         cohort.conclude(cohort.ask("train", contents))
 
 
@@ -179,7 +228,6 @@ class FederatedServer(Federated):
             replace(federated.clients, dropout_probability=0.0, partition=IID(), labels=None),
             replace(
                 federated.local,
-                algorithm=None,
                 clients_per_step=1,
                 client_metrics="none",
                 check_isolation=False,
@@ -241,6 +289,11 @@ class Deployment:
         exchange = Exchange(grid, self.round_timeout, rank_zero_warn)
         words = fingerprint(self.federated, module, self.trainer.get("max_epochs"))
         words |= training_words(self.trainer, self.module)
+        if self.trainer.get("max_steps", -1) != -1 and self.federated.local.local_steps is None:
+            raise ValueError(
+                "max_steps counts steps of clients, and a server that does not see what they hold does not "
+                "know how many they take; say local_steps=..., or max_epochs, which counts rounds"
+            )
         roster = Roster(self.federated, exchange, store, words, self.directory)
         roster.gather(self.wait)
         server = FederatedServer(self.federated, exchange, roster)

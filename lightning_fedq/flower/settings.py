@@ -20,11 +20,13 @@ from lightning_fedq.callbacks import (
 )
 from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.federation.released import beside
+from lightning_fedq.federation.settings import Local
 from lightning_fedq.mechanism import Adversary, Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget
 
-PROTOCOL = "4"
+PROTOCOL = "5"
+TRAVELS = "numbers that travel"
 SIMULATED = (ByzantineClients, DPSGD, Langevin, LeakageBudget, LeakageMonitor)
 """Callbacks that work on the clients of a simulation."""
 
@@ -51,7 +53,10 @@ def fingerprint(federated: Federated, module: pl.LightningModule, rounds: int | 
         rounds: Rounds of the run, on which a privacy target depends (`deployed_mechanism`).
     """
     mechanism = repr(deployed_mechanism(federated, module, rounds))
-    return {**common_settings(federated), "mechanism": mechanism, "model": model_words(module)}
+    local = federated.local
+    dim = num_coordinates(module, local.buffers, local.patterns, local.shared)
+    words = {"mechanism": mechanism, "model": model_words(module), TRAVELS: str(dim)}
+    return {**common_settings(federated), **words}
 
 
 def deployed_mechanism(federated: Federated, module: pl.LightningModule, rounds: int | None) -> Mechanism:
@@ -97,6 +102,7 @@ def common_settings(federated: Federated) -> dict[str, str]:
         "target": federated.server.target,
         "buffers": federated.local.buffers,
         "local": repr(federated.local.patterns),
+        "shared": repr(tuple(federated.local.shared)),
         "weighting": federated.server.weighting,
         "secure_aggregation": repr(federated.server.secure_aggregation),
         "seed": str(federated.seed),
@@ -128,25 +134,26 @@ def check_deployable(federated: Federated) -> None:
         )
     if federated.planner.dropout_probability:
         raise ValueError("real clients drop out by themselves; leave dropout_probability out")
-    if local.algorithm is not None and local.algorithm.remembers:
+    if local.algorithm is not None and local.algorithm.alike and local.local_steps is None:
         raise ValueError(
-            f"{type(local.algorithm).__name__} is for simulations: its server's vector and its clients' "
-            "are not carried over a network; use FedProx, which keeps none"
+            f"{type(local.algorithm).__name__} takes as many steps of every client, and a server that does "
+            "not see what they hold has to know how many; say local_steps=..."
         )
     if local.evaluate_clients is not None:
         raise ValueError(
             "evaluate_clients is for simulations: over a network a client answers with its update only, and "
             "measures its model by itself; leave it out"
         )
-    if local.patterns:
-        raise ValueError(
-            f"local={list(local.patterns)} is for simulations: a real client keeps nothing of a training "
-            "between two rounds; freeze these parameters, or share them"
-        )
     if secagg is not None and secagg.run != "masked":
         raise ValueError(
             "between real machines secure aggregation runs masked; use SecAgg() without run='accounted'"
         )
+
+
+def keeps_state(local: Local) -> bool:
+    """Does a client keep anything of a training from round to round?"""
+    remembers = local.algorithm is not None and local.algorithm.remembers
+    return bool(local.patterns) or local.buffers == "local" or remembers
 
 
 def time_limit(federated: Federated, round_timeout: float | None) -> float:

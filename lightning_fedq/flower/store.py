@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from lightning_fedq.privacy.journal import sync_folder
 
@@ -93,6 +96,42 @@ class Store:
         data = taken.read_bytes()
         taken.unlink()
         return data
+
+    def put_tensors(self, name: str, values: dict[str, Any]) -> None:
+        """Write a table that holds tensors. When this returns, the disk has it whole.
+
+        Args:
+            name: Its name.
+            values: Tensors and plain values by name.
+        """
+        buffer = io.BytesIO()
+        torch.save(values, buffer)
+        self._replace(f"{name}.pt", buffer.getvalue())
+
+    def get_tensors(self, name: str) -> dict[str, Any] | None:
+        """Read it, or None. Nothing in it is executed.
+
+        Raises:
+            ValueError: If the file is damaged.
+        """
+        path = self.folder / f"{name}.pt"
+        if not path.exists():
+            return None
+        try:
+            found = torch.load(path, weights_only=True)
+        except Exception as error:  # torch raises many kinds
+            raise ValueError(f"{path} is damaged; put a whole copy of it back") from error
+        return dict(found)
+
+    def drop_tensors(self, name: str) -> None:
+        """Forget it."""
+        (self.folder / f"{name}.pt").unlink(missing_ok=True)
+        sync_folder(self.folder)
+
+    def move_tensors(self, name: str, to: str) -> None:
+        """Put one in the place of another, at once."""
+        (self.folder / f"{name}.pt").replace(self.folder / f"{to}.pt")
+        sync_folder(self.folder)
 
     def _replace(self, name: str, data: bytes) -> None:
         new = self.folder / f"{name}.new"

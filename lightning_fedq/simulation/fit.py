@@ -135,6 +135,8 @@ class FederatedFit:
         self.correction = population.correction = self._begin_algorithm(last, saved.get("algorithm"))
         self.simulation = self._simulate()
         self._evaluator = self._begin_evaluation(choice)
+        if "clients" in saved:
+            population.load_state_dict(saved["clients"])
         if isinstance(self.engine, RankEngine):
             self.engine.beside = EndOfRound(self.simulation, self.log)
         say_who_is_copied(trainer.callbacks)  # type: ignore[attr-defined]
@@ -499,7 +501,10 @@ class FederatedFit:
         is_seeded = federation.seed is not None
         start = self.start_of_round if is_seeded else None
         kept = {} if federation.kept_target is None else {"calibration": federation.kept_target.state_dict()}
-        if is_seeded and self.correction is not None:
+        elsewhere = self.population.state_dict()
+        if elsewhere:
+            kept["clients"] = elsewhere
+        if self.correction is not None and (is_seeded or elsewhere):  # clients elsewhere keep their vectors
             kept["algorithm"] = self.correction.state_dict()
         if is_seeded and own.names:
             kept["own"] = own.state_dict()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.algorithms import Correction
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.clients.vector import Rehearsed
 from lightning_fedq.data.batches import Stack
@@ -83,11 +84,12 @@ class Population(ABC):
         limit: Steps after which `fast_dev_run` cuts a round; 0 is all of it.
         coming: Returns the stacks of the round to come, or of the open one. The fit sets it.
         is_training: Whether clients train, so that a new question for the loader may renew it.
+        correction: State of the local algorithm, once the fit has it.
     """
 
     ranks: DistributedClientsStrategy | None = None
     limit = 0
-    correction: Any = None  # state of the local algorithm, once the fit has it
+    correction: Correction | None = None
 
     def __init__(self, federation: Federation) -> None:
         self._federation = federation
@@ -122,6 +124,13 @@ class Population(ABC):
     def loader(self) -> ClientLoader:
         """The present loader of all clients."""
         return self.holdings.loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """State for a checkpoint, of clients that keep something elsewhere. Simulated ones have none."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (simulated ones have none)
+        """Go on from the state of a checkpoint."""
 
     def labels(self) -> Tensor:
         """Labels of all samples, `(samples,)`.

@@ -1,6 +1,7 @@
 """Cures that another test runs, and cures that no test runs yet."""
 
 _TARGET = "federation/test_privacy_target.py::"
+_SAME = "flower/test_same_training.py::"
 _LEDGER = "callbacks/test_federated_ledger.py::"
 _CONSTRAINTS = "federation/test_constraints.py::"
 TESTED = {
@@ -14,6 +15,14 @@ TESTED = {
     "and is not finite before training, so that no difference": _CONSTRAINTS + "test_observers",
     "was taken to be {}, as it is before and after": _CONSTRAINTS
     + "test_what_was_read_off_and_is_not_so_is_named",
+    "keep something for themselves (local=, buffers='local', an algorithm with memory) in a folder": _SAME
+    + "test_what_clients_keep_needs_a_folder",
+    "use the model and `local` that it has begun with, or begin a new federation": _SAME
+    + "test_a_state_file_that_is_not_the_client_s_is_named",
+    "give it its own folder, or": _SAME + "test_a_state_file_that_is_not_the_client_s_is_named",
+    "is damaged; put a whole copy of it back": _SAME + "test_a_state_file_that_is_not_the_client_s_is_named",
+    "know how many they take; say local_steps=..., or max_epochs": _SAME
+    + "test_max_steps_needs_to_know_the_steps_of_a_round",
     "let max_epochs be the rounds that the first training was calibrated for less those": _TARGET
     + "test_a_ledger_of_other_settings_is_refused_when_the_mechanism_is_known_and_the_cure_works",
     "hangs on it; go on with the settings of the charged rounds": _LEDGER

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -17,10 +18,11 @@ pytest.importorskip("flwr")
 from flwr.serverapp.strategy import FedAvg
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.algorithms import FedAvgM
 from lightning_fedq.callbacks import DPSGD
 from lightning_fedq.callbacks.of_trainer import engine_of
 from lightning_fedq.flower import DecodingStrategy, client_app
+from lightning_fedq.flower.local_round import check_schedules
+from lightning_fedq.flower.settings import RefusedError
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.rounds import RoundServer
 from lightning_fedq.secagg import SecAgg
@@ -30,10 +32,13 @@ from tests.cures.rows_training import Chooses
 from tests.flower import test_mod as mod
 from tests.flower.halves import Halves
 from tests.flower.loop import CLIENTS, LoopGrid, clients, deployment, federated, module, own_digits
-from tests.flower.test_loop import Plateau
 
 COIN = LDPQ(4.0)
 SECURE: dict[str, Any] = {"seed": None, "local_epochs": 1}
+
+
+def stepping(interval: str) -> Any:
+    return SimpleNamespace(lr_scheduler_configs=[SimpleNamespace(interval=interval)])
 
 
 def fresh(name: str) -> Path:
@@ -232,11 +237,11 @@ ROWS = [
         error=RuntimeError,
     ),
     row(
-        "ReduceLROnPlateau follows a validation metric, which the server has and clients do not; use a",
-        lambda: deployed(module=lambda: Plateau(module().backbone, lr=0.1)),
-        deployed,
-        lambda: deployed(make(server_optimizer=FedAvgM)),
-        error=RuntimeError,
+        "a schedule with interval='step' goes on by the steps of the longest client, and over a network",
+        lambda: check_schedules(stepping("step"), None),
+        lambda: check_schedules(stepping("step"), 2),
+        lambda: check_schedules(stepping("epoch"), None),
+        error=RefusedError,
     ),
     row(
         "{} draws the batches of clients, and the server has none; leave it out",

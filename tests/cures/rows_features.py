@@ -297,11 +297,6 @@ ROWS = [
         lambda: check_deployable(measured()),
         lambda: check_deployable(fed()),
     ),
-    row(
-        "local={} is for simulations: a real client keeps nothing of a training between two rounds; freeze",
-        lambda: check_deployable(fed(local=HEAD)),
-        lambda: check_deployable(fed()),
-    ),
     # ---- deadlines --------------------------------------------------------------------------------------
     row(
         "dropout_probability={} and a deadline both say who does not answer; leave one out",

@@ -85,8 +85,9 @@ ROWS = [
         lambda: check_deployable(private(clients_per_round=2)),
     ),
     row(
-        "is for simulations: its server's vector and its clients' are not carried over a network; use",
+        "takes as many steps of every client, and a server that does not see what they hold has to know how",
         lambda: check_deployable(fed(algorithm=SCAFFOLD())),
+        lambda: check_deployable(fed(algorithm=SCAFFOLD(), local_steps=2)),
         lambda: check_deployable(fed(algorithm=FedProx(0.1))),
     ),
     row(

@@ -154,9 +154,10 @@ def federated(mechanism: Any, **options: Any) -> Federated:
 
 def simulate(fed: Federated, rounds: int, **options: Any) -> Federated:
     callbacks = [fed, *options.pop("callbacks", [])]
+    model = options.pop("module", None) or module()
     given = {**TRAINER, "max_epochs": rounds, "enable_checkpointing": False, **options}
     trainer = pl.Trainer(**given, callbacks=callbacks)
-    trainer.fit(module(), datamodule=Digits(batch_size=16))
+    trainer.fit(model, datamodule=Digits(batch_size=16))
     return fed
 
 

@@ -15,9 +15,10 @@ import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from flwr.app import Message
 
+from lightning_fedq.algorithms import SCAFFOLD
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.clients.evaluation import ClientEvaluation
-from lightning_fedq.flower import client_app, server_app
+from lightning_fedq.flower import server_app
 from lightning_fedq.flower.client import RefusedError
 from lightning_fedq.flower.records import to_record
 from lightning_fedq.flower.roster import Roster
@@ -34,7 +35,6 @@ from lightning_fedq.secagg import SecAgg
 from lightning_fedq.secagg import messages as wire
 from lightning_fedq.secagg import server as secagg_server
 from tests.flower.loop import (
-    CLIENTS,
     TRAINER,
     LoopGrid,
     Net,
@@ -42,7 +42,6 @@ from tests.flower.loop import (
     deployment,
     federated,
     module,
-    own_digits,
     simulate,
 )
 
@@ -136,23 +135,6 @@ def test_against_a_lying_server_both_sides_need_identities(tmp_path):
         clients(active, tmp_path)
     with pytest.raises(ValueError, match=r"give server_app\(directory=...\)"):
         server_app(module, active())
-
-
-class Plateau(Net):
-    def configure_optimizers(self):
-        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr)
-        schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "monitor": "val_loss"}}
-
-
-def test_a_schedule_that_follows_a_metric_is_refused_before_anybody_is_charged(tmp_path):
-    make = lambda: federated(COIN)  # noqa: E731
-    plateau = lambda: Plateau(module().backbone, lr=0.1)  # noqa: E731
-    apps = [client_app(plateau, own_digits, make()) for _ in range(CLIENTS)]
-    grid = LoopGrid(apps, [tmp_path / f"client-{client}" for client in range(CLIENTS)])
-    with pytest.raises(RefusedError, match="use a schedule by rounds, such as StepLR"):
-        deployment(make(), 1, tmp_path, module=plateau).run(grid)
-    assert {kind for kind, _ in grid.log} == {"register"}
 
 
 def test_sample_level_privacy_on_a_client_is_refused_where_the_person_sits(tmp_path):
@@ -350,7 +332,7 @@ def test_keys_need_a_folder(tmp_path):
             {"cohorts": "secret", "seed": None, "clients_per_round": 2, "diagnostics": False},
             "cohorts='secret' are for simulations",
         ),
-        ({"local": ["head.*"]}, r"local=\['head.\*'\] is for simulations"),
+        ({"algorithm": SCAFFOLD()}, r"SCAFFOLD takes as many steps .* say local_steps"),
         ({"evaluate_clients": ClientEvaluation()}, "evaluate_clients is for simulations"),
     ],
 )
@@ -361,8 +343,9 @@ def test_settings_of_simulations_are_refused(options, words, tmp_path):
 
 CARRIED = {"mechanism", "num_clients", "clients_per_round", "participation", "local_epochs", "local_steps"}
 CARRIED |= {"target", "ranges", "server_lr", "server_optimizer", "weighting", "aggregator", "buffers"}
-CARRIED |= {"deadline", "algorithm", "secure_aggregation", "seed", "ledger", "labels", "privacy"}
-REFUSED = {"dropout_probability", "local", "evaluate_clients", "cohorts"}
+CARRIED |= {"deadline", "algorithm", "secure_aggregation", "seed", "ledger", "labels", "privacy", "local"}
+CARRIED |= {"shared", "constraints"}
+REFUSED = {"dropout_probability", "evaluate_clients", "cohorts"}
 OF_SIMULATIONS = {"partition", "clients_per_step", "diagnostics", "client_metrics", "check_isolation"}
 
 

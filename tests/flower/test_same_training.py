@@ -1,15 +1,34 @@
 """What trains in a simulation trains the same on real clients, or is named before anybody is charged."""
 
+import stat
 from typing import Any
 
 import pytest
 import torch
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.algorithms import SCAFFOLD, FedDyn, FedProx
+from lightning_fedq.callbacks import PrivacyBudget, TailAveraging
+from lightning_fedq.flower import client_app
+from lightning_fedq.flower.client import RefusedError
+from lightning_fedq.flower.kept import KeptState, check_names
+from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import CorBin
-from tests.flower.loop import LoopGrid, clients, deployment, federated, module, simulate
+from lightning_fedq.models import Classifier
+from tests.flower.loop import (
+    CLIENTS,
+    LoopGrid,
+    clients,
+    deployment,
+    federated,
+    module,
+    own_digits,
+    simulate,
+)
 
-pytestmark = pytest.mark.filterwarnings("ignore:node |register:UserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:node |register|round .* client|the message of client|the keys come:UserWarning"
+)
 
 COIN = CorBin(epsilon=4.0, shared_bits=5)
 
@@ -90,3 +109,165 @@ def test_other_names_of_one_thing_and_what_does_not_act_are_no_difference(tmp_pa
     theirs = {"precision": 32, "log_every_n_steps": 3}
     server, _ = trained(theirs, {"precision": "32-true", "callbacks": [Watches()]}, tmp_path)
     assert len(server.records) == 2
+
+
+# ---- what a client keeps, and what the server's fit decides ------------------------------------------
+
+
+class Scaled(Classifier):
+    """A layer of its own keeps a running scale, which enters training."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        super().__init__(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), lr=0.1)
+        self.register_buffer("scale", torch.ones(64))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        with torch.no_grad():
+            self.scale.mul_(0.9).add_(0.1 * batch[0].flatten(1).abs().mean(0))
+        return super().training_step([batch[0].flatten(1) / (self.scale + 0.1), batch[1]], batch_idx)
+
+
+class ByCourse(Classifier):
+    """One cycle over all steps of the fit, plain SGD."""
+
+    def __init__(self, kind: str) -> None:
+        torch.manual_seed(0)
+        super().__init__(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 10)), lr=0.1)
+        self.kind = kind
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+        if self.kind == "plain":
+            return optimizer
+        if self.kind == "plateau":
+            plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=10.0)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": plateau, "monitor": "val_acc"}}
+        steps = self.trainer.estimated_stepping_batches
+        cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
+
+
+def swa() -> Any:
+    return {"callbacks": [pl.callbacks.StochasticWeightAveraging(0.01, 1, annealing_epochs=1)]}
+
+
+SOME: dict[str, Any] = {"clients_per_round": 2}
+STEPS: dict[str, Any] = {"local_epochs": 1, "local_steps": 3}
+KEEPS: dict[str, Any] = {
+    "a local layer": (module, {"local": ["backbone.3.*"]}, dict),
+    "local biases, some": (module, {"local": ["*.bias"], **SOME}, dict),
+    "local buffers": (Scaled, {"buffers": "local"}, dict),
+    "FedDyn": (module, {"algorithm": FedDyn(0.1)}, dict),
+    "FedDyn, some": (module, {"algorithm": FedDyn(0.1), **SOME}, dict),
+    "SCAFFOLD": (lambda: ByCourse("plain"), {"algorithm": SCAFFOLD(), **STEPS}, dict),
+    "SCAFFOLD, some": (lambda: ByCourse("plain"), {"algorithm": SCAFFOLD(), **STEPS, **SOME}, dict),
+    "FedProx": (module, {"algorithm": FedProx(0.1)}, dict),
+    "StochasticWeightAveraging": (lambda: ByCourse("plain"), {}, swa),
+    "a plateau": (lambda: ByCourse("plateau"), {}, dict),
+    "a cycle": (lambda: ByCourse("cycle"), STEPS, lambda: {"max_epochs": 4}),
+    "max_steps": (module, STEPS, lambda: {"max_steps": 8}),
+    "TailAveraging": (module, {}, lambda: {"callbacks": [TailAveraging(0.5)]}),
+    "PrivacyBudget": (module, {}, lambda: {"callbacks": [PrivacyBudget(1e7, 1e-5, "eavesdropper")]}),
+    "all together": (
+        Scaled,
+        {"algorithm": FedProx(0.1), "buffers": "local", "local": ["*.bias"], "clients_per_round": 3},
+        lambda: {"gradient_clip_val": 0.3, "accumulate_grad_batches": 2, "callbacks": [Shrinks()]},
+    ),
+}
+FIT_ONLY = (pl.callbacks.StochasticWeightAveraging, TailAveraging, PrivacyBudget)
+
+
+@pytest.mark.parametrize("name", KEEPS)
+def test_a_deployment_ends_with_the_weights_of_the_simulation(name, tmp_path):
+    make, settings, options = KEEPS[name]
+    new = lambda: federated(COIN, **settings)  # noqa: E731
+    expected = simulate(new(), 4, module=make(), **options())
+    theirs = {"max_epochs": 4, **options()}
+    theirs["callbacks"] = [c for c in theirs.get("callbacks", []) if not isinstance(c, FIT_ONLY)]
+    apps = [client_app(make, own_digits, new(), trainer=theirs) for _ in range(CLIENTS)]
+    homes = [tmp_path / f"client-{client}" for client in range(CLIENTS)]
+    ours = options()
+    one = deployment(new(), 4, tmp_path, module=make, callbacks=ours.pop("callbacks", []))
+    one.trainer.update(ours)
+    _, server = one.run(LoopGrid(apps, homes))
+    assert len(server.records) == len(expected.records)
+    assert torch.equal(server.engine.weights, expected.engine.weights)
+    for path in tmp_path.glob("client-*/state*.pt"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_lost_answer_is_forgotten_and_everybody_goes_on(tmp_path):
+    new = lambda: federated(COIN, local=["backbone.3.*"])  # noqa: E731
+
+    def lose(kind: str, client: int, reply: Any) -> Any:
+        return None if (kind, client, grid.rounds(client)) == ("train", 1, 2) else reply
+
+    grid = Counting(*clients(new, tmp_path), lose)
+    _, server = deployment(new(), 4, tmp_path).run(grid)
+    assert [record.num_received for record in server.records] == [4, 3, 4, 4]
+    store = Store(tmp_path / "client-1")
+    kept, open = store.get_tensors("state"), store.get_tensors("state-open")
+    assert (kept["at"], open["at"]) == ([2, 0], [3, 0])
+
+
+class Counting(LoopGrid):
+    """Knows how often a client was asked to train."""
+
+    def rounds(self, client: int) -> int:
+        return sum(one == ("train", client) for one in self.log)
+
+
+def test_a_server_that_comes_back_goes_on_with_what_clients_keep(tmp_path):
+    new = lambda: federated(COIN, local=["backbone.3.*"], algorithm=None)  # noqa: E731
+    expected = simulate(new(), 4)
+    grid = LoopGrid(*clients(new, tmp_path))
+    deployment(new(), 2, tmp_path).run(grid)
+    _, server = deployment(new(), 4, tmp_path).run(grid)
+    assert torch.equal(server.engine.weights, expected.engine.weights)
+
+
+@pytest.mark.parametrize("damage", ["cut", "another client's", "another model's"])
+def test_a_state_file_that_is_not_the_client_s_is_named(damage, tmp_path):
+    store = Store(tmp_path)
+    KeptState(store, "client 1 of a").keep((0, 0), {"own": torch.ones(3), "names": ["bias"]})
+    path = tmp_path / "state-open.pt"
+    if damage == "cut":
+        path.write_bytes(path.read_bytes()[:-40])
+    if damage == "another model's":
+        state = KeptState(store, "client 1 of a").settle((0, 0))
+        with pytest.raises(RefusedError, match=r"keeps bias, and now would weight; use the model"):
+            check_names(state, ["weight"])
+        return
+    owner = "client 1 of a" if damage == "cut" else "client 2 of a"
+    with pytest.raises(RefusedError, match=r"state-open.pt .*delete it, and the client begins anew"):
+        KeptState(store, owner).settle((0, 0))
+
+
+def test_a_buffer_that_only_the_client_knows_of_is_named_at_registration(tmp_path):
+    new = lambda: federated(COIN)  # noqa: E731
+    apps = [client_app(Scaled, own_digits, new()) for _ in range(CLIENTS)]
+    grid = LoopGrid(apps, [tmp_path / f"client-{client}" for client in range(CLIENTS)])
+    with pytest.raises(RuntimeError, match=r"numbers that travel is 714 here and 650 there.*buffers='local'"):
+        deployment(new(), 1, tmp_path, module=Scaled).run(grid)
+    assert {kind for kind, _ in grid.log} == {"register"}
+
+
+def test_a_schedule_of_steps_needs_to_know_them(tmp_path):
+    cycle = lambda: ByCourse("cycle")  # noqa: E731
+    new = lambda: federated(COIN)  # noqa: E731
+    apps = [client_app(cycle, own_digits, new(), trainer={"max_epochs": 1}) for _ in range(CLIENTS)]
+    with pytest.raises(RefusedError, match=r"nobody knows who that is; say Federated\(local_steps="):
+        deployment(new(), 1, tmp_path, module=cycle).run(LoopGrid(apps, [None] * CLIENTS))
+
+
+def test_max_steps_needs_to_know_the_steps_of_a_round(tmp_path):
+    with pytest.raises(ValueError, match=r"max_steps counts steps of clients.*local_steps="):
+        trained({"max_steps": 8}, {"max_steps": 8}, tmp_path)
+
+
+def test_what_clients_keep_needs_a_folder(tmp_path):
+    new = lambda: federated(COIN, local=["backbone.3.*"])  # noqa: E731
+    with pytest.warns(UserWarning, match=r"keep something for themselves .*give client_app\(home="):
+        _, server = deployment(new(), 1, tmp_path).run(LoopGrid(*clients(new, tmp_path, home=False)))
+    assert server.records[0].num_received == 0
