@@ -1,0 +1,159 @@
+"""Seven trainings of 2025 and 2026 style, small: one client behind `FedAvg` is the plain training.
+
+The third corpus. Language models with adapters, graphs and detection, which need packages, are not in it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.mechanisms import LDPQ, FedAvg
+from tests.digits_run import make_trainer
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Federated trains one client at a time"),
+    pytest.mark.filterwarnings("ignore:.*run can hardly learn"),
+    pytest.mark.filterwarnings("ignore:You defined"),
+]
+F = nn.functional
+
+
+class Training(pl.LightningModule):
+    """A network and a loss of a batch."""
+
+    def __init__(self, net: nn.Module, rate: float = 1e-2) -> None:
+        super().__init__()
+        self.net, self.rate = net, rate
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        loss = self.loss(*batch)
+        self.log("train_loss", loss)
+        return loss
+
+    def loss(self, *batch: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=self.rate)
+
+
+class Diffusion(Training):
+    """Noise prediction; levels and noise are fixed by the sample, so that both trainings see the same."""
+
+    def loss(self, x: Tensor, level: Tensor, noise: Tensor) -> Tensor:
+        noised = level.sqrt() * x + (1 - level).sqrt() * noise
+        return F.mse_loss(self.net(torch.cat([noised, level], 1)), noise)
+
+
+class Contrastive(Training):
+    """InfoNCE of two views."""
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        one, other = (F.normalize(self.net(view), dim=1) for view in (x, y))
+        return F.cross_entropy(one @ other.T / 0.2, torch.arange(len(x)))
+
+
+class Segmentation(Training):
+    def loss(self, x: Tensor, mask: Tensor) -> Tensor:
+        return F.binary_cross_entropy_with_logits(self.net(x), mask)
+
+
+class Forecast(Training):
+    def loss(self, series: Tensor, ahead: Tensor) -> Tensor:
+        return F.huber_loss(self.net[1](self.net[0](series)[0][:, -1]), ahead)  # type: ignore[index]
+
+
+class Recommender(Training):
+    """Factors of users and items, with sparse gradients."""
+
+    def loss(self, user: Tensor, item: Tensor, rating: Tensor) -> Tensor:
+        users, items = self.net
+        return F.mse_loss((users(user) * items(item)).sum(1), rating)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SparseAdam(list(self.parameters()), lr=self.rate)
+
+
+class Audio(Training):
+    def loss(self, wave: Tensor, label: Tensor) -> Tensor:
+        spectrum = torch.stft(wave, 32, 16, window=torch.hann_window(32), return_complex=True).abs()
+        return F.cross_entropy(self.net(spectrum.log1p()), label)
+
+
+class Tabular(Training):
+    """A transformer over one token a column."""
+
+    def loss(self, columns: Tensor, target: Tensor) -> Tensor:
+        tokens, encoder, head = self.net
+        return F.cross_entropy(head(encoder(tokens(columns[..., None])).mean(1)), target)
+
+    def configure_optimizers(self) -> Any:
+        # the gradient of attention's key bias is zero but for rounding, which Adam would blow up
+        return torch.optim.SGD(self.parameters(), lr=self.rate)
+
+
+def corpus() -> dict[str, tuple[Any, tuple[Tensor, ...]]]:
+    """Each training, from the same seed, with 48 samples."""
+    torch.manual_seed(0)
+    n, rows = 48, torch.randn(48, 8)
+    labels = (rows[:, 0] > 0).long()
+    pictures = torch.randn(n, 1, 8, 8)
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    mlp = lambda inputs, outputs: nn.Sequential(nn.Linear(inputs, 16), nn.SiLU(), nn.Linear(16, outputs))  # noqa: E731
+    unet = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.ReLU(), nn.Conv2d(4, 1, 1))
+    pooled = (nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(8, 2))
+    sound = nn.Sequential(nn.Conv1d(17, 8, 3), nn.ReLU(), *pooled)
+    factors = nn.ModuleList([nn.Embedding(6, 4, sparse=True), nn.Embedding(9, 4, sparse=True)])
+    return {
+        "diffusion": (Diffusion(mlp(9, 8)), (rows, torch.rand(n, 1), torch.randn(n, 8))),
+        "contrastive": (Contrastive(mlp(8, 6)), (rows, rows + 0.1 * torch.randn(n, 8))),
+        "segmentation": (Segmentation(unet), (pictures, (pictures > 0.5).float())),
+        "time series": (
+            Forecast(nn.ModuleList([nn.GRU(1, 8, batch_first=True), nn.Linear(8, 2)])),
+            (torch.randn(n, 12, 1).cumsum(1), torch.randn(n, 2)),
+        ),
+        "recommender": (
+            Recommender(factors),
+            (torch.randint(6, (n,)), torch.randint(9, (n,)), torch.rand(n)),
+        ),
+        "audio": (Audio(sound), (torch.randn(n, 128), labels)),
+        "tabular transformer": (
+            Tabular(nn.ModuleList([nn.Linear(1, 8), nn.TransformerEncoder(layer, 1), nn.Linear(8, 2)])),
+            (rows, labels),
+        ),
+    }
+
+
+NAMES = list(corpus())
+
+
+def fit(name: str, *callbacks: Any) -> Any:
+    module, tensors = corpus()[name]
+    make_trainer(*callbacks, max_epochs=2).fit(module, DataLoader(TensorDataset(*tensors), batch_size=8))
+    return module
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_client_is_the_plain_training(name: str) -> None:
+    """Optimisers begin anew in a round, so the plain training is one fit of an epoch after the other."""
+    plain, tensors = corpus()[name]
+    for _ in range(2):
+        make_trainer(max_epochs=1).fit(plain, DataLoader(TensorDataset(*tensors), batch_size=8))
+    ours = fit(name, Federated(FedAvg(), 1, seed=0))
+    for (key, one), other in zip(plain.state_dict().items(), ours.state_dict().values(), strict=True):
+        torch.testing.assert_close(one, other, atol=2e-6, rtol=1e-5, msg=f"{name}: {key}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_six_clients_behind_coins_stay_finite(name: str) -> None:
+    fed = Federated(LDPQ(4.0), 6, seed=0)
+    module = fit(name, fed)
+    assert len(fed.records) == 2 and not any(record.non_finite_clients for record in fed.records)
+    assert all(bool(tensor.isfinite().all()) for tensor in module.state_dict().values())
