@@ -135,20 +135,45 @@ app = server_app(module, federated, data=data, trainer=trainer, home=home, round
 NEXT = """\
 wrote {folder}. In {folder}/{package}/task.py stand the module, the data and the settings.
 
-    pip install 'lightning-fedq[flower]'
-    flower-superlink --insecure --disable-runtime-dependency-installation    # the server's machine
-    flower-supernode --insecure --superlink HOST:8000 \\
-        --node-config 'partition-id=0 fedq-home="/a/folder"'                 # each client's machine
-    flwr run {folder} LINK --stream                                          # starts the rounds
+Flower sends the client's code with each run: a plain flower-supernode runs whatever those send who reach the
+SuperLink's port. So each site installs this app, once it has read it, and runs that one only.
 
-LINK is a name of yours for that SuperLink in ~/.flwr/config.toml, where the run is started:
+The server's machine: HOST is its name, only port 443 is open, everything else stays on 127.0.0.1.
+
+    flower-superlink --ssl-certfile server.pem --ssl-keyfile server.key \\
+        --ssl-ca-certfile server.pem --database link.db --enable-supernode-auth \\
+        --disable-runtime-dependency-installation --isolation process \\
+        --superexec-auth-secret-file secret
+    flower-superexec --runtime-api-address 127.0.0.1:8000 --root-certificates server.pem \\
+        --superexec-auth-secret-file secret
+    nginx -p . -c fleet_only.conf                                  # lets /v1/fleet/ through and nothing else
+    flwr supernode register node-0.pub LINK                        # a key that its site has told you
+    flwr run {folder} LINK --stream                                # starts the rounds
+
+Each site: two users, so that what talks to the network has no keys and no data.
+
+    pip install ./{folder} 'lightning-fedq[flower]'
+    flower-supernode --superlink HOST:443 --root-certificates server.pem \\
+        --auth-supernode-private-key node-0 --isolation process \\
+        --superexec-auth-secret-file secret-0                                            # user flower
+    fedq flower client --app {package}.client_app:app --secret secret-0 \\
+        --node-config 'partition-id=0 fedq-home="/a/folder"'                             # user fedq
+
+LINK is a name of yours in ~/.flwr/config.toml, where the run is started:
 
     [superlink.LINK]
-    address = "HOST:8000"
-    insecure = true
+    address = "127.0.0.1:8000"
+    root-certificates = "server.pem"
+
+docs/deployment.md has each step, how keys are made, and systemd units (deploy/). A first try on one machine, in which
+nobody is protected from anybody (--host 0.0.0.0 would open it to all):
+
+    flower-superlink --insecure --disable-runtime-dependency-installation
+    flower-supernode --insecure --superlink 127.0.0.1:8000 \\
+        --node-config 'partition-id=0 fedq-home="/a/folder"'
+    flwr run {folder} LINK --stream          # insecure = true in place of root-certificates
 
 With few clients privacy.md will say vacuous: task.py says how a mechanism is chosen that protects yours.
-docs/deployment.md says what each of them needs, TLS and node authentication included.
 """
 
 

@@ -8,11 +8,12 @@ that the folder can be moved.
 from __future__ import annotations
 
 import secrets
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
-from lightning_fedq.privacy.journal import Journal
+from lightning_fedq.privacy.journal import Journal, charged_under
 from lightning_fedq.privacy.ledger import Ledger
 
 
@@ -31,11 +32,12 @@ def keep_journal(trainer: pl.Trainer, ledger: Ledger, repeatable: bool) -> None:
     if not trainer.is_global_zero or (ledger.journal is not None and ledger.journal.path.is_file()):
         return
     recorded, position = ledger.recorded
-    found = find_journal(recorded, trainer.ckpt_path)
+    found = find_journal(recorded, trainer.ckpt_path, ledger.recorded_names)
     if recorded and found is None and not repeatable:
         raise FileNotFoundError(
-            f"the journal {recorded} of this checkpoint is missing, so what was sent after the checkpoint is "
-            "not known; put it beside the checkpoint, or load only the weights and begin a new federation"
+            f"the journal {recorded} of this checkpoint is missing, or another run's, so what was sent after "
+            "the checkpoint is not known; put it beside the checkpoint, or load only the weights and begin a "
+            "new federation"
         )
     path, position = (_new_path(trainer), 0) if found is None else (found, position)
     if path is not None:
@@ -67,14 +69,24 @@ def say_at_start(ledger: Ledger, seeded: bool, saved: dict[str, Any] | None = No
         )
 
 
-def find_journal(recorded: str, checkpoint: object) -> Path | None:
-    """The journal that a checkpoint names: in the checkpoint's own folder, else where it was written."""
+def find_journal(recorded: str, checkpoint: object, names: Collection[str] | None = None) -> Path | None:
+    """The journal that a checkpoint names: in the checkpoint's own folder, else where it was written.
+
+    Args:
+        recorded: Path in the checkpoint, which somebody else may have written.
+        checkpoint: Path of the checkpoint.
+        names: Names that the run has charged under; elsewhere than beside the checkpoint, a journal with
+            charges of other names alone is another run's. None takes any.
+    """
     if not recorded:
         return None
-    places = [Path(recorded)]
-    if checkpoint is not None:
-        places.insert(0, Path(str(checkpoint)).parent / places[0].name)
-    return next((place for place in places if place.is_file()), None)
+    if checkpoint is not None and (beside := Path(str(checkpoint)).parent / Path(recorded).name).is_file():
+        return beside
+    path = Path(recorded)
+    if not path.is_file():
+        return None
+    charged = set() if names is None else charged_under(path)
+    return None if charged and names is not None and charged.isdisjoint(names) else path
 
 
 def _new_path(trainer: pl.Trainer) -> Path | None:

@@ -122,7 +122,8 @@ class Cohort:
         if new := sorted(self._roster.left_out - self._left_out):
             rank_zero_warn(
                 f"{self.group}: clients {new[:10]} have broken the round, or are in dispute with two others, "
-                "and are asked no more until the server is started again"
+                "and are asked no more; who was put right is asked again once disputes.json is out of the "
+                "server's folder and the server started again"
             )
 
     def _take(self, answers: dict[int, Fields]) -> None:

@@ -11,13 +11,25 @@ Byzantine clients who have no more than c each.
 
 from __future__ import annotations
 
+from lightning_fedq.flower.store import Store
+
+_NAME = "disputes"
+
 
 class Disputes:
-    """Disputes and proofs of a federation, from its first round on."""
+    """Disputes and proofs of a federation, from its first round on.
 
-    def __init__(self) -> None:
+    Args:
+        store: Folder that keeps them over a restart (`disputes.json`); None forgets them with the process.
+    """
+
+    def __init__(self, store: Store | None = None) -> None:
+        self._store = store
+        kept = (store.get(_NAME) if store is not None else None) or {"broken": [], "between": []}
+        self._broken: set[int] = set(kept["broken"])
         self._with: dict[int, set[int]] = {}
-        self._broken: set[int] = set()
+        for one, other in kept["between"]:
+            self._with.setdefault(one, set()).add(other)
 
     def between(self, one: int, other: int) -> None:
         """One of these two has lied. They may be one."""
@@ -26,10 +38,17 @@ class Disputes:
             return
         self._with.setdefault(one, set()).add(other)
         self._with.setdefault(other, set()).add(one)
+        self._keep()
 
     def prove(self, client: int) -> None:
         """This one has broken a round."""
         self._broken.add(client)
+        self._keep()
+
+    def _keep(self) -> None:
+        between = [[one, other] for one, others in sorted(self._with.items()) for other in sorted(others)]
+        if self._store is not None:
+            self._store.put(_NAME, {"broken": sorted(self._broken), "between": between})
 
     def of(self, client: int) -> set[int]:
         """With whom a client is in dispute, those who are left out aside."""

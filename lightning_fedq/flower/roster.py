@@ -59,7 +59,8 @@ class Roster:
         self._words = {f"setting {name}": value for name, value in words.items()}
         self.nodes: dict[int, int] = {}
         self.samples: dict[int, int] = {}
-        self.disputes = Disputes()
+        self.disputes = Disputes(store)
+        self._silent: set[int] = set()
         self._strangers: set[int] = set()
         self._refusing: dict[int, str] = {}
         self._asked: dict[str, int] = {}
@@ -78,7 +79,7 @@ class Roster:
 
     @property
     def left_out(self) -> set[int]:
-        """Clients that are asked no more until the server is started again."""
+        """Clients that are asked no more, also after a restart of the server."""
         return self.disputes.left_out
 
     def _own_secrets(self) -> ServerSecrets:
@@ -173,20 +174,24 @@ class Roster:
         )
 
     def _ask_new(self) -> set[str]:
-        """Ask nodes that were never asked, and return the numbers of the messages."""
+        """Ask nodes of which nothing is known; return messages to wait for, none to a silent one."""
+        online = set(self._exchange.online())
+        self._silent &= online  # whoever was away and is back is waited for again
         known = {*self.nodes.values(), *self._strangers, *self._refusing, *self._asked.values()}
-        new = sorted(set(self._exchange.online()) - known)
+        new = sorted(online - known)
         if not new:
             return set()
         self._nonces |= {node: os.urandom(_NONCE_BYTES) for node in new}
         asked = {node: self._greeting(node) for node in new}
         sent = self._exchange.push("register", asked, "register")
         self._asked |= sent
-        return set(sent)
+        return {number for number, node in sent.items() if node not in self._silent}
 
     def _take_in(self) -> None:
         """Give numbers to those who have answered by now, and name those who refuse."""
+        asked = set(self._asked.values())
         answers = self._exchange.pull(self._asked) if self._asked else {}
+        self._silent |= asked - set(self._asked.values()) - set(answers)  # Flower answers for them
         for node in sorted(answers):
             if "refused" in answers[node]:
                 self._refusing[node] = str(answers[node]["refused"])

@@ -282,10 +282,16 @@ class Deployment:
         """Register the clients, and train until the rounds are over, or go on where a killed server was.
 
         Raises:
-            ValueError: If the last checkpoint is damaged, or lost although rounds were charged.
+            ValueError: If the last checkpoint is damaged, or lost although rounds were charged, or another
+                server works in the same folder.
         """
+        store = Store(self.home)
+        with store.alone():
+            return self._run(grid, store)
+
+    def _run(self, grid: Grid, store: Store) -> tuple[pl.Trainer, FederatedServer]:
         _check_checkpoint(self.home)
-        module, store = self.module(), Store(self.home)
+        module = self.module()
         exchange = Exchange(grid, self.round_timeout, rank_zero_warn)
         words = fingerprint(self.federated, module, self.trainer.get("max_epochs"))
         words |= training_words(self.trainer, self.module)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,30 @@ class Store:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Be the only process that works in the folder, whose new files nobody else can read.
+
+        The lock goes with the process, however it ends.
+
+        Raises:
+            ValueError: If another one works there.
+        """
+        descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+        before = os.umask(0o077)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ValueError(
+                    f"another server works in {self.folder}, and two would charge and overwrite each other's "
+                    "rounds; stop the other one (flwr stop RUN), or give this federation a home of its own"
+                ) from error
+            yield
+        finally:
+            os.umask(before)
+            os.close(descriptor)
 
     def get(self, name: str) -> dict[str, Any] | None:
         """A table of numbers, text and bytes, or None.

@@ -20,6 +20,7 @@ import os
 import secrets
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -192,11 +193,23 @@ class Journal:
     def _write(self, data: bytes, path: Path | None = None) -> int:
         """Append in one go, wait for the disk, and return where the file ends."""
         path = path or self.path
-        with path.open("ab", buffering=0) as file:
+        with open(path, "ab", buffering=0, opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             if file.write(data) != len(data):
                 raise OSError(errno.ENOSPC, "no space left for a whole line", str(path))
             os.fsync(file.fileno())
             return file.tell()
+
+
+def charged_under(path: Path) -> set[str]:
+    """Names of the ledgers that a journal has charges of; "" for those of versions that wrote none."""
+    names: set[str] = set()
+    with path.open("rb") as file:
+        for line in file:
+            with suppress(ValueError, AttributeError):
+                entry = json.loads(line)
+                if "round" in entry:
+                    names.add(str(entry.get("ledger", "")))
+    return names
 
 
 def _signed(entry: dict[str, object]) -> bytes:

@@ -54,6 +54,7 @@ class Ledger:
         journal: Where charges are written first, or None.
         beside: Charges of the same clients for what is released beside the rounds, see `charges_beside`.
         recorded: Journal and position of a loaded state, or ("", 0).
+        recorded_names: Names that a loaded state has charged under, "" of versions that had none.
 
     Raises:
         ValueError: If num_clients < 1.
@@ -72,6 +73,7 @@ class Ledger:
         self.journal: Journal | None = None
         self.beside: Ledger | None = None
         self.recorded: tuple[str, int] = ("", 0)
+        self.recorded_names: frozenset[str] = frozenset()
         self._id = secrets.token_hex(8)
         self._others: dict[str, tuple[int, Tensor]] = {}
         self._keys: bytes | None = None
@@ -416,6 +418,7 @@ class Ledger:
         self.dim = max(self.dim, state.get("dim", 0))
         self._streams = state["streams"].clone() if repeatable else _later(self._streams, state["streams"])
         parts, name = _parts(state), state.get("id")
+        self.recorded_names = frozenset({"", name or "", *parts})
         if repeatable and (name == self._id or not self.rounds):
             self.charges, self.rounds = state["charges"].clone(), state["rounds"]
             self._id = name or self._id

@@ -15,6 +15,7 @@ import math
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -49,7 +50,8 @@ def fresh_folder(path: Path) -> Path:
     Raises:
         OSError: If it can't be made.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with suppress(FileExistsError):  # a file is there: what follows says so
+        path.parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         candidate = path if number == 1 else path.with_name(f"{path.name}-{number}")
         try:

@@ -25,6 +25,7 @@ from lightning_fedq.flower.settings import (
     deployed_mechanism,
     own_budget,
 )
+from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, CorBin
 from lightning_fedq.privacy.target import PrivacyTarget
@@ -47,7 +48,17 @@ def secret(mode: int) -> Path:
     return path
 
 
+def two_servers(one: str, other: str) -> None:
+    with Store(Path(one)).alone(), Store(Path(other)).alone():
+        pass
+
+
 ROWS = [
+    row(
+        "and two would charge and overwrite each other's",
+        lambda: two_servers("home", "home"),
+        lambda: two_servers("home", "other"),
+    ),
     row(
         "--supernode must be HOST:PORT, got {}; leave it out",
         lambda: _address("9094", False),

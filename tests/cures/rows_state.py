@@ -201,7 +201,7 @@ ROWS = [
         lambda: cut_journal(back=True),
     ),
     row(
-        "the journal {} of this checkpoint is missing, so what was sent after the checkpoint is not known;",
+        "the journal {} of this checkpoint is missing, or another run's, so what was sent",
         lambda: without_journal(back=False),
         lambda: without_journal(back=True),
         weights_only,

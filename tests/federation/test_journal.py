@@ -11,6 +11,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.callbacks.privacy import PrivacyBudget
 from lightning_fedq.commands.privacy import report_of_checkpoint
+from lightning_fedq.federation.journal import find_journal
 from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.privacy.journal import Journal
@@ -122,3 +123,14 @@ def test_a_killed_round_of_an_unfrozen_vector_is_charged_at_its_length(
     else:  # four rounds of 90 coordinates would be within the target
         with pytest.raises(RuntimeError, match="the privacy budget allows"):
             trainer.fit(TwoLayers(change_at=9), datamodule=Digits(80), ckpt_path=checkpoint)
+
+
+def test_a_journal_elsewhere_is_found_by_the_names_that_it_was_charged_under(tmp_path: Path) -> None:
+    """A checkpoint names a path, and anybody may have written it: another run's charges stay its own."""
+    journal = Journal(tmp_path / "there" / "ledger-0.jsonl", "LDPQ(1.0)", 3)
+    recorded, checkpoint = str(journal.path), tmp_path / "last.ckpt"
+    assert find_journal(recorded, checkpoint, {"mine"}) == journal.path  # nothing is charged in it
+    journal.append(0, 0, "", None, 4, ledger="mine", number=1)
+    assert find_journal(recorded, checkpoint, {"mine", ""}) == journal.path
+    assert find_journal(recorded, checkpoint, {"other", ""}) is None
+    assert journal.path.stat().st_mode & 0o777 == 0o600

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from itertools import combinations, product
+from pathlib import Path
 
 from lightning_fedq.flower.disputes import Disputes
+from lightning_fedq.flower.store import Store
 
 
 def disputes(*pairs: tuple[int, int]) -> Disputes:
@@ -35,3 +37,16 @@ def test_what_is_explained_counts_no_more_and_proofs_count_at_once() -> None:
     assert found.left_out == {0} and found.of(1) == {3}
     found.prove(3)
     assert found.left_out == {0, 3} and found.of(1) == set()
+
+
+def test_what_is_known_is_known_after_a_restart(tmp_path: Path) -> None:
+    before = Disputes(Store(tmp_path))
+    before.between(0, 1)
+    before.between(2, 0)
+    before.prove(4)
+    after = Disputes(Store(tmp_path))
+    assert after.left_out == before.left_out == {0, 4}
+    assert after.of(1) == before.of(1)
+    after.between(1, 3)
+    after.between(1, 2)
+    assert Disputes(Store(tmp_path)).left_out == after.left_out and 1 in after.left_out

@@ -179,4 +179,4 @@ def test_a_strangers_refusal_ends_nothing_before_the_time_to_wait(clock: Clock, 
 def test_the_commands_of_fedq_flower_init_name_flower_s_own_port() -> None:
     from flwr.supercore.constant import SUPERLINK_UVICORN_DEFAULT_PORT as PORT
 
-    assert f"--superlink HOST:{PORT}" in NEXT and f'address = "HOST:{PORT}"' in NEXT
+    assert f"--superlink 127.0.0.1:{PORT}" in NEXT and f'address = "127.0.0.1:{PORT}"' in NEXT

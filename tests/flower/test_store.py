@@ -119,3 +119,18 @@ def test_a_journal_without_charges_is_begun_again(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     Journal(folder / "ledger-0.jsonl", "LDPQ", 4)
     _check_checkpoint(tmp_path)
+
+
+def test_a_folder_has_one_server_and_files_for_its_owner_alone(tmp_path: Path) -> None:
+    """Also where the folder itself can be read by everybody."""
+    store = Store(tmp_path)
+    tmp_path.chmod(0o755)
+    with store.alone():
+        with pytest.raises(ValueError, match="another server works in"), Store(tmp_path).alone():
+            pass
+        (tmp_path / "last.ckpt").write_text("")
+    with Store(tmp_path).alone():  # gone with its holder
+        pass
+    (tmp_path / "beside").write_text("")
+    modes = {path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()}
+    assert modes == {"lock": 0o600, "last.ckpt": 0o600, "beside": 0o644}
