@@ -166,7 +166,7 @@ LINK is a name of yours in ~/.flwr/config.toml, where the run is started:
     root-certificates = "server.pem"
 
 docs/deployment.md has each step, how keys are made, and systemd units (deploy/). A first try on one machine, in which
-nobody is protected from anybody (--host 0.0.0.0 would open it to all):
+nobody is protected from anybody:
 
     flower-superlink --insecure --disable-runtime-dependency-installation
     flower-supernode --insecure --superlink 127.0.0.1:8000 \\
