@@ -165,8 +165,8 @@ LINK is a name of yours in ~/.flwr/config.toml, where the run is started:
     address = "127.0.0.1:8000"
     root-certificates = "server.pem"
 
-docs/deployment.md has each step, how keys are made, and systemd units (deploy/). A first try on one machine, in which
-nobody is protected from anybody:
+docs/deployment.md has each step, how keys are made, and systemd units (deploy/). A first try on one machine,
+in which nobody is protected from anybody:
 
     flower-superlink --insecure --disable-runtime-dependency-installation
     flower-supernode --insecure --superlink 127.0.0.1:8000 \\
