@@ -19,8 +19,8 @@ from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.child import count_from, equip, new_child, own_attributes
-from lightning_fedq.clients.copying import Copier, Storage
 from lightning_fedq.clients.hooks import call_hooks, crosses_clients, is_ours, trains_with_clients
+from lightning_fedq.clients.world import World
 
 _NOWHERE = pl.loggers.logger.DummyLogger()
 
@@ -80,7 +80,8 @@ class ClientFit:
     def __init__(
         self, trainer: Any, loggers: Sequence[Any] | None = None, shared: Sequence[Any] = ()
     ) -> None:
-        self._home, self._storage, self._shared = trainer, Storage(), tuple(shared)
+        self._home, self._shared = trainer, tuple(shared)
+        self._worlds: dict[bool, World] = {}
         self._loggers = loggers
         self.shares_metrics = loggers is not None
         self._callbacks = [c for c in trainer.callbacks if trains_with_clients(c)]
@@ -88,20 +89,22 @@ class ClientFit:
         self._crossing = [c for c in trainer.callbacks if crosses_clients(c)]
         self._fetcher: Any = None
 
-    @staticmethod
-    def drop(client: Client) -> None:
-        """Free a client's gradients and its optimisers' state at once: its objects refer to each other."""
+    def drop(self, client: Client) -> None:
+        """Free a client's tensors at once: its objects refer to each other, and wait for the collector."""
         for optimizer in client.trainer.strategy.optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None
             optimizer.state.clear()
-        for parameter in client.module.parameters():
-            parameter.grad = None
+        user_s = {id(one) for one in _tensors(self._home.lightning_module)}  # of metrics that are shared
+        for tensor in _tensors(client.module):
+            if id(tensor) not in user_s:
+                tensor.grad = None
+                tensor.data = tensor.data.new_empty(0)
 
     def end_round(self) -> None:
-        """Keep nothing that a client has trained."""
-        self._storage.clear()
+        """Forget the world of the round, and all that a client has trained."""
+        self._worlds = {}
 
     @property
     def own_loggers(self) -> list[Any]:
@@ -111,47 +114,47 @@ class ClientFit:
         return [_NOWHERE] if self._home.loggers else []
 
     def copy(self, seed: int, alone: bool = False) -> Client:
-        """Copy the user's fit for one client, or a stack.
+        """Load the round's world for one client, or a stack. The first one of a round makes it.
 
         Args:
-            seed: Seed of the random generators that the copy holds.
+            seed: Seed of the random generators that the world holds.
             alone: Leave out what crosses clients: callbacks that are not copied, shared metrics, loggers.
 
         Raises:
-            NotCopyableError: If something in it can't be copied.
+            NotCarriedError: If something in the user's fit has no bytes.
         """
         home, child = self._home, new_child(self._home)
         child._loggers = self.own_loggers if not alone else [_NOWHERE] * bool(home.loggers)
-        memo: dict[int, Any] = {
-            id(home): child,
-            id(home.strategy): child.strategy,
-            id(home.fit_loop): child.fit_loop,
-            id(home.fit_loop.epoch_loop): child.fit_loop.epoch_loop,
-        }
         crossing = [] if alone else self._crossing
-        shared = list(self._shared)
-        if self.shares_metrics and not alone:
-            shared += [part for part in home.lightning_module.modules() if isinstance(part, Metric)]
-        copier = Copier(self._storage, memo, tuple(shared), seed)
-        module = copier(home.lightning_module)
-        datamodule = None if home.datamodule is None else copier.without_data(home.datamodule)
+        world = self._worlds.get(alone)
+        if world is None:
+            world = self._worlds[alone] = self._world(alone)
+        loaded = world.load(seed, _parts(child))
+        module, optimizers, schedules, precision, own_callbacks, datamodule, attributes = loaded
         for part in module.modules():
             if isinstance(part, pl.LightningModule):
                 part._metric_attributes = None
-        callbacks = [copier(c) if c in self._callbacks else c for c in home.callbacks
+        made = iter(own_callbacks)
+        callbacks = [next(made) if c in self._callbacks else c for c in home.callbacks
                      if c in self._callbacks or c in crossing]  # fmt: skip
-        equip(
-            child,
-            module,
-            copier(home.strategy.optimizers),
-            copier(home.strategy.lr_scheduler_configs),
-            copier(home.strategy.precision_plugin),
-            callbacks,
-            datamodule,
-        )
-        for name in own_attributes(home):
-            setattr(child, name, copier(getattr(home, name)))
+        equip(child, module, optimizers, schedules, precision, callbacks, datamodule)
+        vars(child).update(attributes)
         return Client(child, module, callbacks)
+
+    def _world(self, alone: bool) -> World:
+        home, shared = self._home, list(self._shared)
+        if self.shares_metrics and not alone:
+            shared += [part for part in home.lightning_module.modules() if isinstance(part, Metric)]
+        roots = (
+            home.lightning_module,
+            home.strategy.optimizers,
+            home.strategy.lr_scheduler_configs,
+            home.strategy.precision_plugin,
+            [c for c in home.callbacks if c in self._callbacks],
+            home.datamodule,
+            {name: getattr(home, name) for name in own_attributes(home)},
+        )
+        return World(roots, shared, _parts(home))
 
     def train(self, client: Client, batches: Batches, steps: int, logged: int = 0) -> None:
         """Train a copy on a client's batches, or a stack's.
@@ -183,3 +186,12 @@ class ClientFit:
         before, client.module._current_fx_name = client.module._current_fx_name, "on_train_epoch_end"
         own()
         client.module._current_fx_name = before
+
+
+def _tensors(module: pl.LightningModule) -> list[Any]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def _parts(trainer: Any) -> tuple[Any, ...]:
+    """What a client has of its own without loading it."""
+    return trainer, trainer.strategy, trainer.fit_loop, trainer.fit_loop.epoch_loop

@@ -38,10 +38,13 @@ def seed_for_transforms(seed: int) -> None:
 _OF_THE_PROCESS = (torch.default_generator, np.random.mtrand._rand, getattr(random, "_inst", None))
 
 
+def is_of_the_process(generator: Any) -> bool:
+    """Is a random generator one of the process, which is seeded elsewhere?"""
+    return any(generator is one for one in _OF_THE_PROCESS)
+
+
 def new_generator(like: Any, seed: int) -> Any:
-    """A random generator of the same kind, from a seed. One of the process is seeded elsewhere, and stays."""
-    if any(like is one for one in _OF_THE_PROCESS):
-        return like
+    """A random generator of the same kind, from a seed."""
     if isinstance(like, torch.Generator):
         return torch.Generator(like.device).manual_seed(seed)
     if isinstance(like, np.random.Generator):

@@ -13,11 +13,11 @@ from typing import Any
 from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_info
-from lightning_fedq.clients.copying import NotCopyableError
 from lightning_fedq.clients.fit import Batches, Client, ClientFit
 from lightning_fedq.clients.hooks import call_start_hooks
 from lightning_fedq.clients.isolation import check_isolation
 from lightning_fedq.clients.vector import BufferMode, Rehearsed, Vector, layers_with_statistics
+from lightning_fedq.clients.world import NotCarriedError
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.generator_turns import own_draws
 from lightning_fedq.data.loader import ClientLoader
@@ -133,7 +133,7 @@ def rehearse(
         mode: What happens to buffers.
 
     Raises:
-        NotCopyableError: If something in the fit can't be copied.
+        NotCarriedError: If something in the fit has no bytes.
     """
     if not clients:
         return Rehearsed.by_layers(module)
@@ -142,7 +142,7 @@ def rehearse(
     try:
         # two steps, of one batch twice if need be: what follows the weights does not change in the first
         client = trial.train(clients[0], 2 * int(every), lambda client: prepare(client, mode), again=True)
-    except NotCopyableError:
+    except NotCarriedError:
         raise
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import BatchSampler, DataLoader
 
-from lightning_fedq.clients.copying import NotCopyableError
+from lightning_fedq.clients.world import NotCarriedError
 from lightning_fedq.clients.fit import Client
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.loader import ClientLoader
@@ -102,7 +102,7 @@ def check_smallest(
             stack = Stack((owner,), (size,), rehearsed.training_seed, (), drawn)
         try:
             client = train(stack, source)
-        except NotCopyableError:
+        except NotCarriedError:
             raise
         except Exception as error:
             return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

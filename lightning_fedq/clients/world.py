@@ -1,0 +1,571 @@
+"""A client's world as bytes: whatever the user's fit holds, pickled once a round and loaded for each client.
+
+What is loaded is new: nothing that a client writes to, in whatever object, container, closure, hook or
+optimiser, is the user's or another client's. References inside the world keep: ties of tensors, views of one
+memory (PyTorch's and NumPy's), weak references, dictionaries by `id`. Tensors are not in the bytes; their
+memory is cloned at each load.
+
+Outside, and the same for all clients, are classes, modules, functions without memory, data sets and loaders,
+loggers, threads, what the command line and the compiler hold, and objects whose `__deepcopy__` returns
+themselves. Random generators begin anew with each load, from a seed of the client's own. What has no bytes
+(an open file, a running generator) is refused by the way to it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextvars
+import ctypes
+import functools
+import io
+import logging
+import math
+import pickle
+import random
+import threading
+import types
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.data.generator_turns import is_of_the_process, new_generator
+
+_OUTSIDE: tuple[type, ...] = (
+    *(type, types.ModuleType, types.CodeType, property, contextvars.ContextVar, torch.fx.Graph),
+    *(Dataset, DataLoader, Sampler, pl.loggers.Logger, logging.Logger, argparse.ArgumentParser),
+    *(pl.Trainer, pl.strategies.Strategy, pl.accelerators.Accelerator),
+    *(threading.Thread, concurrent.futures.Executor, np.memmap),
+)
+"""What stays outside of every world, as it is."""
+_MACHINERY = ("jsonargparse", "torch._dynamo", "torch._inductor", "torch._functorch")
+"""Packages whose objects and functions belong to the program: the command line, the compiler."""
+_GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+_PLAIN = {type(None), bool, float, complex, str, bytes, frozenset}
+_CONTAINERS = {dict, list, tuple, set}
+_FIXED = {*_PLAIN, int, tuple, torch.dtype, torch.device, torch.Size, np.dtype}
+_DISPATCH = Tensor.__torch_dispatch__
+_APART = 0x9E3779B97F4A7C15
+_LARGE, _MANY = 1 << 18, 10_000
+"""Numbers of a tensor, and entries of a container, above which a data module's attribute is data."""
+_DEVICES = ("cpu", "cuda", "mps")
+_CURES: dict[Any, str] = {
+    types.GeneratorType: "write it as a class with __next__, or begin it in training_step, if it is None",
+    _BaseDataLoaderIter: "keep the DataLoader, and call iter() on it in training_step, if there is none yet",
+    io.IOBase: "open it where it is used",
+}
+_ROOTS = ("", "optimizers", "lr_scheduler_configs", "precision_plugin", "callbacks", "datamodule", "trainer")
+
+
+class NotCarriedError(ValueError):
+    """Something that a training holds has no bytes, so that clients would share it.
+
+    Args:
+        why: What Python says.
+        way: Keys and attributes that lead to it, the outermost first.
+        cure: What to do about this kind of object; "" is what helps with any.
+    """
+
+    def __init__(self, why: str, way: Sequence[str], cure: str = "") -> None:
+        super().__init__(why, way, cure)
+        self.why, self.way, self.cure = why, way, cure
+
+    def __str__(self) -> str:
+        """The way to it, and the cure."""
+        cure = self.cure or (
+            "give its class a __deepcopy__(self, memo) that returns self (all clients then share it) or a "
+            "new one, or open it where it is used"
+        )
+        return (
+            "every client trains in a world of its own, loaded from bytes, and "
+            f"{''.join(self.way).lstrip('.')} can't be pickled: {self.why}; {cure}"
+        )
+
+
+class _Left(NamedTuple):
+    """Stands for something that is not in the bytes: a "memory", a "generator", or an "original".
+
+    Args:
+        kind: Which of the three.
+        number: Its place in the table.
+    """
+
+    kind: str
+    number: int
+
+
+class World:
+    """What every client begins with, as bytes.
+
+    Args:
+        roots: What a client is given, with all that it leads to.
+        shared: Objects that stay outside.
+        replaced: Objects in whose places `load` puts others.
+
+    Raises:
+        NotCarriedError: If something in it has no bytes.
+    """
+
+    def __init__(
+        self, roots: Sequence[Any], shared: Sequence[Any] = (), replaced: Sequence[Any] = ()
+    ) -> None:
+        self.table: list[Any] = []
+        self._numbers: dict[int, int] = {}
+        self._kept: set[int] = set()
+        self._pieces: list[tuple[torch.device, int, int, int]] = []  # of memory: from, to, place in the table
+        self._overlap = False
+        self._used: dict[int, Tensor] = {}
+        self.replaced = [self.keep(one) for one in replaced]
+        for one in shared:
+            self.keep(one)
+        modules = [part for root in roots if isinstance(root, nn.Module) for part in root.modules()]
+        tensors = [t for part in modules for t in (*part.parameters(False), *part.buffers(False))]
+        self.by_id = {id(one): one for one in (*modules, *tensors)}
+        self.in_script = dict(_in_scripts(modules))
+        self._bytes = self._dump(list(roots))
+        if self._overlap:  # the whole of a memory was found after a part of it
+            self._pieces.sort(key=lambda piece: piece[1] - piece[2])
+            self._bytes = self._dump(list(roots))
+
+    def _dump(self, roots: list[Any]) -> bytes:
+        file = io.BytesIO()
+        pickler = _Pickler(file, self)
+        try:
+            pickler.dump(roots)
+        except Exception as error:
+            last = pickler.last
+            cure = next((text for kind, text in _CURES.items() if isinstance(last, kind)), "")
+            why = str(error) if isinstance(error, TypeError) else f"{type(error).__name__}: {error}"
+            raise NotCarriedError(why, _way(roots, last), cure) from error
+        return file.getvalue()
+
+    def number(self, value: Any) -> int:
+        """The place of an object in the table."""
+        number = self._numbers.setdefault(id(value), len(self.table))
+        if number == len(self.table):
+            self.table.append(value)
+        return number
+
+    def keep(self, value: Any) -> int:
+        """Leave an object outside. Returns its place."""
+        self._kept.add(id(value))
+        return self.number(value)
+
+    def place(self, value: Any) -> int | None:
+        """The place of an object that stays outside."""
+        return self._numbers[id(value)] if id(value) in self._kept else None
+
+    def memory(self, flat: Tensor) -> tuple[_Left, int]:
+        """The piece of memory that holds this one, and how many bytes behind its start that begins.
+
+        Args:
+            flat: All bytes of a storage or of an array, uint8.
+        """
+        start, end, device = flat.data_ptr(), flat.data_ptr() + flat.numel(), flat.device
+        for other, first, last, number in self._pieces:
+            if device == other and start < last and first < end:
+                if first <= start and end <= last:
+                    return _Left("memory", number), start - first
+                self._overlap = True
+        self.table.append(flat)
+        self._pieces.append((device, start, end, len(self.table) - 1))
+        return _Left("memory", len(self.table) - 1), 0
+
+    def load(self, seed: int = 0, instead: Sequence[Any] = ()) -> Any:
+        """The roots, as a client has them.
+
+        Args:
+            seed: Seed of the random generators in it.
+            instead: What stands in the places of `replaced`.
+        """
+        made = dict(zip(self.replaced, instead, strict=True))
+        return _Unpickler(io.BytesIO(self._bytes), self, seed, made).load()
+
+    def clone(self, number: int) -> Tensor:
+        """A clone of a piece of memory, in the place of the last clone if nobody has that any more."""
+        whole, last = self.table[number], self._used.get(number)
+        if last is None or torch._C._storage_Use_Count(last.untyped_storage()._cdata) > 2:
+            last = self._used[number] = torch.empty_like(whole)
+        return last.copy_(whole)
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads a world, for one client."""
+
+    def __init__(self, file: io.BytesIO, world: World, seed: int, made: dict[Any, Any]) -> None:
+        super().__init__(file)
+        self._world, self._seed, self._made = world, seed, made
+
+    def persistent_load(self, key: Any) -> Any:
+        """What `_Pickler.persistent_id` has left out."""
+        table, made = self._world.table, self._made
+        if type(key) is int:
+            return made[key] if key in made else table[key]
+        kind, what = key
+        if kind == "id":
+            return id(what)
+        if kind == "original":
+            return table[what]
+        if key not in made:
+            if kind == "memory":
+                made[key] = self._world.clone(what)
+            else:
+                self._seed = (self._seed + _APART) % 2**63
+                made[key] = new_generator(table[what], self._seed)
+        return made[key]
+
+
+class _Pickler(pickle.Pickler):
+    """Writes a world.
+
+    Attributes:
+        last: The object that it was at when it failed.
+    """
+
+    def __init__(self, file: io.BytesIO, world: World) -> None:
+        super().__init__(file, 5)
+        self._world = world
+        self.last: Any = None
+
+    def persistent_id(self, value: Any) -> Any:
+        """How the loading side finds what is not in the bytes; None for what is."""
+        kind, world = type(value), self._world
+        if kind in _PLAIN:
+            return None
+        if kind is int:  # the `id` of something becomes that of its copy
+            known = world.by_id.get(value)
+            return None if known is None else ("id", known)
+        if kind is _Left:
+            return tuple(value)
+        place = world.place(value)
+        if place is not None or kind in _CONTAINERS:
+            return place
+        if kind in _GENERATORS and not is_of_the_process(value):
+            return "generator", world.number(value)
+        self.last = value
+        return world.keep(value) if _stays_outside(kind, value) else None
+
+    def reducer_override(self, value: Any) -> Any:
+        """How an object is made again: a function, its arguments, its state, what fills it."""
+        kind, world = type(value), self._world
+        self.last = value
+        if id(value) in world.in_script:
+            return _of_script, world.in_script[id(value)]
+        way = _way_of(kind)
+        return NotImplemented if way is None else way(self, value)
+
+    def _script(self, value: Any) -> Any:
+        file = io.BytesIO()
+        torch.jit.save(value, file)
+        return _load_script, (file.getvalue(),)
+
+    def _attributes(self, value: Any) -> Any:
+        return object.__new__, (type(value),), vars(value), None, None, _fill
+
+    def _datamodule(self, value: Any) -> Any:
+        for held in vars(value).values():
+            if _is_large(held):
+                self._world.keep(held)
+        return self._attributes(value)
+
+    def _own_way(self, value: Any) -> Any:
+        """A class that says how it is copied is told of what has been loaded so far."""
+        begun = self.memo.copy()
+        known = [one for key, one in self._world.by_id.items() if key in begun]
+        known += [self._world.table[number] for number in self._world.replaced]
+        return _own_copy, (self._original(value), [(self._original(one), one) for one in known])
+
+    def _original(self, value: Any) -> _Left:
+        return _Left("original", self._world.number(value))
+
+    def _tensor(self, value: Any) -> Any:
+        world, kind, grad = self._world, type(value), value.requires_grad and value.is_leaf
+        own_layout = value.layout is not torch.strided or value.is_quantized
+        if own_layout or value.device.type not in _DEVICES or kind.__torch_dispatch__ is not _DISPATCH:
+            return _own_copy, (self._original(value), [])
+        value_ = value.detach() if not value.is_leaf else value
+        storage = value_.untyped_storage()
+        flat = torch.empty(0, dtype=torch.uint8, device=value.device).set_(storage)
+        memory, behind = world.memory(flat)
+        offset = value_.storage_offset() + behind // value.element_size()
+        args = memory, value.dtype, offset, tuple(value.shape), value.stride(), kind, grad
+        hooks = list((value._backward_hooks or {}).values())
+        later = list((getattr(value, "_post_accumulate_grad_hooks", None) or {}).values())
+        own, last = vars(value), value.grad if value.is_leaf else None
+        if last is None and not hooks and not later and not own:
+            return _new_tensor, args
+        return _new_tensor, args, (last, hooks, later, own), None, None, _fill_tensor
+
+    def _array(self, value: Any) -> Any:
+        if value.dtype.hasobject:
+            return NotImplemented
+        base = value
+        while isinstance(base.base, np.ndarray):
+            base = base.base
+        if isinstance(base, np.memmap):
+            return _same, (self._original(value),)
+        owner = base if base.flags.c_contiguous else base.T
+        if not owner.flags.c_contiguous or not owner.size:
+            return np.array, (self._original(value),)
+        address = owner.__array_interface__["data"][0]
+        self._original(owner)  # lives as long as its address is known
+        raw = np.frombuffer((ctypes.c_uint8 * owner.nbytes).from_address(address), np.uint8)
+        memory, behind = self._world.memory(torch.from_numpy(raw))
+        offset = value.__array_interface__["data"][0] - address + behind
+        return _new_array, (memory, value.shape, value.dtype, offset, value.strides, value.flags.writeable)
+
+    def _function(self, value: Any) -> Any:
+        code, names = self._original(value.__code__), self._original(value.__globals__)
+        args = code, names, value.__name__, value.__closure__
+        state = value.__defaults__, value.__kwdefaults__, value.__qualname__, value.__module__, vars(value)
+        return _new_function, args, state, None, None, _fill_function
+
+    def _cell(self, value: Any) -> Any:
+        try:
+            return types.CellType, (), (value.cell_contents,), None, None, _fill_cell
+        except ValueError:  # empty
+            return types.CellType, ()
+
+    def _method(self, value: Any) -> Any:
+        return types.MethodType, (value.__func__, value.__self__)
+
+    def _weak(self, value: Any) -> Any:
+        target = value()
+        return (_dead, ()) if target is None else (weakref.ref, (target, value.__callback__))
+
+    def _proxy(self, value: Any) -> Any:
+        try:
+            return weakref.proxy, (value.__reduce__.__self__,)
+        except ReferenceError:
+            return _dead_proxy, ()
+
+    def _weak_dict(self, value: Any) -> Any:
+        return type(value), (), None, None, iter(list(value.items()))
+
+    def _weak_set(self, value: Any) -> Any:
+        return type(value), (), list(value), None, None, _fill_set
+
+    def _cache(self, value: Any) -> Any:
+        return _new_cache, (value.__wrapped__, value.cache_parameters())
+
+    def _view(self, value: Any) -> Any:
+        return types.MappingProxyType, (dict(value),)
+
+    def _lock(self, value: Any) -> Any:
+        return (threading.Lock if type(value) is type(threading.Lock()) else threading.RLock), ()
+
+
+_WAYS: dict[Any, Callable[[_Pickler, Any], Any]] = {
+    torch.jit.ScriptModule: _Pickler._script,
+    Tensor: _Pickler._tensor,
+    nn.Module: _Pickler._attributes,
+    pl.LightningDataModule: _Pickler._datamodule,
+    Optimizer: _Pickler._attributes,
+    np.ndarray: _Pickler._array,
+    types.FunctionType: _Pickler._function,
+    types.CellType: _Pickler._cell,
+    types.MethodType: _Pickler._method,
+    weakref.ProxyType: _Pickler._proxy,
+    weakref.CallableProxyType: _Pickler._proxy,
+    weakref.ReferenceType: _Pickler._weak,
+    weakref.WeakKeyDictionary: _Pickler._weak_dict,
+    weakref.WeakValueDictionary: _Pickler._weak_dict,
+    weakref.WeakSet: _Pickler._weak_set,
+    functools._lru_cache_wrapper: _Pickler._cache,
+    types.MappingProxyType: _Pickler._view,
+    type(threading.Lock()): _Pickler._lock,
+    type(threading.RLock()): _Pickler._lock,
+}
+"""How what pickle can't take, or takes without its ties, is pickled."""
+
+
+@functools.cache
+def _way_of(kind: type) -> Callable[[_Pickler, Any], Any] | None:
+    found = next((way for parent, way in _WAYS.items() if issubclass(kind, parent)), None)
+    return _Pickler._own_way if found is None and _copies_itself(kind) else found
+
+
+@functools.cache
+def _copies_itself(kind: type) -> bool:
+    """Has a class, in Python, a `__deepcopy__` of its own?"""
+    own = next((base for base in kind.__mro__ if "__deepcopy__" in vars(base)), None)
+    if own is None or issubclass(kind, (Tensor, nn.Module, Optimizer)):
+        return False
+    return isinstance(vars(own)["__deepcopy__"], types.FunctionType) and own.__module__ != "weakref"
+
+
+@functools.cache
+def _is_of_the_program(kind: type) -> bool:
+    if issubclass(kind, (nn.Module, Tensor, Optimizer, pl.LightningDataModule)):
+        return False
+    return kind is object or issubclass(kind, _OUTSIDE) or str(kind.__module__).startswith(_MACHINERY)
+
+
+def _stays_outside(kind: type, value: Any) -> bool:
+    if kind is types.FunctionType:
+        return _has_no_memory(value)
+    if _copies_itself(kind):
+        return value.__deepcopy__({}) is value
+    if isinstance(value, io.IOBase):  # a log; who reads what others have written, is not isolated
+        return not value.closed and value.writable() and not value.readable()
+    return _is_of_the_program(kind) or kind in _GENERATORS
+
+
+def _has_no_memory(function: types.FunctionType) -> bool:
+    if (function.__module__ or "").startswith("jsonargparse"):
+        return True
+    kept = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    fixed = all(type(one) in _FIXED or isinstance(one, type | types.BuiltinFunctionType) for one in kept)
+    return function.__closure__ is None and not function.__dict__ and fixed
+
+
+def _is_large(value: Any) -> bool:
+    if isinstance(value, Tensor | np.ndarray):
+        return math.prod(value.shape) > _LARGE
+    return isinstance(value, list | tuple | dict | set) and len(value) > _MANY
+
+
+def _in_scripts(modules: Sequence[nn.Module]) -> Iterator[tuple[int, tuple[Any, str]]]:
+    """Tensors and parts of what TorchScript has compiled, by `id`: the whole, and the name in it.
+
+    The whole is what `torch.jit.load` makes new; the optimiser has its tensors.
+    """
+    inside: set[int] = set()
+    for whole in modules:
+        if isinstance(whole, torch.jit.ScriptModule) and id(whole) not in inside:
+            parts = [(name, one) for name, one in whole.named_modules() if name]
+            inside |= {id(one) for _, one in parts}
+            for name, one in (*whole.named_parameters(), *whole.named_buffers(), *parts):
+                yield id(one), (whole, name)
+
+
+# ---- loading ------------------------------------------------------------------------------------------
+
+
+def _load_script(code: bytes) -> Any:
+    return torch.jit.load(io.BytesIO(code))
+
+
+def _of_script(script: Any, name: str) -> Any:
+    return attrgetter(name)(script)
+
+
+def _own_copy(value: Any, known: list[tuple[Any, Any]]) -> Any:
+    return value.__deepcopy__({id(one): made for one, made in known})
+
+
+def _new_tensor(
+    memory: Tensor, dtype: Any, offset: int, shape: Any, stride: Any, kind: Any, grad: bool
+) -> Any:
+    made = torch.empty(0, dtype=dtype, device=memory.device)
+    made.set_(memory.untyped_storage(), offset, shape, stride)
+    if kind is Tensor:
+        return made.requires_grad_(grad)
+    if kind is nn.Parameter:
+        return nn.Parameter(made, grad)
+    return Tensor._make_subclass(kind, made, grad)
+
+
+def _new_array(memory: Tensor, shape: Any, dtype: Any, offset: int, strides: Any, writeable: bool) -> Any:
+    made: Any = np.ndarray(shape, dtype, memory.view(-1).numpy(), offset, strides)  # type: ignore[call-overload]
+    made.flags.writeable = writeable
+    return made
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _new_function(code: Any, names: Any, name: str, cells: Any) -> Any:
+    return types.FunctionType(code, names, name, None, cells)
+
+
+def _new_cache(function: Any, settings: Any) -> Any:
+    return functools.lru_cache(**settings)(function)
+
+
+def _dead() -> None:
+    """What a weak reference to nothing returns."""
+
+
+def _dead_proxy() -> Any:
+    return weakref.proxy(_Gone())
+
+
+class _Gone:
+    """Of which nobody has a reference."""
+
+
+def _fill(made: Any, state: Any) -> None:
+    vars(made).update(state)
+
+
+def _fill_tensor(made: Any, state: Any) -> None:
+    made.grad, hooks, later, own = state
+    for hook in hooks:
+        made.register_hook(hook)
+    for hook in later:
+        made.register_post_accumulate_grad_hook(hook)
+    vars(made).update(own)
+
+
+def _fill_function(made: Any, state: Any) -> None:
+    made.__defaults__, made.__kwdefaults__, made.__qualname__, made.__module__, own = state
+    vars(made).update(own)
+
+
+def _fill_cell(made: Any, state: Any) -> None:
+    (made.cell_contents,) = state
+
+
+def _fill_set(made: Any, state: Any) -> None:
+    made.update(state)
+
+
+# ---- errors -------------------------------------------------------------------------------------------
+
+
+def _way(roots: Sequence[Any], target: Any) -> list[str]:
+    """The shortest way to an object, by attributes, keys and closures."""
+    seen: set[int] = set()
+    names = (f".{name}" if name else "" for name in _ROOTS)
+    queue = deque((root, [name]) for root, name in zip(roots, names, strict=True))
+    while queue:
+        one, way = queue.popleft()
+        if one is target:
+            return way
+        if id(one) not in seen and not isinstance(one, type | types.ModuleType | str | Tensor):
+            seen.add(id(one))
+            queue.extend((held, [*way, name]) for name, held in _held_by(one))
+    return [f" {type(target).__name__}"]
+
+
+def _held_by(one: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(one, dict):
+        yield from ((f"[{key!r}]", held) for key, held in one.items())
+    elif isinstance(one, list | tuple | set | deque):
+        yield from ((f"[{number}]", held) for number, held in enumerate(one))
+    elif isinstance(one, types.MethodType):
+        yield from (("", one.__self__), ("", one.__func__))
+    elif isinstance(one, functools.partial):
+        yield from (("", one.func), ("", one.args), ("", one.keywords))
+    elif isinstance(one, types.FunctionType):
+        for cell in one.__closure__ or ():
+            with suppress(ValueError):
+                yield f" in the closure of {one.__qualname__}", cell.cell_contents
+    for name, held in (getattr(one, "__dict__", None) or {}).items():
+        if isinstance(one, nn.Module) and name in ("_modules", "_parameters", "_buffers"):
+            yield from ((f".{key}", value) for key, value in held.items())
+        else:
+            yield f".{name}", held
