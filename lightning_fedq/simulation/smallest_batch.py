@@ -15,8 +15,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import BatchSampler, DataLoader
 
-from lightning_fedq.clients.world import NotCarriedError
 from lightning_fedq.clients.fit import Client
+from lightning_fedq.clients.world import NotCarriedError
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.own_loaders import OwnClientLoader
