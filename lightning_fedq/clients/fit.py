@@ -193,5 +193,5 @@ def _tensors(module: pl.LightningModule) -> list[Any]:
 
 
 def _parts(trainer: Any) -> tuple[Any, ...]:
-    """What a client has of its own without loading it."""
+    """Parts that a client has of its own without loading them."""
     return trainer, trainer.strategy, trainer.fit_loop, trainer.fit_loop.epoch_loop

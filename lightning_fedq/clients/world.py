@@ -97,7 +97,7 @@ class _Left(NamedTuple):
     """Stands for something that is not in the bytes: a "memory", a "generator", or an "original".
 
     Args:
-        kind: Which of the three.
+        kind: One of the three.
         number: Its place in the table.
     """
 
@@ -106,7 +106,7 @@ class _Left(NamedTuple):
 
 
 class World:
-    """What every client begins with, as bytes.
+    """Beginning of every client, as bytes.
 
     Args:
         roots: What a client is given, with all that it leads to.
@@ -208,7 +208,7 @@ class _Unpickler(pickle.Unpickler):
         self._world, self._seed, self._made = world, seed, made
 
     def persistent_load(self, key: Any) -> Any:
-        """What `_Pickler.persistent_id` has left out."""
+        """Return an object that `_Pickler.persistent_id` has left out."""
         table, made = self._world.table, self._made
         if type(key) is int:
             return made[key] if key in made else table[key]
@@ -239,7 +239,7 @@ class _Pickler(pickle.Pickler):
         self.last: Any = None
 
     def persistent_id(self, value: Any) -> Any:
-        """How the loading side finds what is not in the bytes; None for what is."""
+        """Return the key by which the loading side finds an object. None for one that is in the bytes."""
         kind, world = type(value), self._world
         if kind in _PLAIN:
             return None
@@ -257,12 +257,12 @@ class _Pickler(pickle.Pickler):
         return world.keep(value) if _stays_outside(kind, value) else None
 
     def reducer_override(self, value: Any) -> Any:
-        """How an object is made again: a function, its arguments, its state, what fills it."""
+        """Return the recipe of an object: a function, its arguments, its state, its contents."""
         kind, world = type(value), self._world
         self.last = value
         if id(value) in world.in_script:
             return _of_script, world.in_script[id(value)]
-        way = _way_of(kind)
+        way = _way_of(kind)  # type: ignore[arg-type]
         return NotImplemented if way is None else way(self, value)
 
     def _script(self, value: Any) -> Any:
@@ -454,7 +454,7 @@ def _in_scripts(modules: Sequence[nn.Module]) -> Iterator[tuple[int, tuple[Any, 
 
 
 def _load_script(code: bytes) -> Any:
-    return torch.jit.load(io.BytesIO(code))
+    return torch.jit.load(io.BytesIO(code))  # type: ignore[no-untyped-call]
 
 
 def _of_script(script: Any, name: str) -> Any:
@@ -496,7 +496,7 @@ def _new_cache(function: Any, settings: Any) -> Any:
 
 
 def _dead() -> None:
-    """What a weak reference to nothing returns."""
+    """Return nothing, as a weak reference to nothing does."""
 
 
 def _dead_proxy() -> Any:
