@@ -6,6 +6,13 @@ samples, drawn anew for every step; an empty batch is a step like any other, wit
 charged before its noise is drawn. What the module logs from training batches is a release of its own, which
 no epsilon covers; so is a loss that looks at other samples of the batch.
 
+Clipping bounds what a sample adds to a sum; it does not bound what it changes in the others' dropout masks and
+transforms, which all come from one sequence: a sample more shifts those of all that follow. To whoever knows
+the sequence, by a seed, that is a change of the whole sum. So every draw of a step (torch's, NumPy's and
+Python's generators, in worker processes too) comes from a secret of the step, and counts as noise that is
+drawn anew for every sample: given the same draws for the samples that are in both batches, sums differ by one
+clipped gradient, and a mixture of such pairs is no easier to tell apart than one of them (joint convexity).
+
 Beside `Federated` the clients train one at a time, every local step is such a step on samples of that
 client's own data, and every client has an account of its own. What a client sends is computed from its
 noisy steps alone, so the claim holds against whoever sees the messages, the server included. A sample must
@@ -29,6 +36,7 @@ from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.clients.child import is_client
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.data.batches import LocalWork
+from lightning_fedq.data.generator_turns import default_generators_kept, draw_from
 from lightning_fedq.data.loader import ClientBatches, check_plain
 from lightning_fedq.dpsgd.accounts import SampleAccounts
 from lightning_fedq.dpsgd.between_steps import check_between_steps
@@ -39,6 +47,7 @@ from lightning_fedq.dpsgd.checks import (
     check_layers,
     check_settings,
 )
+from lightning_fedq.dpsgd.draws import check_draws_of_data
 from lightning_fedq.dpsgd.loss_reduction import loss_reduction, samples_to_try
 from lightning_fedq.dpsgd.poisson import PoissonBatches, PoissonEpoch
 from lightning_fedq.dpsgd.statement import SampleStatement
@@ -62,6 +71,16 @@ _FROM_LOADER = (
 )
 
 
+class _HandedOver(DataLoader[Any]):
+    """Lets this process draw from a batch's secret when it arrives, as hooks on the batch do."""
+
+    def __iter__(self) -> Any:
+        epoch: Any = self.sampler
+        for number, batch in enumerate(super().__iter__()):
+            draw_from(epoch.keys[number], "handed over")
+            yield batch
+
+
 class DPSGD(pl.Callback):
     """DP-SGD for an ordinary module, or any optimiser on its noisy gradients.
 
@@ -69,8 +88,8 @@ class DPSGD(pl.Callback):
         noise_multiplier: Std of the noise on the summed gradient / `max_grad_norm`, > 0.
         max_grad_norm: Norm to which every sample's gradient is clipped, > 0.
         delta: Delta at which `dp/epsilon` is logged, below 1 / samples (of the largest client).
-        seed: An integer makes batches and noise reproducible, and NOT private; None takes them from the
-            operating system.
+        seed: An integer makes batches, noise and all random draws of a step reproducible, and NOT private;
+            None takes them from the operating system, whatever `seed_everything` was told.
 
     Attributes:
         accounts: What was spent, by client; client 0 is everybody where there is no federation.
@@ -146,8 +165,16 @@ class DPSGD(pl.Callback):
         user_loader = owner.train_dataloader
         self._undo.replace(owner, "train_dataloader", lambda: self._poisson(user_loader()))
 
+    def _key(self, purpose: str, client: int, step: int) -> bytes:
+        return hkdf_expand(self._root, pack_fields(purpose, client, step))
+
     def _stream(self, purpose: str, client: int, step: int) -> Stream:
-        return Stream(hkdf_expand(self._root, pack_fields(purpose, client, step)))
+        return Stream(self._key(purpose, client, step))
+
+    def _draw_anew(self, when: str) -> None:
+        """Let all that is drawn from here on come from a secret of the present client's coming step."""
+        account = self.accounts.get(self._present)
+        draw_from(self._key("draws", self._present, 0 if account is None else account.steps), when)
 
     # ---- the federation's batches: DPSGD is its `BatchRule` ---------------------------------------------
 
@@ -173,12 +200,19 @@ class DPSGD(pl.Callback):
             for client in clients
         ]
 
+    def keys(self, client: int, steps: int) -> tuple[bytes, ...]:
+        """See `BatchRule.keys`: secrets of the coming steps."""
+        first = self._first_step[client]
+        return tuple(self._key("draws", client, first + step) for step in range(steps))
+
     def _poisson(self, given: object) -> DataLoader[Any]:
         loader = check_plain(given)
         size = len(loader.dataset)  # type: ignore[arg-type]
         self.begin(LocalWork.of(loader, [torch.arange(size)], 1, None))
-        self._epoch = PoissonEpoch(self._batches, lambda: self.accounts[0].steps)
-        self._loader: DataLoader[Any] = DataLoader(
+        self._epoch = PoissonEpoch(
+            self._batches, lambda: self.accounts[0].steps, lambda step: self._key("draws", 0, step)
+        )
+        self._loader: DataLoader[Any] = _HandedOver(
             ClientBatches(loader.dataset, loader.collate_fn),
             sampler=self._epoch,
             batch_size=None,
@@ -213,6 +247,10 @@ class DPSGD(pl.Callback):
                 )
         if self._federated is None:
             self._make_noisy(trainer, pl_module)
+        generators = default_generators_kept()
+        generators.__enter__()
+        self._undo.later(lambda: generators.__exit__(None, None, None))
+        self._draw_anew("start")
         quiet = warnings.catch_warnings()
         quiet.__enter__()
         self._undo.later(lambda: quiet.__exit__(None, None, None))
@@ -256,6 +294,7 @@ class DPSGD(pl.Callback):
             double = ClientFit(home).copy(0, alone=True)
             trainer, module = double.trainer, double.module
         tried = samples_to_try(len(held), epoch)
+        check_draws_of_data(fetch, held[tried])
         batch = fetch(held[tried])
         reduction = loss_reduction(trainer, module, batch, SampleGradientHooks)
         if self._reduction not in (None, reduction):
@@ -407,14 +446,31 @@ class DPSGD(pl.Callback):
             step, size = self._epoch.drawn.popleft()
             self._check_step(0, step)
             self._optimizer.batch_size, self._optimizer.batch_is_empty = size, size == 0
-            return
-        stack, number = self._federated.fit.present_batch(batch_idx)
-        if stack.clients:  # else nobody answers, and no step is taken
+        else:
+            stack, number = self._federated.fit.present_batch(batch_idx)
+            if not stack.clients:  # nobody answers, and no step is taken
+                return
             (self._present,) = stack.clients
             self._check_step(self._present, self._first_step[self._present] + number)
             size = stack.batch_sizes[number]
             self._optimizer.batch_size, self._optimizer.batch_is_empty = size, size == 0
             self._optimizer.expected_batch_size = self._expected_size(self._present)
+        self._draw_anew("step")
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Draw from a secret of the next step, whose hooks on the batch come before it."""
+        self._draw_anew("between")
+
+    def on_validation_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The same after a validation, which may have a seed of its own."""
+        if trainer.state.fn == "fit" and not trainer.sanity_checking:
+            self._draw_anew("after validation")
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        """The same in an epoch."""
+        self._draw_anew("epoch")
 
     def _check_step(self, client: int, drawn: int) -> None:
         """A batch is drawn from the stream of the step that it is charged as. No stream is drawn for two."""

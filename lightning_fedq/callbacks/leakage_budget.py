@@ -157,6 +157,10 @@ class LeakageBudget(pl.Callback):
             self.settings, self._round = {}, -1
         self._loaded = False
 
+    def keys(self, client: int, steps: int) -> tuple[bytes, ...]:
+        """See `BatchRule.keys`: no secrets."""
+        return ()
+
     def draw(self, round: int, attempt: int, clients: Sequence[int]) -> list[tuple[Tensor, ...]]:
         """See `BatchRule.draw`: decide for the round, then flip a coin for every sample and step."""
         plan = self._federated.planner.plan(round, self._mechanism)

@@ -28,6 +28,8 @@ class Stack:
         training_seed: Seed of torch's generators while the stack's first client trains.
         order_seeds: Seed of each client's data order; empty where there is nothing to shuffle.
         samples: Indices of each batch of the only client, where a rule has drawn them.
+        keys: Secret of the random draws of each batch, 32 bytes, where a rule has drawn them; otherwise
+            they follow from `training_seed`.
         training_seed_of: Seed of torch's generators while any one client trains.
     """
 
@@ -36,6 +38,7 @@ class Stack:
     training_seed: int
     order_seeds: tuple[int, ...]
     samples: tuple[Tensor, ...] = field(default=(), compare=False)
+    keys: tuple[bytes, ...] = field(default=(), compare=False, repr=False)
     training_seed_of: Callable[[int], int] = field(default=int, compare=False)
 
     def row_seed(self, row: int) -> int:
@@ -145,4 +148,10 @@ class BatchRule(Protocol):
         """Return the sample indices of each batch, for each of the clients of one round.
 
         Every client has as many batches as by passes over its data. Asked once for an attempt at a round.
+        """
+
+    def keys(self, client: int, steps: int) -> tuple[bytes, ...]:
+        """Secret of the random draws of each of a client's batches in this round; none if they have a seed.
+
+        Asked after `draw`.
         """

@@ -1,15 +1,20 @@
-"""Several sequences of draws from the process's default generators, taken in turns.
+"""Several sequences of draws from the process's default generators, taken in turns or from secret keys.
 
 Code that draws without a generator of its own, as dropout and random transforms do, then draws in each turn
 what it would draw if its sequence were the only one. Python's and NumPy's generators are for transforms of
 the data; a training step that draws from them is never mapped over clients.
+
+A seed is no secret, however it was chosen: torch's CPU generator keeps 32 bits of it, which whoever sees the
+result can try. `draw_from` fills whole states from a key of 256 bits.
 """
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -33,6 +38,78 @@ def seed_for_transforms(seed: int) -> None:
     seed_everywhere(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002 (the one that transforms draw from)
+
+
+_WORDS = 624
+"""Words of a Mersenne Twister, which torch's CPU generator, NumPy's and Python's all are."""
+
+
+@cache
+def _blank_state() -> bytes:
+    """The state of a new CPU generator, whose words follow 24 bytes and are 64 bits wide.
+
+    Raises:
+        RuntimeError: If this version of torch keeps it in another way.
+    """
+    state: bytes = torch.Generator().manual_seed(5).get_state().numpy().tobytes()
+    words = np.frombuffer(state, np.uint64, _WORDS, 24) if len(state) >= 24 + 8 * _WORDS else ()
+    if not np.array_equal(words, np.random.RandomState(5).get_state()[1]):  # type: ignore[arg-type]
+        raise RuntimeError(
+            f"torch {torch.__version__} keeps its random generator in a way that is not known here, so that "
+            "it can't be filled from a secret; use a version of torch that the package was tested with"
+        )
+    return state
+
+
+def draw_from(key: bytes, *purpose: str | int) -> None:
+    """Fill the states of the default generators of torch (all devices in use), NumPy and Python from a key.
+
+    Nothing that is drawn afterwards follows from what was drawn before, or from a seed.
+
+    Args:
+        key: 32 bytes. Used once for a purpose.
+        purpose: What is drawn. Other purposes draw other numbers.
+    """
+    blank, size = _blank_state(), 4 * _WORDS
+    stream = hashlib.shake_256(key + repr(purpose).encode()).digest(8 + 3 * size + 24)
+    own, ours, theirs = (np.frombuffer(stream, np.uint32, _WORDS, 8 + i * size) for i in range(3))
+    state = bytearray(blank)
+    state[:8] = stream[:8]  # what `torch.initial_seed` tells
+    state[24 : 24 + 8 * _WORDS] = own.astype(np.uint64).tobytes()
+    torch.default_generator.set_state(torch.frombuffer(state, dtype=torch.uint8))
+    np.random.set_state(("MT19937", ours, _WORDS))  # noqa: NPY002 (the one that transforms draw from)
+    random.setstate((3, (*theirs.tolist(), _WORDS), None))
+    rest = stream[-24:]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        for index, generator in enumerate(torch.cuda.default_generators):
+            generator.manual_seed((int.from_bytes(rest[:8], "little") + index) % 2**63)
+            generator.set_offset(4 * (int.from_bytes(rest[8:16], "little") % 2**60))
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(int.from_bytes(rest[16:], "little") % 2**63)
+
+
+def states_of_defaults() -> dict[str, object]:
+    """States of the default generators that `draw_from` fills, by name, to compare."""
+    state, cuda = generator_state()
+    numpy: Any = np.random.get_state()  # noqa: NPY002
+    found: dict[str, object] = {
+        "torch's generator": state.numpy().tobytes(),
+        "NumPy's generator": (numpy[1].tobytes(), numpy[2]),
+        "Python's generator": random.getstate(),
+    }
+    return found | {f"torch's generator on GPU {i}": own.numpy().tobytes() for i, own in enumerate(cuda)}
+
+
+@contextmanager
+def default_generators_kept() -> Iterator[None]:
+    """Bring the default generators back to where they were."""
+    state, others = generator_state(), (random.getstate(), np.random.get_state())  # noqa: NPY002
+    try:
+        yield
+    finally:
+        set_generator_state(state)
+        random.setstate(others[0])
+        np.random.set_state(others[1])  # noqa: NPY002
 
 
 _OF_THE_PROCESS = (torch.default_generator, np.random.mtrand._rand, getattr(random, "_inst", None))

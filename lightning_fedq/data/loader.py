@@ -32,7 +32,7 @@ from torch.utils.data import (
 )
 
 from lightning_fedq.data.batches import LocalWork, Stack
-from lightning_fedq.data.generator_turns import GeneratorTurns, seed_for_transforms
+from lightning_fedq.data.generator_turns import GeneratorTurns, draw_from, seed_for_transforms
 from lightning_fedq.data.labels import Labels, labels_of
 from lightning_fedq.data.partition import Partition, larger_shares
 from lightning_fedq.data.sampling import batching_of, collation_of, sampling_of
@@ -182,9 +182,14 @@ class ClientBatches(Dataset[Any]):
         if type(dataset) is TensorDataset:
             self._tensors, self._subset = dataset.tensors, subset
 
-    def __getitem__(self, asked: Tensor | tuple[Tensor, Sequence[int]]) -> Any:
-        """Fetch one batch, each client in its turn, or from its own seed where there are seeds."""
+    def __getitem__(self, asked: Tensor | tuple[Tensor, Sequence[int] | bytes]) -> Any:
+        """Fetch one batch, each client in its turn, or from its own seed, or a secret, where there is one."""
         indices, seeds = asked if isinstance(asked, tuple) else (asked, ())
+        if isinstance(seeds, bytes):
+            draw_from(seeds, "fetch")
+            batch = self.fetch(indices, GeneratorTurns())
+            draw_from(seeds, "fetched")  # a data set may have seeded them
+            return batch
         if not seeds:
             return self.fetch(indices, self._turns)
         seed_for_transforms(seeds[0])
@@ -373,12 +378,18 @@ class ClientLoader:
         """One batch of given samples, to try something on. The clients' sequences do not move."""
         return self._batches.fetch(indices, GeneratorTurns())
 
-    def round_indices(self) -> Iterator[tuple[Tensor, Sequence[int]]]:
+    def round_indices(self) -> Iterator[tuple[Tensor, Sequence[int] | bytes]]:
         """Yield the sample indices of every batch of the round, and for workers a seed of each client's."""
         for stack in self._stacks():
-            rows = 0 if self._workers is None else max(len(stack.clients), 1)
-            seeds = [stack.row_seed(row) for row in range(rows)]
-            for number, indices in enumerate(self.indices(stack)):
+            yield from self._asked(stack, self._workers is not None)
+
+    def _asked(self, stack: Stack, seeded: bool) -> Iterator[tuple[Tensor, Sequence[int] | bytes]]:
+        """Sample indices of a stack's batches, each with its secret, or a seed of each client's."""
+        seeds = [stack.row_seed(row) for row in range(max(len(stack.clients), 1))] if seeded else []
+        for number, indices in enumerate(self.indices(stack)):
+            if stack.keys:
+                yield indices, stack.keys[number]
+            else:
                 yield indices, [(seed + number * _APART) % 2**63 for seed in seeds]
 
     def by_stack(self) -> Iterator[tuple[Stack, Iterator[Any]]]:
@@ -393,15 +404,22 @@ class ClientLoader:
             self._generator.manual_seed(stacks[0].training_seed)
             batches = iter(self._workers)
         for stack in stacks:
+            if stack.keys:
+                draw_from(stack.keys[0], "before the first batch")
             own = self._seeded(stack, islice(batches, len(stack.batch_sizes)))
             yield stack, own
             deque(own, maxlen=0)
 
     def of_stack(self, stack: Stack) -> Iterator[Any]:
         """Yield the batches of one stack, drawn in this process and beside the round."""
-        return self._seeded(stack, map(self._batches.__getitem__, self.indices(stack)))
+        return self._seeded(stack, map(self._batches.__getitem__, self._asked(stack, False)))
 
     def _seeded(self, stack: Stack, batches: Iterator[Any]) -> Iterator[Any]:
+        if stack.keys:
+            for key, batch in zip(stack.keys, batches, strict=False):
+                draw_from(key, "handed over")  # hooks on the batch come before those of the step
+                yield batch
+            return
         seed_for_transforms(stack.training_seed)
         self.turns.begin(stack.row_seed)
         yield from batches

@@ -57,8 +57,9 @@ def check_between_steps(home: Any, fetch: Callable[[Tensor], Any], held: Tensor,
             "what earlier batches have left behind changes the gradients of a later one, so that one sample "
             "moves all steps that follow its own, and clipping bounds nothing: a value that follows from "
             "losses, gradients or batches is kept beyond its step (in on_train_batch_end, in another hook, "
-            "by a callback or a global variable). Leave it out of the loss, or compute it from weights, "
-            "which are private, or from trainer.global_step"
+            "by a callback or a global variable), or a random generator of one's own goes on from batch to "
+            "batch. Leave it out of the loss, or compute it from weights, which are private, or from "
+            "trainer.global_step; draw from torch.rand, np.random or random without a generator"
         )
     names = sorted(name for name in {*one[1], *other[1]} if not _alike(one[1].get(name), other[1].get(name)))
     if names:

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.dpsgd.draws import check_draws_of_step
 
 if TYPE_CHECKING:
     from lightning_fedq.dpsgd.opacus import SampleGradientHooks
@@ -88,6 +89,7 @@ def loss_reduction(
         def loss_of(part: Any) -> float:
             return float(step(part).detach())
 
+        check_draws_of_step(step, batch)
         if not _same(loss_of(batch), loss_of(batch)):
             modes = {part: part.training for part in probe.modules()}
             probe.eval()

@@ -53,20 +53,35 @@ class PoissonBatches:
         return held[torch.from_numpy(np.flatnonzero(coins))]
 
 
-class PoissonEpoch(Sampler[Tensor]):
-    """The batches of client 0, one pass over the data on average. Remembers each one's step and size."""
+class PoissonEpoch(Sampler[tuple[Tensor, bytes]]):
+    """The batches of client 0, one pass over the data on average, with the secrets of their random draws.
 
-    def __init__(self, batches: PoissonBatches, next_step: Callable[[], int]) -> None:
-        self._batches, self._next_step = batches, next_step
+    Args:
+        batches: Draws them.
+        next_step: Returns the number of the epoch's first step.
+        key: Returns the secret of a step's random draws.
+
+    Attributes:
+        drawn: Step and size of each batch that has not been trained on.
+        keys: Secrets of all batches of this epoch.
+    """
+
+    def __init__(
+        self, batches: PoissonBatches, next_step: Callable[[], int], key: Callable[[int], bytes]
+    ) -> None:
+        self._batches, self._next_step, self._key = batches, next_step, key
         self.drawn: deque[tuple[int, int]] = deque()
+        self.keys: list[bytes] = []
 
     def __len__(self) -> int:
         return max(round(1.0 / self._batches.sample_rate(0)), 1)
 
-    def __iter__(self) -> Iterator[Tensor]:
+    def __iter__(self) -> Iterator[tuple[Tensor, bytes]]:
         self.drawn.clear()
+        self.keys = []
         first = self._next_step()
         for step in range(first, first + len(self)):
             taken = self._batches.take(0, step)
             self.drawn.append((step, len(taken)))
-            yield taken
+            self.keys.append(self._key(step))
+            yield taken, self.keys[-1]

@@ -54,12 +54,29 @@ def round_stacks(
     return stacks
 
 
-def single_stacks(plan: RoundPlan, batches: Sequence[tuple[Tensor, ...]]) -> list[Stack]:
-    """One stack for each client that answers, on the batches that a rule has drawn for it."""
+def single_stacks(
+    plan: RoundPlan,
+    batches: Sequence[tuple[Tensor, ...]],
+    keys_of: Callable[[int, int], tuple[bytes, ...]],
+) -> list[Stack]:
+    """One stack for each client that answers, on the batches that a rule has drawn for it.
+
+    Args:
+        plan: The round.
+        batches: Sample indices of each batch, of each client that answers.
+        keys_of: Secrets of a client's draws in so many batches.
+    """
     if not plan.survivors:
         return [Stack((), (1,), plan.stream_seed("training"), ())]
     return [
-        Stack((client,), tuple(map(len, own)), plan.stream_seed("training", client), (), own)
+        Stack(
+            (client,),
+            tuple(map(len, own)),
+            plan.stream_seed("training", client),
+            (),
+            own,
+            keys_of(client, len(own)),
+        )
         for client, own in zip(plan.survivors, batches, strict=True)
     ]
 
@@ -73,7 +90,12 @@ def shortened(stacks: Sequence[Stack], num_steps: int) -> list[Stack]:
         kept.append(stack)
         left -= len(stack.batch_sizes)
     first = stacks[0]
-    part = replace(first, batch_sizes=first.batch_sizes[:num_steps], samples=first.samples[:num_steps])
+    part = replace(
+        first,
+        batch_sizes=first.batch_sizes[:num_steps],
+        samples=first.samples[:num_steps],
+        keys=first.keys[:num_steps],
+    )
     return kept or [part]
 
 
@@ -137,5 +159,5 @@ class Schedule:
             stacks = round_stacks(plan, lambda c: work.sizes[c][:most], work.shuffles, clients_per_step)
         else:
             drawn = self._rule.draw(round, attempt, plan.survivors)
-            stacks = single_stacks(plan, [batches[:most] for batches in drawn])
+            stacks = single_stacks(plan, [batches[:most] for batches in drawn], self._rule.keys)
         return shortened(stacks, self._num_steps) if self._num_steps else stacks

@@ -45,11 +45,12 @@ def test_every_client_draws_from_its_own_data_at_its_own_rate():
 
 def test_an_epoch_goes_on_from_the_next_step_and_remembers_steps_and_sizes():
     batches = batches_of(60, 20, stream)
-    epoch = PoissonEpoch(batches, lambda: 5)
+    epoch = PoissonEpoch(batches, lambda: 5, lambda step: bytes([step]) * 32)
     assert len(epoch) == 3
-    found = list(epoch)
+    found, keys = zip(*epoch, strict=True)
     assert all(torch.equal(taken, batches.take(0, 5 + i)) for i, taken in enumerate(found))
     assert list(epoch.drawn) == [(5 + i, len(taken)) for i, taken in enumerate(found)]
+    assert list(keys) == epoch.keys == [bytes([5 + i]) * 32 for i in range(3)]
 
 
 def test_a_sample_belongs_to_one_client():

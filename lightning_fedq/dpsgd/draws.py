@@ -1,0 +1,76 @@
+"""Does a training draw from generators that `DPSGD` does not fill? Tried on a few samples.
+
+All random draws of a step must come from a secret of that step: who knows them sees what one sample more shifts
+in those of all others. The default generators of torch, NumPy and Python are filled before every batch. A
+generator of one's own that goes on from batch to batch is not, nor is one that a step seeds itself. What only
+shows in some batches is not found: it is a test, and no proof.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from lightning_fedq.data.generator_turns import default_generators_kept, draw_from, states_of_defaults
+
+_KEYS = bytes(32), bytes(31) + b"\1"
+"""Of trials, whose draws nobody trains on."""
+
+
+def check_draws_of_data(fetch: Callable[[Tensor], Any], samples: Tensor) -> None:
+    """Refuse data whose random transforms draw from a generator that goes on from batch to batch.
+
+    Args:
+        fetch: Batch of some samples.
+        samples: Samples to fetch, two or more.
+
+    Raises:
+        ValueError: If the same samples with the same draws differ once others were fetched.
+    """
+    found = []
+    with default_generators_kept():
+        for _ in range(2):
+            draw_from(_KEYS[0])
+            found.append(tree_leaves(fetch(samples)))
+            fetch(samples[:1])
+    if not all(_alike(one, other) for one, other in zip(*found, strict=True)):
+        raise ValueError(
+            "samples differ from one fetch to the next though torch's, NumPy's and Python's own generators "
+            "begin alike: a data set, a transform or collate_fn draws from a generator of its own, which goes "
+            "on from batch to batch, so that one sample more changes what all others draw; draw from "
+            "torch.rand, np.random or random without a generator, which DPSGD fills from a secret"
+        )
+
+
+def check_draws_of_step(step: Callable[[Any], Any], batch: Any) -> None:
+    """Refuse a training step that seeds the generators it draws from.
+
+    Args:
+        step: Loss of a batch.
+        batch: Batch to try.
+
+    Raises:
+        ValueError: If a generator ends in the same state wherever it began.
+    """
+    ends = []
+    with default_generators_kept():
+        for key in _KEYS:
+            draw_from(key)
+            step(batch)
+            ends.append(states_of_defaults())
+    seeded = [name for name, end in ends[0].items() if end == ends[1][name]]
+    if seeded:
+        raise ValueError(
+            f"training_step seeds {' and '.join(seeded)}, so that its draws are known to whoever knows the "
+            "program, and one sample more shifts those of all others; leave the seed out, DPSGD draws from "
+            "a secret of every step"
+        )
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.shape == other.shape and bool(((one == other) | (one != one) & (other != other)).all())
+    return type(one) is type(other)

@@ -1,0 +1,245 @@
+"""DP-SGD where a step draws: nobody who knows the program's seeds knows a draw of it."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.data import FederatedDataModule
+from lightning_fedq.data.generator_turns import default_generators_kept, draw_from, states_of_defaults
+from lightning_fedq.dpsgd.opacus import GridDPOptimizer
+from lightning_fedq.mechanisms import FedAvg
+from tests.callbacks.test_privacy import trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:You have overridden `on_before_batch_transfer`")
+NOISE, WIDTH, STEPS = 4.0, 50, 3
+
+
+class Inputs(Dataset):
+    """Samples of a fixed order; transforms draw where `draws` is given."""
+
+    def __init__(self, size, draws=None):
+        self.x = torch.randn(size, WIDTH, generator=torch.Generator().manual_seed(1))
+        self.draws = draws
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        drawn = draw_all() if self.draws is None else self.draws(index)
+        return self.x[index], torch.as_tensor(drawn, dtype=torch.float64)
+
+
+def draw_all() -> list[float]:
+    return [float(torch.rand((), dtype=torch.float64)), float(np.random.rand()), random.random()]
+
+
+class Drops(pl.LightningModule):
+    """Dropout in front of a linear layer, at rate 0; remembers what every hook draws."""
+
+    def __init__(self, data, workers=0, draws=None):
+        super().__init__()
+        with default_generators_kept():
+            torch.manual_seed(0)
+            self.net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(WIDTH, 1))
+        self.data, self.workers, self.draws = data, workers, draws
+        self.drawn: list[tuple[str, float]] = []
+
+    def _draw(self, where):
+        if DRAWN is not None:
+            DRAWN.extend(draw_all())
+
+    def on_before_batch_transfer(self, batch, dataloader_idx):
+        self._draw("before transfer")
+        return batch
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self._draw("start")
+
+    def training_step(self, batch, batch_idx):
+        x, drawn = batch
+        if DRAWN is not None:
+            DRAWN.extend(drawn.flatten().tolist())
+        self._draw("step")
+        if self.draws is not None:
+            x = x + self.draws(x)
+        return self.net(x).mean() + 1.0
+
+    def on_after_backward(self):
+        self._draw("backward")
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self._draw("end")
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+class WithData(Drops):
+    def train_dataloader(self):
+        return DataLoader(self.data, batch_size=len(self.data), num_workers=self.workers)
+
+
+DRAWN: list[float] | None = None
+
+
+def clipped_sums(monkeypatch, run) -> tuple[torch.Tensor, torch.Tensor]:
+    """Clipped and noisy sum of every step `(steps, width + 1)`, in units of the clipping norm."""
+    sums, noisy = [], []
+    clip, add = GridDPOptimizer.clip_and_accumulate, GridDPOptimizer.add_noise
+
+    def clipping(self):
+        clip(self)
+        sums.append(torch.cat([p.summed_grad.flatten() for p in self.params]).double() * self.grid)
+
+    def adding(self):
+        add(self)
+        noisy.append(torch.cat([p.grad.flatten() for p in self.params]).double())
+
+    with monkeypatch.context() as patch:
+        patch.setattr(GridDPOptimizer, "clip_and_accumulate", clipping)
+        patch.setattr(GridDPOptimizer, "add_noise", adding)
+        run()
+    return torch.stack(sums), torch.stack(noisy)
+
+
+def alone(size, **settings):
+    def run():
+        pl.seed_everything(7, verbose=False)
+        data = Inputs(size, lambda index: [0.0] * 3)
+        trainer(DPSGD(NOISE, 1.0, delta=1e-3), epochs=STEPS, **settings).fit(WithData(data))
+
+    return run
+
+
+def in_a_client(size, **settings):
+    """The plan's seed is known, and DPSGD has none."""
+
+    def run():
+        pl.seed_everything(7, verbose=False)
+        fed = Federated(FedAvg(), 1, seed=5, local_epochs=STEPS, check_isolation=False)
+        data = FederatedDataModule(
+            Inputs(size, lambda index: [0.0] * 3), clients=[list(range(size))], batch_size=size
+        )
+        trainer(fed, DPSGD(NOISE, 1.0, delta=1e-3), epochs=1, **settings).fit(Drops(None), datamodule=data)
+
+    return run
+
+
+@pytest.mark.parametrize("where", [alone, in_a_client])
+def test_whoever_knows_torchs_seed_can_not_tell_one_sample_more(monkeypatch, where):
+    """Two worlds, 64 samples and one more in front; the adversary has run both under the same seed.
+
+    Its statistic is the noisy sums' inner product with the difference of what it has seen. What is claimed is
+    sqrt(3) / 4 = 0.43 standard deviations between the worlds; 12 runs of each: a standard error of 0.41, so
+    1.9 is above the claim by 3.6 of them, false alarm 2e-4. With masks that follow from the seed it is 3.
+    """
+    predicted = [clipped_sums(monkeypatch, where(size))[0] for size in (64, 65)]
+    direction = predicted[1] - predicted[0]
+    direction /= direction.norm()
+    seen = [
+        [float((clipped_sums(monkeypatch, where(size))[1] * direction).sum()) for _ in range(12)]
+        for size in (64, 65)
+    ]
+    distance = abs(np.mean(seen[1]) - np.mean(seen[0])) / math.sqrt((np.var(seen[0]) + np.var(seen[1])) / 2)
+    assert distance < 1.9
+
+
+@pytest.mark.parametrize("where", [alone, in_a_client])
+def test_masks_are_of_no_seed_and_anew_in_every_step(monkeypatch, where):
+    once, again = (clipped_sums(monkeypatch, where(64))[0] for _ in range(2))
+    steps = torch.cat([once, again])
+    assert len(torch.unique(steps, dim=0)) == 2 * STEPS
+    assert torch.pdist(steps).min() > 1.0  # masks of 64 samples, not the last digit of one
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("federated", [False, True])
+def test_no_draw_of_any_hook_follows_from_seeds_or_recurs(federated, workers):
+    """Data sets, hooks on the batch, hooks of the step: torch, NumPy and Python, in workers, too."""
+    global DRAWN
+    found = []
+    for _ in range(2):
+        pl.seed_everything(3, verbose=False, workers=True)
+        data, private = Inputs(12), DPSGD(NOISE, 1.0, delta=1e-3)
+        DRAWN = []
+        try:
+            if federated:
+                held = FederatedDataModule(
+                    data, clients=[list(range(6)), list(range(6, 12))], batch_size=3, num_workers=workers
+                )
+                fed = Federated(FedAvg(), 2, seed=5, check_isolation=False)
+                trainer(fed, private, epochs=2).fit(Drops(None), datamodule=held)
+            else:
+                trainer(private, epochs=2).fit(WithData(data, workers))
+            found.append([value for value in DRAWN if value])  # empty batches are of zeros
+        finally:
+            DRAWN = None
+    once, again = map(set, found)
+    assert len(once) > 50
+    # trials draw from keys that are no secret, and train on nothing
+    trial = once & again
+    assert len(found[0]) - len(once) == len(found[1]) - len(again)
+    assert not trial, sorted(trial)
+
+
+def test_the_generators_are_as_they_were_when_the_fit_is_over():
+    pl.seed_everything(11, verbose=False)
+    before = states_of_defaults()
+    trainer(DPSGD(NOISE, 1.0, delta=1e-3), epochs=1).fit(WithData(Inputs(12)))
+    assert states_of_defaults() == before
+
+
+def test_a_key_fills_every_word_of_every_generator():
+    """Torch keeps 32 bits of a seed: two that differ by 2^32 draw the same."""
+    assert torch.equal(
+        torch.rand(4, generator=torch.Generator().manual_seed(5)),
+        torch.rand(4, generator=torch.Generator().manual_seed(5 + 2**32)),
+    )
+    with default_generators_kept():
+        states = []
+        for key in (bytes(32), bytes(31) + b"\1", bytes(32)):
+            draw_from(key, "a")
+            states.append((states_of_defaults(), draw_all()))
+        draw_from(bytes(32), "b")
+        states.append((states_of_defaults(), draw_all()))
+        assert states[0] == states[2]
+        for name, state in states[0][0].items():
+            assert state != states[1][0][name] and state != states[3][0][name]
+        assert len({value for _, drawn in states for value in drawn}) == 9
+        draw_from(bytes(range(32)))
+        drawn = torch.rand(20_000, dtype=torch.float64)
+        assert abs(drawn.mean() - 0.5) < 6 / math.sqrt(12 * 20_000)  # false alarm below 1e-8
+        words = torch.default_generator.get_state().numpy()[24 : 24 + 8 * 624].view(np.uint64)
+        assert len(set(words.tolist())) > 620 and words.max() < 2**32
+
+
+OWN = np.random.default_rng(0)
+SHARED = torch.Generator().manual_seed(3)
+
+
+@pytest.mark.parametrize(
+    ("data", "step", "message"),
+    [
+        (lambda index: OWN.random(3), None, "samples differ from one fetch to the next"),
+        (None, lambda x: torch.randn(x.shape, generator=SHARED), "a random generator of one's own goes on"),
+        (None, lambda x: torch.as_tensor(OWN.normal(size=x.shape)).float(), "generator of one's own goes on"),
+        (None, lambda x: (torch.manual_seed(0), torch.randn(x.shape))[1], "training_step seeds torch's"),
+        (None, lambda x: (np.random.seed(0), 0.0)[1], "training_step seeds NumPy's"),
+    ],
+)
+def test_draws_that_no_secret_reaches_are_refused(data, step, message):
+    class OwnDraws(WithData):
+        """The noise changes gradients and not the kind of loss."""
+
+        def training_step(self, batch, batch_idx):
+            x = batch[0] * (1.0 + (0.0 if self.draws is None else self.draws(batch[0]) * self.training))
+            return self.net[1](x).mean() + 1.0
+
+    with pytest.raises(ValueError, match=message):
+        trainer(DPSGD(NOISE, 1.0, delta=1e-3), epochs=1).fit(OwnDraws(Inputs(24, data or (lambda index: [0.0])), 0, step))
