@@ -151,7 +151,7 @@ class BatchRule(Protocol):
         """
 
     def keys(self, client: int, steps: int) -> tuple[bytes, ...]:
-        """Secret of the random draws of each of a client's batches in this round; none if they have a seed.
+        """Secret of the random draws of each of a client's batches in this round. None if they have a seed.
 
         Asked after `draw`.
         """

@@ -53,7 +53,7 @@ def _blank_state() -> bytes:
     """
     state: bytes = torch.Generator().manual_seed(5).get_state().numpy().tobytes()
     words = np.frombuffer(state, np.uint64, _WORDS, 24) if len(state) >= 24 + 8 * _WORDS else ()
-    if not np.array_equal(words, np.random.RandomState(5).get_state()[1]):  # type: ignore[arg-type]
+    if not np.array_equal(words, np.random.RandomState(5).get_state()[1]):  # type: ignore[arg-type,index]
         raise RuntimeError(
             f"torch {torch.__version__} keeps its random generator in a way that is not known here, so that "
             "it can't be filled from a secret; use a version of torch that the package was tested with"
@@ -77,7 +77,7 @@ def draw_from(key: bytes, *purpose: str | int) -> None:
     state[:8] = stream[:8]  # what `torch.initial_seed` tells
     state[24 : 24 + 8 * _WORDS] = own.astype(np.uint64).tobytes()
     torch.default_generator.set_state(torch.frombuffer(state, dtype=torch.uint8))
-    np.random.set_state(("MT19937", ours, _WORDS))  # noqa: NPY002 (the one that transforms draw from)
+    np.random.set_state(("MT19937", ours, _WORDS, 0, 0.0))  # noqa: NPY002 (the one that transforms draw from)
     random.setstate((3, (*theirs.tolist(), _WORDS), None))
     rest = stream[-24:]
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -1,6 +1,6 @@
 """Does a training draw from generators that `DPSGD` does not fill? Tried on a few samples.
 
-All random draws of a step must come from a secret of that step: who knows them sees what one sample more shifts
+All random draws of a step must come from a secret of that step: who knows them sees what a sample more shifts
 in those of all others. The default generators of torch, NumPy and Python are filled before every batch. A
 generator of one's own that goes on from batch to batch is not, nor is one that a step seeds itself. What only
 shows in some batches is not found: it is a test, and no proof.
@@ -39,7 +39,7 @@ def check_draws_of_data(fetch: Callable[[Tensor], Any], samples: Tensor) -> None
     if not all(_alike(one, other) for one, other in zip(*found, strict=True)):
         raise ValueError(
             "samples differ from one fetch to the next though torch's, NumPy's and Python's own generators "
-            "begin alike: a data set, a transform or collate_fn draws from a generator of its own, which goes "
+            "begin alike: a data set, transform or collate_fn draws from a generator of its own, which goes "
             "on from batch to batch, so that one sample more changes what all others draw; draw from "
             "torch.rand, np.random or random without a generator, which DPSGD fills from a secret"
         )

@@ -77,7 +77,7 @@ class DeployedClient(RemoteClient):
         return {**words, **training_words(self._trainer, self._module), **self._rehearsed()}
 
     def _rehearsed(self) -> dict[str, str]:
-        """How much travels, where a client's first steps may find more than the layers say.
+        """Count what travels, where a client's first steps may find more than the layers say.
 
         A server has no data to try, and counts by the layers alone. Where the data are not to be had yet, nor
         does this client.

@@ -72,7 +72,7 @@ class _OwnPlan(RoundPlan):
 
 
 class Told(NamedTuple):
-    """What a client goes on with, beside the global weights.
+    """Return all that a client goes on with, beside the global weights.
 
     Args:
         kept: What it has kept of its earlier rounds.

@@ -159,7 +159,7 @@ class RemoteClients(Population):
         return server
 
     def _count(self, server: RemoteRoundServer) -> None:
-        """Remember whose answers are in the sum; each client is told with its next task."""
+        """Remember whose answers are in the sum. Each client is told with its next task."""
         clients = sorted(server.in_last_sum)
         self._counted |= dict.fromkeys(clients, self._open_attempt)
         if isinstance(self.correction, KeptOffsets):
@@ -174,7 +174,7 @@ class RemoteClients(Population):
         self._counted = {int(client): (at[0], at[1]) for client, at in state["counted"].items()}
 
     def _beside(self) -> dict[str, Any]:
-        """What clients need beside task and weights: the algorithm's vector, the numbers of the optimisers.
+        """Return all that clients need beside task and weights: the algorithm's vector, optimisers' numbers.
 
         Callbacks and schedules of this fit may have changed these, learning rates say.
         """

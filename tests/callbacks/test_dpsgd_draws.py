@@ -36,7 +36,7 @@ class Inputs(Dataset):
 
 
 def draw_all() -> list[float]:
-    return [float(torch.rand((), dtype=torch.float64)), float(np.random.rand()), random.random()]
+    return [float(torch.rand((), dtype=torch.float64)), float(np.random.rand()), random.random()]  # noqa: NPY002
 
 
 class Drops(pl.LightningModule):
@@ -230,7 +230,7 @@ SHARED = torch.Generator().manual_seed(3)
         (None, lambda x: torch.randn(x.shape, generator=SHARED), "a random generator of one's own goes on"),
         (None, lambda x: torch.as_tensor(OWN.normal(size=x.shape)).float(), "generator of one's own goes on"),
         (None, lambda x: (torch.manual_seed(0), torch.randn(x.shape))[1], "training_step seeds torch's"),
-        (None, lambda x: (np.random.seed(0), 0.0)[1], "training_step seeds NumPy's"),
+        (None, lambda x: (np.random.seed(0), 0.0)[1], "training_step seeds NumPy's"),  # noqa: NPY002
     ],
 )
 def test_draws_that_no_secret_reaches_are_refused(data, step, message):
@@ -242,4 +242,5 @@ def test_draws_that_no_secret_reaches_are_refused(data, step, message):
             return self.net[1](x).mean() + 1.0
 
     with pytest.raises(ValueError, match=message):
-        trainer(DPSGD(NOISE, 1.0, delta=1e-3), epochs=1).fit(OwnDraws(Inputs(24, data or (lambda index: [0.0])), 0, step))
+        data = Inputs(24, data or (lambda index: [0.0]))
+        trainer(DPSGD(NOISE, 1.0, delta=1e-3), epochs=1).fit(OwnDraws(data, 0, step))
