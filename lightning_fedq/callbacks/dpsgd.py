@@ -9,9 +9,10 @@ no epsilon covers; so is a loss that looks at other samples of the batch.
 Clipping bounds what a sample adds to a sum; it does not bound what it changes in the dropout masks and
 transforms of others, which all come from one sequence: a sample more shifts those of all that follow. To
 whoever knows the sequence, by a seed, that is a change of the whole sum. So every draw of a step (torch's,
-NumPy's and Python's generators, in worker processes too) comes from a secret of the step, and counts as noise that is
-drawn anew for every sample: given the same draws for the samples that are in both batches, sums differ by one
-clipped gradient, and a mixture of such pairs is no easier to tell apart than one of them (joint convexity).
+NumPy's and Python's generators, in worker processes too) comes from a secret of the step, and counts as
+noise that is drawn anew for every sample: given the same draws for the samples that are in both batches,
+sums differ by one clipped gradient, and a mixture of such pairs is no easier to tell apart than one of them
+(joint convexity).
 
 Beside `Federated` the clients train one at a time, every local step is such a step on samples of that
 client's own data, and every client has an account of its own. What a client sends is computed from its
