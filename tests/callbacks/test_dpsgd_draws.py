@@ -165,15 +165,20 @@ def test_no_draw_of_any_hook_follows_from_seeds_or_recurs(federated, workers, mo
     global DRAWN
     found = []
 
-    def without_the_trial(*arguments):
-        """It draws from a key that is no secret, trains on nothing, and leaves nothing."""
-        before = len(DRAWN)
-        try:
-            return loss_reduction(*arguments)
-        finally:
-            del DRAWN[before:]
+    def set_aside(trial):
+        """A trial draws from keys that are no secret, trains on nothing, and leaves nothing."""
 
-    monkeypatch.setattr(dpsgd, "loss_reduction", without_the_trial)
+        def without(*arguments):
+            before = len(DRAWN)
+            try:
+                return trial(*arguments)
+            finally:
+                del DRAWN[before:]
+
+        return without
+
+    for name in ("loss_reduction", "check_between_steps"):
+        monkeypatch.setattr(dpsgd, name, set_aside(getattr(dpsgd, name)))
     for _ in range(2):
         pl.seed_everything(3, verbose=False, workers=True)
         data, private = Inputs(12), DPSGD(NOISE, 1.0, delta=1e-3)
