@@ -9,6 +9,7 @@ EXPERIMENTS = {
     "corbin-exp6": "corbin.cifar",
     "corbin-exp7": "corbin.exp7",
     "corbin-exp8": "corbin.exp8",
+    "corbin-theorems": "corbin.theorems",
     "exact-fig2": "exact.fig2",
     "exact-fig4": "exact.fig4",
     "exact-fig5": "exact.fig5",
@@ -29,5 +30,7 @@ EXPERIMENTS = {
     "cpa-table4": "cpa.table4",
     "cpa-table5": "cpa.table5",
     "cpa-table6": "cpa.table6",
+    "cpa-theorems": "cpa.theorems",
+    "optimal-theorems": "optimal.theorems",
 }
 """Module of each experiment in this folder; its function is called as the experiment, with underscores."""

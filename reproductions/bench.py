@@ -240,6 +240,18 @@ def every(verdicts: Iterable[bool | None]) -> bool | None:
     return False if False in found else None if None in found else True
 
 
+def settle(out: str, settings: Mapping[str, Any], claims: Sequence[Claim]) -> dict[str, Any]:
+    """Write and print the verdicts of an experiment that needs no table; returns the summary."""
+    folder = fresh_folder(Path(out))
+    verdicts = [{"paper": c.paper, "ours": c.ours, "held": c.held} for c in claims]
+    summary = {"settings": dict(settings), "claims": verdicts}
+    write_summary(folder / "summary.json", summary)
+    for claim in claims:
+        print(claim.line)
+    print(folder / "summary.json")
+    return summary
+
+
 # ---- the table of an experiment ------------------------------------------------------------------------
 
 Row = dict[str, Any]

@@ -27,7 +27,7 @@ WHERE = (
     "run `fedq reproduce` inside or with --path CLONE"
 )
 OTHER_COMMANDS = """
-The fourth paper (near-optimal utility under a leakage budget) has no experiment. What it is about:
+Near-optimal utility under a leakage budget has no experiment; beside optimal-theorems, what it is about:
   fedq attack    reconstructs training data from updates, and noise for a leakage budget
   fedq tradeoff  leakage against utility, with the paper's bounds as printed and as proven"""
 
