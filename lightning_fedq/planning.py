@@ -25,8 +25,8 @@ import torch
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
 from lightning_fedq.mechanism import Adversary, Mechanism, RoundContext
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.setting import Setting
-from lightning_fedq.privacy.target import Calibration, PrivacyTarget, calibrate, planned_charges
+from lightning_fedq.privacy.run import Run, Sampling, ThreatModel
+from lightning_fedq.privacy.target import PrivacyTarget, calibrate
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.wire.coding import FixedLength
 
@@ -120,14 +120,31 @@ class Problem:
         """Clients of a round, unless each of them takes part once."""
         return self.clients if self.clients_per_round is None else self.clients_per_round
 
-    @property
-    def charges(self) -> int:
-        """Rounds that a client then has to pay for, or with secret cohorts all that are released."""
-        if self.target.secret:
-            return self.rounds
-        if self.in_turn:
-            return -(-self.rounds // (self.clients // self.cohort))
-        return planned_charges(self.rounds, self.cohort, self.clients)
+    def run(self, mechanism: Mechanism, cohort: int, participation: Participation) -> Run:
+        """The run that is asked about, by a mechanism and cohorts of a size."""
+        secagg = self.secure_aggregation if self.behind_masks else None
+        drawn: Literal["random", "cyclic"] = "cyclic" if self.in_turn else "random"
+        return Run(
+            mechanism=mechanism,
+            context=context_of(mechanism, cohort, self.params),
+            rounds=self.rounds,
+            sampling=Sampling(
+                num_clients=self.clients,
+                participation="once" if participation == "once" else drawn,
+                secret=self.target.secret,
+                broken="",
+                dropout_probability=self.dropout_probability,
+                may_be_silent=self.may_be_silent,
+            ),
+            threat=ThreatModel(
+                secure_sum=None if secagg is None else secagg.guarantee(cohort, self.rounds),
+                plain_sum=self.plain_sum,
+                num_byzantine=min(self.num_byzantine, cohort),
+                secure_keys=True,
+            ),
+            charges=None,
+            releases=None,
+        )
 
     @property
     def behind_masks(self) -> bool:
@@ -210,52 +227,18 @@ def _option(name: str, mechanism: Mechanism, problem: Problem) -> Option:
 def _solve(name: str, mechanism: Mechanism, problem: Problem, participation: Participation) -> Option:
     once = participation == "once"
     cohort = problem.clients // problem.rounds if once else problem.cohort
-    charges = 1 if once else problem.charges
     try:
         if problem.behind_masks:
             problem.secure_aggregation.check(mechanism)
-        found = _calibrated(mechanism, problem, cohort, charges)
+        found = calibrate(problem.target, problem.run(mechanism, cohort, participation))
     except (ValueError, TypeError) as refused:
         return Option(name, None, participation, reason=str(refused))
     context = context_of(found.mechanism, cohort, problem.params)
     error = relative_error(found.mechanism, cohort, problem.params, problem.homogeneity)
     ratio = None if error is None else error / (problem.homogeneity * problem.rounds)
     bits = bits_of(found.mechanism, context, problem)
-    needed = None if ratio is None else _clients_needed(mechanism, problem, once, ratio, found.level)
+    needed = None if ratio is None else _clients_needed(mechanism, problem, participation, ratio, found.level)
     return Option(name, found.mechanism, participation, found.epsilon, bits, error, ratio, needed)
-
-
-def _calibrated(
-    mechanism: Mechanism, problem: Problem, cohort: int, charges: int, near: float | None = None
-) -> Calibration:
-    """The mechanism set to the target, and what it spends. `near`: see `calibrate`.
-
-    Raises:
-        ValueError: If the target can't be met.
-    """
-    target, secagg = problem.target, problem.secure_aggregation if problem.behind_masks else None
-    setting = Setting(
-        context_of(mechanism, cohort, problem.params),
-        problem.rounds,
-        check_delta(target.delta, problem.clients, "clients"),
-        dropout_probability=problem.dropout_probability,
-        secure_aggregation=secagg is not None,
-        equal_weights=problem.plain_sum,
-        num_byzantine=min(problem.num_byzantine, cohort),
-        max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
-        fewest_survivors=None if secagg is None else secagg.fewest_survivors(cohort),
-        fewest_answers=_fewest_answers(problem, cohort),
-        num_clients=max(problem.clients, cohort),
-        secret_cohorts=target.secret,
-    )
-    return calibrate(target, mechanism, setting, 1 if target.over == "round" else charges, near)
-
-
-def _fewest_answers(problem: Problem, cohort: int) -> int | None:
-    """Answers that a sum is sure to hold, as `federation.privacy_target.fewest_answers` counts them."""
-    if not problem.may_be_silent:
-        return None
-    return problem.secure_aggregation.rules(cohort)[2] if problem.behind_masks else 1
 
 
 def context_of(mechanism: Mechanism, cohort: int, params: int) -> RoundContext:
@@ -304,27 +287,31 @@ def bits_of(mechanism: Mechanism, context: RoundContext, problem: Problem) -> fl
 
 
 def _clients_needed(
-    mechanism: Mechanism, problem: Problem, once: bool, ratio: float, level: float
+    mechanism: Mechanism, problem: Problem, participation: Participation, ratio: float, level: float
 ) -> int | None:
     """About how many clients bring R to 0.1: a sum's noise falls with n^2, single messages' with n.
 
     Where cohorts are drawn, clients of a round; Byzantine clients stay as many in a hundred.
     With secret cohorts the same share of all clients is drawn.
     """
+    once = participation == "once"
     here = problem.clients if once else problem.cohort
     power = 2.0 if problem.sees_sums else 1.0
     guess = float(here * (ratio / GOOD) ** (1.0 / power))
     if ratio <= GOOD or not guess <= _MOST_CLIENTS or problem.target.secret:
         return math.ceil(guess) if guess < 1e15 else None
     clients = max(math.ceil(guess), problem.rounds if once else 1)
-    cohort, charges = (clients // problem.rounds, 1) if once else (clients, problem.charges)
+    cohort = clients // problem.rounds if once else clients
     byzantine = math.ceil(problem.num_byzantine * clients / here)
     try:  # a target may be out of reach there, or its delta too large for so many
         larger = replace(
-            problem, clients=max(clients, problem.clients), clients_per_round=None, num_byzantine=byzantine
+            problem,
+            clients=math.ceil(problem.clients * clients / here),
+            clients_per_round=None if once else clients,
+            num_byzantine=byzantine,
         )
         near = level * (clients / here) ** (0.5 * (power - 1.0))
-        found = _calibrated(mechanism, larger, cohort, charges, near).mechanism
+        found = calibrate(problem.target, larger.run(mechanism, cohort, participation), near).mechanism
     except ValueError:
         return clients
     context = context_of(found, cohort, problem.params)

@@ -19,9 +19,9 @@ from lightning_fedq.mechanisms import (
     RotatedCoins,
 )
 from lightning_fedq.planning import Problem, context_of, plan, relative_error
-from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
+from tests.described import privacy_report
 
 CANDIDATES = {"LDP-FL": LDPQ(1.0), "CorBin": CorBin(1.0, 5), "FedAvg": FedAvg()}
 

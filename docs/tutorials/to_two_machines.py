@@ -14,6 +14,7 @@ the same bytes between real machines. It runs in about half a minute.
 import struct
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -24,12 +25,14 @@ from lightning_fedq.keys.party_keys import HeldServerKeys, ServerSecrets
 from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import CorBin
 from lightning_fedq.privacy.report import privacy_report
+from lightning_fedq.privacy.run import Run
 from lightning_fedq.ranges import AdaptiveRange
 from lightning_fedq.rounds import RoundPlanner, RoundServer
 
 CLIENT = '''
 import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -157,8 +160,8 @@ for process in processes:
     process.wait()
 lines = [len(Path(f"client-{client}.jsonl").read_text().splitlines()) - 1 for client in range(2)]
 print("messages in the clients' logs:", lines, " rounds in the ledger:", server.ledger.charges.tolist())
-context = server.charged_context(plan)
-report = privacy_report(mechanism, context, rounds=30, delta=1e-5, charges=server.ledger.charges)
+run = Run.ideal(mechanism, server.charged_context(plan), 30, secure_sum=None)
+report = privacy_report(replace(run, charges=server.ledger.charges), delta=1e-5)
 for adversary in (Adversary.SERVER, Adversary.OUTSIDER):
     row = report.row(adversary)
     print(f"{row.view}: epsilon {row.epsilon_run:.3g}, {row.verdict}")

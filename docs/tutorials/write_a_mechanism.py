@@ -29,6 +29,7 @@ from lightning_fedq.mechanism import Adversary, Mechanism, Message, PmfPairs, Pr
 from lightning_fedq.mechanisms.contract_suite import check_mechanism
 from lightning_fedq.models import Classifier, Linear
 from lightning_fedq.privacy.report import privacy_report
+from lightning_fedq.privacy.run import Run
 from lightning_fedq.wire.coding import FixedLength
 
 LEVELS, WORDS = 3, 2**32
@@ -133,7 +134,7 @@ print("every rule is kept")
 # %%
 # ## What does it protect?
 # The report asks the claims; nothing has to be registered.
-row = privacy_report(mechanism, round0, rounds=1, delta=1e-5).row(Adversary.SERVER)
+row = privacy_report(Run.ideal(mechanism, round0, 1, secure_sum=None), delta=1e-5).row(Adversary.SERVER)
 print(
     f"a coordinate: {row.epsilon_unit:.6f}, a message of 61: {row.epsilon_round:.3g}, verdict: {row.verdict}"
 )

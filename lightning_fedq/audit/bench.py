@@ -31,7 +31,8 @@ from lightning_fedq.mechanism import (
     PrivacyClaim,
     RoundContext,
 )
-from lightning_fedq.privacy.setting import Setting
+from lightning_fedq.privacy.account import Account
+from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine
 
@@ -256,15 +257,10 @@ class Bench:
         self.failure = 0.0
         """Chance of rounds that the claims do not speak of. Delta pays for it."""
         if dropout_probability or fewest_survivors is not None:
-            setting = Setting(
-                self.context(0),
-                1,
-                _DROPOUTS_DELTA,
-                dropout_probability=dropout_probability,
-                secure_aggregation=True,
-                fewest_survivors=fewest_survivors,
-            )
-            self.claims = setting.claims(mechanism)
+            sums = replace(ASSUMED, min_survivors=fewest_survivors)
+            run = Run.ideal(mechanism, self.context(0), 1, sums)
+            run = replace(run, sampling=replace(run.sampling, dropout_probability=dropout_probability))
+            self.claims = Account(run, _DROPOUTS_DELTA).claims()
             self.failure = _DROPOUTS_DELTA / 2.0 if dropout_probability else 0.0
         # the others: all high, all low, opposite, zero; the pattern changes from coordinate to coordinate
         high = torch.tensor([1.0, -1.0, 1.0, 0.0], dtype=torch.float64).repeat(self.dim)[: self.dim]

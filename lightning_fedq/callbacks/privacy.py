@@ -18,15 +18,14 @@ from lightning_fedq.byzantine.counted import num_byzantine_of
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.federation.client_metrics import log_figure
-from lightning_fedq.federation.privacy_target import fewest_answers, target_setting
-from lightning_fedq.federation.released import beside, limit_releases
+from lightning_fedq.federation.described import whole_run
+from lightning_fedq.federation.released import limit_releases
 from lightning_fedq.keys.randomness import SeededKeys
-from lightning_fedq.mechanism import Adversary, NonPrivate, PrivacyClaim
+from lightning_fedq.mechanism import Adversary, NonPrivate
+from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.setting import Setting
-from lightning_fedq.privacy.target import PrivacyTarget, adversary_named, affordable, epsilon_of
+from lightning_fedq.privacy.target import adversary_named, affordable
 from lightning_fedq.privacy.verdict import format_epsilon
-from lightning_fedq.secagg import SecAgg
 
 if TYPE_CHECKING:
     from lightning_fedq.rounds import RoundEngine
@@ -124,19 +123,13 @@ class PrivacyBudget(pl.Callback):
         if self._counts_samples:
             self._follow_steps(dpsgd)
         elif self._check_cohorts(federated):
-            follow = partial(self._follow_secret_rounds, federated)
+            follow = partial(self._follow_secret_rounds, federated, trainer)
             follow()
             federated.when_vector_changes(follow)
         else:
-            secagg = federated.server.secure_aggregation
-            settings = (
-                federated,
-                trainer.max_epochs,
-                secagg,
-                num_byzantine_of(trainer, federated.planner),
-            )
-            self._follow_rounds(*settings)
-            federated.when_vector_changes(lambda: self._follow_rounds(*settings))
+            follow = partial(self._follow_rounds, federated, trainer)
+            follow()
+            federated.when_vector_changes(follow)
         self._began, self.epsilon_spent = True, self._spent_by_now()
         if why := self._blocked():
             self._complain(
@@ -185,26 +178,16 @@ class PrivacyBudget(pl.Callback):
             "every client; use PrivacyBudget(adversary='outsider', cohorts='secret'), or cohorts='known'"
         )
 
-    def _follow_secret_rounds(self, federated: Federated) -> None:
+    def _follow_secret_rounds(self, federated: Federated, trainer: pl.Trainer) -> None:
         """Count released rounds, whoever was drawn in them."""
         engine = federated.engine
         assert engine is not None
-        target = PrivacyTarget(self.epsilon, self.delta, self.adversary, cohorts="secret")
-        setting = target_setting(
-            target,
-            engine.charged_context(engine.coming_plan()),
-            1,
-            engine.planner,
-            federated.server.secure_aggregation,
-            plain_sum=engine.plain_sum,
-            num_byzantine=0,
-        )
-        spent = partial(epsilon_of, setting, engine.mechanism, self.adversary)
-        most = self.affordable = affordable(target, engine.mechanism, setting)
+        account = self._account(federated, trainer, 1)
+        most = self.affordable = affordable(account, self.adversary, self.epsilon, secret=True)
         if self.on_exhausted != "warn":  # a privacy target may have set a limit, too
             before = engine.ledger.round_limit
             engine.ledger.round_limit = most if before is None else min(most, before)
-        self._spent_by_now = lambda: spent(engine.ledger.rounds)
+        self._spent_by_now = lambda: account.epsilon(self.adversary, engine.ledger.rounds, secret=True)
 
         def blocked() -> str:
             done = engine.ledger.rounds
@@ -212,10 +195,16 @@ class PrivacyBudget(pl.Callback):
 
         self._blocked, self._key = blocked, "fed/epsilon"
 
-    def _follow_rounds(
-        self, federated: Federated, max_epochs: int | None, secagg: SecAgg | None, num_byzantine: int
-    ) -> None:
+    def _account(self, federated: Federated, trainer: pl.Trainer, horizon: int) -> Account:
+        """The run over so many rounds of a client, and what is released until then, at the budget's delta."""
         engine = federated.engine
+        assert engine is not None
+        byzantine = num_byzantine_of(trainer, federated.planner)
+        run = whole_run(federated, engine, byzantine, horizon, engine.round + horizon)
+        return Account(run, check_delta(self.delta, run.num_clients, "clients"))
+
+    def _follow_rounds(self, federated: Federated, trainer: pl.Trainer) -> None:
+        engine, secagg = federated.engine, federated.server.secure_aggregation
         assert engine is not None
         check_delta(self.delta, engine.planner.num_clients, "clients")
         self._seeded = isinstance(engine.keys, SeededKeys)
@@ -229,35 +218,22 @@ class PrivacyBudget(pl.Callback):
                 "masking is accounted for only, so whoever runs this sees every message; "
                 "PrivacyBudget counts what SecAgg(run='masked') would give"
             )
-        drops = engine.planner.dropout_probability
+        max_epochs = trainer.max_epochs
         horizon = max_epochs if max_epochs is not None and max_epochs > 0 else 1000
-        counted = beside(federated, self.delta, engine.round + horizon)
-        limit_releases(federated, counted)
-        setting = Setting(
-            engine.charged_context(engine.coming_plan()),
-            horizon,
-            self.delta,
-            dropout_probability=drops,
-            secure_aggregation=secagg is not None,
-            equal_weights=engine.plain_sum,
-            max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
-            num_byzantine=num_byzantine,
-            fewest_survivors=None if secagg is None else secagg.fewest_survivors(engine.planner.cohort_size),
-            fewest_answers=fewest_answers(engine.planner, secagg),
-            num_clients=engine.planner.num_clients,
-            beside=counted,
-        )
+        account = self._account(federated, trainer, horizon)
+        limit_releases(federated, account.run.releases)
+        drops = account.run.sampling.dropout_probability
         limits = torch.empty(engine.planner.num_clients, dtype=torch.int32)
         costs: list[tuple[list[int], Callable[[int], float]]] = []
         for group in map(list, engine.mechanism.protection_groups(len(limits))):
-            claim = setting.claims(engine.mechanism, group[0])[self.adversary]
+            claim = account.claims(group[0])[self.adversary]
             if isinstance(claim.loss, NonPrivate):
                 whom = "" if len(group) == len(limits) else f" for clients {group[:_NAMED]}"
                 raise ValueError(
                     f"no budget can be kept against {self.adversary.name}{whom}: {claim.loss.reason}; "
                     "choose an adversary that the mechanism protects against"
                 )
-            cost = partial(_epsilon_of, setting, claim)
+            cost = partial(account.between_any_two, claim)
             # dropouts are paid for over the horizon only
             limits[group] = min(_largest(cost, self.epsilon), horizon if drops else _MOST_ROUNDS)
             costs.append((group, cost))
@@ -353,10 +329,6 @@ class PrivacyBudget(pl.Callback):
 def _one(trainer: pl.Trainer, kind: Any) -> Any:
     """The trainer's callback of a class, or None."""
     return next((callback for callback in callbacks_of(trainer) if isinstance(callback, kind)), None)
-
-
-def _epsilon_of(setting: Setting, claim: PrivacyClaim, rounds: int) -> float:
-    return setting.between_any_two(claim, rounds)
 
 
 def _blocked(engine: RoundEngine, limits: torch.Tensor) -> str:

@@ -86,7 +86,7 @@ def compare(
         if not values:
             raise ValueError(f"{runs[name]} never logged {monitor!r}; it has {sorted(rows[-1])}")
         mechanism = str(summary["mechanism"]).partition("(")[0]
-        label = f"{name} ({mechanism})"
+        label = f"{name} ({mechanism}{epsilon_of_label(summary)})"
         curves[label] = rows
         plain |= {label} if mechanism == "FedAvg" else set()
         cost = {**totals(rows), "bits_per_parameter": summary["bits_per_parameter"], "rounds": len(rows)}
@@ -106,6 +106,17 @@ def compare(
         )
     Console(soft_wrap=True).print(f"{out / 'table.csv'}\n{out / 'compare.png'}", highlight=False)
     return table
+
+
+def epsilon_of_label(summary: Mapping[str, Any]) -> str:
+    """Epsilon and towards whom, for a legend. "" where a folder does not say."""
+    found = privacy_of(summary)
+    if not isinstance(found["epsilon"], float):
+        return ""
+    whom = str(found["view"]).partition(",")[0].lower()
+    if math.isinf(found["epsilon"]):
+        return ", no finite epsilon"
+    return f", \N{GREEK SMALL LETTER EPSILON} {format_epsilon(found['epsilon'])} to {whom}"
 
 
 def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import torch
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
 from lightning_fedq.mechanism import Adversary, Mechanism, RoundContext, Unit
 from lightning_fedq.privacy.report import privacy_report
+from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
 
 EXAMPLE: dict[str, Any] = {
@@ -87,7 +88,7 @@ def describe(kind: type[Mechanism]) -> dict[str, str]:
     context = RoundContext(0, groups, (DIM,), 0 * one, one)
     rand = ClientRandomness(SeededKeys(0), range(CLIENTS), 0)
     message = mechanism.encode(torch.zeros(CLIENTS, DIM), context, rand)
-    report = privacy_report(mechanism, context, rounds=1, delta=DELTA, secure_aggregation=True)
+    report = privacy_report(Run.ideal(mechanism, context, 1, ASSUMED), DELTA)
     row = {
         "mechanism": kind.__name__,
         "bits": f"{message.num_bits / (CLIENTS * DIM):.4g}",

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from lightning_fedq.byzantine.counted import num_byzantine_of
 from lightning_fedq.clients.vector import num_coordinates
-from lightning_fedq.federation.privacy_target import first_context, target_setting
-from lightning_fedq.federation.released import release_of
+from lightning_fedq.federation.described import release_of, run_to_come
 from lightning_fedq.mechanism import Adversary, Neighbours, NonPrivate, PrivacyClaim, Slack
-from lightning_fedq.privacy.accounting import ClaimAccountant
+from lightning_fedq.privacy.account import Account
+from lightning_fedq.privacy.accounting import ClaimAccountant, check_delta
 from lightning_fedq.privacy.losses import RenyiLoss
 from lightning_fedq.privacy.selection import ORDERS, NegativeBinomialTrials, run_loss, selection_epsilon
-from lightning_fedq.privacy.target import PrivacyTarget, affordable
+from lightning_fedq.privacy.target import account_of, affordable
 from lightning_fedq.privacy.verdict import format_epsilon
 
 _VIEWS = (Adversary.SECAGG_SERVER, Adversary.SERVER, Adversary.CLIENT, Adversary.OUTSIDER)
@@ -61,20 +61,14 @@ def cost_of(federated: Any, trainer: Any, module: Any, delta: float) -> RunCost:
         num_byzantine_of(trainer, planner),
     )
     mechanism = federated.calibrated(dim, rounds, byzantine)
-    context, asked = first_context(planner, mechanism, dim), federated.privacy_target
-    secagg, plain = federated.server.secure_aggregation, federated.server.plain_sum
-    most = planner.most_rounds(rounds) or rounds
-
-    def setting(target: PrivacyTarget) -> Any:
-        return target_setting(
-            target, context, rounds, planner, secagg, plain_sum=plain, num_byzantine=byzantine
-        )
-
+    asked = federated.privacy_target
+    run = replace(run_to_come(federated, mechanism, dim, rounds, byzantine), releases=None)
+    most = run.most_rounds or rounds
     if asked is not None and asked.over == "run" and not asked.secret:
-        most = min(most, affordable(asked, mechanism, setting(asked)))
-    whole = setting(PrivacyTarget(1.0, delta, Adversary.OUTSIDER))
+        most = min(most, affordable(account_of(asked, run), asked.against, asked.epsilon, secret=False))
+    whole = Account(run, check_delta(delta, run.num_clients, "clients"))
     claims: dict[Adversary, PrivacyClaim | str] = {}
-    for who, claim in whole.claims(mechanism).items():
+    for who, claim in whole.claims().items():
         claims[who] = claim
         if federated.seed is not None:
             claims[who] = "keys are reproducible (use seed=None)"

@@ -17,10 +17,11 @@ from lightning_fedq.commands.calls import parse_call
 from lightning_fedq.commands.described import example
 from lightning_fedq.mechanism import Adversary, Mechanism
 from lightning_fedq.mechanisms.registry import class_path, installed
-from lightning_fedq.planning import GOOD, HOMOGENEITY, Option, Problem, context_of, plan
+from lightning_fedq.planning import GOOD, HOMOGENEITY, Option, Problem, plan
+from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.setting import Setting
-from lightning_fedq.privacy.target import PrivacyTarget, epsilon_of, planned_charges
+from lightning_fedq.privacy.run import ASSUMED, ThreatModel
+from lightning_fedq.privacy.target import PrivacyTarget, planned_charges
 from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports.runs import plain_log
 from lightning_fedq.rounds.parts import check_aggregation
@@ -239,16 +240,13 @@ def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
 
 def _towards_others(problem: Problem, mechanism: Mechanism) -> str:
     """Epsilon of a setting for secret cohorts towards who knows who took part: much larger."""
-    setting = Setting(
-        context_of(mechanism, problem.cohort, problem.params),
-        problem.rounds,
-        check_delta(problem.target.delta, problem.clients, "clients"),
-        num_clients=problem.clients,
-        secure_aggregation=True,
-    )
-    charges = planned_charges(problem.rounds, problem.cohort, problem.clients)
+    sampling = replace(problem.run(mechanism, problem.cohort, "every round").sampling, secret=False)
+    threat = ThreatModel(secure_sum=ASSUMED, plain_sum=True, num_byzantine=0, secure_keys=True)
+    run = replace(problem.run(mechanism, problem.cohort, "every round"), sampling=sampling, threat=threat)
+    charges = planned_charges(run, secret=False)
+    account = Account(run, check_delta(problem.target.delta, problem.clients, "clients"))
     found = {
-        who: epsilon_of(setting, mechanism, who, charges)
+        who: account.epsilon(who, charges, secret=False)
         for who in (Adversary.OUTSIDER, Adversary.SECAGG_SERVER, Adversary.SERVER)
     }
     outsider, secagg, server = (format_epsilon(value) for value in found.values())

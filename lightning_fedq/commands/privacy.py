@@ -23,17 +23,16 @@ from lightning_fedq.commands.calls import parse_call, parse_mechanism
 from lightning_fedq.commands.configs import SUFFIXES, find
 from lightning_fedq.commands.settings import parse_changes
 from lightning_fedq.dpsgd.statement import SampleStatement
+from lightning_fedq.federation.described import described, run_of_releases, run_to_come
 from lightning_fedq.federation.journal import find_journal
-from lightning_fedq.federation.privacy_target import fewest_answers
-from lightning_fedq.federation.released import beside, beside_of
-from lightning_fedq.mechanism import Mechanism, RoundContext
+from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms.registry import mechanism_class
-from lightning_fedq.privacy.beside import Beside
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.others import of_flower, of_opacus
 from lightning_fedq.privacy.page import markdown
-from lightning_fedq.privacy.report import ASSUMED, PrivacyReport, privacy_report
+from lightning_fedq.privacy.report import PrivacyReport, privacy_report
+from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.reports.runs import read_rows, write_atomically
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.secagg import SecAgg
@@ -76,20 +75,9 @@ def report_of_config(
         if params is None
         else params
     )
-    return _report(
-        federated.calibrated(dim, limit, num_byzantine_of(cli.trainer, federated.planner)),
-        federated.planner,
-        dim,
-        limit,
-        delta,
-        secagg,
-        federated.server.secure_aggregation,
-        secure_keys=federated.seed is None,
-        num_byzantine=num_byzantine_of(cli.trainer, federated.planner),
-        equal_weights=federated.server.weighting == "uniform" and federated.server.aggregator is None,
-        secret_cohorts="" if federated.clients.cohorts == "secret" else None,
-        beside=beside(federated, delta, limit),
-    )
+    byzantine = num_byzantine_of(cli.trainer, federated.planner)
+    mechanism = federated.calibrated(dim, limit, byzantine)
+    return _report(run_to_come(federated, mechanism, dim, limit, byzantine), delta, secagg)
 
 
 def report_of_checkpoint(
@@ -142,38 +130,40 @@ def report_of_checkpoint(
     known = (_state_with("byzantine", callbacks) or {"byzantine": ()})["byzantine"]
     byzantine = min(len(known), planner.cohort_size)
     terms = engine["ledger"].get("terms") or {}  # a Trainer that only tests has no ByzantineClients
-    report = _report(
-        parse_mechanism(federation["mechanism"], kind),
+    run = described(
         planner,
+        parse_mechanism(federation["mechanism"], kind),
         max(engine["weights"].numel(), engine["ledger"].get("dim", 0), ledger.dim if ledger else 0),
-        rounds,
-        delta,
-        secagg,
-        masks,
-        secure_keys=federation["seed"] == "None",
-        equal_weights=federation["weighting"] == "uniform" and federation["aggregator"] == "None",
-        charges=None if ledger is None else ledger.charges,
+        rounds=rounds,
+        secure_sum=masks,
+        plain_sum=federation["weighting"] == "uniform" and federation["aggregator"] == "None",
         num_byzantine=max(byzantine, int(terms.get("num_byzantine", "0"))),
-        beside=_beside(planner, federation, charged.beside, masks, rounds, delta),
+        secure_keys=federation["seed"] == "None",
+        charges=None if ledger is None else ledger.charges,
+        releases=_releases(planner, federation, charged.beside, masks, rounds),
+        broken="",
     )
+    report = _report(run, delta, secagg)
     report = replace(report, leaves=(_NOT_KNOWN,))
     private_sgd = _state_with("histories", callbacks)
     return report if private_sgd is None else replace(report, samples=_samples(private_sgd, ledger, delta))
 
 
-def _beside(
+def _releases(
     planner: RoundPlanner,
     federation: Mapping[str, str],
     charged: Ledger | None,
     secagg: SecAgg | None,
     rounds: int,
-    delta: float,
-) -> Beside | None:
-    """Account of a checkpoint's releases beside its rounds, so far or after so many rounds."""
+) -> Run | None:
+    """A checkpoint's releases beside its rounds, so far or after so many rounds."""
     if charged is None:
         return None
     times = max(charged.most_charged, -(-rounds // int(federation.get("release_every", rounds or 1))))
-    return beside_of(planner, parse_mechanism(charged.mechanism), secagg, times, delta)
+    secure_keys = federation["seed"] == "None"
+    return run_of_releases(
+        planner, parse_mechanism(charged.mechanism), secagg, times, secure_keys=secure_keys
+    )
 
 
 def _state_with(key: str, callbacks: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
@@ -220,33 +210,11 @@ def _read_journal(path: Path, ledger: Ledger, repeatable: bool) -> None:
         ledger.keep(Journal(found, ledger.mechanism, ledger.num_clients, position), repeatable)
 
 
-def _report(
-    mechanism: Mechanism,
-    planner: RoundPlanner,
-    dim: int,
-    rounds: int,
-    delta: float,
-    assumed: bool,
-    protocol: SecAgg | None,
-    **setup: Any,
-) -> PrivacyReport:
-    one = torch.ones(1, dtype=torch.float64)
-    context = RoundContext(0, planner.plan(0, mechanism).groups, (dim,), 0 * one, one)
-    return privacy_report(
-        mechanism,
-        context,
-        rounds=rounds,
-        delta=delta,
-        num_clients=planner.num_clients,
-        dropout_probability=planner.dropout_probability,
-        secure_aggregation=assumed or protocol is not None,
-        protocol=ASSUMED if protocol is None else protocol.statement,
-        max_corrupt=(protocol and protocol.max_corrupt) or 0.0,
-        fewest_survivors=None if protocol is None else protocol.fewest_survivors(planner.cohort_size),
-        fewest_answers=fewest_answers(planner, protocol),
-        most_rounds=planner.most_rounds(rounds),
-        **setup,
-    )
+def _report(run: Run, delta: float, assumed: bool) -> PrivacyReport:
+    """Report of a run, with secure aggregation assumed where it has none and `assumed` asks for it."""
+    if assumed and run.threat.secure_sum is None:
+        run = replace(run, threat=replace(run.threat, secure_sum=ASSUMED))
+    return privacy_report(run, delta)
 
 
 def page_of_run(folder: Path) -> str:

@@ -14,80 +14,21 @@ import torch
 
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.byzantine.counted import num_byzantine_of
+from lightning_fedq.federation.described import run_to_come, whole_run
 from lightning_fedq.federation.protocol import Federation
 from lightning_fedq.federation.records import NoiseWarning
-from lightning_fedq.federation.released import beside, limit_releases
+from lightning_fedq.federation.released import limit_releases
 from lightning_fedq.mechanism import Adversary, Mechanism, RoundContext
 from lightning_fedq.planning import GOOD, HOMOGENEITY, SWAMPED, relative_error, verdict_on
-from lightning_fedq.privacy.accounting import check_delta
-from lightning_fedq.privacy.beside import Beside
-from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import (
     Calibration,
     PrivacyTarget,
+    account_of,
     affordable,
     calibrate,
-    epsilon_of,
-    planned_charges,
+    spent_on,
 )
-from lightning_fedq.rounds import RoundEngine, RoundPlanner, RoundRecord
-from lightning_fedq.secagg import SecAgg
-
-
-def fewest_answers(planner: RoundPlanner, secagg: SecAgg | None) -> int | None:
-    """Answers that a sum is sure to hold where clients may be silent: as many as it takes to open it, or one.
-
-    None in a simulation without a deadline, whose dropouts are drawn with a known chance.
-    """
-    if not planner.may_be_silent:
-        return None
-    return 1 if secagg is None else secagg.rules(planner.cohort_size)[2]
-
-
-def target_setting(
-    target: PrivacyTarget,
-    context: RoundContext,
-    rounds: int,
-    planner: RoundPlanner,
-    secagg: SecAgg | None,
-    *,
-    plain_sum: bool,
-    num_byzantine: int,
-    beside: Beside | None = None,
-) -> Setting:
-    """Setting of a federation that a target's epsilon hangs on.
-
-    Raises:
-        ValueError: If delta is missing or not below 1 / clients.
-    """
-    delta = check_delta(target.delta, planner.num_clients, "clients")
-    if target.secret and planner.cohort_key is None:
-        raise ValueError(
-            "PrivacyTarget(cohorts='secret') counts on cohorts that stay secret, these are known; set "
-            "Federated(cohorts='secret'), or leave cohorts out of the target"
-        )
-    return Setting(
-        context,
-        rounds,
-        delta,
-        dropout_probability=planner.dropout_probability,
-        secure_aggregation=secagg is not None,
-        equal_weights=plain_sum,
-        max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
-        num_byzantine=num_byzantine,
-        fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
-        fewest_answers=fewest_answers(planner, secagg),
-        num_clients=planner.num_clients,
-        secret_cohorts=target.secret,
-        beside=beside,
-    )
-
-
-def first_context(planner: RoundPlanner, mechanism: Mechanism, dim: int) -> RoundContext:
-    """A round of a federation, as far as it is known before there is a server."""
-    one = torch.ones(1, dtype=torch.float64)
-    return RoundContext(0, planner.plan(0, mechanism).groups, (dim,), 0.0 * one, one)
-
+from lightning_fedq.rounds import RoundEngine, RoundRecord
 
 _ONE_DIRECTION, _FEW_CLIENTS = 0.5, 10
 """Share of the updates' energy along their mean that is warned of, and clients from which on it means it."""
@@ -116,26 +57,11 @@ class KeptTarget:
         Raises:
             ValueError: If it can't be met; with what could be.
         """
-        planner, over_run = federated.planner, self.target.over == "run"
-        rounds = rounds if over_run else 1
-        setting = target_setting(
-            self.target,
-            first_context(planner, self.asked, dim),
-            rounds,
-            planner,
-            federated.server.secure_aggregation,
-            plain_sum=federated.server.plain_sum,
-            num_byzantine=num_byzantine,
-            beside=beside(federated, self.target.delta or 0.0, rounds) if over_run else None,
-        )
+        rounds = rounds if self.target.over == "run" else 1
+        run = run_to_come(federated, self.asked, dim, rounds, num_byzantine)
         if self.target.against is Adversary.SECAGG_SERVER:
-            self._colluders = setting.num_corrupt - num_byzantine
-        charges = planner.most_rounds(rounds) if over_run else 1
-        if self.target.secret:
-            charges = rounds
-        elif charges is None:
-            charges = planned_charges(rounds, planner.cohort_size, planner.num_clients)
-        return calibrate(self.target, self.asked, setting, charges)
+            self._colluders = account_of(self.target, run).num_corrupt - num_byzantine
+        return calibrate(self.target, run)
 
     def begin(
         self, federated: Federation, trainer: pl.Trainer, dim: int, saved: dict[str, Any] | None
@@ -246,40 +172,26 @@ class KeptTarget:
             ValueError: If a round by itself is beyond it.
         """
         assert self.found is not None
-        context, counted = engine.charged_context(engine.coming_plan()), None
-        if self.target.over == "run":
-            counted = beside(federated, self.target.delta or 0.0, self.found.rounds)
-            limit_releases(federated, counted)
-        setting = target_setting(
-            self.target,
-            context,
-            self.found.rounds,
-            engine.planner,
-            federated.server.secure_aggregation,
-            plain_sum=engine.plain_sum,
-            num_byzantine=num_byzantine_of(trainer, federated.planner),
-            beside=counted,
+        found, over_run = self.found, self.target.over == "run"
+        byzantine = num_byzantine_of(trainer, federated.planner)
+        run = whole_run(federated, engine, byzantine, found.rounds, found.rounds if over_run else None)
+        if over_run:
+            limit_releases(federated, run.releases)
+        if not over_run or self.target.secret:
+            spent = spent_on(self.target, run, found.rounds)
+            if spent > self.target.epsilon * (1.0 + 1e-9 * over_run):
+                whose = f"{found.rounds} rounds now spend" if over_run else "a round now spends"
+                raise ValueError(
+                    f"{whose} {spent:.4g} of {self.target}, because more parameters are trained than when "
+                    "the mechanism was calibrated; unfreeze before the fit"
+                )
+            if over_run:
+                engine.ledger.round_limit = found.rounds
+            return
+        account = account_of(self.target, run)
+        most = affordable(
+            account, self.target.against, self.target.epsilon, secret=False, at_least=found.charges
         )
-        if self.target.over == "round":
-            one = epsilon_of(setting, engine.mechanism, self.target.against, 1)
-            if one > self.target.epsilon:
-                raise ValueError(
-                    f"a round now spends {one:.4g} of {self.target}, because more parameters are trained "
-                    "than when the mechanism was calibrated; unfreeze before the fit"
-                )
-            return
-        if self.target.secret:
-            whole = epsilon_of(setting, engine.mechanism, self.target.against, self.found.rounds)
-            if whole > self.target.epsilon * (1.0 + 1e-9):
-                raise ValueError(
-                    f"{self.found.rounds} rounds now spend {whole:.4g} of {self.target}, because more "
-                    "parameters are trained than when the mechanism was calibrated; unfreeze before the fit"
-                )
-            engine.ledger.round_limit = self.found.rounds
-            return
-        most = affordable(self.target, engine.mechanism, setting, self.found.charges)
-        if engine.planner.dropout_probability > 0.0:  # dropouts are paid for over these rounds only
-            most = min(most, self.found.rounds)
         engine.ledger.limits = torch.full((engine.planner.num_clients,), most, dtype=torch.int32)
 
     def skip_what_is_spent(self, engine: RoundEngine) -> None:
@@ -364,7 +276,7 @@ class KeptTarget:
             )
 
     def _restored(self, saved: dict[str, Any], federated: Federation, dim: int) -> Calibration:
-        context = first_context(federated.planner, self.asked, dim)
+        context = run_to_come(federated, self.asked, dim, saved["rounds"], 0).context
         mechanism = self.asked.at_level(saved["level"], context, saved["max_dropped"])
         if repr(mechanism) != saved["mechanism"]:
             raise ValueError(

@@ -21,9 +21,10 @@ class NoiseWarning(UserWarning):
     """A privacy target whose noise swamps the updates."""
 
 
-def log_round(trainer: pl.Trainer, record: RoundRecord) -> None:
+def log_round(trainer: pl.Trainer, record: RoundRecord, spent: Mapping[str, float]) -> None:
     """Log a round's numbers at once. Fifteen calls of `self.log` cost a tenth of a short round."""
-    log_values(trainer, {f"fed/{name}": float(v) for name, v in record.metrics().items() if v == v})
+    own = {f"fed/{name}": float(v) for name, v in record.metrics().items() if v == v}
+    log_values(trainer, {**own, **spent})
 
 
 def log_values(trainer: pl.Trainer, values: Mapping[str, float]) -> None:

@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 
 from lightning_fedq._lightning import callbacks_of, pl
 from lightning_fedq.byzantine.counted import num_byzantine_of
+from lightning_fedq.federation.described import why_round_repeated
 from lightning_fedq.federation.settings import Clients, Local, Server
-from lightning_fedq.federation.spending import report_of, why_round_repeated
+from lightning_fedq.federation.spending import report_of
 from lightning_fedq.federation.unprotected import lengths_tell
 from lightning_fedq.privacy.report import PrivacyReport
 from lightning_fedq.privacy.target import PrivacyTarget

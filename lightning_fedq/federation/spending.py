@@ -9,20 +9,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
+
+import torch
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.byzantine.counted import num_byzantine_of
-from lightning_fedq.federation.privacy_target import fewest_answers
+from lightning_fedq.federation.described import run_so_far
 from lightning_fedq.federation.protocol import Federation
-from lightning_fedq.federation.released import beside
-from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanism import Adversary
 from lightning_fedq.planning import HOMOGENEITY, relative_error
-from lightning_fedq.privacy.beside import Beside
-from lightning_fedq.privacy.charged import Population
+from lightning_fedq.privacy.account import Account
+from lightning_fedq.privacy.charged import spent_so_far
 from lightning_fedq.privacy.report import PrivacyReport, Row, privacy_report
-from lightning_fedq.privacy.setting import Setting
+from lightning_fedq.privacy.run import Run
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundEngine
 
@@ -38,43 +39,13 @@ def report_of(federated: Federation, trainer: pl.Trainer, delta: float) -> Priva
         trainer: Its Trainer.
         delta: In (0, 1 / num_clients).
     """
-    engine, secagg = federated.engine, federated.server.secure_aggregation
-    assert engine is not None
-    planner = engine.planner
-    secret = planner.cohort_key is not None
-    return privacy_report(
-        engine.mechanism,
-        engine.charged_context(planner.plan(0, engine.mechanism)),
-        rounds=engine.ledger.rounds,
-        charges=None if secret else engine.ledger.charges,
-        delta=delta,
-        num_clients=planner.num_clients,
-        dropout_probability=planner.dropout_probability,
-        secure_keys=not isinstance(engine.keys, SeededKeys),
-        secure_aggregation=secagg is not None,
-        protocol="" if secagg is None else secagg.statement_of(engine.ledger.rounds),
-        equal_weights=engine.plain_sum,
-        max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
-        num_byzantine=max(num_byzantine_of(trainer, federated.planner), engine.ledger.num_byzantine),
-        fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
-        fewest_answers=fewest_answers(planner, secagg),
-        most_rounds=planner.most_rounds(engine.ledger.rounds),
-        secret_cohorts=why_round_repeated(engine) if secret else None,
-        beside=beside(federated, delta),
-        real_clients=planner.real_clients,
-    )
+    return privacy_report(run_of(federated, trainer), delta)
 
 
-def why_round_repeated(engine: RoundEngine) -> str:
-    """Condition that is broken where a ledger holds other rounds than the finished ones of this server."""
-    charged, finished = engine.ledger.rounds, engine.round
-    if charged == finished:
-        return ""
-    return (
-        f"S2, one draw a release: {charged} rounds were charged and {finished} are finished, so one was "
-        "given up or the ledger holds another training; whether a round begins again may hang on the draw. "
-        "Begin a new Federated(cohorts='secret'), and add the epsilons of both"
-    )
+def run_of(federated: Federation, trainer: pl.Trainer) -> Run:
+    """Run of a federation so far."""
+    assert federated.engine is not None
+    return run_so_far(federated, federated.engine, num_byzantine_of(trainer, federated.planner))
 
 
 def view_of(
@@ -133,7 +104,7 @@ def of_a_round(federated: Federation, trainer: pl.Trainer, row: Row) -> float:
     """Epsilon of one round between any two updates."""
     if not math.isfinite(row.epsilon_round):
         return math.inf
-    return _after(federated, trainer, row, 1)
+    return _after(replace(run_of(federated, trainer), releases=None), row, 1)
 
 
 def _by_round(
@@ -142,44 +113,15 @@ def _by_round(
     """Epsilon after some of the rounds, the last one among them."""
     every = max(1, math.ceil(len(charged) / _MOST_POINTS))
     shown = list(reversed(charged))[::every][::-1]
-    counted = beside(federated, row.delta)  # all of them in every point: none is too small
-    return [[float(round), _after(federated, trainer, row, most, counted)] for round, most in shown]
+    run = run_of(federated, trainer)  # all releases in every point: none is too small
+    return [[float(round), _after(run, row, most)] for round, most in shown]
 
 
-def _after(
-    federated: Federation, trainer: pl.Trainer, row: Row, most: int, counted: Beside | None = None
-) -> float:
+def _after(run: Run, row: Row, most: int) -> float:
     """Epsilon towards a row's adversary where no client was charged for more than so many rounds."""
-    engine, secagg = federated.engine, federated.server.secure_aggregation
-    assert engine is not None
-    planner = engine.planner
-    secret = planner.cohort_key is not None
-    setting = Setting(
-        engine.charged_context(planner.plan(0, engine.mechanism)),
-        most,
-        row.delta,
-        1.0,
-        planner.dropout_probability,
-        secagg is not None,
-        engine.plain_sum,
-        (secagg and secagg.max_corrupt) or 0.0,
-        max(num_byzantine_of(trainer, federated.planner), engine.ledger.num_byzantine),
-        None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
-        fewest_answers(planner, secagg),
-        planner.num_clients,
-        secret,
-        counted,
-    )
-    if secret:
-        claim = setting.claims(engine.mechanism)[Adversary[row.adversary]]
-        if row.cohorts == "secret":
-            return setting.secret(claim, most)
-        return setting.between_any_two(claim, most, planner.cohort_size / planner.num_clients)
-    charges = engine.ledger.charges.clamp(max=most)
-    claim, rounds = Population(engine.mechanism, setting, planner.num_clients, charges).worst(
-        Adversary[row.adversary]
-    )
-    return setting.between_any_two(claim, rounds, setting.participation)
+    if run.charges is not None:
+        run = replace(run, charges=torch.as_tensor(run.charges).clamp(max=most))
+    return spent_so_far(Account(run, row.delta), Adversary[row.adversary], most, row.cohorts == "secret")
 
 
 def noise_over_signal(engine: RoundEngine, rows: Sequence[dict[str, float]], rounds: int) -> dict[str, Any]:

@@ -8,7 +8,9 @@ from typing import Any
 
 from lightning_fedq._lightning import callbacks_of, pl
 from lightning_fedq.federation.client_metrics import ProtectsSamples, claims_something
+from lightning_fedq.federation.figures import delta_of, of_all
 from lightning_fedq.federation.protocol import Federation
+from lightning_fedq.federation.records import log_values
 from lightning_fedq.federation.spending import of_a_round, report_of
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanism import Adversary
@@ -16,7 +18,6 @@ from lightning_fedq.privacy.digest import digest, is_met
 from lightning_fedq.privacy.report import PrivacyReport, Row
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon
 
-_LARGEST_DELTA = 1e-5
 _NAMES = {
     "EAVESDROPPER": "an eavesdropper",
     "OUTSIDER": "an outsider",
@@ -75,10 +76,11 @@ def _of_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:
     if not claims_something(engine.mechanism, context):
         yield f"privacy: no client is protected, because {name} claims nothing against anybody"
         return
-    delta = min(_LARGEST_DELTA, 0.1 / engine.planner.num_clients)
-    if target is not None and target.delta is not None:
-        delta = target.delta
+    delta = delta_of(federated)
     report = report_of(federated, trainer, delta)
+    if not trainer.barebones and trainer.is_global_zero:
+        finite = of_all([(row.adversary, _epsilon(row)) for row in report.rows], report.secure_keys)
+        log_values(trainer, {**finite, "fed/delta": delta})
     masked = masks_ran(federated)
     met = {row.adversary: is_met(Adversary[row.adversary], masked) for row in report.rows}
     over = f"over {report.rounds} rounds at delta {delta:g}"

@@ -29,7 +29,7 @@ from flwr.serverapp.strategy import (
 
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.federation.privacy_target import fewest_answers
+from lightning_fedq.federation.described import run_of_server
 from lightning_fedq.federation.records import warn_of
 from lightning_fedq.flower.cohort import Cohort
 from lightning_fedq.flower.exchange import Exchange
@@ -46,7 +46,7 @@ from lightning_fedq.flower.settings import (
 from lightning_fedq.flower.store import Store
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.privacy.report import ASSUMED, PrivacyReport, privacy_report
+from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.rounds import RoundRecord, RoundServer
 
 _SINGLE = (Bulyan, FedMedian, FedTrimmedAvg, FedXgbBagging, FedXgbCyclic, Krum, MultiKrum, QFedAvg)
@@ -235,23 +235,5 @@ class DecodingStrategy(Strategy):  # type: ignore[misc]
         """
         if self._server is None:
             raise RuntimeError("no round has begun; ask after strategy.start")
-        secagg, server, planner = (
-            self._federated.server.secure_aggregation,
-            self._server,
-            self._server.planner,
-        )
-        return privacy_report(
-            server.mechanism,
-            server.charged_context(server.coming_plan()),
-            rounds=self.ledger.rounds,
-            delta=delta,
-            num_clients=planner.num_clients,
-            secure_keys=self._federated.seed is None,
-            secure_aggregation=secagg is not None,
-            protocol=ASSUMED if secagg is None else secagg.statement,
-            max_corrupt=(secagg and secagg.max_corrupt) or 0.0,
-            fewest_survivors=None if secagg is None else secagg.fewest_survivors(planner.cohort_size),
-            fewest_answers=fewest_answers(planner, secagg),
-            charges=self.ledger.charges,
-            real_clients=True,
-        )
+        secagg, keys_are_secret = self._federated.server.secure_aggregation, self._federated.seed is None
+        return privacy_report(run_of_server(self._server, secagg, secure_keys=keys_are_secret), delta)

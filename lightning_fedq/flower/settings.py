@@ -19,7 +19,7 @@ from lightning_fedq.callbacks import (
     LeakageMonitor,
 )
 from lightning_fedq.clients.vector import num_coordinates
-from lightning_fedq.federation.released import beside
+from lightning_fedq.federation.described import releases_of
 from lightning_fedq.federation.settings import Local
 from lightning_fedq.mechanism import Adversary, Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
@@ -126,7 +126,7 @@ def check_deployable(federated: Federated) -> None:
     """
     secagg, local = federated.server.secure_aggregation, federated.local
     if local.evaluate_clients is None:
-        beside(federated, 1e-5)  # refuses a ledger with releases, which no report of a deployment counts
+        releases_of(federated, None)  # refuses a ledger with releases, which no report of a deployment counts
     if federated.clients.cohorts == "secret":
         raise ValueError(
             "cohorts='secret' are for simulations: a network shows which clients are asked, so anybody who "

@@ -154,6 +154,11 @@ def with_slack(exact: Callable[[float], float], delta: float, slack: Slack) -> f
     return math.inf
 
 
+def closed_form(loss: Loss) -> bool:
+    """Does an epsilon of a loss cost next to nothing, where no lottery is averaged over?"""
+    return _closed_form(loss, 1.0)
+
+
 def _closed_form(loss: Loss, participation: float) -> bool:
     return bool(loss.method) and (participation == 1.0 or loss.every_round)
 

@@ -11,10 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from lightning_fedq.mechanism import Adversary, Mechanism, NonPrivate, PrivacyClaim
-from lightning_fedq.privacy.setting import Setting
+from lightning_fedq.mechanism import Adversary, NonPrivate, PrivacyClaim
+from lightning_fedq.privacy.account import Account
 
 _MOST_LINES = 12
 """Kinds of clients that a report lists; neighbours in the list are joined until there are no more."""
@@ -47,20 +46,15 @@ class Population:
     """The clients of a federation, by what protects them and by how often they were charged.
 
     Args:
-        mechanism: Mechanism of the run.
-        setting: Setting of the run; participation is 1 for a finished one.
-        num_clients: Clients in the federation.
-        charges: `(num_clients,)` integers, rounds that each client was charged for; None for a run to come,
-            in which every client takes part by chance.
+        account: The run, at a delta.
 
     Raises:
         ValueError: If there is not one charge a client, or one is negative.
     """
 
-    def __init__(
-        self, mechanism: Mechanism, setting: Setting, num_clients: int, charges: Sequence[int] | Tensor | None
-    ) -> None:
-        self._setting = setting
+    def __init__(self, account: Account) -> None:
+        self._account, run = account, account.run
+        mechanism, num_clients, charges = run.mechanism, run.num_clients, run.charges
         self.num_groups, self._kinds = 0, list[_Kind]()
         counted = None if charges is None else torch.as_tensor(charges)
         if counted is not None and (counted.shape != (num_clients,) or bool((counted < 0).any())):
@@ -71,9 +65,9 @@ class Population:
         self.finished = counted is not None
         for group in mechanism.protection_groups(num_clients):
             self.num_groups += 1
-            claims = setting.claims(mechanism, group[0])
+            claims = account.claims(group[0])
             if counted is None:
-                self._kinds.append(_Kind(len(group), setting.rounds, claims))
+                self._kinds.append(_Kind(len(group), run.horizon, claims))
                 continue
             values, sizes = torch.unique(counted[list(group)], return_counts=True)
             for charged, size in zip(values.tolist(), sizes.tolist(), strict=True):
@@ -93,10 +87,10 @@ class Population:
 
     def _epsilon(self, claim: PrivacyClaim, charges: int) -> float:
         if isinstance(claim.loss, NonPrivate):
-            return math.inf if charges or self._setting.beside is not None else 0.0
+            return math.inf if charges or self._account.beside is not None else 0.0
         if (claim, charges) not in self._epsilons:
-            participation = self._setting.participation
-            self._epsilons[claim, charges] = self._setting.between_any_two(claim, charges, participation)
+            participation = self._account.run.participation
+            self._epsilons[claim, charges] = self._account.between_any_two(claim, charges, participation)
         return self._epsilons[claim, charges]
 
     def histogram(self) -> tuple[ChargedClients, ...]:
@@ -128,6 +122,26 @@ class Population:
             place = _thinnest([line.clients for line in ordered])
             ordered[place : place + 2] = [_join(*ordered[place : place + 2])]
         return tuple(ordered)
+
+
+def spent_so_far(account: Account, adversary: Adversary, rounds: int, secret: bool) -> float:
+    """Epsilon of the client that an adversary has learnt most about, between any two updates.
+
+    Args:
+        account: A run so far.
+        adversary: Towards whom.
+        rounds: Rounds where cohorts are secret, and charges are not known.
+        secret: Does the adversary never learn who took part?
+    """
+    if secret:
+        return account.epsilon(adversary, rounds, secret=True)
+    population = Population(account)
+    claim, charges = population.worst(adversary)
+    if not population.finished:
+        charges = rounds
+    if isinstance(claim.loss, NonPrivate):
+        return math.inf if charges else 0.0
+    return account.between_any_two(claim, charges, account.run.participation)
 
 
 def _thinnest(sizes: Sequence[int]) -> int:

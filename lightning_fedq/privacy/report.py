@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Protocol, runtime_checkable
 
-from torch import Tensor
-
 from lightning_fedq.dpsgd.statement import SampleStatement
-from lightning_fedq.mechanism import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.mechanism import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim
+from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import Spending, check_delta
-from lightning_fedq.privacy.beside import Beside
 from lightning_fedq.privacy.charged import ChargedClients, Population
+from lightning_fedq.privacy.run import Run
 from lightning_fedq.privacy.secret_row import NOTE, SECRET_COHORTS, secret_row
-from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, format_epsilon, verdict
 
-ASSUMED = "assumed here, no protocol was run, for a server that follows the protocol"
 OWN_CODE = (
     "every client runs code of its own (fedq flower client), or only trusted operators start runs and hold "
     "the SuperLink: Flower sends the client's code with each run"
@@ -177,118 +173,48 @@ class PrivacyReport:
         return json.dumps(_plain(asdict(self)), indent=2)
 
 
-def privacy_report(
-    mechanism: Mechanism,
-    context: RoundContext,
-    *,
-    rounds: int,
-    delta: float | None,
-    num_clients: int | None = None,
-    dropout_probability: float = 0.0,
-    secure_keys: bool = True,
-    secure_aggregation: bool = False,
-    protocol: str = ASSUMED,
-    equal_weights: bool = True,
-    max_corrupt: float = 0.0,
-    num_byzantine: int = 0,
-    fewest_survivors: int | None = None,
-    fewest_answers: int | None = None,
-    validation_choices: bool = True,
-    charges: Sequence[int] | Tensor | None = None,
-    most_rounds: int | None = None,
-    secret_cohorts: str | None = None,
-    beside: Beside | None = None,
-    real_clients: bool = False,
-) -> PrivacyReport:
-    """State what `rounds` rounds like the one of `context` give away, adversary by adversary.
+def privacy_report(run: Run, delta: float | None) -> PrivacyReport:
+    """State what a run gives away, adversary by adversary.
 
     Every row is about the client that this adversary learns most about.
 
     Args:
-        mechanism: The mechanism of the run.
-        context: A round of it: cohort, groups, dim.
-        rounds: Rounds of the run, >= 0.
+        run: The run, to come or so far. The rows of a run to come average over who will be drawn.
         delta: In (0, 1 / num_clients).
-        num_clients: Clients in the federation; None is the cohort.
-        dropout_probability: Chance that a client of the cohort does not answer.
-        secure_keys: Whether keys come from the operating system; with reproducible ones nothing is private.
-        secure_aggregation: Whether the server is handed sums only.
-        protocol: How, in words: whether masks really ran, and what the server may do.
-        equal_weights: Whether the model depends on the messages through their plain sum only: no weights,
-            no robust rule.
-        max_corrupt: Fraction of the clients that may collude with a server behind secure aggregation.
-        num_byzantine: Clients of a cohort, at most, that don't run the protocol; they hide nobody.
-        fewest_survivors: Clients that must confirm a sum, where the server may lie about who dropped out;
-            None is a server that follows the protocol.
-        fewest_answers: Answers that a sum is sure to hold, where real clients may be silent; None in a
-            simulation.
-        validation_choices: Whether anything was picked on validation scores (a rate, a checkpoint).
-        charges: Rounds that each client of a finished run was charged for, `(num_clients,)`; None for a
-            run to come, whose rows average over who will be drawn.
-        most_rounds: Rounds of the run that a client is asked in at most, where cohorts are disjoint and
-            public and there is no lottery about it. None where cohorts are drawn.
-        secret_cohorts: With secret cohorts, the condition that the run has not kept, "" for none; `charges`
-            must be None then. None where cohorts are known.
-        beside: What every client has released beside the rounds, or will have; every row counts it.
-        real_clients: Whether clients are machines of a deployment: whose code they run is assumed then.
 
     Raises:
-        ValueError: If delta is missing or out of range, or a number makes no sense.
+        ValueError: If delta is missing or out of range.
     """
-    size = len(context.cohort)
-    total = size if num_clients is None else num_clients
-    checked = check_delta(delta, total, "clients")
-    if total < size:
-        raise ValueError(f"num_clients >= the cohort is needed, got {total} for a cohort of {size}")
-    if secret_cohorts is not None and charges is not None:
-        raise ValueError(
-            "charges tell who was drawn, and cohorts are secret: leave charges out, or secret_cohorts"
-        )
-    lottery = charges is None and most_rounds is None
-    to_come = rounds if most_rounds is None else most_rounds
-    setting = Setting(
-        context,
-        to_come if charges is None else int(max(charges, default=0)),
-        checked,
-        size / total * (1.0 - dropout_probability) if lottery else 1.0,
-        dropout_probability,
-        secure_aggregation,
-        equal_weights,
-        max_corrupt,
-        num_byzantine,
-        fewest_survivors,
-        fewest_answers,
-        total,
-        secret_cohorts is not None,
-        beside,
-    )
-    population = Population(mechanism, setting, total, charges)
-    worst = [population.worst(adversary) for adversary in Adversary]
-    rows = tuple(_row(mechanism, *one, setting) for one in worst)
-    if real_clients:
+    checked = check_delta(delta, run.num_clients, "clients")
+    account, threat = Account(run, checked), run.threat
+    population = Population(account)
+    rows = tuple(_row(*population.worst(adversary), account) for adversary in Adversary)
+    if run.sampling.real_clients:
         rows = tuple(replace(row, assumptions=(*row.assumptions, OWN_CODE)) for row in rows)
-    if secure_aggregation:
-        rows = tuple(_with_remark(row, protocol, setting) for row in rows)
+    if threat.secure_sum is not None:
+        rows = tuple(_with_remark(row, threat.secure_sum.statement, run) for row in rows)
     hidden = None
-    if secret_cohorts is not None:
-        broken = secret_cohorts or ("" if secure_keys else f"S1, a secret key: {_SECURE_ONLY}")
+    if run.sampling.secret:
+        broken = run.sampling.broken or ("" if threat.secure_keys else f"S1, a secret key: {_SECURE_ONLY}")
         outsider = next(row for row in rows if row.adversary == Adversary.OUTSIDER.name)
-        hidden = secret_row(outsider, mechanism, setting, rounds, broken)
-    shown = rows if secure_keys else tuple(_refused(row, _SECURE_ONLY, "use seed=None") for row in rows)
+        hidden = secret_row(outsider, account, broken)
+    shown = (
+        rows if threat.secure_keys else tuple(_refused(row, _SECURE_ONLY, "use seed=None") for row in rows)
+    )
     return PrivacyReport(
-        repr(mechanism),
-        context.dim,
-        size,
-        total,
-        rounds,
+        repr(run.mechanism),
+        run.context.dim,
+        run.cohort_size,
+        run.num_clients,
+        run.rounds,
         checked,
-        secure_keys,
-        secure_aggregation,
-        protocol if secure_aggregation else "",
+        threat.secure_keys,
+        threat.secure_sum is not None,
+        "" if threat.secure_sum is None else threat.secure_sum.statement,
         shown,
-        () if secure_keys else rows,
-        _notes(setting, validation_choices, population, most_rounds),
-        _figures(mechanism),
+        () if threat.secure_keys else rows,
+        _notes(account, population),
+        _figures(run.mechanism),
         charged=population.histogram(),
         secret=hidden,
     )
@@ -302,14 +228,14 @@ def _figures(mechanism: Mechanism) -> tuple[tuple[str, str], ...]:
     return ((name, str(mechanism.anonymity_set_size)),)
 
 
-def _notes(
-    setting: Setting, validation_choices: bool, population: Population, most_rounds: int | None
-) -> tuple[str, ...]:
-    public = "" if setting.secret_cohorts else ", cohorts and groups"
+def _notes(account: Account, population: Population) -> tuple[str, ...]:
+    run, beside = account.run, account.beside
+    most_rounds, secret, masked = run.most_rounds, run.sampling.secret, run.threat.secure_sum is not None
+    public = "" if secret else ", cohorts and groups"
     notes = [
         "An epsilon bounds what an adversary learns about all updates of one client in the run: whatever set "
         "of outcomes it looks for, its chance under one of the two worlds that are compared is at most "
-        f"e^epsilon times that under the other, plus delta = {setting.delta:g}. (Delta is no bound on the "
+        f"e^epsilon times that under the other, plus delta = {account.delta:g}. (Delta is no bound on the "
         "chance of an outcome that changes the odds by more: for Gaussian noise that is 111 delta at epsilon "
         "0.1, 16 delta at 1 and 6 delta at 4, for delta = 1e-5.)",
         f"Ranges{public} are public and follow from released models only; they cost nothing.",
@@ -335,45 +261,45 @@ def _notes(
             "Every row is that of the most charged client: who was drawn how often is taken as known, "
             "repeated attempts count as often as they were made, and there is no amplification by sampling."
         )
-    elif setting.secret_cohorts:
+    elif secret:
         notes.append(
-            f"A client takes part in a round with chance {setting.participation:.4g}, and the rows of others "
+            f"A client takes part in a round with chance {run.participation:.4g}, and the rows of others "
             "than the outsider average over that lottery: what a client has spent would tell who was drawn."
         )
         notes.append(NOTE)
-    elif setting.participation < 1.0 and most_rounds is None:
+    elif run.participation < 1.0 and most_rounds is None:
         notes.append(
-            f"A client takes part in a round with chance {setting.participation:.4g}, whatever its data. "
+            f"A client takes part in a round with chance {run.participation:.4g}, whatever its data. "
             "This is a run to come, and its epsilon averages over the lottery that draws the cohorts: who is "
             "drawn more often than others will have spent more, and the report of the finished run says how "
             "much. "
             "In a round that a client takes part in there is no amplification by sampling."
         )
-    if setting.beside is not None:
-        notes.append(f"{setting.beside.what} The epsilons of the run count that; that of a round does not.")
-    if setting.fewest_answers is not None:
+    if beside is not None:
+        notes.append(f"{beside.what} The epsilons of the run count that; that of a round does not.")
+    if run.min_answers is not None:
         notes.append(
             "Clients may be silent. What hides a client in a sum is counted on "
-            f"{setting.fewest_answers} of {len(setting.context.cohort)} answers, "
+            f"{run.min_answers} of {run.cohort_size} answers, "
             + (
                 "without which no sum is opened (SecAgg(threshold=...) sets it), or as the mechanism says "
                 "(max_dropped)."
-                if setting.secure_aggregation
+                if masked
                 else "its own, as nothing makes others answer; secure aggregation would, or a mechanism that "
                 "says how many may be missing (max_dropped)."
             )
         )
-    if setting.dropout_probability > 0.0:
+    if run.sampling.dropout_probability > 0.0:
         notes.append("Dropouts are taken as independent of the data and caused by nobody.")
-    if setting.secure_aggregation and setting.fewest_survivors is None:
+    if masked and run.min_survivors is None:
         notes.append(
             "The server behind secure aggregation follows the protocol: one that can force clients out voids "
             "the aggregate rows. SecAgg(active=True) makes clients insist on survivors, and counts on those "
             "alone."
         )
-    if setting.secure_aggregation:
+    if masked:
         notes.append("The rows of views that see single messages hold if the secure aggregation is broken.")
-    if (population.finished or setting.secret_cohorts) and setting.fewest_answers is None:
+    if (population.finished or secret) and run.min_answers is None:
         notes.append(
             "This was a simulation: one program played the server and all clients and held their data, exact "
             "updates and keys, also where masking really ran. Whoever ran it saw everything. The row of "
@@ -384,21 +310,19 @@ def _notes(
         "A client is who is protected: people whose data several clients hold, and what the same people have "
         "spent in trainings with other ledgers, are not counted."
     )
-    if validation_choices:
-        notes.append(
-            "What was picked on validation data (a server learning rate, a checkpoint) is not accounted for."
-        )
+    notes.append(
+        "What was picked on validation data (a server learning rate, a checkpoint) is not accounted for."
+    )
     return tuple(notes)
 
 
-def _with_remark(row: Row, protocol: str, setting: Setting) -> Row:
+def _with_remark(row: Row, protocol: str, run: Run) -> Row:
     if row.adversary == Adversary.SERVER.name:
         remark = "the server is handed the sum only, see the row of the server behind secure aggregation"
         return replace(row, remark=f"{remark} ({protocol}); this row is for messages seen one by one")
     if row.adversary == Adversary.SECAGG_SERVER.name:
-        if setting.fewest_survivors is not None:
-            size = len(setting.context.cohort)
-            protocol += f"; at least {setting.fewest_survivors} of {size} clients confirm each sum"
+        if run.min_survivors is not None:
+            protocol += f"; at least {run.min_survivors} of {run.cohort_size} clients confirm each sum"
         return replace(row, remark=protocol, assumptions=(*row.assumptions, protocol))
     return row
 
@@ -418,7 +342,8 @@ def _refused(row: Row, reason: str, advice: str) -> Row:
     )
 
 
-def _row(mechanism: Mechanism, claim: PrivacyClaim, rounds: int, setting: Setting) -> Row:
+def _row(claim: PrivacyClaim, rounds: int, account: Account) -> Row:
+    participation = account.run.participation
     blank = Row(
         claim.adversary.name,
         claim.adversary.value,
@@ -426,7 +351,7 @@ def _row(mechanism: Mechanism, claim: PrivacyClaim, rounds: int, setting: Settin
         None,
         math.inf,
         math.inf,
-        setting.delta,
+        account.delta,
         1.0,
         claim.neighbours.value,
         "none",
@@ -435,21 +360,21 @@ def _row(mechanism: Mechanism, claim: PrivacyClaim, rounds: int, setting: Settin
     )
     if isinstance(claim.loss, NonPrivate):
         return replace(blank, reason=claim.loss.reason)
-    run = setting.spent(claim, rounds, setting.participation)
-    any_two = setting.between_any_two(claim, rounds, setting.participation)
+    run = account.spent(claim, rounds, participation)
+    any_two = account.between_any_two(claim, rounds, participation)
     # the verdict is about any two updates, so that rows of different relations can be read side by side
     word, reason = _verdict(run, max(run.epsilon, any_two))
     return replace(
         blank,
         epsilon_unit=_of_a_unit(claim),
-        epsilon_round=replace(setting, beside=None).spent(claim, 1).epsilon,
+        epsilon_round=account.of_rounds.spent(claim, 1).epsilon,
         epsilon_run=run.epsilon,
         infinite_mass=run.infinite_mass,
         method=run.method,
         verdict=word,
         reason=reason,
         epsilon_any_two=any_two,
-        advice="" if word in ("strong", "good") else _advice(mechanism, claim, setting),
+        advice="" if word in ("strong", "good") else _advice(claim, account),
     )
 
 
@@ -479,11 +404,11 @@ def _verdict(run: Spending, epsilon: float) -> tuple[str, str]:
     return word, f"outcomes may be {_times(epsilon)} as likely under one update as under another"
 
 
-def _advice(mechanism: Mechanism, claim: PrivacyClaim, setting: Setting) -> str:
+def _advice(claim: PrivacyClaim, account: Account) -> str:
     """Setting that would do, as far as the loss can tell, and the mechanism's advice."""
-    steps = claim.compositions * max(setting.rounds, 1) * setting.participation
-    enough = claim.loss.advice(steps, setting.delta)
-    own = mechanism.advice(claim)
+    steps = claim.compositions * max(account.run.horizon, 1) * account.run.participation
+    enough = claim.loss.advice(steps, account.delta)
+    own = account.run.mechanism.advice(claim)
     return f"{enough}; or {own}" if enough else own
 
 

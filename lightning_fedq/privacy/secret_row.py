@@ -10,9 +10,10 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lightning_fedq.mechanism import Adversary, Mechanism
+from lightning_fedq.mechanism import Adversary
+from lightning_fedq.privacy.account import Account
+from lightning_fedq.privacy.run import Run
 from lightning_fedq.privacy.sampled import why_no_secret
-from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, verdict
 
 if TYPE_CHECKING:
@@ -43,24 +44,21 @@ NOTE = (
 )
 
 
-def secret_row(blank: Row, mechanism: Mechanism, setting: Setting, rounds: int, broken: str) -> Row:
+def secret_row(blank: Row, account: Account, broken: str) -> Row:
     """The row of an outsider who never learns who took part.
 
     Args:
         blank: The row of an outsider who may learn it.
-        mechanism: The mechanism.
-        setting: Setting of the run.
-        rounds: Released rounds, each with a draw of its own.
+        account: The run, at a delta; each of its rounds is released and has a draw of its own.
         broken: Condition that this run has not kept, by name, with the cure; "" for none.
     """
-    claim = setting.claims(mechanism)[Adversary.OUTSIDER]
-    size = len(setting.context.cohort)
-    population = setting.num_clients or size
+    claim, run = account.claims()[Adversary.OUTSIDER], account.run
+    size, population, rounds = run.cohort_size, run.num_clients, run.rounds
     assumptions = (*claim.assumptions, *CONDITIONS)
     row = replace(blank, view=VIEW, cohorts="secret", assumptions=assumptions, advice="", remark="")
     row = replace(row, epsilon_unit=None, infinite_mass=0.0)
-    broken = broken or _broken_by(setting)
-    if why := broken or why_no_secret(mechanism, claim, size, population):
+    broken = broken or _broken_by(run)
+    if why := broken or why_no_secret(run.mechanism, claim, size, population):
         return replace(
             row,
             epsilon_round=math.inf,
@@ -71,29 +69,29 @@ def secret_row(blank: Row, mechanism: Mechanism, setting: Setting, rounds: int, 
             verdict=NO_GUARANTEE,
             reason=f"secret cohorts need {why}",
         )
-    run = setting.secret(claim, rounds)
-    word, reason = verdict(run), ""
+    spent = account.secret(claim, rounds)
+    word, reason = verdict(spent), ""
     if word == VACUOUS:
         reason = f"epsilon is above {VACUOUS_EPSILON:g}: the bound excludes nothing"
     return replace(
         row,
-        epsilon_round=setting.secret(claim, min(rounds, 1)),
-        epsilon_run=run,
-        epsilon_any_two=run,
+        epsilon_round=account.secret(claim, min(rounds, 1)),
+        epsilon_run=spent,
+        epsilon_any_two=spent,
         method=f"{METHOD}; {size} of {population} clients, {rounds} rounds",
         verdict=word,
         reason=reason,
     )
 
 
-def _broken_by(setting: Setting) -> str:
-    """Condition that a setting does not keep, by name, with the cure. "" for none."""
-    if setting.dropout_probability > 0.0 or setting.fewest_answers is not None:
+def _broken_by(run: Run) -> str:
+    """Condition that a run does not keep, by name, with the cure. "" for none."""
+    if run.sampling.dropout_probability > 0.0 or run.sampling.may_be_silent:
         return "S3, everybody who is drawn answers: clients may be silent here; use dropout_probability=0"
-    if not setting.equal_weights:
+    if not run.threat.plain_sum:
         return (
             "S4, a plain mean: here are weights or a robust rule; use weighting='uniform' and no aggregator"
         )
-    if setting.num_byzantine:
+    if run.threat.num_byzantine:
         return "S4, clients that run the protocol: some of them lie; leave ByzantineClients out"
     return ""

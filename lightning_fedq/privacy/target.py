@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Literal
 
@@ -17,9 +17,10 @@ from scipy import stats
 
 from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.mechanism import Adversary, Mechanism, NonPrivate
+from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
+from lightning_fedq.privacy.run import Run
 from lightning_fedq.privacy.sampled import why_no_secret
-from lightning_fedq.privacy.setting import Setting
 
 _LARGEST_LEVEL, _SMALLEST_EXPONENT = 1e4, -6
 _LONGEST_STEP = math.log(1e3)
@@ -116,69 +117,83 @@ class Calibration:
     epsilon: float
 
 
-def planned_charges(rounds: int, cohort: int, num_clients: int) -> int:
-    """Rounds of a client that are to be paid for: with probability 99% no client is drawn more often."""
-    if cohort == num_clients:
-        return rounds
-    chance = cohort / num_clients
-    most = int(stats.binom.isf(_MANY_CHARGES / num_clients, rounds, chance))
-    return max(min(most, rounds), 1)
+def planned_charges(run: Run, secret: bool) -> int:
+    """Rounds of a client that are to be paid for: with probability 99% no client is drawn more often.
+
+    With secret cohorts, released rounds.
+    """
+    if secret or (run.most_rounds is None and run.cohort_size == run.num_clients):
+        return run.rounds
+    if run.most_rounds is not None:
+        return run.most_rounds
+    chance = run.cohort_size / run.num_clients
+    most = int(stats.binom.isf(_MANY_CHARGES / run.num_clients, run.rounds, chance))
+    return max(min(most, run.rounds), 1)
 
 
-def allowed_dropouts(setting: Setting) -> int:
-    """Dropouts that noise shared out over a cohort has to allow for in this setting."""
-    size = len(setting.context.cohort)
+def allowed_dropouts(run: Run) -> int:
+    """Dropouts that noise shared out over a cohort has to allow for in a run."""
+    size = run.cohort_size
     expected = 0
-    if setting.dropout_probability > 0.0:
-        expected = int(stats.binom.isf(_MANY_DROPOUTS, size, setting.dropout_probability))
-    if setting.fewest_survivors is not None:
-        expected = max(expected, size - setting.fewest_survivors)
+    if run.sampling.dropout_probability > 0.0:
+        expected = int(stats.binom.isf(_MANY_DROPOUTS, size, run.sampling.dropout_probability))
+    if run.min_survivors is not None:
+        expected = max(expected, size - run.min_survivors)
     return min(expected, size - 1)
 
 
-def epsilon_of(setting: Setting, mechanism: Mechanism, adversary: Adversary, charges: int) -> float:
-    """Epsilon of some rounds of one client, between any two updates. With secret cohorts, of released rounds.
+def spent_on(target: PrivacyTarget, run: Run, charges: int) -> float:
+    """Epsilon of some charges towards a target's adversary, at its delta."""
+    return account_of(target, run).epsilon(target.against, charges, secret=target.secret)
 
-    Infinite where there is no guarantee.
+
+def account_of(target: PrivacyTarget, run: Run) -> Account:
+    """A run at a target's delta; of one round where the target is over one.
+
+    Raises:
+        ValueError: If delta is missing or not below 1 / clients, or cohorts are known.
     """
-    claim = setting.claims(mechanism)[adversary]
-    if isinstance(claim.loss, NonPrivate):
-        return math.inf
-    return (
-        setting.secret(claim, charges) if setting.secret_cohorts else setting.between_any_two(claim, charges)
-    )
+    if target.secret and not run.sampling.secret:
+        raise ValueError(
+            "PrivacyTarget(cohorts='secret') counts on cohorts that stay secret, these are known; set "
+            "Federated(cohorts='secret'), or leave cohorts out of the target"
+        )
+    if target.over == "round" and (run.rounds != 1 or run.releases is not None):
+        run = replace(run, rounds=1, releases=None)
+    return Account(run, check_delta(target.delta, run.num_clients, "clients"))
 
 
-def calibrate(
-    target: PrivacyTarget, mechanism: Mechanism, setting: Setting, charges: int, near: float | None = None
-) -> Calibration:
+def calibrate(target: PrivacyTarget, run: Run, near: float | None = None) -> Calibration:
     """Find the least private setting of a mechanism that keeps within a target.
 
     Args:
         target: The target.
-        mechanism: Its own value of the free parameter does not count.
-        setting: Setting of the run, at the target's delta.
-        charges: Rounds of one client to be paid for, >= 1; with secret cohorts, released rounds.
+        run: The run; its mechanism's own value of the free parameter does not count.
         near: A level that is nearly right. What is found is then up to 2% more private than it could be.
 
     Raises:
         ValueError: If the mechanism has no free parameter, claims nothing against the adversary in this
             setting, or can't be made private enough; with what could be.
     """
-    dropped, context, adversary = allowed_dropouts(setting), setting.context, target.against
+    account = account_of(target, run)
+    run, mechanism, adversary = account.run, account.run.mechanism, target.against
+    dropped, charges = allowed_dropouts(run), planned_charges(run, target.secret)
 
     def at(level: float) -> Mechanism:
-        return mechanism.at_level(level, context, dropped)
+        return mechanism.at_level(level, run.context, dropped)
+
+    def priced(level: float) -> Account:
+        return replace(account, run=run.of(at(level)))
 
     lowest = _smallest_level(at)
     guess, within = (0.1, 2e-4) if near is None else (near, 0.02)
     guess = min(max(guess, lowest), _LARGEST_LEVEL)
-    _refuse_where_nothing_is_claimed(at(_level(math.log(guess), lowest)), setting, target)
+    _refuse_where_nothing_is_claimed(priced(_level(math.log(guess), lowest)), target)
 
     @cache
     def spends(log_level: float) -> float:
         try:
-            return epsilon_of(setting, at(_level(log_level, lowest)), adversary, charges)
+            return priced(_level(log_level, lowest)).epsilon(adversary, charges, secret=target.secret)
         except ValueError:  # a mechanism may refuse to be so loud
             return math.inf
 
@@ -187,19 +202,20 @@ def calibrate(
 
     log_level = _root(excess, math.log(lowest), math.log(_LARGEST_LEVEL), math.log(guess), within)
     if log_level is None:
-        claim = setting.claims(at(lowest))[adversary]
-        least = epsilon_of(setting, at(lowest), adversary, charges)
+        best = priced(lowest)
+        claim = best.claims()[adversary]
+        least = best.epsilon(adversary, charges, secret=target.secret)
         spends_least = (
             f"spend {least:.3g}"
             if math.isfinite(least)
-            else f"have none: {setting.spent(claim, charges).method}"
+            else f"have none: {best.spent(claim, charges).method}"
         )
         raise ValueError(
             f"{type(mechanism).__name__} can't meet {target}: with the most noise it has, {charges} rounds "
-            f"of a client still {spends_least}; {_cure(setting.between_any_two(claim, 1), adversary)}"
+            f"of a client still {spends_least}; {_cure(best.between_any_two(claim, 1), adversary)}"
         )
     level = _level(log_level, lowest)
-    return Calibration(at(level), level, setting.rounds, charges, spends(log_level))
+    return Calibration(at(level), level, run.rounds, charges, spends(log_level))
 
 
 def _cure(one_round: float, adversary: Adversary) -> str:
@@ -265,29 +281,33 @@ def _smallest_level(at: Callable[[float], Mechanism]) -> float:
     return 1.0
 
 
-def _refuse_where_nothing_is_claimed(mechanism: Mechanism, setting: Setting, target: PrivacyTarget) -> None:
-    claims = setting.claims(mechanism)
+def _refuse_where_nothing_is_claimed(account: Account, target: PrivacyTarget) -> None:
+    claims, run = account.claims(), account.run
     refused = claims[target.against].loss
     if not isinstance(refused, NonPrivate):
-        size = len(setting.context.cohort)
-        if setting.secret_cohorts and (
-            why := why_no_secret(mechanism, claims[target.against], size, setting.num_clients or size)
+        if target.secret and (
+            why := why_no_secret(run.mechanism, claims[target.against], run.cohort_size, run.num_clients)
         ):
             raise ValueError(f"secret cohorts need {why}")
         return
     others = [who.name for who, claim in claims.items() if not isinstance(claim.loss, NonPrivate)]
     instead = f"it could be against {', '.join(others)}" if others else "nor against anybody else"
     raise ValueError(
-        f"{type(mechanism).__name__} can't be private against {target.against.name} here: "
+        f"{type(run.mechanism).__name__} can't be private against {target.against.name} here: "
         f"{refused.reason}; {instead}"
     )
 
 
-def affordable(target: PrivacyTarget, mechanism: Mechanism, setting: Setting, at_least: int = 0) -> int:
-    """Largest number of charges of a client that stay within the target."""
+def affordable(
+    account: Account, adversary: Adversary, epsilon: float, *, secret: bool, at_least: int = 0
+) -> int:
+    """Largest number of charges of a client that stay within an epsilon.
+
+    No more than the run is accounted for where dropouts are paid for over its rounds only.
+    """
 
     def fits(charges: int) -> bool:
-        return epsilon_of(setting, mechanism, target.against, charges) <= target.epsilon
+        return account.epsilon(adversary, charges, secret=secret) <= epsilon
 
     low, high = at_least if at_least and fits(at_least) else 0, max(2 * at_least, 1)
     while high < _MOST_ROUNDS and fits(high):
@@ -295,4 +315,4 @@ def affordable(target: PrivacyTarget, mechanism: Mechanism, setting: Setting, at
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    return min(low, account.run.horizon) if account.run.sampling.dropout_probability > 0.0 else low

@@ -13,14 +13,14 @@ rule are answered, and only rounds of the terms of all those before.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from lightning_fedq.mechanism import Adversary, Mechanism, RoundContext
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.ledger import pad_segments
-from lightning_fedq.privacy.setting import Setting
-from lightning_fedq.privacy.target import PrivacyTarget, epsilon_of
+from lightning_fedq.privacy.run import Run, SecureSum
+from lightning_fedq.privacy.target import PrivacyTarget, spent_on
 
 if TYPE_CHECKING:
     from lightning_fedq.rounds.client import StreamLog
@@ -106,16 +106,20 @@ class ClientBudget:
                 "which those are not priced; begin a new federation in a new folder, whose privacy adds to "
                 "that of the old one"
             )
-        setting = Setting(
-            pad_segments(context, log.dim),
-            charges + 1,
-            float(target.delta or 0.0),
-            secure_aggregation=self.fewest_survivors is not None,
-            max_corrupt=self.max_corrupt,
-            fewest_survivors=self.fewest_survivors,
-            num_clients=max(self.num_clients, len(context.cohort)),
-        )
-        spent = epsilon_of(setting, mechanism, target.against, charges + 1)
+        secure_sum = None
+        if self.fewest_survivors is not None:
+            secure_sum = SecureSum(
+                max_corrupt=self.max_corrupt,
+                min_survivors=self.fewest_survivors,
+                min_summands=self.fewest_survivors,
+                ran=True,
+                statement="",
+            )
+        # what it can't see, others' weights, lies and silence, no view of its own message hangs on
+        run = Run.ideal(mechanism, pad_segments(context, log.dim), charges + 1, secure_sum)
+        clients = max(self.num_clients, len(context.cohort))
+        run = replace(run, sampling=replace(run.sampling, num_clients=clients))
+        spent = spent_on(target, run, charges + 1)
         if spent > target.epsilon:
             raise BudgetSpentError(
                 f"this client's own budget is {target}: {charges} messages were encoded before, and with one "

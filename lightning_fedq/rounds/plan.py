@@ -22,6 +22,7 @@ from lightning_fedq.keys.randomness import (
     pack_fields,
 )
 from lightning_fedq.mechanism import Mechanism
+from lightning_fedq.privacy.run import Sampling
 from lightning_fedq.rounds.deadline import Deadline
 
 Participation = Literal["random", "once", "cyclic"]
@@ -202,9 +203,19 @@ class RoundPlanner:
 
     def most_rounds(self, rounds: int) -> int | None:
         """In how many of the first `rounds` rounds a client takes part at most. None: a lottery decides."""
-        if self.num_cohorts is None:
-            return None
-        return min(rounds, 1) if self.participation == "once" else -(-rounds // self.num_cohorts)
+        return self.sampling("").most_rounds(rounds, self.cohort_size)
+
+    def sampling(self, broken: str) -> Sampling:
+        """How clients come to take part, for a `Run`. `broken`: see there."""
+        return Sampling(
+            num_clients=self.num_clients,
+            participation=self.participation,
+            secret=self.cohort_key is not None,
+            broken=broken if self.cohort_key is not None else "",
+            dropout_probability=self.dropout_probability,
+            real_clients=self.real_clients,
+            may_be_silent=self.may_be_silent,
+        )
 
     def cohort(self, round: int, attempt: int = 0) -> list[int]:
         """The clients of one round, in the order in which they fall into groups.

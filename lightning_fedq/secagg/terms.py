@@ -17,6 +17,7 @@ from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.functional.drawn import num_marked
 from lightning_fedq.keys.randomness import PublicRandomness, pack_fields
 from lightning_fedq.mechanism import Mechanism, RoundContext
+from lightning_fedq.privacy.run import SecureSum
 from lightning_fedq.secagg.graph import (
     CORRECTNESS_BITS,
     correctness_log2,
@@ -167,6 +168,25 @@ class SecAgg:
             f"{self.statement}; each attempt at a round draws a graph of neighbours, and the chance that any "
             f"of {rings} shows more than its sum is below 2^-{power:g}"
             + (", if the server tries at most 2^80 rosters for each" if self.active else "")
+        )
+
+    def guarantee(self, num_clients: int, rounds: int) -> SecureSum:
+        """Return the guarantee about the sums of a cohort, for a `Run`.
+
+        Args:
+            num_clients: Clients of a cohort.
+            rounds: Attempts at rounds, those that were given up included.
+
+        Raises:
+            ValueError: See `rules`.
+        """
+        survivors = self.rules(num_clients)[2]
+        return SecureSum(
+            max_corrupt=self.max_corrupt or 0.0,
+            min_survivors=survivors if self.active else None,
+            min_summands=survivors,
+            ran=self.run == "masked",
+            statement=self.statement_of(rounds),
         )
 
     def fewest_survivors(self, num_clients: int) -> int | None:

@@ -26,6 +26,7 @@ from lightning_fedq.federation.client_metrics import (
     choose,
     claims_something,
 )
+from lightning_fedq.federation.figures import RunFigures
 from lightning_fedq.federation.journal import keep_journal, say_at_start
 from lightning_fedq.federation.protocol import Federation
 from lightning_fedq.federation.records import (
@@ -145,6 +146,14 @@ class FederatedFit:
         if self._evaluator is not None:
             self._evaluator.check()
         population.is_training = True
+        self.figures: RunFigures | None = None
+
+    @property
+    def _figures(self) -> RunFigures:
+        """Made after the first round, when the federation knows this fit."""
+        if self.figures is None:
+            self.figures = RunFigures(self._federation, self._trainer)
+        return self.figures
 
     def __getstate__(self) -> dict[str, Any]:
         """The server, which refuses to be copied where its keys are secret."""
@@ -454,13 +463,15 @@ class FederatedFit:
         if federation.kept_target is not None:
             federation.kept_target.limit(engine, federation, self._trainer)
         federation.vector_changed()
+        if self.figures is not None:
+            self.figures.vector_changed()
         ledger.check_spent()
         longest = max(ledger.dim, engine.weights.numel())
         rank_zero_info(f"{change}; the ledger goes on, and every charge counts {longest} coordinates")
 
     def log_round(self) -> None:
         """Log the round that has just ended, and what was measured after it where that may be logged."""
-        log_round(self._trainer, self.records[-1])
+        log_round(self._trainer, self.records[-1], self._figures.after(self.records[-1]))
         last = self.client_evaluations[-1] if self.client_evaluations else None
         if last is not None and last.round == self.records[-1].round:
             last.log(self._trainer, self.log.shared)

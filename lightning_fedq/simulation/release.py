@@ -10,9 +10,9 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.clients.evaluation import NoisyMean
+from lightning_fedq.federation.described import everybody, mechanism_of_release, release_of
 from lightning_fedq.federation.journal import keep_journal
 from lightning_fedq.federation.protocol import Federation
-from lightning_fedq.federation.released import everybody, mechanism_of_release, release_of
 from lightning_fedq.federation.secure_sum import check_modulus, secure_sum
 from lightning_fedq.keys.randomness import AgreedKeys, Keys, SeededKeys
 from lightning_fedq.ranges import FixedRange

@@ -34,6 +34,7 @@ from lightning_fedq.mechanism import Adversary, Mechanism, RoundContext
 from lightning_fedq.mechanisms import CPA, AggregateGaussian, CorBin, DistributedDiscreteGaussian, FedAvg
 from lightning_fedq.privacy import accounting
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
+from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.reports.runs import BITS_PER_MEGABYTE, save_figure
 from reproductions.bench import Row, Rows, curve, curve_values
 from reproductions.cpa.runs import GAMMA, Options, Task
@@ -54,13 +55,8 @@ def _context(mechanism: Mechanism, num_clients: int) -> RoundContext:
 
 def client_report(mechanism: Mechanism, num_clients: int, rounds: int, delta: float) -> PrivacyReport:
     """The privacy statement of a run of the linear model with everybody in every round."""
-    return privacy_report(
-        mechanism,
-        _context(mechanism, num_clients),
-        rounds=rounds,
-        delta=delta,
-        secure_aggregation=mechanism.homomorphic,
-    )
+    sums = ASSUMED if mechanism.homomorphic else None
+    return privacy_report(Run.ideal(mechanism, _context(mechanism, num_clients), rounds, sums), delta)
 
 
 def ideal_epsilon(mechanism: Mechanism, num_clients: int, rounds: int, delta: float) -> float:

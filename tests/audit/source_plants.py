@@ -94,10 +94,10 @@ SECRET_COHORTS = (
     ),
     _plant(
         "amplified, and multiplied by how often a client takes part",
-        "privacy/setting.py",
-        "            population=self.num_clients or size,\n            rounds=rounds,",
-        "            population=self.num_clients or size,\n"
-        "            rounds=max(1, rounds * size // (self.num_clients or size)),",
+        "privacy/account.py",
+        "            population=self.run.num_clients,\n            rounds=rounds,",
+        "            population=self.run.num_clients,\n"
+        "            rounds=max(1, rounds * size // self.run.num_clients),",
         "federation/test_secret_cohorts.py::test_the_row_is_the_theorem_about_the_sum",
     ),
     _plant(

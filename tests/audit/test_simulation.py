@@ -21,8 +21,8 @@ from lightning_fedq.mechanisms import (
     LayeredGaussian,
     RotatedCoins,
 )
-from lightning_fedq.privacy.setting import Setting
 from tests.audit import plants
+from tests.described import Setting
 
 
 def found_in(mechanism, draws, **options):

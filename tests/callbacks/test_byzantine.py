@@ -14,10 +14,10 @@ from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanism import Adversary, RoundContext
 from lightning_fedq.mechanisms import CPA, LDPQ, MVU, CorBin, FedAvg, JoPEQ, PerCoordinateLaplace
-from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.rounds.running_sum import RunningSum
+from tests.described import privacy_report
 from tests.digits_run import Classifier, Digits
 from tests.one_round import context_of
 

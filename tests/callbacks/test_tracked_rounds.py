@@ -14,8 +14,8 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder, TrackedRounds, WandbRounds
 from lightning_fedq.callbacks.of_trainer import engine_of
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise
-from lightning_fedq.privacy.report import privacy_report
 from tests.callbacks.runs import small_run
+from tests.described import privacy_report
 from tests.digits_run import Classifier, Digits, make_trainer
 
 ROUNDS = 3

@@ -14,7 +14,7 @@ from lightning_fedq.commands.privacy import main, report_of_checkpoint, report_o
 from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from lightning_fedq.privacy.page import markdown
-from lightning_fedq.privacy.report import ASSUMED
+from lightning_fedq.privacy.run import ASSUMED
 from lightning_fedq.secagg import SecAgg
 from tests.digits_run import Classifier, Digits, make_trainer
 
@@ -60,7 +60,7 @@ def test_without_it_nothing_is_claimed_unless_assumed(tmp_path: Path) -> None:
     path = fit(tmp_path, None)
     plain, assumed = (report_of_checkpoint(path, None, 1e-5, secagg=flag) for flag in (False, True))
     assert "secure aggregation is off" in plain.row(Adversary.SECAGG_SERVER).reason
-    assert assumed.protocol == ASSUMED
+    assert assumed.protocol == ASSUMED.statement
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["secure_aggregation"] == "off"
 

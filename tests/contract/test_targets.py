@@ -8,9 +8,9 @@ import pytest
 
 from lightning_fedq import mechanisms as m
 from lightning_fedq.mechanism import Adversary, Mechanism, NonPrivate
-from lightning_fedq.privacy.setting import Setting
-from lightning_fedq.privacy.target import PrivacyTarget, calibrate, epsilon_of
+from lightning_fedq.privacy.target import PrivacyTarget
 from tests.contract.test_mechanisms import ROWS
+from tests.described import Setting, calibrate, epsilon_of
 from tests.one_round import context_of
 
 WITHOUT = {

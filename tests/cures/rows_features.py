@@ -27,16 +27,16 @@ from lightning_fedq.clients.personal import OwnTensors
 from lightning_fedq.commands.bench import reference
 from lightning_fedq.data.splits import FeatureShards, Natural
 from lightning_fedq.datasets.leaf import leaf_clients
-from lightning_fedq.federation.released import beside_of, context_of_release
+from lightning_fedq.federation.described import run_of_releases
 from lightning_fedq.flower.settings import check_deployable, time_limit
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise
-from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import Deadline
 from lightning_fedq.rounds.plan import CohortKey, RoundPlanner
 from tests.callbacks.test_leakage import Scores
 from tests.cures.rows import fed, fit, row
 from tests.cures.rows_data import Several, Stream, loader, of, on, part, parts, two
+from tests.described import Setting
 from tests.digits_run import Classifier, digits
 
 HEAD = ["backbone.bias"]
@@ -81,9 +81,9 @@ def paid() -> Federated:
 
 def counted() -> Setting:
     """The account of a round and of a release beside it."""
-    planner, mechanism = RoundPlanner(4, 0), GaussianNoise(1.0, 1.0)
-    beside = beside_of(planner, NoisyMean("val_acc", 0.5).mechanism(4, 0), None, 1, 1e-3)
-    return Setting(context_of_release(planner, mechanism), 1, 1e-3, num_clients=4, beside=beside)
+    released = NoisyMean("val_acc", 0.5).mechanism(4, 0)
+    releases = run_of_releases(RoundPlanner(4, 0), released, None, 1, secure_keys=True)
+    return Setting(releases.context, 1, 1e-3, num_clients=4, beside=releases)
 
 
 def unreleased(**settings: Any) -> Federated:
@@ -232,9 +232,9 @@ ROWS = [
     ),
     row(
         "releases beside secret cohorts have no account; leave one of them out",
-        lambda: replace(counted(), secret_cohorts=True),
-        lambda: replace(counted(), secret_cohorts=True, beside=None),
-        counted,
+        lambda: replace(counted(), secret_cohorts=True).run(GaussianNoise(1.0, 1.0)),
+        lambda: replace(counted(), secret_cohorts=True, beside=None).run(GaussianNoise(1.0, 1.0)),
+        lambda: counted().run(GaussianNoise(1.0, 1.0)),
     ),
     row(
         "release names {}, and validation_step logs {}; name one of these",

@@ -14,11 +14,11 @@ from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms import LDPQ, RotatedCoins
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.losses import GaussianLoss, Loss
-from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.selection import NegativeBinomialTrials, run_loss, selected
 from tests.cures.rows import row
 from tests.cures.rows_commands import fedq, plan, small
 from tests.cures.rows_rounds import ddg
+from tests.described import privacy_report
 from tests.one_round import context_of
 
 BEST = ("--selection", "tnb", "--mean", "1.2")
@@ -151,7 +151,7 @@ ROWS = [
         lambda: IID().split(None, 4, 2, torch.Generator()),
     ),
     row(
-        "charges tell who was drawn, and cohorts are secret: leave charges out, or secret_cohorts",
+        "charges tell who was drawn, and cohorts are secret: leave charges out",
         lambda: report(charges=CHARGES, secret_cohorts=""),
         lambda: report(secret_cohorts=""),
         lambda: report(charges=CHARGES),

@@ -11,10 +11,10 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.federation.spending import report_of
 from lightning_fedq.mechanism import Adversary, Mechanism, NonPrivate
 from lightning_fedq.planning import Problem, context_of, plan
-from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 from tests.contract.test_targets import KINDS, WITHOUT
+from tests.described import Setting
 from tests.federation.test_privacy_target import Line, loader
 
 CLIENTS, PARAMS, ROUNDS, DELTA = 12, 5, 3, 1e-3

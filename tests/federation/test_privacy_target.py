@@ -21,11 +21,11 @@ from lightning_fedq.mechanisms import (
     RotatedCoins,
 )
 from lightning_fedq.planning import Problem, plan
-from lightning_fedq.privacy.setting import Setting
-from lightning_fedq.privacy.target import PrivacyTarget, allowed_dropouts, calibrate, planned_charges
+from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.secagg import SecAgg
+from tests.described import Setting, allowed_dropouts, calibrate, planned_charges
 from tests.one_round import context_of
 
 TARGET = PrivacyTarget(8.0, 1e-5, "secagg_server")

@@ -15,11 +15,12 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder
 from lightning_fedq.commands.experiment import cost_of
 from lightning_fedq.commands.privacy import report_of_checkpoint
-from lightning_fedq.federation.released import beside_of
+from lightning_fedq.federation.described import run_of_releases
 from lightning_fedq.federation.spending import report_of, view_of
 from lightning_fedq.flower.settings import check_deployable
 from lightning_fedq.mechanism import Adversary, ConcentratedLoss, NonPrivate, PrivacyClaim
 from lightning_fedq.mechanisms import DistributedDiscreteGaussian, FedAvg, GaussianNoise
+from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.beside import Beside
 from lightning_fedq.privacy.losses import GaussianLoss
 from lightning_fedq.rounds import RoundPlanner
@@ -346,7 +347,7 @@ def test_digits_are_enough() -> None:
 def test_figures_of_the_guide(mu: float, epsilon: float) -> None:
     """20 releases of 1,000 clients at std 0.01, next to a training of epsilon 1 and 8."""
     planner, mechanism = RoundPlanner(1000, 0, 100), NoisyMean("x", 0.01).mechanism(1000, 0)
-    beside = beside_of(planner, mechanism, SecAgg(), 20, 1e-5)
-    assert beside is not None
+    releases = run_of_releases(planner, mechanism, SecAgg(), 20, secure_keys=True)
+    beside = Beside(Account(releases, 1e-5).claims(), 20, "")
     training = PrivacyClaim(Adversary.SECAGG_SERVER, GaussianLoss(1.0 / mu, ""), 1)
     assert beside.spent(training, 1e-5, 1).epsilon == pytest.approx(epsilon, abs=0.006)

@@ -36,11 +36,11 @@ from lightning_fedq.planning import context_of
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.losses import GaussianLoss
 from lightning_fedq.privacy.page import markdown
-from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.sampled import secret_epsilon
 from lightning_fedq.privacy.secret_row import CONDITIONS
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import CohortKey, RoundPlanner
+from tests.described import privacy_report
 from tests.federation.test_privacy_target import Line, loader
 
 NOISE = GaussianNoise(1.0, 1.0)

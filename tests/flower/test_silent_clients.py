@@ -9,7 +9,7 @@ import torch
 
 from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.commands.privacy import report_of_checkpoint
-from lightning_fedq.federation.privacy_target import first_context, target_setting
+from lightning_fedq.federation.described import described
 from lightning_fedq.flower.settings import deployed_mechanism, of_real_clients
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
 from lightning_fedq.mechanism import Adversary, CoinSum
@@ -22,6 +22,7 @@ from lightning_fedq.mechanisms import (
     PairedCoins,
     RotatedCoins,
 )
+from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import HiddenPair
 from lightning_fedq.privacy.target import PrivacyTarget
@@ -76,16 +77,20 @@ def test_what_is_kept_whoever_is_silent():
     def rows(mechanism, real):
         settings = Federated(mechanism, CLIENTS, seed=None)
         planner = (of_real_clients(settings) if real else settings).planner
-        setting = target_setting(
-            PrivacyTarget(8.0, DELTA, "outsider"),
-            first_context(planner, mechanism, 5),
-            1,
+        run = described(
             planner,
-            None,
+            mechanism,
+            5,
+            rounds=1,
+            secure_sum=None,
             plain_sum=True,
             num_byzantine=0,
+            secure_keys=True,
+            charges=None,
+            releases=None,
+            broken="",
         )
-        return setting.claims(mechanism)[Adversary.OUTSIDER].loss
+        return Account(run, DELTA).claims()[Adversary.OUTSIDER].loss
 
     for kept in (
         RotatedCoins(1.0, 0.5, max_dropped=1),

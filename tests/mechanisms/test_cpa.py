@@ -15,7 +15,7 @@ from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, S
 from lightning_fedq.mechanism import Adversary, NonPrivate, PmfPairs, RoundContext, Unit
 from lightning_fedq.mechanisms import cpa
 from lightning_fedq.mechanisms.cpa import CPA
-from lightning_fedq.privacy.report import privacy_report
+from tests.described import privacy_report
 
 EVERY = [
     {},

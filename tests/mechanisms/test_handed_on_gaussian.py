@@ -25,8 +25,8 @@ from lightning_fedq.mechanism import Adversary, HandOver, NonPrivate, RoundConte
 from lightning_fedq.mechanisms import HandedOnGaussian, handed_on_gaussian
 from lightning_fedq.mechanisms.contract_suite import RULES
 from lightning_fedq.mechanisms.handed_on_gaussian import KEPT, OWN, TAKEN_BACK, _share, square_of_matrix
-from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.rounds import RoundPlanner
+from tests.described import privacy_report
 from tests.one_round import context_of, encode
 
 Array = np.ndarray

@@ -15,7 +15,7 @@ from lightning_fedq.mechanism import Adversary, NonPrivate, Unit
 from lightning_fedq.mechanisms import RotatedCoins
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import PmfPairs, RenyiLoss
-from lightning_fedq.privacy.setting import Setting
+from tests.described import Setting
 from tests.one_round import context_of, decode, encode
 
 

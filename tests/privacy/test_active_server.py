@@ -18,10 +18,9 @@ from lightning_fedq.mechanisms import (
 )
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import ConcentratedLoss, NonPrivate
-from lightning_fedq.privacy.report import privacy_report
-from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.secagg import SecAgg, Stage
 from lightning_fedq.secagg.layout import sum_layout
+from tests.described import Setting, privacy_report
 from tests.one_round import encode
 from tests.privacy.test_setting import context
 from tests.secagg.play import Round, make_terms
@@ -159,7 +158,7 @@ def test_a_client_that_counts_as_zeros_takes_no_noise_along():
 
 
 def test_more_survivors_than_clients_make_no_sense():
-    with pytest.raises(ValueError, match=r"fewest_survivors must be in \[1, cohort = 20\], got 21"):
+    with pytest.raises(ValueError, match=r"min_survivors must be in \[1, cohort = 20\], got 21"):
         behind(LDPQ(1.0), 20, fewest_survivors=21)
 
 

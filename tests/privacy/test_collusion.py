@@ -9,9 +9,8 @@ from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, PairedCoins, RotatedCoins
 from lightning_fedq.planning import context_of
 from lightning_fedq.privacy.collusion import CHANCE
-from lightning_fedq.privacy.report import privacy_report
-from lightning_fedq.privacy.setting import Setting
 from lightning_fedq.secagg import SecAgg
+from tests.described import Setting, privacy_report
 
 DELTA = 1e-5
 

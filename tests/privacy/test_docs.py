@@ -8,7 +8,7 @@ import torch
 
 from lightning_fedq.mechanism import Adversary, RoundContext
 from lightning_fedq.mechanisms import LDPQ, AugCorBin
-from lightning_fedq.privacy.setting import Setting
+from tests.described import Setting
 
 DOCS = Path(__file__).parents[2] / "docs"
 

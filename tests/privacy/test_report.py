@@ -10,8 +10,9 @@ import torch
 from lightning_fedq.mechanism import Adversary, GaussianLoss, Mechanism, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, DistributedDiscreteGaussian, FedAvg
 from lightning_fedq.privacy.page import markdown
-from lightning_fedq.privacy.report import ASSUMED, privacy_report
+from lightning_fedq.privacy.run import ASSUMED
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS
+from tests.described import privacy_report
 
 
 def context(mechanism: Mechanism, clients: int, dim: int = 10) -> RoundContext:
@@ -125,7 +126,7 @@ def test_delta_missing_zero_or_too_large_is_refused(delta):
 
 
 def test_numbers_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match="dropout_probability and max_corrupt in"):
+    with pytest.raises(ValueError, match=r"dropout_probability must be in \[0, 1\), got 1.0"):
         report(LDPQ(1.0), dropout_probability=1.0)
     with pytest.raises(ValueError, match="num_clients >= the cohort"):
         report(LDPQ(1.0), num_clients=10, delta=1e-5)
@@ -161,7 +162,7 @@ def test_behind_secure_aggregation_the_server_row_says_so_and_how():
     plain = report(LDPQ(0.1))
     assert plain.protocol == "" and not any(row.remark for row in plain.rows)
     assumed = report(LDPQ(0.1), secure_aggregation=True).row(Adversary.SECAGG_SERVER)
-    assert assumed.remark == ASSUMED
+    assert assumed.remark == ASSUMED.statement
 
 
 def test_noise_of_all_clients_is_claimed_where_rounds_with_too_few_are_aborted():

@@ -30,7 +30,7 @@ from lightning_fedq.mechanisms import (
     StratifiedCorBin,
 )
 from lightning_fedq.privacy.accounting import spent
-from lightning_fedq.privacy.setting import Setting
+from tests.described import Setting
 
 
 def context(mechanism, clients: int, dim: int = 10) -> RoundContext:
@@ -126,8 +126,8 @@ def test_a_fixed_discrete_noise_keeps_the_victims_own():
     "settings", [{"max_corrupt": 1.0}, {"max_corrupt": -0.1}, {"dropout_probability": 1.0}]
 )
 def test_numbers_out_of_range_are_refused(settings):
-    with pytest.raises(ValueError, match=r"dropout_probability and max_corrupt in \[0, 1\)"):
-        Setting(context(LDPQ(1.0), 4), 1, 1e-5, **settings)
+    with pytest.raises(ValueError, match=r"(dropout_probability|max_corrupt) must be in \[0, 1\)"):
+        Setting(context(LDPQ(1.0), 4), 1, 1e-5, **settings).run(LDPQ(1.0))
 
 
 def test_no_secure_aggregation_no_claim():

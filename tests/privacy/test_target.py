@@ -8,9 +8,9 @@ from lightning_fedq.functional.divergences import gaussian_epsilon
 from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import CSGM, LDPQ, SIGM, CorBin, PairedCoins, RotatedCoins
 from lightning_fedq.planning import context_of
-from lightning_fedq.privacy import target as module
-from lightning_fedq.privacy.setting import Setting
-from lightning_fedq.privacy.target import PrivacyTarget, calibrate
+from lightning_fedq.privacy.account import Account
+from lightning_fedq.privacy.target import PrivacyTarget
+from tests.described import Setting, calibrate
 
 TARGET = PrivacyTarget(8.0, 1e-5, Adversary.SECAGG_SERVER)
 
@@ -22,17 +22,18 @@ def behind_masks(mechanism):
 @pytest.mark.parametrize("mechanism", [LDPQ(1.0), PairedCoins(1.0), RotatedCoins(1.0, 1.0)], ids=repr)
 def test_a_calibration_accounts_for_few_runs(mechanism, monkeypatch):
     """Five runs or six: an accounting of a large cohort takes tenths of a second."""
-    asked, exact = [], module.epsilon_of
+    asked, exact = [], Account.epsilon
 
-    def counted(setting, mechanism, adversary, charges):
-        asked.append(exact(setting, mechanism, adversary, charges))
+    def counted(account, adversary, charges, *, secret):
+        asked.append(exact(account, adversary, charges, secret=secret))
         return asked[-1]
 
-    monkeypatch.setattr(module, "epsilon_of", counted)
+    monkeypatch.setattr(Account, "epsilon", counted)
     found = calibrate(TARGET, mechanism, behind_masks(mechanism), 10)
     assert len(asked) <= 6
     assert 8.0 * (1 - 3e-4) <= found.epsilon <= 8.0
-    assert found.epsilon == exact(behind_masks(mechanism), found.mechanism, TARGET.against, 10)
+    account = behind_masks(mechanism).account(found.mechanism)
+    assert found.epsilon == exact(account, TARGET.against, 10, secret=False)
 
 
 def costs(*, jump=None, slope=1.0, scale=3.0):
@@ -93,7 +94,10 @@ def test_a_target_is_about_any_two_updates_whatever_the_claim_compares(kind):
     found = calibrate(target, mechanism, setting, 5).mechanism
     true = gaussian_epsilon(2.0 * math.sqrt(20 * 5) / found.noise_multiplier, 1e-5)
     assert true <= 4.0
-    low, high = (module.affordable(target, found, setting, start) for start in (0, 5))
+    low, high = (
+        module.affordable(setting.account(found), target.against, 4.0, secret=False, at_least=start)
+        for start in (0, 5)
+    )
     assert low == high == 5
 
 

@@ -12,7 +12,7 @@ from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import GaussianNoise, LaplaceNoise, PerCoordinateGaussian
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import LaplaceLoss
-from lightning_fedq.privacy.setting import Setting
+from tests.described import Setting
 from tests.privacy.test_setting import context
 
 EPSILONS = np.array([0.0, 0.05, 0.2, 0.5, 1.0, 2.0, 4.0])

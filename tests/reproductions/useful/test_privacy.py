@@ -14,9 +14,9 @@ import pytest
 from lightning_fedq.commands.calls import parse_mechanism
 from lightning_fedq.commands.reproduce import main
 from lightning_fedq.mechanism import Adversary
-from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.secagg import SecAgg
 from reproductions.useful import privacy
+from tests.described import privacy_report
 from tests.one_round import context_of
 
 FEDQ_DATA = os.environ.get("FEDQ_DATA", "")

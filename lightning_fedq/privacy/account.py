@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from lightning_fedq.functional.drawn import num_marked
 from lightning_fedq.mechanism import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim, RoundContext
@@ -16,6 +17,7 @@ from lightning_fedq.privacy.beside import Beside
 from lightning_fedq.privacy.collusion import CHANCE, num_corrupt_in_cohort
 from lightning_fedq.privacy.grid import SMALLEST_DELTA
 from lightning_fedq.privacy.losses import GaussianLoss, Loss
+from lightning_fedq.privacy.run import Run
 from lightning_fedq.privacy.sampled import secret_epsilon
 
 _WIDER_VIEW = {
@@ -29,67 +31,33 @@ _HONEST = "every other client runs its coins"
 
 
 @dataclass(frozen=True)
-class Setting:
-    """Setting of a run, as far as claims hang on it.
+class Account:
+    """Claims about a run, and what they have spent, at one delta.
 
     Args:
-        context: A round: cohort, groups, dim; `num_corrupt` follows from `max_corrupt`.
-        rounds: Rounds of the run, >= 0.
+        run: The run.
         delta: In (0, 1).
-        participation: Chance that a client takes part in a round and answers.
-        dropout_probability: Chance that a client of the cohort does not answer.
-        secure_aggregation: Whether the server is handed sums only.
-        equal_weights: Whether the model depends on the messages through their plain sum only.
-        max_corrupt: Fraction of the clients that may collude with a server behind secure aggregation.
-        num_byzantine: Clients, >= 0, that don't run the protocol; what they add to a sum hides nobody.
-        fewest_survivors: Clients without whose confirmation no sum opens, where a server behind secure
-            aggregation may lie about who dropped out (`SecAgg(active=True)`): it may leave out all others,
-            and choose whom. None is a server that follows the protocol.
-        fewest_answers: Answers that a sum is sure to hold, where real clients drop out as they like; whose is
-            open. None where nobody is silent but with the stated chance.
-        num_clients: Clients of the federation, from whom the cohort is drawn. None is the cohort.
-        secret_cohorts: Whether nobody but the server learns who took part, under `Federated`'s conditions.
-        beside: What every client has released beside the rounds; every epsilon counts it. None is nothing.
-
-    Raises:
-        ValueError: If a number makes no sense.
     """
 
-    context: RoundContext
-    rounds: int
+    run: Run
     delta: float
-    participation: float = 1.0
-    dropout_probability: float = 0.0
-    secure_aggregation: bool = False
-    equal_weights: bool = True
-    max_corrupt: float = 0.0
-    num_byzantine: int = 0
-    fewest_survivors: int | None = None
-    fewest_answers: int | None = None
-    num_clients: int | None = None
-    secret_cohorts: bool = False
-    beside: Beside | None = None
 
-    def __post_init__(self) -> None:
-        if not 0.0 <= self.dropout_probability < 1.0 or not 0.0 <= self.max_corrupt < 1.0 or self.rounds < 0:
-            raise ValueError(
-                "dropout_probability and max_corrupt in [0, 1) and rounds >= 0 are needed, "
-                f"got {self.dropout_probability}, {self.max_corrupt} and {self.rounds}"
-            )
-        if self.num_byzantine < 0:
-            raise ValueError(f"num_byzantine must be >= 0, got {self.num_byzantine}")
-        size = len(self.context.cohort)
-        if self.fewest_survivors is not None and not 1 <= self.fewest_survivors <= size:
-            raise ValueError(
-                f"fewest_survivors must be in [1, cohort = {size}], got {self.fewest_survivors}; "
-                "SecAgg.fewest_survivors(cohort) knows it"
-            )
-        if self.fewest_answers is not None and not 1 <= self.fewest_answers <= size:
-            raise ValueError(f"fewest_answers must be in [1, cohort = {size}], got {self.fewest_answers}")
-        if self.num_clients is not None and self.num_clients < size:
-            raise ValueError(f"num_clients must be >= the cohort, {size}, got {self.num_clients}")
-        if self.secret_cohorts and self.beside is not None:
-            raise ValueError("releases beside secret cohorts have no account; leave one of them out")
+    @cached_property
+    def beside(self) -> Beside | None:
+        """What was released beside the rounds. None for nothing."""
+        releases = self.run.releases
+        if releases is None or not releases.rounds:
+            return None
+        what = (
+            f"Clients' evaluations were released {releases.rounds} times beside the rounds, every client in "
+            f"each, by {releases.mechanism!r}."
+        )
+        return Beside(Account(releases, self.delta).claims(), releases.rounds, what)
+
+    @property
+    def of_rounds(self) -> Account:
+        """The account of the rounds alone, without what is released beside them."""
+        return self if self.run.releases is None else replace(self, run=replace(self.run, releases=None))
 
     @property
     def num_corrupt(self) -> int:
@@ -97,36 +65,35 @@ class Setting:
 
         In a drawn cohort a quantile; see `privacy.collusion`.
         """
-        size = len(self.context.cohort)
-        clients = self.num_clients or size
-        honest = self.fewest_survivors is None
-        colluding = num_corrupt_in_cohort(self.max_corrupt, clients, size, self.delta, honest)
-        return min(colluding + self.num_byzantine, size)
+        run, size = self.run, self.run.cohort_size
+        honest = run.min_survivors is None
+        colluding = num_corrupt_in_cohort(run.max_corrupt, run.num_clients, size, self.delta, honest)
+        return min(colluding + run.threat.num_byzantine, size)
 
     @property
     def _bets_on_the_draw(self) -> bool:
         """May a cohort hold more colluders than are counted, with a small chance that delta pays for?"""
-        drawn = self.num_clients is not None and self.num_clients > len(self.context.cohort)
-        return drawn and self.max_corrupt > 0.0 and self.fewest_survivors is None
+        run = self.run
+        return run.num_clients > run.cohort_size and run.max_corrupt > 0.0 and run.min_survivors is None
 
     def _known_to(self, adversary: Adversary) -> int:
         """Clients whose part of a sum hides nobody from an adversary, as far as it comes from the setting."""
         if adversary is Adversary.SECAGG_SERVER:
             return self.num_corrupt
-        curious = adversary is Adversary.CLIENT and self.num_byzantine > 0
-        return min(self.num_byzantine + curious, len(self.context.cohort))
+        curious = adversary is Adversary.CLIENT and self.run.threat.num_byzantine > 0
+        return min(self.run.threat.num_byzantine + curious, len(self.run.context.cohort))
 
     def available(self, claim: PrivacyClaim, rounds: int = 0) -> float:
         """Delta that is left for the mechanism.
 
         Dropouts of a sum take half, and every round in which more may collude than are counted `CHANCE`.
         """
-        after_drops = claim.loss.counts_answers and self.dropout_probability > 0.0
-        if claim.adversary in _WIDER_VIEW and self.fewest_survivors is not None:
+        after_drops = claim.loss.counts_answers and self.run.sampling.dropout_probability > 0.0
+        if claim.adversary in _WIDER_VIEW and self.run.min_survivors is not None:
             after_drops = False  # whoever is missing, so many are there
         share = 0.5 if after_drops else 1.0
         if claim.adversary is Adversary.SECAGG_SERVER and self._bets_on_the_draw:
-            share -= CHANCE * max(rounds, self.rounds)
+            share -= CHANCE * max(rounds, self.run.horizon)
         return max(share, 0.0) * self.delta
 
     def spent(self, claim: PrivacyClaim, rounds: int, participation: float = 1.0) -> Spending:
@@ -191,12 +158,12 @@ class Setting:
         Raises:
             ValueError: If the claim is not about substitution.
         """
-        size = len(self.context.cohort)
+        size = len(self.run.context.cohort)
         amplified = secret_epsilon(
             claim.loss,
             self.available(claim, rounds),
             drawn=size,
-            population=self.num_clients or size,
+            population=self.run.num_clients,
             rounds=rounds,
             neighbours=claim.neighbours,
             compositions=claim.compositions,
@@ -204,24 +171,38 @@ class Setting:
         )
         return min(amplified, self.between_any_two(claim, rounds))
 
-    def claims(self, mechanism: Mechanism, client: int | None = None) -> dict[Adversary, PrivacyClaim]:
+    def epsilon(self, adversary: Adversary, charges: int, *, secret: bool) -> float:
+        """Epsilon of some rounds of one client, between any two updates; infinite where nothing is claimed.
+
+        Args:
+            adversary: Towards whom.
+            charges: Rounds of one client, or released rounds if `secret`.
+            secret: Does the adversary never learn who took part?
+        """
+        claim = self.claims()[adversary]
+        if isinstance(claim.loss, NonPrivate):
+            return math.inf
+        return self.secret(claim, charges) if secret else self.between_any_two(claim, charges)
+
+    def claims(self, client: int | None = None) -> dict[Adversary, PrivacyClaim]:
         """The claim that fits, for every adversary: about every client, or about one."""
-        context = replace(self.context, num_corrupt=self.num_corrupt)
+        mechanism = self.run.mechanism
+        context = replace(self.run.context, num_corrupt=self.num_corrupt)
         own = _claims(mechanism, client, context)
-        if self.max_corrupt and (self.num_clients or 0) > len(self.context.cohort):
+        if self.run.max_corrupt and self.run.num_clients > len(self.run.context.cohort):
             behind = own[Adversary.SECAGG_SERVER]
             own[Adversary.SECAGG_SERVER] = replace(
                 behind, assumptions=(*behind.assumptions, self._colluders())
             )
-        if self.num_byzantine:
+        if self.run.threat.num_byzantine:
             own |= {who: self._among_byzantine(mechanism, client, own, who) for who in _WIDER_VIEW}
         return {who: self._fitting(own, who, mechanism) for who in Adversary}
 
     def _colluders(self) -> str:
-        clients, size = self.num_clients or 0, len(self.context.cohort)
-        known = num_marked(self.max_corrupt, clients)
-        count = self.num_corrupt - self.num_byzantine
-        if self.fewest_survivors is not None:
+        clients, size = self.run.num_clients, len(self.run.context.cohort)
+        known = num_marked(self.run.max_corrupt, clients)
+        count = self.num_corrupt - self.run.threat.num_byzantine
+        if self.run.min_survivors is not None:
             return f"{known} of {clients} clients may collude, and a lying server may ask {count} at once"
         return (
             f"{known} of {clients} clients may collude; {count} count in a cohort of {size}, drawn at "
@@ -243,10 +224,10 @@ class Setting:
         wider, known = own[_WIDER_VIEW[adversary]], self._known_to(adversary)
         if own[adversary].loss == wider.loss:
             return own[adversary]
-        count = self.num_byzantine
+        count = self.run.threat.num_byzantine
         lie = f"{count} clients lie and count as known to the adversary; all others run their coins"
         honest, colluding = (
-            _claims(mechanism, client, replace(self.context, num_corrupt=n))[Adversary.SECAGG_SERVER]
+            _claims(mechanism, client, replace(self.run.context, num_corrupt=n))[Adversary.SECAGG_SERVER]
             for n in (0, known)
         )
         if isinstance(colluding.loss, NonPrivate) or colluding.loss == honest.loss:
@@ -260,10 +241,10 @@ class Setting:
         wider = _WIDER_VIEW.get(adversary)
         if wider is None:
             return claim
-        if adversary is Adversary.SECAGG_SERVER and not self.secure_aggregation:
+        if adversary is Adversary.SECAGG_SERVER and self.run.threat.secure_sum is None:
             off = f"secure aggregation is off: see the row of {wider.value}"
             return replace(claim, loss=NonPrivate(off))
-        if not self.equal_weights:
+        if not self.run.threat.plain_sum:
             return _as_wider(
                 claims[wider],
                 adversary,
@@ -272,16 +253,16 @@ class Setting:
             )
         if claim.loss == claims[wider].loss:
             return claim
-        if not self.num_byzantine and not isinstance(claim.loss, NonPrivate):
+        if not self.run.threat.num_byzantine and not isinstance(claim.loss, NonPrivate):
             claim = replace(claim, assumptions=(*claim.assumptions, _HONEST))
         zeros = mechanism.fixed_cohort and adversary is not Adversary.SECAGG_SERVER
         # what a Byzantine client releases has no more coins in it
-        if self.fewest_survivors is not None and not zeros:
-            return self._against_a_liar(claim, claims[wider], mechanism, self.fewest_survivors)
-        if self.dropout_probability > 0.0:
+        if self.run.min_survivors is not None and not zeros:
+            return self._against_a_liar(claim, claims[wider], mechanism, self.run.min_survivors)
+        if self.run.sampling.dropout_probability > 0.0:
             return self._after_dropouts(claim, claims[wider], mechanism)
-        if self.fewest_answers is not None and not mechanism.fixed_cohort:
-            return self._of_real_clients(claim, claims[wider], mechanism, self.fewest_answers)
+        if self.run.min_answers is not None and not mechanism.fixed_cohort:
+            return self._of_real_clients(claim, claims[wider], mechanism, self.run.min_answers)
         return claim
 
     def _against_a_liar(
@@ -290,9 +271,9 @@ class Setting:
         """The claim of the worst cohort of survivors that a lying server can make the clients confirm."""
         if isinstance(claim.loss, NonPrivate) or claim.loss == wider.loss:
             return claim
-        size = len(self.context.cohort)
+        size = len(self.run.context.cohort)
         left_out = size - survivors
-        tolerated = mechanism.tolerated_dropouts(self.context)
+        tolerated = mechanism.tolerated_dropouts(self.run.context)
         confirmed = f"at least {survivors} of {size} clients confirm that they survived, whoever they are"
         if tolerated is not None and tolerated < left_out:
             lie = (
@@ -312,7 +293,7 @@ class Setting:
         self, claim: PrivacyClaim, wider: PrivacyClaim, mechanism: Mechanism, answers: int
     ) -> PrivacyClaim:
         """The claim of the worst clients that may be silent."""
-        size, tolerated = len(self.context.cohort), mechanism.tolerated_dropouts(self.context)
+        size, tolerated = len(self.run.context.cohort), mechanism.tolerated_dropouts(self.run.context)
         if isinstance(claim.loss, NonPrivate) or answers == size:
             return claim
         if tolerated is not None:
@@ -333,14 +314,14 @@ class Setting:
                 "a client that does not answer counts as one that sent zeros, so the noise stays what it was"
             )
             return replace(claim, assumptions=(*claim.assumptions, zeros))
-        tolerated = mechanism.tolerated_dropouts(self.context)
+        tolerated = mechanism.tolerated_dropouts(self.run.context)
         if tolerated is not None:
             enforced = f"a round with more than {tolerated} dropouts is aborted"
             return replace(claim, assumptions=(*claim.assumptions, enforced))
-        failure = self.delta / (2 * max(self.rounds, 1))
-        sizes = [len(group) for group in self.context.groups]
+        failure = self.delta / (2 * max(self.run.horizon, 1))
+        sizes = [len(group) for group in self.run.context.groups]
         corrupt = self._known_to(claim.adversary)
-        loss = claim.loss.after_dropouts(sizes, self.dropout_probability, failure, corrupt)
+        loss = claim.loss.after_dropouts(sizes, self.run.sampling.dropout_probability, failure, corrupt)
         if loss is None:
             why = (
                 "the aggregate claim needs every client to answer, so this is the claim of a view of all "

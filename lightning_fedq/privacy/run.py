@@ -1,0 +1,237 @@
+"""One description of a run: all that a statement about its privacy may count on, and nothing else.
+
+Report, target, budget, plan, sweep and loggers take a `Run`, a delta and an adversary. Nothing has a default:
+whoever describes a run has to say each thing, so the weakest adversary is never what is left by forgetting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from torch import Tensor
+
+from lightning_fedq.mechanism import Mechanism, RoundContext
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Participation of clients.
+
+    Args:
+        num_clients: Clients of the federation, from whom cohorts come.
+        participation: "random" draws every cohort anew; "once" and "cyclic" deal out disjoint ones.
+        secret: Does nobody but the server learn who took part?
+        broken: Condition of secret cohorts that the run has not kept, by name, with the cure; "" for none.
+        dropout_probability: Chance that a client of a cohort does not answer.
+        real_clients: Are clients machines of a deployment? Whose code they run is assumed then.
+        may_be_silent: May any number of clients be silent, whoever they are (real clients, a deadline)?
+    """
+
+    num_clients: int
+    participation: Literal["random", "once", "cyclic"]
+    secret: bool
+    broken: str
+    dropout_probability: float
+    real_clients: bool
+    may_be_silent: bool
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.dropout_probability < 1.0:
+            raise ValueError(f"dropout_probability must be in [0, 1), got {self.dropout_probability}")
+
+    def most_rounds(self, rounds: int, cohort: int) -> int | None:
+        """In how many of so many rounds a client takes part at most. None: a lottery decides."""
+        if self.participation == "random":
+            return None
+        return min(rounds, 1) if self.participation == "once" else -(-rounds // (self.num_clients // cohort))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureSum:
+    """Guarantee of a secure aggregation for one cohort. `SecAgg.guarantee(cohort)` knows it.
+
+    Args:
+        max_corrupt: Fraction of the clients that may collude with the server, in [0, 1).
+        min_survivors: Clients that confirm a sum, where the server may lie about who dropped out (malicious);
+            it may leave out all others. None is a server that follows the protocol (honest but curious).
+        min_summands: Messages without which no sum is opened, >= 1.
+        ran: Did masks really run, so that the server saw sums only?
+        statement: All of it in words.
+    """
+
+    max_corrupt: float
+    min_survivors: int | None
+    min_summands: int
+    ran: bool
+    statement: str
+
+    def __post_init__(self) -> None:
+        if not 0.0 <= self.max_corrupt < 1.0:
+            raise ValueError(f"max_corrupt must be in [0, 1), got {self.max_corrupt}")
+
+
+ASSUMED = SecureSum(
+    max_corrupt=0.0,
+    min_survivors=None,
+    min_summands=1,
+    ran=False,
+    statement="assumed here, no protocol was run, for a server that follows the protocol",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreatModel:
+    """Trust in the parties, and what they are handed.
+
+    Args:
+        secure_sum: How the server is handed sums only. None where it is handed messages.
+        plain_sum: Does the model depend on the messages through their plain sum only: no weights, no robust
+            rule?
+        num_byzantine: Clients of a cohort, at most, that do not run the protocol; they hide nobody.
+        secure_keys: Do keys come from the operating system? With reproducible ones nothing is private.
+    """
+
+    secure_sum: SecureSum | None
+    plain_sum: bool
+    num_byzantine: int
+    secure_keys: bool
+
+    def __post_init__(self) -> None:
+        if self.num_byzantine < 0:
+            raise ValueError(f"num_byzantine must be >= 0, got {self.num_byzantine}")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Run:
+    """A run, to come or so far.
+
+    Args:
+        mechanism: What encodes every message.
+        context: A round of it: cohort, groups, dim. As long as the longest vector that was charged for.
+        rounds: Rounds of the run, >= 0; released ones where cohorts are secret.
+        sampling: How clients come to take part.
+        threat: What parties may do and what they are handed.
+        charges: `(num_clients,)`, rounds that each client was charged for; None for a run to come, and where
+            cohorts are secret.
+        releases: What every client releases beside the rounds, a run of its own; None is nothing.
+
+    Raises:
+        ValueError: If parts of it contradict each other.
+    """
+
+    mechanism: Mechanism
+    context: RoundContext
+    rounds: int
+    sampling: Sampling
+    threat: ThreatModel
+    charges: Sequence[int] | Tensor | None
+    releases: Run | None
+
+    def __post_init__(self) -> None:
+        size, sums = self.cohort_size, self.threat.secure_sum
+        if self.rounds < 0:
+            raise ValueError(f"rounds must be >= 0, got {self.rounds}")
+        if sums is not None:
+            for name in ("min_survivors", "min_summands"):
+                value = getattr(sums, name)
+                if value is not None and not 1 <= value <= size:
+                    raise ValueError(
+                        f"{name} must be in [1, cohort = {size}], got {value}; "
+                        "SecAgg.guarantee(cohort) knows it"
+                    )
+        if self.num_clients < size:
+            raise ValueError(
+                f"num_clients >= the cohort is needed, got {self.num_clients} for a cohort of {size}"
+            )
+        if self.sampling.secret and self.charges is not None:
+            raise ValueError("charges tell who was drawn, and cohorts are secret: leave charges out")
+        if self.sampling.secret and self.releases is not None:
+            raise ValueError("releases beside secret cohorts have no account; leave one of them out")
+
+    @property
+    def cohort_size(self) -> int:
+        """Clients of a round."""
+        return len(self.context.cohort)
+
+    @property
+    def num_clients(self) -> int:
+        """Clients of the federation."""
+        return self.sampling.num_clients
+
+    @property
+    def min_survivors(self) -> int | None:
+        """Clients that confirm a sum of a lying server. None without one."""
+        sums = self.threat.secure_sum
+        return None if sums is None else sums.min_survivors
+
+    @property
+    def min_answers(self) -> int | None:
+        """Answers that a sum is sure to hold, where clients may be silent. None where nobody is."""
+        if not self.sampling.may_be_silent:
+            return None
+        return 1 if self.threat.secure_sum is None else self.threat.secure_sum.min_summands
+
+    @property
+    def max_corrupt(self) -> float:
+        """Fraction of the clients that may collude with the server behind secure aggregation."""
+        return 0.0 if self.threat.secure_sum is None else self.threat.secure_sum.max_corrupt
+
+    @property
+    def most_rounds(self) -> int | None:
+        """Largest number of rounds of a client, where disjoint cohorts say so. None: a lottery decides."""
+        return self.sampling.most_rounds(self.rounds, self.cohort_size)
+
+    @property
+    def horizon(self) -> int:
+        """Rounds of one client that are accounted for."""
+        if self.charges is not None:
+            return int(max(self.charges, default=0))
+        return self.rounds if self.most_rounds is None else self.most_rounds
+
+    @property
+    def participation(self) -> float:
+        """Chance that a client takes part in a round and answers, 1 where nothing is averaged over."""
+        if self.charges is not None or self.most_rounds is not None:
+            return 1.0
+        return self.cohort_size / self.num_clients * (1.0 - self.sampling.dropout_probability)
+
+    def of(self, mechanism: Mechanism) -> Run:
+        """The same run by another mechanism."""
+        return replace(self, mechanism=mechanism)
+
+    @classmethod
+    def ideal(
+        cls, mechanism: Mechanism, context: RoundContext, rounds: int, secure_sum: SecureSum | None
+    ) -> Run:
+        """A run to come in which nothing goes wrong, for mechanisms that are looked at on their own.
+
+        Every client of `context` takes part in every round, answers and follows the protocol; the mean is
+        plain, keys are secure, and nothing is released beside the rounds.
+
+        Args:
+            mechanism: Mechanism that encodes every message.
+            context: A round of it.
+            rounds: Rounds of the run, >= 0.
+            secure_sum: Guarantee that the server is handed sums only. None where it is handed messages.
+        """
+        everybody = Sampling(
+            num_clients=len(context.cohort),
+            participation="random",
+            secret=False,
+            broken="",
+            dropout_probability=0.0,
+            real_clients=False,
+            may_be_silent=False,
+        )
+        honest = ThreatModel(secure_sum=secure_sum, plain_sum=True, num_byzantine=0, secure_keys=True)
+        return cls(
+            mechanism=mechanism,
+            context=context,
+            rounds=rounds,
+            sampling=everybody,
+            threat=honest,
+            charges=None,
+            releases=None,
+        )

@@ -1,0 +1,122 @@
+"""Runs by the few facts that a test is about; everything else is the plainest."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_fedq.mechanism import Mechanism, RoundContext
+from lightning_fedq.privacy import report, target
+from lightning_fedq.privacy.account import Account
+from lightning_fedq.privacy.run import ASSUMED, Run, Sampling, SecureSum, ThreatModel
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A run and a delta, whose mechanism comes with each question."""
+
+    context: RoundContext
+    rounds: int
+    delta: float | None
+    participation: float = 1.0
+    dropout_probability: float = 0.0
+    secure_aggregation: bool = False
+    equal_weights: bool = True
+    max_corrupt: float = 0.0
+    num_byzantine: int = 0
+    fewest_survivors: int | None = None
+    fewest_answers: int | None = None
+    num_clients: int | None = None
+    secret_cohorts: bool = False
+    beside: Run | None = None
+    secure_keys: bool = True
+    protocol: str = ASSUMED.statement
+    charges: Any = None
+    participates: str = "random"
+    broken: str = ""
+
+    def run(self, mechanism: Mechanism) -> Run:
+        sums = SecureSum(
+            max_corrupt=self.max_corrupt,
+            min_survivors=self.fewest_survivors,
+            min_summands=self.fewest_answers or 1,
+            ran=True,
+            statement=self.protocol,
+        )
+        used = self.secure_aggregation or self.max_corrupt or self.fewest_survivors
+        return Run(
+            mechanism=mechanism,
+            context=self.context,
+            rounds=self.rounds,
+            sampling=Sampling(
+                num_clients=self.num_clients or len(self.context.cohort),
+                participation=self.participates,
+                secret=self.secret_cohorts,
+                broken=self.broken,
+                dropout_probability=self.dropout_probability,
+                real_clients=False,
+                may_be_silent=self.fewest_answers is not None,
+            ),
+            threat=ThreatModel(
+                secure_sum=sums if used else None,
+                plain_sum=self.equal_weights,
+                num_byzantine=self.num_byzantine,
+                secure_keys=self.secure_keys,
+            ),
+            charges=self.charges,
+            releases=self.beside,
+        )
+
+    def account(self, mechanism: Mechanism) -> Account:
+        return Account(self.run(mechanism), self.delta)
+
+    def claims(self, mechanism, client=None):
+        return self.account(mechanism).claims(client)
+
+    @property
+    def _any(self) -> Account:
+        return self.account(None)
+
+    @property
+    def num_corrupt(self) -> int:
+        return self._any.num_corrupt
+
+    def available(self, *args):
+        return self._any.available(*args)
+
+    def spent(self, *args):
+        return self._any.spent(*args)
+
+    def between_any_two(self, *args):
+        return self._any.between_any_two(*args)
+
+    def secret(self, *args):
+        return self._any.secret(*args)
+
+
+def privacy_report(mechanism, context, *, most_rounds=None, secret_cohorts=None, turns=None, **given):
+    settings = {"rounds": 1, "delta": None, **given, "broken": secret_cohorts or ""}
+    if most_rounds is not None:
+        settings["participates"] = "once" if most_rounds <= 1 else "cyclic"
+    setting = Setting(context, **settings, secret_cohorts=secret_cohorts is not None)
+    return report.privacy_report(setting.run(mechanism), setting.delta)
+
+
+def calibrate(wanted, mechanism, setting, charges, near=None):
+    return target.calibrate(wanted, setting.run(mechanism), near)
+
+
+def epsilon_of(setting, mechanism, adversary, charges):
+    return setting.account(mechanism).epsilon(adversary, charges, secret=setting.secret_cohorts)
+
+
+def allowed_dropouts(setting):
+    return target.allowed_dropouts(setting.run(None))
+
+
+def planned_charges(rounds, cohort, num_clients):
+    from lightning_fedq.mechanisms import LDPQ
+    from lightning_fedq.planning import context_of
+
+    context = context_of(LDPQ(1.0), cohort, 1)
+    return target.planned_charges(Setting(context, rounds, 1e-5, num_clients=num_clients).run(None), False)

@@ -1,0 +1,82 @@
+"""A run is described whole: a field that is forgotten is an error, never the weakest adversary."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, fields, replace
+from typing import Any
+
+import pytest
+
+from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.planning import context_of
+from lightning_fedq.privacy.run import ASSUMED, Run, Sampling, SecureSum, ThreatModel
+
+RUN = Run.ideal(LDPQ(1.0), context_of(LDPQ(1.0), 4, 10), 3, ASSUMED)
+PARTS = [RUN, RUN.sampling, RUN.threat, ASSUMED]
+FIELDS = [(part, field.name) for part in PARTS for field in fields(part)]
+
+
+def given(part: Any) -> dict[str, Any]:
+    return {field.name: getattr(part, field.name) for field in fields(part)}
+
+
+@pytest.mark.parametrize(("part", "name"), FIELDS)
+def test_a_forgotten_field_is_an_error(part: Any, name: str) -> None:
+    settings = given(part)
+    type(part)(**settings)
+    del settings[name]
+    with pytest.raises(TypeError, match=f"missing 1 required keyword-only argument: '{name}'"):
+        type(part)(**settings)
+
+
+@pytest.mark.parametrize("kind", [Run, Sampling, SecureSum, ThreatModel])
+def test_no_field_has_a_default(kind: Any) -> None:
+    assert all(f.default is MISSING and f.default_factory is MISSING and f.kw_only for f in fields(kind))
+    with pytest.raises(TypeError):
+        kind(*range(len(fields(kind))))
+
+
+@pytest.mark.parametrize("part", PARTS, ids=lambda part: type(part).__name__)
+def test_nobody_changes_it(part: Any) -> None:
+    with pytest.raises(AttributeError):
+        setattr(part, fields(part)[0].name, None)
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "why"),
+    [
+        (RUN.sampling, {"dropout_probability": 1.0}, r"dropout_probability must be in \[0, 1\), got 1.0"),
+        (ASSUMED, {"max_corrupt": 1.0}, r"max_corrupt must be in \[0, 1\), got 1.0"),
+        (RUN.threat, {"num_byzantine": -1}, "num_byzantine must be >= 0, got -1"),
+        (RUN, {"rounds": -1}, "rounds must be >= 0, got -1"),
+        (
+            RUN,
+            {"sampling": replace(RUN.sampling, num_clients=3)},
+            "num_clients >= the cohort .* got 3",
+        ),
+    ],
+)
+def test_what_contradicts_itself_is_refused(part: Any, change: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        replace(part, **change)
+
+
+@pytest.mark.parametrize("survivors", [0, 5])
+def test_survivors_are_of_the_cohort(survivors: int) -> None:
+    sums = replace(ASSUMED, min_survivors=survivors)
+    with pytest.raises(ValueError, match=f"min_survivors must be in .* got {survivors}"):
+        replace(RUN, threat=replace(RUN.threat, secure_sum=sums))
+
+
+def test_what_follows_from_a_run() -> None:
+    drawn = replace(RUN, sampling=replace(RUN.sampling, num_clients=8, dropout_probability=0.5))
+    assert (drawn.participation, drawn.horizon, drawn.most_rounds) == (0.25, 3, None)
+    charged = replace(drawn, charges=[1, 2, 0, 0, 0, 0, 0, 0])
+    assert (charged.participation, charged.horizon) == (1.0, 2)
+    turns = replace(drawn, sampling=replace(drawn.sampling, participation="cyclic"))
+    assert (turns.participation, turns.horizon, turns.most_rounds) == (1.0, 2, 2)
+    once = replace(drawn, sampling=replace(drawn.sampling, participation="once"))
+    assert (once.horizon, once.most_rounds) == (1, 1)
+    assert RUN.min_answers is None
+    silent = replace(RUN, sampling=replace(RUN.sampling, may_be_silent=True))
+    assert silent.min_answers == 1
