@@ -44,7 +44,7 @@ class Account:
 
     @cached_property
     def beside(self) -> Beside | None:
-        """What was released beside the rounds. None for nothing."""
+        """Releases beside the rounds. None where nothing was released."""
         releases = self.run.releases
         if releases is None or not releases.rounds:
             return None
@@ -172,7 +172,7 @@ class Account:
         return min(amplified, self.between_any_two(claim, rounds))
 
     def epsilon(self, adversary: Adversary, charges: int, *, secret: bool) -> float:
-        """Epsilon of some rounds of one client, between any two updates; infinite where nothing is claimed.
+        """Epsilon of some rounds of one client, between any two updates, infinite where nothing is claimed.
 
         Args:
             adversary: Towards whom.

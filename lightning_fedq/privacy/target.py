@@ -148,7 +148,7 @@ def spent_on(target: PrivacyTarget, run: Run, charges: int) -> float:
 
 
 def account_of(target: PrivacyTarget, run: Run) -> Account:
-    """A run at a target's delta; of one round where the target is over one.
+    """Account of a run at a target's delta, of one round where the target is over one.
 
     Raises:
         ValueError: If delta is missing or not below 1 / clients, or cohorts are known.

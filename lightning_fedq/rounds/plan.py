@@ -206,7 +206,7 @@ class RoundPlanner:
         return self.sampling("").most_rounds(rounds, self.cohort_size)
 
     def sampling(self, broken: str) -> Sampling:
-        """How clients come to take part, for a `Run`. `broken`: see there."""
+        """Participation of clients, for a `Run`."""
         return Sampling(
             num_clients=self.num_clients,
             participation=self.participation,
