@@ -134,6 +134,7 @@ class Problem:
                 secret=self.target.secret,
                 broken="",
                 dropout_probability=self.dropout_probability,
+                real_clients=False,
                 may_be_silent=self.may_be_silent,
             ),
             threat=ThreatModel(
