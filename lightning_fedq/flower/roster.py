@@ -174,7 +174,7 @@ class Roster:
         )
 
     def _ask_new(self) -> set[str]:
-        """Ask nodes of which nothing is known; return messages to wait for, none to a silent one."""
+        """Ask nodes of which nothing is known. Return messages to wait for, none to a silent one."""
         online = set(self._exchange.online())
         self._silent &= online  # whoever was away and is back is waited for again
         known = {*self.nodes.values(), *self._strangers, *self._refusing, *self._asked.values()}

@@ -201,7 +201,7 @@ class Journal:
 
 
 def charged_under(path: Path) -> set[str]:
-    """Names of the ledgers that a journal has charges of; "" for those of versions that wrote none."""
+    """Names of the ledgers that a journal has charges of, "" for those of versions that wrote none."""
     names: set[str] = set()
     with path.open("rb") as file:
         for line in file:

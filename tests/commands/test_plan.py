@@ -8,7 +8,7 @@ from lightning_fedq.commands import plan as command
 from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.plan import candidates, main
 from lightning_fedq.planning import Problem, plan
-from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.privacy.target import PrivacyTarget, planned_charges
 
 # Lightning's command line calls what jsonargparse has deprecated
 pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
@@ -197,7 +197,9 @@ def test_cohorts_that_take_turns_pay_for_their_turns_alone(tmp_path, capsys, mon
     target = PrivacyTarget(8.0, 1e-5, "outsider")
     settings = {"GaussianNoise": candidates(100)["GaussianNoise"]}
     drawn, in_turn = (Problem(60, 100, 40, target, clients_per_round=20, in_turn=i) for i in (False, True))
-    assert in_turn.charges == 14 < drawn.charges
+    mechanism = settings["GaussianNoise"]
+    charges = [planned_charges(one.run(mechanism, 20, "random"), False) for one in (in_turn, drawn)]
+    assert charges[0] == 14 < charges[1]
     noise = [plan(problem, settings)[0].mechanism.noise_multiplier for problem in (in_turn, drawn)]
     assert noise[0] < noise[1]
     only(monkeypatch, "GaussianNoise")

@@ -30,7 +30,7 @@ from lightning_fedq.mechanisms import (
     StratifiedCorBin,
 )
 from lightning_fedq.privacy.accounting import spent
-from tests.described import Setting
+from tests.described import Setting, privacy_report
 
 
 def context(mechanism, clients: int, dim: int = 10) -> RoundContext:
@@ -173,8 +173,6 @@ def test_where_the_distance_is_all_of_delta_there_is_no_epsilon():
 
 
 def test_noise_whose_law_is_known_to_a_distance_has_no_pure_epsilon():
-    from lightning_fedq.privacy.report import privacy_report
-
     mechanism = PerCoordinateLaplace(1.0)
     row = privacy_report(mechanism, context(mechanism, 20), rounds=1, delta=1e-5).row(Adversary.SERVER)
     assert row.epsilon_unit == math.inf and row.epsilon_round < 10.1
