@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from lightning_fedq.functional.one_bit.threshold_coin import (
 from lightning_fedq.mechanism import Adversary, RoundContext
 from lightning_fedq.mechanisms import CorBin
 from lightning_fedq.privacy.report import privacy_report
+from lightning_fedq.privacy.run import ASSUMED, Run
 from reproductions.bench import Claim, settle
 
 DELTA = 1e-5
@@ -177,10 +179,9 @@ def outsider_epsilon(epsilon: float, clients: int, parameters: int, dropout: flo
     mechanism = CorBin(epsilon)
     groups = tuple((first, first + 1) for first in range(0, clients, 2))
     context = RoundContext(0, groups, (parameters,), 0.0 * one, one)
-    report = privacy_report(
-        mechanism, context, rounds=1, delta=DELTA, secure_aggregation=True, dropout_probability=dropout
-    )
-    return float(report.row(Adversary.OUTSIDER).epsilon_run)
+    ideal = Run.ideal(mechanism, context, 1, secure_sum=ASSUMED)
+    run = replace(ideal, sampling=replace(ideal.sampling, dropout_probability=dropout))
+    return float(privacy_report(run, DELTA).row(Adversary.OUTSIDER).epsilon_run)
 
 
 def theorem_4_clients(epsilon: float, parameters: int, dropout: float) -> int:
