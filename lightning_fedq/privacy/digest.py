@@ -107,7 +107,8 @@ def _when(adversary: Adversary, report: PrivacyReport, masked: bool) -> str:
     """Condition under which an adversary is met, in words."""
     if adversary is Adversary.SECAGG_SERVER:
         if masked:
-            return report.protocol.removeprefix("masking really ran, for a ").removesuffix(" (semi-honest)")
+            first = report.protocol.partition("; ")[0]  # what follows is in `privacy.md`
+            return first.removeprefix("masking really ran, for a ").removesuffix(" (semi-honest)")
         return "masks were only accounted for" if report.secure_aggregation else ""
     broken = "masks are broken" if masked else ""
     if adversary is Adversary.SERVER_AND_PARTNER:
