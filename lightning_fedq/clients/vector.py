@@ -290,12 +290,16 @@ class Vector:
         if self.mode == "frozen":
             return Members(parameters, said, local=local)
         found = self._rehearsed.now(self.module, trained)
+        # what is said to stay stays, whether or not the rehearsal's steps have changed it
+        held = {name: b for name, b in self.module.named_buffers() if self._stays(name)}
+        said += tuple(name for name, buffer in held.items() if buffer.is_floating_point())
         found = (*found, *(name for name in said if name not in found))
         buffers = tuple(sorted(found, key=self._keeps))  # those that travel lead
-        integers = tuple(
-            name for name in (*self._rehearsed.integers, *self._rehearsed.flags) if self._keeps(name)
-        )
-        return Members(parameters, buffers, counters_of(self.module, buffers), integers, local)
+        counters = counters_of(self.module, buffers)
+        whole = (name for name, buffer in held.items() if not buffer.is_floating_point())
+        others = dict.fromkeys((*self._rehearsed.integers, *self._rehearsed.flags, *whole))
+        integers = tuple(name for name in others if self._keeps(name) and name not in counters)
+        return Members(parameters, buffers, counters, integers, local)
 
     def _stays(self, name: str) -> bool:
         return stays(name, self._patterns)

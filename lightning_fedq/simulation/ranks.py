@@ -409,7 +409,7 @@ class RankEngine(RoundEngine):
         total = self._sum
         symbols = total.integer_sum
         kind = None if symbols is None else _Kind.of(symbols)
-        own = total.received, self._uplink_bits, self._clipped, self._non_finite, self._energy
+        own = total.received, self._uplink_bits, self._clipped, self.non_finite, self._energy
         beside = None if self.beside is None else self.beside.of_rank()
         parts = self._meet(_Part(*own, kind, self._messages, beside))
         whole = [part for part in parts if part is not None]
@@ -436,7 +436,7 @@ class RankEngine(RoundEngine):
         order = [client for stack in self._stacks() for client in stack.clients]
         place = {client: number for number, client in enumerate(order)}
         total.received = sorted((c for part in parts for c in part.received), key=place.__getitem__)
-        self._non_finite = sorted((c for part in parts for c in part.non_finite), key=place.__getitem__)
+        self.non_finite = sorted((c for part in parts for c in part.non_finite), key=place.__getitem__)
         self._uplink_bits = sum(part.uplink_bits for part in parts)
         self._clipped = sum(part.clipped for part in parts)
         self._energy = sum(part.energy for part in parts)

@@ -14,7 +14,6 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms import FedProx
 from lightning_fedq.callbacks import DPSGD, Federated, LeakageMonitor
 from lightning_fedq.clients.vector import num_coordinates
-from lightning_fedq.flower.settings import check_deployable
 from lightning_fedq.mechanisms import LDPQ, FedAvg
 from tests.callbacks.silent import Silent
 from tests.digits_run import Classifier, Digits, digits, make_trainer
@@ -310,8 +309,3 @@ def test_a_checkpoint_of_other_patterns_is_refused(tmp_path: Path) -> None:
 def test_what_works_on_all_parameters_is_refused(callback: Any) -> None:
     with pytest.raises(ValueError, match=r"local=\['backbone\.2\.\*'\] keeps some.*leave one out"):
         fit(federated(mechanism=LDPQ(epsilon=1.0)), more=[callback()])
-
-
-def test_over_a_network_it_is_refused_yet() -> None:
-    with pytest.raises(ValueError, match=r"local=\['backbone\.2\.\*'\] is for simulations.*freeze"):
-        check_deployable(federated())
