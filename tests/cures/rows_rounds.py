@@ -170,7 +170,7 @@ ROWS = [
         lambda: SecAgg(threshold=6, max_dropout=0.4).rules(10),
     ),
     row(
-        "could see more than the sum, with probability above 2^{} a round, at degree {} and threshold {}; raise",
+        "could see more than the sum, with probability above 2^{} a round, at degree {} and threshold {}",
         lambda: sparse(20, 11, 0.3).rules(1000),
         lambda: sparse(300, 180, 0.3).rules(1000),
         lambda: sparse("auto", None, 0.3).rules(1000),
