@@ -21,7 +21,7 @@ from lightning_fedq.privacy.losses import GaussianLoss
 
 _MODELS = (Adversary.CLIENT, Adversary.OUTSIDER)
 _FIXED = {"noise_multiplier", "clipping_norm", "num_sampled_clients"}
-_ADAPTIVE = {"noise_multiplier", "num_sampled_clients", "clipped_count_stddev"}
+_ADAPTIVE = {"noise_multiplier", "num_sampled_clients"}
 _FLOWER = {
     "LocalDpMod": {"clipping_norm", "sensitivity", "epsilon", "delta"},
     "DifferentialPrivacyServerSideFixedClipping": _FIXED,
@@ -29,7 +29,11 @@ _FLOWER = {
     "DifferentialPrivacyServerSideAdaptiveClipping": _ADAPTIVE,
     "DifferentialPrivacyClientSideAdaptiveClipping": _ADAPTIVE,
 }
-_UNUSED = {"initial_clipping_norm", "target_clipped_quantile", "clip_norm_lr"}
+_NO_BOUND = (
+    "none: Flower clips to the old norm, moves the norm by a noisy count that is not clamped, and scales the "
+    "noise by the new norm, so that noise over clip is random and has no bound"
+)
+_UNUSED = {"clipped_count_stddev", "initial_clipping_norm", "target_clipped_quantile", "clip_norm_lr"}
 _OPACUS = {"noise_multiplier", "sample_rate", "epochs"}
 _OPACUS_OPTIONAL = {"poisson_sampling", "max_grad_norm", "secure_mode"}
 
@@ -104,8 +108,6 @@ def of_flower(settings: Mapping[str, Any], delta: float) -> Protection:
         raise ValueError(f"class must be one of {', '.join(_FLOWER)}, got {name!r}")
     local = name == "LocalDpMod"
     optional = set() if local else {"largest_weight"} | (_UNUSED if "Adaptive" in name else set())
-    if "Adaptive" in name and "num_sampled_clients" in given:
-        given.setdefault("clipped_count_stddev", given["num_sampled_clients"] / 20)  # Flower's default
     _numbers(given, _FLOWER[name] | {"num_rounds"}, optional)
     rounds = given["num_rounds"]
     if not isinstance(rounds, int):
@@ -140,20 +142,13 @@ def of_flower(settings: Mapping[str, Any], delta: float) -> Protection:
         f"noise of std {multiplier:g} clips / {count:g} is added to a mean in which no client weighs more "
         f"than {weight:.4g}: Flower weighs by numbers of examples, and by more where fewer clients answer"
     ]
+    models: tuple[tuple[float, float], ...] | str = tuple(
+        _figures(square**-0.5, delta, rounds) for square in squares
+    )
     if "Adaptive" in name:
-        spread = given["clipped_count_stddev"]
-        left = multiplier**-2 - (2 * spread) ** -2
-        if left <= 0:
-            raise ValueError(
-                f"clipped_count_stddev must be > noise_multiplier / 2 = {multiplier / 2:g}, got {spread:g}"
-            )
-        squares = [square * left * multiplier**2 + spread**-2 for square in squares]
-        notes.append(
-            "the count of clipped updates changes by one where a client's bit does; Flower counts a half"
-        )
-    figures = tuple(_figures(square**-0.5, delta, rounds) for square in squares)
-    rows: dict[Adversary, tuple[tuple[float, float], ...] | str] = {
-        who: figures if who in _MODELS else "none: the server adds the noise, to what it has seen without"
+        models = _NO_BOUND
+    rows = {
+        who: models if who in _MODELS else "none: the server adds the noise, to what it has seen without"
         for who in Adversary
     }
     title = f"{name}: noise multiplier {multiplier:g}, {count:g} clients a round, {rounds} rounds"

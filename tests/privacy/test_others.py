@@ -1,7 +1,7 @@
 """Settings of Flower and Opacus: what their own code adds, and what that protects."""
 
+import inspect
 import json
-import math
 from pathlib import Path
 
 import pytest
@@ -61,12 +61,24 @@ def test_a_client_with_half_of_the_examples_moves_the_mean_five_times_as_far():
     assert sum(heavy, ()) == pytest.approx(sum(alike, ()))
 
 
-def test_adaptive_clipping_is_charged_for_a_whole_bit():
-    """1 / z^2 - 1 / (2 s)^2 for the mean, as Flower leaves, and 1 / s^2 for the count, s = 5."""
-    found = of_flower(ADAPTIVE, 1e-5).rows[Adversary.OUTSIDER][0][0]
-    mu = math.sqrt(1 - 1 / 100 + 1 / 25)
-    assert found == pytest.approx(spent(GaussianLoss(1 / mu, ""), 1e-5).epsilon)
-    assert found > spent(GaussianLoss(1.0, ""), 1e-5).epsilon
+@pytest.mark.parametrize("which", ["Client", "Server"])
+def test_adaptive_clipping_has_no_epsilon(which):
+    """Updates are clipped to the old norm, and the noise is that of the new one."""
+    kind = f"DifferentialPrivacy{which}SideAdaptiveClipping"
+    rows = of_flower(ADAPTIVE | {"class": kind, "clip_norm_lr": 0.2}, 1e-5).rows
+    assert rows.keys() == set(Adversary)
+    assert all(isinstance(found, str) and found.startswith("none: ") for found in rows.values())
+    assert "has no bound" in rows[Adversary.OUTSIDER]
+
+
+def test_flower_scales_the_noise_by_the_norm_that_it_has_just_changed():
+    """Its own code, as installed: clip by the old norm, update the norm, add noise by the new one."""
+    adaptive = pytest.importorskip(
+        "flwr.serverapp.strategy.dp_adaptive_clipping", reason="Flower is an extra"
+    )
+    source = inspect.getsource(adaptive.DifferentialPrivacyServerSideAdaptiveClipping.aggregate_train)
+    order = [source.index(call) for call in ("adaptive_clip_inputs", "_geometric_update", "_add_noise")]
+    assert order == sorted(order)
 
 
 def test_flower_s_own_code_adds_this_noise():
@@ -99,7 +111,6 @@ def test_without_poisson_sampling_nothing_is_amplified():
         (LOCAL | {"num_rounds": 1.5}, "num_rounds must be an integer"),
         (LOCAL | {"num_rounds": 1, "delta": 2.0}, "delta must be < 1"),
         (CENTRAL | {"largest_weight": 0.01}, "largest_weight must be from"),
-        (ADAPTIVE | {"clipped_count_stddev": 0.4}, "clipped_count_stddev must be > noise_multiplier / 2"),
     ],
 )
 def test_flower_settings_that_say_nothing_are_refused(settings, words):
