@@ -60,11 +60,12 @@ def suggest(message: str, keys: Iterable[str]) -> str:
     return ""
 
 
+_MISPLACED = r"(?:Given value: |invalid strategy name: `strategy=')lightning_fedq\.(?:mechanisms\.)?(\w+)"
+
+
 def mechanism_misplaced(message: str) -> str:
     """Return the flags that work, where a mechanism was given as a callback or as a strategy. Else ""."""
-    if not re.search("subclass of Callback|invalid strategy name", message):
-        return ""
-    given = {name.lower() for name in re.findall(r"lightning_fedq\.(?:mechanisms\.)?(\w+)", message, re.I)}
+    given = {name.lower() for name in re.findall(_MISPLACED, message, re.I)}
     for name in mechanisms.__all__:
         if name.lower() in given:
             return (

@@ -114,7 +114,7 @@ def main(argv: Sequence[str]) -> int:
     options = parser.parse_args(argv)
     from lightning_fedq.commands.run import resolve  # imports Lightning: not for --help
 
-    out, mode = fresh_folder(Path(options.out)), options.mode or mode_of(options.monitor)
+    mode = options.mode or mode_of(options.monitor)
     try:
         base = resolve(options.configs)
         grid = parse_grid(options.grid)
@@ -140,6 +140,7 @@ def main(argv: Sequence[str]) -> int:
             costs = [_cost(config, options.delta) for config in configs]
     except ValueError as error:
         parser.error(str(error))
+    out = fresh_folder(Path(options.out))
     write_atomically(out / "sweep.yaml", wandb_sweep(options.configs, grid, options.monitor, mode))
     if options.selection == "tnb":
         plan.run(out, options.monitor, mode)

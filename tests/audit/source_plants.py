@@ -159,13 +159,13 @@ SECRET_COHORTS = (
     _plant(
         "a budget counts the charges of the most charged client",
         "callbacks/privacy.py",
-        "self._spent_by_now = lambda: spent(engine.ledger.rounds)\n\n        def blocked",
-        "self._spent_by_now = lambda: spent(engine.ledger.most_charged)\n\n        def blocked",
+        "account.epsilon(self.adversary, engine.ledger.rounds, secret=True)",
+        "account.epsilon(self.adversary, engine.ledger.most_charged, secret=True)",
         "federation/test_secret_cohorts.py::test_a_budget_counts_rounds_and_not_charges",
     ),
     _plant(
         "rounds that were given up do not count",
-        "federation/spending.py",
+        "federation/described.py",
         "    if charged == finished:",
         "    if charged >= finished:",
         "federation/test_secret_cohorts.py::test_a_round_that_was_given_up_is_not_drawn_again",
@@ -297,7 +297,7 @@ HANDED_ON = (
     _plant(
         "shares of clients that were silent are taken back",
         "rounds/server.py",
-        "for other, client in pairs if other in self._in_last_sum)",
+        "for other, client in pairs if other in self.in_last_sum)",
         "for other, client in pairs)",
         "mechanisms/test_handed_on_blocks.py::test_a_predecessor_that_was_silent_is_not_taken_back",
     ),

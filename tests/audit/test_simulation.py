@@ -21,8 +21,8 @@ from lightning_fedq.mechanisms import (
     LayeredGaussian,
     RotatedCoins,
 )
+from lightning_fedq.privacy.account import Account
 from tests.audit import plants
-from tests.described import Setting
 
 
 def found_in(mechanism, draws, **options):
@@ -80,11 +80,11 @@ def test_claims_that_count_on_clients_who_are_missing_are_refuted(case, monkeypa
     """And those of the report, which do not count on them, are not."""
     assert [finding for finding in audit(case, 100_000) if finding.alarm] == []
 
-    class Trusting(Setting):
-        def claims(self, mechanism, client=None):
-            return {claim.adversary: claim for claim in mechanism.claims(self.context)}
+    class Trusting(Account):
+        def claims(self, client=None):
+            return {claim.adversary: claim for claim in self.run.mechanism.claims(self.run.context)}
 
-    monkeypatch.setattr(bench, "Setting", Trusting)
+    monkeypatch.setattr(bench, "Account", Trusting)
     refuted = {finding.view for finding in audit(case, 100_000) if finding.alarm}
     assert {"the sum of all messages", "a curious client"} & refuted
 

@@ -238,6 +238,8 @@ def test_kinds_are_asked_for_by_every_argument_that_is_no_word() -> None:
         "weighting",
         "buffers",
         "local",
+        "shared",
+        "constraints",
         "diagnostics",
         "client_metrics",
     }
