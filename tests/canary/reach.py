@@ -24,8 +24,8 @@ LISTED = {
     "_logged_metrics": "the same",
     "_results": "the same",
     "_exact": "the exact mean, which only a simulation knows",
-    "_rows": "what clients keep to themselves, in the simulation's memory",
-    "_new": "the same, of an open round",
+    "kept": "what clients keep to themselves, in the simulation's memory",
+    "opened": "the same, of an open round",
     "client_evaluations": "what models score on clients' held-out samples, in the simulation's memory",
 }
 """Attributes that the privacy page lists: what leaves without noise, or never leaves."""

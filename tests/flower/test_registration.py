@@ -14,6 +14,7 @@ from lightning_fedq.flower.records import to_record
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.settings import fingerprint
 from lightning_fedq.flower.store import Store
+from lightning_fedq.flower.training_words import training_words
 from lightning_fedq.mechanisms import CorBin
 from tests.flower.loop import CLIENTS, LoopGrid, clients, federated, module
 
@@ -49,7 +50,8 @@ def settings(seed: int | None = None) -> Any:
 def roster_of(grid: LoopGrid, folder: Path, warned: list[str], seed: int | None = None) -> Roster:
     fed = settings(seed)
     found = Exchange(grid, HOUR, warned.append)
-    return Roster(fed, found, Store(folder / "server"), fingerprint(fed, module(), None))
+    words = {**fingerprint(fed, module(), None), **training_words({}, module)}
+    return Roster(fed, found, Store(folder / "server"), words)
 
 
 def silent(*nodes: int) -> Any:
