@@ -83,7 +83,16 @@ class RunFigures:
         return {name: value for name, value in values.items() if not math.isnan(value)}
 
 
-def of_all(rows: list[tuple[str, float]], secure_keys: bool) -> dict[str, float]:
-    """Epsilon of a finished run towards every adversary, by name, where it is finite."""
-    prefix = "fed/epsilon" if secure_keys else "fed/sim_epsilon"
-    return {f"{prefix}_{Adversary[who].name.lower()}": value for who, value in rows if math.isfinite(value)}
+def of_all(rows: list[tuple[str, float]], masked: bool) -> dict[str, float]:
+    """Epsilon of a finished run with secure keys towards every adversary, by name, where it is finite.
+
+    Args:
+        rows: Adversaries by name, with an epsilon each.
+        masked: Whether the masks of secure aggregation really ran; else that row's name says "sim".
+    """
+    found = {}
+    for who, value in rows:
+        prefix = "fed/epsilon" if masked or who != Adversary.SECAGG_SERVER.name else "fed/sim_epsilon"
+        if math.isfinite(value):
+            found[f"{prefix}_{who.lower()}"] = value
+    return found

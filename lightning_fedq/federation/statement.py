@@ -78,10 +78,10 @@ def _of_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:
         return
     delta = delta_of(federated)
     report = report_of(federated, trainer, delta)
-    if not trainer.barebones and trainer.is_global_zero:
-        finite = of_all([(row.adversary, _epsilon(row)) for row in report.rows], report.secure_keys)
-        log_values(trainer, {**finite, "fed/delta": delta})
     masked = masks_ran(federated)
+    if not trainer.barebones and trainer.is_global_zero and federated.clients.cohorts != "secret":
+        finite = of_all([(row.adversary, _epsilon(row)) for row in report.rows], masked)
+        log_values(trainer, {**finite, "fed/delta": delta})
     met = {row.adversary: is_met(Adversary[row.adversary], masked) for row in report.rows}
     over = f"over {report.rounds} rounds at delta {delta:g}"
     if target is None:

@@ -1,0 +1,49 @@
+"""Loggers get epsilons that hold as the run was run; what masks would give has another name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytorch_lightning.loggers import CSVLogger
+
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.mechanisms import GaussianNoise
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.reports.runs import read_rows
+from lightning_fedq.secagg import SecAgg
+from tests.digits_run import Classifier, Digits, make_trainer
+from tests.federation.test_statement import DDG
+
+TARGET = PrivacyTarget(8.0, 1e-5, "secagg_server")
+
+
+def logged(folder: Path, federated: Federated) -> dict[str, float]:
+    """The last value of everything that a fit with a CSV logger has logged."""
+    trainer = make_trainer(federated, logger=CSVLogger(folder, "", ""))
+    trainer.fit(Classifier(), datamodule=Digits(200))
+    found: dict[str, Any] = {}
+    for row in read_rows(folder / "metrics.csv"):
+        found |= {name: value for name, value in row.items() if value == value}
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:masking is accounted for only:UserWarning")
+@pytest.mark.parametrize("run", ["masked", "accounted"])
+def test_what_masks_would_give_is_no_epsilon_of_a_run_without(run: Any, tmp_path: Path) -> None:
+    values = logged(tmp_path, Federated(DDG, 20, secure_aggregation=SecAgg(run=run), privacy=TARGET))
+    true, would = (
+        ("fed/epsilon", "fed/sim_epsilon") if run == "masked" else ("fed/sim_epsilon", "fed/epsilon")
+    )
+    assert 7.9 < values[true] <= 8.0 and values[f"{true}_secagg_server"] == values[true]
+    assert would not in values and f"{would}_secagg_server" not in values
+    assert 7.9 < values["fed/epsilon_outsider"] <= 8.0  # whoever sees released models sees no message
+    assert values["fed/delta"] == 1e-5 and values["fed/megabytes_up"] > 0 < values["fed/bits_per_parameter"]
+
+
+def test_secret_cohorts_log_no_epsilon(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"clients_per_round": 4, "cohorts": "secret", "diagnostics": False}
+    values = logged(tmp_path, Federated(GaussianNoise(1.0, 1.0), 20, local_steps=1, **settings))
+    assert not [name for name in values if "epsilon" in name or "delta" in name]
+    assert values["fed/megabytes_up"] > 0
