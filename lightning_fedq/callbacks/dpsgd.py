@@ -37,7 +37,7 @@ from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.clients.child import is_client
 from lightning_fedq.clients.fit import ClientFit
 from lightning_fedq.data.batches import LocalWork
-from lightning_fedq.data.generator_turns import default_generators_kept, draw_from
+from lightning_fedq.data.generator_turns import draw_from, own_draws
 from lightning_fedq.data.loader import ClientBatches, check_plain
 from lightning_fedq.dpsgd.accounts import SampleAccounts
 from lightning_fedq.dpsgd.between_steps import check_between_steps
@@ -248,7 +248,7 @@ class DPSGD(pl.Callback):
                 )
         if self._federated is None:
             self._make_noisy(trainer, pl_module)
-        generators = default_generators_kept()
+        generators = own_draws()
         generators.__enter__()
         self._undo.later(lambda: generators.__exit__(None, None, None))
         self._draw_anew("start")

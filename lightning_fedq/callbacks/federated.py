@@ -138,7 +138,8 @@ class Federated(pl.Callback):
         constraints: What buffers are, by patterns of their names, such as `{"norm.var": "positive"}`: what is
             decoded is made so. "positive", "nonnegative", "unit" (of length one along the last dimension),
             "simplex", "psd", "above:NAME", "any", or a function of the decoded tensor. Buffers of torch's own
-            layers are known, others are found in the rehearsal by their values (`clients.constraints`).
+            layers are known, others by the values they begin with (`clients.constraints`). "flag" is for
+            integers such as "is initialised": zero in the first round, one from its end on.
 
     Attributes:
         clients: Settings of the population: the arguments from num_clients to labels.

@@ -2,11 +2,12 @@
 
 Buffers travel as coordinates of an update, and a message with noise, or an average, knows nothing of what
 they are for. Which constraint holds is read off the buffer, not off its name: from torch's own layers, and
-from its values before and after the rehearsal of a client's first steps, where only a property that both
-have counts. A client whose own training breaks what was read off stops the run by name, so that a constraint
-that is none is never kept in silence. Users declare theirs with `Federated(constraints={...})`.
+from the values it begins with. A client whose own training breaks what was read off stops the run by name,
+so that a constraint that is none is never kept in silence. Users declare theirs with
+`Federated(constraints={...})`: a buffer that begins at zero shows nothing.
 
-Repairs are a function of what was decoded and of the last global model: they cost no privacy.
+No client's data decide what holds, and repairs are a function of what was decoded and of the last global
+model: they cost no privacy.
 """
 
 from __future__ import annotations
@@ -21,12 +22,10 @@ from lightning_fedq._lightning import rank_zero_info
 
 Constraint = str | Callable[[Tensor], Tensor]
 """One of the words of `WORDS`, or a function from what was decoded to what is valid, of the same shape."""
-WORDS = ("nonnegative", "positive", "unit", "simplex", "psd", "any")
+WORDS = ("nonnegative", "positive", "unit", "simplex", "psd", "any", "flag")
 _SHRINK = 0.1
 """A positive value that was decoded as none is this much of the last one."""
 _NEAR = 1e-3
-_FEW = 8
-"""Of fewer values, all of which begin at zero, nobody can say by a look that they have a sign."""
 _WIDEST = 1024
 """Matrices up to this size are looked at, and repaired, by their eigenvalues."""
 
@@ -74,6 +73,8 @@ def declared(constraints: Mapping[str, Constraint], names: tuple[str, ...]) -> d
     """
     found: dict[str, Constraint] = {}
     for pattern, constraint in constraints.items():
+        if constraint == "flag":
+            continue
         matched = [name for name in names if fnmatchcase(name, pattern)]
         if not matched:
             raise ValueError(
@@ -82,6 +83,25 @@ def declared(constraints: Mapping[str, Constraint], names: tuple[str, ...]) -> d
             )
         found |= dict.fromkeys(matched, constraint)
     return found
+
+
+def flags_of(constraints: Mapping[str, Constraint], module: nn.Module) -> list[str]:
+    """Names of the buffers that are declared as flags: zero until the first round has ended, then one.
+
+    Raises:
+        ValueError: If a pattern matches no buffer, or one of floats.
+    """
+    found: list[str] = []
+    buffers = dict(module.named_buffers())
+    for pattern in (pattern for pattern, constraint in constraints.items() if constraint == "flag"):
+        matched = [name for name in buffers if fnmatchcase(name, pattern)]
+        if not matched or any(buffers[name].is_floating_point() for name in matched):
+            raise ValueError(
+                f"constraints={{{pattern!r}: 'flag'}} matches {matched or 'no buffer'}; a flag is a "
+                "buffer of integers or truth values, such as 'norm.initialized'"
+            )
+        found += matched
+    return list(dict.fromkeys(found))
 
 
 def of_layers(module: nn.Module) -> dict[str, Constraint]:
@@ -100,26 +120,22 @@ def of_layers(module: nn.Module) -> dict[str, Constraint]:
     return found
 
 
-def of_values(before: Tensor, after: Tensor) -> Constraint:
-    """Constraint of a buffer that its values obey before and after some training, "any" if there is none."""
-    two = [value.detach().double() for value in (before, after)]
-    if before.shape != after.shape or not all(len(v.reshape(-1)) and bool(v.isfinite().all()) for v in two):
+def of_values(start: Tensor) -> Constraint:
+    """Constraint that the values of a buffer obey before any training, "any" if they show none."""
+    value, shape = start.detach().double(), start.shape
+    if not value.numel() or not bool(value.isfinite().all()) or not bool(value.any()):
         return "any"
-    for dim in reversed(range(before.dim())):
-        if before.shape[dim] > 1 and all(_is_unit(value, dim) for value in two):
-            return f"unit:{dim - before.dim()}"
-    shape = before.shape
-    if before.dim() > 1 and 1 < shape[-1] == shape[-2] <= _WIDEST and all(map(_is_psd, two)):
+    positive, square = bool((value > 0).all()), value.dim() > 1 and 1 < shape[-1] == shape[-2] <= _WIDEST
+    if square and not positive and _is_psd(value):  # the identity, whose rows have length one, too
         return "psd"
-    if any(bool((value < 0).any()) for value in two):
+    for dim in reversed(range(value.dim())):
+        if shape[dim] > 1 and _is_unit(value, dim):
+            return f"unit:{dim - value.dim()}"
+    if bool((value < 0).any()):
         return "any"
-    if before.dim() and shape[-1] > 1 and all(_is_simplex(value) for value in two):
+    if value.dim() and shape[-1] > 1 and _is_simplex(value):
         return "simplex"
-    if all(bool((value > 0).all()) for value in two):
-        return "positive"
-    if before.numel() < _FEW and not bool(two[0].any()):
-        return "any"
-    return "nonnegative"
+    return "positive" if positive else "nonnegative"
 
 
 def _is_unit(value: Tensor, dim: int) -> bool:
@@ -221,6 +237,6 @@ def say_what_is_kept(read_off: Mapping[str, Constraint]) -> None:
         named = ", ".join(f"{name} ({constraint})" for name, constraint in list(read_off.items())[:10])
         more = f" and {len(read_off) - 10} more" if len(read_off) > 10 else ""
         rank_zero_info(
-            f"buffers that travel are kept what a client's first steps show them to be: {named}{more}; "
+            f"buffers that travel are kept what their first values show them to be: {named}{more}; "
             "Federated(constraints={...}) says otherwise"
         )

@@ -21,7 +21,15 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.clients.constraints import Constraint, declared, holds, of_layers, of_values, repaired
+from lightning_fedq.clients.constraints import (
+    Constraint,
+    declared,
+    flags_of,
+    holds,
+    of_layers,
+    of_values,
+    repaired,
+)
 from lightning_fedq.clients.personal import (
     OwnTensors,
     check_matches,
@@ -108,16 +116,14 @@ class Rehearsed(NamedTuple):
         expected: Running statistics that were to change, by the modes of their layers.
         changed: Floating point buffers and frozen parameters that did change in the rehearsal; `expected`
             where there was none.
-        integers: Integer buffers that did, beside the counters of batches and flags: pointers, counts.
-        flags: Integer buffers of zeros and ones that were set, such as "is initialised", and stay so.
-        constraints: What changed buffers are, as their values say.
+        integers: Integer buffers that did, beside the counters of batches: pointers, counts.
+        constraints: What buffers that changed are, as their values before it say.
     """
 
     expected: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     integers: tuple[str, ...] = ()
-    flags: dict[str, Tensor] = {}  # noqa: RUF012 (never changed)
-    constraints: dict[str, Constraint] = {}  # noqa: RUF012
+    constraints: dict[str, Constraint] = {}  # noqa: RUF012 (never changed)
 
     @classmethod
     def by_layers(cls, module: nn.Module) -> Rehearsed:
@@ -139,11 +145,9 @@ class Rehearsed(NamedTuple):
         floats = [n for n in changed if old[n].is_floating_point() and (n in buffers or n in frozen)]
         counters = counters_of(before, tuple(buffers))
         integers = [n for n in changed if n in buffers and old[n].dtype in _INTEGERS and n not in counters]
-        flags = {n: new[n].clone() for n in integers if _was_set(old[n], new[n])}
-        integers = [n for n in integers if n not in flags]
         known = of_layers(before)
-        constraints = {n: known.get(n) or of_values(old[n], new[n]) for n in floats if n in buffers}
-        return cls(updated_statistics(before), tuple(floats), tuple(integers), flags, constraints)
+        constraints = {n: known.get(n) or of_values(old[n]) for n in floats if n in buffers}
+        return cls(updated_statistics(before), tuple(floats), tuple(integers), constraints)
 
     def now(self, module: nn.Module, trained: Sequence[str]) -> tuple[str, ...]:
         """Names of what training changes by the present modes of the layers, in the module's order."""
@@ -155,12 +159,6 @@ class Rehearsed(NamedTuple):
         wanted = (set(self.changed) - statistics) | (updated - held)
         names = [name for name, _ in [*module.named_buffers(), *module.named_parameters()]]
         return tuple(name for name in names if name in wanted and name not in trained)
-
-
-def _was_set(before: Tensor, after: Tensor) -> bool:
-    """Were zeros made ones, of zeros and ones, and none put back?"""
-    both = (before.shape == after.shape) and all(bool(((t == 0) | (t == 1)).all()) for t in (before, after))
-    return both and bool((after.long() >= before.long()).all())
 
 
 def changed_of(before: nn.Module, after: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
@@ -256,6 +254,7 @@ class Vector:
         check_matches(module, shared, "shared")
         self.module, self.mode, self._rehearsed, self._optimizers = module, mode, rehearsed, optimizers
         self._sharing, self._declared = tuple(shared), dict(constraints or {})
+        self._flags = flags_of(self._declared, module)
         self.own, self._patterns = OwnTensors(), tuple(local)
         if members is not None:
             self._train_only(members)
@@ -297,7 +296,7 @@ class Vector:
         buffers = tuple(sorted(found, key=self._keeps))  # those that travel lead
         counters = counters_of(self.module, buffers)
         whole = (name for name, buffer in held.items() if not buffer.is_floating_point())
-        others = dict.fromkeys((*self._rehearsed.integers, *self._rehearsed.flags, *whole))
+        others = dict.fromkeys((*self._rehearsed.integers, *whole))
         integers = tuple(name for name in others if self._keeps(name) and name not in counters)
         return Members(parameters, buffers, counters, integers, local)
 
@@ -368,7 +367,7 @@ class Vector:
         """Note what is in no update and stays with no client: training should not change it."""
         buffers = {name for name, _ in self.module.named_buffers()}
         frozen = {name for name, p in self.module.named_parameters() if not p.requires_grad}
-        carried = {*self.travelling, *self.trained, *self.buffer_names, *self._rehearsed.flags}
+        carried = {*self.travelling, *self.trained, *self.buffer_names, *self._flags}
         tensors = _tensors(self.module)
         self.uncarried = [name for name in tensors if name in buffers | frozen and name not in carried]
         self.num_uncarried = sum(tensors[name].numel() for name in self.uncarried)
@@ -508,9 +507,9 @@ class Vector:
             for client, row in zip(clients, updates[:, at] + weights[at], strict=True):
                 if not holds(constraint, row.view(shape)):
                     raise ValueError(
-                        f"{name} was taken to be {constraint!r}, as it is before and after a client's first "
-                        f"steps, and the training of client {client} makes it something else; say what it "
-                        f"is: Federated(constraints={{{name!r}: 'any'}})"
+                        f"{name} was taken to be {constraint!r}, as it is before the training, and that of "
+                        f"client {client} makes it something else; say what it is: "
+                        f"Federated(constraints={{{name!r}: 'any'}})"
                     )
 
     def not_finite(self, update: Tensor) -> list[str]:
@@ -527,6 +526,11 @@ class Vector:
     def most_counted(self, most: Tensor) -> None:
         self._most = most
 
+    def set_flags(self) -> None:
+        """Set what is declared as a flag, as from the end of the first round on."""
+        for name in self._flags:
+            attrgetter(name)(self.module).fill_(1)
+
     def begin_round(self) -> None:
         """Forget what the clients of a round that was given up have counted and kept."""
         self._most.zero_()
@@ -538,9 +542,7 @@ class Vector:
         ends = torch.split(self._most, [counter.numel() for counter in counters])
         for counter, steps in zip(counters, ends, strict=True):
             counter += steps.to(counter.device).view_as(counter)
-        for name, value in self._rehearsed.flags.items():
-            if not self._keeps(name):
-                attrgetter(name)(self.module).copy_(value)
+        self.set_flags()
         self.own.commit()
         self.begin_round()
 

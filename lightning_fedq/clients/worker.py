@@ -215,7 +215,10 @@ class ClientWorker:
         if integers and not self._told:
             self._told = True
             more = f" and {len(integers) - 4} more" if len(integers) > 4 else ""
-            cure = "; buffers='local' keeps integers with the client that changed them"
+            cure = (
+                "; buffers='local' keeps integers with the client that changed them, and "
+                f"constraints={{{integers[0]!r}: 'flag'}} sets one for all when the first round has ended"
+            )
             rank_zero_warn(
                 f"training changed {', '.join(integers[:4])}{more}, which no update carries: every "
                 f"client begins with what the fit began with{cure if self.vector.mode == 'share' else ''}"

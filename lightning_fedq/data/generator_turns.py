@@ -21,8 +21,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import pl
-
 State = tuple[Tensor, list[Tensor]]
 
 
@@ -100,18 +98,6 @@ def states_of_defaults() -> dict[str, object]:
     return found | {f"torch's generator on GPU {i}": own.numpy().tobytes() for i, own in enumerate(cuda)}
 
 
-@contextmanager
-def default_generators_kept() -> Iterator[None]:
-    """Bring the default generators back to where they were."""
-    state, others = generator_state(), (random.getstate(), np.random.get_state())  # noqa: NPY002
-    try:
-        yield
-    finally:
-        set_generator_state(state)
-        random.setstate(others[0])
-        np.random.set_state(others[1])  # noqa: NPY002
-
-
 _OF_THE_PROCESS = (torch.default_generator, np.random.mtrand._rand, getattr(random, "_inst", None))
 
 
@@ -133,9 +119,14 @@ def new_generator(like: Any, seed: int) -> Any:
 
 @contextmanager
 def own_draws() -> Iterator[None]:
-    """Put all global random generators back afterwards."""
-    with torch.random.fork_rng(), pl.utilities.seed.isolate_rng(include_cuda=False):
+    """Put the default generators of torch (all devices in use), NumPy and Python back afterwards."""
+    state, others = generator_state(), (random.getstate(), np.random.get_state())  # noqa: NPY002
+    try:
         yield
+    finally:
+        set_generator_state(state)
+        random.setstate(others[0])
+        np.random.set_state(others[1])  # noqa: NPY002
 
 
 def generator_state() -> State:

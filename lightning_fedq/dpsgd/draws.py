@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
-from lightning_fedq.data.generator_turns import default_generators_kept, draw_from, states_of_defaults
+from lightning_fedq.data.generator_turns import draw_from, own_draws, states_of_defaults
 
 _KEYS = bytes(32), bytes(31) + b"\1"
 """Of trials, whose draws nobody trains on."""
@@ -31,7 +31,7 @@ def check_draws_of_data(fetch: Callable[[Tensor], Any], samples: Tensor) -> None
         ValueError: If the same samples with the same draws differ once others were fetched.
     """
     found = []
-    with default_generators_kept():
+    with own_draws():
         for _ in range(2):
             draw_from(_KEYS[0])
             found.append(tree_leaves(fetch(samples)))
@@ -56,7 +56,7 @@ def check_draws_of_step(step: Callable[[Any], Any], batch: Any) -> None:
         ValueError: If a generator ends in the same state wherever it began.
     """
     ends = []
-    with default_generators_kept():
+    with own_draws():
         for key in _KEYS:
             draw_from(key)
             step(batch)

@@ -48,9 +48,13 @@ class RunFigures:
         self._costs = {}
         if self._counted or federation.clients.cohorts == "secret":
             return  # a budget logs its own; and who was charged would tell who was drawn
-        horizon = max(self._trainer.max_epochs or 0, 1)
-        byzantine = num_byzantine_of(self._trainer, federation.planner)
         assert federation.engine is not None
+        to_come = (self._trainer.max_epochs or 0) - self._trainer.current_epoch
+        # half of delta pays for unlucky rounds, of as many as there will be
+        if to_come < 0 and federation.planner.dropout_probability:
+            return
+        horizon = max(federation.engine.ledger.rounds + to_come, 1)
+        byzantine = num_byzantine_of(self._trainer, federation.planner)
         run = whole_run(federation, federation.engine, byzantine, horizon, horizon)
         account = Account(run, delta_of(federation))
         groups = run.mechanism.protection_groups(run.num_clients)

@@ -68,6 +68,7 @@ _OPTIONAL: dict[str, type] = {
     "counted": list,
     "algorithm": bytes,
     "groups": str,
+    "begun": str,
 }
 
 

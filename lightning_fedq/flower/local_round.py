@@ -78,11 +78,13 @@ class Told(NamedTuple):
         kept: What it has kept of its earlier rounds.
         theirs: `(num_parameters,)` vector of the local algorithm's server; None where it sends none.
         groups: Numbers of the groups of the server's optimisers; None where it sends none.
+        begun: Whether a round has counted already.
     """
 
     kept: State
     theirs: Tensor | None = None
     groups: list[list[dict[str, Any]]] | None = None
+    begun: bool = False
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], kept: State) -> Told:
@@ -98,7 +100,8 @@ class Told(NamedTuple):
         theirs, groups = fields.get("algorithm"), fields.get("groups")
         try:
             vector = None if theirs is None else torch.frombuffer(bytearray(theirs), dtype=torch.float32)
-            return cls(kept, vector, None if groups is None else json.loads(groups))
+            numbers = None if groups is None else json.loads(groups)
+            return cls(kept, vector, numbers, fields.get("begun") == "yes")
         except ValueError as error:
             raise RefusedError(
                 f"the server's message says nothing readable of its optimisers: {error}"
@@ -202,7 +205,10 @@ class LocalRound(pl.Callback):
             Rehearsed() if mode == "frozen" else found,
             shared=self._federated.local.shared,
             local=self._federated.local.patterns,
+            constraints=self._federated.local.constraints,
         )
+        if self._told.begun:
+            self._vector.set_flags()
         self.segments = self._vector.segments
         if self._task is None:
             return

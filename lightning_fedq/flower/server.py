@@ -185,7 +185,7 @@ class RemoteClients(Population):
             [{k: v for k, v in group.items() if type(v) in (bool, int, float)} for group in one.param_groups]
             for one in self._trainer.optimizers
         ]
-        return {**fields, "groups": json.dumps(groups)}
+        return {**fields, "groups": json.dumps(groups), "begun": "yes" if self._counted else "no"}
 
     def _deal(self) -> Holdings:
         one = torch.zeros(1, dtype=torch.int64)  # only how many is known here, and a client may say anything

@@ -18,6 +18,7 @@ from lightning_fedq.callbacks import (
     LeakageBudget,
     LeakageMonitor,
 )
+from lightning_fedq.clients.constraints import shown
 from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.federation.described import releases_of
 from lightning_fedq.federation.settings import Local
@@ -103,6 +104,7 @@ def common_settings(federated: Federated) -> dict[str, str]:
         "buffers": federated.local.buffers,
         "local": repr(federated.local.patterns),
         "shared": repr(tuple(federated.local.shared)),
+        "constraints": shown(federated.local.constraints or {}),
         "weighting": federated.server.weighting,
         "secure_aggregation": repr(federated.server.secure_aggregation),
         "seed": str(federated.seed),

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated, dpsgd
 from lightning_fedq.data import FederatedDataModule
-from lightning_fedq.data.generator_turns import default_generators_kept, draw_from, states_of_defaults
+from lightning_fedq.data.generator_turns import draw_from, own_draws, states_of_defaults
 from lightning_fedq.dpsgd.opacus import GridDPOptimizer
 from lightning_fedq.mechanisms import FedAvg
 from tests.callbacks.test_privacy import trainer
@@ -44,7 +44,7 @@ class Drops(pl.LightningModule):
 
     def __init__(self, data, workers=0, draws=None):
         super().__init__()
-        with default_generators_kept():
+        with own_draws():
             torch.manual_seed(0)
             self.net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(WIDTH, 1))
         self.data, self.workers, self.draws = data, workers, draws
@@ -214,7 +214,7 @@ def test_a_key_fills_every_word_of_every_generator():
         torch.rand(4, generator=torch.Generator().manual_seed(5)),
         torch.rand(4, generator=torch.Generator().manual_seed(5 + 2**32)),
     )
-    with default_generators_kept():
+    with own_draws():
         states = []
         for key in (bytes(32), bytes(31) + b"\1", bytes(32)):
             draw_from(key, "a")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.constraints import holds, of_values, repaired
@@ -128,14 +129,8 @@ def test_what_is_decoded_is_valid(kind: str, mechanism: str) -> None:
 
 def test_what_is_found() -> None:
     found = {kind: fit(module(kind), FedAvg(), 1).fit.vector.constraints for kind in KINDS}
-    assert found["input normaliser"] == {
-        "backbone.0.middle": "nonnegative",  # pixels have no negative mean
-        "backbone.0.var": "positive",
-    }
-    assert found["counts and unit codes"] == {
-        "backbone.1.codes": "unit:-1",
-        "backbone.1.often": "nonnegative",
-    }
+    assert found["input normaliser"] == {"backbone.0.var": "positive"}
+    assert found["counts and unit codes"] == {"backbone.1.codes": "unit:-1"}  # counts begin at zero
     assert found["running covariance"] == {"backbone.2.cov": "psd"}
     for kind in ("spectral norm", "spectral norm by hooks"):
         assert list(found[kind].values()) == ["unit:-1", "unit:-1"], kind
@@ -184,7 +179,7 @@ def test_a_flag_is_set_once() -> None:
 
     torch.manual_seed(0)
     net = Looks(nn.Sequential(nn.Linear(64, 8), ActNorm(), nn.Linear(8, 10)))
-    fit(net, FedAvg(), 2, clients_per_step=1)
+    fit(net, FedAvg(), 2, clients_per_step=1, constraints={"*.initialized": "flag"})
     assert int(net.get_buffer("backbone.1.initialized")) == 1
     assert [int(flag) for flag in seen[-8:]] == [0] * 4 + [1] * 4
 
@@ -265,20 +260,25 @@ def test_observers() -> None:
     assert fed.fit.vector.constraints["backbone.1.activation_post_process.max_val"].startswith("above:")
 
 
+def test_a_flag_is_one_of_integers() -> None:
+    with pytest.raises(ValueError, match=r"'flag'} matches no buffer; a flag is a buffer of integers"):
+        fit(module("batch norm"), FedAvg(), 1, constraints={"nothing": "flag"})
+    with pytest.raises(ValueError, match=r"matches \['backbone.1.running_var'\]; a flag is"):
+        fit(module("batch norm"), FedAvg(), 1, constraints={"*.running_var": "flag"})
+
+
 # ---- the functions ----------------------------------------------------------------------------------------
 
 
 def test_values_say_what_a_buffer_is() -> None:
     torch.manual_seed(0)
-    some, unit = torch.rand(16), nn.functional.normalize(torch.randn(5, 9), dim=1)
-    assert of_values(torch.ones(16), some) == "positive"
-    assert of_values(torch.zeros(16), some) == "nonnegative"
-    assert of_values(torch.zeros(1), torch.rand(1)) == "any", "a mean that is above zero by chance"
-    assert of_values(torch.zeros(16), torch.randn(16)) == "any"
-    assert of_values(unit, unit.flip(0)) == "unit:-1" and of_values(unit.T, unit.T) == "unit:-2"
-    assert of_values(torch.full((4,), 0.25), torch.tensor([0.1, 0.2, 0.3, 0.4])) == "simplex"
-    assert of_values(torch.eye(3), unit[:3] @ unit[:3].T + 0.1 * torch.eye(3)) == "psd"
-    assert of_values(torch.full((3,), math.inf), torch.ones(3)) == "any"
+    unit = nn.functional.normalize(torch.randn(5, 9), dim=1)
+    assert of_values(torch.ones(16)) == "positive"
+    assert of_values(torch.tensor([0.0, 2.0, 3.0])) == "nonnegative"
+    assert of_values(torch.zeros(16)) == "any" == of_values(torch.randn(16))
+    assert of_values(unit) == "unit:-1" and of_values(unit.T) == "unit:-2"
+    assert of_values(torch.full((4,), 0.25)) == "simplex" and of_values(2.0 * torch.eye(3)) == "psd"
+    assert of_values(torch.full((3,), math.inf)) == "any"
 
 
 @pytest.mark.parametrize("constraint", ["nonnegative", "positive", "unit", "unit:0", "simplex", "psd"])
@@ -299,3 +299,36 @@ def test_a_repair_is_valid_and_leaves_what_is_valid(constraint: str) -> None:
     assert torch.equal(repaired(constraint, last, last), last)
     poisoned = repaired(constraint, torch.full((6, 6), math.nan), last)
     torch.testing.assert_close(poisoned, last)
+
+
+# ---- nothing of a client's data decides --------------------------------------------------------------------
+
+
+class Marks(Classifier):
+    """Notes the labels that it has met, and a level that follows the sign of the inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("met", torch.zeros(10, dtype=torch.int64))
+        self.register_buffer("level", torch.zeros(16))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.met[batch[1]] = 1
+        self.level += batch[0].mean()
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.filterwarnings("ignore:training changed met")
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_what_the_first_client_holds_decides_nothing(sign: float) -> None:
+    """The rehearsal is its first steps: no integer of it gets into the global model, and no sign either."""
+
+    class Turned(Digits):
+        def train_set(self) -> Any:
+            inputs, labels = super().train_set().tensors  # type: ignore[attr-defined]
+            return TensorDataset(sign * inputs, labels)
+
+    net, fed = Marks(), Federated(LDPQ(1.0), 4, seed=1)
+    make_trainer(fed, max_epochs=1).fit(net, datamodule=Turned(80, 10))
+    assert not net.met.any()
+    assert fed.fit.vector.constraints == {}

@@ -9,7 +9,9 @@ import pytest
 from pytorch_lightning.loggers import CSVLogger
 
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.mechanisms import GaussianNoise
+from lightning_fedq.federation.spending import report_of
+from lightning_fedq.mechanism import Adversary
+from lightning_fedq.mechanisms import LDPQ, GaussianNoise
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.reports.runs import read_rows
 from lightning_fedq.secagg import SecAgg
@@ -47,3 +49,18 @@ def test_secret_cohorts_log_no_epsilon(tmp_path: Path) -> None:
     values = logged(tmp_path, Federated(GaussianNoise(1.0, 1.0), 20, local_steps=1, **settings))
     assert not [name for name in values if "epsilon" in name or "delta" in name]
     assert values["fed/megabytes_up"] > 0
+
+
+@pytest.mark.parametrize("length", [{"max_epochs": 4}, {"max_epochs": -1, "max_steps": 8}])
+def test_no_epsilon_of_a_round_is_smaller_than_the_report_s(length: Any, tmp_path: Path) -> None:
+    """Half of delta pays for unlucky rounds, of the whole run: of how many, has to be known."""
+    target = PrivacyTarget(2.0, 1e-5, "secagg_server", over="round")
+    masks: dict[str, Any] = {"secure_aggregation": SecAgg(), "diagnostics": False}
+    fed = Federated(LDPQ(1.0), 24, dropout_probability=0.2, privacy=target, **masks)
+    trainer = make_trainer(fed, logger=CSVLogger(tmp_path, "", ""), **length)
+    trainer.fit(Classifier(), datamodule=Digits(400))
+    rows = [row for row in read_rows(tmp_path / "metrics.csv") if row.get("fed/epsilon", 0) > 0]
+    stated = report_of(fed, trainer, 1e-5).row(Adversary.SECAGG_SERVER).epsilon_run
+    assert len(fed.records) == 4
+    assert all(row["fed/epsilon"] >= stated * (1 - 1e-9) for row in rows[-1:])
+    assert bool(rows) == (length["max_epochs"] > 0)

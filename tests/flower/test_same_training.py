@@ -15,6 +15,7 @@ from lightning_fedq.flower.kept import KeptState, check_names
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import CorBin
 from lightning_fedq.models import Classifier
+from tests.federation.test_constraints import ActNorm
 from tests.flower.loop import (
     CLIENTS,
     LoopGrid,
@@ -148,6 +149,17 @@ class ByCourse(Classifier):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": cycle, "interval": "step"}}
 
 
+def normalised() -> Classifier:
+    """A layer that sets its scale by its first batch, and a flag that says so."""
+    torch.manual_seed(0)
+    return Classifier(
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), ActNorm(), torch.nn.Linear(8, 10))
+    )
+
+
+FLAG: dict[str, Any] = {"constraints": {"*.initialized": "flag"}}
+
+
 def swa() -> Any:
     return {"callbacks": [pl.callbacks.StochasticWeightAveraging(0.01, 1, annealing_epochs=1)]}
 
@@ -158,6 +170,8 @@ KEEPS: dict[str, Any] = {
     "a local layer": (module, {"local": ["backbone.3.*"]}, dict),
     "local biases, some": (module, {"local": ["*.bias"], **SOME}, dict),
     "local buffers": (Scaled, {"buffers": "local"}, dict),
+    "a flag": (normalised, FLAG, dict),
+    "a flag, some": (normalised, {**FLAG, **SOME}, dict),
     "FedDyn": (module, {"algorithm": FedDyn(0.1)}, dict),
     "FedDyn, some": (module, {"algorithm": FedDyn(0.1), **SOME}, dict),
     "SCAFFOLD": (lambda: ByCourse("plain"), {"algorithm": SCAFFOLD(), **STEPS}, dict),
