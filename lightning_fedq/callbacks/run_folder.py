@@ -15,6 +15,7 @@ from lightning_fedq.callbacks.client_files import add_evaluation, draw_evaluatio
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.of_trainer import engine_of, federated_of
 from lightning_fedq.callbacks.privacy import PrivacyBudget
+from lightning_fedq.federation.figures import FIGURES
 from lightning_fedq.federation.spending import noise_over_signal, report_of, view_of
 from lightning_fedq.federation.statement import privacy_summary
 from lightning_fedq.federation.unprotected import lengths_tell, what_left
@@ -48,6 +49,7 @@ MODEL, CLIENTS, LABELS = "model.ckpt", "clients", "labels.json"
 PICTURES = ("accuracy.png", "aggregate.png")
 RECORDED = {metric_name(field.name) for field in fields(RoundRecord)}
 RECORDED |= {metric_name("num_non_finite"), "charged", "seconds"}
+RECORDED |= {name.removeprefix("fed/") for name in FIGURES}
 SIMULATION_ONLY = ("sim_", "leak/")
 """How columns begin that no checkpoint of a private run holds."""
 

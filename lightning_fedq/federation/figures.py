@@ -13,6 +13,7 @@ from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import closed_form
 from lightning_fedq.rounds import RoundRecord
 
+FIGURES = ("fed/epsilon", "fed/sim_epsilon", "fed/bits_per_parameter", "fed/megabytes_up")
 _LARGEST_DELTA = 1e-5
 _BITS_PER_MEGABYTE = 8e6
 
@@ -69,7 +70,7 @@ class RunFigures:
             self._costs["fed/epsilon" if true else "fed/sim_epsilon"] = account, claim
 
     def after(self, record: RoundRecord) -> dict[str, float]:
-        """Figures after a round, by name."""
+        """Figures after a round, by name, NaN where one is not computed after this round."""
         engine, last = self._federation.engine, self._trainer.max_epochs
         assert engine is not None
         self._megabytes += (record.uplink_bits + record.setup_bits) / _BITS_PER_MEGABYTE
@@ -82,9 +83,9 @@ class RunFigures:
         sparse = count & (count - 1) == 0 or count == last
         charges = engine.ledger.most_charged
         for name, (account, claim) in self._costs.items():
-            if sparse or (closed_form(claim.loss) and account.run.releases is None):
-                values[name] = account.between_any_two(claim, charges)
-        return {name: value for name, value in values.items() if not math.isnan(value)}
+            known = sparse or (closed_form(claim.loss) and account.run.releases is None)
+            values[name] = account.between_any_two(claim, charges) if known else math.nan
+        return values
 
 
 def of_all(rows: list[tuple[str, float]], masked: bool) -> dict[str, float]:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pytorch_lightning.loggers import CSVLogger
 
-from lightning_fedq.callbacks import Federated
+from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.federation.spending import report_of
 from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.reports.runs import read_rows
+from lightning_fedq.reports.runs import read_rows, summary_lines
 from lightning_fedq.secagg import SecAgg
 from tests.digits_run import Classifier, Digits, make_trainer
 from tests.federation.test_statement import DDG
@@ -64,3 +65,20 @@ def test_no_epsilon_of_a_round_is_smaller_than_the_report_s(length: Any, tmp_pat
     assert len(fed.records) == 4
     assert all(row["fed/epsilon"] >= stated * (1 - 1e-9) for row in rows[-1:])
     assert bool(rows) == (length["max_epochs"] > 0)
+
+
+@pytest.mark.filterwarnings("ignore:masking is accounted for only:UserWarning")
+def test_a_round_has_its_own_epsilon_or_none(tmp_path: Path) -> None:
+    """The sum of coins is priced after rounds 1, 2 and 4: round 3 has not spent what round 2 had."""
+    target = PrivacyTarget(8.0, 1e-5, "secagg_server")
+    masks: dict[str, Any] = {"secure_aggregation": SecAgg(), "diagnostics": False}
+    fed, folder = Federated(LDPQ(1.0), 24, privacy=target, **masks), RunFolder("run", root=tmp_path)
+    trainer = make_trainer(fed, folder, max_epochs=4, logger=CSVLogger(tmp_path, "", ""))
+    trainer.fit(Classifier(), datamodule=Digits(400))
+    rows = read_rows(tmp_path / "run" / "metrics.csv")
+    known = [row.get("epsilon", math.nan) for row in rows]
+    assert [not math.isnan(one) for one in known] == [True, True, False, True]
+    assert known[0] < known[1] < known[3] <= 8.0
+    assert [row["megabytes_up"] for row in rows] == sorted({row["megabytes_up"] for row in rows})
+    shown = dict(summary_lines(folder.summary))
+    assert not {"epsilon", "megabytes_up", "bits_per_parameter"} & set(shown)
