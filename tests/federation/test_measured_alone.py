@@ -135,6 +135,21 @@ def test_no_other_client_s_value_moves(shape: type[Measured], settings: dict[str
             assert moved == [0], (model, moved)
 
 
+def test_each_client_draws_by_a_seed_of_its_own() -> None:
+    """Else clients with equal data would have equal noise, and what is measured hangs on what was drawn before."""
+
+    class OnlyDraws(Measured):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val", torch.rand(()))
+
+    runs = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        runs.append([one.values["global"]["val"] for one in world(OnlyDraws, False)])
+    assert len(torch.cat(runs[0]).unique()) == sum(map(len, runs[0]))
+    assert all(map(torch.equal, *runs))
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_released_sum_moves_by_one_client_s_range_at_most(shape: type[Measured]) -> None:
     release = NoisyMean("val", std=0.05, low=-1.0, high=1.0)

@@ -25,6 +25,7 @@ from lightning_fedq.mechanisms import (
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import HiddenPair
+from lightning_fedq.privacy.report import OWN_CODE
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 from tests.flower.loop import LoopGrid, clients, deployment, federated
@@ -69,6 +70,9 @@ def test_the_report_of_a_deployment_and_of_its_checkpoint(options, who, answers,
     report = report_of_checkpoint(saved, None, DELTA, False)
     again = next(r for r in report.with_secure_keys or report.rows if r.adversary == who)
     assert again.epsilon_run == row["epsilon_run"]
+    # whose code the clients run is an assumption of each row, in the folder and from the checkpoint
+    assert all(OWN_CODE in one["assumptions"] for one in page["with_secure_keys"] or page["rows"])
+    assert all(OWN_CODE in one.assumptions for one in report.with_secure_keys or report.rows)
 
 
 def test_what_is_kept_whoever_is_silent():
