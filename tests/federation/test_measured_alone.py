@@ -136,7 +136,7 @@ def test_no_other_client_s_value_moves(shape: type[Measured], settings: dict[str
 
 
 def test_each_client_draws_by_a_seed_of_its_own() -> None:
-    """Else clients with equal data would have equal noise, and what is measured hangs on what was drawn before."""
+    """Else clients with equal data have equal noise, and a value hangs on what was drawn before."""
 
     class OnlyDraws(Measured):
         def validation_step(self, batch: Any, batch_idx: int) -> None:
