@@ -1,0 +1,100 @@
+"""docs/papers.md: one table of 125 rows; every row has a verdict, and commands that are there and parse."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from functools import lru_cache
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+from jsonargparse import ArgumentParser, auto_cli, capture_parser
+
+from lightning_fedq import mechanisms
+from lightning_fedq.cli import OTHERS
+from lightning_fedq.commands.configs import TRAINING
+from lightning_fedq.commands.shown import help_of
+from reproductions import EXPERIMENTS
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "papers.md").read_text()
+VERDICTS = ("yes", "no", "in part", "not settled", "not run", "nothing to run")
+ROWS = [
+    [cell.strip() for cell in line.strip("|").split("|")]
+    for line in PAGE.splitlines()
+    if re.match(r"\| \d+ \|", line)
+]
+COMMANDS = sorted(
+    {
+        command
+        for row in ROWS
+        for cell in row[3:]
+        for command in re.findall(r"`((?:fedq|pytest) [^`]+)`", cell)
+    }
+)
+
+
+def test_every_thing_in_the_papers_has_a_row() -> None:
+    assert [int(row[0]) for row in ROWS] == list(range(1, 126))
+    assert {len(row) for row in ROWS} == {7}, "a bar in a cell?"
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"row {row[0]}")
+def test_a_row_has_a_command_or_a_reason_and_a_verdict(row: list[str]) -> None:
+    _, claim, where, command, ours, theirs, verdict = row
+    assert all((claim, where, ours, theirs))
+    word = next(word for word in sorted(VERDICTS, key=len, reverse=True) if verdict.startswith(word))
+    if "`" not in command:
+        assert command == "nothing to run" and len(ours.split()) >= 3, "the reason stands where figures would"
+    if word in ("no", "in part", "not settled", "not run"):
+        assert len(verdict) > len(word) + 10 or command == "nothing to run", f"{verdict!r} gives no reason"
+
+
+@lru_cache
+def parser_of(name: str) -> ArgumentParser:
+    """The parser that `fedq reproduce NAME` builds."""
+    module = import_module(f"reproductions.{EXPERIMENTS[name]}")
+    experiment = getattr(module, name.replace("-", "_"))
+    parser: ArgumentParser = capture_parser(lambda: auto_cli(experiment, args=[], as_positional=False))
+    return parser
+
+
+def accepted(words: list[str]) -> None:
+    """Refuse a command that is not there, or whose options are not."""
+    tool, *rest = words
+    if tool == "pytest":
+        file, _, name = rest[0].partition("::")
+        assert (ROOT / file).is_file() and f"def {name}" in (ROOT / file).read_text()
+        return
+    command, *options = rest
+    assert command in {**TRAINING, **OTHERS}
+    flags = [word.partition("=")[0] for word in options if word.startswith("--")]
+    if command == "reproduce":
+        parser_of(options[0]).parse_args(options[1:])
+        return
+    text = help_of(command)
+    assert all(flag in {"--set"} or flag in text for flag in flags), flags
+    for word in options:
+        if word.startswith("digits_"):
+            assert (ROOT / "configs" / f"{word}.yaml").is_file()
+        elif re.match(r"\w+\.\w+=", word):  # a change of a setting
+            name, setting = word.partition("=")[0].split(".")
+            if name != "Federated":
+                assert setting in getattr(mechanisms, name).__dataclass_fields__
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_is_there_and_parses(command: str) -> None:
+    accepted(shlex.split(command))
+
+
+def test_a_command_that_is_not_there_is_found() -> None:
+    """What the test above is worth."""
+    for broken in ("pytest tests/gone.py", "fedq gone", "fedq privacy digits_gone", "fedq attack --gone 3"):
+        with pytest.raises(AssertionError):
+            accepted(shlex.split(broken))
+    with pytest.raises(KeyError):
+        accepted(["fedq", "reproduce", "corbin-exp9"])
+    with pytest.raises((SystemExit, TypeError, ValueError)):
+        accepted(shlex.split("fedq reproduce corbin-exp8 --gone 3"))
