@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import ipaddress
 import os
+import re
 import stat
 import sys
 from collections.abc import Sequence
@@ -133,48 +135,43 @@ def data():
 app = server_app(module, federated, data=data, trainer=trainer, home=home, round_timeout=600)
 """
 NEXT = """\
-wrote {folder}. In {folder}/{package}/task.py stand the module, the data and the settings.
+wrote {folder}. In {folder}/{package}/task.py stand the module, the data and the settings, and
+in {folder}/deploy what is copied to the machines. These are the steps, {folder}/deploy/STEPS.txt:
 
-Flower sends the client's code with each run: a plain flower-supernode runs whatever those send who reach the
-SuperLink's port. So each site installs this app, once it has read it, and runs that one only.
-
-The server's machine: HOST is its name, only port 443 is open, everything else stays on 127.0.0.1.
-
-    flower-superlink --ssl-certfile server.pem --ssl-keyfile server.key \\
-        --ssl-ca-certfile server.pem --database link.db --enable-supernode-auth \\
-        --disable-runtime-dependency-installation --isolation process \\
-        --superexec-auth-secret-file secret
-    flower-superexec --runtime-api-address 127.0.0.1:8000 --root-certificates server.pem \\
-        --superexec-auth-secret-file secret
-    nginx -p . -c fleet_only.conf                                  # lets /v1/fleet/ through and nothing else
-    flwr supernode register node-0.pub LINK                        # a key that its site has told you
-    flwr run {folder} LINK --stream                                # starts the rounds
-
-Each site: two users, so that what talks to the network has no keys and no data.
-
-    pip install ./{folder} 'lightning-fedq[flower]'
-    flower-supernode --superlink HOST:443 --root-certificates server.pem \\
-        --auth-supernode-private-key node-0 --isolation process \\
-        --superexec-auth-secret-file secret-0                                            # user flower
-    fedq flower client --app {package}.client_app:app --secret secret-0 \\
-        --node-config 'partition-id=0 fedq-home="/a/folder"'                             # user fedq
-
-LINK is a name of yours in ~/.flwr/config.toml, where the run is started:
-
-    [superlink.LINK]
-    address = "127.0.0.1:8000"
-    root-certificates = "server.pem"
-
-docs/deployment.md has each step, how keys are made, and systemd units (deploy/). A first try on one machine,
-in which nobody is protected from anybody:
-
-    flower-superlink --insecure --disable-runtime-dependency-installation
-    flower-supernode --insecure --superlink 127.0.0.1:8000 \\
-        --node-config 'partition-id=0 fedq-home="/a/folder"'
-    flwr run {folder} LINK --stream          # insecure = true in place of root-certificates
-
+{steps}
 With few clients privacy.md will say vacuous: task.py says how a mechanism is chosen that protects yours.
 """
+SERVER_NAME = "server.example"
+
+
+def _deploy_files() -> Path:
+    """Units, filter and steps: `deploy/` of the repository, in the package once it is installed."""
+    package = Path(__file__).parents[1]
+    installed = package / "deploy"
+    return installed if installed.is_dir() else package.parent / "deploy"
+
+
+def _write_deploy_files(folder: Path, package: str, server: str) -> None:
+    """Copy them with this app's and this server's names in them."""
+    try:
+        address = f"IP:{ipaddress.ip_address(server)}"
+    except ValueError:
+        address = f"DNS:{server}"
+    names = {
+        "my_app.client_app": f"{package}.client_app",
+        "my_app": folder.name,
+        f"DNS:{SERVER_NAME}": address,
+        SERVER_NAME: server,
+    }
+    source = _deploy_files()
+    for path in sorted(source.rglob("*")):
+        if path.is_file():
+            text = path.read_text()
+            for name, value in names.items():
+                text = text.replace(name, value)
+            copy = folder / "deploy" / path.relative_to(source)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            copy.write_text(text)
 
 
 def write_app(
@@ -183,6 +180,7 @@ def write_app(
     clients: int = 4,
     seed: int | None = None,
     secure_aggregation: bool = True,
+    server: str = SERVER_NAME,
 ) -> str:
     """Write the app, and return the name of its package.
 
@@ -192,16 +190,19 @@ def write_app(
         clients: How many there are.
         seed: Seed of a run that is to be reproducible, and not private.
         secure_aggregation: Let the server see the sum only.
+        server: Name or address by which sites reach the server.
 
     Raises:
         FileExistsError: If there is something in the folder.
-        ValueError: If its name makes no package.
+        ValueError: If its name makes no package, or the server's is no name of a machine.
     """
     package = folder.name.replace("-", "_").lower()
     if not package.isidentifier():
         raise ValueError(
             f"the folder's name becomes a Python package, and {folder.name!r} can't; use letters"
         )
+    if not re.fullmatch(r"[A-Za-z0-9.-]+", server):
+        raise ValueError(f"--server must be the name or the IPv4 address of a machine, got {server!r}")
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty; take a new folder")
     names = {
@@ -219,6 +220,7 @@ def write_app(
     for name, text in files.items():
         (folder / package / f"{name}.py").write_text(text.format(**names))
     (folder / package / "__init__.py").write_text("")
+    _write_deploy_files(folder, package, server)
     return package
 
 
@@ -283,6 +285,7 @@ def _parser() -> argparse.ArgumentParser:
     init = commands.add_parser("init", help="write an app that starts with `flwr run`")
     init.add_argument("folder", type=Path, help="a new folder")
     init.add_argument("--clients", type=int, default=4, help="how many clients there are (4)")
+    init.add_argument("--server", default=SERVER_NAME, help=f"the server's name or address ({SERVER_NAME})")
     init.add_argument("--seed", type=int, help="make it reproducible, and not private")
     own = commands.add_parser(
         "client",
@@ -317,9 +320,10 @@ def main(argv: Sequence[str]) -> int:
     if chosen.command == "client":
         return client(chosen)
     try:
-        package = write_app(chosen.folder, clients=chosen.clients, seed=chosen.seed)
+        package = write_app(chosen.folder, clients=chosen.clients, seed=chosen.seed, server=chosen.server)
     except (FileExistsError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(NEXT.format(folder=chosen.folder, package=package))
+    steps = (chosen.folder / "deploy" / "STEPS.txt").read_text()
+    print(NEXT.format(folder=chosen.folder, package=package, steps=steps))
     return 0

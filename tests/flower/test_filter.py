@@ -18,7 +18,7 @@ pytest.importorskip("flwr")
 from tests.flower.machines import example
 
 pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is a package of the system")
-FILTER = Path(__file__).parents[2] / "deploy" / "fleet_only.conf"
+FILTER = Path(__file__).parents[2] / "deploy" / "server" / "fleet_only.conf"
 
 
 class Behind(BaseHTTPRequestHandler):
@@ -28,6 +28,7 @@ class Behind(BaseHTTPRequestHandler):
         """Say nothing."""
 
     def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["content-length"]))
         self.send_response(200)
         self.send_header("content-length", "0")
         self.end_headers()
@@ -48,7 +49,8 @@ def outside(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, Pat
     port, text = example.free_port(), FILTER.read_text()
     text = text.replace("listen 443", f"listen 127.0.0.1:{port}")
     text = text.replace("127.0.0.1:8000", f"127.0.0.1:{server.server_address[1]}")
-    text = text.replace("client_header_timeout 20s", "client_header_timeout 1s")
+    text = text.replace("client_header_timeout 20s", "client_header_timeout 4s")
+    text = text.replace("client_body_timeout 60s", "client_body_timeout 1s")
     (folder / "nginx.conf").write_text("daemon off;\n" + text)
     running = subprocess.Popen(["nginx", "-p", str(folder), "-c", str(folder / "nginx.conf")])
     try:
@@ -98,17 +100,39 @@ def test_nobody_else_does(outside: tuple[int, Path], path: str) -> None:
     assert asked(outside, path) in ((301,) if path == "/v1/fleet" else (403, 400))
 
 
-def test_who_dawdles_is_dropped_while_others_are_served(outside: tuple[int, Path]) -> None:
+def dawdling(outside: tuple[int, Path], head: bytes) -> ssl.SSLSocket:
+    """A connection whose request never ends."""
     port, certificate = outside
     context = ssl.create_default_context(cafile=str(certificate))
-    slow = []
-    for _ in range(50):
-        plain = socket.create_connection(("127.0.0.1", port), 10)
-        slow.append(context.wrap_socket(plain, server_hostname="localhost"))
-        slow[-1].sendall(b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: ")
+    plain = socket.create_connection(("127.0.0.1", port), 10)
+    secure = context.wrap_socket(plain, server_hostname="localhost")
+    secure.sendall(head)
+    return secure
+
+
+def test_who_dawdles_is_dropped_while_others_are_served(outside: tuple[int, Path]) -> None:
+    """More than nginx takes by default (512), which shut everybody out for as long as they dawdle."""
+    slow = [dawdling(outside, b"POST /v1/fleet/pull-messages HTTP/1.1\r\nHost: ") for _ in range(600)]
     assert asked(outside, "/v1/fleet/pull-messages") == 200
     for one in slow:
-        one.settimeout(10)
+        one.settimeout(20)
         said = one.recv(100)
         assert said == b"" or b" 408 " in said  # and the connection ends, within its time
         one.close()
+
+
+def test_who_dawdles_over_a_body_is_dropped(outside: tuple[int, Path]) -> None:
+    head = b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\nabc"
+    slow = [dawdling(outside, head) for _ in range(20)]
+    assert asked(outside, "/v1/fleet/pull-messages") == 200
+    for one in slow:
+        one.settimeout(20)
+        assert one.recv(100)[:12] in (b"", b"HTTP/1.1 408")
+        one.close()
+
+
+def test_bodies_of_256_mib_are_refused_unread(outside: tuple[int, Path]) -> None:
+    head = b"POST /v1/fleet/push-object HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+    with dawdling(outside, head % (256 << 20)) as one:
+        one.settimeout(20)
+        assert one.recv(100).split()[1] == b"413"

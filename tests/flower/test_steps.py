@@ -1,0 +1,143 @@
+"""`fedq flower init` and its steps, typed into fresh shells: server, sites and operator, with nginx."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+from lightning_fedq.commands.flower import write_app
+from tests.flower.machines import example
+from tests.flower.steps import Machine, blocks, federation, set_up
+from tests.flower.units import settings
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+SITES = 2
+needs_nginx = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx is a package of the system")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A folder that nginx's worker, who is nobody, can enter."""
+    made = Path(tempfile.mkdtemp(prefix="steps-"))
+    made.chmod(0o755)
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.mark.parametrize("unit", sorted(DEPLOY.rglob("*.service")), ids=lambda path: path.stem)
+def test_units_turn_telemetry_off_and_come_back(unit: Path) -> None:
+    said = settings(unit)
+    assert "nginx" in said["ExecStart"] or "FLWR_TELEMETRY_ENABLED=0" in said["Environment"]
+    assert said["Restart"] in ("always", "on-failure") and float(said["RestartSec"]) >= 5
+    assert said["ProtectSystem"] == "strict" and said["PrivateTmp"] == "yes"
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is a package of the system")
+def test_systemd_takes_the_units(tmp_path: Path) -> None:
+    for unit in DEPLOY.rglob("*.service"):
+        (tmp_path / unit.name).write_text(unit.read_text().replace("/opt/fedq/bin", "/bin"))
+    for name in ("fedq", "flower-superlink", "flower-superexec", "flower-supernode", "nginx"):
+        for path in tmp_path.glob("*.service"):
+            words = path.read_text().replace(f"/bin/{name} ", "/bin/true ").replace("/usr/sbin", "/bin")
+            path.write_text(words.replace("/bin/nginx ", "/bin/true "))
+    units = [str(path) for path in sorted(tmp_path.glob("*.service"))]
+    done = subprocess.run(["systemd-analyze", "verify", *units], capture_output=True, text=True)
+    assert not [line for line in done.stderr.splitlines() if "fedq-" in line], done.stderr
+
+
+def test_the_files_name_this_app_and_this_server(tmp_path: Path) -> None:
+    app = tmp_path / "my-clinic"
+    write_app(app, clients=SITES, server="10.0.0.1")
+    texts = {path.name: path.read_text() for path in (app / "deploy").rglob("*") if path.is_file()}
+    assert set(texts) == {path.name for path in DEPLOY.rglob("*") if path.is_file()}
+    assert "--app my_clinic.client_app:app" in texts["fedq-client.service"]
+    assert "--superlink 10.0.0.1:443" in texts["fedq-supernode.service"]
+    assert "subjectAltName=IP:10.0.0.1,DNS:localhost" in texts["STEPS.txt"]
+    assert "pip install ./my-clinic" in texts["STEPS.txt"]
+    assert not any("my_app" in text or "server.example" in text for text in texts.values())
+
+
+@needs_nginx
+@pytest.mark.slow
+def test_the_steps_letter_by_letter(folder: Path) -> None:
+    """Prints the shells (-s)."""
+    app = folder / "my_app"
+    write_app(app, clients=SITES, server="localhost")
+    steps = blocks((app / "deploy" / "STEPS.txt").read_text())
+    server, sites = federation(folder, app, SITES)
+    try:
+        print(set_up(server, sites, steps))
+        operator = steps["3. AN OPERATOR"].splitlines(keepends=True)
+        register = next(line for line in operator if "register" in line)
+        at = operator.index(register)
+        operator[at:at] = [register.replace("site-0", f"site-{n}") for n in range(1, SITES)]
+        print("== operator\n" + server.type("".join(operator), timeout=1500))
+        home = server.folder / "var" / "lib" / "flower" / "fedq-server"
+        assert (home / "runs" / "deployed" / "summary.json").exists(), server.logs()
+        records = example.checkpoint_of(home)["records"]
+        assert [record["num_received"] for record in records] == [SITES] * 3
+        for number, one in enumerate(sites):
+            log = (one.units / "fedq-client.log").read_text()
+            assert f"app my_app.client_app:app from {one.folder}/opt/lib" in log.splitlines()[0]
+            own = one.folder / "var" / "lib" / "fedq"
+            assert json.loads((own / "keys.json").read_text())
+            assert stat.S_IMODE((own / "keys.json").stat().st_mode) == 0o600
+            assert not list((one.folder / "var" / "lib" / "flower").rglob("*.py")), number
+        # somebody with the address and the certificate
+        (server.folder / "home" / ".flwr" / "config.toml").write_text(
+            server.here(
+                '[superlink.fedq]\naddress = "localhost:443"\nroot-certificates = "/etc/fedq/server.pem"\n'
+            )
+        )
+        for command in ("list fedq", "run ./my_app fedq", "supernode register site-0.pub fedq"):
+            with pytest.raises(RuntimeError, match=r"403|[Ff]orbidden|denied"):
+                server.type(f"/opt/fedq/bin/flwr {command}\n")
+    finally:
+        for one in (server, *sites):
+            one.stop()
+
+
+@pytest.mark.slow
+def test_the_first_try_on_one_machine(folder: Path) -> None:
+    app = folder / "my_app"
+    write_app(app, clients=SITES)
+    steps = blocks((app / "deploy" / "STEPS.txt").read_text())
+    port = str(example.free_port())
+    machine = Machine(folder / "one", app, {"8000": port, "/tmp/fedq-": f"{folder}/fedq-"})
+    (machine.folder / "home" / ".flwr").mkdir(parents=True)
+    (machine.folder / "home" / ".flwr" / "config.toml").write_text(machine.here(steps["config"]))
+    commands = steps["A FIRST TRY"].replace("\\\n", "").splitlines()
+    environment = {**os.environ, "HOME": str(machine.folder / "home"), "OMP_NUM_THREADS": "1"}
+    environment |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.2"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    environment["PATH"] = f"{Path(example.tool('flwr')).parent}{os.pathsep}{os.environ['PATH']}"
+    link, node, run = commands[1:]
+    terminals = [link.replace("flower-superlink", f"flower-superlink --port {port}")]
+    for n in range(SITES):
+        own = node.replace("partition-id=0", f"partition-id={n}").replace("/fedq-0", f"/fedq-{n}")
+        terminals.append(own.replace("9094", str(example.free_port())))
+    running = [
+        subprocess.Popen(
+            ["bash", "-c", machine.here(words)], env=environment, cwd=machine.shell, start_new_session=True
+        )
+        for words in terminals
+    ]
+    try:
+        for _ in range(60):  # the SuperLink takes a while until it answers
+            done = subprocess.run(["bash", "-c", run], env=environment, cwd=machine.shell, timeout=1500)
+            if done.returncode == 0:
+                break
+        assert (machine.shell / "fedq-server" / "runs" / "deployed" / "summary.json").exists()
+    finally:
+        for process in running:
+            os.killpg(process.pid, 15)
