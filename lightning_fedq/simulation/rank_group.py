@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -26,6 +27,26 @@ Backend = Literal["gloo", "nccl"]
 
 _HEAD = 2**14
 """Bytes of an object that travel with its length: one exchange in place of two, for most."""
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")
+
+
+def _store(rank: int, size: int, address: tuple[str, int], timeout: timedelta) -> Any:
+    """The store in which ranks find each other. That of ranks on one machine listens to this machine only.
+
+    Ranks exchange pickles, which run whatever they say, and torch listens to everybody by default. A launcher
+    that has a store already (torchrun) is asked for it, and an address of a network is torch's.
+    """
+    if not _is_loopback(address[0]) or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return next(rendezvous("env://", rank, size, timeout=timeout))[0]  # type: ignore[no-untyped-call]
+    tcp_store: Any = torch._C._distributed_c10d.TCPStore
+    if rank:
+        return tcp_store("127.0.0.1", address[1], size, False, timeout)
+    with socket.create_server(("127.0.0.1", address[1])) as listening:
+        descriptor = os.dup(listening.fileno())  # the store closes it
+    return tcp_store("127.0.0.1", address[1], size, True, timeout, master_listen_fd=descriptor)
 
 
 class RankLostError(RuntimeError):
@@ -56,10 +77,15 @@ class RankGroup:
         self.is_lost = False
         os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"] = address[0], str(address[1])
         with self._answers():
-            store = next(rendezvous("env://", rank, size, timeout=timeout))[0]  # type: ignore[no-untyped-call]
+            store = _store(rank, size, address, timeout)
             store.set_timeout(timeout)
             prefix = PrefixStore("fedq objects", store)
-            self._objects: Any = dist.ProcessGroupGloo(prefix, rank, size, timeout)
+            gloo_group: Any = dist.ProcessGroupGloo
+            gloo = gloo_group._Options()
+            gloo._timeout = timeout
+            if _is_loopback(address[0]):
+                gloo._devices = [gloo_group.create_device(hostname="127.0.0.1")]
+            self._objects: Any = gloo_group(prefix, rank, size, gloo)
             self._tensors: Any = self._objects
             if backend == "nccl":
                 options = dist.ProcessGroupNCCL.Options()

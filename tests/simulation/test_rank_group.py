@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
@@ -34,6 +35,13 @@ def groups() -> Iterator[list[RankGroup]]:
 def on_both(groups: list[RankGroup], call: Callable[[RankGroup], Any]) -> list[Any]:
     with ThreadPoolExecutor(2) as threads:
         return list(threads.map(call, groups))
+
+
+def test_on_one_machine_nobody_else_reaches_the_ranks(groups: list[RankGroup]) -> None:
+    """They exchange keys, and pickles, which run whatever they say."""
+    listening = [one.laddr.ip for one in psutil.Process().net_connections() if one.status == "LISTEN"]
+    assert len(listening) >= 3  # the store and each rank's own
+    assert set(listening) <= {"127.0.0.1", "::1"}
 
 
 def test_objects_of_any_length_arrive_in_the_order_of_ranks(groups: list[RankGroup]) -> None:
