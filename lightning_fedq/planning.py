@@ -243,12 +243,17 @@ def _solve(name: str, mechanism: Mechanism, problem: Problem, participation: Par
 
 
 def context_of(mechanism: Mechanism, cohort: int, params: int) -> RoundContext:
-    """A round for updates of norm 1: one segment, each coordinate with a range of 4.5 / sqrt(params)."""
+    """A round for updates of norm 1: one segment, each coordinate with a range of 4.5 / sqrt(params).
+
+    A mechanism with a rule of its own for the radius has one that an update fits into.
+    """
     groups, start = [], 0
     for size in mechanism.group_sizes(cohort):
         groups.append(tuple(range(start, start + size)))
         start += size
-    radius = torch.full((1,), KAPPA / math.sqrt(params), dtype=torch.float64)
+    radius = torch.ones(1, dtype=torch.float64)
+    if mechanism.own_ranges is None:
+        radius *= KAPPA / math.sqrt(params)
     return RoundContext(0, tuple(groups), (params,), 0.0 * radius, radius)
 
 

@@ -21,7 +21,7 @@ ALLOWED: dict[str, set[str]] = {
     "keys": {"numpy", "cryptography"},
     "wire": {"constriction", *ARRAYS},
     "privacy.losses": {"functional", *ARRAYS},
-    "mechanism": {"functional", "wire", "privacy.losses", "keys", "torch"},
+    "mechanism": {"functional", "wire", "privacy.losses", "keys", "ranges", "torch"},
     "mechanisms.contract": {"mechanism", "wire", "torch"},
     "mechanisms.contract_suite": {
         *("mechanisms.contract", "mechanism", "functional", "keys", "wire"),
@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "leakage.trade_off": ARRAYS,
     "mechanisms": {
         *("mechanism", "privacy.losses", "wire", "keys", "functional", "leakage.trade_off", "opacus"),
-        *("extras", "lazy"),
+        *("extras", "lazy", "ranges"),
         *ARRAYS,
     },
     "privacy.run": {"mechanism", "torch"},

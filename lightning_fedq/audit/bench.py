@@ -73,6 +73,7 @@ class Played:
         everybody: Does every client hold what the victim holds?
         own_weight: Weight of the victim's round where several are looked at.
         later: `(dim,)` what is added to it of the rounds that take noise of this one back, weighted.
+        behind: Symbols of a message behind those of the coordinates, see `Mechanism.core`.
     """
 
     mechanism: Mechanism
@@ -86,11 +87,14 @@ class Played:
     everybody: bool = False
     own_weight: float = 1.0
     later: Array | float = 0.0
+    behind: int = 0
 
     def labels_of(self, positions: int) -> Integers:
         """Labels of the positions of a view. Where symbols are no coordinates, all hold the same."""
         if positions == len(self.labels):
             return self.labels
+        if positions == len(self.labels) + self.behind:
+            return np.append(self.labels, np.full(self.behind, -1))
         return np.full(positions, max(self.labels[0], self.labels.max()))
 
     @property
@@ -269,7 +273,8 @@ class Bench:
         self._engines: dict[int, RoundEngine] = {}
         self._weights: Array | None = None
         self.num_symbols = self._probe()
-        self.aligned = self.num_symbols == self.dim
+        self.behind = mechanism.core(self.context(0))[1].dim - self.dim
+        self.aligned = self.num_symbols == self.dim + self.behind
         """Is there one symbol for every coordinate? Only then do the layers hold opposite inputs."""
         message = self.private_claim(Adversary.EAVESDROPPER)
         counted = message is not None and message.compositions == self.num_symbols
@@ -388,7 +393,16 @@ class Bench:
         released = np.asarray((engine.weights * len(answer)).numpy(), np.float64)
         public = PublicRandomness(keys, round)
         played = Played(
-            self.mechanism, context, answer, victim, wire.symbols, labels, public, released, self.everybody
+            self.mechanism,
+            context,
+            answer,
+            victim,
+            wire.symbols,
+            labels,
+            public,
+            released,
+            self.everybody,
+            behind=self.behind,
         )
         return played if self._turns == 1 else self._followed(engine, played)
 

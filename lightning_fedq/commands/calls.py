@@ -37,14 +37,18 @@ def parse_mechanism(text: str, kind: type[Mechanism] | None = None) -> Mechanism
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]]:
-    """Name and keyword arguments of the `repr` of a dataclass of plain values."""
+    """Name and keyword arguments of the `repr` of a dataclass of plain values, and of mechanisms."""
     try:
         call = ast.parse(text, mode="eval").body
         if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
             raise ValueError(_unreadable(text))
-        return call.func.id, {str(keyword.arg): ast.literal_eval(keyword.value) for keyword in call.keywords}
+        return call.func.id, {str(keyword.arg): _value(keyword.value) for keyword in call.keywords}
     except (SyntaxError, ValueError) as error:
         raise ValueError(_unreadable(text)) from error
+
+
+def _value(node: ast.expr) -> Any:
+    return parse_mechanism(ast.unparse(node)) if isinstance(node, ast.Call) else ast.literal_eval(node)
 
 
 def _unreadable(text: str) -> str:

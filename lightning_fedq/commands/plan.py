@@ -180,7 +180,8 @@ def _sizes(config: str) -> tuple[dict[str, Any], Federated, float]:
     params = num_coordinates(
         cli.model, federated.local.buffers, federated.local.patterns, federated.local.shared
     )
-    clip = parse_call(repr(federated.mechanism))[1].get("clip_norm", 1.0)
+    values = parse_call(repr(federated.mechanism))[1]
+    clip = getattr(values.get("mechanism", federated.mechanism), "clip_norm", 1.0)
     planner = federated.planner
     drawn = None if planner.participation == "once" else planner.cohort_size
     everybody = replace(planner, clients_per_round=None, participation="random")

@@ -246,6 +246,8 @@ def check_together(
     planner.plan(0, mechanism)  # refuse a cohort that the mechanism can't serve at once
     planner.check_separation(mechanism)
     mechanism.protection_groups(clients.num_clients)  # and a population
+    if mechanism.own_ranges is not None and server.ranges is not None:
+        raise ValueError(f"{type(mechanism).__name__} sets the range of a round itself; leave ranges out")
     size, secagg = planner.cohort_size, server.secure_aggregation
     check_aggregation(mechanism, size, server.weighting != "uniform", server.aggregator, secagg is not None)
     if secagg is not None:

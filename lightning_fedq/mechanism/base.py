@@ -21,6 +21,7 @@ from lightning_fedq.mechanism.context import Message, RoundContext
 
 if TYPE_CHECKING:
     from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+    from lightning_fedq.ranges import RangeRule
     from lightning_fedq.wire.coding import Code
 
 
@@ -76,6 +77,9 @@ class Mechanism(ABC):
     """Does what is released depend on who takes part through updates only, given all that outsiders know? A
     secret draw of the cohort then amplifies. False where it is not shown, and where streams that everybody
     knows are a client's own (codewords, dithers): they tell who was drawn."""
+    clips_norm: ClassVar[bool] = False
+    """Does `encode` hold every update to the l2 norm `clip_norm`, do claims rest on that alone, and is noise
+    measured in it? Then `AdaptiveClip` may move it."""
     unbiased: ClassVar[bool] = True
     """Is the decoded sum right on average, for updates inside the range? One that is not tests its bias."""
 
@@ -90,6 +94,19 @@ class Mechanism(ABC):
         rounds. The server begins with fresh noise (`RoundContext.since`) where somebody comes back earlier.
         """
         return 1
+
+    @property
+    def own_ranges(self) -> RangeRule | None:
+        """Rule for the radius of a round, where the mechanism brings its own, which reads the plain mean."""
+        return None
+
+    def core(self, context: RoundContext) -> tuple[Mechanism, RoundContext, float]:
+        """Decoder of a round's messages: the mechanism, the round as it sees it, and its unit.
+
+        Itself, unless a mechanism stands around another. That one then may have coordinates behind those of
+        an update, for `own_ranges`; its sum, rounded to its grid, times the unit is in units of the update.
+        """
+        return self, context, 1.0
 
     def tolerated_dropouts(self, context: RoundContext) -> int | None:
         """Most clients that may stay silent before the claims about the aggregate are void.

@@ -10,6 +10,7 @@ from lightning_fedq.lazy import lazily
 
 # made by `make tables`
 if TYPE_CHECKING:
+    from lightning_fedq.mechanisms.adaptive_clip import AdaptiveClip
     from lightning_fedq.mechanisms.aggregate_gaussian import AggregateGaussian
     from lightning_fedq.mechanisms.banded_gaussian import BandedGaussian
     from lightning_fedq.mechanisms.corbin import AugCorBin, CorBin
@@ -48,6 +49,7 @@ __all__ = [
     "MVU",
     "QSGD",
     "SIGM",
+    "AdaptiveClip",
     "AggregateGaussian",
     "AugCorBin",
     "BandedGaussian",
@@ -85,6 +87,7 @@ _FILES = {
     "MVU": "mvu",
     "QSGD": "qsgd",
     "SIGM": "sigm",
+    "AdaptiveClip": "adaptive_clip",
     "AggregateGaussian": "aggregate_gaussian",
     "AugCorBin": "corbin",
     "BandedGaussian": "banded_gaussian",

@@ -38,6 +38,7 @@ class GaussianNoise(VectorNoise):
     """
 
     law = "gaussian"
+    clips_norm = True
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,7 @@ class RotatedCoins(Mechanism):
 
     homomorphic = True
     alike_clients = True
+    clips_norm = True
 
     clip_norm: float
     epsilon: float | None = None

@@ -121,6 +121,11 @@ def check_aggregation(
         ValueError: Naming them and the cure.
     """
     name = type(mechanism).__name__
+    if mechanism.own_ranges is not None and (weighted or aggregator is not None):
+        raise ValueError(
+            f"{name} moves by the plain mean of what clients send; use weighting='uniform', and leave the "
+            "aggregator out"
+        )
     if mechanism.hands_on and (weighted or aggregator is not None):
         raise ValueError(
             f"what clients of {name} hand on cancels in the plain sum only; use weighting='uniform', and "

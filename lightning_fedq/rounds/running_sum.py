@@ -47,7 +47,9 @@ class RunningSum:
         aggregator: Aggregator | None,
         secure: SecureSum | None,
     ) -> None:
-        self._mechanism, self._context, self._public = mechanism, context, public
+        self._mechanism, self._context, self._unit = mechanism.core(context)
+        self._public = public
+        self._segments = len(context.segments)
         self._client_weights, self._aggregator, self._secure = client_weights, aggregator, secure
         self.received: list[int] = []
         self._symbols: Tensor | None = None
@@ -84,6 +86,10 @@ class RunningSum:
 
         Coupled errors never add up, so weights enter squared.
         """
+        found = self._noise_variance()
+        return None if found is None else found[: self._segments] * self._unit**2
+
+    def _noise_variance(self) -> Tensor | None:
         mechanism, context, received = self._mechanism, self._context, self.received
         if self._aggregator is not None:  # a robust rule may pick one row: its own noise is the bound
             return mechanism.noise_variance(context, received[:1])
@@ -183,6 +189,8 @@ class RunningSum:
     def mean(self, plan: RoundPlan) -> Tensor | None:
         """Return the mean `(dim,)`, or what the robust rule takes for it. None if nobody has answered.
 
+        Behind it are the coordinates that the mechanism's `core` has for `own_ranges`.
+
         Raises:
             AbortedRoundError: If too few have answered.
         """
@@ -206,7 +214,7 @@ class RunningSum:
         if (grid := self._mechanism.grid(self._context)) is not None:
             total = round_to_grid(total, grid)
         # divided in float64: a sum of finite answers may be more than float32 holds
-        return (total.double() / self.total_weight()).to(self._like)
+        return (total.double() * self._unit / self.total_weight()).to(self._like)
 
     def _check_answers(self) -> None:
         answers, silent = len(self.received), len(self.absent())

@@ -99,10 +99,10 @@ class RoundServer:
         planner.check_separation(mechanism)
         self.mechanism, self.planner, self.keys = mechanism, planner, keys
         self.aggregator, self.secure_sums = aggregator, secure_sums
-        self.segments, self.range_rule, self.target = tuple(segments), ranges, target
+        self.segments, self.range_rule, self.target = tuple(segments), mechanism.own_ranges or ranges, target
         self.client_weights = client_weights
         self.weights = weights.detach().clone()
-        self.ranges = ranges.first(self.weights, self.segments)
+        self.ranges = self.range_rule.first(self.weights, self.segments)
         self.round, self.attempt = 0, 0
         self._since: tuple[int, int] | None = None
         self.in_last_sum: frozenset[int] = frozenset()
@@ -359,7 +359,7 @@ class RoundServer:
         """
         plan = self._open_plan()
         mean = self._mean_or_abort()
-        step = None if mean is None else self._step(mean)
+        step = None if mean is None else self._step(mean[: self.weights.numel()])
         record = self._record(plan)
         if mean is not None and step is not None:
             record.update_norm = step.norm().item()
@@ -406,7 +406,7 @@ class RoundServer:
             return None
         bad = _num_not_finite(mean)
         if self._unchecked and not (bad and from_wire):  # what real clients send is not the mechanism's fault
-            check_decoded(mean, self._context)
+            check_decoded(mean[: self.weights.numel()], self._context)
         self._unchecked = False
         if bad:
             answers = len(self._sum.received)

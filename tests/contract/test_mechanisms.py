@@ -58,6 +58,11 @@ ROWS: list[Mechanism] = [
     m.DRIVE(),
     m.EDEN(bits=3),
     m.BandedGaussian(clip_norm=8.0, noise_multiplier=0.05, band=1),
+    m.AdaptiveClip(m.GaussianNoise(clip_norm=4.0, noise_multiplier=0.5)),
+    m.AdaptiveClip(m.RotatedCoins(clip_norm=8.0, epsilon=0.5), quantile=0.8, share=0.1),
+    m.AdaptiveClip(m.LayeredGaussian(clip_norm=8.0, noise_multiplier=0.05)),
+    m.AdaptiveClip(m.AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05)),
+    m.AdaptiveClip(m.DistributedDiscreteGaussian(clip_norm=8.0, local_sigma=0.05, granularity=0.01)),
 ]
 
 every_mechanism = pytest.mark.parametrize("mechanism", ROWS, ids=repr)

@@ -51,7 +51,16 @@ def test_a_target_sets_the_free_parameter_and_nothing_else(mechanism: Mechanism)
     changed = {
         f.name for f in fields(mechanism) if getattr(mechanism, f.name) != getattr(found.mechanism, f.name)
     }
-    free = {"epsilon", "noise_multiplier", "local_sigma", "delta", "rounds", "max_dropped", "granularity"}
+    free = {
+        "mechanism",
+        "epsilon",
+        "noise_multiplier",
+        "local_sigma",
+        "delta",
+        "rounds",
+        "max_dropped",
+        "granularity",
+    }
     assert changed and changed <= free
 
 

@@ -14,14 +14,18 @@ from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.keys.randomness import AgreedKeys
 from lightning_fedq.mechanisms import (
     LDPQ,
+    AdaptiveClip,
     AggregateGaussian,
     BandedGaussian,
     DistributedDiscreteGaussian,
     FedAvg,
+    GaussianNoise,
     HandedOnGaussian,
+    RotatedCoins,
 )
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds.client_budget import ClientBudget
 from lightning_fedq.secagg import SecAgg
 from tests.cures.rows import fed, fit, row
@@ -96,6 +100,23 @@ ROWS = [
         "hand on cancels in the plain sum only; use weighting='uniform', and leave the aggregator out",
         lambda: fed(handed(), weighting="samples", **TURNS),
         lambda: fit(fed(handed(), weighting="uniform", **TURNS)),
+    ),
+    row(
+        "moves by the plain mean of what clients send; use weighting='uniform', and leave the aggregator out",
+        lambda: fed(AdaptiveClip(GaussianNoise(1.0, 0.1)), weighting="samples"),
+        lambda: fit(fed(AdaptiveClip(GaussianNoise(1.0, 0.1)), weighting="uniform")),
+    ),
+    row(
+        "sets the range of a round itself; leave ranges out",
+        lambda: fed(AdaptiveClip(GaussianNoise(1.0, 0.1)), ranges=FixedRange(1.0)),
+        lambda: fit(fed(AdaptiveClip(GaussianNoise(1.0, 0.1)))),
+    ),
+    row(
+        "moves the l2 norm that a mechanism clips to and that its claims are about, and",
+        lambda: AdaptiveClip(LDPQ(1.0)),
+        lambda: AdaptiveClip(GaussianNoise(1.0, 0.1)),
+        lambda: AdaptiveClip(RotatedCoins(1.0)),
+        lambda: AdaptiveClip(DistributedDiscreteGaussian(1.0, 1.0, 0.1)),
     ),
     row(
         "Where SecAgg is on, per-client filters are impossible; leave out the aggregator or",

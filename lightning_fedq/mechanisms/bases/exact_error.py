@@ -112,6 +112,7 @@ class ExactError(Mechanism):
     """
 
     fixed_cohort = True
+    clips_norm = True
     symbol_dtype: ClassVar[torch.dtype] = torch.int32
 
     clip_norm: float

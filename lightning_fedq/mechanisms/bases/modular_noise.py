@@ -59,6 +59,7 @@ class ModularNoise(Mechanism):
 
     homomorphic = True
     alike_clients = True
+    clips_norm = True
 
     clip_norm: float
     local_sigma: float

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import pickle
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -226,12 +226,8 @@ def pickles(mechanism: Mechanism) -> None:
 
 @rule
 def builds_from_yaml(mechanism: Mechanism) -> None:
-    """A configuration names the class and its parameters, all of them plain values."""
-    kind = type(mechanism)
-    arguments = asdict(mechanism)  # type: ignore[call-overload]
-    text = yaml.safe_dump(
-        {"mechanism": {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": arguments}}
-    )
+    """A configuration names the class and its parameters, all of them plain values, or another mechanism."""
+    text = yaml.safe_dump({"mechanism": _configured(mechanism)})
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--config", action="config")
     parser.add_argument("--mechanism", type=Mechanism)
@@ -242,21 +238,32 @@ def builds_from_yaml(mechanism: Mechanism) -> None:
     must(built == mechanism, "builds_from_yaml", f"its settings in YAML build {built!r}:\n{text}")
 
 
+def _configured(value: object) -> object:
+    if not isinstance(value, Mechanism):
+        return value
+    kind, parameters = type(value), fields(value)  # type: ignore[arg-type]
+    arguments = {field.name: _configured(getattr(value, field.name)) for field in parameters}
+    return {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": arguments}
+
+
 @rule
 def reads_back_from_its_repr(mechanism: Mechanism) -> None:
-    """Checkpoints hold a mechanism as its `repr`: a call with plain values by keyword."""
+    """Checkpoints hold a mechanism as its `repr`: a call by keyword, with plain values or mechanisms."""
     rule = "reads_back_from_its_repr"
     try:
-        call = ast.parse(repr(mechanism), mode="eval").body
-        plain = isinstance(call, ast.Call) and isinstance(call.func, ast.Name) and not call.args
-        values = {str(k.arg): ast.literal_eval(k.value) for k in call.keywords} if plain else None  # type: ignore[attr-defined]
+        built = _read(ast.parse(repr(mechanism), mode="eval").body, mechanism)
     except (SyntaxError, ValueError):
-        values = None
+        built = None
     must(
-        values is not None,
-        rule,
-        f"repr must be Name(parameter=value, ...) of plain values, got {mechanism!r}",
+        built is not None, rule, f"repr must be Name(parameter=value, ...) of plain values, got {mechanism!r}"
     )
-    assert values is not None
-    built = type(mechanism)(**values)
     must(built == mechanism, rule, f"{mechanism!r} reads back as {built!r}")
+
+
+def _read(node: ast.expr, like: object) -> object:
+    """Value of an expression. A call makes an object of the kind of `like`."""
+    if not isinstance(like, Mechanism):
+        return ast.literal_eval(node)
+    if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Name) or node.args:
+        raise ValueError("no call by keyword")
+    return type(like)(**{str(k.arg): _read(k.value, getattr(like, str(k.arg))) for k in node.keywords})

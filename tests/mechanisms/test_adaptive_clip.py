@@ -1,0 +1,266 @@
+"""The clip goes to its quantile, the claim is the mechanism's own at each clip, and engines have one path."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.byzantine.aggregation import RobustAggregation
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.commands.calls import parse_mechanism
+from lightning_fedq.federation.spending import report_of
+from lightning_fedq.keys.randomness import SeededKeys
+from lightning_fedq.mechanism import Adversary, NonPrivate
+from lightning_fedq.mechanisms import (
+    AdaptiveClip,
+    AggregateGaussian,
+    BandedGaussian,
+    CorBin,
+    DistributedDiscreteGaussian,
+    GaussianNoise,
+    HandedOnGaussian,
+    LaplaceNoise,
+    LayeredGaussian,
+    PrivUnit,
+    RotatedCoins,
+    Skellam,
+)
+from lightning_fedq.privacy.accounting import spent
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from lightning_fedq.secagg import SecAgg
+from tests.flower.loop import TRAINER, Digits, LoopGrid, clients, deployment, federated, module, simulate
+from tests.one_round import context_of, encode
+
+DIM, CLIENTS = 40, 100
+INSIDE = [
+    GaussianNoise(1.0, 0.5),
+    LayeredGaussian(1.0, 0.2),
+    AggregateGaussian(1.0, 0.2),
+    DistributedDiscreteGaussian(1.0, 0.2, 0.01),
+    Skellam(1.0, 0.2, 0.01),
+    RotatedCoins(1.0, epsilon=2.0),
+    RotatedCoins(1.0, epsilon=2.0, share=0.5),
+    BandedGaussian(1.0, 0.2, band=1),
+    HandedOnGaussian(1.0, 0.2, 0.01, num_cohorts=2),
+]
+names = [type(one).__name__ for one in INSIDE]
+CLIPS = (1e-6, 0.1, 1.0, 37.5, 1e6)
+
+
+def at(clip, clients=10, dim=DIM):
+    return context_of(GaussianNoise(1.0, 1.0), range(clients), (dim - 8, 8), radius=clip)
+
+
+@pytest.mark.parametrize("inside", INSIDE, ids=names)
+def test_the_claim_is_the_mechanism_s_own_for_one_coordinate_more_at_every_clip(inside):
+    one = AdaptiveClip(inside, share=0.1)
+    own = inside.claims(context_of(inside, range(10), (DIM - 8, 8, 1)))
+    for clip in CLIPS:
+        claims = one.claims(at(clip))
+        assert [claim.loss for claim in claims] == [claim.loss for claim in own]
+        assert [claim.compositions for claim in claims] == [claim.compositions for claim in own]
+        assert all("take 0.1 of this noise budget" in claim.assumptions[-1] for claim in claims)
+    assert any(not isinstance(claim.loss, NonPrivate) for claim in own)
+
+
+@pytest.mark.parametrize(
+    ("z_sum", "sigma_b", "rounds", "delta", "epsilon"),
+    [
+        (1, 5, 1, 1e-5, 4.47777),
+        (1, 5, 30, 1e-5, 38.68158),
+        (4, 10, 30, 1e-5, 6.90997),
+        (4, 50, 30, 1e-5, 6.34971),
+        (10, 20, 100, 1e-5, 4.98331),
+        (20, 50, 100, 1e-6, 2.44584),
+        (0.5, 2, 1, 1e-5, 10.37824),
+        (8, 8, 50, 1e-5, 5.67959),
+        (100 / 3, 500, 1000, 1e-6, 4.61427),
+        (2, 1e9, 10, 1e-5, 7.51128),
+    ],
+)
+def test_noise_on_sum_and_count_is_accounted_together(z_sum, sigma_b, rounds, delta, epsilon):
+    """Multipliers of the noise on sum and count; epsilon of the analytic Gaussian, for replaced updates."""
+    z = (z_sum**-2 + sigma_b**-2) ** -0.5
+    one = AdaptiveClip(GaussianNoise(1.0, z), share=min(max((z / sigma_b) ** 2, 1e-15), 0.5))
+    claim = next(c for c in one.claims(at(0.3)) if c.adversary is Adversary.SERVER)
+    assert spent(claim.loss, delta, rounds=rounds).epsilon == pytest.approx(epsilon, abs=6e-4)
+    if sigma_b > 1e6:
+        return
+    # and the noise is there: on the sum z_sum, on the count sigma_b, in units of 2 clips and of a client
+    context = at(0.3)
+    std = one.noise_variance(context, [0]).sqrt()[0].item()
+    assert std == pytest.approx(2.0 * 0.3 * z_sum, rel=2e-3)  # its grid included
+    assert std / (2.0 * 0.3 * one.own_ranges.weight) == pytest.approx(sigma_b, rel=2e-3)
+
+
+@pytest.mark.parametrize("clip", CLIPS)
+@pytest.mark.parametrize("length", [0.0, 1e-3, 0.999, 1.001, 1e6])
+def test_what_the_mechanism_is_given_is_never_longer_than_its_norm(clip, length, monkeypatch):
+    """Update and bit together; their shares are 1 - f and f where the clip is met."""
+    seen = []
+    inner, f = GaussianNoise(3.0, 0.5), 0.1
+    monkeypatch.setattr(
+        GaussianNoise, "encode", lambda self, rows, *rest: seen.append(rows) or _encode(self, rows, *rest)
+    )
+    update = torch.randn(2, DIM, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    update *= length * clip / update.norm(dim=1, keepdim=True)
+    encode(AdaptiveClip(inner, share=f), update, at(clip, 2))
+    (rows,) = seen
+    norms = rows.double().norm(dim=1)
+    assert (norms <= 3.0 * (1 + 1e-6)).all()
+    bit = 3.0 * math.sqrt(f) * (1.0 if length <= 1.0 else -1.0)
+    torch.testing.assert_close(rows[:, -1].double(), torch.full((2,), bit).double(), rtol=1e-6, atol=0)
+    expected = min(length, 1.0) * 3.0 * math.sqrt(1 - f)
+    torch.testing.assert_close(rows[:, :-1].double().norm(dim=1), torch.full((2,), expected).double())
+
+
+_encode = GaussianNoise.encode
+
+
+def engine_of(mechanism, norms, seed=3, secure=None, **options):
+    """A round's engine, and one that runs rounds with updates of these norms."""
+    count = len(norms)
+    planner = options.pop("planner", None) or RoundPlanner(count, seed)
+    engine = RoundEngine(
+        mechanism, planner, SeededKeys(seed), torch.zeros(DIM), (DIM - 8, 8), None, **options
+    )
+
+    def rounds(number):
+        records = []
+        for _ in range(number):
+            plan = engine.start()
+            generator = torch.Generator().manual_seed(plan.round)
+            rows = torch.randn(count, DIM, generator=generator)
+            rows *= (norms / rows.norm(dim=1))[:, None]
+            chosen = list(plan.survivors)
+            engine.receive(chosen, rows[chosen])
+            records.append(engine.finish())
+        return records
+
+    return engine, rounds
+
+
+def lognormal(count=CLIENTS, median=1.0):
+    generator = torch.Generator().manual_seed(1)
+    return median * torch.randn(count, generator=generator).mul(0.5).exp()
+
+
+@pytest.mark.parametrize("inside", INSIDE, ids=names)
+@pytest.mark.parametrize("first", [0.1, 10.0])
+def test_the_clip_goes_to_the_quantile_from_ten_times_off(inside, first):
+    scaled = replace(inside, clip_norm=first)
+    options = {"planner": RoundPlanner(2 * CLIENTS, 3, CLIENTS, participation="cyclic")}
+    norms = lognormal(2 * CLIENTS)
+    _, rounds = engine_of(AdaptiveClip(scaled, quantile=0.5), norms, **options)
+    clips = [record.radius_min for record in rounds(24)]
+    assert clips[0] == first
+    # the law of the linearised rule, its bias aside: std .13 of the logarithm at counts as noisy as n / 5
+    assert 0.55 < sum(clips[-6:]) / 6 / norms.median() < 1.8
+
+
+def test_the_share_that_comes_back_is_that_of_short_updates():
+    norms = torch.tensor([0.5] * 30 + [2.0] * 70)
+    engine, rounds = engine_of(AdaptiveClip(GaussianNoise(1.0, 1e-3), rate=1.0, quantile=0.5), norms)
+    rounds(1)
+    assert engine.ranges.radius.tolist() == pytest.approx(2 * [math.exp(-(0.3 - 0.5))], rel=2e-3)
+    exact = torch.zeros(DIM)
+    rows = torch.randn(100, DIM, generator=torch.Generator().manual_seed(0))
+    exact = (rows * (norms.clamp(max=1.0) / rows.norm(dim=1))[:, None]).mean(0)
+    torch.testing.assert_close(engine.weights, exact, atol=2e-3, rtol=0)
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e30])
+def test_floor_and_ceiling_stop_a_clip_that_runs_away(norm):
+    one = AdaptiveClip(GaussianNoise(1.0, 1e-3), rate=1.0, floor=0.5, ceiling=2.0)
+    engine, rounds = engine_of(one, torch.full((4,), norm))
+    rounds(10)
+    assert engine.ranges.radius.tolist() == [0.5 if norm == 0.0 else 2.0] * 2
+    assert torch.isfinite(engine.weights).all()
+
+
+def test_a_checkpoint_goes_on_with_the_clip():
+    whole, rounds = engine_of(AdaptiveClip(GaussianNoise(1.0, 0.05)), lognormal())
+    rounds(3)
+    state = whole.state_dict()
+    rounds(3)
+    other, further = engine_of(AdaptiveClip(GaussianNoise(1.0, 0.05)), lognormal())
+    other.load_state_dict(state)
+    further(3)
+    assert torch.equal(other.weights, whole.weights)
+    assert torch.equal(other.ranges.radius, whole.ranges.radius)
+
+
+@pytest.mark.parametrize(
+    "mechanism", [CorBin(1.0), LaplaceNoise(1.0, 1.0), PrivUnit(8.0, 1.0), "no mechanism"]
+)
+def test_what_has_no_norm_to_move_is_refused(mechanism):
+    with pytest.raises(TypeError, match="AdaptiveClip"):
+        AdaptiveClip(mechanism)
+    with pytest.raises(TypeError, match="AdaptiveClip moves"):
+        AdaptiveClip(AdaptiveClip(GaussianNoise(1.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ({"quantile": 0.0}, "quantile must be in"),
+        ({"quantile": 1.0}, "quantile must be in"),
+        ({"rate": 2.0}, r"rate must be in \(0, 1\]"),
+        ({"share": 0.6}, r"share in \(0, 0.5\]"),
+        ({"floor": 2.0}, "must lie between floor and ceiling"),
+        ({"ceiling": 0.5}, "must lie between floor and ceiling"),
+        ({"floor": 1e-9, "ceiling": 1e9}, "at most 1e\\+12 apart"),
+    ],
+)
+def test_settings_out_of_range_are_refused(setting, words):
+    with pytest.raises(ValueError, match=words):
+        AdaptiveClip(GaussianNoise(1.0, 1.0), **setting)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"weighting": "samples"}, "moves by the plain mean"),
+        ({"aggregator": RobustAggregation("median", 1)}, "moves by the plain mean"),
+    ],
+)
+def test_what_does_not_go_with_it_is_refused(options, words):
+    with pytest.raises(ValueError, match=words):
+        Federated(AdaptiveClip(GaussianNoise(1.0, 1.0)), num_clients=8, **options)
+
+
+def test_another_rule_for_ranges_is_refused():
+    from lightning_fedq.ranges import FixedRange
+
+    with pytest.raises(ValueError, match="sets the range of a round itself; leave ranges out"):
+        Federated(AdaptiveClip(GaussianNoise(1.0, 1.0)), num_clients=8, ranges=FixedRange(1.0))
+
+
+def test_a_checkpoint_s_text_reads_back():
+    one = AdaptiveClip(RotatedCoins(0.5, epsilon=1.0, share=0.5), quantile=0.3)
+    assert parse_mechanism(repr(one)) == one
+
+
+@pytest.mark.filterwarnings("ignore:.*keys come|.*noise:UserWarning")
+def test_a_run_meets_its_target_behind_masks_with_a_clip_that_moves():
+    target = PrivacyTarget(8.0, 1e-5, "secagg_server")
+    options = {"privacy": target, "secure_aggregation": SecAgg(), "num_clients": 20}
+    fed = Federated(AdaptiveClip(RotatedCoins(0.5)), **options)
+    trainer = pl.Trainer(**TRAINER, max_epochs=3, callbacks=[fed], enable_checkpointing=False)
+    trainer.fit(module(), datamodule=Digits(batch_size=16))
+    assert 7.9 < report_of(fed, trainer, 1e-5).row(Adversary.SECAGG_SERVER).epsilon_run <= 8.0
+    assert fed.mechanism.mechanism.epsilon != RotatedCoins(0.5).epsilon
+    assert fed.engine.ranges.radius[0] != 0.5
+
+
+@pytest.mark.filterwarnings("ignore:node |register|round .* client|the keys come:UserWarning")
+def test_real_clients_and_a_simulation_have_one_clip_and_one_model(tmp_path):
+    make = lambda: federated(AdaptiveClip(GaussianNoise(0.05, 0.01)))  # noqa: E731
+    expected = simulate(make(), 3)
+    server = deployment(make(), 3, tmp_path).run(LoopGrid(*clients(make, tmp_path)))[1]
+    assert torch.equal(server.engine.weights, expected.engine.weights)
+    assert torch.equal(server.engine.ranges.radius, expected.engine.ranges.radius)
+    assert server.engine.ranges.radius[0] != 0.05
