@@ -117,6 +117,7 @@ ROWS = [
         lambda: AdaptiveClip(GaussianNoise(1.0, 0.1)),
         lambda: AdaptiveClip(RotatedCoins(1.0)),
         lambda: AdaptiveClip(DistributedDiscreteGaussian(1.0, 1.0, 0.1)),
+        error=TypeError,
     ),
     row(
         "Where SecAgg is on, per-client filters are impossible; leave out the aggregator or",
