@@ -7,13 +7,15 @@ encodes before the sync returns: it is cut off. One that lacks only its newline 
 can't be read is refused.
 
 The file is text: a header that names the federation, then one JSON object a line, whose last field is the
-CRC-32 of what precedes it. Nothing but a newline ends a line. The file gets its name when its header is on
-the disk, so one without a header has lost charges. A file that lost whole lines at its end can't be told from
-a shorter one, except by a checkpoint's position in it.
+CRC-32 of what precedes it. Clients stand there by number, or as a bit each where they are many. Nothing but a
+newline ends a line. The file gets its name when its header is on the disk, so one without a header has lost
+charges. A file that lost whole lines at its end can't be told from a shorter one, except by a checkpoint's
+position in it.
 """
 
 from __future__ import annotations
 
+import base64
 import errno
 import json
 import os
@@ -22,7 +24,9 @@ import zlib
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+import numpy as np
 
 _VERSION = 2
 
@@ -83,6 +87,7 @@ class Journal:
                 f"{path} is the journal of another federation than {num_clients} clients of {mechanism}, or "
                 "its first line is damaged; resume with the federation of the checkpoint, or put it back"
             )
+        self._num_clients = num_clients
         self._unsigned = found == older.encode()  # of the version whose lines had no checksum
         self.position = max(position, first)
         if path.stat().st_size < self.position:
@@ -116,10 +121,9 @@ class Journal:
     def _entry(self, line: bytes) -> Entry:
         try:
             found = json.loads(line)
-            if not (self._unsigned and "crc" not in found) and line != _signed(found):
+            if not (self._unsigned and "crc" not in found) and line != signed(found):
                 raise ValueError("the checksum is wrong")
-            clients = found["clients"]
-            who = None if clients is None else tuple(int(client) for client in clients)
+            who = self._named(found["clients"])
             entry = int(found["round"]), int(found["attempt"]), str(found["state"]), who
             dim, terms = found.get("dim"), str(found.get("terms", ""))
             name, number = str(found.get("ledger", "")), int(found.get("number", 0))
@@ -133,6 +137,29 @@ class Journal:
                 "had, so what was spent is not known; load only the weights and begin a new federation"
             )
         return Entry(*entry, dim, terms, name, number)
+
+    def _written(self, clients: Sequence[int] | None) -> object:
+        """Numbers, or a bit for each client of the federation where that is shorter. Sorted ones only."""
+        if clients is None or len(clients) * len(str(self._num_clients)) < self._num_clients / 6:
+            return None if clients is None else list(clients)
+        chosen = np.zeros(self._num_clients, dtype=bool)
+        chosen[list(clients)] = True
+        if not np.array_equal(np.flatnonzero(chosen), clients):
+            return list(clients)
+        return {"bits": base64.b64encode(np.packbits(chosen).tobytes()).decode()}
+
+    def _named(self, written: Any) -> tuple[int, ...] | None:
+        """The clients that `_written` wrote.
+
+        Raises:
+            ValueError: If they are not of this federation; or another error of Python's for other types.
+        """
+        if not isinstance(written, dict):
+            return None if written is None else tuple(int(client) for client in written)
+        packed = np.frombuffer(base64.b64decode(written["bits"], validate=True), dtype=np.uint8)
+        if len(packed) != -(-self._num_clients // 8):
+            raise ValueError("bits of another number of clients")
+        return tuple(np.flatnonzero(np.unpackbits(packed, count=self._num_clients)).tolist())
 
     def append(
         self,
@@ -165,8 +192,7 @@ class Journal:
         entry |= ({"terms": terms} if terms else {}) | (
             {"ledger": ledger, "number": number} if ledger else {}
         )
-        who = None if clients is None else list(clients)
-        line = _signed({**entry, "clients": who, "dim": dim}) + b"\n"
+        line = signed({**entry, "clients": self._written(clients), "dim": dim}) + b"\n"
         end = self._write(line)
         if end != self.position + len(line):
             raise RuntimeError(
@@ -212,7 +238,7 @@ def charged_under(path: Path) -> set[str]:
     return names
 
 
-def _signed(entry: dict[str, object]) -> bytes:
+def signed(entry: dict[str, object]) -> bytes:
     """The line of an entry, without its newline: the last field is the checksum of the others."""
     body = json.dumps({name: value for name, value in entry.items() if name != "crc"})
     return f'{body[:-1]}, "crc": "{zlib.crc32(body.encode()):08x}"}}'.encode()

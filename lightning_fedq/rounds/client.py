@@ -6,6 +6,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import secrets
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -17,7 +20,7 @@ from torch import Tensor
 from lightning_fedq.functional.accumulate import sum_of_squares
 from lightning_fedq.keys.randomness import ClientRandomness, Keys, PublicRandomness
 from lightning_fedq.mechanism import Mechanism, Message, RoundContext
-from lightning_fedq.privacy.journal import Journal
+from lightning_fedq.privacy.journal import Journal, signed
 from lightning_fedq.rounds.client_budget import ClientBudget, terms_of
 from lightning_fedq.rounds.messages import RoundTask, frame
 
@@ -82,6 +85,17 @@ class UsedStreamError(RuntimeError):
     """A server asks for a round, or an attempt, that this client has answered before, or one that is over."""
 
 
+_MARKED = 256
+"""Lines of a log that are read at most, about, before its sum is written down."""
+
+
+def _before(path: Path, position: int) -> str:
+    """The end of the last line before a position, its checksum included."""
+    with path.open("rb") as file:
+        file.seek(max(0, position - 80))
+        return file.read(min(80, position)).hex()
+
+
 class StreamLog:
     """A client's own memory of the streams that have carried a payload, written before the payload exists.
 
@@ -98,6 +112,7 @@ class StreamLog:
         dim: Coordinates of the longest vector that one of them was used for.
         mechanisms: Mechanisms that the streams were used with, as text; "" if an earlier version did not say.
         terms: Terms of their rounds on which the price of a message depends, as text; "" likewise.
+        lines_read: Lines of the file that were read; the rest is known from the `.mark` beside it.
 
     Raises:
         ValueError: If the file is damaged, or another client's or federation's.
@@ -108,12 +123,56 @@ class StreamLog:
         self._last, self.charges, self.dim = (-1, -1), 0, 0
         self.mechanisms: set[str] = set()
         self.terms: set[str] = set()
-        self._journal = None if path is None else Journal(path, owner, 1)
+        self._owner, self._journal, self.lines_read = owner, None, 0
+        if path is not None:
+            self._journal = Journal(path, owner, 1, self._marked(path))
         self._read()
 
     def _read(self) -> None:
-        for entry in [] if self._journal is None else self._journal.unread():
+        found = [] if self._journal is None else self._journal.unread()
+        self.lines_read += len(found)
+        for entry in found:
             self._used(entry.round, entry.attempt, entry.dim, entry.state, entry.terms)
+        if len(found) >= _MARKED:
+            self._mark()
+
+    def _mark(self) -> None:
+        """Write down what the log says so far, or each message would read the lines of all rounds."""
+        assert self._journal is not None
+        path, position = self._journal.path, self._journal.position
+        known = {
+            "owner": self._owner,
+            "position": position,
+            "before": _before(path, position),
+            "last": self._last,
+            "charges": self.charges,
+            "dim": self.dim,
+            "mechanisms": sorted(self.mechanisms),
+            "terms": sorted(self.terms),
+        }
+        new = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+        with open(new, "wb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(signed(known))
+        new.replace(path.with_suffix(".mark"))
+
+    def _marked(self, path: Path) -> int:
+        """Take over what `_mark` wrote, and return up to which byte. 0 where there is nothing to trust."""
+        try:
+            line = path.with_suffix(".mark").read_bytes()
+            known = json.loads(line)
+            position = int(known["position"])
+            if line != signed(known) or known["owner"] != self._owner:
+                return 0
+            whole = path.exists() and path.stat().st_size >= position  # else the journal says what is lost
+            if whole and _before(path, position) != known["before"]:
+                return 0  # another log: its lines say
+            last, charges, dim = tuple(known["last"]), int(known["charges"]), int(known["dim"])
+            mechanisms, terms = set(known["mechanisms"]), set(known["terms"])
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return 0
+        self._last, self.charges, self.dim = (last[0], last[1]), charges, dim
+        self.mechanisms, self.terms = mechanisms, terms
+        return position
 
     def _used(self, round: int, attempt: int, dim: int, mechanism: str, terms: str) -> None:
         self._last, self.dim = max(self._last, (round, attempt)), max(self.dim, dim)

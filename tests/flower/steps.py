@@ -89,7 +89,7 @@ class Machine:
             path.write_text("#!/bin/bash\n" + textwrap.dedent(commands.get(name, "exit 0")) + "\n")
             path.chmod(0o755)
 
-    def type(self, commands: str, timeout: float = 600.0) -> str:
+    def type(self, commands: str, timeout: float | None = 600.0) -> str:
         """Type commands into a fresh shell, and return what it shows, the commands included.
 
         Raises:

@@ -141,3 +141,5 @@ def test_the_first_try_on_one_machine(folder: Path) -> None:
     finally:
         for process in running:
             os.killpg(process.pid, 15)
+        for process in running:
+            process.wait(60)
