@@ -28,6 +28,7 @@ from lightning_fedq.functional.exact_error.decompose import (
 from lightning_fedq.functional.exact_error.float_error import LawError, aggregate_law_error
 from lightning_fedq.keys.randomness import PublicRandomness
 from lightning_fedq.mechanism import Adversary, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.mechanisms.bases.exact_error import L1_UNBOUNDED, refuse_laplace_budget
 from lightning_fedq.mechanisms.irwin_hall import CommonSteps
 
 _SUM_BITS = 62
@@ -53,6 +54,10 @@ class AggregateGaussian(CommonSteps):
     symbol_dtype = torch.int64
 
     target: Literal["gaussian", "laplace"] = "gaussian"
+
+    def __post_init__(self) -> None:
+        refuse_laplace_budget(self.target, self.noise_multiplier)
+        super().__post_init__()
 
     @property
     def gaussian_error(self) -> bool:
@@ -107,6 +112,6 @@ class AggregateGaussian(CommonSteps):
         )
         losses = self.summed_claims({Adversary.CLIENT: members}, "secure aggregation leaves the sum")
         if self.target == "laplace":
-            losses[Adversary.OUTSIDER] = NonPrivate("l2 clipping does not bound what Laplace noise protects")
+            losses[Adversary.OUTSIDER] = NonPrivate(L1_UNBOUNDED)
             return tuple(PrivacyClaim(who, losses[who], 1) for who in Adversary)
         return self.gaussian_claims(losses, self.law_error(context), context)

@@ -79,7 +79,7 @@ class CommonSteps(ExactError):
 
     def row_encoder(self, context: RoundContext, rand: PublicRandomness) -> RowEncoder:
         """See `ExactError.row_encoder`. No array of steps is made where the code needs none."""
-        if self.entropy_code == "range":
+        if self.entropy_code != "elias":
             return super().row_encoder(context, rand)
         base, (places, steps, _) = self.base_step(context), self.special(context, rand)
 
@@ -155,8 +155,17 @@ class IrwinHall(CommonSteps):
         epsilon: Leave out, as no budget can be met.
         delta: Leave out.
         rounds: Leave out.
-        entropy_code: "range" or "elias"; behind secure aggregation neither applies.
+        entropy_code: "range", "elias" or "fixed"; behind secure aggregation none applies.
     """
+
+    @property
+    def has_shortest_step(self) -> bool:
+        """All steps are alike."""
+        return True
+
+    def shortest_step(self, context: RoundContext) -> float:
+        """See `ExactError.shortest_step`."""
+        return self.base_step(context)
 
     def __post_init__(self) -> None:
         super().__post_init__()

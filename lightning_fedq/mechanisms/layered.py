@@ -22,12 +22,24 @@ from torch import Tensor
 from lightning_fedq.functional.chunks import in_chunks
 from lightning_fedq.functional.exact_error.dither import add_dequantized_row
 from lightning_fedq.functional.exact_error.float_error import LawError, layered_law_error
-from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE, Layering, layer_row
+from lightning_fedq.functional.exact_error.layered import (
+    WORDS_PER_COORDINATE,
+    Law,
+    Layering,
+    layer_row,
+    minimal_step,
+)
 from lightning_fedq.functional.exact_error.layered_cost import known_dither_delta
 from lightning_fedq.functional.sampled_loops import take_words
 from lightning_fedq.keys.randomness import PublicRandomness, Stream
 from lightning_fedq.mechanism import Adversary, GaussianLoss, Loss, NonPrivate, PrivacyClaim, RoundContext
-from lightning_fedq.mechanisms.bases.exact_error import Array, ExactError, Quantizer
+from lightning_fedq.mechanisms.bases.exact_error import (
+    L1_UNBOUNDED,
+    Array,
+    ExactError,
+    Quantizer,
+    refuse_laplace_budget,
+)
 
 
 def next_words(stream: Stream, size: int) -> NDArray[np.uint64]:
@@ -35,19 +47,24 @@ def next_words(stream: Stream, size: int) -> NDArray[np.uint64]:
     return stream.words64(WORDS_PER_COORDINATE * size)
 
 
-def layered_quantizer(stream: Stream, dim: int, sigma: float, layering: Layering) -> Quantizer:
-    """Draw one client's dithers and layers for Gaussian errors.
+def layered_quantizer(
+    stream: Stream, dim: int, sigma: float, layering: Layering, target: Law = "gaussian"
+) -> Quantizer:
+    """Draw one client's dithers and layers for errors of a law.
 
     Args:
         stream: What the client shares with the server; four 64-bit words a coordinate are read.
         dim: Coordinates.
         sigma: Std of the client's error, > 0.
         layering: Direct or shifted.
+        target: The law.
     """
     quantizer = Quantizer(*(np.empty(dim) for _ in range(3)))
 
     def fill(part: slice, words: NDArray[np.uint64]) -> None:
-        layer_row(words, sigma, True, layering == "shifted", *(array[part] for array in quantizer))
+        layer_row(
+            words, sigma, target == "gaussian", layering == "shifted", *(array[part] for array in quantizer)
+        )
 
     in_chunks(dim, partial(next_words, stream), fill)
     return quantizer
@@ -84,22 +101,39 @@ class LayeredGaussian(ExactError):
         epsilon: Budget of one client over the whole run, towards outsiders, > 0, in nats.
         delta: Delta of the whole run, in (0, 1).
         rounds: Rounds that the budget has to last for, >= 1.
-        entropy_code: "range" or "elias".
+        entropy_code: "range", "elias" or, with the shifted layering, "fixed".
         layering: "direct" costs the least on average; "shifted" never more than a fixed number of symbols.
+        target: Law of a message's error. "laplace" makes it Laplace exactly, and the mean's the law of a mean
+            of Laplace errors, which is none; it carries no claim, because l2 clipping does not bound the l1
+            norm.
     """
 
     homomorphic = False
 
     layering: Layering = "direct"
+    target: Law = "gaussian"
+
+    def __post_init__(self) -> None:
+        refuse_laplace_budget(self.target, self.noise_multiplier)
+        super().__post_init__()
 
     @property
     def gaussian_error(self) -> bool:
-        """Always, up to the release grid."""
-        return True
+        """With the Gaussian target, up to the release grid."""
+        return self.target == "gaussian"
 
     def spread(self, context: RoundContext) -> float:
         """Std of one message's error, in units of the clipping norm."""
         return self.sigma(context) * math.sqrt(len(context.cohort))
+
+    @property
+    def has_shortest_step(self) -> bool:
+        """With the shifted layering."""
+        return self.layering == "shifted"
+
+    def shortest_step(self, context: RoundContext) -> float:
+        """See `ExactError.shortest_step`: that of the shifted layers."""
+        return minimal_step(self.target, self.spread(context))
 
     def quantizers(self, context: RoundContext, rand: PublicRandomness) -> Callable[[int], Quantizer]:
         """See `ExactError.quantizers`."""
@@ -107,7 +141,7 @@ class LayeredGaussian(ExactError):
 
         def make(client: int) -> Quantizer:
             stream = rand.shared_with_server(client, "layered dither")
-            return layered_quantizer(stream, context.dim, sigma, self.layering)
+            return layered_quantizer(stream, context.dim, sigma, self.layering, self.target)
 
         return make
 
@@ -124,7 +158,7 @@ class LayeredGaussian(ExactError):
 
         def add(part: slice, words: NDArray[np.uint64], row: int) -> None:
             quantizer = Quantizer(*(np.empty(part.stop - part.start) for _ in range(3)))
-            layer_row(words, sigma, True, self.layering == "shifted", *quantizer)
+            layer_row(words, sigma, self.target == "gaussian", self.layering == "shifted", *quantizer)
             add_dequantized_row(rows[row, part], *quantizer, total[part])
 
         for row, client in enumerate(clients):
@@ -141,7 +175,7 @@ class LayeredGaussian(ExactError):
         """See `Mechanism.claims`: Gaussian towards outsiders, nothing towards whoever holds the dither."""
         size = len(context.cohort)
         spread = self.spread(context)
-        delta = known_dither_delta(spread, spread, "gaussian", self.layering)
+        delta = known_dither_delta(spread, spread, self.target, self.layering)
         dither = NonPrivate(
             "whoever holds the dither sees no noise: inputs one noise std apart in one coordinate are told "
             f"apart with probability {delta:.3f}, at any epsilon"
@@ -160,4 +194,7 @@ class LayeredGaussian(ExactError):
                 "not homomorphic: the server has to see every message, and " + dither.reason
             ),
         }
+        if self.target == "laplace":
+            losses |= dict.fromkeys((Adversary.CLIENT, Adversary.OUTSIDER), NonPrivate(L1_UNBOUNDED))
+            return tuple(PrivacyClaim(who, losses[who], 1) for who in Adversary)
         return self.gaussian_claims(losses, self.law_error(context), context)

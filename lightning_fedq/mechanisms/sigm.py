@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor
 
 from lightning_fedq.functional.chunks import CHUNK, in_chunks
 from lightning_fedq.functional.exact_error.dither import dither_quantize_row
+from lightning_fedq.functional.exact_error.layered import minimal_step
 from lightning_fedq.functional.sampled_loops import add_decoded_selected, put_selected, take_scaled
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
 from lightning_fedq.mechanism import (
@@ -27,7 +29,13 @@ from lightning_fedq.mechanism import (
     PrivacyClaim,
     RoundContext,
 )
-from lightning_fedq.mechanisms.bases.exact_error import INEXACT, Array, Quantizer, shortest_inputs
+from lightning_fedq.mechanisms.bases.exact_error import (
+    INEXACT,
+    Array,
+    Quantizer,
+    fixed_length,
+    shortest_inputs,
+)
 from lightning_fedq.mechanisms.bases.subsampled import Mask, SubsampledMechanism
 from lightning_fedq.mechanisms.layered import layered_quantizer, next_words, selected_quantizer
 from lightning_fedq.wire.coding import Code
@@ -43,7 +51,11 @@ class SIGM(SubsampledMechanism):
         clip_value: Largest absolute value of a coordinate, > 0.
         noise_multiplier: z > 0; the std of the mean's noise is z clip_value / (gamma n).
         sampling_probability: gamma in (0, 1].
+        entropy_code: "range" codes each symbol on its law given dither and step; "fixed" gives every symbol
+            as many bits.
     """
+
+    entropy_code: Literal["range", "fixed"] = "range"
 
     def quantizers(
         self, context: RoundContext, rand: PublicRandomness
@@ -164,8 +176,10 @@ class SIGM(SubsampledMechanism):
         selected, (dither, step, _) = self.quantizers(context, rand)(client)
         return self._code(selected, dither[selected], step[selected], context)
 
-    @staticmethod
-    def _code(selected: Mask, dither: Array, step: Array, context: RoundContext) -> Subset:
+    def _code(self, selected: Mask, dither: Array, step: Array, context: RoundContext) -> Subset:
+        if self.entropy_code == "fixed":  # the shortest step is that of a coordinate that everybody sends
+            shortest = minimal_step("gaussian", self._scales(context)[-1])
+            return Subset(selected, fixed_length(Quantizer(dither, step, np.zeros(0)), shortest))
         ends = np.cumsum(context.segments)
         sizes = (int(part.sum()) for part in np.split(selected, ends[:-1]))
         segments = tuple(size for size in sizes if size)

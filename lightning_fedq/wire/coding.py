@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -107,3 +108,45 @@ class FixedLength(Code):
     def max_bytes(self, count: int) -> int:
         """See `Code.max_bytes`."""
         return (count * self.bits_per_symbol + 7) // 8
+
+
+@dataclass(frozen=True)
+class FromSmallest(Code):
+    """A fixed length from a smallest symbol that both ends know, coordinate by coordinate.
+
+    Args:
+        smallest: Smallest symbol of each coordinate, `(m,)` integers.
+        bits_per_symbol: 1 to 32; a symbol lies in [smallest, smallest + 2^bits_per_symbol).
+
+    Example:
+        >>> code = FromSmallest(np.array([-2, 5]), 2)
+        >>> code.pack(torch.tensor([1, 5])).hex(), code.unpack(bytes.fromhex("c0"), 2).tolist()
+        ('c0', [1, 5])
+    """
+
+    smallest: NDArray[np.int64]
+    bits_per_symbol: int
+
+    @property
+    def _inner(self) -> FixedLength:
+        return FixedLength(self.bits_per_symbol)
+
+    def pack(self, symbols: Tensor) -> bytes:
+        """See `Code.pack`.
+
+        Raises:
+            ValueError: If a symbol does not fit.
+        """
+        return self._inner.pack(symbols.cpu().long() - torch.from_numpy(self.smallest))
+
+    def unpack(self, stream: bytes, count: int) -> Tensor:
+        """See `Code.unpack`."""
+        return self._inner.unpack(stream, count).long() + torch.from_numpy(self.smallest)
+
+    def num_bits(self, symbols: Tensor) -> int:
+        """See `Code.num_bits`."""
+        return self._inner.num_bits(symbols)
+
+    def max_bytes(self, count: int) -> int:
+        """See `Code.max_bytes`."""
+        return self._inner.max_bytes(count)

@@ -30,6 +30,7 @@ from lightning_fedq.mechanisms import (
     GaussianNoise,
     IrwinHall,
     JoPEQ,
+    LayeredGaussian,
     NearOptimalUtility,
     PairedCoins,
     PrivUnit,
@@ -157,6 +158,20 @@ ROWS = [
         "local_sigma must be {} to {} of granularity, got {} of them; use a {} grid, for which a finer one",
         lambda: handed(granularity=0.1),
         lambda: fit(fed(handed(granularity=0.01), **TURNS)),
+    ),
+    row(
+        'target="laplace" can\'t meet a budget: {}; give noise_multiplier, or take target="gaussian"',
+        lambda: AggregateGaussian(1.0, epsilon=1.0, delta=1e-5, rounds=2, target="laplace"),
+        lambda: fit(fed(AggregateGaussian(1.0, noise_multiplier=1.0, target="laplace"))),
+        lambda: fit(fed(AggregateGaussian(1.0, epsilon=1.0, delta=1e-5, rounds=2))),
+    ),
+    row(
+        'entropy_code="fixed" wants steps with a shortest one, which {} as set here has not: take '
+        'LayeredGaussian(layering="shifted") or IrwinHall, or entropy_code="range"',
+        lambda: LayeredGaussian(1.0, 1.0, entropy_code="fixed"),
+        lambda: fit(fed(LayeredGaussian(1.0, 1.0, layering="shifted", entropy_code="fixed"))),
+        lambda: fit(fed(IrwinHall(1.0, 1.0, entropy_code="fixed"))),
+        lambda: fit(fed(LayeredGaussian(1.0, 1.0, entropy_code="range"))),
     ),
     row(
         "IrwinHall can't meet a budget: its noise is bounded; use AggregateGaussian",

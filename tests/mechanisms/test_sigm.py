@@ -125,3 +125,19 @@ def test_noise_too_small_for_the_symbols_is_refused():
     mechanism = SIGM(1.0, 1e-12)
     with pytest.raises(ValueError, match=r"a symbol of client 0 is .*; raise noise_multiplier"):
         encode(mechanism, torch.ones(1, 10), context_of(mechanism, (0,), (10,)))
+
+
+@pytest.mark.parametrize("probability", [0.3, 1.0])
+def test_a_fixed_length_holds_every_symbol(probability):
+    mechanism = SIGM(1.0, 0.01, probability, entropy_code="fixed")
+    context, values = context_of(mechanism, range(5), (999,)), torch.ones(5, 999)
+    values[:, ::2] = -1.0
+    message, rand = encode(mechanism, values, context), PublicRandomness(SeededKeys(0), 0)
+    shortest = 2.0 * math.sqrt(math.log(4.0)) * 0.01 / math.sqrt(5)
+    bits, sent = math.ceil(math.log2(2.0 + 2.0 / shortest)), 0
+    for client in context.cohort:
+        row, code = message.symbols[client].long(), mechanism.message_code(client, context, rand)
+        assert torch.equal(code.unpack(code.pack(row), 999), row)
+        assert code.num_bits(row) == bits * int(mechanism.selected(client, context, rand).sum())
+        sent += code.num_bits(row)
+    assert message.num_bits == sent

@@ -57,7 +57,7 @@ from lightning_fedq.mechanism import (
     Unit,
 )
 from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
-from lightning_fedq.wire.coding import Code
+from lightning_fedq.wire.coding import Code, FromSmallest
 from lightning_fedq.wire.entropy_coding import Elias
 from lightning_fedq.wire.range_coding import ConditionalRange
 
@@ -70,6 +70,7 @@ INEXACT = 1e-6
 """Relative, of norms that a server finds in what clients have rounded."""
 
 UNIFORM = "all weights are equal; a client that did not answer counts as one that sent zeros"
+L1_UNBOUNDED = "l2 clipping does not bound what Laplace noise protects"
 FRESH = "dithers are fresh in every round and attempt and known to nobody but their client and the server"
 HONEST_SERVER = "the server, which holds every dither, is honest and shows nothing but the released models"
 
@@ -84,6 +85,34 @@ class Quantizer(NamedTuple):
     dither: Array
     step: Array
     offset: Array
+
+
+def refuse_laplace_budget(target: str, noise_multiplier: float | None) -> None:
+    """Refuse a budget where the error's law carries no claim.
+
+    Raises:
+        ValueError: If the target is Laplace and no noise multiplier is given.
+    """
+    if target == "laplace" and noise_multiplier is None:
+        raise ValueError(
+            f'target="laplace" can\'t meet a budget: {L1_UNBOUNDED}; give noise_multiplier, or take '
+            'target="gaussian"'
+        )
+
+
+def fixed_length(quantizer: Quantizer, shortest: float) -> FromSmallest:
+    """A code of one length for inputs in [-1, 1], up to `INEXACT`, of quantisers with a shortest step.
+
+    Given dither and step, symbols of an interval of length t number at most t / step + 2; proposition 2 of
+    the paper has this with the shortest step of the shifted layers.
+
+    Args:
+        quantizer: Dithers and steps of what is sent.
+        shortest: No step is shorter.
+    """
+    end = 1.0 + INEXACT
+    smallest = np.floor(-end / quantizer.step + quantizer.dither + 0.5).astype(np.int64)
+    return FromSmallest(smallest, max(math.ceil(math.log2(math.floor(2.0 * end / shortest) + 2)), 1))
 
 
 def shortest_inputs(symbols: Tensor, quantizer: Quantizer) -> Array:
@@ -105,7 +134,8 @@ class ExactError(Mechanism):
         delta: Delta of the whole run, in (0, 1).
         rounds: Rounds that the budget has to last for, >= 1.
         entropy_code: "range" codes each symbol on its law given dither and step; "elias" (gamma) needs no
-            model, counts faster and is longer where the noise hides the update.
+            model, counts faster and is longer where the noise hides the update; "fixed" gives every symbol as
+            many bits, so that a message's length says nothing, where steps have a shortest one.
 
     Raises:
         ValueError: If neither or both of noise and budget are given, or a value is out of range.
@@ -120,10 +150,15 @@ class ExactError(Mechanism):
     epsilon: float | None = None
     delta: float | None = None
     rounds: int | None = None
-    entropy_code: Literal["range", "elias"] = "range"
+    entropy_code: Literal["range", "elias", "fixed"] = "range"
 
     def __post_init__(self) -> None:
         check_positive(clip_norm=self.clip_norm)
+        if self.entropy_code == "fixed" and not self.has_shortest_step:
+            raise ValueError(
+                f'entropy_code="fixed" wants steps with a shortest one, which {type(self).__name__} as set '
+                'here has not: take LayeredGaussian(layering="shifted") or IrwinHall, or entropy_code="range"'
+            )
         _ = self.multiplier  # refuses a budget that makes no sense
 
     @property
@@ -142,6 +177,15 @@ class ExactError(Mechanism):
     @abstractmethod
     def quantizers(self, context: RoundContext, rand: PublicRandomness) -> Callable[[int], Quantizer]:
         """Return what makes the quantiser of a client. What all clients have in common is made once, here."""
+
+    @property
+    def has_shortest_step(self) -> bool:
+        """Do steps have a shortest one, `shortest_step`, so that symbols have a fixed length?"""
+        return False
+
+    def shortest_step(self, context: RoundContext) -> float:
+        """A lower bound on all steps, in units of the clipping norm, where `has_shortest_step`."""
+        raise TypeError(f"steps of {type(self).__name__} have no shortest one")
 
     def row_encoder(self, context: RoundContext, rand: PublicRandomness) -> RowEncoder:
         """Return what fills in one client's symbols. What all clients have in common is made once, here."""
@@ -226,6 +270,8 @@ class ExactError(Mechanism):
     def _code(self, quantizer: Quantizer, context: RoundContext) -> Code:
         if self.entropy_code == "elias":
             return Elias()
+        if self.entropy_code == "fixed":
+            return fixed_length(quantizer, self.shortest_step(context))
         return ConditionalRange(quantizer.dither, quantizer.step, context.segments)
 
     def longest_update(self, dim: int) -> float:

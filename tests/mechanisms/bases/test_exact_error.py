@@ -274,11 +274,27 @@ def test_the_slack_is_stated_and_leaves_an_epsilon(mechanism):
         ),
         (
             lambda: LayeredGaussian(1.0, 1.0, entropy_code="zip"),
-            "entropy_code of LayeredGaussian must be one of range, elias, got 'zip'",
+            "entropy_code of LayeredGaussian must be one of range, elias, fixed, got 'zip'",
         ),
         (
             lambda: AggregateGaussian(1.0, 1.0, target="cauchy"),
             "target of AggregateGaussian must be one of gaussian, laplace, got 'cauchy'",
+        ),
+        (
+            lambda: LayeredGaussian(1.0, 1.0, entropy_code="fixed"),
+            "wants steps with a shortest one, which LayeredGaussian as set here has not",
+        ),
+        (
+            lambda: AggregateGaussian(1.0, 1.0, entropy_code="fixed"),
+            "wants steps with a shortest one, which AggregateGaussian as set here has not",
+        ),
+        (
+            lambda: LayeredGaussian(1.0, epsilon=1.0, delta=1e-5, rounds=1, target="laplace"),
+            'target="laplace" can\'t meet a budget: l2 clipping does not bound',
+        ),
+        (
+            lambda: AggregateGaussian(1.0, epsilon=1.0, delta=1e-5, rounds=1, target="laplace"),
+            'target="laplace" can\'t meet a budget: l2 clipping does not bound',
         ),
         (
             lambda: IrwinHall(1.0, epsilon=1.0, delta=1e-5, rounds=1),
@@ -357,3 +373,45 @@ def test_a_budget_asks_for_opacus_noise():
     # the exact multiplier of ten Gaussian rounds; Opacus's Renyi accountant asks for a little more
     exact = 1.9938124456 * math.sqrt(10)
     assert exact <= mechanism.multiplier < 1.12 * exact
+
+
+@pytest.mark.parametrize(
+    "mechanism",
+    [
+        LayeredGaussian(1.0, 1e-3, layering="shifted", entropy_code="fixed"),
+        LayeredGaussian(1.0, 1e-3, layering="shifted", target="laplace", entropy_code="fixed"),
+        IrwinHall(1.0, 1e-3, entropy_code="fixed"),
+    ],
+    ids=repr,
+)
+@pytest.mark.parametrize("value", [-1.0, 1.0])
+def test_a_fixed_length_holds_every_symbol_and_is_the_papers(mechanism, value):
+    # all of the norm in one coordinate is as far as an input gets; proposition 2 counts 2 + t / step symbols
+    context = context_of(mechanism, range(3), (2000,))
+    spikes = torch.zeros(3, 2000)
+    spikes[:, 7] = value
+    message = encode(mechanism, spikes, context)
+    bits = message.num_bits // message.symbols.numel()
+    t = 2.0 / mechanism.shortest_step(context)
+    assert math.log2(t) < bits <= math.ceil(math.log2(2 + t))
+    rand = PublicRandomness(SeededKeys(0), 0)
+    for row, client in enumerate(context.cohort):
+        code = mechanism.message_code(client, context, rand)
+        stream = code.pack(message.symbols[row])
+        assert len(stream) == 2000 * bits // 8 == code.max_bytes(2000)
+        assert torch.equal(code.unpack(stream, 2000), message.symbols[row].long())
+        with pytest.raises(ValueError, match="symbols must lie in"):
+            code.pack(message.symbols[row] + 2 ** (bits + 1))
+
+
+@pytest.mark.parametrize("layering", ["direct", "shifted"])
+def test_one_laplace_message_errs_as_laplace_and_claims_nothing(layering):
+    # false alarm 1e-4 a case
+    mechanism = LayeredGaussian(2.0, 0.7, entropy_code="elias", layering=layering, target="laplace")
+    error = errors(mechanism, 1, "random")
+    assert stats.kstest(error, stats.laplace(scale=math.sqrt(0.5)).cdf).pvalue > 1e-4
+    assert stats.kstest(error, "norm").pvalue < 1e-10
+    assert not mechanism.gaussian_error
+    claims = mechanism.claims(context_of(mechanism, range(5), (10,)))
+    assert all(isinstance(claim.loss, NonPrivate) for claim in claims)
+    assert {claim.adversary for claim in claims} == set(Adversary)
