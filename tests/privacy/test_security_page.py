@@ -1,0 +1,84 @@
+"""SECURITY.md names every assumption of a privacy report, and no others."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+import lightning_fedq.privacy
+from lightning_fedq.mechanism import NonPrivate
+from lightning_fedq.mechanisms.contract_suite import context_of
+from lightning_fedq.privacy import account, report, run, secret_row
+from lightning_fedq.secagg import SecAgg, terms
+from tests.contract.test_mechanisms import ROWS
+
+PAGE = (Path(lightning_fedq.privacy.__file__).parents[2] / "SECURITY.md").read_text()
+
+
+def table() -> list[tuple[set[str], str]]:
+    """Words of assumptions, and who sees to them, row by row."""
+    section = PAGE.split("## What has to hold")[1].split("\n## ")[0]
+    rows = [line.split("|")[1:3] for line in section.splitlines() if line.startswith("| `")]
+    return [(set(re.findall(r"`([^`]+)`", words)), who.strip()) for words, who in rows]
+
+
+def of_mechanisms() -> set[str]:
+    claims = [claim for row in ROWS for claim in row.claims(context_of(row, tuple(range(12))))]
+    return {text for claim in claims if not isinstance(claim.loss, NonPrivate) for text in claim.assumptions}
+
+
+def of_account() -> set[str]:
+    """What `Account` adds: texts of its source that are assigned to a name which an assumption is made of."""
+    tree = ast.parse(Path(account.__file__).read_text())
+    names = {
+        name.id
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg == "assumptions"
+        for name in ast.walk(node.value)
+        if isinstance(name, ast.Name)
+    } | {"why", "_HONEST"}
+    found = set()
+    for node in ast.walk(tree):
+        if (
+            isinstance(node, ast.Assign)
+            and isinstance(node.targets[0], ast.Name)
+            and node.targets[0].id in names
+        ):
+            text = "".join(str(part.value) for part in ast.walk(node.value) if isinstance(part, ast.Constant))
+            no_claim = "allow for max_dropped" in text  # the reason of a `NonPrivate`
+            found |= {text} if " " in text and not no_claim else set()
+        if isinstance(node, ast.FunctionDef) and node.name == "_colluders":
+            found |= {
+                "".join(str(part.value) for part in one.value.values if isinstance(part, ast.Constant))
+                for one in ast.walk(node)
+                if isinstance(one, ast.Return) and isinstance(one.value, ast.JoinedStr)
+            }
+    return found
+
+
+def of_protocols() -> set[str]:
+    kinds = [SecAgg(), SecAgg(run="accounted"), SecAgg(active=True)]
+    sparse = SecAgg(degree=58, max_corrupt=0.05, max_dropout=0.1)
+    assert isinstance(sparse, terms.SecAgg)
+    said = {kind.statement for kind in kinds} | {sparse.statement_of(10)}
+    return said | {run.ASSUMED.statement}
+
+
+SENTENCES = sorted(
+    of_mechanisms() | of_account() | of_protocols() | set(secret_row.CONDITIONS) | {report.OWN_CODE}
+)
+
+
+@pytest.mark.parametrize("sentence", SENTENCES)
+def test_each_assumption_has_its_row(sentence: str) -> None:
+    assert any(words in sentence for known, _ in table() for words in known), sentence
+
+
+def test_each_row_is_of_an_assumption_and_says_who() -> None:
+    for known, who in table():
+        assert re.search(r"You|Library|Nobody|Nothing", who)
+        for words in known:
+            assert any(words in sentence for sentence in SENTENCES), words
