@@ -39,6 +39,7 @@ def test_a_run_that_can_t_learn_says_how_many_clients_it_takes():
     assert "epsilon 8" in said and 100 < int(wanted.replace(",", "")) < 2000
 
 
+@pytest.mark.slow
 def test_the_clients_that_it_names_are_not_warned_about():
     """The cure that is named, tried."""
     [said] = warned(RotatedCoins(clip_norm=1.0), 20, TARGET, secure_aggregation=SecAgg())

@@ -39,6 +39,7 @@ def reproduce(out: Path, *options: str) -> tuple[list[dict[str, str]], dict[str,
 
 
 @needs_mnist
+@pytest.mark.slow
 def test_the_table_tunes_calibrates_and_says_what_was_spent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
