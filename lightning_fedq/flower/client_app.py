@@ -77,25 +77,29 @@ class DeployedClient(RemoteClient):
         return {**words, **training_words(self._trainer, self._module), **self._rehearsed()}
 
     def _rehearsed(self) -> dict[str, str]:
-        """Count what travels, where a client's first steps may find more than the layers say.
+        """Try the training, and count what travels, where first steps may find more than the layers say.
 
         A server has no data to try, and counts by the layers alone. Where the data are not to be had yet, nor
         does this client.
+
+        Raises:
+            RefusedError: If the training fails on this client's smallest batch.
         """
-        module, local = self._module(), self._federated.local
+        module, local, nothing = self._module(), self._federated.local, torch.zeros(0)
         frozen = any(not parameter.requires_grad for parameter in module.parameters())
-        if local.buffers != "share" or not (frozen or any(True for _ in module.buffers())):
-            return {}
-        nothing = torch.zeros(0)
+        counts = local.buffers == "share" and (frozen or any(True for _ in module.buffers()))
         try:
             with own_draws():
                 found = train_locally(
                     *(self._federated, module, self._data(), 0, 0, None, nothing, self._trainer)
                 )
+        except RefusedError:
+            raise
         except Exception as error:  # of the user's data, which say nothing to the server here
-            rank_zero_warn(f"what travels was not tried out: {type(error).__name__}: {error}")
+            if counts:
+                rank_zero_warn(f"what travels was not tried out: {type(error).__name__}: {error}")
             return {}
-        return {TRAVELS: str(sum(found.segments))}
+        return {TRAVELS: str(sum(found.segments))} if counts else {}
 
     def mechanism(self) -> Mechanism:
         """See `RemoteClient.mechanism`. It is set to the privacy target, where there is one."""

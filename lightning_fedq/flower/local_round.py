@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from lightning_fedq._lightning import pl
+from lightning_fedq._lightning import pl, rank_zero_warn
 from lightning_fedq.algorithms.base import Correction, KeptOffsets
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.child import count_from
-from lightning_fedq.clients.fit import ClientFit
+from lightning_fedq.clients.fit import Client, ClientFit
 from lightning_fedq.clients.hooks import trains_with_clients
 from lightning_fedq.clients.states import State
 from lightning_fedq.clients.vector import Rehearsed, Vector
@@ -44,9 +44,10 @@ from lightning_fedq.flower.settings import RefusedError
 from lightning_fedq.rounds import RoundPlan, RoundTask
 from lightning_fedq.simulation.clock import Clock
 from lightning_fedq.simulation.metrics import ClientMetrics
-from lightning_fedq.simulation.rehearsal import Trial, rehearse
+from lightning_fedq.simulation.rehearsal import Trial, prepare, rehearse
 from lightning_fedq.simulation.round_loop import install
 from lightning_fedq.simulation.schedule import round_stacks
+from lightning_fedq.simulation.smallest_batch import check_smallest
 
 
 @dataclass(frozen=True)
@@ -211,6 +212,7 @@ class LocalRound(pl.Callback):
             self._vector.set_flags()
         self.segments = self._vector.segments
         if self._task is None:
+            self._check_smallest(trainer, loader)
             return
         if self.segments != list(self._task.segments):
             raise RefusedError(
@@ -235,6 +237,24 @@ class LocalRound(pl.Callback):
                 for _ in range(ahead // config.frequency):
                     config.scheduler.step()
         self._follow(trainer)
+
+    def _check_smallest(self, trainer: Any, loader: ClientLoader) -> None:
+        """Refuse, before the first round, data that leave a batch on which the training fails.
+
+        Raises:
+            RefusedError: In words that tell the server nothing of the data; a warning here says more.
+        """
+        mode, sizes = self._federated.local.buffers, self._work.sizes
+
+        def train(stack: Stack, source: Any) -> Client:
+            trial = Trial(ClientFit(trainer), self._clock, lambda: source, {})
+            return trial.train(stack, 1, lambda client: prepare(client, mode))
+
+        try:
+            check_smallest(train, loader, [torch.arange(sum(sizes[0]))], sizes, self._stacks()[0])
+        except ValueError as error:
+            rank_zero_warn(str(error))
+            raise RefusedError("the training fails on this client's data; its own log says why") from error
 
     def _follow(self, trainer: Any) -> None:
         """Step with the numbers of the server's optimisers, which callbacks of its fit may change."""

@@ -32,6 +32,7 @@ from lightning_fedq.data import Dirichlet, FederatedDataModule
 from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import (
     CPA,
+    LDPQ,
     AggregateGaussian,
     BandedGaussian,
     CorBin,
@@ -44,6 +45,7 @@ from lightning_fedq.secagg import SecAgg
 from tests.canary.test_canary import FEATURES as LIGHTNING
 from tests.canary.test_canary import Model
 from tests.contract.test_mechanisms import ROWS
+from tests.federation.test_constraints import Normaliser
 
 CLIENTS, SIZE = 7, 4
 
@@ -128,6 +130,14 @@ class Drawing(torch.optim.SGD):
         return found
 
 
+class Normed(Model):
+    """Normalises by a running variance of its own, which has to stay positive behind coins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone.insert(0, Normaliser("var", 6))
+
+
 class Judged(Model):
     """Validates with metric objects, one of which counts."""
 
@@ -201,6 +211,7 @@ FEATURES: dict[str, Feature] = {
         if not name.startswith("interrupted") and name != "nothing"
     },
     **{f"{row!r}": Feature(mechanism=row, federated=TURNS if row.separation > 1 else {}) for row in ROWS},
+    "a variance of one's own": Feature(Normed, LDPQ(2.0)),
     "cohorts": Feature(federated={"clients_per_round": 3}),
     "cohorts smaller than the ranks": Feature(federated={"clients_per_round": 2}),
     "each client once": Feature(federated={"clients_per_round": 2, "participation": "once"}),

@@ -1,6 +1,6 @@
-"""Seven trainings of 2025 and 2026 style, small: one client behind `FedAvg` is the plain training.
+"""Ten trainings of 2025 and 2026 style, small: one client behind `FedAvg` is the plain training.
 
-The third corpus. Language models with adapters, graphs and detection, which need packages, are not in it.
+The third corpus. What people take from packages (adapters, graphs, detection) is written out, in their style.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -99,6 +100,75 @@ class Tabular(Training):
         return torch.optim.SGD(self.parameters(), lr=self.rate)
 
 
+class Adapted(nn.Module):
+    """LoRA: a frozen layer and a low-rank one beside it."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int = 2) -> None:
+        super().__init__()
+        self.base = nn.Linear(inputs, outputs).requires_grad_(False)
+        self.down = nn.Linear(inputs, rank, bias=False)
+        self.up = nn.Linear(rank, outputs, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+class Block(nn.Module):
+    """Causal attention with adapted queries and values."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width).requires_grad_(False)
+        self.query, self.value = Adapted(width, width), Adapted(width, width)
+        self.key = nn.Linear(width, width).requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        parts = (part(y)[:, None] for part in (self.query, self.key, self.value))
+        return x + F.scaled_dot_product_attention(*parts, is_causal=True)[:, 0]
+
+
+class LanguageModel(Training):
+    """A causal language model: frozen but for adapters, blocks recomputed in the backward pass."""
+
+    def __init__(self) -> None:
+        width = 16
+        blocks = nn.ModuleList(Block(width) for _ in range(2))
+        super().__init__(blocks, rate=0.05)
+        self.tokens = nn.Embedding(11, width).requires_grad_(False)
+        self.head = nn.Linear(width, 11).requires_grad_(False)
+
+    def loss(self, text: Tensor) -> Tensor:
+        x = self.tokens(text[:, :-1])
+        for block in self.net:  # type: ignore[attr-defined]
+            x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
+        return F.cross_entropy(self.head(x).flatten(0, 1), text[:, 1:].flatten())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=self.rate)
+
+
+class Graphs(Training):
+    """Graph convolutions over small dense graphs, batched by padding."""
+
+    def loss(self, nodes: Tensor, edges: Tensor, label: Tensor) -> Tensor:
+        edges = edges + torch.eye(edges.shape[-1])
+        spread = edges / edges.sum(-1, keepdim=True)
+        first, last = self.net
+        return F.cross_entropy(last(spread @ torch.relu(first(spread @ nodes))).mean(1), label)
+
+
+class Detection(Training):
+    """One box a picture from every cell of a grid: objectness, and corners where something is."""
+
+    def loss(self, picture: Tensor, cell: Tensor, box: Tensor) -> Tensor:
+        found = self.net(picture).flatten(2)
+        there = F.one_hot(cell, found.shape[-1]).float()
+        corners = found[:, 1:].gather(2, cell[:, None, None].expand(-1, 4, 1))[..., 0]
+        return F.binary_cross_entropy_with_logits(found[:, 0], there) + F.smooth_l1_loss(corners, box)
+
+
 def corpus() -> dict[str, tuple[Any, tuple[Tensor, ...]]]:
     """Each training, from the same seed, with 48 samples."""
     torch.manual_seed(0)
@@ -127,6 +197,17 @@ def corpus() -> dict[str, tuple[Any, tuple[Tensor, ...]]]:
         "tabular transformer": (
             Tabular(nn.ModuleList([nn.Linear(1, 8), nn.TransformerEncoder(layer, 1), nn.Linear(8, 2)])),
             (rows, labels),
+        ),
+        "language model with adapters": (LanguageModel(), (torch.randint(11, (n, 12)),)),
+        "graph": (
+            Graphs(nn.ModuleList([nn.Linear(4, 8), nn.Linear(8, 2)])),
+            (torch.randn(n, 5, 4), (torch.rand(n, 5, 5) > 0.5).float(), labels),
+        ),
+        "detection": (
+            Detection(
+                nn.Sequential(nn.Conv2d(1, 8, 3, 2, 1), nn.GroupNorm(2, 8), nn.ReLU(), nn.Conv2d(8, 5, 1))
+            ),
+            (pictures, torch.randint(16, (n,)), torch.rand(n, 4)),
         ),
     }
 
