@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from lightning_fedq.commands.flower import NEXT
 from lightning_fedq.flower import exchange, roster
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.records import to_record
@@ -181,4 +180,7 @@ def test_a_strangers_refusal_ends_nothing_before_the_time_to_wait(clock: Clock, 
 def test_the_commands_of_fedq_flower_init_name_flower_s_own_port() -> None:
     from flwr.supercore.constant import SUPERLINK_UVICORN_DEFAULT_PORT as PORT
 
-    assert f"--superlink 127.0.0.1:{PORT}" in NEXT and f'address = "127.0.0.1:{PORT}"' in NEXT
+    server = Path(__file__).parents[2] / "deploy" / "server"
+    assert f'address = "127.0.0.1:{PORT}"' in (server / "config.toml").read_text()
+    assert f"https://127.0.0.1:{PORT};" in (server / "fleet_only.conf").read_text()
+    assert f"--host 127.0.0.1 --port {PORT} " in (server / "fedq-superlink.service").read_text()
