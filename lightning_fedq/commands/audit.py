@@ -167,6 +167,25 @@ def _train() -> int:
     return int(bool(alarms))
 
 
+def _fresh(console: Console, names: Sequence[str], whole: bool) -> list[str]:
+    """Print how many keys of every kind were collected. Return what comes twice or follows from a plan."""
+    from lightning_fedq.commands.audit_fresh import KINDS, fresh
+
+    start = time.process_time()
+    found, wrong = fresh(names, fits=whole)
+    table = Table("must be fresh", "what hangs on it", "keys", "fits", box=SIMPLE)
+    for row in found:
+        if row.keys:
+            table.add_row(row.kind, KINDS[row.kind].partition(": ")[0], str(row.keys), str(row.fits))
+    console.print(table)
+    console.print(
+        f"keys that must be fresh: {wrong or 'none comes twice, none follows from the plan'} "
+        f"({time.process_time() - start:.1f} s)",
+        highlight=False,
+    )
+    return wrong
+
+
 def main(argv: Sequence[str]) -> int:
     """Print one line per mechanism and view. The exit status is 1 if anything contradicts a claim."""
     parser = argparse.ArgumentParser(
@@ -222,7 +241,7 @@ def main(argv: Sequence[str]) -> int:
         f"({time.process_time() - fixed:.1f} s)",
         highlight=False,
     )
-    alarms += refuted
+    alarms += refuted + _fresh(console, names, whole=not options.names)
     table = Table("mechanism", "view", "claim", "lower bound", "draws", "CPU s", "verdict", box=SIMPLE)
     for name in names:
         try:
