@@ -39,6 +39,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.clients.evaluation import ClientEvaluation, NoisyMean
 from lightning_fedq.commands.described import example
+from lightning_fedq.data.generator_turns import seed_everywhere
 from lightning_fedq.federation.secure_sum import secure_sum
 from lightning_fedq.keys import randomness
 from lightning_fedq.keys.party_keys import ClientSecrets, HeldClientKeys, HeldServerKeys, ServerSecrets
@@ -305,7 +306,7 @@ def play_fit(name: str, which: str, resumed: Path | None = None, saved: Path | N
         resumed: Checkpoint to go on from.
         saved: Where to save one.
     """
-    torch.manual_seed(0)  # as a user's program does
+    seed_everywhere(0)  # as a user's program does
     callbacks = FITS[name][0]()
     for callback in callbacks:
         if isinstance(callback, Federated):
