@@ -18,7 +18,7 @@ from lightning_fedq.commands.suggestions import nearest
 OTHERS = {
     "configs": "list the runs and fragments that ship with the package; write one out to edit",
     "mechanisms": "list all mechanisms: bits, homomorphic or not, what each protects against, paper",
-    "compare": "run or read several runs: one table, one picture",
+    "compare": "run or read several runs, or mechanisms at one epsilon: one table, one picture",
     "report": "write one HTML page about finished runs: who sees what, epsilon and bits by round",
     "sweep": "run a grid of settings, without any account",
     "attack": "reconstruct samples from what mechanisms send: one table, one picture grid",

@@ -197,17 +197,18 @@ class Option:
         return verdict_on(self.ratio)
 
 
-def plan(problem: Problem, candidates: Mapping[str, Mechanism]) -> tuple[Option, ...]:
+def plan(problem: Problem, candidates: Mapping[str, Mechanism], *, once: bool = True) -> tuple[Option, ...]:
     """Calibrate every candidate to the target, and rank them by error.
 
     Args:
         problem: The federation and the target.
         candidates: Mechanisms for updates of norm 1, by name; the value of the free parameter does not count.
+        once: Is a participation in one round only tried, too, where no sum hides a client?
 
     Returns:
         One option per candidate, best first; impossible ones last.
     """
-    options = [_option(name, mechanism, problem) for name, mechanism in candidates.items()]
+    options = [_option(name, mechanism, problem, once) for name, mechanism in candidates.items()]
     return tuple(sorted(options, key=lambda option: (option.mechanism is None, _rank(option))))
 
 
@@ -215,10 +216,10 @@ def _rank(option: Option) -> float:
     return math.inf if option.ratio is None else option.ratio
 
 
-def _option(name: str, mechanism: Mechanism, problem: Problem) -> Option:
+def _option(name: str, mechanism: Mechanism, problem: Problem, once_too: bool) -> Option:
     """The better participation. With sums, more clients a round always hide better."""
     best = _solve(name, mechanism, problem, "every round")
-    if not problem.sees_sums and 1 < problem.rounds <= problem.clients:
+    if once_too and not problem.sees_sums and 1 < problem.rounds <= problem.clients:
         once = _solve(name, mechanism, problem, "once")
         if (once.mechanism is None, _rank(once)) < (best.mechanism is None, _rank(best)):
             best = once

@@ -1,4 +1,5 @@
 import json
+import math
 import subprocess
 import sys
 from pathlib import Path
@@ -15,12 +16,14 @@ from lightning_fedq import mechanisms
 from lightning_fedq.cli import OTHERS, TRAINING, main
 from lightning_fedq.commands.attack import configured
 from lightning_fedq.commands.calls import parse_mechanism
+from lightning_fedq.commands.compare import epsilon_of_label, privacy_towards
 from lightning_fedq.commands.described import describe
 from lightning_fedq.commands.mechanisms import SHIPPED
 from lightning_fedq.commands.run import FedqCLI
 from lightning_fedq.commands.shown import described
 from lightning_fedq.commands.sweep import parse_grid, wandb_sweep
 from lightning_fedq.datasets import DigitsDataModule
+from lightning_fedq.mechanism import Adversary
 from lightning_fedq.reports.runs import read_rows, write_rows, write_summary
 
 # Lightning's command line calls what jsonargparse has deprecated
@@ -344,6 +347,39 @@ def test_compare_runs_and_reads(tmp_path: Path, capsys: pytest.CaptureFixture[st
     with pytest.raises(SystemExit, match="2"):
         main(["compare", "nowhere"])
     assert "nowhere is not the folder of a run; no configuration nowhere" in capsys.readouterr().err
+
+
+def test_compare_trains_mechanisms_at_one_epsilon_towards_one_adversary(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, names = configuration(tmp_path), ["GaussianNoise", "CorBin", "FedAvg"]
+    more = ["--epsilon", "8", "--rounds", "1"]
+    assert main(["compare", str(path), "--mechanisms", *names, *more, "--out", "both"]) == 0
+    shown = capsys.readouterr()
+    table = {row["run"]: row for row in json.loads(Path("both/table.json").read_text())["runs"]}
+    assert list(table) == names
+    assert 7.9 < table["GaussianNoise"]["epsilon"] <= 8.0
+    assert table["GaussianNoise"]["view"] == "OUTSIDER, asked for and met"
+    # no bound for the other two towards an outsider, which is said before they train, and in the picture
+    assert table["CorBin"]["epsilon"] in (None, math.inf) and table["CorBin"]["view"] == "OUTSIDER"
+    assert "CorBin trains without a target: CorBin can't meet epsilon 8" in shown.err
+    assert "FedAvg trains without a target: FedAvg has no privacy parameter" in shown.err
+    for name, words in (("GaussianNoise", "ε 8 to outsider"), ("CorBin", "no finite ε to outsider")):
+        folder = Path("both") / name
+        summary = json.loads((folder / "summary.json").read_text())
+        assert epsilon_of_label(privacy_towards(folder, summary, Adversary.OUTSIDER)) == words
+    # finished runs towards another adversary: every epsilon is that one's
+    assert main(["compare", "both/GaussianNoise", "both/CorBin", "--adversary", "eavesdropper"]) == 0
+    found = json.loads(Path("runs/compare/table.json").read_text())["runs"]
+    assert {row["view"] for row in found} == {"EAVESDROPPER"} and found[0]["epsilon"] > 8.0
+    for wrong, words in (
+        (["--mechanisms", "CorBin"], "--mechanisms and --epsilon go together"),
+        ([], "name the runs, or --mechanisms and --epsilon"),
+        (["a", "b", "--mechanisms", "CorBin", "--epsilon", "8"], "take one configuration, got 2"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            main(["compare", *wrong])
+        assert words in capsys.readouterr().err
 
 
 def finished_run(folder: Path, name: str, rounds: int, mechanism: str = "CorBin(epsilon=1.0)") -> Path:

@@ -1,4 +1,4 @@
-"""`fedq compare`: several runs in one table and one picture."""
+"""`fedq compare`: several runs in one table and one picture, or several mechanisms at one epsilon."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ from rich.table import Table
 
 from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.settings import change_setting
+from lightning_fedq.mechanism import Adversary
+from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
 from lightning_fedq.reports.runs import (
     Row,
@@ -30,6 +32,8 @@ from lightning_fedq.reports.runs import (
     write_summary,
 )
 
+BASE = "digits_private"
+"""What `--mechanisms` train where no configuration is named."""
 COLUMNS = (
     "rounds",
     "final",
@@ -62,7 +66,11 @@ def read_run(folder: Path) -> tuple[list[Row], dict[str, Any]]:
 
 
 def compare(
-    runs: Mapping[str, Path], monitor: str | None, out: Path, mode: str | None = None
+    runs: Mapping[str, Path],
+    monitor: str | None,
+    out: Path,
+    mode: str | None = None,
+    adversary: Adversary | None = None,
 ) -> list[dict[str, Any]]:
     """Write `table.csv`, `table.json` and `compare.png` of several run folders, print the table, return it.
 
@@ -73,6 +81,7 @@ def compare(
         monitor: The metric to compare; None is `val_acc`, or else the first `val_*` metric of the runs.
         out: Where to write.
         mode: Is a larger ("max") or a smaller ("min") value better? None goes by the metric's name.
+        adversary: Towards whom every run's epsilon is shown; None is whom each run was asked about.
 
     Raises:
         ValueError: If a run never logged `monitor`.
@@ -86,12 +95,17 @@ def compare(
         if not values:
             raise ValueError(f"{runs[name]} never logged {monitor!r}; it has {sorted(rows[-1])}")
         mechanism = str(summary["mechanism"]).partition("(")[0]
-        label = f"{name} ({mechanism}{epsilon_of_label(summary)})"
+        privacy = (
+            privacy_of(summary) if adversary is None else privacy_towards(runs[name], summary, adversary)
+        )
+        own = "" if mechanism == name else f"{mechanism}, "
+        said = f"{own}{epsilon_of_label(privacy)}".removesuffix(", ")
+        label = f"{name} ({said})" if said else name
         curves[label] = rows
         plain |= {label} if mechanism == "FedAvg" else set()
         cost = {**totals(rows), "bits_per_parameter": summary["bits_per_parameter"], "rounds": len(rows)}
         best = max(values) if mode == "max" else min(values)
-        result = {"final": values[-1], "best": best, **privacy_of(summary), **cost}
+        result = {"final": values[-1], "best": best, **privacy, **cost}
         table.append({"run": name, **{column: result[column] for column in COLUMNS}})
     write_rows(out / "table.csv", table)
     write_summary(out / "table.json", {"monitor": monitor, "runs": table})
@@ -108,15 +122,31 @@ def compare(
     return table
 
 
-def epsilon_of_label(summary: Mapping[str, Any]) -> str:
+def privacy_towards(folder: Path, summary: Mapping[str, Any], adversary: Adversary) -> dict[str, Any]:
+    """`privacy_of` towards one adversary, whomever the run was asked about, from its `privacy.json`.
+
+    Raises:
+        FileNotFoundError: If the folder has none.
+    """
+    file = folder / "privacy.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"no {file}, which says what the run protects")
+    row = next(r for r in json.loads(file.read_text())["rows"] if r["adversary"] == adversary.name)
+    found, view = privacy_of(summary), summary.get("view")
+    if view is not None and view["adversary"] == adversary.name and view["met"] is not None:
+        return found
+    epsilon = math.inf if row["epsilon_run"] is None else float(row["epsilon_run"])
+    return {**found, "epsilon": epsilon, "verdict": row["verdict"], "view": adversary.name}
+
+
+def epsilon_of_label(found: Mapping[str, Any]) -> str:
     """Epsilon and towards whom, for a legend. "" where a folder does not say."""
-    found = privacy_of(summary)
     if not isinstance(found["epsilon"], float):
         return ""
     whom = str(found["view"]).partition(",")[0].lower()
     if math.isinf(found["epsilon"]):
-        return ", no finite epsilon"
-    return f", \N{GREEK SMALL LETTER EPSILON} {format_epsilon(found['epsilon'])} to {whom}"
+        return f"no finite \N{GREEK SMALL LETTER EPSILON} to {whom}"
+    return f"\N{GREEK SMALL LETTER EPSILON} {format_epsilon(found['epsilon'])} to {whom}"
 
 
 def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -175,15 +205,55 @@ def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
         console.print(f"  {row['run']}: {row['view']}", highlight=False, soft_wrap=True)
 
 
+def _trained(
+    base: str, names: Sequence[str], target: PrivacyTarget, rounds: int | None, out: Path
+) -> dict[str, Path]:
+    """Train one configuration with each of several mechanisms at one target; run folders by mechanism."""
+    from lightning_fedq.commands.plan import (
+        same_target,
+    )  # imports Lightning, as the next, and only needed here
+    from lightning_fedq.commands.run import resolve, run_config
+
+    folders = {}
+    for name, (settings, reason) in same_target(base, names, target, rounds).items():
+        config = resolve([str(find(base))])
+        for key in ("privacy", "secure_aggregation"):
+            change_setting(config, f"Federated.{key}", None)
+        for key, value in settings.items():
+            change_setting(config, f"Federated.{key}", value)
+        if rounds is not None:
+            change_setting(config, "trainer.max_epochs", rounds)
+        if reason:
+            print(f"{name} trains without a target: {reason}", file=sys.stderr)
+        folders[name] = run_config(config, name, out)
+    return folders
+
+
 def main(argv: Sequence[str]) -> int:
     """Run or read the runs and compare them."""
     parser = argparse.ArgumentParser(
         prog="fedq compare",
         description="Train the given configurations (or read the given run folders) and put them into one "
-        "table and one picture: a metric against rounds, and against megabytes.",
+        "table and one picture: a metric against rounds, and against megabytes. With --mechanisms, train one "
+        "configuration with each of several mechanisms, all calibrated to one epsilon.",
     )
     parser.add_argument(
-        "runs", nargs="+", metavar="RUN", help="a configuration (a file or a name) or the folder of a run"
+        "runs",
+        nargs="*",
+        metavar="RUN",
+        help="a configuration (a file or a name) or the folder of a run; with --mechanisms one configuration "
+        f"(default: {BASE})",
+    )
+    parser.add_argument(
+        "--mechanisms", nargs="+", metavar="NAME", help="mechanisms to train with, such as CorBin"
+    )
+    parser.add_argument("--epsilon", type=float, help="target of the mechanisms over the run, for a client")
+    parser.add_argument("--delta", type=float, default=1e-5, help="of the target (default: %(default)s)")
+    parser.add_argument(
+        "--adversary",
+        choices=[who.name.lower() for who in Adversary],
+        help="towards whom epsilons are shown, and met by mechanisms (default: outsider for mechanisms, or "
+        "whom each run was asked about)",
     )
     parser.add_argument(
         "--monitor", help="the metric to compare (default: val_acc, or the first val_* there is)"
@@ -196,8 +266,24 @@ def main(argv: Sequence[str]) -> int:
         "--out", default="runs/compare", help="folder of table and picture (default: %(default)s)"
     )
     options = parser.parse_args(argv)
+    if (options.mechanisms is None) != (options.epsilon is None):
+        parser.error("--mechanisms and --epsilon go together: --mechanisms CorBin GaussianNoise --epsilon 8")
+    if options.mechanisms is None and not options.runs:
+        parser.error("name the runs, or --mechanisms and --epsilon")
+    asked = None if options.adversary is None else Adversary[options.adversary.upper()]
     out = fresh_folder(Path(options.out))
     folders: dict[str, Path] = {}
+    if options.mechanisms is not None:
+        if len(options.runs) > 1:
+            parser.error(f"--mechanisms take one configuration, got {len(options.runs)}")
+        asked = asked or Adversary.OUTSIDER
+        base = options.runs[0] if options.runs else BASE
+        try:
+            target = PrivacyTarget(options.epsilon, options.delta, asked)
+            folders = _trained(base, options.mechanisms, target, options.rounds, out)
+        except ValueError as error:
+            parser.error(str(error))
+        options.runs = []
     for run in options.runs:
         path = Path(run)
         name = path.stem if path.stem not in folders else f"{path.stem}-{len(folders) + 1}"
@@ -215,7 +301,7 @@ def main(argv: Sequence[str]) -> int:
             change_setting(settings, "trainer.max_epochs", options.rounds)
         folders[name] = run_config(settings, name, out)
     try:
-        compare(folders, options.monitor, out, options.mode)
+        compare(folders, options.monitor, out, options.mode, asked)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     return 0

@@ -16,7 +16,7 @@ from rich.table import Table
 from lightning_fedq.commands.calls import parse_call
 from lightning_fedq.commands.described import example
 from lightning_fedq.mechanism import Adversary, Mechanism
-from lightning_fedq.mechanisms.registry import class_path, installed
+from lightning_fedq.mechanisms.registry import class_path, installed, mechanism_class
 from lightning_fedq.planning import GOOD, HOMOGENEITY, Option, Problem, plan
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
@@ -306,20 +306,28 @@ def to_yaml(option: Option, problem: Problem, clip_norm: float, participation: s
         clip_norm: Norm to which updates are clipped, where the mechanism does.
         participation: What the configuration says.
     """
-    assert option.mechanism is not None
-    values = parse_call(repr(option.mechanism))[1]
-    values = {key: value for key, value in values.items() if value is not None}
+    return yaml.safe_dump(federated_settings(option, problem, clip_norm, participation), sort_keys=False)
+
+
+def _written(mechanism: Mechanism, clip_norm: float) -> dict[str, Any]:
+    """A mechanism for updates of norm 1 as a configuration has it, for updates of another norm."""
+    values = {key: value for key, value in parse_call(repr(mechanism))[1].items() if value is not None}
     if "clip_norm" in values:
         values["clip_norm"] *= clip_norm
     for knob in _KNOBS:
         if knob in values:
             values[knob] = float(f"{values[knob]:.4g}")
+    return {"class_path": class_path(type(mechanism)), "init_args": values}
+
+
+def federated_settings(
+    option: Option, problem: Problem, clip_norm: float, participation: str = "random"
+) -> dict[str, Any]:
+    """`to_yaml`, not written out yet."""
+    assert option.mechanism is not None
     target = problem.target
     settings: dict[str, Any] = {
-        "mechanism": {
-            "class_path": class_path(type(option.mechanism)),
-            "init_args": values,
-        },
+        "mechanism": _written(option.mechanism, clip_norm),
         "privacy": {
             "epsilon": target.epsilon,
             "delta": target.delta,
@@ -343,7 +351,42 @@ def to_yaml(option: Option, problem: Problem, clip_norm: float, participation: s
     elif participation != "random":
         settings["clients_per_round"] = problem.clients_per_round
         settings["participation"] = "cyclic" if problem.in_turn else "random"
-    return yaml.safe_dump(settings, sort_keys=False)
+    return settings
+
+
+def same_target(
+    config: str, names: Sequence[str], target: PrivacyTarget, rounds: int | None = None
+) -> dict[str, tuple[dict[str, Any], str]]:
+    """Settings of `Federated` for several mechanisms in one configuration, all calibrated to one target.
+
+    Args:
+        config: File or name of a configuration; its own mechanism and target do not count.
+        names: Mechanisms.
+        target: Epsilon, delta, against whom.
+        rounds: Rounds to train; None is the configuration's own.
+
+    Returns:
+        Settings and "" by name; or settings without a target, and why this mechanism can't meet it.
+    """
+    sizes, federated, clip_norm = _sizes(config)
+    sizes |= {} if rounds is None else {"rounds": rounds}
+    masks = federated.server.secure_aggregation or SecAgg()
+    problem = Problem(**sizes, target=target, secure_aggregation=masks)
+    found: dict[str, tuple[dict[str, Any], str]] = {}
+    for name in names:
+        kind = mechanism_class(name)
+        known = _settings_of(kind, problem.params)
+        options = plan(problem, known, once=False) if known else ()
+        if options and options[0].mechanism is not None:
+            found[name] = (
+                federated_settings(options[0], problem, clip_norm, federated.planner.participation),
+                "",
+            )
+            continue
+        reason = options[0].reason if options else f"{name} has no privacy parameter"
+        usual = next(iter(known.values()), None) or example(kind)
+        found[name] = {"mechanism": _written(usual, clip_norm)}, str(reason)
+    return found
 
 
 def _with_clients(problem: Problem, clients: int) -> Problem:
