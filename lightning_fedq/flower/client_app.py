@@ -18,7 +18,7 @@ from lightning_fedq.clients.states import State
 from lightning_fedq.data.generator_turns import own_draws
 from lightning_fedq.flower.client import RemoteClient
 from lightning_fedq.flower.kept import NEVER, KeptState
-from lightning_fedq.flower.local_round import Told, train_locally
+from lightning_fedq.flower.local_round import Told, check_counted, train_locally
 from lightning_fedq.flower.records import Fields, from_record, to_record
 from lightning_fedq.flower.settings import (
     TRAVELS,
@@ -83,9 +83,10 @@ class DeployedClient(RemoteClient):
         does this client.
 
         Raises:
-            RefusedError: If the training fails on this client's smallest batch.
+            RefusedError: If the training fails on this client's smallest batch, or a layer counts batches.
         """
         module, local, nothing = self._module(), self._federated.local, torch.zeros(0)
+        check_counted(module, local)
         frozen = any(not parameter.requires_grad for parameter in module.parameters())
         counts = local.buffers == "share" and (frozen or any(True for _ in module.buffers()))
         try:

@@ -11,6 +11,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +39,7 @@ from lightning_fedq.federation.checks import (
     check_shapes,
 )
 from lightning_fedq.federation.handed_loader import forget_loader
+from lightning_fedq.federation.settings import Local
 from lightning_fedq.federation.undo import Undo
 from lightning_fedq.flower.kept import check_names
 from lightning_fedq.flower.settings import RefusedError
@@ -188,6 +190,7 @@ class LocalRound(pl.Callback):
         check_shapes(pl_module)
         check_optimizers(trainer)
         check_schedules(trainer, self._federated.local.local_steps)
+        counting = check_counted(pl_module, self._federated.local)
         loader = self._loader(trainer)
         forget_loader(trainer)
         self._trainer, self._fit = trainer, ClientFit(trainer, trainer.loggers)
@@ -221,6 +224,11 @@ class LocalRound(pl.Callback):
                 "parameters frozen"
             )
         self._vector.show(self._given)
+        self._counting: list[Tensor] = [
+            attrgetter(f"{name}.num_batches_tracked")(pl_module) for name in counting
+        ]
+        for counter in self._counting:  # what the rounds before have counted, which is the same for everybody
+            counter += self._plan.round * longest
         self._metrics = ClientMetrics("shared", trainer)
         self._worker = ClientWorker(
             *(trainer, self._vector, self._fit, self._clock, self._metrics, lambda: loader),
@@ -298,6 +306,7 @@ class LocalRound(pl.Callback):
         for stack, batches in self._dealt.by_stack():
             self.update = worker.train(stack, batches, start).updates[0]
         self._metrics.end_round()
+        self._check_counts()
         opened = worker.states.opened().get(0, {})
         self.state = {**self._told.kept, **opened, "names": list(vector.own.names)}
         steps = clock.end_round(clock.taken)
@@ -305,6 +314,20 @@ class LocalRound(pl.Callback):
         strategy.lr_scheduler_configs = [c for c in strategy.lr_scheduler_configs if not c.reduce_on_plateau]
         self._trainer.should_stop = True
         return steps
+
+    def _check_counts(self) -> None:
+        """Refuse layers that count anything but each batch once: what others count would not be known."""
+        batches = len(self._stacks()[0].batch_sizes)
+        vector = self._vector
+        own = {id(counter) for counter in self._counting}
+        counters = [attrgetter(name)(vector.module) for name in vector.members.counters]
+        found = torch.split(vector.most_counted, [counter.numel() for counter in counters])
+        for counter, counted in zip(counters, found, strict=True):
+            if id(counter) in own and int(counted) != batches:
+                raise RefusedError(
+                    f"a layer with momentum=None has counted {int(counted)} batches where this client has "
+                    f"trained on {batches}, so what others count is not known; {_COUNTED}"
+                )
 
     def teardown(self, trainer: Any, pl_module: pl.LightningModule, stage: str) -> None:
         """Take everything off again."""
@@ -314,6 +337,37 @@ class LocalRound(pl.Callback):
     def on_exception(self, trainer: Any, pl_module: pl.LightningModule, exception: BaseException) -> None:
         """Take everything off again."""
         self._undo.all()
+
+
+_COUNTED = "use momentum=0.1, or buffers='local' or 'frozen'"
+
+
+def check_counted(module: torch.nn.Module, local: Local) -> list[str]:
+    """Layers whose running statistics depend on how many batches all rounds before have had.
+
+    Args:
+        module: A side's module.
+        local: How clients train.
+
+    Returns:
+        Their names; none where statistics stay with each client, or as they are.
+
+    Raises:
+        RefusedError: If a round's longest client sets that number, whom nobody knows over a network.
+    """
+    names = [
+        name
+        for name, layer in module.named_modules()
+        if getattr(layer, "num_batches_tracked", None) is not None and getattr(layer, "momentum", 0) is None
+    ]
+    if local.buffers != "share":
+        return []
+    if names and local.local_steps is None:
+        raise RefusedError(
+            f"{names[0]} has momentum=None, the mean of all batches so far: their number follows from the "
+            f"longest client, whom nobody knows over a network; say local_steps=..., or {_COUNTED}"
+        )
+    return names
 
 
 def check_schedules(trainer: pl.Trainer, local_steps: int | None) -> None:

@@ -34,7 +34,7 @@ from lightning_fedq.federation.undo import Undo
 from lightning_fedq.flower.cohort import Cohort
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.kept import NEVER, Attempt
-from lightning_fedq.flower.local_round import check_schedules
+from lightning_fedq.flower.local_round import check_counted, check_schedules
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import remote_sums
 from lightning_fedq.flower.settings import (
@@ -284,6 +284,7 @@ class Deployment:
         Raises:
             ValueError: If the last checkpoint is damaged, or lost although rounds were charged, or another
                 server works in the same folder.
+            RefusedError: If a layer or a schedule goes by a number that nobody knows over a network.
         """
         store = Store(self.home)
         with store.alone():
@@ -292,6 +293,7 @@ class Deployment:
     def _run(self, grid: Grid, store: Store) -> tuple[pl.Trainer, FederatedServer]:
         _check_checkpoint(self.home)
         module = self.module()
+        check_counted(module, self.federated.local)
         exchange = Exchange(grid, self.round_timeout, rank_zero_warn)
         words = fingerprint(self.federated, module, self.trainer.get("max_epochs"))
         words |= training_words(self.trainer, self.module)

@@ -26,6 +26,9 @@ TESTED = {
     "is damaged; put a whole copy of it back": _SAME + "test_a_state_file_that_is_not_the_client_s_is_named",
     "know how many they take; say local_steps=..., or max_epochs": _SAME
     + "test_max_steps_needs_to_know_the_steps_of_a_round",
+    "whom nobody knows over a network; say local_steps=..., or {}": _SAME
+    + "test_a_mean_of_all_batches_needs_to_know_how_many",
+    "so what others count is not known; {}": _SAME + "test_a_layer_that_counts_otherwise_is_named",
     "let max_epochs be the rounds that the first training was calibrated for less those": _TARGET
     + "test_a_ledger_of_other_settings_is_refused_when_the_mechanism_is_known_and_the_cure_works",
     "hangs on it; go on with the settings of the charged rounds": _LEDGER

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 
@@ -38,3 +41,53 @@ def test_the_same_app_ends_with_the_weights_of_the_simulation(tmp_path: Path, mo
     saved = example.checkpoint_of(tmp_path / "server")
     assert [record["num_received"] for record in saved["records"]] == [4, 4]
     assert torch.equal(saved["engine"]["weights"], task.federated.engine.weights)
+
+
+def stop_superlink(home: Path) -> None:
+    """End the SuperLink that `flwr run` has left, and what it has started."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("FLWR_HOME") == str(home):
+                process.kill()
+        except psutil.Error:
+            continue
+
+
+def test_the_recipe_of_the_page_twice(tmp_path: Path) -> None:
+    """Node ids are new with every SuperLink: by them each client had a new folder, and was a new client."""
+    pytest.importorskip("ray", reason="comes with flwr[simulation]")
+    app, homes, flower = tmp_path / "my_app", tmp_path / "homes", tmp_path / "flwr"
+    package = write_app(app, clients=4, secure_aggregation=False)
+    client = app / package / "client_app.py"
+    page = (Path(__file__).parents[2] / "docs" / "deployment.md").read_text()
+    recipe = next(
+        line for line in page.splitlines() if line.startswith("app = client_app(") and "home=" in line
+    )
+    recipe = recipe.replace("/a/folder", str(homes)).replace("federated,", "federated, trainer=TRAINING,")
+    lines = [line for line in client.read_text().splitlines() if not line.startswith("app = ")]
+    client.write_text("\n".join(["from pathlib import Path", *lines, recipe, ""]))
+    environment = {**os.environ, "FLWR_HOME": str(flower), "FLWR_TELEMETRY_ENABLED": "0"}
+    environment |= {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    environment["PATH"] = f"{Path(example.tool('flwr')).parent}{os.pathsep}{os.environ['PATH']}"
+    command = [example.tool("flwr"), "run", str(app), "--stream", "--federation-config", "num-supernodes=4"]
+    home = tmp_path / "server"
+    for rounds in (1, 2):
+        try:
+            config = f'home="{home}" rounds={rounds}'
+            done = subprocess.run(
+                [*command, "--run-config", config],
+                env=environment,
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                timeout=900,
+            )
+        finally:
+            stop_superlink(flower)
+        assert done.returncode == 0, done.stdout[-5000:]
+        assert (home / "checkpoints" / "last.ckpt").exists(), done.stdout[-5000:]
+        records = example.checkpoint_of(home)["records"]
+        assert [record["num_received"] for record in records] == [4] * rounds, done.stdout[-5000:]
+        assert sorted(path.name for path in homes.iterdir()) == ["0", "1", "2", "3"]

@@ -157,6 +157,15 @@ def normalised() -> Classifier:
     )
 
 
+def averaging() -> Classifier:
+    """BatchNorm's running statistics are the mean of all batches, so that their count enters."""
+    torch.manual_seed(0)
+    norm = torch.nn.BatchNorm1d(8, momentum=None)
+    return Classifier(
+        torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(64, 8), norm, torch.nn.Linear(8, 10))
+    )
+
+
 FLAG: dict[str, Any] = {"constraints": {"*.initialized": "flag"}}
 
 
@@ -172,6 +181,10 @@ KEEPS: dict[str, Any] = {
     "local buffers": (Scaled, {"buffers": "local"}, dict),
     "a flag": (normalised, FLAG, dict),
     "a flag, some": (normalised, {**FLAG, **SOME}, dict),
+    "a mean of all batches": (averaging, STEPS, dict),
+    "a mean of all batches, some": (averaging, {**STEPS, **SOME}, lambda: {"accumulate_grad_batches": 2}),
+    "a mean of all batches, cut": (averaging, STEPS, lambda: {"max_steps": 8}),
+    "a mean of all batches, kept": (averaging, {"buffers": "local", **SOME}, dict),
     "FedDyn": (module, {"algorithm": FedDyn(0.1)}, dict),
     "FedDyn, some": (module, {"algorithm": FedDyn(0.1), **SOME}, dict),
     "SCAFFOLD": (lambda: ByCourse("plain"), {"algorithm": SCAFFOLD(), **STEPS}, dict),
@@ -265,6 +278,38 @@ def test_a_buffer_that_only_the_client_knows_of_is_named_at_registration(tmp_pat
     with pytest.raises(RuntimeError, match=r"numbers that travel is 714 here and 650 there.*buffers='local'"):
         deployment(new(), 1, tmp_path, module=Scaled).run(grid)
     assert {kind for kind, _ in grid.log} == {"register"}
+
+
+@pytest.mark.parametrize("settings", [{}, SOME, {"local_epochs": 1}])
+def test_a_mean_of_all_batches_needs_to_know_how_many(settings, tmp_path):
+    """The server's count stood at 0 on each client, each round: other statistics, in silence."""
+    new = lambda: federated(COIN, **settings)  # noqa: E731
+    apps = [client_app(averaging, own_digits, new()) for _ in range(CLIENTS)]
+    homes = [tmp_path / f"client-{client}" for client in range(CLIENTS)]
+    one = deployment(new(), 2, tmp_path, module=averaging)
+    with pytest.raises(
+        RefusedError, match=r"backbone.2 has momentum=None.*say local_steps=..., or use moment"
+    ):
+        one.run(LoopGrid(apps, homes))
+
+
+class Twice(Classifier):
+    """Its layer counts each batch twice."""
+
+    def __init__(self) -> None:
+        super().__init__(averaging().backbone)
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        self.backbone(batch[0])
+        return super().training_step(batch, batch_idx)
+
+
+def test_a_layer_that_counts_otherwise_is_named(tmp_path):
+    new = lambda: federated(COIN, **STEPS)  # noqa: E731
+    apps = [client_app(Twice, own_digits, new()) for _ in range(CLIENTS)]
+    one = deployment(new(), 1, tmp_path, module=Twice)
+    with pytest.warns(UserWarning, match="has counted 6 batches where this client has trained on 3"):
+        one.run(LoopGrid(apps, [tmp_path / f"client-{client}" for client in range(CLIENTS)]))
 
 
 def test_a_schedule_of_steps_needs_to_know_them(tmp_path):

@@ -39,6 +39,8 @@ def test_units_turn_telemetry_off_and_come_back(unit: Path) -> None:
     said = settings(unit)
     assert "nginx" in said["ExecStart"] or "FLWR_TELEMETRY_ENABLED=0" in said["Environment"]
     assert said["Restart"] in ("always", "on-failure") and float(said["RestartSec"]) >= 5
+    if unit.stem == "fedq-superexec":  # it starts flwr-serverapp by name
+        assert "PATH=/opt/fedq/bin:" in said["Environment"]
     assert said["ProtectSystem"] == "strict" and said["PrivateTmp"] == "yes"
 
 

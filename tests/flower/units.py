@@ -48,7 +48,9 @@ def settings(unit: Path) -> dict[str, str]:
 def keep(unit: Path, var: Path) -> None:
     """Run it, and start it again as it says."""
     said = settings(unit)
-    environment = dict(os.environ)
+    kept = ("HOME", "OMP_NUM_THREADS", "FLWR_SUPEREXEC_TASK_POLL_INTERVAL")
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
+    environment["PATH"] = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin"  # systemd's
     environment |= dict(word.split("=", 1) for word in shlex.split(said.get("Environment", "")))
     for kind, below in (("StateDirectory", "lib"), ("CacheDirectory", "cache")):
         if kind in said:
