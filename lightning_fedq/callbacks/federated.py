@@ -127,9 +127,10 @@ class Federated(pl.Callback):
         privacy: A target that sets the mechanism's privacy parameter when the fit starts, from the Trainer's
             rounds, cohort, dropouts, corrupt clients and dimension, and that the ledger holds to. The
             parameter's own value does not count then.
-        check_isolation: Train a client twice before the first round, with another one in between, and refuse
-            to go on if its update is not the same (`clients.isolation`). None does so where something is
-            claimed, and where client_metrics keeps what is logged with the clients.
+        check_isolation: Before the first round, train a client alone and beside another one, in forks where
+            there are any, and refuse to go on if anything of it, or anything that leaves, is not the same
+            (`simulation.isolation`). None does so where something is claimed, and where client_metrics keeps
+            what is logged with the clients.
         evaluate_clients: Measure the global model, and each client's own, on what every client holds out:
             `ClientEvaluation(held_out=0.2)`. The numbers go where client_metrics lets training metrics go.
         shared: Patterns of names, such as `["teacher.*"]`: buffers and frozen parameters that travel beside
@@ -450,7 +451,8 @@ class Federated(pl.Callback):
     def lets_out(self, trainer: pl.Trainer) -> str:
         """See `unprotected.LetsOut`."""
         log = self.client_log
-        return where_it_went(self.client_evaluations, log is not None and log.shared)
+        measured = where_it_went(self.client_evaluations, log is not None and log.shared)
+        return " ".join(filter(None, (measured, self.fit.isolation)))
 
     def _logged_elsewhere(self, name: str, value: Any) -> None:
         if self.client_log is not None:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from lightning_fedq._lightning import rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.fit import ClientFit
-from lightning_fedq.clients.stack_trial import elementwise, rehearse
+from lightning_fedq.clients.stack_trial import Rehearsal, elementwise, rehearse
 from lightning_fedq.clients.vector import Vector
 from lightning_fedq.data.batches import Stack
 
@@ -39,6 +39,7 @@ def choose_clients_per_step(
     automatic: int,
     largest_of: Callable[[int], Stack],
     first_batch: Callable[[Stack], Any],
+    do: Callable[[int, Callable[[], Rehearsal]], Rehearsal] = lambda client, work: work(),
 ) -> int:
     """Return how many clients train side by side, 1 where a stack can't run or does not pay.
 
@@ -50,6 +51,7 @@ def choose_clients_per_step(
         automatic: The size to try for "auto".
         largest_of: The largest stack of the first round, for a size.
         first_batch: A stack's first batch.
+        do: Lets a client try something, where it leaves nothing behind.
 
     Raises:
         ValueError: If a stack was asked for and the optimiser is not elementwise.
@@ -82,9 +84,13 @@ def choose_clients_per_step(
     largest = largest_of(size)
     if len(largest.clients) < 2:
         return _one("no two clients of the first round have batches of the same sizes", False)
-    batch = trainer.precision_plugin.convert_input(first_batch(largest))
-    batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-    found = rehearse(trainer, fit, vector, batch)
+
+    def tried() -> Rehearsal:
+        batch = trainer.precision_plugin.convert_input(first_batch(largest))
+        batch = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
+        return rehearse(trainer, fit, vector, batch)
+
+    found = do(largest.clients[0], tried)
     if found.obstacle is not None:
         return _one(f"a stack of clients can't run: {found.obstacle}")
     if wanted != "auto":

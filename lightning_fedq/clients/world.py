@@ -426,8 +426,14 @@ def _has_no_memory(function: types.FunctionType) -> bool:
     if (function.__module__ or "").startswith("jsonargparse"):
         return True
     kept = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    fixed = all(type(one) in _FIXED or isinstance(one, type | types.BuiltinFunctionType) for one in kept)
+    fixed = all(type(one) in _FIXED or isinstance(one, type) or _is_of_a_module(one) for one in kept)
     return function.__closure__ is None and not function.__dict__ and fixed
+
+
+def _is_of_a_module(value: Any) -> bool:
+    """Is it a builtin function, and no method of some object?"""
+    owner = getattr(value, "__self__", None)
+    return isinstance(value, types.BuiltinFunctionType) and isinstance(owner, types.ModuleType | type(None))
 
 
 def _is_large(value: Any) -> bool:

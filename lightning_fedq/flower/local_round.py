@@ -200,7 +200,7 @@ class LocalRound(pl.Callback):
         self._clock = Clock(trainer, longest)
         mode = self._federated.local.buffers
         trial = Trial(ClientFit(trainer), self._clock, lambda: loader, {})
-        found = rehearse(trial, pl_module, self._stacks(), mode)
+        found = rehearse(trial, pl_module, self._stacks(), mode).told(pl_module)
         optimizers = trainer.strategy
         self._vector = Vector(
             pl_module,

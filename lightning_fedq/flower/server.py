@@ -50,6 +50,7 @@ from lightning_fedq.flower.training_words import training_words
 from lightning_fedq.privacy.journal import sync_folder
 from lightning_fedq.rounds import RoundRecord, RoundServer
 from lightning_fedq.simulation.clock import Clock
+from lightning_fedq.simulation.files import Aside
 from lightning_fedq.simulation.population import Holdings, Population, Stacks
 from lightning_fedq.simulation.schedule import Schedule
 
@@ -132,7 +133,7 @@ class RemoteClients(Population):
         """Refuse schedules that clients can't follow, before anybody is charged."""
         check_schedules(trainer, self._federation.local.local_steps)
 
-    def rehearse(self, trainer: pl.Trainer, clock: Clock) -> tuple[Rehearsed, dict[str, None]]:
+    def rehearse(self, trainer: pl.Trainer, clock: Clock, aside: Aside) -> tuple[Rehearsed, dict[str, None]]:
         """Without data, what layers that are known to keep statistics change."""
         self.clock = clock
         frozen = self._federation.local.buffers == "frozen"

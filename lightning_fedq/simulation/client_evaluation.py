@@ -27,6 +27,7 @@ from lightning_fedq.clients.worker import ClientWorker
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.federation.records import log_values
 from lightning_fedq.reports.runs import mode_of
+from lightning_fedq.simulation.files import Aside
 from lightning_fedq.simulation.rank_group import RankGroup
 from lightning_fedq.simulation.release import Released, Releases
 
@@ -168,8 +169,11 @@ class ClientEvaluator:
             released = self._releases.release(values["global"][release.metric], round)
         return EvaluatedClients(round, values, released)
 
-    def check(self) -> None:
+    def check(self, aside: Aside) -> None:
         """Refuse, before anybody trains, to release what the first client does not measure.
+
+        Args:
+            aside: Where it measures.
 
         Raises:
             ValueError: With the names that it measures.
@@ -177,7 +181,7 @@ class ClientEvaluator:
         release = self._settings.release
         if release is None:
             return
-        names = self._of_client(0, "global", 0).keys()
+        names = aside.do(0, lambda: list(self._of_client(0, "global", 0)))
         self._worker.fit.end_round()
         if release.metric not in names:
             raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -45,11 +46,13 @@ from lightning_fedq.federation.unprotected import lengths_tell
 from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
 from lightning_fedq.simulation.client_evaluation import ClientEvaluator, EvaluatedClients
 from lightning_fedq.simulation.clock import Clock
+from lightning_fedq.simulation.files import Aside
+from lightning_fedq.simulation.isolation import SAID, IsolationTrial
 from lightning_fedq.simulation.metrics import ClientMetrics
-from lightning_fedq.simulation.population import Population
+from lightning_fedq.simulation.population import Population, SimulatedClients
 from lightning_fedq.simulation.rank_checks import agree_on_start, say_who_is_idle
 from lightning_fedq.simulation.ranks import EndOfRound, OtherRankStoppedError, RankEngine
-from lightning_fedq.simulation.rehearsal import Trial, check_two_clients, first_clients
+from lightning_fedq.simulation.rehearsal import Trial, first_clients
 from lightning_fedq.simulation.release import Releases
 from lightning_fedq.simulation.simulation import RoundStart, Simulation
 
@@ -77,6 +80,7 @@ class FederatedFit:
         identity: Fingerprint that a checkpoint must agree with.
         simulation: Trains the rounds.
         given_up: Start of a round that an exception has ended.
+        isolation: How isolation of the clients was tried, as a sentence. "" where they are elsewhere.
 
     Raises:
         ValueError: If something does not go together; with the cure.
@@ -96,8 +100,10 @@ class FederatedFit:
         self._federation, self._trainer, self.population = federation, trainer, population
         self._schedule, self._is_checked = population.holdings.schedule, False
         self.given_up: RoundStart | None = None
+        self.isolation = SAID[None] if isinstance(population, SimulatedClients) else ""
         self._clock = Clock(trainer, self._schedule.longest)
-        rehearsed, names = population.rehearse(trainer, self._clock)
+        self._aside = Aside(trainer)
+        rehearsed, names = population.rehearse(trainer, self._clock, self._aside)
         saved = loaded or {}
         rehearsed = rehearsed._replace(constraints={**rehearsed.constraints, **saved.get("constraints", {})})
         self.vector = Vector(
@@ -144,7 +150,7 @@ class FederatedFit:
         self._averages = RoundAverages(trainer)
         self._averages.attach(undo)
         if self._evaluator is not None:
-            self._evaluator.check()
+            self._evaluator.check(self._aside)
         population.is_training = True
         self.figures: RunFigures | None = None
 
@@ -257,6 +263,7 @@ class FederatedFit:
             largest_stack(self.vector.parameters[0].device.type, self.vector.width, cohort),
             lambda size: max(self._schedule.of_all_ranks(0, 0, size), key=lambda stack: len(stack.clients)),
             lambda stack: self.fetch(next(population.loader().indices(stack))),
+            self._aside.do,
         )
         if population.ranks is None or wanted != "auto":
             return chosen
@@ -403,12 +410,17 @@ class FederatedFit:
             rank_zero_info("isolation of the clients is not checked, because a stream can't be read twice")
             return
 
+        def stacks_of(round: int) -> Sequence[Stack]:
+            return self._schedule.of_all_ranks(round, 0, 1)
+
         if self._federation.batch_rule is None:
-            clients = first_clients(lambda round: self._schedule.of_all_ranks(round, 0, 1), 2)
+            clients = first_clients(stacks_of, 2)
         else:
             clients = [stack for stack in self.coming_stacks() if stack.clients]
+            stacks_of = lambda round: clients  # noqa: E731 (a rule draws once)
         trial = Trial(ClientFit(self._trainer), self._clock, population.loader, {})
-        check_two_clients(trial, self.vector, clients)
+        found = IsolationTrial(self._trainer, trial, self.vector, stacks_of, self._aside)
+        self.isolation = SAID[found.check(clients)]
 
     def _claims(self) -> bool:
         """Are keys secret, and is something claimed?"""

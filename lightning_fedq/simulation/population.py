@@ -30,6 +30,7 @@ from lightning_fedq.federation.undo import Undo
 from lightning_fedq.keys.randomness import AgreedKeys, Keys, RootKeys, SeededKeys
 from lightning_fedq.rounds import RoundEngine, RoundPlan
 from lightning_fedq.simulation.clock import Clock
+from lightning_fedq.simulation.files import Aside
 from lightning_fedq.simulation.rank_checks import check_for_ranks, check_streams
 from lightning_fedq.simulation.ranks import (
     DistributedClientsStrategy,
@@ -37,7 +38,7 @@ from lightning_fedq.simulation.ranks import (
     RankSchedule,
     ranks_of,
 )
-from lightning_fedq.simulation.rehearsal import Trial, first_clients, prepare, rehearse
+from lightning_fedq.simulation.rehearsal import Findings, Trial, first_clients, prepare, rehearse
 from lightning_fedq.simulation.schedule import Schedule
 from lightning_fedq.simulation.smallest_batch import check_smallest
 
@@ -161,7 +162,7 @@ class Population(ABC):
         """
 
     @abstractmethod
-    def rehearse(self, trainer: pl.Trainer, clock: Clock) -> tuple[Rehearsed, dict[str, None]]:
+    def rehearse(self, trainer: pl.Trainer, clock: Clock, aside: Aside) -> tuple[Rehearsed, dict[str, None]]:
         """Tensors beside parameters that a client's first steps change, and names that they log."""
 
     @abstractmethod
@@ -277,16 +278,23 @@ class SimulatedClients(Population):
     def check_start(self, trainer: pl.Trainer) -> None:
         """Nothing: a simulation follows every schedule."""
 
-    def rehearse(self, trainer: pl.Trainer, clock: Clock) -> tuple[Rehearsed, dict[str, None]]:
+    def rehearse(self, trainer: pl.Trainer, clock: Clock, aside: Aside) -> tuple[Rehearsed, dict[str, None]]:
         """See `Population.rehearse`. Not where a rule draws the batches, or streams can't be read twice."""
         buffers, held = self._federation.local.buffers, self.holdings
         module, names = trainer.lightning_module, dict[str, None]()
         found = Rehearsed.by_layers(module)
         if self._federation.batch_rule is None and not held.holds_streams:
             clients = first_clients(lambda round: held.schedule.of_all_ranks(round, 0, 1), 1)
-            trial = Trial(ClientFit(trainer), clock, self.loader, names)
-            found = rehearse(trial, module, clients, buffers)
-            self._check_smallest(trainer, clock, clients)
+            who = clients[0].clients[0] if clients else 0
+
+            def tried() -> tuple[Findings, dict[str, None]]:
+                names = dict[str, None]()
+                trial = Trial(ClientFit(trainer), clock, self.loader, names)
+                return rehearse(trial, module, clients, buffers), names
+
+            findings, names = aside.do(who, tried)
+            found = findings.told(module)
+            aside.do(who, lambda: self._check_smallest(trainer, clock, clients))
         return (Rehearsed() if buffers == "frozen" else found), names
 
     def _check_smallest(self, trainer: pl.Trainer, clock: Clock, clients: Sequence[Stack]) -> None:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
-from torch import Tensor
-
-from lightning_fedq._lightning import pl, rank_zero_info
+from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.clients.fit import Batches, Client, ClientFit
 from lightning_fedq.clients.hooks import call_start_hooks
-from lightning_fedq.clients.isolation import check_isolation
-from lightning_fedq.clients.vector import BufferMode, Rehearsed, Vector, layers_with_statistics
+from lightning_fedq.clients.vector import BufferMode, Rehearsed, changed_of, layers_with_statistics
 from lightning_fedq.clients.world import NotCarriedError
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.generator_turns import own_draws
@@ -49,6 +46,7 @@ class Trial:
         most: int,
         before: Callable[[Client], object] = lambda client: None,
         again: bool = False,
+        change: Callable[[Any], Any] | None = None,
     ) -> Client:
         """Train a client on its first batches.
 
@@ -57,6 +55,7 @@ class Trial:
             most: Most batches.
             before: Called with the copy before it trains.
             again: Begin anew with the client's batches where there are fewer.
+            change: What becomes of a batch before it is trained on.
         """
         with own_draws():
             client, names = self._fit.copy(stack.training_seed, alone=True), self._names
@@ -66,10 +65,15 @@ class Trial:
             before(client)
             loader, there = self._loader(), len(stack.batch_sizes)
             passes = -(-most // there) if again and there else 1
-            batches = chain.from_iterable(loader.of_stack(stack) for _ in range(passes))
+            batches: Any = chain.from_iterable(loader.of_stack(stack) for _ in range(passes))
+            batches = batches if change is None else map(change, batches)
             number = min(most, passes * there)
             self._fit.train(client, Batches(batches, number, loader), self._clock.now)
         return client
+
+    def end_round(self) -> None:
+        """Begin the next clients with the fit as it is then."""
+        self._fit.end_round()
 
 
 def first_clients(stacks_of: Callable[[int], Sequence[Stack]], number: int) -> list[Stack]:
@@ -89,22 +93,6 @@ def first_clients(stacks_of: Callable[[int], Sequence[Stack]], number: int) -> l
     return list(found.values())
 
 
-def check_two_clients(trial: Trial, vector: Vector, clients: Sequence[Stack]) -> None:
-    """Refuse a training of one client that another's changes, see `clients.isolation.check_isolation`.
-
-    Args:
-        trial: Trains.
-        vector: Vector of an update.
-        clients: Clients, of whom two are tried.
-    """
-
-    def train(stack: Stack, most: int) -> Tensor:
-        client = trial.train(stack, most, lambda client: vector.hold_statistics(client.module))
-        return vector.read(client.module)
-
-    check_isolation(train, clients)
-
-
 def prepare(client: Client, mode: BufferMode) -> None:
     """Call the hooks of the start of a fit on a copy, and freeze its statistics where they are to be.
 
@@ -118,9 +106,38 @@ def prepare(client: Client, mode: BufferMode) -> None:
             layer.training = False
 
 
+class Findings(NamedTuple):
+    """What came of a rehearsal, which may have been in a fork.
+
+    Args:
+        rehearsed: What training changes beside the parameters.
+        failure: Why there was none. "" if there was.
+        moved: Did any parameter move?
+    """
+
+    rehearsed: Rehearsed
+    failure: str = ""
+    moved: bool = True
+
+    def told(self, module: pl.LightningModule) -> Rehearsed:
+        """Say what the user should know."""
+        if self.failure:
+            rank_zero_info(
+                f"a rehearsal of the first steps failed ({self.failure}); of buffers, those of "
+                "normalisation layers travel"
+            )
+        if not self.moved:
+            rank_zero_warn(
+                f"nothing trains: the first steps of a client moved no parameter of "
+                f"{type(module).__name__}; look at whether training_step returns a loss that follows from "
+                "them, at requires_grad, and at the learning rate of the first steps"
+            )
+        return self.rehearsed
+
+
 def rehearse(
     trial: Trial, module: pl.LightningModule, clients: Sequence[Stack], mode: BufferMode
-) -> Rehearsed:
+) -> Findings:
     """Find what training changes beside the parameters.
 
     Where the training fails here it will fail again in the first round, by the user's own error; until then
@@ -136,7 +153,7 @@ def rehearse(
         NotCarriedError: If something in the fit has no bytes.
     """
     if not clients:
-        return Rehearsed.by_layers(module)
+        return Findings(Rehearsed.by_layers(module))
 
     every: Any = module.trainer.accumulate_grad_batches
     try:
@@ -146,9 +163,8 @@ def rehearse(
         raise
     except Exception as error:
         first = (str(error).splitlines() or [""])[0]
-        rank_zero_info(
-            f"a rehearsal of the first steps failed ({type(error).__name__}: {first}); of buffers, those of "
-            "normalisation layers travel"
-        )
-        return Rehearsed.by_layers(module)
-    return Rehearsed.of(module, client.module)
+        return Findings(Rehearsed.by_layers(module), f"{type(error).__name__}: {first}")
+    trained = [name for name, parameter in client.module.named_parameters() if parameter.requires_grad]
+    return Findings(
+        Rehearsed.of(module, client.module), moved=bool(changed_of(module, client.module, trained))
+    )

@@ -16,6 +16,7 @@ from tests.isolation.shapes import (
     escapes,
     functions,
     layers,
+    leaving,
     objects,
     optimizers,
     outside,
@@ -31,6 +32,6 @@ def _rows(module: ModuleType) -> list[type[Shape]]:
 
 ROWS = [
     row
-    for module in (values, objects, functions, layers, callbacks, data, optimizers, escapes, outside)
+    for module in (values, objects, functions, layers, callbacks, data, optimizers, escapes, outside, leaving)
     for row in _rows(module)
 ]

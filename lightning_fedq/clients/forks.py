@@ -1,0 +1,164 @@
+"""Work that leaves nothing behind: done in a fork of this process, of which only the answer comes back.
+
+Whatever is tried before the first round, on clients' data and by the user's code, would be the first to fill
+what lies outside of every object: globals, class attributes, caches, data sets. In a fork it is dropped with
+the process. Memory that processes share outlives it and is put back. Files stay: `simulation.files` watches.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import pickle
+import signal
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeVar, cast
+
+import torch
+
+T = TypeVar("T")
+
+_SHARED = 1 << 28
+"""Bytes of shared memory that are put back, small pieces first."""
+
+
+class ForkFailedError(RuntimeError):
+    """A fork has ended without an answer."""
+
+
+class _InFork(Exception):
+    """Where in a fork an error came from."""
+
+    def __str__(self) -> str:
+        return f'in a fork of this process:\n"""\n{self.args[0]}"""'
+
+
+def can_fork(trainer: Any) -> bool:
+    """Can the process of this Trainer be forked? On Linux, on a CPU, where it is the only one.
+
+    PyTorch can't train in the fork of a process that sees a GPU, and ranks wait for each other.
+    """
+    strategy = trainer.strategy
+    is_alone = getattr(strategy, "num_ranks", 1) <= 1
+    on_cpu = strategy.root_device.type == "cpu" and not torch.cuda.is_available()
+    return sys.platform == "linux" and is_alone and on_cpu
+
+
+def in_fork(work: Callable[[], T]) -> T:
+    """Do something in a fork and return its answer, or raise its error.
+
+    Its warnings are dropped: the rounds will repeat those that matter. Memory that this process shares with
+    others is afterwards what it was.
+
+    Args:
+        work: Returns what can be pickled.
+
+    Raises:
+        ForkFailedError: If the fork was ended from outside, by want of memory for one.
+
+    Example:
+        >>> seen = []
+        >>> in_fork(lambda: seen.append(1) or len(seen)), seen
+        (1, [])
+    """
+    before = _shared_memory()
+    read, write = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, where there are threads
+        process = os.fork()
+    if not process:
+        os.close(read)
+        _answer(work, write)
+    os.close(write)
+    try:
+        with os.fdopen(read, "rb") as pipe:
+            found = pipe.read()
+        status = os.waitpid(process, 0)[1]
+    except BaseException:
+        with suppress(OSError):
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+        raise
+    finally:
+        _put_back(before)
+    if not found:
+        code = os.waitstatus_to_exitcode(status)
+        why = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        raise ForkFailedError(f"a fork in which a training was tried ended by {why}")
+    value, error, text = pickle.loads(found)
+    if error is not None:
+        raise error from _InFork(text)
+    return cast(T, value)
+
+
+def _answer(work: Callable[[], Any], write: int) -> None:
+    """In the fork: work, answer and end, past whatever the parent has to clean up."""
+    try:
+        gc.disable()  # the collector would touch, and so copy, every page
+        torch.set_num_threads(1)  # threads of the parent are not there
+        multiprocessing.process._children.clear()  # type: ignore[attr-defined]  # nor are its workers ours
+        try:
+            with warnings.catch_warnings(record=True):
+                found = pickle.dumps((work(), None, ""))
+        except BaseException as error:
+            found = pickle.dumps((None, _portable(error), traceback.format_exc()))
+        for worker in multiprocessing.active_children():  # who would keep the pipe open
+            worker.kill()
+        with os.fdopen(write, "wb") as pipe:
+            pipe.write(found)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
+
+
+def _portable(error: BaseException) -> BaseException:
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return RuntimeError(f"{type(error).__name__}: {error}")
+    return error
+
+
+def _shared_memory() -> dict[int, bytes]:
+    """What lies in writable memory that this process shares with others, by its address.
+
+    Not in locks and devices, which are no memory of anybody's data.
+    """
+    pieces: list[tuple[int, int]] = []
+    with suppress(OSError), open("/proc/self/maps") as maps:
+        for line in maps:
+            where, rights, *rest = line.split(maxsplit=5)
+            name = rest[3] if len(rest) > 3 else ""
+            is_device = name.startswith("/dev/") and not name.startswith(("/dev/shm/", "/dev/zero"))
+            if rights.startswith("rw") and rights[3] == "s" and not is_device and "/sem." not in name:
+                start, end = (int(part, 16) for part in where.split("-"))
+                pieces.append((end - start, start))
+    found, total = {}, 0
+    if pieces:
+        with suppress(OSError), open("/proc/self/mem", "rb", buffering=0) as memory:
+            for size, start in sorted(pieces):
+                total += size
+                if total > _SHARED:
+                    break
+                with suppress(OSError):  # a file that has become shorter
+                    found[start] = os.pread(memory.fileno(), size, start)
+    return found
+
+
+def _put_back(before: dict[int, bytes]) -> None:
+    if not before:
+        return
+    now = _shared_memory()
+    changed = [start for start, was in before.items() if start in now and now[start] != was]
+    if changed:
+        with open("/proc/self/mem", "rb+", buffering=0) as memory:
+            for start in changed:
+                os.pwrite(memory.fileno(), before[start], start)

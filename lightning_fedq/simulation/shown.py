@@ -1,0 +1,161 @@
+"""What a Trainer shows: checkpoints, a validation and what it logs. As digests by name, to compare two."""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.clients.hooks import is_ours
+
+Digests = dict[str, str]
+
+_PER_RUN = {"seconds", "id"}
+"""A record's time and a ledger's name."""
+
+
+class Calls:
+    """What loggers are told, in a fork: their files and services are told nothing.
+
+    Args:
+        loggers: The user's.
+    """
+
+    def __init__(self, loggers: list[Any]) -> None:
+        self._loggers, self._told = loggers, list[tuple[str, Any]]()
+        for number, logger in enumerate(loggers):
+            for method in ("log_metrics", "log_hyperparams"):
+                setattr(logger, method, self._teller(f"logger {number}, {method}"))
+            if hasattr(logger, "_experiment"):
+                logger._experiment = _Experiment(self, f"logger {number}, experiment")
+
+    def _teller(self, name: str) -> Any:
+        return lambda *args, **kwargs: self.tell(name, (args, kwargs))
+
+    def tell(self, name: str, what: Any) -> None:
+        """Note a call."""
+        self._told.append((name, what))
+
+    def digests(self) -> Digests:
+        """Of all calls so far, and of attributes of the loggers themselves."""
+        found: Digests = {}
+        for number, (name, what) in enumerate(self._told):
+            found |= digests(what, f"{name} {number}")
+        for number, logger in enumerate(self._loggers):
+            held = {name: value for name, value in vars(logger).items() if name != "_experiment"}
+            found |= digests(held, f"logger {number}", plain=True)
+        return found
+
+
+class _Experiment:
+    """Stands for whatever a logger writes to: notes calls."""
+
+    def __init__(self, calls: Calls, name: str) -> None:
+        self._calls, self._name = calls, name
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Experiment(self._calls, f"{self._name}.{name}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self._calls.tell(self._name, (args, kwargs))
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+
+def checkpoint_of(trainer: Any) -> Digests:
+    """Of a checkpoint that is saved now."""
+    return digests(trainer._checkpoint_connector.dump_checkpoint(False), "checkpoint")
+
+
+def shown_by(trainer: Any, calls: Calls, most: int) -> Digests:
+    """A checkpoint, a validation, a checkpoint again, and what loggers are told. Only in a fork.
+
+    Args:
+        trainer: The user's, in its fit.
+        calls: What its loggers have been told.
+        most: Most batches of a loader.
+    """
+    found = checkpoint_of(trainer)
+    if trainer.enable_validation:
+        no = pl.callbacks.Checkpoint | pl.callbacks.ProgressBar
+        trainer.callbacks = [c for c in trainer.callbacks if not (isinstance(c, no) or is_ours(c))]
+        trainer.validating = True
+        try:
+            _validate(trainer, most)
+        except Exception as error:
+            found["validation"] = type(error).__name__
+        trainer.training = True
+        metrics = {**trainer.callback_metrics, **trainer.logged_metrics}
+        values = {k: float(v) for k, v in metrics.items() if isinstance(v, int | float | Tensor)}
+        found |= {f"logged {k}": repr(v) for k, v in values.items()}
+        after = checkpoint_of(trainer)
+        found |= {f"after validation, {name}": value for name, value in after.items()}
+    return found | calls.digests()
+
+
+def _validate(trainer: Any, most: int) -> None:
+    loop = trainer.fit_loop.epoch_loop.val_loop
+    torch.manual_seed(0)
+    loop.setup_data()
+    for loader in loop._combined_loader.flattened if loop._combined_loader is not None else ():
+        with suppress(AttributeError):  # workers of the parent do not work for its fork
+            loader._iterator, loader.num_workers, loader.timeout = None, 0, 0
+    loop._max_batches = [min(most, 2) for most in loop._max_batches]
+    loop.run()
+
+
+def digests(value: Any, path: str, depth: int = 0, plain: bool = False) -> Digests:
+    """A digest of every leaf, by its place.
+
+    Args:
+        value: What holds it.
+        path: Its place.
+        depth: Steps from the top.
+        plain: Leave out objects, at which containers end.
+
+    Example:
+        >>> sorted(digests({"a": [1, 2.5]}, "checkpoint"))
+        ['checkpoint/a/0', 'checkpoint/a/1', 'checkpoint/a/length', 'checkpoint/keys']
+    """
+    if isinstance(value, Tensor):
+        raw = value.detach().cpu()
+        raw = raw.contiguous().view(-1) if raw.layout == torch.strided else raw.to_dense().view(-1)
+        head = f"{value.dtype}{tuple(value.shape)}".encode()
+        return {path: hashlib.sha256(head + raw.view(torch.uint8).numpy().tobytes()).hexdigest()}
+    if isinstance(value, np.ndarray) and not value.dtype.hasobject:
+        return {path: hashlib.sha256(f"{value.dtype}{value.shape}".encode() + value.tobytes()).hexdigest()}
+    if isinstance(value, str | bytes | int | float | bool | type(None)):
+        return {path: repr(value)[:2000]}
+    if depth > (4 if plain else 20):
+        return {}
+    found: Digests = {}
+    if isinstance(value, Mapping):
+        found[path + "/keys"] = repr(sorted(map(str, value)))
+        for key, one in value.items():
+            if key not in _PER_RUN:
+                found |= digests(one, f"{path}/{key}", depth + 1, plain)
+        return found
+    if isinstance(value, list | tuple | set | frozenset):
+        found[path + "/length"] = str(len(value))
+        for number, one in enumerate(value):
+            found |= digests(one, f"{path}/{number}", depth + 1, plain)
+        return found
+    if plain:
+        return {}
+    if hasattr(value, "__dict__"):
+        return {path: type(value).__qualname__} | digests(dict(vars(value)), path, depth + 1)
+    try:
+        return {path: hashlib.sha256(pickle.dumps(value)).hexdigest()}
+    except Exception:
+        return {path: type(value).__qualname__}

@@ -1,0 +1,795 @@
+"""Memory that moves no update at once: it reaches checkpoints, loggers or validation, or the first fills it.
+
+What pickling can carry is isolated; the rest is found by the trial in forks, and refused by its name.
+"""
+
+from __future__ import annotations
+
+import array
+import collections
+import enum
+import functools
+import heapq
+import json
+import logging
+import mmap
+import multiprocessing
+import os
+import pickle
+import shelve
+import sqlite3
+import sys
+import tempfile
+import types
+from multiprocessing import shared_memory
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_fedq._lightning import pl
+from tests.isolation.worlds import BATCH, Samples, Shape
+
+_FOUND = r"clients are not isolated"
+_FOLDER = Path(tempfile.gettempdir()) / f"leaving-{os.getpid()}"
+
+
+class _Kept(Shape):
+    """Keeps losses somewhere, and shows their sum in checkpoints."""
+
+    refused = _FOUND
+
+    def keep(self, loss: float) -> None:
+        raise NotImplementedError
+
+    def kept(self) -> float:
+        raise NotImplementedError
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        self.keep(loss.item())
+        return loss
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["kept"] = self.kept()
+
+
+# ---- methods of builtins: isolated with what they belong to ---------------------------------------------
+
+
+class _BoundMethod(_Kept):
+    refused = ""
+
+    def begin(self) -> None:
+        self.losses: Any = []
+        self.put = self.losses.append
+
+    def keep(self, loss: float) -> None:
+        self.put(loss)
+
+    def kept(self) -> float:
+        return float(sum(self.losses))
+
+
+class BoundAppend(_BoundMethod):
+    pass
+
+
+class BoundDeque(_BoundMethod):
+    def begin(self) -> None:
+        self.losses = collections.deque(maxlen=3)
+        self.put = self.losses.append
+
+
+class BoundUpdate(_BoundMethod):
+    def begin(self) -> None:
+        self.losses = {0.0: 1.0}
+        self.put = lambda loss, update=self.losses.update: update({loss: 1.0})
+
+
+class BoundSetAdd(_BoundMethod):
+    def begin(self) -> None:
+        self.losses = {0.0}
+        self.put = self.losses.add
+
+
+class BoundTensorAdd(_BoundMethod):
+    def begin(self) -> None:
+        self.losses = torch.zeros(1)
+        self.put = self.losses.add_
+
+
+class BoundExtendInTuple(_BoundMethod):
+    def begin(self) -> None:
+        self.losses = []
+        self.tools = (self.losses.extend,)
+        self.put = lambda loss: self.tools[0]([loss])
+
+
+class BoundSetItem(_BoundMethod):
+    def begin(self) -> None:
+        self.losses = [0.0]
+        self.put = functools.partial(self.losses.__setitem__, 0)
+
+
+class BoundInDict(_BoundMethod):
+    def begin(self) -> None:
+        self.losses = []
+        self.sinks = {"loss": self.losses.append}
+
+    def keep(self, loss: float) -> None:
+        self.sinks["loss"](loss)
+
+
+class BoundArray(_BoundMethod):
+    def begin(self) -> None:
+        self.losses = array.array("d", [0.0])
+        self.put = self.losses.append
+
+
+class BoundArrayOfNumpy(_BoundMethod):
+    def begin(self) -> None:
+        self.losses = np.zeros(1)
+        self.put = self.losses.fill
+
+
+class GradientsIntoList(Shape):
+    """A hook that is a method of a list: exact gradients in a checkpoint."""
+
+    def begin(self) -> None:
+        self.grads: list[Any] = []
+        self.net.weight.register_hook(self.grads.append)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["grads"] = [one.clone() for one in self.grads]
+
+
+class HookOfForward(_BoundMethod):
+    def begin(self) -> None:
+        super().begin()
+        self.net.register_forward_hook(lambda module, args, out, put=self.put: put(out.sum().item()))
+
+    def keep(self, loss: float) -> None:
+        """By the hook."""
+
+
+class Heap(_BoundMethod):
+    def begin(self) -> None:
+        self.losses = []
+        self.put = functools.partial(heapq.heappush, self.losses)
+
+
+# ---- outside of every world: seen by the trial ----------------------------------------------------------
+
+
+class _Meter:
+    losses: ClassVar[list[float]] = []
+
+
+class OfAClass(_Kept):
+    @classmethod
+    def forget(cls) -> None:
+        _Meter.losses.clear()
+
+    def keep(self, loss: float) -> None:
+        _Meter.losses.append(loss)
+
+    def kept(self) -> float:
+        return sum(_Meter.losses)
+
+
+class LoggedInValidation(OfAClass):
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step(batch, batch_idx)
+        self.log("kept", self.kept())
+
+
+class ToTheLogger(OfAClass):
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def on_validation_end(self) -> None:
+        self.logger.log_metrics({"kept": self.kept()})  # type: ignore[union-attr]
+
+
+class LargestEver(OfAClass):
+    """Nothing but the largest, which an outlier is."""
+
+    def kept(self) -> float:
+        return max(_Meter.losses, default=0.0)
+
+
+class OutliersOnly(OfAClass):
+    def keep(self, loss: float) -> None:
+        if loss > 2.0:
+            super().keep(loss)
+
+
+class LastLoss(OfAClass):
+    def kept(self) -> float:
+        return _Meter.losses[-1] if _Meter.losses else 0.0
+
+
+class FirstOfAll(OfAClass):
+    """Whoever comes first, the rehearsal's client say, decides for all."""
+
+    def keep(self, loss: float) -> None:
+        if not _Meter.losses:
+            _Meter.losses.append(loss)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        return super().scaled(loss) / _Meter.losses[0]
+
+
+class _Mode(enum.Enum):
+    MEAN = 1
+
+
+class OnAnEnum(_Kept):
+    @classmethod
+    def forget(cls) -> None:
+        _Mode.MEAN.seen = 0.0  # type: ignore[attr-defined]
+
+    def keep(self, loss: float) -> None:
+        _Mode.MEAN.seen += loss  # type: ignore[attr-defined]
+
+    def kept(self) -> float:
+        return float(_Mode.MEAN.seen)  # type: ignore[attr-defined]
+
+
+class _Namespace(types.SimpleNamespace):
+    def __reduce__(self) -> str:
+        return "_REGISTRY"  # pickled by name
+
+
+_REGISTRY = _Namespace(seen=0.0)
+
+
+class PickledByName(_Kept):
+    @classmethod
+    def forget(cls) -> None:
+        _REGISTRY.seen = 0.0
+
+    def begin(self) -> None:
+        self.registry = _REGISTRY
+
+    def keep(self, loss: float) -> None:
+        self.registry.seen += loss
+
+    def kept(self) -> float:
+        return float(_REGISTRY.seen)
+
+
+class _Single:
+    """One for all, and it says so."""
+
+    def __init__(self) -> None:
+        self.seen = 0.0
+
+    def __deepcopy__(self, memo: Any) -> _Single:
+        return self
+
+
+class CopiesToItself(_Kept):
+    def begin(self) -> None:
+        self.single = _Single()
+
+    def keep(self, loss: float) -> None:
+        self.single.seen += loss
+
+    def kept(self) -> float:
+        return self.single.seen
+
+
+@functools.lru_cache
+def _numbers(_: str) -> list[float]:
+    return []
+
+
+class CachedByLru(_Kept):
+    @classmethod
+    def forget(cls) -> None:
+        _numbers.cache_clear()
+
+    def keep(self, loss: float) -> None:
+        _numbers("losses").append(loss)
+
+    def kept(self) -> float:
+        return sum(_numbers("losses"))
+
+
+class OnTheStrategy(_Kept):
+    def keep(self, loss: float) -> None:
+        accelerator: Any = self.trainer.strategy.accelerator
+        accelerator.seen = getattr(accelerator, "seen", 0.0) + loss
+
+    def kept(self) -> float:
+        return float(getattr(self.trainer.strategy.accelerator, "seen", 0.0))
+
+
+class OnTheProfiler(_Kept):
+    def keep(self, loss: float) -> None:
+        profiler: Any = self.trainer.profiler  # type: ignore[attr-defined]
+        profiler.seen = getattr(profiler, "seen", 0.0) + loss
+
+    def kept(self) -> float:
+        return float(getattr(self.trainer.profiler, "seen", 0.0))  # type: ignore[attr-defined]
+
+
+class OnTheLogger(_Kept):
+    """The real one, which the module holds."""
+
+    def on_fit_start(self) -> None:
+        self.book: Any = self.trainer.loggers[0]
+
+    def keep(self, loss: float) -> None:
+        self.book.seen = getattr(self.book, "seen", 0.0) + loss
+
+    def kept(self) -> float:
+        return float(getattr(self.trainer.loggers[0], "seen", 0.0))
+
+
+class LogsByItself(Shape):
+    refused = _FOUND
+
+    def on_fit_start(self) -> None:
+        self.book: Any = self.trainer.loggers[0]
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        self.book.log_metrics({"own": loss.item()})
+        return loss
+
+
+class InTheEnvironment(_Kept):
+    @classmethod
+    def forget(cls) -> None:
+        os.environ.pop("LEAVING", None)
+
+    def keep(self, loss: float) -> None:
+        os.environ["LEAVING"] = str(loss + self.kept())
+
+    def kept(self) -> float:
+        return float(os.environ.get("LEAVING", "0"))
+
+
+class OnATypeOfTorch(_Kept):
+    @classmethod
+    def forget(cls) -> None:
+        nn.Linear.seen = 0.0
+
+    def keep(self, loss: float) -> None:
+        nn.Linear.seen = nn.Linear.seen + loss  # type: ignore[operator]
+
+    def kept(self) -> float:
+        return float(nn.Linear.seen)  # type: ignore[arg-type]
+
+
+class OnAModuleOfPython(_Kept):
+    @classmethod
+    def forget(cls) -> None:
+        json.seen = 0.0  # type: ignore[attr-defined]
+
+    def keep(self, loss: float) -> None:
+        json.seen += loss  # type: ignore[attr-defined]
+
+    def kept(self) -> float:
+        return float(json.seen)  # type: ignore[attr-defined]
+
+
+class OnAFunction(_Kept):
+    @classmethod
+    def forget(cls) -> None:
+        vars(_numbers)["seen"] = 0.0
+
+    def keep(self, loss: float) -> None:
+        vars(_numbers)["seen"] += loss
+
+    def kept(self) -> float:
+        return float(vars(_numbers)["seen"])
+
+
+class _Records(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[float] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.seen.append(float(record.args[0]))  # type: ignore[index, arg-type]
+
+
+_LOG, _HANDLER = logging.getLogger("leaving"), _Records()
+_LOG.addHandler(_HANDLER)
+_LOG.propagate = False
+
+
+class ByLogging(_Kept):
+    """A handler of Python's logging."""
+
+    @classmethod
+    def forget(cls) -> None:
+        _HANDLER.seen.clear()
+
+    def keep(self, loss: float) -> None:
+        _LOG.warning("%f", loss)
+
+    def kept(self) -> float:
+        return sum(_HANDLER.seen)
+
+
+class ByWarnings(_Kept):
+    """Python remembers the text of a warning."""
+
+    @classmethod
+    def forget(cls) -> None:
+        globals().pop("__warningregistry__", None)
+
+    def keep(self, loss: float) -> None:
+        registry = globals().setdefault("__warningregistry__", {})
+        registry[str(loss)] = 1
+
+    def kept(self) -> float:
+        texts = [key for key in globals().get("__warningregistry__", {}) if isinstance(key, str)]
+        return sum(float(text) for text in texts if text[:1].isdigit())
+
+
+class ByRecursionLimit(_Kept):
+    """A setting of the interpreter."""
+
+    @classmethod
+    def forget(cls) -> None:
+        sys.setrecursionlimit(3000)
+
+    def keep(self, loss: float) -> None:
+        sys.setrecursionlimit(3000 + int(100 * loss))
+
+    def kept(self) -> float:
+        return float(sys.getrecursionlimit())
+
+
+class InPrintOptions(_Kept):
+    """A setting of torch."""
+
+    @classmethod
+    def forget(cls) -> None:
+        torch.set_printoptions(precision=4)
+
+    def keep(self, loss: float) -> None:
+        torch.set_printoptions(precision=4 + min(int(loss), 9))
+
+    def kept(self) -> float:
+        return float(torch._tensor_str.PRINT_OPTS.precision)
+
+
+# ---- files and shared memory ----------------------------------------------------------------------------
+
+
+class _InAFile(_Kept):
+    name: ClassVar[str] = ""
+
+    @classmethod
+    def path(cls) -> Path:
+        _FOLDER.mkdir(exist_ok=True)
+        return _FOLDER / cls.name
+
+    @classmethod
+    def forget(cls) -> None:
+        for path in _FOLDER.glob("*") if _FOLDER.exists() else ():
+            path.unlink()
+
+
+class WrittenIfMissing(_InAFile):
+    """The first client's statistics, for all."""
+
+    name = "stats.pt"
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        if not self.path().exists():
+            torch.save(loss.item(), self.path())
+        return loss / float(torch.load(self.path()))
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """Nothing."""
+
+
+class Pickled(_InAFile):
+    name = "losses.pkl"
+
+    def keep(self, loss: float) -> None:
+        self.path().write_bytes(pickle.dumps(self.kept() + loss))
+
+    def kept(self) -> float:
+        return float(pickle.loads(self.path().read_bytes())) if self.path().exists() else 0.0
+
+
+class InADatabase(_InAFile):
+    name = "losses.db"
+
+    def keep(self, loss: float) -> None:
+        with sqlite3.connect(self.path()) as base:
+            base.execute("create table if not exists t (loss real)")
+            base.execute("insert into t values (?)", (loss,))
+        base.close()
+
+    def kept(self) -> float:
+        if not self.path().exists():
+            return 0.0
+        with sqlite3.connect(self.path()) as base:
+            found = base.execute("select sum(loss) from t").fetchone()[0]
+        base.close()
+        return float(found or 0.0)
+
+
+class OnAShelf(_InAFile):
+    name = "shelf"
+
+    def keep(self, loss: float) -> None:
+        with shelve.open(str(self.path())) as shelf:
+            shelf["sum"] = shelf.get("sum", 0.0) + loss
+
+    def kept(self) -> float:
+        with shelve.open(str(self.path())) as shelf:
+            return float(shelf.get("sum", 0.0))
+
+
+class InAMemmap(_InAFile):
+    name = "losses.npy"
+
+    def begin(self) -> None:
+        self.table = np.memmap(self.path(), np.float64, "w+", shape=(1,))
+
+    def keep(self, loss: float) -> None:
+        self.table[0] += loss
+
+    def kept(self) -> float:
+        return float(self.table[0])
+
+
+class InAMap(_InAFile):
+    """Anonymous memory that processes share."""
+
+    memory: ClassVar[Any] = mmap.mmap(-1, 8)
+
+    @classmethod
+    def forget(cls) -> None:
+        np.frombuffer(cls.memory, np.float64)[0] = 0.0
+
+    def keep(self, loss: float) -> None:
+        np.frombuffer(self.memory, np.float64)[0] += loss
+
+    def kept(self) -> float:
+        return float(np.frombuffer(self.memory, np.float64)[0])
+
+
+class FirstInAMap(InAMap):
+    """The first client's loss, for all, in memory that a fork does not drop."""
+
+    def keep(self, loss: float) -> None:
+        if not super().kept():
+            super().keep(loss)
+
+
+_VALUE: Any = multiprocessing.Value("d", 0.0)
+
+
+class InAValue(_Kept):
+    @classmethod
+    def forget(cls) -> None:
+        _VALUE.value = 0.0
+
+    def keep(self, loss: float) -> None:
+        _VALUE.value += loss
+
+    def kept(self) -> float:
+        return float(_VALUE.value)
+
+
+class InNamedMemory(_Kept):
+    memory: ClassVar[Any] = None
+
+    @classmethod
+    def forget(cls) -> None:
+        if cls.memory is None:
+            cls.memory = shared_memory.SharedMemory(create=True, size=8)
+        cls.memory.buf[:8] = bytes(8)
+
+    def _view(self) -> Any:
+        return np.ndarray(1, np.float64, self.memory.buf)
+
+    def keep(self, loss: float) -> None:
+        self._view()[0] += loss
+
+    def kept(self) -> float:
+        return float(self._view()[0])
+
+
+_SHARED = torch.zeros(1).share_memory_()
+
+
+class SharedByTorch(_Kept):
+    @classmethod
+    def forget(cls) -> None:
+        _SHARED.zero_()
+
+    def keep(self, loss: float) -> None:
+        _SHARED.add_(loss)
+
+    def kept(self) -> float:
+        return float(_SHARED)
+
+
+class MappedByTorch(_InAFile):
+    """By C++, outside of the run's folder."""
+
+    name = "mapped.bin"
+
+    def keep(self, loss: float) -> None:
+        torch.from_file(str(self.path()), shared=True, size=1)[0] += loss
+
+    def kept(self) -> float:
+        return float(torch.from_file(str(self.path()), shared=True, size=1)[0])
+
+
+# ---- data -------------------------------------------------------------------------------------------------
+
+
+class _Rows(Dataset[Any]):
+    def __init__(self, inputs: Tensor, targets: Tensor) -> None:
+        self.inputs, self.targets, self.scale, self.seen = inputs, targets, None, list[float]()
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inputs[index], self.targets[index]
+
+
+class _ByFirst(_Rows):
+    def __getitem__(self, index: int) -> Any:
+        if self.scale is None:
+            self.scale = self.targets[index].abs() + 1  # type: ignore[assignment]
+        return self.inputs[index], self.targets[index] / self.scale  # type: ignore[operator]
+
+
+class NormalisedByTheFirstSample(Shape):
+    refused = _FOUND
+
+    class data(Samples):
+        def train_set(self) -> Dataset[Any]:
+            return _ByFirst(self.inputs, self.targets)
+
+
+class _RunningMean(_Rows):
+    def __getitem__(self, index: int) -> Any:
+        self.seen.append(float(self.targets[index]))
+        return self.inputs[index], self.targets[index] - sum(self.seen) / len(self.seen)
+
+
+class NormalisedByAll(Shape):
+    refused = _FOUND
+
+    class data(Samples):
+        def train_set(self) -> Dataset[Any]:
+            return _RunningMean(self.inputs, self.targets)
+
+
+class Collated(Shape):
+    """A collate_fn with memory."""
+
+    refused = _FOUND
+
+    class data(Samples):
+        def begin(self) -> None:
+            self.largest = [1.0]
+
+        def collate(self, rows: Any) -> Any:
+            inputs, targets = torch.utils.data.default_collate(rows)
+            self.largest[0] = max(self.largest[0], float(targets.abs().max()))
+            return inputs, targets / self.largest[0]
+
+        def train_dataloader(self) -> Any:
+            rows: Any = _Rows(self.inputs, self.targets)
+            return DataLoader(rows, batch_size=BATCH, shuffle=True, collate_fn=self.collate)
+
+
+class DataModuleOfTheModule(_Kept):
+    """A module that holds its data module, by way of the Trainer."""
+
+    refused = ""
+
+    def keep(self, loss: float) -> None:
+        data: Any = self.trainer.datamodule  # type: ignore[attr-defined]
+        data.seen = getattr(data, "seen", 0.0) + loss
+
+    def kept(self) -> float:
+        return float(getattr(self.trainer.datamodule, "seen", 0.0))  # type: ignore[attr-defined]
+
+
+class StateOfTheDataModule(Shape):
+    refused = ""
+
+    class data(Samples):
+        def begin(self) -> None:
+            self.total = 0.0
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            self.total += float(batch[1].sum()) if self.trainer.training else 0.0  # type: ignore[union-attr]
+            return batch
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"total": self.total}
+
+
+class BigTable(Shape):
+    """A data module's table, which counts as data."""
+
+    refused = _FOUND
+
+    class data(Samples):
+        def begin(self) -> None:
+            self.table = torch.zeros(1 << 19)
+
+        def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+            if self.trainer.training:  # type: ignore[union-attr]
+                self.table[0] += batch[1].sum()
+            return batch
+
+        def state_dict(self) -> dict[str, Any]:
+            return {"first": float(self.table[0])}
+
+
+# ---- lengths and counts -----------------------------------------------------------------------------------
+
+
+class BufferOfOutliers(Shape):
+    """Which buffers change follows from the data."""
+
+    refused = _FOUND
+
+    def begin(self) -> None:
+        self.register_buffer("spikes", torch.zeros(8))
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        if loss.item() > 1.5:
+            self.spikes += 1  # type: ignore[operator]
+        return loss
+
+
+class CountsByData(Shape):
+    """A second pass where the loss is high: `num_batches_tracked` tells."""
+
+    refused = _FOUND
+
+    def begin(self) -> None:
+        self.norm = nn.BatchNorm1d(3)
+
+    def loss(self, batch: Any) -> Tensor:
+        loss = nn.functional.mse_loss(self.net(self.norm(batch[0])), batch[1])
+        if self.training and loss.item() > 1.5:
+            self.norm(batch[0])
+        return loss
+
+
+class _InCallback(pl.Callback):
+    losses: ClassVar[list[float]] = []
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *args: Any) -> None:
+        self.losses.append(float(outputs["loss"]))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"losses": list(self.losses)}
+
+
+class StateOfACallback(Shape):
+    refused = _FOUND
+
+    @classmethod
+    def forget(cls) -> None:
+        _InCallback.losses.clear()
+
+    def callbacks(self) -> Any:
+        return [_InCallback()]

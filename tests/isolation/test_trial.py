@@ -1,0 +1,139 @@
+"""The trial before the first round: in forks that leave nothing behind, or in the one process there is."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sqlite3
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.clients.forks import ForkFailedError, in_fork
+from lightning_fedq.mechanisms import FedAvg
+from lightning_fedq.simulation.isolation import SAID
+from tests.isolation.shapes.leaving import BigTable, BufferOfOutliers, FirstInAMap, OfAClass, WrittenIfMissing
+from tests.isolation.shapes.outside import ClassAttribute
+from tests.isolation.worlds import CLIENTS, ROUNDS, Samples, Shape, federate
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def test_a_fork_leaves_nothing_in_objects_or_in_shared_memory() -> None:
+    value, held = multiprocessing.Value("i", 3), list[int]()
+
+    def work() -> int:
+        value.value += 4
+        held.append(1)
+        return int(value.value)
+
+    assert in_fork(work) == 7
+    assert value.value == 3 and not held
+
+
+def test_errors_of_a_fork_come_back_with_their_place() -> None:
+    def fails() -> None:
+        raise KeyError("not there")
+
+    with pytest.raises(KeyError, match="not there") as caught:
+        in_fork(fails)
+    assert "in fails" in str(caught.value.__cause__)
+    with pytest.raises(ForkFailedError, match="SIGKILL"):
+        in_fork(lambda: os.kill(os.getpid(), 9))
+
+
+def fit(row: type[Shape], data: Any = None, **settings: Any) -> Federated:
+    row.forget()
+    fed = Federated(FedAvg(), CLIENTS, seed=1, diagnostics=False, check_isolation=True, **settings)
+    trainer = pl.Trainer(
+        callbacks=[fed],
+        accelerator="cpu",
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(row(), datamodule=data or row.data(None))
+    return fed
+
+
+def test_the_page_of_a_run_says_which_trial_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert fit(Shape).fit.isolation == SAID["forks"]
+    monkeypatch.setattr("lightning_fedq.simulation.files.can_fork", lambda trainer: False)
+    fed = fit(Shape)
+    assert fed.fit.isolation == SAID["one process"]
+    assert SAID["one process"] in fed.lets_out(fed.fit._trainer)
+
+
+@pytest.mark.parametrize("row", [ClassAttribute, OfAClass, BigTable, BufferOfOutliers])
+def test_without_forks_updates_lengths_and_checkpoints_are_compared(
+    row: type[Shape], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("lightning_fedq.simulation.files.can_fork", lambda trainer: False)
+    with pytest.raises(ValueError, match="clients are not isolated"):
+        fit(row)
+
+
+@pytest.mark.parametrize("row", [FirstInAMap, WrittenIfMissing, ClassAttribute])
+def test_no_rehearsal_has_been_there_before(row: type[Shape]) -> None:
+    with pytest.raises(ValueError, match="clients are not isolated"):
+        fit(row)
+
+
+class Database(Dataset[Any]):
+    """Samples in a data base that is only read, and a memory map that could be written to."""
+
+    def __init__(self, folder: Path, data: Samples) -> None:
+        self.base, self.map = folder / "samples.db", folder / "samples.npy"
+        np.save(self.map, data.targets.numpy())
+        with sqlite3.connect(self.base) as base:
+            base.execute("create table samples (a real, b real, c real)")
+            base.executemany("insert into samples values (?, ?, ?)", data.inputs.tolist())
+        base.close()
+        for path in (self.base, self.map):
+            os.utime(path, (0, 0))
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, index: int) -> Any:
+        base = sqlite3.connect(self.base)
+        row = base.execute("select * from samples where rowid = ?", (index + 1,)).fetchone()
+        base.close()
+        return torch.tensor(row), torch.from_numpy(np.load(self.map, mmap_mode="r+")[index].copy())
+
+
+def test_data_that_are_read_from_files_are_no_memory(tmp_path: Path) -> None:
+    data = Samples(None)
+    data.train_set = lambda: Database(tmp_path, Samples(None))  # type: ignore[method-assign]
+    assert fit(Shape, data).fit.isolation == SAID["forks"]
+
+
+class Detached(Shape):
+    """Its loss follows from no parameter."""
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        return loss.detach().requires_grad_()
+
+
+class Scripted(Shape):
+    def begin(self) -> None:
+        self.net = torch.jit.script(nn.Linear(3, 1))  # type: ignore[no-untyped-call]
+
+
+def test_where_nothing_trains_it_is_said(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match="nothing trains: .* no parameter of Detached"):
+        federate(Detached, None, 1, tmp_path)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)  # of TorchScript
+        warnings.filterwarnings("error", message="nothing trains")
+        assert len(federate(Scripted, None, 1, tmp_path).updates) == CLIENTS * ROUNDS
