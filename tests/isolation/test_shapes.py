@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,15 @@ def refused(row: type[Shape], clients_per_step: int, error: ValueError) -> bool:
     return not Records.updates and any(re.search(pattern, str(error)) for pattern in words)
 
 
-@pytest.mark.parametrize("clients_per_step", [1, 2])
-@every_row
+def cases() -> Iterator[Any]:
+    """All rows, alone and in stacks."""
+    for row in ROWS:
+        for size in (1, 2):
+            slow = size > 1 and row.__module__.endswith("leaving")
+            yield pytest.param(row, size, id=f"{row.__name__}-{size}", marks=pytest.mark.slow if slow else ())
+
+
+@pytest.mark.parametrize(("row", "clients_per_step"), cases())
 def test_one_client_s_data_move_nobody_else(row: type[Shape], clients_per_step: int, tmp_path: Path) -> None:
     try:
         before = federate(row, None, clients_per_step, tmp_path)
@@ -66,7 +74,7 @@ def test_a_module_without_memory_lets_nothing_through(tmp_path: Path) -> None:
 
 def test_names_are_no_two_rows_name() -> None:
     names: list[Any] = [row.__name__ for row in ROWS]
-    assert len(names) == len(set(names)) >= 45
+    assert len(names) == len(set(names)) >= 190
 
 
 class DataAssigned(Shape):
