@@ -14,6 +14,7 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.hooks import is_ours
+from lightning_fedq.data.generator_turns import seed_for_transforms
 
 Digests = dict[str, str]
 
@@ -106,7 +107,7 @@ def shown_by(trainer: Any, calls: Calls, most: int) -> Digests:
 
 def _validate(trainer: Any, most: int) -> None:
     loop = trainer.fit_loop.epoch_loop.val_loop
-    torch.manual_seed(0)
+    seed_for_transforms(0)
     loop.setup_data()
     for loader in loop._combined_loader.flattened if loop._combined_loader is not None else ():
         with suppress(AttributeError):  # workers of the parent do not work for its fork
