@@ -36,7 +36,7 @@ def cases() -> Iterator[Any]:
             yield pytest.param(row, size, id=f"{row.__name__}-{size}", marks=pytest.mark.slow if slow else ())
 
 
-@pytest.mark.parametrize(("row", "clients_per_step"), cases())
+@pytest.mark.parametrize(("row", "clients_per_step"), list(cases()))
 def test_one_client_s_data_move_nobody_else(row: type[Shape], clients_per_step: int, tmp_path: Path) -> None:
     try:
         before = federate(row, None, clients_per_step, tmp_path)
