@@ -8,21 +8,22 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
 
+from lightning_fedq.reports.hand import legend, panels, series
+from lightning_fedq.reports.runs import save_figure
+
 DOCS = Path(__file__).parent
-PICTURES = {"default": "accuracy_epsilon_bits.png", "dark_background": "accuracy_epsilon_bits_dark.png"}
-"""File by style of matplotlib."""
+PICTURE = DOCS / "accuracy_epsilon_bits.png"
 WITHOUT_PRIVACY = 88.7
 EPSILONS = (1, 2, 4, 8)
 SHOWN = {
-    "RotatedCoins": ("RotatedCoins", "#2a7de1", "s", "-"),
-    "RotatedCoins, share 1/8": ("RotatedCoins, one coordinate in 8", "#12a39a", "o", "--"),
-    "DistributedDiscreteGaussian": ("DistributedDiscreteGaussian", "#9a6bd6", "^", ":"),
-    "LDPQ": ("LDPQ", "#e0586a", "D", "-"),
+    "RotatedCoins": "RotatedCoins",
+    "RotatedCoins, share 1/8": "RotatedCoins, one coordinate in 8",
+    "DistributedDiscreteGaussian": "DistributedDiscreteGaussian",
+    "LDPQ": "LDPQ",
 }
-"""Rows of the table: name in the picture, colour, marker, line."""
+"""Rows of the table: name in the picture."""
 
 
 def read_rows() -> dict[str, tuple[float, list[float]]]:
@@ -43,36 +44,32 @@ def read_rows() -> dict[str, tuple[float, list[float]]]:
 def draw() -> Figure:
     """Accuracy against epsilon above, bits of the same mechanisms below; as narrow as a telephone."""
     rows = read_rows()
-    figure = Figure(figsize=(5.6, 6.6), layout="constrained")
-    above, below = figure.subplots(2, 1, height_ratios=(1.5, 1))
-    for name, (label, colour, marker, line) in SHOWN.items():
-        above.plot(EPSILONS, rows[name][1], marker + line, color=colour, lw=2, ms=8, mfc="none", label=label)
-    above.axhline(WITHOUT_PRIVACY, color="grey", lw=1, ls="--", label="without privacy")
+    figure, (above, below) = panels(2)
+    styles = {name: series(place) for place, name in enumerate(SHOWN)}
+    for name, label in SHOWN.items():
+        above.plot(EPSILONS, rows[name][1], label=label, **styles[name])
+    above.axhline(WITHOUT_PRIVACY, color="0.5", lw=1, ls="--", label="without privacy")
     above.set_xscale("log", base=2)
     above.set_xticks(EPSILONS, [f"{epsilon}" for epsilon in EPSILONS])
     above.set_xlabel("epsilon of a client over the run: less protects more")
     above.set_ylabel("MNIST test accuracy, %")
     above.set_ylim(55, 95)
-    above.grid(alpha=0.25)
-    above.legend(loc="lower right", fontsize=10.5, frameon=False)
+    legend(above)
     names = [*sorted(SHOWN, key=lambda name: rows[name][0]), "without privacy"]
     bits = [*(rows[name][0] for name in names[:-1]), 32.0]
-    colours = [*(SHOWN[name][1] for name in names[:-1]), "grey"]
+    colours = [*(styles[name]["color"] for name in names[:-1]), "0.5"]
     places = range(len(names))
     below.barh(places, bits, color=colours, height=0.42)
     for place, name, number in zip(places, names, bits, strict=True):
-        label = SHOWN[name][0] if name in SHOWN else name
-        below.text(0, place - 0.3, f"{label}: {number:g}", fontsize=10.5, va="bottom")
+        label = SHOWN.get(name, name)
+        below.text(0, place - 0.3, f"{label}: {number:g}", fontsize=9, va="bottom")
     below.set_ylim(len(names) - 0.6, -0.85)
     below.set_yticks([])
     below.set_xlabel("bits a parameter on the wire, without keys")
-    for axes in (above, below):
-        axes.spines[["top", "right"]].set_visible(False)
+    below.grid(False)
     below.spines["left"].set_visible(False)
     return figure
 
 
 if __name__ == "__main__":
-    for style, name in PICTURES.items():
-        with plt.style.context(["default", style, {"font.size": 12}]):
-            draw().savefig(DOCS / name, dpi=130)
+    save_figure(draw(), PICTURE, twin=True)

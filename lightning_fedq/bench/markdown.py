@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from lightning_fedq.bench.cells import ABOUT_WORTHLESS, WORTHLESS, Groups, Row, grouped, score_of, word_of
 from lightning_fedq.bench.tasks import Task
-from lightning_fedq.reports.runs import write_atomically
+from lightning_fedq.reports.hand import legend, panels, series
+from lightning_fedq.reports.runs import save_figure, write_atomically
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 BEGIN, END = "<!-- made by `fedq bench --tables` -->", "<!-- end of the bench's tables -->"
 _DRAWN, _LISTED = 5, 10
 """Mechanisms in a panel and in a table, the best ones at the largest epsilon."""
-_ON_LINE = {"ha": "left", "va": "top", "fontsize": 8, "color": "0.3"}
+_ON_LINE = {"ha": "left", "va": "top", "fontsize": 8, "color": "0.5"}
 
 
 def ranked(groups: Groups, task: str, adversary: str, smaller: bool) -> list[tuple[str, list[Row]]]:
@@ -84,37 +85,27 @@ def tables(rows: Sequence[Row], known: Mapping[str, Task]) -> str:
 
 def picture(rows: Sequence[Row], known: Mapping[str, Task]) -> Figure:
     """One panel for every task and adversary: the score by epsilon of the best mechanisms."""
-    from matplotlib.figure import Figure
-
     groups = grouped(rows)
-    panels = [
+    shown = [
         (task, adversary, found[:_DRAWN])
         for task, adversary, _ in _panels(rows, known)
         if (found := ranked(groups, task, adversary, known[task].better == "smaller"))
     ]
-    columns = min(len(panels), 2)
-    lines = -(-len(panels) // columns)
-    figure = Figure(figsize=(6.2 * columns, 3.0 * lines), layout="constrained")
-    axes = figure.subplots(lines, columns, squeeze=False).ravel()
-    for axis in axes[len(panels) :]:
-        axis.set_visible(False)
-    for axis, (task, adversary, found) in zip(axes, panels, strict=False):
-        for place, ((name, of), marker) in enumerate(zip(found, "osD^v", strict=False)):
+    figure, axes = panels(len(shown), height=4.0)
+    for axis, (task, adversary, found) in zip(axes, shown, strict=True):
+        for place, (name, of) in enumerate(found):
             epsilons = sorted({row.cell.epsilon for row in of})
             scores = [score[0] for e in epsilons if (score := _at(of, e)) is not None]
-            axis.plot(epsilons, scores, f"{marker}-", ms=9 - 1.5 * place, mfc="none", lw=1.3, label=name)
+            bits = [row.result.bits for row in of if row.result is not None][-1]
+            axis.plot(epsilons, scores, label=f"{name}, {bits:.2g} bits", **series(place))
         axis.set_xscale("log", base=2)
         axis.xaxis.set_major_formatter("{x:g}")
         if known[task].better == "smaller":
             axis.set_yscale("log")
-            axis.axhline(1.0, color="0.4", lw=0.9, ls=":")
+            axis.axhline(1.0, color="0.5", lw=0.9, ls=":")
             axis.text(0.01, 1.0, "the estimate 0", transform=axis.get_yaxis_transform(), **_ON_LINE)
-        axis.set_title(f"{task}, {adversary.replace('_', ' ')}", fontsize=11)
-        axis.set_xlabel("epsilon of a client", fontsize=10)
-        axis.set_ylabel(known[task].unit, fontsize=10)
-        axis.tick_params(labelsize=9)
-        axis.grid(alpha=0.25)
-        axis.legend(fontsize=9, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+        axis.set(xlabel="epsilon of a client", ylabel=known[task].unit)
+        legend(axis, f"{task}, towards {adversary.replace('_', ' ')}")
     return figure
 
 
@@ -141,7 +132,9 @@ def write(path: Path, rows: Sequence[Row], known: Mapping[str, Task]) -> Path:
     if not (begin and end):
         raise ValueError(f"{path} has no part to renew; put the lines {BEGIN} and {END} where it should be")
     target = path.with_name(f"{path.stem}_bench.png")
-    shown = f"![Score by epsilon of the best mechanisms, task by task]({target.name})"
+    dark = f'<source media="(prefers-color-scheme: dark)" srcset="{target.stem}_dark.png">'
+    about = "Score by epsilon of the best mechanisms, task by task"
+    shown = f'<picture>\n  {dark}\n  <img src="{target.name}" width="560" alt="{about}">\n</picture>'
     write_atomically(path, f"{before}{BEGIN}\n\n{shown}\n\n{text}\n{END}{after}")
-    picture(rows, known).savefig(target, dpi=130)
+    save_figure(picture(rows, known), target, twin=True)
     return target

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,7 +102,7 @@ def built_in(options: argparse.Namespace) -> Setting:
     if options.data == "digits":
         data: Any = DigitsDataModule()
     else:
-        data = MNISTDataModule(root=os.environ.get("FEDQ_DATA", "data"))
+        data = MNISTDataModule()
     inputs, labels = samples(data, options.candidates)
     size = inputs[0].numel()
     with torch.random.fork_rng([]):

@@ -72,7 +72,9 @@ def compare(
     mode: str | None = None,
     adversary: Adversary | None = None,
 ) -> list[dict[str, Any]]:
-    """Write `table.csv`, `table.json` and `compare.png` of several run folders, print the table, return it.
+    """Write table and pictures (`table.csv`, `table.json`, `compare.png`, `compare_dark.png`) of run folders.
+
+    The table is printed and returned.
 
     The curve of a run without quantisation and privacy (`FedAvg`) is dashed, as what to compare with.
 
@@ -109,7 +111,7 @@ def compare(
         table.append({"run": name, **{column: result[column] for column in COLUMNS}})
     write_rows(out / "table.csv", table)
     write_summary(out / "table.json", {"monitor": monitor, "runs": table})
-    save_figure(plot_progress(curves, monitor, monitor, dashed=plain), out / "compare.png")
+    save_figure(plot_progress(curves, monitor, monitor, dashed=plain), out / "compare.png", twin=True)
     print_table(table, monitor)
     if len({row["rounds"] for row in table}) > 1:
         counts = ", ".join(str(row["rounds"]) for row in table)

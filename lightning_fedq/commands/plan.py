@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -17,13 +18,14 @@ from lightning_fedq.commands.calls import parse_call
 from lightning_fedq.commands.described import example
 from lightning_fedq.mechanism import Adversary, Mechanism
 from lightning_fedq.mechanisms.registry import class_path, installed, mechanism_class
-from lightning_fedq.planning import GOOD, HOMOGENEITY, Option, Problem, plan
+from lightning_fedq.planning import GOOD, HOMOGENEITY, Option, Problem, plan, recommended
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.run import ASSUMED, ThreatModel
 from lightning_fedq.privacy.target import PrivacyTarget, planned_charges
 from lightning_fedq.privacy.verdict import format_epsilon
-from lightning_fedq.reports.runs import plain_log
+from lightning_fedq.reports.hand import legend, panels, series
+from lightning_fedq.reports.runs import plain_log, save_figure
 from lightning_fedq.rounds.parts import check_aggregation
 from lightning_fedq.secagg import SecAgg
 
@@ -102,6 +104,9 @@ def _parser() -> argparse.ArgumentParser:
         default=HOMOGENEITY,
         help="how alike updates are: |mean|^2 over the mean |update|^2 (default: %(default)s)",
     )
+    parser.add_argument(
+        "--why", action="store_true", help="say for each mechanism that is not possible why it is not"
+    )
     parser.add_argument("--picture", metavar="FILE", help="draw error against epsilon, bits and clients")
     return parser
 
@@ -133,26 +138,49 @@ def main(argv: Sequence[str]) -> int:
             options.epsilon, options.delta, options.adversary, options.over, options.cohorts
         )
         problem = Problem(**sizes, target=target, secure_aggregation=secagg, homogeneity=options.homogeneity)
-        found = _plan(problem, federated)
+        found = _plan(problem, federated, _Progress().told)
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
     console = Console()
     _print(console, problem, found)
-    if options.config and found and found[0].mechanism is not None:
-        console.print("\nThe first one, to paste in place of your mechanism:\n", highlight=False)
+    best = recommended(found)
+    if best is not None:
+        console.print(f"\n{_advice(best, found[0])} {_around(clip_norm, federated)}", highlight=False)
+        if problem.target.secret and best.mechanism is not None:
+            console.print(f"\n{_towards_others(problem, best.mechanism)}", highlight=False)
+    if options.config and best is not None:
+        console.print("\nTo paste in place of your mechanism:\n", highlight=False)
         said = "random" if federated is None else federated.planner.participation
-        print(to_yaml(found[0], problem, clip_norm, said), end="")
+        print(to_yaml(best, problem, clip_norm, said), end="")
+    _print_impossible(console, found, options.why)
     if options.picture:
-        picture(problem, found).savefig(options.picture, dpi=150)
+        save_figure(picture(problem, found), Path(options.picture), twin=True)
         print(options.picture)
     return 0
 
 
-def _plan(problem: Problem, federated: Federated | None) -> tuple[Option, ...]:
+class _Progress:
+    """Options as they are found, a line each on the error stream: a coin's accounting takes seconds."""
+
+    def __init__(self) -> None:
+        self._console, self._found = Console(stderr=True, soft_wrap=True), 0
+
+    def told(self, option: Option) -> None:
+        """Print one option."""
+        self._found += 1
+        if option.mechanism is not None:
+            ratio = "unknown" if option.ratio is None else f"{option.ratio:.2g}"
+            text = f"R {ratio}, {option.bits:.2g} bits, {option.verdict}"
+            self._console.print(f"  {self._found}: {option.name}: {text}", highlight=False)
+
+
+def _plan(
+    problem: Problem, federated: Federated | None, told: Callable[[Option], None]
+) -> tuple[Option, ...]:
     """The options, but for what `Federated` with these settings would refuse."""
     allowed = candidates(problem.params)
     if federated is None:
-        return plan(problem, allowed)
+        return plan(problem, allowed, told=told)
     weighted, rule, refused = (
         federated.server.weighting != "uniform",
         federated.server.aggregator,
@@ -164,7 +192,7 @@ def _plan(problem: Problem, federated: Federated | None) -> tuple[Option, ...]:
         except ValueError as error:
             del allowed[name]
             refused.append(Option(name, None, reason=str(error)))
-    return (*plan(problem, allowed), *refused)
+    return (*plan(problem, allowed, told=told), *refused)
 
 
 def _sizes(config: str) -> tuple[dict[str, Any], Federated, float]:
@@ -232,11 +260,42 @@ def _print(console: Console, problem: Problem, found: Sequence[Option]) -> None:
         f"(--homogeneity {problem.homogeneity:g}).",
         highlight=False,
     )
-    if target.secret and found and found[0].mechanism is not None:
-        console.print(f"\n{_towards_others(problem, found[0].mechanism)}", highlight=False)
+
+
+def _advice(best: Option, least: Option) -> str:
+    """The option to take, and why it is not the one with the least error."""
+    if best is least or best.ratio is None:
+        return f"Take {best.name}: the least error."
+    return (
+        f"Take {best.name}: {best.bits:.2g} bits and R {best.ratio:.2g}, about as good as {least.name} with "
+        f"{least.bits:.2g} bits and R {least.ratio:.2g}."
+    )
+
+
+def _around(clip_norm: float, federated: Federated | None) -> str:
+    """What else decides how well it learns and is in no row: the clip, and the server's optimiser."""
+    if federated is None:
+        return (
+            "Two settings are yours and in no row: clip_norm (0.5 in the demo), and the server's optimiser "
+            "(the demo and the bench take lightning_fedq.algorithms.FedAvgM)."
+        )
+    optimiser = federated.server.server_optimizer
+    # a class, a partial of one, or what jsonargparse makes of a class path: a partial with the class inside
+    parts = (optimiser, getattr(optimiser, "func", None), *getattr(optimiser, "args", ()))
+    kind = next((part for part in parts if isinstance(part, type)), optimiser)
+    name = "none, the mean itself" if kind is None else getattr(kind, "__name__", str(kind))
+    return f"As in your configuration: clip_norm {clip_norm:g}, server optimiser {name}."
+
+
+def _print_impossible(console: Console, found: Sequence[Option], why: bool) -> None:
+    """One line, or the reasons."""
     impossible = [option for option in found if option.mechanism is None]
-    for option in impossible:
-        console.print(f"  not possible: {option.name}: {option.reason}", highlight=False, soft_wrap=True)
+    if why:
+        for option in impossible:
+            console.print(f"  not possible: {option.name}: {option.reason}", highlight=False, soft_wrap=True)
+    elif impossible:
+        names = ", ".join(option.name for option in impossible)
+        console.print(f"\nnot possible (--why says why): {names}", highlight=False, soft_wrap=True)
 
 
 def _towards_others(problem: Problem, mechanism: Mechanism) -> str:
@@ -252,7 +311,7 @@ def _towards_others(problem: Problem, mechanism: Mechanism) -> str:
     }
     outsider, secagg, server = (format_epsilon(value) for value in found.values())
     return (
-        f"The first one with as little noise has epsilon {outsider} towards an outsider who learns who took "
+        f"It has epsilon {outsider} towards an outsider who learns who took "
         f"part, {secagg} towards a server behind secure aggregation and {server} towards a server that sees "
         f"messages, for a client that is drawn {charges} times"
     )
@@ -398,36 +457,38 @@ def _with_clients(problem: Problem, clients: int) -> Problem:
 
 def picture(problem: Problem, found: Sequence[Option]) -> Figure:
     """R of the best mechanisms against epsilon, bits and clients."""
-    from matplotlib.figure import Figure  # half a second to import, and only needed here
-
     best = [option for option in found if option.ratio is not None][:_DRAWN]
     everybody = candidates(problem.params)
     drawn = {option.name: everybody[option.name] for option in best}
-    figure = Figure(figsize=(13.0, 4.0), layout="constrained")
-    left, middle, right = figure.subplots(1, 3)
+    target = problem.target
+    figure, (left, middle, right) = panels(
+        3,
+        f"epsilon {target.epsilon:g} towards {target.against.name.lower()}, {problem.clients:,} clients,\n"
+        f"{problem.params:,} parameters, {problem.rounds} rounds",
+    )
     epsilons = [0.5, 1.0, 2.0, 4.0, 8.0]
     clients = [max(int(problem.clients * factor), 2) for factor in (0.25, 0.5, 1.0, 2.0, 4.0)]
-    by_epsilon = [plan(replace(problem, target=replace(problem.target, epsilon=e)), drawn) for e in epsilons]
+    by_epsilon = [plan(replace(problem, target=replace(target, epsilon=e)), drawn) for e in epsilons]
     by_clients = [plan(_with_clients(problem, n), drawn) for n in clients]
-    for name in drawn:
+    for place, option in enumerate(best):
         for axes, values, plans in ((left, epsilons, by_epsilon), (right, clients, by_clients)):
-            ratios = [next(o.ratio for o in options if o.name == name) for options in plans]
-            axes.plot(values, [math.nan if r is None else r for r in ratios], "o-", label=name)
-    for option in best:
-        middle.plot([option.bits], [option.ratio], "o", label=option.name)
-    for axes, label in ((left, "epsilon"), (middle, "bits per parameter"), (right, "clients")):
-        axes.set(xlabel=label, ylabel="R: noise over signal of the run", yscale="log")
+            ratios = [next(o.ratio for o in options if o.name == option.name) for options in plans]
+            axes.plot(
+                values, [math.nan if r is None else r for r in ratios], label=option.name, **series(place)
+            )
+        middle.plot([option.bits], [option.ratio], label=option.name, **series(place))
+    for axes, label in (
+        (left, "epsilon"),
+        (middle, "bits a parameter, without keys and shares"),
+        (right, "clients"),
+    ):
+        axes.set(xlabel=label, ylabel="R: noise over signal", yscale="log")
         axes.set_ylim(bottom=min(axes.get_ylim()[0], 0.05))
         plain_log(axes, "x")
         plain_log(axes, "y")
-        axes.axhspan(axes.get_ylim()[0], GOOD, color="green", alpha=0.08)
-        axes.grid(alpha=0.3)
+        axes.axhspan(axes.get_ylim()[0], GOOD, color="green", alpha=0.12, label="no visible loss")
     for axes, values in ((left, epsilons), (right, clients)):
-        axes.set_xticks(values, [f"{value:,g}" for value in values], rotation=30)
+        axes.set_xticks(values, [f"{value:,g}" for value in values])
         axes.minorticks_off()
-    left.legend(fontsize="small")
-    figure.suptitle(
-        f"epsilon {problem.target.epsilon:g} against {problem.target.against.name.lower()}, "
-        f"{problem.clients:,} clients, {problem.params:,} parameters, {problem.rounds} rounds"
-    )
+    legend(left)
     return figure

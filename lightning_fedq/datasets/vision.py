@@ -6,6 +6,7 @@ archive of one, as it is. JPEG loses a little accuracy; say so beside a figure m
 
 from __future__ import annotations
 
+import os
 import tarfile
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,9 +24,20 @@ def _torchvision_datasets() -> Any:
     return datasets
 
 
+def data_root(root: str | None) -> Path:
+    """Folder of data sets: what is named, else that of `FEDQ_DATA` in the environment, else `data`.
+
+    Example:
+        >>> data_root("mine")
+        PosixPath('mine')
+    """
+    return Path(root or os.environ.get("FEDQ_DATA") or "data")
+
+
 def _missing(what: str, root: Path) -> FileNotFoundError:
     return FileNotFoundError(
-        f"no {what} in {root.resolve()}; set data.root to the folder that holds it, or data.download: true"
+        f"no {what} in {root.resolve()}; set data.root, or FEDQ_DATA in the environment, to the folder that "
+        "holds it, or data.download: true"
     )
 
 
@@ -33,7 +45,7 @@ class MNISTDataModule(TensorDataModule):
     """MNIST as `(1, 28, 28)` float images with mean 0 and standard deviation 1.
 
     Args:
-        root: Folder that holds `MNIST/raw`, torchvision's own layout.
+        root: Folder that holds `MNIST/raw`, torchvision's own layout; None is `FEDQ_DATA`, else `data`.
         download: Fetch what is missing.
         batch_size: Samples per training batch.
         pooled: Split all 70,000 images 80/20 at random, as CorBin-FL does; False keeps the official test set.
@@ -47,7 +59,7 @@ class MNISTDataModule(TensorDataModule):
 
     def __init__(
         self,
-        root: str = "data",
+        root: str | None = None,
         download: bool = False,
         batch_size: int = 64,
         pooled: bool = False,
@@ -56,7 +68,7 @@ class MNISTDataModule(TensorDataModule):
         seed: int = 0,
     ) -> None:
         super().__init__(batch_size, pooled, num_train, num_val, seed)
-        self.root, self.download = Path(root), download
+        self.root, self.download = data_root(root), download
 
     def load(self) -> tuple[Tensor, Tensor, int]:
         """See `TensorDataModule.load`."""
@@ -78,6 +90,7 @@ class CIFAR10DataModule(TensorDataModule):
     Args:
         root: Folder that holds `cifar-10-batches-py` (torchvision's layout) or its archive, or class folders
             `train/<class>/*` and `test/<class>/*`, or an archive of them, `*.tar.gz` or `cifar10/*.tar.gz`.
+            None is `FEDQ_DATA`, else `data`.
         download: Fetch what is missing; not with `image_folder`.
         image_folder: Read images from class folders or their archive; None does so where they are all that
             `root` holds.
@@ -94,7 +107,7 @@ class CIFAR10DataModule(TensorDataModule):
 
     def __init__(
         self,
-        root: str = "data",
+        root: str | None = None,
         download: bool = False,
         image_folder: bool | None = None,
         batch_size: int = 64,
@@ -106,7 +119,7 @@ class CIFAR10DataModule(TensorDataModule):
         super().__init__(batch_size, pooled, num_train, num_val, seed)
         if download and image_folder:
             raise ValueError("download fetches no image folder; set only one of download and image_folder")
-        self.root, self.download, self.image_folder = Path(root), download, image_folder
+        self.root, self.download, self.image_folder = data_root(root), download, image_folder
 
     def load(self) -> tuple[Tensor, Tensor, int]:
         """See `TensorDataModule.load`."""

@@ -166,10 +166,11 @@ class RotatedCoins(Mechanism):
 
     @classmethod
     def plan_settings(cls, params: int) -> dict[str, Mechanism]:
-        """Every message private by itself, in pairs, or an eighth of the privacy in each message."""
+        """Every message private by itself, in pairs, or half or an eighth of the coordinates."""
         return {
             "RotatedCoins": cls(1.0, 1.0),
             "RotatedCoins, paired": cls(1.0, 1.0, paired=True),
+            "RotatedCoins, share 1/2": cls(1.0, 1.0, share=0.5),
             "RotatedCoins, share 1/8": cls(1.0, 1.0, share=0.125),
         }
 

@@ -19,6 +19,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lightning_fedq.reports.hand import darken, legend, panels, png, series
+
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
@@ -302,28 +304,26 @@ def report_markdown(summary: Mapping[str, Any], pictures: Sequence[str]) -> str:
 # ---- pictures -----------------------------------------------------------------------------------------
 
 
-def save_figure(figure: Figure, path: Path) -> None:
-    """Write a figure as PNG, atomically."""
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=120)
-    write_atomically(path, buffer.getvalue())
+def save_figure(figure: Figure, path: Path, twin: bool = False) -> None:
+    """Write a figure as PNG, atomically.
 
-
-def _panels(count: int, title: str) -> tuple[Figure, list[Axes]]:
-    from matplotlib.figure import Figure  # half a second to import, and only needed here
-
-    figure = Figure(figsize=(5.2 * count, 3.8), layout="constrained")
-    figure.suptitle(title, fontsize="medium")
-    return figure, list(figure.subplots(1, count, squeeze=False)[0])
+    Args:
+        figure: Drawn for white paper.
+        path: Where to.
+        twin: Write `NAME_dark.png` beside it, too; the figure is dark afterwards.
+    """
+    write_atomically(path, png(figure))
+    if twin:
+        darken(figure)
+        write_atomically(path.with_name(f"{path.stem}_dark{path.suffix}"), png(figure))
 
 
 def _of_rounds(axes: Axes) -> None:
-    """Whole rounds on the x axis, a faint grid."""
+    """Whole rounds on the x axis."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("round")
-    axes.grid(alpha=0.3)
 
 
 def plain_log(axes: Axes, which: Literal["x", "y"]) -> None:
@@ -378,9 +378,9 @@ def plot_progress(
         baseline: A value of the metric to draw as a line.
         dashed: Runs to draw dashed and grey: those to compare with.
     """
-    figure, (by_round, by_size) = _panels(2, title)
+    figure, (by_round, by_size) = panels(2, title)
     longest: list[float] = []
-    for name, rows in runs.items():
+    for place, (name, rows) in enumerate(runs.items()):
         sent, points = 0.0, []
         for row in rows:
             sent += (row["uplink_bits"] + row["setup_bits"]) / BITS_PER_MEGABYTE
@@ -388,26 +388,35 @@ def plot_progress(
                 points.append((row["round"], sent, row[monitor]))
         rounds, megabytes, values = zip(*points, strict=True) if points else ((), (), ())
         longest.append(sent)
-        style: dict[str, Any] = {"color": "0.4", "linestyle": "--"} if name in dashed else {}
-        marker = "." if len(points) < 30 else None
-        by_round.plot(rounds, values, label=name, marker=marker, **style)
-        by_size.plot(megabytes, values, label=name, marker=marker, **style)
+        style = {**series(place), "linestyle": "-", "markevery": max(1, len(points) // 12)}
+        style |= {"color": "0.5", "linestyle": "--", "marker": ""} if name in dashed else {}
+        by_round.plot(rounds, values, label=name, **style)
+        by_size.plot(megabytes, values, label=name, **style)
         if not points:
             there = ", ".join(sorted({key for row in rows for key in row if "_" in key and key[:3] != "num"}))
             text = f"{name} never logged {monitor}; it has:\n{there}"
             by_round.text(0.5, 0.5, text, transform=by_round.transAxes, ha="center", wrap=True, fontsize=7)
     if baseline is not None:
         for axes in (by_round, by_size):
-            axes.axhline(baseline, color="0.4", linestyle=":", label=f"baseline {baseline:g}")
+            axes.axhline(baseline, color="0.5", linestyle=":", label=f"baseline {baseline:g}")
     _of_rounds(by_round)
     by_round.set_ylabel(monitor)
     by_size.set_xlabel("megabytes up, all clients, set-up included")
-    by_size.grid(alpha=0.3)
+    by_size.set_ylabel(monitor)
     if min(longest) > 0 and max(longest) >= 10 * min(longest):
         plain_log(by_size, "x")
     if len(runs) > 1 or baseline is not None:
-        by_round.legend(fontsize="small")
+        legend(by_round)
     return figure
+
+
+_WORDS = {
+    "sim_cosine": "cosine of the mean with the exact one",
+    "sim_clip_rate": "share of clipped updates",
+    "radius_min": "smallest range",
+    "radius_max": "largest range",
+}
+"""Columns in the words of a legend."""
 
 
 def plot_aggregate(rows: Sequence[Row], title: str = "") -> Figure:
@@ -423,21 +432,22 @@ def plot_aggregate(rows: Sequence[Row], title: str = "") -> Figure:
     known = {name for name, column in values.items() if any(math.isfinite(value) for value in column)}
     if values["radius_min"] == values["radius_max"]:
         known.discard("radius_max")  # one range for all: the lines would lie on each other
-    panels = [
-        (("sim_mse",), "squared error of the mean, per parameter"),
-        (("sim_cosine", "sim_clip_rate"), "cosine with the exact mean; share clipped"),
+    wanted = [
+        (("sim_mse",), "squared error of the mean"),
+        (("sim_cosine", "sim_clip_rate"), "between 0 and 1"),
         (("radius_min", "radius_max"), "radius of the range"),
     ]
-    panels = [panel for panel in panels if known.intersection(panel[0])] or panels[-1:]
-    figure, drawn = _panels(len(panels), title)
-    for axes, (columns, label) in zip(drawn, panels, strict=True):
+    shown_panels = [panel for panel in wanted if known.intersection(panel[0])] or wanted[-1:]
+    figure, drawn = panels(len(shown_panels), title)
+    for axes, (columns, label) in zip(drawn, shown_panels, strict=True):
         shown = [column for column in columns if column in known]
-        for column in shown:
-            axes.plot(rounds, values[column], label=column, marker="." if len(rows) < 30 else None)
+        for place, column in enumerate(shown):
+            style = {**series(place), "markevery": max(1, len(rows) // 12)}
+            axes.plot(rounds, values[column], label=_WORDS.get(column, column), **style)
         _of_rounds(axes)
         axes.set_ylabel(label)
         if len(shown) > 1:
-            axes.legend(fontsize="small")
+            legend(axes)
         positive = any(value > 0 for column in shown for value in values[column])
         if positive and columns[0] in ("sim_mse", "radius_min"):
             plain_log(axes, "y")

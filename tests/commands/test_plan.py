@@ -30,8 +30,28 @@ def test_the_table_has_a_row_for_everybody(capsys, monkeypatch):
     assert "against the server behind secure aggregation" in printed
     for name in candidates(100):
         assert name in printed
-    assert "not possible: CPA: CPA is not homomorphic" in printed
+    assert "not possible (--why says why): CPA, " in printed and "homomorphic" not in printed
     assert "no visible loss" in printed or "costs points" in printed
+
+
+def test_each_option_is_said_as_it_is_found_and_the_cheap_one_is_advised(capsys, monkeypatch):
+    """Rows go to the error stream while others are still calibrated; reasons only for who asks."""
+    only(monkeypatch, "GaussianNoise", "RotatedCoins, paired", "CPA")
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["--epsilon", "8", "--clients", "479", "--params", "4060", "--rounds", "25", "--why"]) == 0
+    out, err = capsys.readouterr()
+    assert "1: GaussianNoise: R " in err and "2: RotatedCoins, paired: R " in err and "CPA" not in err
+    assert "not possible: CPA: CPA is not homomorphic" in out
+    assert "Take RotatedCoins, paired: " in out and "about as good as GaussianNoise" in out
+    assert "clip_norm" in out and "FedAvgM" in out
+
+
+def test_the_clip_and_the_server_s_optimiser_of_a_configuration_are_named(capsys, monkeypatch):
+    only(monkeypatch, "GaussianNoise")
+    monkeypatch.setenv("COLUMNS", "200")
+    assert main(["digits_private", "--epsilon", "8"]) == 0
+    printed = capsys.readouterr().out
+    assert "clip_norm 0.5, server optimiser FedAvgM" in printed and "Take GaussianNoise" in printed
 
 
 def test_a_narrow_terminal_cuts_no_figure(capsys, monkeypatch):
@@ -179,7 +199,7 @@ def test_a_mean_that_is_no_plain_sum_hides_nobody(settings, told, tmp_path, caps
 
 def test_behind_masks_nothing_is_planned_that_the_run_refuses(tmp_path, capsys, monkeypatch):
     only(monkeypatch, "GaussianNoise")
-    assert main([configured(tmp_path, weighting="samples"), "--epsilon", "8"]) == 0
+    assert main([configured(tmp_path, weighting="samples"), "--epsilon", "8", "--why"]) == 0
     printed = capsys.readouterr().out
     assert "not possible: GaussianNoise: behind secure aggregation the server sees the plain sum" in printed
     assert "to paste" not in printed

@@ -21,9 +21,17 @@ def test_mnist_official_split() -> None:
     assert abs(images.mean()) < 0.02 and abs(images.std() - 1) < 0.02
 
 
+def test_without_a_folder_the_environment_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind in (MNISTDataModule, CIFAR10DataModule):
+        monkeypatch.setenv("FEDQ_DATA", "/somewhere")
+        assert kind().root == Path("/somewhere") and kind("here").root == Path("here")
+        monkeypatch.delenv("FEDQ_DATA")
+        assert kind().root == Path("data")
+
+
 def test_missing_files_name_the_cure(tmp_path: Path) -> None:
     for data in (MNISTDataModule(str(tmp_path)), CIFAR10DataModule(str(tmp_path))):
-        with pytest.raises(FileNotFoundError, match=r"set data.root to the folder .* or data.download"):
+        with pytest.raises(FileNotFoundError, match=r"set data.root, or FEDQ_DATA .* or data.download"):
             data.setup("fit")
     with pytest.raises(FileNotFoundError, match=r"must hold train/<class>"):
         CIFAR10DataModule(str(tmp_path), image_folder=True).setup("fit")

@@ -170,7 +170,7 @@ def test_a_picture_has_no_panel_without_values(tmp_path: Path) -> None:
     apart = plot_aggregate([{**row, "radius_max": 0.5, "sim_cosine": 0.9} for row in served])
     assert [len(axes.lines) for axes in apart.axes] == [1, 2]
     legend = apart.axes[1].get_legend()
-    assert legend is not None and [t.get_text() for t in legend.texts] == ["radius_min", "radius_max"]
+    assert legend is not None and [t.get_text() for t in legend.texts] == ["smallest range", "largest range"]
 
 
 def test_a_legend_only_where_there_is_something_to_tell_apart() -> None:
@@ -180,6 +180,17 @@ def test_a_legend_only_where_there_is_something_to_tell_apart() -> None:
     assert [text.get_text() for text in lined.axes[0].get_legend().texts] == ["a", "baseline 0.9"]
     two = plot_progress({"a": ROWS, "b": ROWS}, "val_acc", dashed={"b"})
     assert [line.get_linestyle() for line in two.axes[0].lines] == ["-", "--"]
+
+
+def test_a_picture_has_a_dark_twin_and_nothing_is_cut(tmp_path: Path) -> None:
+    """As narrow as a telephone, with long names: whatever is drawn lies inside the paper."""
+    long = [f"run {place} (DistributedDiscreteGaussian, epsilon 8)" for place in range(5)]
+    figure = plot_progress(dict.fromkeys(long, ROWS), "val_acc", "accuracy", 0.9)
+    save_figure(figure, tmp_path / "one.png", twin=True)
+    assert {path.name for path in tmp_path.iterdir()} == {"one.png", "one_dark.png"}
+    assert figure.get_figwidth() < 5 and max(figure.get_facecolor()[:3]) < 0.2
+    found, paper = figure.axes[0].get_legend().get_window_extent(), figure.bbox
+    assert found.x0 >= paper.x0 and found.x1 <= paper.x1 and found.y1 <= paper.y1
 
 
 def test_a_missing_metric_is_named_in_the_picture() -> None:
