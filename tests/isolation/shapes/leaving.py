@@ -180,7 +180,7 @@ class OfAClass(_Kept):
         return sum(_Meter.losses)
 
 
-class LoggedInValidation(OfAClass):
+class SumInValidation(OfAClass):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Nothing."""
 
