@@ -51,6 +51,7 @@ from flwr.supercore.inflatable.inflatable_protobuf_utils import (
     make_push_object_fn_protobuf,
 )
 from flwr.supercore.inflatable.inflatable_utils import (
+    ObjectPullError,
     inflate_object_from_contents,
     pull_objects,
     push_objects,
@@ -77,7 +78,7 @@ _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 _SHORT = 4096
 """Bytes of an answer that is read of a message that is refused; they are not looked at."""
 _PATIENCE = 300.0
-"""Seconds that a refusal waits for a SuperNode to have pulled the message; then it stays there."""
+"""Seconds in which a SuperNode has to have pulled a message's content; what is refused later stays there."""
 _ALIVE = 10.0
 """Seconds between two signs of life; a SuperNode gives a task up after 60 without one."""
 _FIELDS = (
@@ -269,7 +270,7 @@ class Delivery:
         self._most_bytes, self._measured = node.most_bytes, _Measured(node.most_bytes)
         self._client = node.connect(RuntimeTokenHttpInterceptor(token), self._measured)
         self._tree: Any = None
-        self._confirmed = False
+        self._confirmed = self._given_up = False
         self._head: Message | None = None
         self.run, self.task, self.app = int(task.run_id), int(task.task_id), str(task.fab_hash)
         self.is_client = task.type == TaskType.CLIENT_APP
@@ -325,13 +326,23 @@ class Delivery:
         """Pull the content.
 
         Raises:
-            RefusedError: If it is too long, an error, or says something else than its envelope.
+            RefusedError: If it is too long, an error, says something else than its envelope, or never comes.
         """
         parts = sum(1 for _ in iterate_object_tree(self._tree))
         if parts > MOST_OBJECTS:
             raise TooLongError(f"a message of {parts:,} objects, {MOST_OBJECTS:,} at most are taken")
         pull = make_pull_object_fn_protobuf(self._client.PullObject, Node(node_id=self.node), self.run)
-        contents = pull_objects(list({part.object_id for part in iterate_object_tree(self._tree)}), pull)
+        names = list({part.object_id for part in iterate_object_tree(self._tree)})
+        try:
+            contents = pull_objects(
+                names, pull, max_time=_PATIENCE, backoff_cap=2.0
+            )  # flwr's own take two hours
+        except ObjectPullError as error:
+            self._given_up = True
+            raise RefusedError(
+                f"its content has not come within {_PATIENCE:g} s: its run was ended meanwhile, or the "
+                "SuperNode is cut off"
+            ) from error
         self._confirm(self._tree.object_id)
         if (size := _unfolded(contents)) > self._most_bytes:
             raise TooLongError(f"a message that unfolds to {size:,} bytes; --max-megabytes is smaller")
@@ -360,7 +371,7 @@ class Delivery:
     def refuse(self, code: int, words: str) -> None:
         """Answer a message that was opened with an error."""
         assert self._head is not None
-        if not self._confirmed and self._arrived():
+        if not self._confirmed and not self._given_up and self._arrived():
             self._measured.reset()
             self._confirm(self._tree.object_id)
         self._measured.reset()

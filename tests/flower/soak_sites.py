@@ -56,7 +56,13 @@ class Soak:
         server_app.write_text(server_app.read_text().replace("round_timeout=600", "round_timeout=120"))
         steps = blocks((app / "deploy" / "STEPS.txt").read_text())
         self.server, self.sites = federation(folder, app, sites)
+        self.steps, self.count = steps, Counter[str]()
+        self.over = threading.Event()
         self.home = self.server.folder / "var" / "lib" / "flower" / "fedq-server"
+
+    def set_up(self) -> None:
+        """Type the steps on all machines."""
+        steps, sites = dict(self.steps), len(self.sites)
         print(len(set_up(self.server, self.sites[:1], steps)), "characters of set-up", flush=True)
         site_steps = steps["2. EACH SITE"].splitlines(keepends=True)
         steps["2. EACH SITE"] = "".join(line for line in site_steps if "/opt/fedq" not in line)
@@ -69,8 +75,6 @@ class Soak:
         self.server.type(first)
         for number in range(sites):
             self.operate(f"supernode register site-{number}.pub fedq")
-        self.count: Counter[str] = Counter()
-        self.over = threading.Event()
 
     def operate(self, command: str) -> str:
         """An operator's command, again until the SuperLink answers."""
@@ -176,6 +180,7 @@ def soak(rounds: int, sites: int, seed: int, every: float, minutes: float) -> di
     try:
         one = Soak(folder, rounds, sites, seed, every)
         machines = [one.server, *one.sites]
+        one.set_up()
         one.run(minutes)
         return one.check()
     finally:

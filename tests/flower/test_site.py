@@ -121,6 +121,16 @@ def test_an_array_that_unfolds_is_refused_before_it_does(capsys: Any) -> None:
     assert "unfolds to 268,4" in capsys.readouterr().out
 
 
+def test_a_message_that_never_comes_is_given_up(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Its run was killed while the SuperNode pulled it. The site answered nobody for an hour."""
+    monkeypatch.setattr(runtime, "_PATIENCE", 1.0)
+    never, honest = Job(late=10**9), Job()
+    assert len(serve(never, honest)) == 1
+    assert never.ended == "failed" and never.reply.error.reason == site.REFUSED
+    assert honest.ended == "completed"
+    assert "its content has not come within 1 s: its run was ended" in capsys.readouterr().out
+
+
 def test_a_task_without_a_message_ends_and_one_that_breaks_is_lost(capsys: Any) -> None:
     empty, broken, honest = Job(empty=True), Job(status=503), Job()
     assert len(serve(empty, broken, honest)) == 1
