@@ -17,6 +17,7 @@ from lightning_fedq.cli import OTHERS, TRAINING, main
 from lightning_fedq.commands.attack import configured
 from lightning_fedq.commands.calls import parse_mechanism
 from lightning_fedq.commands.compare import epsilon_of_label, privacy_towards
+from lightning_fedq.commands.configs import fragments
 from lightning_fedq.commands.described import describe
 from lightning_fedq.commands.mechanisms import SHIPPED
 from lightning_fedq.commands.run import FedqCLI
@@ -447,13 +448,36 @@ def test_sweep_trains_every_point(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "Did you mean 'server_lr'" in capsys.readouterr().err
 
 
+def test_what_an_agent_runs_logs_to_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command of sweep.yaml as an agent calls it, offline. Without a logger an agent saw nothing."""
+    wandb = pytest.importorskip("wandb")
+    from tests.callbacks.test_wandb_rounds import finished_records_of
+
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    path = configuration(tmp_path)
+    config = yaml.safe_load(path.read_text())
+    config["trainer"]["callbacks"].append({"class_path": "lightning_fedq.callbacks.RunFolder"})
+    path.write_text(yaml.safe_dump(config))
+    sweep = yaml.safe_load(wandb_sweep([str(path)], {"a": [1]}, "val_loss", "min"))
+    command = " ".join(sweep["command"]).replace("${args_no_hyphens}", "Federated.server_lr=0.5").split()
+    assert main([*command[1:], "--out", "agent"]) == 0
+    wandb.finish()  # an agent's run is a process, which ends
+    history = [record.history for record in finished_records_of(Path.cwd()) if record.HasField("history")]
+    logged = {item.key or ".".join(item.nested_key) for row in history for item in row.item}
+    assert sweep["metric"]["name"] in logged, logged
+
+
 def test_a_grid_is_also_a_wandb_sweep() -> None:
     grid = parse_grid(["Federated.server_lr=0.1,1.0", "trainer.max_epochs=2"])
     assert grid == {"Federated.server_lr": [0.1, 1.0], "trainer.max_epochs": [2]}
     sweep = yaml.safe_load(wandb_sweep(["a.yaml"], grid, "val_acc", "max"))
     assert sweep["parameters"]["Federated.server_lr"] == {"values": [0.1, 1.0]}
     assert sweep["metric"] == {"name": "fed/val_acc", "goal": "maximize"}
-    assert sweep["command"] == ["fedq", "sweep", "a.yaml", "--set", "${args_no_hyphens}"]
+    assert sweep["command"] == [
+        *("fedq", "sweep", "a.yaml", str(fragments()["wandb"])),
+        *("--set", "WandbLogger.offline=false", "${args_no_hyphens}"),
+    ]
     with pytest.raises(ValueError, match=r"a grid is name=value,value"):
         parse_grid(["server_lr"])
 

@@ -18,6 +18,7 @@ import yaml
 from lightning_fedq._lightning import callbacks_of
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.commands.compare import compare
+from lightning_fedq.commands.configs import fragments
 from lightning_fedq.commands.experiment import RunCost, cost_of, page_of_runs, page_of_winner
 from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.keys.randomness import Stream
@@ -46,8 +47,12 @@ def parse_grid(arguments: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def wandb_sweep(configs: Sequence[str], grid: Mapping[str, Sequence[Any]], monitor: str, mode: str) -> str:
-    """Return the grid as a Weights & Biases sweep file. Each of its runs is a `fedq sweep` of one point."""
-    command = ["fedq", "sweep", *configs, "--set", "${args_no_hyphens}"]
+    """Return the grid as a Weights & Biases sweep file. Each of its runs is a `fedq sweep` of one point.
+
+    An agent learns what a run logs to W&B alone: the shipped logger is added, and sends.
+    """
+    command = ["fedq", "sweep", *configs, str(fragments()["wandb"])]
+    command += ["--set", "WandbLogger.offline=false", "${args_no_hyphens}"]
     return yaml.safe_dump(
         {
             "method": "grid",
