@@ -6,14 +6,18 @@ does not notice.
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
+from torchmetrics import Metric
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.clients.fit import Client, ClientFit
@@ -21,7 +25,7 @@ from lightning_fedq.clients.hooks import call_start_hooks
 from lightning_fedq.clients.one_client_hooks import one_client_hook
 from lightning_fedq.clients.stack import ELEMENTWISE_OPTIMIZERS, StackedStep, further_arguments
 from lightning_fedq.clients.vector import Vector
-from lightning_fedq.data.generator_turns import GeneratorTurns
+from lightning_fedq.data.generator_turns import GeneratorTurns, seed_everywhere
 from lightning_fedq.functional.batch_stack import UnequalBatches, groups_alike, stack_batches
 
 
@@ -67,10 +71,14 @@ def rehearse(trainer: pl.Trainer, fit: ClientFit, vector: Vector, batch: Any) ->
     devices = [trainer.strategy.root_device.index or 0] if trainer.strategy.root_device.type == "cuda" else []
     with torch.random.fork_rng(devices), pl.utilities.seed.isolate_rng(include_cuda=False):
         try:
-            client = fit.copy(0, alone=True)
-            call_start_hooks(client.trainer, client.callbacks)
-            vector.hold_statistics(client.module)
-            return _try(client, vector.trained, batch, vector.buffer_names)
+
+            def begin() -> Client:
+                client = fit.copy(0, alone=True)
+                call_start_hooks(client.trainer, client.callbacks)
+                vector.hold_statistics(client.module)
+                return client
+
+            return _try(begin, vector.trained, batch, vector.buffer_names)
         except Exception as error:  # whatever the user's code or vmap raises is the answer
             return Rehearsal(_in_words(error))
 
@@ -107,7 +115,10 @@ def _in_words(error: Exception) -> str:
     return f"{type(error).__name__}: {first.partition(' Please file')[0]}"
 
 
-def _try(client: Client, names: Sequence[str], batch: Any, buffer_names: Sequence[str]) -> Rehearsal:
+def _try(
+    begin: Callable[[], Client], names: Sequence[str], batch: Any, buffer_names: Sequence[str]
+) -> Rehearsal:
+    client = begin()
     trainer, module = client.trainer, client.module
     turns = GeneratorTurns()
     turns.begin(int)
@@ -123,37 +134,99 @@ def _try(client: Client, names: Sequence[str], batch: Any, buffer_names: Sequenc
 
     args = further_arguments(module)
 
-    def stacked() -> None:
+    def stacked() -> list[Tensor]:
         with trainer.precision_plugin.train_step_context():
-            step(stack, batch, *args, buffers=changing)
+            return step(stack, batch, *args, buffers=changing)[1]
 
-    def single() -> None:
+    def single(module: pl.LightningModule, own: Any) -> None:
         module.log = lambda *args, **kwargs: None  # type: ignore[method-assign]
         with trainer.precision_plugin.train_step_context():
-            output = module.training_step(first, *args)
+            output = module.training_step(own, *args)
         loss: Any = output["loss"] if isinstance(output, dict) else output
         if loss is None:
             raise ValueError("training_step returns no loss for the first batch, on which it is tried")
         module.zero_grad()
         loss.backward()
 
-    before = _state_of_others()
+    before, numbers, gradients = _state_of_others(), _numbers_of(module), list[list[Tensor]]()
     for _ in range(2):  # what the first step keeps, the second may stumble over
-        stacked()
+        gradients.append(stacked())
         step.replay(num_clients, batch, log=lambda *args, **kwargs: None)
         if leak := _leak(module):  # at once: torch itself crashes over some of them
             return Rehearsal(f"training_step keeps tensors in {leak}")
+        now = _numbers_of(module)
+        if changed := sorted(name for name in {**numbers, **now} if numbers.get(name) != now.get(name)):
+            return Rehearsal(
+                f"training_step changes numbers of Python ({', '.join(changed[:4])}), which a stack has once "
+                "for all of its clients"
+            )
     if before != _state_of_others():
         return Rehearsal(
             "training_step draws random numbers of Python's or NumPy's, which would be the same for all"
         )
     with FlopCounterMode(display=False) as counter, warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Using `torch.compile")  # speaks of the counter's own hooks
-        single()
+        single(module, first)
     unused = [name for name in names if parameters[name].grad is None]
     if unused:
         return Rehearsal(f"parameters {unused} get no gradient, which a stack can't tell from a zero one")
+    if gradients[0]:
+        for row in (0, num_clients - 1):
+            alone = begin().module
+            seed_everywhere(row)  # as the stack's turns
+            single(alone, tree_map_only(Tensor, lambda t, row=row: t[row], batch))
+            of_alone = [attrgetter(name)(alone).grad for name in names]
+            if not _are_alike([one[row] for one in gradients[0]], of_alone):
+                return Rehearsal("training_step has other gradients in a stack than for a client alone")
     return Rehearsal(None, counter.get_total_flops())
+
+
+_TOLERANCE = 0.02
+"""Largest difference of two gradients that are computed in another order, by the largest gradient; bfloat16's
+rounding is half of it."""
+
+
+def _are_alike(some: Sequence[Tensor], others: Sequence[Tensor | None]) -> bool:
+    pairs = [(a, b) for a, b in zip(some, others, strict=True) if b is not None]
+    largest = max((float(b.abs().max()) for _, b in pairs if b.numel()), default=0.0)
+    differences = [float((a - b).abs().max()) for a, b in pairs if b.numel()]
+    return not any(difference > _TOLERANCE * largest for difference in differences)  # NaN is another matter
+
+
+def _numbers_of(module: torch.nn.Module) -> dict[str, str]:
+    """Python's numbers in a module's attributes, alone and in containers, and in objects in these."""
+    found: dict[str, str] = {}
+
+    def look(value: Any, name: str, depth: int) -> None:
+        if isinstance(value, bool | int | float | itertools.count):
+            found[name] = repr(value)
+        elif isinstance(value, list | tuple | deque) and len(value) <= _LOOKED_AT and depth:
+            found[f"len({name})"] = str(len(value))
+            for number, one in enumerate(value):
+                look(one, f"{name}[{number}]", depth - 1)
+        elif isinstance(value, dict) and len(value) <= _LOOKED_AT and depth:
+            for key, one in value.items():
+                look(one, f"{name}[{key!r}]", depth - 1)
+        elif depth and _is_of_the_user(value):
+            for key, one in vars(value).items():
+                look(one, f"{name}.{key}", depth - 1)
+
+    for prefix, part in module.named_modules():
+        if not isinstance(part, Metric):  # whose updates are made again, see `StackedStep.replay`
+            for name, value in vars(part).items():
+                if name not in ("_modules", "_parameters", "_buffers", "_trainer", "_fabric"):
+                    look(value, f"{prefix}.{name}".lstrip("."), 3)
+    return found
+
+
+def _is_of_the_user(value: Any) -> bool:
+    if isinstance(value, torch.nn.Module | Tensor | type) or not hasattr(value, "__dict__"):
+        return False
+    return type(value).__module__.partition(".")[0] not in _LIBRARIES
+
+
+_LOOKED_AT = 1000
+_LIBRARIES = ("torch", "torchmetrics", "lightning", "pytorch_lightning", "lightning_fedq", "numpy")
 
 
 def _state_of_others() -> tuple[Any, bytes, int]:
