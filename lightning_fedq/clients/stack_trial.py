@@ -10,7 +10,7 @@ import itertools
 import warnings
 from collections import deque
 from collections.abc import Callable, Sequence
-from operator import attrgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -174,7 +174,7 @@ def _try(
         for row in (0, num_clients - 1):
             alone = begin().module
             seed_everywhere(row)  # as the stack's turns
-            single(alone, tree_map_only(Tensor, lambda t, row=row: t[row], batch))
+            single(alone, tree_map_only(Tensor, itemgetter(row), batch))
             of_alone = [attrgetter(name)(alone).grad for name in names]
             if not _are_alike([one[row] for one in gradients[0]], of_alone):
                 return Rehearsal("training_step has other gradients in a stack than for a client alone")
