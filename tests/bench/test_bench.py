@@ -213,7 +213,8 @@ def test_tables_go_into_the_marked_part_of_a_page(small: object, capsys: pytest.
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
-    assert "![Score by epsilon of the best mechanisms, task by task](page_bench.png)" in text
+    assert '<img src="page_bench.png"' in text and 'srcset="page_bench_dark.png"' in text
+    assert Path("page_bench_dark.png").stat().st_size > 5000
     assert Path("page_bench.png").stat().st_size > 5000
     score = word_of(score_of(rows[2:]))
     lines = [line for line in text.splitlines() if line.startswith("| ")]
