@@ -210,10 +210,9 @@ def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
 def _trained(
     base: str, names: Sequence[str], target: PrivacyTarget, rounds: int | None, out: Path
 ) -> dict[str, Path]:
-    """Train one configuration with each of several mechanisms at one target; run folders by mechanism."""
-    from lightning_fedq.commands.plan import (
-        same_target,
-    )  # imports Lightning, as the next, and only needed here
+    """Train one configuration with several mechanisms at one target, and return run folders by name."""
+    # both import Lightning, and are only needed here
+    from lightning_fedq.commands.plan import same_target
     from lightning_fedq.commands.run import resolve, run_config
 
     folders = {}
