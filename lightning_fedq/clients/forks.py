@@ -128,7 +128,7 @@ def _portable(error: BaseException) -> BaseException:
 
 
 def _shared_memory() -> dict[int, bytes]:
-    """What lies in writable memory that this process shares with others, by its address.
+    """Contents of writable memory that this process shares with others, by its address.
 
     Not in locks and devices, which are no memory of anybody's data.
     """

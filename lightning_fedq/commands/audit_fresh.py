@@ -1,4 +1,4 @@
-"""Audit of freshness: keys that must be new are collected; none may come twice or follow from the plan.
+"""Audit of freshness: of the keys that must be new, none may come twice or follow from the plan.
 
 A number that protects nobody when it comes twice is a key: of masks, shares, noise, coins, rounding, dithers,
 cohorts, handed-on noise, DP-SGD's draws. `KINDS` is the table of them. A `Watch` writes down all keys that a
@@ -84,7 +84,7 @@ _KEYS_FILE = randomness.__file__
 
 @dataclass(frozen=True)
 class Draw:
-    """What a key was drawn for.
+    """Purpose that a key was drawn for.
 
     Args:
         fit: Play, and which of its fits.
@@ -302,7 +302,7 @@ def play_fit(name: str, which: str, resumed: Path | None = None, saved: Path | N
 
     Args:
         name: One of `FITS`.
-        which: Which fit of that name.
+        which: Number of the fit.
         resumed: Checkpoint to go on from.
         saved: Where to save one.
     """
@@ -405,7 +405,7 @@ _OVER_ROUNDS = "noise over rounds: "
 
 
 def of_mechanisms(names: Sequence[str]) -> list[Watch]:
-    """Two engines for every mechanism, with one plan; masked where it can be."""
+    """Two engines for every mechanism, with one plan. Masked where it can be."""
     found = []
     for name in names:
         mechanism = example(mechanism_class(name))

@@ -273,7 +273,7 @@ def _advice(best: Option, least: Option) -> str:
 
 
 def _around(clip_norm: float, federated: Federated | None) -> str:
-    """What else decides how well it learns and is in no row: the clip, and the server's optimiser."""
+    """Settings that decide how well it learns and are in no row: the clip, and the server's optimiser."""
     if federated is None:
         return (
             "Two settings are yours and in no row: clip_norm (0.5 in the demo), and the server's optimiser "

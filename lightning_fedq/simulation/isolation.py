@@ -59,7 +59,7 @@ _OUTLIVES = ("update", "counters", "which buffers")
 
 
 class Seen(NamedTuple):
-    """What came of some trainings in one fork.
+    """Outcome of some trainings in one fork.
 
     Args:
         updates: Client A's, `(dim,)` each: of both rounds.
@@ -257,7 +257,7 @@ def _differ(one: Digests, other: Digests) -> list[str]:
 def _lengths(
     one: Sequence[str], other: Sequence[str], counters: dict[str, Any], counted: dict[str, Any]
 ) -> list[str]:
-    """What differs in a message's length, or in what is counted without noise."""
+    """Differences in a message's length, or in what is counted without noise."""
     found = []
     if names := sorted(set(one) ^ set(other)):
         found.append(f"which buffers change ({', '.join(names)})")
@@ -280,7 +280,7 @@ def _with_other_data(train: Callable[[Change | None], Any]) -> Any:
 
 
 def _far_off(batch: Any) -> Any:
-    """Floats five times as large, and one more; integers, labels say, within the batch's range."""
+    """Floats five times as large, and one more. Integers, labels say, within the batch's range."""
     return tree_map(lambda leaf: _changed(leaf, True), batch)
 
 

@@ -107,7 +107,7 @@ def prepare(client: Client, mode: BufferMode) -> None:
 
 
 class Findings(NamedTuple):
-    """What came of a rehearsal, which may have been in a fork.
+    """Outcome of a rehearsal, which may have been in a fork.
 
     Args:
         rehearsed: What training changes beside the parameters.

@@ -1,4 +1,4 @@
-"""What a Trainer shows: checkpoints, a validation and what it logs. As digests by name, to compare two."""
+"""Output of a Trainer: checkpoints, a validation and what it logs. As digests by name, to compare two."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PER_RUN = {"seconds", "id"}
 
 
 class Calls:
-    """What loggers are told, in a fork: their files and services are told nothing.
+    """Figures that loggers are told, in a fork: their files and services are told nothing.
 
     Args:
         loggers: The user's.
