@@ -39,7 +39,9 @@ demo: $(VENV)/.core
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS) -q -m "not slow and not site and not long"
 
+# tests on a device that is not the CPU have processes of their own
 test-all: setup
+	OMP_NUM_THREADS=1 FEDQ_ELSEWHERE=1 $(BIN)/python -m pytest -q tests/*/test_elsewhere.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(WORKERS)
 
 test-slow: setup

@@ -19,6 +19,9 @@ from tests.longest import long_functions
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
 
 collect_ignore_glob = [] if find_spec("flwr") else ["lightning_fedq/flower/*", "tests/flower/*"]
+if not os.environ.get("FEDQ_ELSEWHERE"):
+    # a second device in the process ends autograd in its forks, in which the trial of isolation runs
+    collect_ignore_glob.append("*/test_elsewhere.py")
 FIRST = ("test_loader.py",)
 """These fork, and a fork may hang once other tests have left threads behind."""
 LONGEST = (

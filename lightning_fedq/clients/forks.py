@@ -41,12 +41,21 @@ class _InFork(Exception):
 def can_fork(trainer: Any) -> bool:
     """Can the process of this Trainer be forked? On Linux, on a CPU, where it is the only one.
 
-    PyTorch can't train in the fork of a process that sees a GPU, and ranks wait for each other.
+    PyTorch can't train in the fork of a process that sees a GPU, and ranks wait for each other. Nor can it
+    after a backward pass where there is any other device, so a backward pass is tried.
     """
     strategy = trainer.strategy
     is_alone = getattr(strategy, "num_ranks", 1) <= 1
     on_cpu = strategy.root_device.type == "cpu" and not torch.cuda.is_available()
-    return sys.platform == "linux" and is_alone and on_cpu
+    return sys.platform == "linux" and is_alone and on_cpu and _trains_in_forks()
+
+
+def _trains_in_forks() -> bool:
+    try:
+        in_fork(lambda: torch.ones(1, requires_grad=True).sum().backward())
+    except (RuntimeError, OSError):  # of autograd's threads; or no memory for a fork
+        return False
+    return True
 
 
 def in_fork(work: Callable[[], T]) -> T:

@@ -7,7 +7,6 @@ files, except for what the privacy page lists (`reach.LISTED`).
 
 from __future__ import annotations
 
-import contextlib
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
@@ -28,9 +27,6 @@ from tests.callbacks.silent import Silent
 from tests.canary.reach import differences, files, tensors
 from tests.digits_run import make_trainer
 from tests.federation.published_optimizers import SAM, Estimates, Lookahead
-
-with contextlib.suppress(pytest.skip.Exception):
-    from tests import elsewhere  # before the first backward: autograd counts devices once
 
 CLIENTS, BATCHES, SIZE = 3, 2, 4
 
@@ -332,27 +328,6 @@ def test_nothing_differs_but_what_is_listed(name: str, tmp_path: Path) -> None:
         warnings.simplefilter("ignore")  # each feature has its own test of what it says
         one, other = (_run(FEATURES[name], tmp_path / str(seed), seed) for seed in (1, 2))
     assert any(path.startswith("module") for path in one)
-    assert differences(one, other) == []
-
-
-ELSEWHERE = ["nothing", "stacks", "server optimiser", "checkpoints every step", "WeightAveraging"]
-
-
-@pytest.mark.parametrize("name", ELSEWHERE)
-def test_nothing_differs_on_another_device(name: str, tmp_path: Path) -> None:
-    """Tensors there are compared by `tests.canary.reach` as any others."""
-    pytest.importorskip("tests.elsewhere")  # skips where torch has no such devices
-
-    setting = FEATURES[name]
-
-    def trainer(folder: Path) -> dict[str, Any]:
-        return {**setting.trainer(folder), "accelerator": "auto", "strategy": elsewhere.strategy()}
-
-    there = setting._replace(trainer=trainer)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        one, other = (_run(there, tmp_path / str(seed), seed) for seed in (1, 2))
-    assert any(value.device == elsewhere.DEVICE for value in one.values() if isinstance(value, Tensor))
     assert differences(one, other) == []
 
 
