@@ -282,8 +282,7 @@ class SecAgg:
             return modular_layout(count, modulus)
         if bounded is not None:
             low, high = (_bound(bound) for bound in bounded)
-            count = next((bound.size for bound in (low, high) if not isinstance(bound, int)), context.dim)
-            return sum_layout(count, low, high, size, self.modulus)
+            return sum_layout(mechanism.num_symbols(context), low, high, size, self.modulus)
         code = mechanism.code(context)
         if not isinstance(code, FixedLength):
             raise TypeError(
@@ -292,7 +291,7 @@ class SecAgg:
             )
         half = 1 << code.bits_per_symbol - 1
         bounds = (-half, half - 1) if code.signed else (0, 2 * half - 1)
-        return sum_layout(context.dim, *bounds, size, self.modulus)
+        return sum_layout(mechanism.num_symbols(context), *bounds, size, self.modulus)
 
     def check(self, mechanism: Mechanism) -> None:
         """Refuse a mechanism whose messages can't be decoded from their sum.
