@@ -282,7 +282,8 @@ class SecAgg:
             return modular_layout(count, modulus)
         if bounded is not None:
             low, high = (_bound(bound) for bound in bounded)
-            return sum_layout(mechanism.num_symbols(context), low, high, size, self.modulus)
+            sizes = (bound.size for bound in (low, high) if not isinstance(bound, int))
+            return sum_layout(next(sizes, mechanism.num_symbols(context)), low, high, size, self.modulus)
         code = mechanism.code(context)
         if not isinstance(code, FixedLength):
             raise TypeError(
