@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from lightning_fedq.bench.cells import ABOUT_WORTHLESS, WORTHLESS, Groups, Row, grouped, score_of, word_of
 from lightning_fedq.bench.tasks import Task
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 BEGIN, END = "<!-- made by `fedq bench --tables` -->", "<!-- end of the bench's tables -->"
 _DRAWN, _LISTED = 5, 10
 """Mechanisms in a panel and in a table, the best ones at the largest epsilon."""
-_ON_LINE = {"ha": "left", "va": "top", "fontsize": 8, "color": "0.5"}
+_ON_LINE: dict[str, Any] = {"ha": "left", "va": "top", "fontsize": 8, "color": "0.5"}
 
 
 def ranked(groups: Groups, task: str, adversary: str, smaller: bool) -> list[tuple[str, list[Row]]]:

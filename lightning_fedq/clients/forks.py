@@ -52,7 +52,7 @@ def can_fork(trainer: Any) -> bool:
 
 def _trains_in_forks() -> bool:
     try:
-        in_fork(lambda: torch.ones(1, requires_grad=True).sum().backward())
+        in_fork(lambda: torch.ones(1, requires_grad=True).sum().backward())  # type: ignore[no-untyped-call]
     except (RuntimeError, OSError):  # of autograd's threads; or no memory for a fork
         return False
     return True

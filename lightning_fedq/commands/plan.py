@@ -476,7 +476,10 @@ def picture(problem: Problem, found: Sequence[Option]) -> Figure:
             axes.plot(
                 values, [math.nan if r is None else r for r in ratios], label=option.name, **series(place)
             )
-        middle.plot([option.bits], [option.ratio], label=option.name, **series(place))
+        ratio = math.nan if option.ratio is None else option.ratio
+        middle.plot(
+            [math.nan if option.bits is None else option.bits], [ratio], label=option.name, **series(place)
+        )
     for axes, label in (
         (left, "epsilon"),
         (middle, "bits a parameter, without keys and shares"),
