@@ -235,8 +235,9 @@ def recommended(found: Sequence[Option]) -> Option | None:
         None where nothing is possible.
 
     Example:
-        >>> cheap = Option("coins", Mechanism(), bits=4.1, ratio=0.55)
-        >>> exact = Option("Gaussian", Mechanism(), bits=17.0, ratio=0.49)
+        >>> from lightning_fedq import FedAvg
+        >>> cheap = Option("coins", FedAvg(), bits=4.1, ratio=0.55)
+        >>> exact = Option("Gaussian", FedAvg(), bits=17.0, ratio=0.49)
         >>> recommended((exact, cheap)).name
         'coins'
     """

@@ -102,6 +102,8 @@ def test_the_wheel_holds_every_file(distributions: Path) -> None:
     expected = {str(path.relative_to(ROOT)) for path in files}
     expected |= {f"lightning_fedq/configs/{path.name}" for path in (ROOT / "configs").glob("*.yaml")}
     expected |= {f"lightning_fedq/fragments/{path.name}" for path in (ROOT / "callbacks").glob("*.yaml")}
+    deploy = (path for path in (ROOT / "deploy").rglob("*") if path.is_file())
+    expected |= {f"lightning_fedq/deploy/{path.relative_to(ROOT / 'deploy')}" for path in deploy}
     assert expected <= packed
     others = {name for name in packed - expected if ".dist-info/" not in name}
     assert not others, "nothing else is in it"

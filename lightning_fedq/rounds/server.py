@@ -406,7 +406,7 @@ class RoundServer:
             return None
         bad = _num_not_finite(mean)
         if self._unchecked and not (bad and from_wire):  # what real clients send is not the mechanism's fault
-            check_decoded(mean[: self.weights.numel()], self._context)
+            check_decoded(mean, self.mechanism.core(self._context)[1])
         self._unchecked = False
         if bad:
             answers = len(self._sum.received)

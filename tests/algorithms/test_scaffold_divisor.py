@@ -77,6 +77,7 @@ def test_without_a_schedule_it_is_rate_times_steps_and_everybody_opens_a_variate
     assert torch.allclose(found.server, mean, atol=1e-6), "with everybody, the server's is the mean"
 
 
+@pytest.mark.filterwarnings("ignore:nothing trains")
 @pytest.mark.parametrize(("module", "words"), [(Two, "one for each of its groups"), (ByHand, "by hand")])
 def test_what_has_no_common_divisor_is_refused(module: type[Steady], words: str) -> None:
     with pytest.raises(ValueError, match=words):

@@ -101,11 +101,11 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
 def test_it_goes_on_where_it_stopped(small: list[object], capsys: pytest.CaptureFixture[str]) -> None:
     assert bench.main(["RotatedCoins", *QUICK]) == 0
     count = len(small)
-    assert count == 6  # three settings of the class, two seeds
+    assert count == 8  # four settings of the class, two seeds
     assert bench.main(["RotatedCoins", *QUICK]) == 0
     assert len(small) == count
     assert bench.main(["RotatedCoins", *QUICK[:-1], "3"]) == 0
-    assert len(small) == count + 3
+    assert len(small) == count + 4
     printed = capsys.readouterr().out
     assert "small, against secagg_server" in printed and "RotatedCoins, share 1/8" in printed
     rows = json.loads(Path("bench/bench.json").read_text())["rows"]

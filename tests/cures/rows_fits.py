@@ -321,7 +321,7 @@ ROWS = [
         lambda: fit(dpsgd(), module=LogsIn("training_step")),
     ),
     row(
-        "clients are not isolated: client {} trained twice from the same start, and its update was another",
+        "clients are not isolated: with client {} on other data beside it, not the same for client {}, or in",
         lambda: isolated("class"),
         lambda: isolated("module"),
         lambda: isolated("callback", Remembering()),

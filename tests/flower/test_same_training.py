@@ -316,7 +316,7 @@ def test_a_schedule_of_steps_needs_to_know_them(tmp_path):
     cycle = lambda: ByCourse("cycle")  # noqa: E731
     new = lambda: federated(COIN)  # noqa: E731
     apps = [client_app(cycle, own_digits, new(), trainer={"max_epochs": 1}) for _ in range(CLIENTS)]
-    with pytest.raises(RefusedError, match=r"nobody knows who that is; say Federated\(local_steps="):
+    with pytest.raises(RuntimeError, match=r"nobody knows who that is; say Federated\(local_steps="):
         deployment(new(), 1, tmp_path, module=cycle).run(LoopGrid(apps, [None] * CLIENTS))
 
 
