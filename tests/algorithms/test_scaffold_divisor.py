@@ -60,6 +60,7 @@ def fit(module: Any) -> Any:
     return fed.fit.correction
 
 
+@pytest.mark.filterwarnings("ignore:`training_step` returned `None`")
 @pytest.mark.parametrize("kind", [Steady, LeavesOut, SetsItsRate])
 def test_the_divisor_is_the_schedule_s(kind: type[Steady]) -> None:
     second = sum(RATE * 0.5**step for step in range(STEPS, 2 * STEPS))

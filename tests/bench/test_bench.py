@@ -109,7 +109,7 @@ def test_it_goes_on_where_it_stopped(small: list[object], capsys: pytest.Capture
     printed = capsys.readouterr().out
     assert "small, against secagg_server" in printed and "RotatedCoins, share 1/8" in printed
     rows = json.loads(Path("bench/bench.json").read_text())["rows"]
-    assert len(rows) == 9 and {row["cell"]["seed"] for row in rows} == {0, 1, 2}
+    assert len(rows) == 12 and {row["cell"]["seed"] for row in rows} == {0, 1, 2}
     page = Path("bench/bench.html").read_text()
     assert "<svg" in page and "http" not in re.sub(r'xmlns="[^"]*"', "", page)
     mean, _ = score_of([row for row in read(Path("bench/bench.csv")) if row.cell.mechanism == "RotatedCoins"])  # type: ignore[misc]
