@@ -214,6 +214,7 @@ def test_what_a_run_refuses_is_told_in_a_line(
     path = str(configuration(tmp_path))
     elsewhere = ["--data=lightning_fedq.datasets.MNISTDataModule"]
     in_mid_round = ["--trainer.val_check_interval=0.5"]
+    monkeypatch.delenv("FEDQ_DATA", raising=False)
     for more, message in ((elsewhere, "no MNIST/raw in"), (in_mid_round, "in the middle of a round")):
         assert main(["fit", path, *more]) == 2
         told = capsys.readouterr().err.splitlines()

@@ -8,7 +8,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE
 from rich.console import Console
@@ -16,8 +16,6 @@ from rich.table import Table
 
 from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.settings import change_setting
-from lightning_fedq.mechanism import Adversary
-from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
 from lightning_fedq.reports.runs import (
     Row,
@@ -31,6 +29,10 @@ from lightning_fedq.reports.runs import (
     write_rows,
     write_summary,
 )
+
+if TYPE_CHECKING:
+    from lightning_fedq.mechanism import Adversary
+    from lightning_fedq.privacy.target import PrivacyTarget
 
 BASE = "digits_private"
 """What `--mechanisms` train where no configuration is named."""
@@ -232,6 +234,10 @@ def _trained(
 
 def main(argv: Sequence[str]) -> int:
     """Run or read the runs and compare them."""
+    # both import torch, which whoever lists commands need not wait for
+    from lightning_fedq.mechanism import Adversary
+    from lightning_fedq.privacy.target import PrivacyTarget
+
     parser = argparse.ArgumentParser(
         prog="fedq compare",
         description="Train the given configurations (or read the given run folders) and put them into one "
