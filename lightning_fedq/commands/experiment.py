@@ -19,7 +19,13 @@ from lightning_fedq.mechanism import Adversary, Neighbours, NonPrivate, PrivacyC
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import ClaimAccountant, check_delta
 from lightning_fedq.privacy.losses import RenyiLoss
-from lightning_fedq.privacy.selection import ORDERS, NegativeBinomialTrials, run_loss, selection_epsilon
+from lightning_fedq.privacy.selection import (
+    ORDERS,
+    NegativeBinomialTrials,
+    run_loss,
+    run_profile,
+    selection_epsilon,
+)
 from lightning_fedq.privacy.target import account_of, affordable
 from lightning_fedq.privacy.verdict import format_epsilon
 
@@ -119,18 +125,20 @@ def of_winner(costs: Sequence[RunCost], trials: NegativeBinomialTrials, delta: f
     Raises:
         ValueError: If a candidate's claim is none of which a winner's follows.
     """
-    losses, slack = [], Slack()
+    losses, whole, slack = [], [], Slack()
     for cost in costs:
         claim = cost.claims[Adversary.OUTSIDER]
         if isinstance(claim, str):
             raise ValueError(f"nothing is known of the winner towards an outsider: {claim}")
-        losses.append(run_loss(claim.loss, claim.compositions * cost.most_charges))
+        whole.append((claim.loss, claim.compositions * cost.most_charges))
+        losses.append(run_loss(*whole[-1]))
         slack = Slack(
             max(slack.distance, cost.most_charges * claim.slack.distance),
             max(slack.log_ratio, cost.most_charges * claim.slack.log_ratio),
         )
     worst = tuple(max(loss.divergence(order) for loss in losses) for order in ORDERS)
-    return selection_epsilon(RenyiLoss(ORDERS, worst), delta, trials, slack=slack)
+    profile = run_profile(whole)
+    return selection_epsilon(RenyiLoss(ORDERS, worst), delta, trials, slack=slack, profile=profile)
 
 
 def page_of_runs(

@@ -19,7 +19,23 @@ grows by r (2a - 1) / (a - 1), because the integral of P^a Q^(1-a) grows by e^(r
 the winner's distance is E K t at most, the chance that one of the runs is another one. A law that is cut
 off at a largest number of runs is P(K > that number) away from its own, in both worlds.
 
+**By privacy profiles.** Let delta(e) bound one run's hockey-stick divergence both ways round, m = E K, B and
+B' the laws of one run, q(y) and q'(y) the chances of a worse outcome (ties are broken by chance, so these
+have no jumps). The best run has the law phi'(q(y)) dB(y), phi the generating function of K, and phi'(s) is
+proportional to (gamma + (1 - gamma)(1 - s))^-(1 + eta), phi'(1) = m. Take e1 >= 0 with (1 - gamma) delta(e1)
+<= gamma (e^e1 - 1). As 1 - q' <= e^e1 (1 - q) + delta(e1), gamma + (1 - gamma)(1 - q') <= e^e1 (gamma +
+(1 - gamma)(1 - q)), so that phi'(q) <= e^((1 + eta) e1) phi'(q'). With e = e2 + (1 + eta) e1 and any set S of
+outcomes, W being the winner's law,
+
+    W(S) - e^e W'(S) <= integral over S of phi'(q) (dB - e^e2 dB') <= m delta(e2),
+
+so epsilon = e2 + (1 + eta) e1 where m delta(e2) is delta. For K Poisson, phi'(q) / phi'(q') = exp(mu (q -
+q')) <= exp(mu delta(0)): epsilon = e2 + mu delta(0). Both bounds hold, so the smaller one is told, at the
+same delta. A cut at a largest number of runs puts its mass on that number, for which neither holds: it is
+paid as a distance.
+
 References:
+    Koskela, Redberg, Wang, Privacy Profiles for Private Selection, 2024 (such a bound; the proof is ours).
     Papernot, Steinke, Hyperparameter Tuning with Renyi Differential Privacy, ICLR 2022, theorems 2 and 6.
     Liu, Talwar, Private Selection from Private Candidates, STOC 2019.
 """
@@ -27,7 +43,7 @@ References:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,6 +57,7 @@ from lightning_fedq.privacy.losses import ConcentratedLoss, GaussianLoss, Loss, 
 ORDERS = tuple(1.0 + 10.0 ** (0.05 * k) for k in range(-40, 61))
 """Orders of a selection's curve, 1.01 to 1,001."""
 _MOST_TRIALS = 10_000_000
+_LARGEST_EPSILON = 1e6
 
 
 @dataclass(frozen=True)
@@ -201,6 +218,71 @@ def run_loss(loss: Loss, count: int) -> Loss:
     return ConcentratedLoss(count * 0.5 * loss.pure_epsilon**2, loss.note)
 
 
+Profile = Callable[[float], float]
+"""delta of one whole run at an epsilon, or an upper bound, worst over both orders of the worlds."""
+
+
+def run_profile(losses: Sequence[tuple[Loss, int]]) -> Profile:
+    """Privacy profile of one whole run of a sweep, the worst of its candidates.
+
+    Args:
+        losses: Loss of one composition of each candidate, and how many a whole run has. Gaussian ones are
+            exact, others what `run_loss` says.
+
+    Raises:
+        ValueError: See `run_loss`.
+
+    Example:
+        >>> round(run_profile([(GaussianLoss(2.0, ""), 4)])(1.0), 6)
+        0.126937
+    """
+    whole = [
+        GaussianLoss(one.noise_multiplier / math.sqrt(count), one.note)
+        if isinstance(one, GaussianLoss)
+        else run_loss(one, count)
+        for one, count in losses
+    ]
+    return lambda epsilon: max(min(float(one.curve(np.array([epsilon]))[0]), 1.0) for one in whole)
+
+
+def profile_epsilon(profile: Profile, delta: float, trials: Trials, log_ratio: float = 0.0) -> float:
+    """Epsilon of the best of a random number of runs by the privacy profile of one.
+
+    Args:
+        profile: Privacy profile of one whole run.
+        delta: In (0, 1).
+        trials: Law of the number of runs, before it is cut off.
+        log_ratio: Slack of one run's law: its profile at e is e^r times the known one at e - 2 r, at most.
+
+    Example:
+        >>> trials = NegativeBinomialTrials.of_mean(1.0, 5.0)
+        >>> round(profile_epsilon(run_profile([(GaussianLoss(1.0, ""), 1)]), 1e-5, trials), 4)
+        5.9599
+    """
+
+    def at(epsilon: float) -> float:
+        return min(math.exp(log_ratio) * profile(epsilon - 2.0 * log_ratio), 1.0)
+
+    def least(holds: Callable[[float], bool]) -> float:
+        low, high = 0.0, 1.0
+        if holds(low):
+            return low
+        while not holds(high):
+            low, high = high, 2.0 * high
+            if high > _LARGEST_EPSILON:
+                return math.inf
+        while high - low > 1e-10 * high:
+            middle = 0.5 * (low + high)
+            low, high = (low, middle) if holds(middle) else (middle, high)
+        return high  # where it holds, rounded up
+
+    own = least(lambda e: trials.mean * at(e) <= delta)
+    if isinstance(trials, PoissonTrials):
+        return own + trials.mean * at(0.0)
+    gamma, eta = trials.gamma, trials.eta
+    return own + (1.0 + eta) * least(lambda e: (1.0 - gamma) * at(e) <= gamma * math.expm1(e))
+
+
 def selected(
     loss: Loss, trials: Trials, orders: Sequence[float] = ORDERS, log_ratio: float = 0.0
 ) -> RenyiLoss:
@@ -232,9 +314,17 @@ def selected(
 
 
 def selection_epsilon(
-    loss: Loss, delta: float, trials: Trials, *, slack: Slack = NO_SLACK, orders: Sequence[float] = ORDERS
+    loss: Loss,
+    delta: float,
+    trials: Trials,
+    *,
+    slack: Slack = NO_SLACK,
+    orders: Sequence[float] = ORDERS,
+    profile: Profile | None = None,
 ) -> float:
     """Epsilon of the best of a random number of runs, towards who sees the winner and nothing else.
+
+    The smaller one of what Renyi divergences and the privacy profile say.
 
     Args:
         loss: Loss of one whole run, `run_loss` say.
@@ -242,6 +332,7 @@ def selection_epsilon(
         trials: Law of the number of runs, which stays secret.
         slack: Slack of one whole run.
         orders: Orders > 1, ascending.
+        profile: Privacy profile of one whole run (`run_profile`); None leaves Renyi divergences alone.
 
     Raises:
         ValueError: If delta is none, or no divergence of the run is finite.
@@ -250,7 +341,10 @@ def selection_epsilon(
     curve = selected(loss, trials, orders, slack.log_ratio)
 
     def exact(left: float) -> float:
-        return curve.epsilon(left, 1)
+        by_orders = curve.epsilon(left, 1)
+        if profile is None:
+            return by_orders
+        return min(by_orders, profile_epsilon(profile, left, trials, slack.log_ratio))
 
     distance = min(trials.mean * slack.distance + trials.beyond, 1.0)
     return with_slack(exact, delta, Slack(distance, 0.0))

@@ -248,12 +248,11 @@ def test_by_hand_and_with_accumulation() -> None:
         found, _ = train(FedProx(0.5), module=ByHand())
     torch.testing.assert_close(found, reference("prox", 0.5), atol=2e-6, rtol=1e-5)
     both = [
-        train(FedProx(0.5), trainer={"accumulate_grad_batches": 3}, clients_per_step=n)[0] for n in (1, 4)
+        train(FedProx(0.5), trainer={"accumulate_grad_batches": 2}, clients_per_step=n)[0] for n in (1, 4)
     ]
     torch.testing.assert_close(*both, atol=2e-6, rtol=1e-5)
-    assert (
-        not torch.allclose(both[0], train(None, trainer={"accumulate_grad_batches": 3})[0], atol=1e-6) or True
-    )
+    averaged = train(None, trainer={"accumulate_grad_batches": 2})[0]
+    assert not torch.allclose(both[0], averaged, atol=1e-4)  # two steps a round: the second one is pulled
 
 
 def test_scaffold_helps_where_clients_differ() -> None:

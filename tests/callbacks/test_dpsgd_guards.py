@@ -122,7 +122,7 @@ def test_batch_norm_that_uses_the_batch_is_refused_inside_clients(norm):
     model = DigitsClassifier()
     model.backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), NORMS[norm](), nn.Linear(8, 10))
     data = FederatedDataModule(Digits(120), clients=[list(range(60)), list(range(60, 120))])
-    with pytest.raises(ValueError, match=r"BatchNorm1d.* (mix|keep running statistics)"):
+    with pytest.raises(ValueError, match=r"BatchNorm1d.* mix the samples of a batch"):
         make_trainer(Federated(FedAvg(), 2, seed=0), dpsgd(), max_epochs=1).fit(model, datamodule=data)
 
 
@@ -176,7 +176,9 @@ class Remembers(nn.Module):
 
 @pytest.mark.parametrize("how", ["in place", "replaced", "data", "numpy", "added"])
 def test_buffers_that_change_in_training_are_refused(how):
-    with pytest.raises(ValueError, match=r"changed the buffers net\.1\.(seen|more)"):
+    with pytest.raises(
+        ValueError, match=rf"changed the buffers net\.1\.{'more' if how == 'added' else 'seen'}"
+    ):
         trainer(dpsgd(), epochs=1).fit(With(Remembers(how)))
 
 

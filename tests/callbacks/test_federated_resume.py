@@ -114,6 +114,31 @@ def test_resumed_from_a_checkpoint_in_mid_round(tmp_path: Path, clients_per_step
         assert [r.round for r in fed.records] == list(range(ROUNDS)), path.stem
 
 
+class Told(pl.Callback):
+    """Of which epochs it was told that they start and end."""
+
+    def __init__(self) -> None:
+        self.epochs: list[tuple[str, int]] = []
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.epochs.append(("starts", trainer.current_epoch))
+
+    def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
+        self.epochs.append(("ends", trainer.current_epoch))
+
+
+def test_callbacks_are_told_of_the_start_of_a_round_that_is_repeated(tmp_path: Path) -> None:
+    """To Lightning the repeated round would be one in its middle, whose start it leaves out."""
+    make_trainer(federation(1, seed=3), Saves(tmp_path), max_epochs=2).fit(
+        Classifier(), datamodule=Digits(80)
+    )
+    paths = sorted(tmp_path.glob("*.ckpt"), key=lambda path: int(path.stem.rpartition("=")[2]))
+    told, checkpoint = Told(), paths[len(paths) // 2 + 1]  # in the middle of the second round
+    trainer = make_trainer(federation(1, seed=3), told, max_epochs=2)
+    trainer.fit(Classifier(), datamodule=Digits(80), ckpt_path=checkpoint, weights_only=False)
+    assert told.epochs == [("starts", 1), ("ends", 1)]
+
+
 @pytest.mark.parametrize("error", [RuntimeError("boom"), KeyboardInterrupt()])
 @pytest.mark.parametrize("clients_per_step", [1, 4])
 def test_an_exception_leaves_the_global_model_and_a_loadable_checkpoint(

@@ -14,7 +14,7 @@ from lightning_fedq.commands.experiment import RunCost, composed, of_winner
 from lightning_fedq.functional.divergences import gaussian_epsilon
 from lightning_fedq.mechanism import Adversary, PrivacyClaim, Slack, Unit
 from lightning_fedq.privacy.losses import ConcentratedLoss, GaussianLoss
-from lightning_fedq.privacy.selection import NegativeBinomialTrials, selection_epsilon
+from lightning_fedq.privacy.selection import NegativeBinomialTrials, run_profile, selection_epsilon
 from tests.test_cli import configuration
 
 # Lightning's command line calls what jsonargparse has deprecated
@@ -56,7 +56,8 @@ def test_a_claim_that_is_none_is_said():
 def test_the_winner_is_as_costly_as_the_worst_candidate():
     trials = NegativeBinomialTrials.of_mean(0.0, 10.0)
     small, large = cost(ConcentratedLoss(0.01)), cost(ConcentratedLoss(0.05))
-    expected = selection_epsilon(ConcentratedLoss(0.15), 1e-5, trials)
+    profile = run_profile([(ConcentratedLoss(0.05), 3)])
+    expected = selection_epsilon(ConcentratedLoss(0.15), 1e-5, trials, profile=profile)
     assert of_winner([small, large], trials, 1e-5) == pytest.approx(expected)
     assert of_winner([small], trials, 1e-5) < expected
     runs = composed([large] * 10, [3] * 10, Adversary.OUTSIDER, 1e-5)
@@ -100,7 +101,9 @@ def test_the_winner_is_exported_alone_and_says_the_same_for_any_number_of_runs(t
         assert {p.name for p in Path(f"of{count}").iterdir()} == {"winner", "private", "sweep.yaml"}
     assert pages[0] == pages[1]
     trials = NegativeBinomialTrials.of_mean(0.0, 4.0)
-    expected = selection_epsilon(ConcentratedLoss(2 * 0.5 / 16.0), 1e-4, trials)
+    loss, profile = ConcentratedLoss(2 * 0.5 / 16.0), run_profile([(GaussianLoss(4.0), 2)])
+    expected = selection_epsilon(loss, 1e-4, trials, profile=profile)
+    assert expected < 0.8 * selection_epsilon(loss, 1e-4, trials)
     stated = float(re.search(r"Epsilon ([0-9.]+) at", pages[0]).group(1))
     assert expected <= stated <= expected * 1.02
     assert "Clients and the server see every run and pay for all" in pages[0]

@@ -65,7 +65,7 @@ def test_a_budget_counts_what_a_killed_run_had_sent(tmp_path: Path) -> None:
     assert again.engine is not None
     spent = limit.epsilon_spent
     limit = PrivacyBudget(0.99 * spent, 1e-5, Adversary.EAVESDROPPER)
-    with pytest.raises(RuntimeError, match=r"the privacy budget allows|is spent"):
+    with pytest.raises(RuntimeError, match="is spent"):
         fit(tmp_path, 4, limit, resume=checkpoint, seed=None)
 
 

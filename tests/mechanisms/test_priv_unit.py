@@ -140,10 +140,15 @@ def test_a_codebook_that_no_memory_holds_is_refused_with_the_cure():
 
 
 @pytest.mark.parametrize(
-    "arguments", [(0.0, 1.0), (math.inf, 1.0), (1.0, 0.0), (1.0, math.inf), (1.0, 1.0, 100), (1.0, 1.0, 1)]
+    ("name", "wrong"),
+    [
+        *(("epsilon", wrong) for wrong in (0.0, math.inf)),
+        *(("clip_norm", wrong) for wrong in (0.0, math.inf)),
+        *(("directions", wrong) for wrong in (100, 1)),
+    ],
 )
-def test_wrong_parameters_are_refused(arguments):
-    with pytest.raises(ValueError, match=r"epsilon|clip_norm|directions"):
-        PrivUnitG(*arguments)
+def test_wrong_parameters_are_refused(name, wrong):
+    with pytest.raises(ValueError, match=f"{name} must be"):
+        PrivUnitG(**({"epsilon": 1.0, "clip_norm": 1.0} | {name: wrong}))
     with pytest.raises(ValueError, match="subspace must be >= 2"):
         ProjUnit(1.0, 1.0, subspace=1)
