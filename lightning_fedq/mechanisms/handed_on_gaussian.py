@@ -14,9 +14,13 @@ between 0 and those of C = (I - 4/5 Shift)^-1, whatever p_i is. So the divergenc
 alpha / 2 Delta^2 |C u|^2 / (N (5 tau)^2): shares that are not taken back, whoever sees to that and by
 whatever was released before, weaken nothing. Where a client's rounds lie b or more apart,
 
-    |C u|^2 <= k (1 + l^b) / ((1 - l^2) (1 - l^b)),  l = 4/5, for k participations,
+    |C u|^2 <= [k (1 + r) / (1 - r) - 2 r (1 - r^k) / (1 - r)^2] / (1 - l^2),  l = 4/5, r = l^b,
 
-and a ledger charges a k-th of that each time. Updates and p_i may follow from earlier releases: given those,
+for k participations in all: columns i <= j of C have the product sum_{t >= j} l^(2t - i - j) <= l^(j - i) /
+(1 - l^2), and all are >= 0, so equal signs and the least gaps are worst; where a block ends, products across
+it are 0. This is more than k times what one participation costs: whoever adds charges one by one claims too
+little. So a `HandedOnLoss` composes by the total, and what can't know the total charges the limit for large
+k, (1 + r) / ((1 - l^2) (1 - r)), each time. Updates and p_i may follow from earlier releases: given those,
 round t is a Gaussian of the t-th pivot of what p_i is so far, and the shifts' squares sum up to the above.
 
 Integers. H and Y are discrete Gaussians of parameters tau and upsilon, the coefficients whole numbers; Y
@@ -41,6 +45,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -64,6 +69,7 @@ from lightning_fedq.mechanism import (
     Slack,
 )
 from lightning_fedq.mechanisms.bases.modular_noise import ModularNoise, Noise
+from lightning_fedq.privacy.losses import concentrated_epsilon
 
 OWN, TAKEN_BACK = 5, 4
 """Coefficients of a client's own share, and of the one that it takes back."""
@@ -81,6 +87,69 @@ def square_of_matrix(separation: int) -> float:
     """Bound on |C u|^2 a participation, where a client's rounds lie `separation` apart or more."""
     power = KEPT**separation
     return (1.0 + power) / ((1.0 - KEPT**2) * (1.0 - power))
+
+
+def square_of_participations(separation: int, count: int) -> float:
+    """Bound on |C u|^2 of so many participations in all, which lie `separation` rounds apart or more.
+
+    Example:
+        >>> [round(square_of_participations(2, k), 6) for k in (1, 2, 10)]
+        [2.777778, 9.111111, 99.42467]
+    """
+    power = KEPT**separation
+    ends = 2.0 * power * (1.0 - power**count) / ((1.0 - power) ** 2 * (1.0 - KEPT**2))
+    return count * square_of_matrix(separation) - ends
+
+
+@dataclass(frozen=True)
+class HandedOnLoss(ConcentratedLoss):
+    """Zero-concentrated loss of `count` participations in one stream of noise that is handed on.
+
+    Several participations cost more than the sum of single ones, so `composed` goes by the total.
+
+    Args:
+        rho: Concentration of all of them.
+        note: Where the noise comes from.
+        limit: What one of very many participations costs.
+        separation: Rounds from one participation to the next, at least.
+        count: Participations.
+    """
+
+    limit: float = field(kw_only=True)
+    separation: int = field(kw_only=True)
+    count: int = field(default=1, kw_only=True)
+    adds_up: ClassVar[bool] = False
+
+    @classmethod
+    def of(cls, limit: float, separation: int, note: str, count: int = 1) -> HandedOnLoss:
+        """The loss of so many participations, by what one of very many costs."""
+        part = square_of_participations(separation, count) / square_of_matrix(separation)
+        return cls(limit * part * (1.0 + 2.0**-40), note, limit=limit, separation=separation, count=count)
+
+    @property
+    def by_itself(self) -> ConcentratedLoss:
+        """See `Loss.by_itself`: the limit for each."""
+        return ConcentratedLoss(self.count * self.limit, self.note)
+
+    def epsilon(self, delta: float, count: int) -> float:
+        """See `concentrated_epsilon`; of all participations together."""
+        return concentrated_epsilon(self.composed(count).rho, delta)
+
+    def composed(self, count: int) -> HandedOnLoss:
+        """Participations add up."""
+        return self.of(self.limit, self.separation, self.note, self.count * count)
+
+    def plus(self, other: Loss) -> Loss | None:
+        """Participations in one stream add up, rhos of something independent do; else limits do."""
+        if not isinstance(other, HandedOnLoss):
+            return super().plus(other)
+        if (self.limit, self.separation) == (other.limit, other.separation):
+            return self.of(self.limit, self.separation, self.note, self.count + other.count)
+        return self.by_itself.plus(other.by_itself)
+
+    def spread(self, dim: int) -> HandedOnLoss:
+        """Concentrated losses of independent coordinates add up."""
+        return self.of(self.limit / dim, self.separation, self.note, self.count)
 
 
 @dataclass(frozen=True)
@@ -233,7 +302,7 @@ class HandedOnGaussian(ModularNoise):
 
     def _sum_loss(self, norm: float, one_norm: float, size: int, summands: int, note: str) -> Loss:
         square = square_of_matrix(self.num_cohorts) * (norm / self.steps) ** 2
-        return ConcentratedLoss(square / (2.0 * summands) * (1.0 + 2.0**-40), note)
+        return HandedOnLoss.of(square / (2.0 * summands) * (1.0 + 2.0**-40), self.num_cohorts, note)
 
     def slack(self, unknown: int, context: RoundContext) -> Slack:
         """Distance of a block's law from the Gaussian one, whole for every charge.

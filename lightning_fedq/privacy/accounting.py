@@ -254,10 +254,14 @@ class ClaimAccountant:
         """Of several kinds of rounds: what adds up in closed form does, and then all losses on one grid."""
         parts: list[tuple[Loss, int, int]] = []
         total: Loss | None = None
+        shared = (
+            sum(not kind.loss.adds_up for kind in self.losses) > 1
+        )  # kinds of rounds of one stream, maybe
         for kind, rounds in self.losses.items():
-            whole = kind.loss.composed(kind.compositions * rounds) if kind.loss.every_round else None
+            loss = kind.loss.by_itself if shared else kind.loss
+            whole = loss.composed(kind.compositions * rounds) if loss.every_round else None
             if whole is None:
-                parts.append((kind.loss, kind.compositions, rounds))
+                parts.append((loss, kind.compositions, rounds))
             elif total is None or (joined := total.plus(whole)) is None:
                 parts += [] if total is None else [(total, 1, 1)]
                 total = whole

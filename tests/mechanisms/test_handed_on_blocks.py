@@ -18,7 +18,7 @@ from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.keys.randomness import AgreedKeys, SeededKeys
 from lightning_fedq.mechanism import HandOver
 from lightning_fedq.mechanisms import HandedOnGaussian
-from lightning_fedq.mechanisms.handed_on_gaussian import KEPT, OWN, TAKEN_BACK, square_of_matrix
+from lightning_fedq.mechanisms.handed_on_gaussian import KEPT, OWN, TAKEN_BACK, square_of_participations
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.secagg import SecAgg
@@ -82,9 +82,9 @@ def told(engine: RoundEngine, rounds: int, client: int) -> tuple[float, int]:
     return worst, len(there)
 
 
-def claimed(engine: RoundEngine, size: int) -> float:
-    """The same square, of one charge, that is claimed of a sum of the shares of so many."""
-    return square_of_matrix(engine.mechanism.separation) / (size * engine.mechanism.steps**2)
+def claimed(engine: RoundEngine, size: int, charges: int) -> float:
+    """The same square that is claimed of so many charges, of a sum of the shares of so many."""
+    return square_of_participations(engine.mechanism.separation, charges) / (size * engine.mechanism.steps**2)
 
 
 @pytest.mark.parametrize("chance", [0.0, 0.3])
@@ -95,13 +95,13 @@ def test_releases_tell_what_is_claimed_and_no_more(chance: float) -> None:
     victim = engine.planner.cohort(0)[0]
     square, number = told(engine, 9, victim)
     assert number == 3 == int(engine.ledger.most_charged)
-    assert square <= number * claimed(engine, there)
+    assert square <= claimed(engine, there, number)
     if not chance:
         g, moved = own_matrix(np.ones(9)), np.tile([1.0, 0.0, 0.0], 3)
         fresh = mechanism.fresh_std(context_of(mechanism, range(4), (1 << 15,)))
         sigma = 4 * (mechanism.steps**2 * g @ g.T + fresh**2 * np.eye(9))
         assert square == pytest.approx(moved @ np.linalg.solve(sigma, moved), rel=0.05)
-        assert square > 0.3 * number * claimed(engine, there)
+        assert square > 0.3 * claimed(engine, there, number)
 
 
 def test_a_predecessor_that_was_silent_is_not_taken_back() -> None:
@@ -161,7 +161,7 @@ def test_where_somebody_is_early_the_noise_begins_anew() -> None:
     engine = engine_of(small(5), Early(4, 0, 2, participation="cyclic"), 1 << 14)
     square, number = told(engine, 8, 0)
     assert number == 4 and engine._since is not None and engine._since[0] >= 6
-    assert square <= 1.03 * number * claimed(engine, 2)
+    assert square <= 1.03 * claimed(engine, 2, number)
 
 
 def test_a_client_that_is_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +169,7 @@ def test_a_client_that_is_early_is_caught(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(RoundEngine, "_somebody_is_early", lambda *_: False)
     engine = engine_of(small(50), Early(4, 0, 2, participation="cyclic"), 1 << 14)
     square, number = told(engine, 16, 0)
-    assert square > 1.2 * number * claimed(engine, 2)
+    assert square > 1.2 * claimed(engine, 2, number)
 
 
 def test_a_repeated_round_and_what_follows_begin_anew() -> None:

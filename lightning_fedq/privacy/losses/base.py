@@ -35,12 +35,16 @@ class Loss(ABC):
         every_round: Are rounds without the client charged as if it had been there? Renyi losses do, so that
             they add up in closed form.
         counts_answers: Does the loss rest on how many clients answer, as `after_dropouts` and `left_out` say?
+        adds_up: May compositions be charged apart and added? Noise over rounds hides several participations
+            less than the sum of single ones says: then `composed` goes by the total, and kinds of rounds that
+            share a stream of noise are charged `by_itself`.
     """
 
     note: str
     bounds_only: ClassVar[bool] = False
     every_round: ClassVar[bool] = False
     counts_answers: ClassVar[bool] = False
+    adds_up: ClassVar[bool] = True
 
     @abstractmethod
     def curve(self, epsilons: Array) -> Array:
@@ -104,6 +108,11 @@ class Loss(ABC):
     def plus(self, other: Loss) -> Loss | None:
         """This loss and an independent other one, as one loss. None where there is no closed form."""
         return None
+
+    @property
+    def by_itself(self) -> Loss:
+        """A loss that may be added to any others of the same noise: itself, where `adds_up`."""
+        return self
 
     def spread(self, dim: int) -> Loss:
         """The loss of one coordinate, where `dim` coordinates differ equally and have independent noise.
