@@ -132,7 +132,7 @@ class HandedOnLoss(ConcentratedLoss):
         return ConcentratedLoss(self.count * self.limit, self.note)
 
     def epsilon(self, delta: float, count: int) -> float:
-        """See `concentrated_epsilon`; of all participations together."""
+        """Epsilon of all participations together, see `concentrated_epsilon`."""
         return concentrated_epsilon(self.composed(count).rho, delta)
 
     def composed(self, count: int) -> HandedOnLoss:
