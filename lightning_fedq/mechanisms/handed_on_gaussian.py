@@ -140,7 +140,7 @@ class HandedOnLoss(ConcentratedLoss):
         return self.of(self.limit, self.separation, self.note, self.count * count)
 
     def plus(self, other: Loss) -> Loss | None:
-        """Participations in one stream add up, rhos of something independent do; else limits do."""
+        """Add up participations in one stream, rhos of something independent, and limits of all else."""
         if not isinstance(other, HandedOnLoss):
             return super().plus(other)
         if (self.limit, self.separation) == (other.limit, other.separation):
