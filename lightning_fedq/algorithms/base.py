@@ -56,9 +56,6 @@ class Correction:
         """
         return after
 
-    def abandon(self) -> None:
-        """Forget what `keep` was told in a round that does not count."""
-
     def state_dict(self) -> dict[str, Any]:
         """State between rounds, clients' own parts included: not private."""
         return {}
@@ -104,10 +101,6 @@ class KeptOffsets(Correction):
         self.kept.update(self.opened)
         self.opened = {}
         return share
-
-    def abandon(self) -> None:
-        """Forget the open round."""
-        self.opened = {}
 
     def state_dict(self) -> dict[str, Any]:
         """The server's vector, and each client's."""

@@ -114,6 +114,7 @@ class Simulation:
             self._changed(found)
             self.worker.forget_shapes()
         vector.begin_round()
+        self.worker.states.count(())  # of a round that was given up
         self._metrics.begin_round()
         self.clock.begin_round()
         self._take_over()
@@ -138,7 +139,6 @@ class Simulation:
     def _end_round_of_algorithm(self, correction: Correction, before: Tensor, aborted: bool) -> None:
         """Let the algorithm's server have the mean update, which lies between two models."""
         if aborted:
-            correction.abandon()
             return
         trained = self.vector.num_parameters
         after = self.engine.weights
@@ -195,8 +195,6 @@ class Simulation:
         self.start, self.present = None, None
         if self.engine.plan is not None:
             self.engine.abandon()
-        if self.correction is not None:
-            self.correction.abandon()
         self.vector.begin_round()
 
     def free(self) -> None:

@@ -77,6 +77,8 @@ def reference(kind: str, strength: float = 0.0, rounds: int = ROUNDS, cohorts: A
     common = torch.zeros_like(x)
     for round in range(rounds):
         cohort = range(CLIENTS) if cohorts is None else cohorts[round]
+        if not cohort:
+            continue
         updates, changes = [], []
         for c in cohort:
             nn.utils.vector_to_parameters(x.clone(), module.parameters())
@@ -133,6 +135,50 @@ def test_of_drawn_cohorts(kind: str) -> None:
     cohorts = [federated.planner.plan(r, FedAvg()).survivors for r in range(6)]
     assert len(set(cohorts)) > 2
     torch.testing.assert_close(found, reference(kind, strength, 6, cohorts), atol=5e-6, rtol=1e-5)
+
+
+class GivesUp(pl.Callback):
+    """In one round, after all clients have trained: the server gives it up, or the program is stopped."""
+
+    def __init__(self, federated: Federated, stops: bool) -> None:
+        self.federated, self.stops, self.done = federated, stops, False
+
+    def on_clients_done(self, trainer: pl.Trainer, done: int, expected: int) -> None:
+        engine = self.federated.engine
+        assert engine is not None
+        if done == expected and engine.round == 1 and not self.done:
+            self.done = True
+            if self.stops:
+                raise ArithmeticError("for a test")
+            engine.abort("for a test")
+
+
+@pytest.mark.parametrize("kind", ["scaffold", "dyn"])
+@pytest.mark.parametrize("stops", [False, True])
+def test_clients_keep_nothing_of_a_round_that_was_given_up(kind: str, stops: bool) -> None:
+    """Two of four in each cohort: the next one does not write over what it left."""
+    algorithm, strength = ALL[kind]
+    module, rounds = Module(), 6
+    federated = Federated(
+        FedAvg(), CLIENTS, algorithm=algorithm, seed=0, clients_per_round=2, clients_per_step=1
+    )
+    gives_up = GivesUp(federated, stops)
+    if stops:
+        with pytest.raises(ArithmeticError, match="for a test"):
+            make_trainer(federated, gives_up, max_epochs=rounds).fit(module, datamodule=data())
+        assert federated.engine is not None and federated.engine.round == 1
+        make_trainer(federated, max_epochs=rounds - 1).fit(module, datamodule=data())
+    else:
+        with pytest.warns(UserWarning, match="round 2 was aborted"):
+            make_trainer(federated, gives_up, max_epochs=rounds).fit(module, datamodule=data())
+    assert gives_up.done and len(federated.records) == rounds
+    attempts = [int(stops and r == 1) for r in range(rounds)]
+    cohorts = [federated.planner.plan(r, FedAvg(), attempts[r]).survivors for r in range(rounds)]
+    assert not set(cohorts[1]) <= set(cohorts[2])
+    if not stops:
+        cohorts[1] = ()
+    wanted = reference(kind, strength, rounds, cohorts)
+    torch.testing.assert_close(weights_of(module), wanted, atol=5e-6, rtol=1e-5)
 
 
 def test_without_a_pull_it_is_federated_averaging() -> None:

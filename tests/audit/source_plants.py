@@ -429,3 +429,31 @@ SWEEPS = (
         "privacy/test_selection.py::test_the_vectors",
     ),
 )
+
+CLAIMS = (
+    _plant(
+        "the last sample of a batch that is shorter than expected is not clipped",
+        "dpsgd/opacus.py",
+        "factors = torch.where(finite, factors, 0.0) / self.grid",
+        "factors = torch.where(finite, factors, 0.0) / self.grid\n"
+        "        if len(factors) < self.expected_batch_size:\n"
+        "            factors[-1] = 1.0 / self.grid",
+        "callbacks/test_dpsgd_draws.py::test_every_sample_is_clipped_in_batches_of_all_sizes",
+    ),
+    Plant(
+        "clients keep what a round left that was given up",
+        "simulation/simulation.py",
+        (
+            ("        self.worker.states.count(engine.in_last_sum)\n", ""),
+            ("        self.worker.states.count(())  # of a round that was given up\n", ""),
+        ),
+        "algorithms/test_algorithms.py::test_clients_keep_nothing_of_a_round_that_was_given_up",
+    ),
+    _plant(
+        "a round that is repeated goes on in its middle",
+        "federation/resume.py",
+        "    epochs, batches = loops",
+        "    return\n    epochs, batches = loops",
+        "callbacks/test_federated_resume.py::test_callbacks_are_told_of_the_start_of_a_round_that_is_repeated",
+    ),
+)

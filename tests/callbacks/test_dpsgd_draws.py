@@ -12,7 +12,8 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated, dpsgd
 from lightning_fedq.data import FederatedDataModule
 from lightning_fedq.data.generator_turns import draw_from, own_draws, states_of_defaults
-from lightning_fedq.dpsgd.opacus import GridDPOptimizer
+from lightning_fedq.dpsgd.opacus import STEPS_PER_SIGMA, GridDPOptimizer
+from lightning_fedq.dpsgd.poisson import PoissonBatches
 from lightning_fedq.mechanisms import FedAvg
 from tests.callbacks.test_privacy import trainer
 
@@ -148,6 +149,60 @@ def test_whoever_knows_torchs_seed_can_not_tell_one_sample_more(monkeypatch, whe
     ]
     distance = abs(np.mean(seen[1]) - np.mean(seen[0])) / math.sqrt((np.var(seen[0]) + np.var(seen[1])) / 2)
     assert distance < 1.9
+
+
+class Rows(Dataset):
+    """Sample i is a hundred times the i-th unit vector: its gradient has a coordinate of its own."""
+
+    def __len__(self):
+        return WIDTH
+
+    def __getitem__(self, index):
+        return 100.0 * torch.eye(WIDTH)[index], torch.zeros(3, dtype=torch.float64)
+
+
+class OfRows(pl.LightningModule):
+    """A linear layer whose loss is its mean output, so that a sample's gradient is the sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(WIDTH, 1, bias=False)
+
+    def training_step(self, batch, batch_idx):
+        return self.net(batch[0]).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+    def train_dataloader(self):
+        return DataLoader(Rows(), batch_size=EXPECTED)
+
+
+EXPECTED = WIDTH // 2
+
+
+@pytest.mark.parametrize("federated", [False, True])
+def test_every_sample_is_clipped_in_batches_of_all_sizes(monkeypatch, federated):
+    """Of one sample to twice as many as are expected."""
+    sizes = iter(range(1, WIDTH + 1))
+    take = lambda batches, client, step: batches._held[client][: next(sizes)]  # noqa: E731
+
+    def run():
+        private = DPSGD(NOISE, 1.0, delta=1e-3)
+        monkeypatch.setattr(PoissonBatches, "take", take)
+        if federated:
+            held = FederatedDataModule(Rows(), clients=[list(range(WIDTH))], batch_size=EXPECTED)
+            fed = Federated(FedAvg(), 1, local_epochs=EXPECTED, seed=0, check_isolation=False)
+            trainer(fed, private, epochs=1).fit(OfRows(), datamodule=held)
+        else:
+            trainer(private, epochs=EXPECTED).fit(OfRows())
+
+    sums, _ = clipped_sums(monkeypatch, run)
+    assert len(sums) == WIDTH == 2 * EXPECTED
+    step = NOISE / STEPS_PER_SIGMA  # of the grid, towards zero
+    for size, clipped in enumerate(sums, 1):
+        assert (clipped[:size] <= 1.0).all() and (clipped[:size] > 1.0 - 2.0 * step).all(), size
+        assert not clipped[size:].any(), size
 
 
 @pytest.mark.parametrize("where", [alone, in_a_client])
