@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before anything imports torch
 collect_ignore_glob = [] if find_spec("flwr") else ["lightning_fedq/flower/*", "tests/flower/*"]
 if not os.environ.get("FEDQ_ELSEWHERE"):
     # a second device in the process ends autograd in its forks, in which the trial of isolation runs
-    collect_ignore_glob.append("*/test_elsewhere.py")
+    collect_ignore_glob += ["*/test_elsewhere.py", "tests/elsewhere.py"]  # doctests are in all files
 FIRST = ("test_loader.py",)
 """These fork, and a fork may hang once other tests have left threads behind."""
 LONGEST = (

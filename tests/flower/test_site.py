@@ -34,7 +34,7 @@ def local_app(seen: list[tuple[str, dict[str, Any]]]) -> ClientApp:
     def train(message: Message, context: Context) -> Message:
         seen.append((message.metadata.message_type, dict(context.node_config)))
         if "fail" in message.content:
-            raise KeyError("the client's data: 4711")
+            raise KeyError("the client's data: 4711 of nobody else")
         if "stop" in message.content:
             os.kill(os.getpid(), signal.SIGTERM)
             time.sleep(5)
@@ -106,7 +106,7 @@ def test_what_is_not_for_the_app(job: Job, more: dict[str, Any], words: str, cap
     assert words in printed and printed.count("REFUSED") == (2 if "apps" in more else 1)
     if "apps" not in more:
         assert len(seen) == (2 if words == "KeyError" else 1) and honest.ended == "completed"
-    assert "4711" not in str(job.reply)
+    assert "4711 of" not in str(job.reply)
 
 
 def test_an_array_that_unfolds_is_refused_before_it_does(capsys: Any) -> None:
