@@ -7,6 +7,7 @@ signal, and the files of the run folder.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,11 @@ from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.callbacks.of_trainer import engine_of
 from lightning_fedq.callbacks.run_folder import RunFolder
 from lightning_fedq.federation.spending import noise_over_signal
+from lightning_fedq.reports.runs import first_metric
 from lightning_fedq.rounds import RoundRecord
 
+PRICES = ("fed/epsilon", "fed/sim_epsilon", "fed/megabytes_up")
+"""What a round has cost so far."""
 COLUMNS = ("client", "samples", "rounds not finite")
 """Columns of the table of clients."""
 
@@ -33,8 +37,13 @@ def settings_of(trainer: pl.Trainer, federated: Federated, asking: str) -> dict[
         asking: Name of the callback that asks, for the message.
     """
     engine, folder = engine_of(trainer, asking), folder_of(trainer)
+    target = federated.privacy_target
     federation = {
         "mechanism": repr(engine.mechanism),
+        "mechanism_name": type(engine.mechanism).__name__,
+        "epsilon": None if target is None else target.epsilon,
+        "delta": None if target is None else target.delta,
+        "adversary": None if target is None else target.against.name.lower(),
         "num_clients": federated.clients.num_clients,
         "clients_per_round": engine.planner.cohort_size,
         "target": engine.target,
@@ -76,6 +85,23 @@ def values_of_round(trainer: pl.Trainer, record: RoundRecord) -> dict[str, float
         if not key.startswith("fed/")
     }
     return {"fed/round": float(record.round + 1), **values}
+
+
+def price_of_round(trainer: pl.Trainer) -> dict[str, float]:
+    """Cost of the rounds so far, and one metric of validation: a point of each chart.
+
+    Args:
+        trainer: The trainer, at the end of a round.
+
+    Returns:
+        Epsilon towards the target's adversary, where it is known after this round ("sim_" where keys come
+        from a seed), megabytes of all clients' messages, and last one metric of validation. {} without one.
+    """
+    known = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    metric = first_metric([known])
+    if metric is None or not math.isfinite(known[metric]):
+        return {}
+    return {name: known[name] for name in (*PRICES, metric) if math.isfinite(known.get(name, math.nan))}
 
 
 def noise_values(federated: Federated) -> dict[str, float]:

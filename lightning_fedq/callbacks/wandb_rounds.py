@@ -1,8 +1,8 @@
 """Weights & Biases for federated runs, on top of Lightning's `WandbLogger`. Offline needs no account.
 
 `Federated` logs `fed/*` through Lightning, so the logger has them already. This callback puts them on
-the axis `fed/round`, and adds what a logger can't know: configuration, who holds which labels, a table
-of clients, and the run folder as an artifact.
+the axis `fed/round`, and adds what a logger can't know: configuration, tags, who holds which labels, a table
+of clients, charts of what validation found against epsilon and megabytes, and the run folder as an artifact.
 """
 
 from __future__ import annotations
@@ -13,10 +13,12 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks.of_trainer import federated_of
 from lightning_fedq.callbacks.tracking import (
     COLUMNS,
+    PRICES,
     check_order,
     files_of,
     folder_of,
     noise_values,
+    price_of_round,
     rows_of_clients,
     settings_of,
     values_of_round,
@@ -37,6 +39,7 @@ class WandbRounds(pl.Callback):
 
     def __init__(self) -> None:
         self._non_finite: dict[int, int] = {}
+        self._prices: list[dict[str, float]] = []
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Define the axis, and send configuration and label picture."""
@@ -47,7 +50,9 @@ class WandbRounds(pl.Callback):
         run.define_metric("fed/*", step_metric="fed/round")
         check_order(trainer, self)
         # offline runs lose a config that is only given to wandb.init
-        run.config.update(settings_of(trainer, federated, "WandbRounds"), allow_val_change=True)
+        settings = settings_of(trainer, federated, "WandbRounds")
+        run.config.update(settings, allow_val_change=True)
+        run.tags = (*(run.tags or ()), *_tags(settings["federation"]))
         self._log_labels(run, federated)
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -57,11 +62,13 @@ class WandbRounds(pl.Callback):
             return
         record = records[-1]
         self._run(trainer).log(values_of_round(trainer, record))
+        if price := price_of_round(trainer):
+            self._prices.append(price)
         for client in record.non_finite_clients:
             self._non_finite[client] = self._non_finite.get(client, 0) + 1
 
     def on_fit_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
-        """Send the table of clients and the run folder."""
+        """Send the table of clients, the charts and the run folder."""
         if not trainer.is_global_zero:
             return
         with extra("wandb", "WandbRounds"):
@@ -71,6 +78,7 @@ class WandbRounds(pl.Callback):
         rows = rows_of_clients(federated, self._non_finite)
         run.log({"fed/clients": wandb.Table(list(COLUMNS), rows)})
         run.summary.update(noise_values(federated))
+        self._log_charts(run)
         if files := files_of(folder_of(trainer)):
             artifact = wandb.Artifact(f"run-{run.id}", type="run-folder")
             for path in files:
@@ -94,6 +102,20 @@ class WandbRounds(pl.Callback):
             f"{pl.__name__}.loggers.WandbLogger (with offline: true it needs no account)"
         )
 
+    def _log_charts(self, run: Any) -> None:
+        """One chart for each price: W&B shows them without being asked."""
+        with extra("wandb", "WandbRounds"):
+            import wandb
+
+        for price in PRICES:
+            known = [point for point in self._prices if price in point]
+            if known:
+                metric, cost = next(reversed(known[-1])), price.removeprefix("fed/")
+                points = [[point[price], point[metric]] for point in known]
+                table = wandb.Table([cost, metric], points)
+                name = f"{metric} against {cost}"
+                run.log({f"fed/{name}": wandb.plot.line(table, cost, metric, title=name)})
+
     @staticmethod
     def _log_labels(run: Any, federated: Any) -> None:
         with extra("wandb", "WandbRounds"):
@@ -104,3 +126,10 @@ class WandbRounds(pl.Callback):
         except ValueError:
             return  # the data has no integer labels, so there is no such picture
         run.log({"fed/round": 0.0, "fed/labels": wandb.Image(figure)})  # before the first round
+
+
+def _tags(federation: dict[str, Any]) -> tuple[str, ...]:
+    """Tags by which runs are found: the mechanism, and what the run was held to."""
+    if federation["epsilon"] is None:
+        return (federation["mechanism_name"], "no target")
+    return (federation["mechanism_name"], federation["adversary"], f"epsilon {federation['epsilon']:g}")

@@ -17,7 +17,7 @@ def small_run(*callbacks: pl.Callback, rounds: int = 3, fit: bool = True, **sett
     """Train a linear model on 60 digits with four clients, or build the trainer only."""
     seed = settings.pop("seed", 0)
     mechanism = settings.pop("mechanism", CorBin(5.0))
-    federated = Federated(mechanism, 4, seed=seed, clients_per_step=1)
+    federated = Federated(mechanism, 4, seed=seed, clients_per_step=1, privacy=settings.pop("privacy", None))
     options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False} | settings
     trainer = pl.Trainer(
         max_epochs=rounds,

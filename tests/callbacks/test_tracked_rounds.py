@@ -152,6 +152,7 @@ def test_weights_and_biases_has_the_same_names(tmp_path: Path, monkeypatch: pyte
         name
         for name in names
         if name.startswith("fed/") and not name.startswith(("fed/labels", "fed/clients"))
+        if " against " not in name  # charts
     }
     assert ours == theirs
 

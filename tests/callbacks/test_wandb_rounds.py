@@ -8,6 +8,8 @@ from pytorch_lightning.loggers import WandbLogger
 from wandb.proto import wandb_internal_pb2
 
 from lightning_fedq.callbacks import RunFolder, WandbRounds
+from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.privacy.target import PrivacyTarget
 from tests.callbacks.runs import small_run
 
 
@@ -39,6 +41,15 @@ def records_of(folder: Path) -> list[wandb_internal_pb2.Record]:
             found.append(record)
             parts = []
     return found
+
+
+def charts_of(records: list[wandb_internal_pb2.Record]) -> dict[str, dict[str, str]]:
+    """Panels that W&B will draw by itself: what stands on which axis, by name."""
+    items = [item for r in records if r.HasField("config") for item in r.config.update]
+    panels = {
+        item.nested_key[2]: json.loads(item.value_json) for item in items if "visualize" in item.nested_key
+    }
+    return {name: panel["panel_config"]["fieldSettings"] for name, panel in panels.items()}
 
 
 def test_an_offline_run_holds_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,9 +87,47 @@ def test_an_offline_run_holds_everything(tmp_path: Path, monkeypatch: pytest.Mon
     }
     assert json.loads(final["fed/noise_over_signal"]) == pytest.approx(noise["planned"])
     assert json.loads(final["fed/sim_noise_over_signal"]) == pytest.approx(noise["sim_seen"])
+    tags = {tag for r in records if r.HasField("run") for tag in r.run.tags}
+    assert tags == {"CorBin", "no target"}
+    assert set(charts_of(records)) == {"fed/val_acc against megabytes_up"}
     artifacts = [r.artifact for r in records if r.HasField("artifact")]
     files = {entry.path for a in artifacts if a.type == "run-folder" for entry in a.manifest.contents}
     assert files >= {"metrics.csv", "summary.json", "report.md", "config.yaml"}
+
+
+def test_a_run_with_a_target_is_found_by_it_and_drawn_against_its_price(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logger = WandbLogger(project="tests", save_dir=str(tmp_path), offline=True)
+    target = PrivacyTarget(50.0, 1e-5, "server")
+    small_run(
+        WandbRounds(),
+        rounds=2,
+        logger=logger,
+        mechanism=LDPQ(epsilon=4.0),
+        privacy=target,
+        seed=None,
+    )
+    logger.experiment.finish()
+    records = finished_records_of(tmp_path)
+    assert {tag for r in records if r.HasField("run") for tag in r.run.tags} == {
+        *("LDPQ", "server", "epsilon 50")
+    }
+    config = {item.key: item.value_json for r in records if r.HasField("config") for item in r.config.update}
+    said = json.loads(config["federation"])
+    assert (said["epsilon"], said["delta"], said["adversary"]) == (50.0, 1e-5, "server")
+    axes = charts_of(records)
+    assert {(axis["x"], axis["y"]) for axis in axes.values()} == {
+        ("epsilon", "val_acc"),
+        ("megabytes_up", "val_acc"),
+    }
+    last = {
+        item.key or "/".join(item.nested_key): item.value_json
+        for r in records
+        for item in (*r.history.item, *r.summary.update)
+    }
+    assert 0 < json.loads(last["fed/epsilon"]) <= 50.0
 
 
 def test_without_a_logger_the_cure_is_named() -> None:
