@@ -10,6 +10,7 @@ The curve of a claim is the largest of the curves of its pairs, in both orders, 
 convex curves is the curve of some pair again, and that pair dominates every case.
 """
 
+from lightning_fedq.privacy.losses.allocation import AllocatedGaussianLoss
 from lightning_fedq.privacy.losses.base import Array, Law, Loss, NonPrivate, composed_mass
 from lightning_fedq.privacy.losses.divergences import ConcentratedLoss, RenyiLoss, concentrated_epsilon
 from lightning_fedq.privacy.losses.noise import (
@@ -21,6 +22,7 @@ from lightning_fedq.privacy.losses.noise import (
 from lightning_fedq.privacy.losses.pairs import CoinSum, HiddenPair, PmfPairs
 
 __all__ = [
+    "AllocatedGaussianLoss",
     "Array",
     "CoinSum",
     "ConcentratedLoss",
