@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ from scipy import special, stats
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
 from lightning_fedq.mechanism import Adversary
-from lightning_fedq.mechanisms import PrivUnit, PrivUnitG, ProjUnit
+from lightning_fedq.mechanisms import PrivUnit, PrivUnitG, ProjUnit, RotatedAxes
 from lightning_fedq.mechanisms.bases.own_rotation import rotate_each
 from lightning_fedq.privacy.accounting import spent
 from tests.one_round import context_of, decode, encode
@@ -111,6 +112,21 @@ def test_every_view_has_the_message_s_epsilon_once(mechanism):
     for claim in claims:
         assert claim.compositions == 1
         assert 3.99 <= spent(claim.loss, 1e-12, compositions=1, rounds=1).epsilon <= 4.0 * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("kind", [PrivUnitG, PrivUnit, ProjUnit, RotatedAxes])
+@pytest.mark.parametrize("epsilon", [20.0, 36.0, 40.0, 50.0])
+def test_a_large_epsilon_is_finite_and_that_of_the_integers(kind, epsilon):
+    """The chance of any other direction is a number of 2^-64, where one less the rest is 0 in floats."""
+    mechanism = kind(epsilon=epsilon, clip_norm=1.0)
+    context = context_of(mechanism, range(5), (785,))
+    choice = mechanism.choice(785)
+    options = choice.num_directions if hasattr(choice, "num_directions") else 2 * choice.size
+    odds = Fraction(choice.threshold * (options - choice.num_top), choice.num_top)
+    exact = math.log(odds / (2**64 - choice.threshold))
+    found = max(claim.loss.pure_epsilon for claim in mechanism.claims(context))
+    assert found == pytest.approx(exact, rel=1e-12)
+    assert 0.9 * epsilon < found <= epsilon * (1.0 + 1e-12)
 
 
 def test_the_worst_pair_prefers_the_same_disjoint_directions_in_every_round():
