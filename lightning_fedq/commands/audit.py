@@ -243,7 +243,8 @@ def main(argv: Sequence[str]) -> int:
     )
     alarms += refuted + _fresh(console, names, whole=not options.names)
     table = Table("mechanism", "view", "claim", "lower bound", "draws", "CPU s", "verdict", box=SIMPLE)
-    for name in names:
+    of_each, began = [max(len(cases(mechanism_class(name))), 1) for name in names], time.process_time()
+    for place, name in enumerate(names, 1):
         try:
             for row in rows(name, int(options.draws), (1.0 - KNOWLEDGE_SHARE) * ALPHA / len(names)):
                 table.add_row(*row)
@@ -251,7 +252,12 @@ def main(argv: Sequence[str]) -> int:
                     alarms.append(row[6])
         except ValueError as error:
             parser.error(f"{name}: {error}")
-        console.print(f"{name}: {time.process_time() - start:.0f} s of CPU so far", highlight=False)
+        left = (time.process_time() - began) * sum(of_each[place:]) / sum(of_each[:place])
+        console.print(
+            f"{name} ({place} of {len(names)}): {time.process_time() - start:.0f} s of CPU so far, about "
+            f"{left:.0f} s left",
+            highlight=False,
+        )
     console.print(table)
     console.print(
         "saw nothing: the bound is below half of the claim, so a fault that doubles the loss might be missed",

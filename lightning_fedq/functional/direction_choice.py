@@ -53,7 +53,7 @@ class DirectionChoice:
     @property
     def other_probability(self) -> float:
         """Chance that one of a given k of the K - k others is sent."""
-        rest = self.num_top * (2**WORD_BITS - self.threshold)  # in integers: 1 - top may round to 0
+        rest = self.num_top * ((1 << WORD_BITS) - self.threshold)  # in integers: 1 - top may round to 0
         return rest / ((self.num_directions - self.num_top) << WORD_BITS)
 
     @property

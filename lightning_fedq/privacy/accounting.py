@@ -254,9 +254,8 @@ class ClaimAccountant:
         """Of several kinds of rounds: what adds up in closed form does, and then all losses on one grid."""
         parts: list[tuple[Loss, int, int]] = []
         total: Loss | None = None
-        shared = (
-            sum(not kind.loss.adds_up for kind in self.losses) > 1
-        )  # kinds of rounds of one stream, maybe
+        # several kinds of rounds may share one stream of noise
+        shared = sum(not kind.loss.adds_up for kind in self.losses) > 1
         for kind, rounds in self.losses.items():
             loss = kind.loss.by_itself if shared else kind.loss
             whole = loss.composed(kind.compositions * rounds) if loss.every_round else None

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.audit.source_plants import HANDED_ON, SECRET_COHORTS, SWEEPS, Plant
+from tests.audit.source_plants import CLAIMS, HANDED_ON, SECRET_COHORTS, SWEEPS, Plant
 
-PLANTS = (*SECRET_COHORTS, *HANDED_ON, *SWEEPS)
+PLANTS = (*SECRET_COHORTS, *HANDED_ON, *SWEEPS, *CLAIMS)
 ROOT = Path(__file__).parents[2]
 
 

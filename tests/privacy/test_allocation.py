@@ -128,9 +128,9 @@ def test_the_curve_is_above_its_nodes_and_never_above_a_known_round() -> None:
     curve = loss.curve(places)
     assert (np.diff(curve) <= 1e-12).all()
     assert (curve <= GaussianLoss(0.5).curve(places) + 1e-12).all()
-    for place, value in zip(places[::9], curve[::9], strict=True):
-        if place >= 0.0:
-            assert value >= loss.delta(float(place)) - 1e-9
+    some = np.array([0.0, 0.005, 0.3, 1.5, 2.9, 4.1])
+    for place, value in zip(some, loss.curve(some), strict=True):
+        assert value >= loss.delta(float(place)) - 1e-9
 
 
 def test_so_little_noise_that_no_transform_holds_it_is_the_known_round() -> None:
