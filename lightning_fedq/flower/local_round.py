@@ -82,12 +82,14 @@ class Told(NamedTuple):
         theirs: `(num_parameters,)` vector of the local algorithm's server; None where it sends none.
         groups: Numbers of the groups of the server's optimisers; None where it sends none.
         begun: Whether a round has counted already.
+        trained: Names of the parameters that the server's fit trains now; None where it does not say.
     """
 
     kept: State
     theirs: Tensor | None = None
     groups: list[list[dict[str, Any]]] | None = None
     begun: bool = False
+    trained: list[str] | None = None
 
     @classmethod
     def of(cls, fields: Mapping[str, Any], kept: State) -> Told:
@@ -100,11 +102,12 @@ class Told(NamedTuple):
         Raises:
             RefusedError: If it says something else.
         """
-        theirs, groups = fields.get("algorithm"), fields.get("groups")
+        theirs, groups, trained = (fields.get(name) for name in ("algorithm", "groups", "trained"))
         try:
             vector = None if theirs is None else torch.frombuffer(bytearray(theirs), dtype=torch.float32)
             numbers = None if groups is None else json.loads(groups)
-            return cls(kept, vector, numbers, fields.get("begun") == "yes")
+            names = None if trained is None else list(map(str, json.loads(trained)))
+            return cls(kept, vector, numbers, fields.get("begun") == "yes", names)
         except ValueError as error:
             raise RefusedError(
                 f"the server's message says nothing readable of its optimisers: {error}"
@@ -191,6 +194,7 @@ class LocalRound(pl.Callback):
         check_optimizers(trainer)
         check_schedules(trainer, self._federated.local.local_steps)
         counting = check_counted(pl_module, self._federated.local)
+        self._freeze(trainer)
         loader = self._loader(trainer)
         forget_loader(trainer)
         self._trainer, self._fit = trainer, ClientFit(trainer, trainer.loggers)
@@ -245,6 +249,24 @@ class LocalRound(pl.Callback):
                 for _ in range(ahead // config.frequency):
                     config.scheduler.step()
         self._follow(trainer)
+
+    def _freeze(self, trainer: Any) -> None:
+        """Train what the server's fit trains in this round, whatever hooks there or here have frozen."""
+        trained = self._told.trained
+        if trained is None:
+            return
+        optimised = {
+            id(p) for one in trainer.optimizers for group in one.param_groups for p in group["params"]
+        }
+        named = dict(trainer.lightning_module.named_parameters())
+        if missing := [name for name in trained if name not in named or id(named[name]) not in optimised]:
+            raise RefusedError(
+                f"the server trains {', '.join(missing[:3])} now, which this client's optimisers do not hold"
+                "; give configure_optimizers every parameter that is ever trained"
+            )
+        for name, parameter in named.items():
+            if id(parameter) in optimised:
+                parameter.requires_grad_(name in trained)
 
     def _check_smallest(self, trainer: Any, loader: ClientLoader) -> None:
         """Refuse, before the first round, data that leave a batch on which the training fails.
@@ -302,6 +324,7 @@ class LocalRound(pl.Callback):
         clock, worker, vector = self._clock, self._worker, self._vector
         assert self._dealt is not None
         clock.begin_round()
+        self._freeze(self._trainer)  # the hooks of this round have run
         start = vector.read().to(torch.promote_types(self._given.dtype, torch.float32))
         for stack, batches in self._dealt.by_stack():
             self.update = worker.train(stack, batches, start).updates[0]

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms.base import KeptOffsets
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.clients.vector import Rehearsed
+from lightning_fedq.clients.vector import Members, Rehearsed
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import IID
@@ -133,6 +133,20 @@ class RemoteClients(Population):
         """Refuse schedules that clients can't follow, before anybody is charged."""
         check_schedules(trainer, self._federation.local.local_steps)
 
+    def check_change(self, before: Members, now: Members) -> None:
+        """Refuse to freeze what has been trained: it would no longer travel, and clients keep no model.
+
+        Raises:
+            ValueError: With the cure.
+        """
+        trained = {*now.parameters, *now.local}
+        if frozen := [name for name in (*before.parameters, *before.local) if name not in trained]:
+            raise ValueError(
+                f"this round freezes {', '.join(frozen[:3])}, which has been trained, and real clients keep "
+                "no model from round to round: what is frozen does not travel, so they would train with other "
+                "values; freeze in module() from the start, or keep it trained"
+            )
+
     def rehearse(self, trainer: pl.Trainer, clock: Clock, aside: Aside) -> tuple[Rehearsed, dict[str, None]]:
         """Without data, what layers that are known to keep statistics change."""
         self.clock = clock
@@ -177,7 +191,7 @@ class RemoteClients(Population):
     def _beside(self) -> dict[str, Any]:
         """Return all that clients need beside task and weights: the algorithm's vector, optimisers' numbers.
 
-        Callbacks and schedules of this fit may have changed these, learning rates say.
+        Callbacks and schedules of this fit may have changed these, learning rates say, and what is trained.
         """
         algorithm, fields = self._federation.local.algorithm, dict[str, Any]()
         if algorithm is not None and algorithm.sends and isinstance(self.correction, KeptOffsets):
@@ -186,6 +200,11 @@ class RemoteClients(Population):
             [{k: v for k, v in group.items() if type(v) in (bool, int, float)} for group in one.param_groups]
             for one in self._trainer.optimizers
         ]
+        optimised = {
+            id(p) for one in self._trainer.optimizers for group in one.param_groups for p in group["params"]
+        }
+        named = self._trainer.lightning_module.named_parameters()
+        fields["trained"] = json.dumps([n for n, p in named if p.requires_grad and id(p) in optimised])
         return {**fields, "groups": json.dumps(groups), "begun": "yes" if self._counted else "no"}
 
     def _deal(self) -> Holdings:

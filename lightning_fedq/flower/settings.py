@@ -26,7 +26,7 @@ from lightning_fedq.mechanism import Adversary, Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget
 
-PROTOCOL = "5"
+PROTOCOL = "6"
 TRAVELS = "numbers that travel"
 SIMULATED = (ByzantineClients, DPSGD, Langevin, LeakageBudget, LeakageMonitor)
 """Callbacks that work on the clients of a simulation."""

@@ -450,6 +450,7 @@ class FederatedFit:
         """
         federation, vector, engine = self._federation, self.vector, self.engine
         names, ledger = vector.travelling, federation.ledger
+        self.population.check_change(vector.members, members)
         change = say_change(vector.members, members, vector.module, engine.round)
         rule, algorithm, mechanism = federation.batch_rule, federation.local.algorithm, federation.mechanism
         if rule is not None:

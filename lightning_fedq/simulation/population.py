@@ -15,7 +15,7 @@ from torch import Tensor
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms import Correction
 from lightning_fedq.clients.fit import ClientFit
-from lightning_fedq.clients.vector import Rehearsed
+from lightning_fedq.clients.vector import Members, Rehearsed
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.data.datamodule import split_of
 from lightning_fedq.data.dealing import LocalPasses, deal
@@ -152,6 +152,14 @@ class Population(ABC):
             return label_counts(self.labels(), self.holdings.client_indices)
         except ValueError:
             return None
+
+    def check_change(self, before: Members, now: Members) -> None:  # noqa: B027 (simulated ones follow any)
+        """Refuse parameters that join or leave where clients can't follow.
+
+        Args:
+            before: What was trained so far.
+            now: What is trained from the coming round on.
+        """
 
     @abstractmethod
     def check_start(self, trainer: pl.Trainer) -> None:

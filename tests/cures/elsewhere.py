@@ -5,6 +5,12 @@ _SAME = "flower/test_same_training.py::"
 _LEDGER = "callbacks/test_federated_ledger.py::"
 _CONSTRAINTS = "federation/test_constraints.py::"
 TESTED = {
+    "this round freezes {}, which has been trained, and real clients": (
+        "flower/test_unfreezing.py::test_to_freeze_what_was_trained_is_refused_before_the_round_is_charged"
+    ),
+    "the server trains {} now, which this client's optimisers do not hold": (
+        "flower/test_unfreezing.py::test_optimisers_of_clients_must_hold_what_is_ever_trained"
+    ),
     "training_step seeds {}, so that its draws are known": (
         "callbacks/test_dpsgd_draws.py::test_draws_that_no_secret_reaches_are_refused"
     ),

@@ -1,0 +1,98 @@
+"""Parameters that a hook or a callback of the fit freezes or unfreezes in mid-run, on real clients."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.flower import client_app
+from lightning_fedq.mechanisms import CorBin
+from lightning_fedq.models import Classifier
+from tests.flower.loop import CLIENTS, LoopGrid, deployment, federated, own_digits, simulate
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:node |register|round .* client|the message of client|the keys come:UserWarning"
+)
+COIN = CorBin(epsilon=4.0, shared_bits=5)
+
+
+class TwoLayers(Classifier):
+    """A first layer that is frozen, or trained, from round `change_at` on."""
+
+    def __init__(self, frozen: bool, change_at: int = 1, optimised: str = "all") -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10)), lr=0.1)
+        self.frozen, self.change_at = frozen, change_at
+        self.backbone[1].requires_grad_(not frozen)
+
+    def on_train_epoch_start(self) -> None:
+        if self.current_epoch == self.change_at:
+            self.backbone[1].requires_grad_(self.frozen)
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+class Thaws(pl.Callback):
+    """The same by a callback, which is on both sides."""
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.current_epoch == 1:
+            pl_module.backbone[1].requires_grad_(pl_module.frozen)
+
+
+def deployed(make: Any, tmp_path: Any, callbacks: Any = list) -> Any:
+    fed = lambda: federated(COIN)  # noqa: E731
+    apps = [
+        client_app(make, own_digits, fed(), trainer={"accelerator": "cpu", "callbacks": callbacks()})
+        for _ in range(CLIENTS)
+    ]
+    grid = LoopGrid(apps, [tmp_path / f"client-{client}" for client in range(CLIENTS)])
+    return deployment(fed(), 3, tmp_path, module=make, callbacks=callbacks()).run(grid)[1]
+
+
+@pytest.mark.parametrize("by_callback", [False, True])
+def test_what_the_fit_unfreezes_trains_on_real_clients(by_callback: bool, tmp_path: Any) -> None:
+    make = lambda: TwoLayers(True, 99 if by_callback else 1)  # noqa: E731
+    callbacks = (lambda: [Thaws()]) if by_callback else list
+    expected = simulate(federated(COIN), 3, module=make(), callbacks=callbacks())
+    server = deployed(make, tmp_path, callbacks)
+    assert torch.equal(server.engine.weights, expected.engine.weights)
+    assert len(server.engine.weights) == 64 * 8 + 8 + 8 * 10 + 10
+
+
+def test_to_freeze_what_was_trained_is_refused_before_the_round_is_charged(tmp_path: Any) -> None:
+    kept: list[Any] = []
+
+    class Looks(pl.Callback):
+        def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+            kept.append(next(one for one in trainer.callbacks if hasattr(one, "ledger")).ledger.rounds)
+
+    with pytest.raises(ValueError, match=r"this round freezes backbone\.1\.weight, backbone\.1\.bias, which"):
+        deployed(lambda: TwoLayers(False), tmp_path, lambda: [Looks()])
+    assert kept == [1]
+    cured = deployed(lambda: TwoLayers(True, 99), tmp_path / "cured")
+    expected = simulate(federated(COIN), 3, module=TwoLayers(True, 99))
+    assert torch.equal(cured.engine.weights, expected.engine.weights)
+
+
+def test_optimisers_of_clients_must_hold_what_is_ever_trained(tmp_path: Any) -> None:
+    class Late(TwoLayers):
+        """Optimises what is trained when the fit begins; the server's is told of more by its hook."""
+
+        def configure_optimizers(self) -> Any:
+            optimizer = torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
+            self.optimizer = optimizer
+            return optimizer
+
+        def on_train_epoch_start(self) -> None:
+            super().on_train_epoch_start()
+            if self.current_epoch == 1:
+                self.optimizer.param_groups[0]["params"] += list(self.backbone[1].parameters())
+
+    with pytest.warns(
+        UserWarning, match=r"optimisers do not hold; give configure_optimizers every parameter"
+    ):
+        deployed(lambda: Late(True), tmp_path)
