@@ -143,8 +143,8 @@ class RemoteClients(Population):
         if frozen := [name for name in (*before.parameters, *before.local) if name not in trained]:
             raise ValueError(
                 f"this round freezes {', '.join(frozen[:3])}, which has been trained, and real clients keep "
-                "no model from round to round: what is frozen does not travel, so they would train with other "
-                "values; freeze in module() from the start, or keep it trained"
+                "no model from round to round: what is frozen does not travel, so they would train with "
+                "other values; freeze in module() from the start, or keep it trained"
             )
 
     def rehearse(self, trainer: pl.Trainer, clock: Clock, aside: Aside) -> tuple[Rehearsed, dict[str, None]]:
