@@ -78,3 +78,31 @@ def _undrawn_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
             path.write_bytes(b"\x89PNG, not drawn")
 
         monkeypatch.setattr(run_folder, "save_figure", write)
+
+
+TRIED = (
+    "isolation",
+    "canary",
+    "cures",
+    "flower",
+    "federation/test_third_corpus.py",
+    "federation/test_rehearsal.py",
+)
+"""Where the trial of isolation before the first round is a subject: folders and files of `tests`."""
+
+
+@pytest.fixture(autouse=True)
+def _untried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tried before the first round, in forks, takes longer than most trainings here.
+
+    Elsewhere than in `TRIED` and in tests that are marked `tried`, the rehearsal runs in the test's process,
+    and whether clients are isolated is taken as tried.
+    """
+    files, trial = (sys.modules.get(f"lightning_fedq.simulation.{name}") for name in ("files", "isolation"))
+    path = request.path.as_posix()
+    if trial is None or "tried" in request.keywords or any(f"/tests/{part}" in path for part in TRIED):
+        return
+    monkeypatch.setattr(files, "can_fork", lambda trainer: False)
+    monkeypatch.setattr(
+        trial.IsolationTrial, "check", lambda self, clients: "forks" if len(clients) > 1 else None
+    )

@@ -181,6 +181,7 @@ def test_optimiser_state_does_not_leak_between_clients() -> None:
     assert torch.equal(weights_of(one), weights_of(plain))
 
 
+@pytest.mark.tried
 def test_learning_rate_schedule_steps_once_a_round() -> None:
     rates = []
 
