@@ -1,5 +1,6 @@
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -449,21 +450,22 @@ def test_sweep_trains_every_point(tmp_path: Path, capsys: pytest.CaptureFixture[
     assert "Did you mean 'server_lr'" in capsys.readouterr().err
 
 
-def test_what_an_agent_runs_logs_to_wandb(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_agent_runs_logs_to_wandb(tmp_path: Path) -> None:
     """The command of sweep.yaml as an agent calls it, offline. Without a logger an agent saw nothing."""
     pytest.importorskip("wandb")
     from tests.callbacks.test_wandb_rounds import finished_records_of
 
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
     path = configuration(tmp_path)
     config = yaml.safe_load(path.read_text())
     config["trainer"]["callbacks"].append({"class_path": "lightning_fedq.callbacks.RunFolder"})
     path.write_text(yaml.safe_dump(config))
     sweep = yaml.safe_load(wandb_sweep([str(path)], {"a": [1]}, "val_loss", "min"))
     command = " ".join(sweep["command"]).replace("${args_no_hyphens}", "Federated.server_lr=0.5").split()
-    # an agent's run is a process, which ends
-    subprocess.run([sys.executable, "-m", "lightning_fedq.cli", *command[1:], "--out", "agent"], check=True)
+    # an agent's run is a process, which ends, and knows nothing of the runs of this one
+    known = {name: value for name, value in os.environ.items() if "WANDB" not in name}
+    offline = {**known, "WANDB_MODE": "offline", "WANDB_SILENT": "true"}
+    fedq = [sys.executable, "-m", "lightning_fedq.cli"]
+    subprocess.run([*fedq, *command[1:], "--out", "agent"], env=offline, check=True)
     history = [record.history for record in finished_records_of(Path.cwd()) if record.HasField("history")]
     logged = {item.key or ".".join(item.nested_key) for row in history for item in row.item}
     assert sweep["metric"]["name"] in logged, logged

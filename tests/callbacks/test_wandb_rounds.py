@@ -1,9 +1,11 @@
 import json
 import struct
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from google.protobuf.message import DecodeError
 from pytorch_lightning.loggers import WandbLogger
 from wandb.proto import wandb_internal_pb2
 
@@ -16,9 +18,10 @@ from tests.callbacks.runs import small_run
 def finished_records_of(folder: Path) -> list[wandb_internal_pb2.Record]:
     """Wait until the service process has written the run's last record."""
     for _ in range(200):
-        records = records_of(folder)
-        if any(record.HasField("exit") for record in records):
-            return records
+        with suppress(DecodeError):  # of a record that is not whole yet
+            records = records_of(folder)
+            if any(record.HasField("exit") for record in records):
+                return records
         time.sleep(0.1)
     raise TimeoutError("wandb did not finish its file within 20 seconds")
 
