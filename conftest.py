@@ -85,8 +85,8 @@ TRIED = (
     "canary",
     "cures",
     "flower",
-    "federation/test_third_corpus.py",
-    "federation/test_rehearsal.py",
+    "training/test_third_corpus.py",
+    "training/test_rehearsal.py",
 )
 """Where the trial of isolation before the first round is a subject: folders and files of `tests`."""
 
@@ -98,7 +98,7 @@ def _untried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     Elsewhere than in `TRIED` and in tests that are marked `tried`, the rehearsal runs in the test's process,
     and whether clients are isolated is taken as tried.
     """
-    files, trial = (sys.modules.get(f"lightning_fedq.simulation.{name}") for name in ("files", "isolation"))
+    files, trial = (sys.modules.get(f"lightning_fedq.training.{name}") for name in ("files", "isolation"))
     path = request.path.as_posix()
     if trial is None or "tried" in request.keywords or any(f"/tests/{part}" in path for part in TRIED):
         return

@@ -22,9 +22,9 @@ import pytorch_lightning as pl
 from lightning_fedq.algorithms import SCAFFOLD, FedDyn, FedProx, LocalAlgorithm
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import Dirichlet, LabelShards
-from lightning_fedq.datasets import CIFAR10DataModule, MNISTDataModule
+from lightning_fedq.data.datasets import CIFAR10DataModule, MNISTDataModule
+from lightning_fedq.data.models import CNN2, MLP, Classifier
 from lightning_fedq.mechanisms import FedAvg, RotatedCoins
-from lightning_fedq.models import CNN2, MLP, Classifier
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 

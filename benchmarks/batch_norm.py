@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import lightning_fedq as fedq
-from lightning_fedq.datasets import DigitsDataModule
-from lightning_fedq.mechanism import Mechanism
-from lightning_fedq.models import Classifier
+from lightning_fedq.data.datasets import DigitsDataModule
+from lightning_fedq.data.models import Classifier
+from lightning_fedq.mechanisms.interface import Mechanism
 
 CLIENTS, ROUNDS, RUNS = 479, 25, 3
 NORMS: dict[str, Callable[[int], nn.Module]] = {

@@ -36,10 +36,10 @@ from workloads import load, prepare, workload
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.mechanism import Mechanism
+from lightning_fedq.data.models import Classifier, Linear
 from lightning_fedq.mechanisms import CPA, FedAvg
-from lightning_fedq.models import Classifier, Linear
-from lightning_fedq.ranges import FixedRange
+from lightning_fedq.mechanisms.interface import Mechanism
+from lightning_fedq.mechanisms.interface.ranges import FixedRange
 
 RECORDED_SECONDS = 6.3
 MARK = "fedq-benchmark-result "

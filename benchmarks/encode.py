@@ -27,7 +27,7 @@ import torch
 from lightning_fedq import mechanisms as m
 from lightning_fedq.commands.described import example
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
-from lightning_fedq.mechanism import Mechanism, RoundContext
+from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
 from lightning_fedq.mechanisms.registry import mechanism_class
 from lightning_fedq.wire.coding import Code, FixedLength
 from lightning_fedq.wire.entropy_coding import Elias

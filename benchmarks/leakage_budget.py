@@ -14,10 +14,11 @@ from typing import Any
 import pytorch_lightning as pl
 import torch
 
-from lightning_fedq.callbacks import Federated, LeakageBudget
-from lightning_fedq.datasets import DigitsDataModule
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.data.datasets import DigitsDataModule
+from lightning_fedq.data.models import MLP, Classifier
+from lightning_fedq.lab.callbacks import LeakageBudget
 from lightning_fedq.mechanisms import NearOptimalUtility
-from lightning_fedq.models import MLP, Classifier
 
 
 class Clock(pl.Callback):

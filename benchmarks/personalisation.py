@@ -17,10 +17,10 @@ from torch import nn
 from lightning_fedq import ClientEvaluation
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import LabelShards
-from lightning_fedq.datasets import DigitsDataModule
-from lightning_fedq.mechanism import Mechanism
+from lightning_fedq.data.datasets import DigitsDataModule
+from lightning_fedq.data.models import Classifier
 from lightning_fedq.mechanisms import FedAvg
-from lightning_fedq.models import Classifier
+from lightning_fedq.mechanisms.interface import Mechanism
 
 CLIENTS, ROUNDS, SEEDS = 40, 30, (0, 1, 2)
 

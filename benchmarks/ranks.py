@@ -39,10 +39,10 @@ def one(job_name: str, data: str, ranks: int, threads: int, rounds: int, output:
     from workloads import Clock, load, workload
 
     from lightning_fedq.callbacks import Federated
+    from lightning_fedq.data.models import Classifier
     from lightning_fedq.mechanisms import CorBin
-    from lightning_fedq.models import Classifier
-    from lightning_fedq.ranges import FixedRange
-    from lightning_fedq.simulation.rank_group import RankGroup
+    from lightning_fedq.mechanisms.interface.ranges import FixedRange
+    from lightning_fedq.training.rank_group import RankGroup
 
     torch.set_num_threads(threads)
     job, clock = workload(job_name, CLIENTS[job_name]), Clock()

@@ -93,7 +93,7 @@ def run_ours(
 
     from lightning_fedq import mechanisms
     from lightning_fedq.callbacks import Federated
-    from lightning_fedq.ranges import FixedRange
+    from lightning_fedq.mechanisms.interface.ranges import FixedRange
 
     class Module(pl.LightningModule):
         def __init__(self) -> None:

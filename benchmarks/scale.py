@@ -19,11 +19,11 @@ from pathlib import Path
 import torch
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms import CPA, AggregateGaussian, CorBin, SubtractiveDither
+from lightning_fedq.mechanisms.interface import Mechanism
+from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundClient, RoundEngine, RoundPlanner, RoundServer
 from lightning_fedq.rounds.client import StreamLog
 from lightning_fedq.secagg import SecAgg

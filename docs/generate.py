@@ -27,12 +27,12 @@ from importlib import import_module
 from pathlib import Path
 
 import lightning_fedq
-from lightning_fedq import cli, commands, mechanisms
+from lightning_fedq import cli, mechanisms
 from lightning_fedq.commands import described
 from lightning_fedq.commands.configs import configs, fragments
 from lightning_fedq.commands.mechanisms import SHIPPED
 from lightning_fedq.commands.shown import SHIPPED as HELP
-from lightning_fedq.mechanism import Mechanism
+from lightning_fedq.mechanisms.interface import Mechanism
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -40,15 +40,16 @@ PAGES = (ROOT / "README.md", *sorted(DOCS.rglob("*.md")))
 LISTS = Path(inspect.getfile(mechanisms))
 PUBLIC: dict[str, tuple[str, ...]] = {
     "callbacks": (),
+    "lab.callbacks": (),
     "mechanisms": (),
-    "datasets": (),
-    "models": (),
+    "data.datasets": (),
+    "data.models": (),
     "flower": ("DecodingStrategy", "client_app", "encoding_mod", "server_app"),
-    "mechanism": ("Adversary", "Mechanism", "Message", "PrivacyClaim", "RoundContext", "Unit"),
+    "mechanisms.interface": ("Adversary", "Mechanism", "Message", "PrivacyClaim", "RoundContext", "Unit"),
     "privacy.losses": ("GaussianLoss", "Loss", "NonPrivate", "PmfPairs", "RenyiLoss"),
     "wire.coding": ("Code", "FixedLength"),
     "keys.randomness": ("ClientRandomness", "PublicRandomness"),
-    "ranges": ("RangeRule",),
+    "mechanisms.interface.ranges": ("RangeRule",),
     "data": ("Partition",),
     "mechanisms.contract_suite": ("check_mechanism",),
 }
@@ -292,7 +293,7 @@ def _help(command: str) -> str:
     os.environ["COLUMNS"] = "100"
     try:
         with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-            import_module(f"{commands.__name__}.{command}").main(["--help"])
+            import_module(cli.module_of(command)).main(["--help"])
     finally:
         os.environ.pop("COLUMNS") if width is None else os.environ.update(COLUMNS=width)
     return shown.getvalue()
@@ -310,7 +311,7 @@ def made() -> Iterator[tuple[Path, str]]:
 
 def with_audit(text: str, name: str) -> str:
     """The page of the audit with the rows of one mechanism made anew: ten seconds of CPU for every case."""
-    from lightning_fedq.commands.audit import ALPHA, KNOWLEDGE_SHARE, rows
+    from lightning_fedq.lab.commands.audit import ALPHA, KNOWLEDGE_SHARE, rows
 
     alpha = (1.0 - KNOWLEDGE_SHARE) * ALPHA / len(mechanisms.__all__)
     found = "".join(f"| {' | '.join(row)} |\n" for row in rows(name, 1_000_000, alpha))

@@ -33,7 +33,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.commands.flower import write_app
-from lightning_fedq.datasets import DigitsDataModule
+from lightning_fedq.data.datasets import DigitsDataModule
 
 CLIENTS, SEED, ROUNDS = 4, 5, 2
 DEFAULT = (

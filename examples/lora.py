@@ -15,8 +15,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import lightning_fedq as fedq
-from lightning_fedq.datasets import MNISTDataModule
-from lightning_fedq.planning import Problem, plan
+from lightning_fedq.data.datasets import MNISTDataModule
+from lightning_fedq.privacy.planning import Problem, plan
 
 WIDTH, HEADS, ROUNDS, SAMPLES = 32, 2, 40, 8
 LAYERS = ["query", "key", "value", "out"]

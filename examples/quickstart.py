@@ -9,7 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import CorBin
-from lightning_fedq.ranges import FixedRange
+from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 
 CLIENTS, ROUNDS, STEPS, SEED = 20, 40, 5, 0

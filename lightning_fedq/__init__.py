@@ -24,14 +24,12 @@ if TYPE_CHECKING:
         FedProx,
         FedYogi,
     )
-    from lightning_fedq.byzantine.aggregation import RobustAggregation
+    from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
     from lightning_fedq.callbacks import (
         DPSGD,
         ByzantineClients,
         Federated,
         Langevin,
-        LeakageBudget,
-        LeakageMonitor,
         PrivacyBudget,
         ReloadBest,
         RoundProgressBar,
@@ -50,9 +48,10 @@ if TYPE_CHECKING:
         Natural,
         QuantitySkew,
     )
+    from lightning_fedq.lab.callbacks import LeakageBudget, LeakageMonitor
     from lightning_fedq.mechanisms import *  # noqa: F403
+    from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, FixedRange, PreviousMinMax
     from lightning_fedq.privacy.target import PrivacyTarget
-    from lightning_fedq.ranges import AdaptiveRange, FixedRange, PreviousMinMax
     from lightning_fedq.rounds import Deadline, RoundEngine
     from lightning_fedq.secagg import SecAgg
 
@@ -97,10 +96,10 @@ __all__ = [
 ]
 __all__ += mechanisms.__all__
 _NAMES = {
-    "byzantine.aggregation": ("RobustAggregation",),
+    "algorithms.byzantine.aggregation": ("RobustAggregation",),
     "algorithms": ("SCAFFOLD", "FedAdagrad", "FedAdam", "FedAvgM", "FedDyn", "FedProx", "FedYogi"),
     "callbacks": (
-        *("DPSGD", "ByzantineClients", "Federated", "Langevin", "LeakageBudget", "LeakageMonitor"),
+        *("DPSGD", "ByzantineClients", "Federated", "Langevin"),
         *("PrivacyBudget", "ReloadBest", "RoundProgressBar", "RunFolder", "TailAveraging"),
         *("TrackedRounds", "WandbRounds"),
     ),
@@ -109,8 +108,9 @@ _NAMES = {
         *("IID", "Dirichlet", "FeatureShards", "FederatedDataModule", "LabelShards", "Natural"),
         "QuantitySkew",
     ),
+    "lab.callbacks": ("LeakageBudget", "LeakageMonitor"),
     "privacy.target": ("PrivacyTarget",),
-    "ranges": ("AdaptiveRange", "FixedRange", "PreviousMinMax"),
+    "mechanisms.interface.ranges": ("AdaptiveRange", "FixedRange", "PreviousMinMax"),
     "rounds": ("Deadline", "RoundEngine"),
     "secagg": ("SecAgg",),
 }

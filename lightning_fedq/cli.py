@@ -31,6 +31,14 @@ OTHERS = {
     "audit": "try to refute what the mechanisms claim, by enumeration and by simulation",
 }
 
+LAB = ("attack", "audit", "bench", "compare", "reproduce", "sweep", "tradeoff")
+"""Those of `OTHERS` that study runs: they stand in `lab/`."""
+
+
+def module_of(command: str) -> str:
+    """Name of the module of one of `OTHERS`."""
+    return f"lightning_fedq.{'lab.' if command in LAB else ''}commands.{command}"
+
 
 def usage() -> str:
     """Return the overview of all commands."""
@@ -78,7 +86,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if command in (*TRAINING, *OTHERS) and command != "configs":  # which only writes files
         import_named_classes(arguments[1:])
     if command in OTHERS:
-        run: Callable[[Sequence[str]], int] = import_module(f"lightning_fedq.commands.{command}").main
+        run: Callable[[Sequence[str]], int] = import_module(module_of(command)).main
         return run(arguments[1:])
     if command in TRAINING:
         try:

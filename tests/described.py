@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_fedq.mechanism import Mechanism, RoundContext
+from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
 from lightning_fedq.privacy import report, target
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.run import ASSUMED, Run, Sampling, SecureSum, ThreatModel
@@ -116,7 +116,7 @@ def allowed_dropouts(setting):
 
 def planned_charges(rounds, cohort, num_clients):
     from lightning_fedq.mechanisms import LDPQ
-    from lightning_fedq.planning import context_of
+    from lightning_fedq.privacy.planning import context_of
 
     context = context_of(LDPQ(1.0), cohort, 1)
     return target.planned_charges(Setting(context, rounds, 1e-5, num_clients=num_clients).run(None), False)

@@ -15,17 +15,17 @@ import yaml
 import lightning_fedq
 from lightning_fedq import mechanisms
 from lightning_fedq.cli import OTHERS, TRAINING, main
-from lightning_fedq.commands.attack import configured
 from lightning_fedq.commands.calls import parse_mechanism
-from lightning_fedq.commands.compare import epsilon_of_label, privacy_towards
 from lightning_fedq.commands.configs import fragments
 from lightning_fedq.commands.described import describe
 from lightning_fedq.commands.mechanisms import SHIPPED
 from lightning_fedq.commands.run import FedqCLI
 from lightning_fedq.commands.shown import described
-from lightning_fedq.commands.sweep import parse_grid, wandb_sweep
-from lightning_fedq.datasets import DigitsDataModule
-from lightning_fedq.mechanism import Adversary
+from lightning_fedq.data.datasets import DigitsDataModule
+from lightning_fedq.lab.commands.attack import configured
+from lightning_fedq.lab.commands.compare import epsilon_of_label, privacy_towards
+from lightning_fedq.lab.commands.sweep import parse_grid, wandb_sweep
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.reports.runs import read_rows, write_rows, write_summary
 
 # Lightning's command line calls what jsonargparse has deprecated
@@ -38,12 +38,18 @@ def configuration(folder: Path, **federated: object) -> Path:
     small = {
         "seed_everything": 0,
         "model": {
-            "class_path": "lightning_fedq.models.Classifier",
+            "class_path": "lightning_fedq.data.models.Classifier",
             "init_args": {
-                "backbone": {"class_path": "lightning_fedq.models.Linear", "init_args": {"in_features": 64}}
+                "backbone": {
+                    "class_path": "lightning_fedq.data.models.Linear",
+                    "init_args": {"in_features": 64},
+                }
             },
         },
-        "data": {"class_path": "lightning_fedq.datasets.DigitsDataModule", "init_args": {"num_train": 60}},
+        "data": {
+            "class_path": "lightning_fedq.data.datasets.DigitsDataModule",
+            "init_args": {"num_train": 60},
+        },
         "trainer": {
             "max_epochs": 2,
             "accelerator": "cpu",
@@ -183,9 +189,9 @@ def test_fit_ends_with_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 def test_a_module_of_the_current_folder_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As with `python train.py fit`."""
-    Path("my_own_training.py").write_text("from lightning_fedq.models import Classifier as Mine\n")
+    Path("my_own_training.py").write_text("from lightning_fedq.data.models import Classifier as Mine\n")
     path = configuration(tmp_path)
-    path.write_text(path.read_text().replace("lightning_fedq.models.Classifier", "my_own_training.Mine"))
+    path.write_text(path.read_text().replace("lightning_fedq.data.models.Classifier", "my_own_training.Mine"))
     assert main(["privacy", str(path)]) == 0
     assert "CorBin(epsilon=1.0" in capsys.readouterr().out
 
@@ -213,7 +219,7 @@ def test_what_a_run_refuses_is_told_in_a_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = str(configuration(tmp_path))
-    elsewhere = ["--data=lightning_fedq.datasets.MNISTDataModule"]
+    elsewhere = ["--data=lightning_fedq.data.datasets.MNISTDataModule"]
     in_mid_round = ["--trainer.val_check_interval=0.5"]
     monkeypatch.delenv("FEDQ_DATA", raising=False)
     for more, message in ((elsewhere, "no MNIST/raw in"), (in_mid_round, "in the middle of a round")):
@@ -247,7 +253,7 @@ def test_wandb_in_front_of_the_run_folder_is_refused_before_it_begins(
 
 
 OWN_MODEL = """
-from lightning_fedq.models import Classifier
+from lightning_fedq.data.models import Classifier
 
 class Failing(Classifier):
     def validation_step(self, batch, batch_idx):
@@ -260,7 +266,7 @@ def test_errors_in_code_of_ones_own_keep_their_trace(
 ) -> None:
     Path("my_failing.py").write_text(OWN_MODEL)
     path = configuration(tmp_path)
-    path.write_text(path.read_text().replace("lightning_fedq.models.Classifier", "my_failing.Failing"))
+    path.write_text(path.read_text().replace("lightning_fedq.data.models.Classifier", "my_failing.Failing"))
     with pytest.raises(ValueError, match="of my own"):
         main(["fit", str(path)])
 
@@ -573,8 +579,8 @@ def test_a_module_with_loaders_of_its_own_needs_no_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "loaders_of_mine.py").write_text(
-        "from lightning_fedq.datasets import DigitsDataModule\n"
-        "from lightning_fedq.models import Classifier, Linear\n"
+        "from lightning_fedq.data.datasets import DigitsDataModule\n"
+        "from lightning_fedq.data.models import Classifier, Linear\n"
         "class Mine(Classifier):\n"
         "    def __init__(self):\n"
         "        super().__init__(Linear(in_features=64))\n"

@@ -27,12 +27,12 @@ QUIET = {"enable_model_summary": False, "enable_checkpointing": False}
 PLAIN = {
     "seed_everything": 0,
     "model": {
-        "class_path": "lightning_fedq.models.Classifier",
+        "class_path": "lightning_fedq.data.models.Classifier",
         "init_args": {
-            "backbone": {"class_path": "lightning_fedq.models.Linear", "init_args": {"in_features": 64}}
+            "backbone": {"class_path": "lightning_fedq.data.models.Linear", "init_args": {"in_features": 64}}
         },
     },
-    "data": {"class_path": "lightning_fedq.datasets.DigitsDataModule", "init_args": {"num_train": 200}},
+    "data": {"class_path": "lightning_fedq.data.datasets.DigitsDataModule", "init_args": {"num_train": 200}},
     "trainer": {"max_epochs": 1, "accelerator": "cpu", "logger": False, **QUIET},
 }
 

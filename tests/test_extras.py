@@ -4,11 +4,11 @@ import sys
 
 import pytest
 
-from lightning_fedq.datasets import MNISTDataModule
+from lightning_fedq.data.datasets import MNISTDataModule
+from lightning_fedq.data.models import ResNet18
 from lightning_fedq.extras import extra
 from lightning_fedq.mechanisms import GaussianNoise
 from lightning_fedq.mechanisms.bases.calibration import gaussian_noise_multiplier
-from lightning_fedq.models import ResNet18
 
 
 def test_a_missing_package_names_its_extra() -> None:

@@ -27,7 +27,7 @@ for clients_per_step in (1, 5):
     assert len(fed.records) == 3
     print("accuracy", float(trainer.callback_metrics["val_acc"]))
 import pytest
-file = "tests/federation/test_around_a_fit.py"
+file = "tests/training/test_around_a_fit.py"
 options = ["--assert=plain", "-p", "no:cacheprovider", "-k", "not compiled"]  # torch's own, and slow
 sys.exit(pytest.main(["-q", *options, file]))
 """

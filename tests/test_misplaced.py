@@ -7,9 +7,9 @@ import pytest
 import pytorch_lightning as pl
 
 from lightning_fedq.cli import main
-from lightning_fedq.datasets import DigitsDataModule
+from lightning_fedq.data.datasets import DigitsDataModule
+from lightning_fedq.data.models import Classifier, Linear
 from lightning_fedq.mechanisms import LDPQ, CorBin
-from lightning_fedq.models import Classifier, Linear
 
 # Lightning's command line calls what jsonargparse has deprecated
 pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")

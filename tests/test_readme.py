@@ -12,8 +12,8 @@ import pytorch_lightning as pl
 import torch
 
 from lightning_fedq import RunFolder, mechanisms
-from lightning_fedq.datasets import DigitsDataModule
-from lightning_fedq.models import Classifier, Linear
+from lightning_fedq.data.datasets import DigitsDataModule
+from lightning_fedq.data.models import Classifier, Linear
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guides").glob("*.md"))]

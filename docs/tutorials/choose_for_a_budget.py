@@ -18,9 +18,9 @@ import pytorch_lightning as pl
 
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.commands.plan import candidates
-from lightning_fedq.datasets import DigitsDataModule
-from lightning_fedq.models import Classifier, Linear
-from lightning_fedq.planning import Problem, plan
+from lightning_fedq.data.datasets import DigitsDataModule
+from lightning_fedq.data.models import Classifier, Linear
+from lightning_fedq.privacy.planning import Problem, plan
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 

@@ -15,8 +15,8 @@ import warnings
 import pytorch_lightning as pl
 
 import lightning_fedq as fedq
-from lightning_fedq.datasets import DigitsDataModule
-from lightning_fedq.models import MLP, Classifier
+from lightning_fedq.data.datasets import DigitsDataModule
+from lightning_fedq.data.models import MLP, Classifier
 
 logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
 warnings.filterwarnings("ignore", message=".*does not have many workers")

@@ -22,11 +22,11 @@ import torch
 from sklearn.datasets import load_digits
 
 from lightning_fedq.keys.party_keys import HeldServerKeys, ServerSecrets
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import CorBin
+from lightning_fedq.mechanisms.interface import Adversary
+from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.run import Run
-from lightning_fedq.ranges import AdaptiveRange
 from lightning_fedq.rounds import RoundPlanner, RoundServer
 
 CLIENT = '''

@@ -13,8 +13,8 @@ accountant directly, without any training. It runs in a few seconds.
 import matplotlib.pyplot as plt
 import torch
 
-from lightning_fedq.mechanism import Adversary, RoundContext
 from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.mechanisms.interface import Adversary, RoundContext
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.run import ASSUMED, Run
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.functional.hadamard import padded_size, rotate, rotate_back
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanism import (
+from lightning_fedq.mechanisms.interface import (
     Adversary,
     AuditCase,
     Mechanism,

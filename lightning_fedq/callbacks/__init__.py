@@ -4,8 +4,6 @@ from lightning_fedq.callbacks.byzantine import ByzantineClients
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.callbacks.langevin import Langevin
-from lightning_fedq.callbacks.leakage import LeakageMonitor
-from lightning_fedq.callbacks.leakage_budget import LeakageBudget
 from lightning_fedq.callbacks.privacy import PrivacyBudget
 from lightning_fedq.callbacks.progress import RoundProgressBar
 from lightning_fedq.callbacks.reload_best import ReloadBest
@@ -19,8 +17,6 @@ __all__ = [
     "ByzantineClients",
     "Federated",
     "Langevin",
-    "LeakageBudget",
-    "LeakageMonitor",
     "PrivacyBudget",
     "ReloadBest",
     "RoundProgressBar",

@@ -17,13 +17,13 @@ import torch
 from torch import Tensor
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.byzantine import attacks
-from lightning_fedq.byzantine.aggregation import RobustAggregation
+from lightning_fedq.algorithms.byzantine import attacks
+from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks.of_trainer import federated_of
-from lightning_fedq.federation.client_metrics import log_figure
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys, Stream
-from lightning_fedq.mechanism import Mechanism, Message, RoundContext
+from lightning_fedq.mechanisms.interface import Mechanism, Message, RoundContext
 from lightning_fedq.rounds import RoundPlan
+from lightning_fedq.training.client_metrics import log_figure
 from lightning_fedq.wire.coding import FixedLength
 
 UpdateAttack = Literal["sign_flip", "constant", "random", "gaussian", "alie", "ipm", "mimic"]
@@ -52,6 +52,7 @@ class ByzantineClients(pl.Callback):
         ValueError: If a setting is out of its range, or the attack does not fit the mechanism.
     """
 
+    only_simulated = True
     crosses_clients = True
     """Byzantine clients flip the labels of batches in their own training."""
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.reports.runs import mode_of, save_figure, write_atomically
-from lightning_fedq.simulation.client_evaluation import EvaluatedClients
+from lightning_fedq.training.client_evaluation import EvaluatedClients
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -52,10 +52,10 @@ from lightning_fedq.dpsgd.draws import check_draws_of_data
 from lightning_fedq.dpsgd.loss_reduction import loss_reduction, samples_to_try
 from lightning_fedq.dpsgd.poisson import PoissonBatches, PoissonEpoch
 from lightning_fedq.dpsgd.statement import SampleStatement
-from lightning_fedq.federation.client_metrics import TrainingLog, log_figure
-from lightning_fedq.federation.saved_states import SavedStates
-from lightning_fedq.federation.undo import Undo
 from lightning_fedq.keys.randomness import Stream, hkdf_expand, hkdf_extract, pack_fields
+from lightning_fedq.training.client_metrics import TrainingLog, log_figure
+from lightning_fedq.training.saved_states import SavedStates
+from lightning_fedq.training.undo import Undo
 
 if TYPE_CHECKING:
     from lightning_fedq.dpsgd.opacus import (
@@ -127,6 +127,7 @@ class DPSGD(pl.Callback):
         self._inside: Any = None
         self._non_finite = 0
 
+    only_simulated = True
     crosses_clients = True
     """Every client's training has this very object, which keeps everybody's account."""
 

@@ -5,13 +5,13 @@ module) and its own loops into the Trainer for the time of the fit. The loops tr
 a fit of its own, on a copy (`clients`), each update through the round engine (`rounds`), the server's step
 into the module (`simulation`). The user's module holds the global model from the first to the last line.
 
-Here are the arguments, which become three frozen groups of settings (`federation.settings`), and the hooks.
-What belongs to one fit is made when it starts (`simulation.fit`), on the clients that there are
-(`simulation.population`).
+Here are the arguments, which become three frozen groups of settings (`training.settings`), and the hooks.
+What belongs to one fit is made when it starts (`training.fit`), on the clients that there are
+(`training.population`).
 
 A checkpoint written in mid-round says that the round has not begun: a resumed run starts it anew, with the
 same streams where there is a seed, else with new keys and another charge. Beside the checkpoints lies the
-ledger's journal (`federation.journal`), so that a process that is killed outright forgets no charge.
+ledger's journal (`training.journal`), so that a process that is killed outright forgets no charge.
 """
 
 from __future__ import annotations
@@ -25,41 +25,41 @@ from torch import Tensor
 
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_info
 from lightning_fedq.algorithms import LocalAlgorithm
-from lightning_fedq.byzantine.aggregation import RobustAggregation, Weighting
+from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation, Weighting
 from lightning_fedq.clients.constraints import Constraint
 from lightning_fedq.clients.evaluation import ClientEvaluation
 from lightning_fedq.clients.vector import BufferMode
 from lightning_fedq.data.batches import BatchRule
 from lightning_fedq.data.labels import Labels, label_figure
 from lightning_fedq.data.partition import IID, Partition
-from lightning_fedq.federation import settings
-from lightning_fedq.federation.averaging import check_averaging
-from lightning_fedq.federation.checks import (
+from lightning_fedq.mechanisms.interface import Mechanism
+from lightning_fedq.mechanisms.interface.ranges import RangeRule
+from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.target import Calibration, PrivacyTarget
+from lightning_fedq.rounds import Cohorts, Deadline, OptimizerFactory, Participation
+from lightning_fedq.secagg import SecAgg
+from lightning_fedq.training import settings
+from lightning_fedq.training.averaging import check_averaging
+from lightning_fedq.training.checks import (
     check_batch_rule,
     check_loader_is_ours,
     check_optimizers,
     check_setup,
     check_shapes,
 )
-from lightning_fedq.federation.client_metrics import ClientMetricsChoice
-from lightning_fedq.federation.handed_loader import forget_loader
-from lightning_fedq.federation.privacy_target import KeptTarget
-from lightning_fedq.federation.resume import begin_again, check_federation
-from lightning_fedq.federation.secret_cohorts import check_choice_of_cohorts, check_processes, check_settings
-from lightning_fedq.federation.settings import Clients, Local, Server, check_kinds
-from lightning_fedq.federation.statement import outcome
-from lightning_fedq.federation.undo import Undo
-from lightning_fedq.mechanism import Mechanism
-from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.privacy.target import Calibration, PrivacyTarget
-from lightning_fedq.ranges import RangeRule
-from lightning_fedq.rounds import Cohorts, Deadline, OptimizerFactory, Participation
-from lightning_fedq.secagg import SecAgg
-from lightning_fedq.simulation.client_evaluation import EvaluatedClients, where_it_went
-from lightning_fedq.simulation.fit import FederatedFit
-from lightning_fedq.simulation.metrics import ClientMetrics
-from lightning_fedq.simulation.population import Population, SimulatedClients
-from lightning_fedq.simulation.round_loop import install
+from lightning_fedq.training.client_evaluation import EvaluatedClients, where_it_went
+from lightning_fedq.training.client_metrics import ClientMetricsChoice
+from lightning_fedq.training.fit import FederatedFit
+from lightning_fedq.training.handed_loader import forget_loader
+from lightning_fedq.training.metrics import ClientMetrics
+from lightning_fedq.training.population import Population, SimulatedClients
+from lightning_fedq.training.privacy_target import KeptTarget
+from lightning_fedq.training.resume import begin_again, check_federation
+from lightning_fedq.training.round_loop import install
+from lightning_fedq.training.secret_cohorts import check_choice_of_cohorts, check_processes, check_settings
+from lightning_fedq.training.settings import Clients, Local, Server, check_kinds
+from lightning_fedq.training.statement import outcome
+from lightning_fedq.training.undo import Undo
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -82,7 +82,7 @@ class Federated(pl.Callback):
         cohorts: "known" takes it that anybody may learn who took part in which round. "secret" draws cohorts
             by a key that nobody else has, and lets nothing out that tells who was drawn: reports have a
             second row of an outsider, with an epsilon that the draw has made smaller. It refuses what breaks
-            it (`federation.secret_cohorts`), and can't be resumed from a checkpoint.
+            it (`training.secret_cohorts`), and can't be resumed from a checkpoint.
         dropout_probability: Chance in [0, 1) that a client of the cohort does not answer.
         deadline: Time limit of a round: who is late is dropped. Claims then count on nobody in particular.
         partition: Partition of the samples over the clients; a `FederatedDataModule` may say otherwise.
@@ -129,7 +129,7 @@ class Federated(pl.Callback):
             parameter's own value does not count then.
         check_isolation: Before the first round, train a client alone and beside another one, in forks where
             there are any, and refuse to go on if anything of it, or anything that leaves, is not the same
-            (`simulation.isolation`). None does so where something is claimed, and where client_metrics keeps
+            (`training.isolation`). None does so where something is claimed, and where client_metrics keeps
             what is logged with the clients.
         evaluate_clients: Measure the global model, and each client's own, on what every client holds out:
             `ClientEvaluation(held_out=0.2)`. The numbers go where client_metrics lets training metrics go.

@@ -42,6 +42,8 @@ class Langevin(pl.Callback):
         ValueError: If step_size or burn_in is out of range.
     """
 
+    only_simulated = True
+
     def __init__(self, step_size: float, burn_in: int = 0) -> None:
         if not step_size > 0:
             raise ValueError(f"step_size must be > 0, got {step_size}")

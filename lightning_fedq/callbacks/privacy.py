@@ -14,18 +14,18 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from lightning_fedq._lightning import callbacks_of, pl, rank_zero_warn
-from lightning_fedq.byzantine.counted import num_byzantine_of
+from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.federated import Federated
-from lightning_fedq.federation.client_metrics import log_figure
-from lightning_fedq.federation.described import whole_run
-from lightning_fedq.federation.released import limit_releases
 from lightning_fedq.keys.randomness import SeededKeys
-from lightning_fedq.mechanism import Adversary, NonPrivate
+from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.target import adversary_named, affordable
 from lightning_fedq.privacy.verdict import format_epsilon
+from lightning_fedq.training.client_metrics import log_figure
+from lightning_fedq.training.described import whole_run
+from lightning_fedq.training.released import limit_releases
 
 if TYPE_CHECKING:
     from lightning_fedq.rounds import RoundEngine

@@ -15,12 +15,8 @@ from lightning_fedq.callbacks.client_files import add_evaluation, draw_evaluatio
 from lightning_fedq.callbacks.dpsgd import DPSGD
 from lightning_fedq.callbacks.of_trainer import engine_of, federated_of
 from lightning_fedq.callbacks.privacy import PrivacyBudget
-from lightning_fedq.federation.figures import FIGURES
-from lightning_fedq.federation.spending import noise_over_signal, report_of, view_of
-from lightning_fedq.federation.statement import privacy_summary
-from lightning_fedq.federation.unprotected import lengths_tell, what_left
 from lightning_fedq.keys.randomness import SeededKeys
-from lightning_fedq.mechanism import Mechanism
+from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.report import PrivacyReport
@@ -44,6 +40,10 @@ from lightning_fedq.reports.runs import (
     write_summary,
 )
 from lightning_fedq.rounds import RoundEngine, RoundRecord, metric_name
+from lightning_fedq.training.figures import FIGURES
+from lightning_fedq.training.spending import noise_over_signal, report_of, view_of
+from lightning_fedq.training.statement import privacy_summary
+from lightning_fedq.training.unprotected import lengths_tell, what_left
 
 MODEL, CLIENTS, LABELS = "model.ckpt", "clients", "labels.json"
 PICTURES = ("accuracy.png", "aggregate.png")

@@ -18,9 +18,9 @@ from lightning_fedq._lightning import callbacks_of, pl
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.callbacks.of_trainer import engine_of
 from lightning_fedq.callbacks.run_folder import RunFolder
-from lightning_fedq.federation.spending import noise_over_signal
 from lightning_fedq.reports.runs import first_metric
 from lightning_fedq.rounds import RoundRecord
+from lightning_fedq.training.spending import noise_over_signal
 
 PRICES = ("fed/epsilon", "fed/sim_epsilon", "fed/megabytes_up")
 """What a round has cost so far."""

@@ -4,7 +4,7 @@ The user's Trainer, its module, optimisers, schedules, loss scale, data module a
 to. Every client begins with a copy of them as they are when its round begins, and the copy is dropped when
 the client has trained: whatever it leaves in objects, containers, closures, hooks or optimisers is dropped
 with it. Module-level globals, class attributes and data sets are shared, as they are in any program;
-`simulation.isolation` finds out whether they carry anything from one client to another.
+`training.isolation` finds out whether they carry anything from one client to another.
 
 Nothing here knows of mechanisms, rounds, servers or other clients.
 """

@@ -2,7 +2,7 @@
 
 A training opens a new state, and the end of its round keeps it: where the round is given up, or the client's
 answer is in no sum, the old one stands. Rows lie in memory; a deployed client has a file of them
-(`flower.kept`), and ranks exchange what they have opened (`simulation.ranks`).
+(`flower.kept`), and ranks exchange what they have opened (`training.ranks`).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import Any
 
-from lightning_fedq.mechanism import Mechanism
+from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import installed
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
-from lightning_fedq.mechanism import Adversary, Mechanism, RoundContext, Unit
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext, Unit
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon

@@ -47,9 +47,9 @@ from torch.utils.data import DataLoader, Subset
 from lightning_fedq import Federated
 from lightning_fedq._lightning import pl
 from lightning_fedq.data import IID
-from lightning_fedq.datasets import DigitsDataModule
+from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.mechanisms import {mechanism_class}
-from lightning_fedq.models import MLP, Classifier
+from lightning_fedq.data.models import MLP, Classifier
 from lightning_fedq.rounds import RoundPlan
 from lightning_fedq.secagg import SecAgg
 
@@ -111,7 +111,7 @@ SERVER = """\
 from pathlib import Path
 
 from lightning_fedq.callbacks import RunFolder
-from lightning_fedq.datasets import DigitsDataModule
+from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.flower import server_app
 
 from {package}.task import TRAINING, federated, module

@@ -16,11 +16,11 @@ from rich.table import Table
 
 from lightning_fedq.commands.calls import parse_call
 from lightning_fedq.commands.described import example
-from lightning_fedq.mechanism import Adversary, Mechanism
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.mechanisms.registry import class_path, installed, mechanism_class
-from lightning_fedq.planning import GOOD, HOMOGENEITY, Option, Problem, plan, recommended
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
+from lightning_fedq.privacy.planning import GOOD, HOMOGENEITY, Option, Problem, plan, recommended
 from lightning_fedq.privacy.run import ASSUMED, ThreatModel
 from lightning_fedq.privacy.target import PrivacyTarget, planned_charges
 from lightning_fedq.privacy.verdict import format_epsilon
@@ -197,7 +197,7 @@ def _plan(
 
 def _sizes(config: str) -> tuple[dict[str, Any], Federated, float]:
     """Numbers of a configuration, its `Federated`, and the norm its mechanism clips to (else 1)."""
-    from lightning_fedq.byzantine.counted import num_byzantine_of
+    from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
     from lightning_fedq.callbacks.of_trainer import federated_of
     from lightning_fedq.clients.vector import num_coordinates
     from lightning_fedq.commands.configs import find

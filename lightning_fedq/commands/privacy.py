@@ -16,16 +16,14 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from lightning_fedq._lightning import rank_zero_warn
-from lightning_fedq.byzantine.counted import num_byzantine_of
+from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
 from lightning_fedq.callbacks.federated import Federated
 from lightning_fedq.clients.vector import num_coordinates
 from lightning_fedq.commands.calls import parse_call, parse_mechanism
 from lightning_fedq.commands.configs import SUFFIXES, find
 from lightning_fedq.commands.settings import parse_changes
 from lightning_fedq.dpsgd.statement import SampleStatement
-from lightning_fedq.federation.described import described, run_of_releases, run_to_come
-from lightning_fedq.federation.journal import find_journal
-from lightning_fedq.mechanism import Mechanism
+from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import mechanism_class
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
@@ -36,6 +34,8 @@ from lightning_fedq.privacy.run import ASSUMED, Run
 from lightning_fedq.reports.runs import read_rows, write_atomically
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.secagg import SecAgg
+from lightning_fedq.training.described import described, run_of_releases, run_to_come
+from lightning_fedq.training.journal import find_journal
 
 _NOT_KNOWN = "Not known from a checkpoint: `privacy.md` in the folder of its run (`RunFolder`) lists it."
 

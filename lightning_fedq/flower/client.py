@@ -42,7 +42,7 @@ from lightning_fedq.keys.party_keys import (
     verify_key,
 )
 from lightning_fedq.keys.randomness import Keys, PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import Mechanism, NonPrivate
+from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import BudgetSpentError, RoundClient, RoundTask, StreamLog
 from lightning_fedq.secagg import (

@@ -34,7 +34,7 @@ from lightning_fedq.flower.settings import (
 from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_words import training_words
 from lightning_fedq.keys.party_keys import Identities
-from lightning_fedq.mechanism import Mechanism
+from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundTask
 

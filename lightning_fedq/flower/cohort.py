@@ -10,7 +10,7 @@ from lightning_fedq.flower.records import Fields, bytes_in
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import RemoteSum, remote_sum
 from lightning_fedq.keys.party_keys import CONTRIBUTION_BYTES
-from lightning_fedq.mechanism import AbortedRoundError
+from lightning_fedq.mechanisms.interface import AbortedRoundError
 from lightning_fedq.rounds import RefusedMessageError, RoundServer
 
 

@@ -29,8 +29,6 @@ from flwr.serverapp.strategy import (
 
 from lightning_fedq._lightning import rank_zero_warn
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.federation.described import run_of_server
-from lightning_fedq.federation.records import warn_of
 from lightning_fedq.flower.cohort import Cohort
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.flat_arrays import Flat
@@ -48,6 +46,8 @@ from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.rounds import RoundRecord, RoundServer
+from lightning_fedq.training.described import run_of_server
+from lightning_fedq.training.records import warn_of
 
 _SINGLE = (Bulyan, FedMedian, FedTrimmedAvg, FedXgbBagging, FedXgbCyclic, Krum, MultiKrum, QFedAvg)
 

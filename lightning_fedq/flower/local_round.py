@@ -30,7 +30,10 @@ from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.data.dealing import LocalPasses, deal
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import Partition
-from lightning_fedq.federation.checks import (
+from lightning_fedq.flower.kept import check_names
+from lightning_fedq.flower.settings import RefusedError
+from lightning_fedq.rounds import RoundPlan, RoundTask
+from lightning_fedq.training.checks import (
     check_algorithm,
     check_limit,
     check_loader_is_ours,
@@ -38,18 +41,15 @@ from lightning_fedq.federation.checks import (
     check_setup,
     check_shapes,
 )
-from lightning_fedq.federation.handed_loader import forget_loader
-from lightning_fedq.federation.settings import Local
-from lightning_fedq.federation.undo import Undo
-from lightning_fedq.flower.kept import check_names
-from lightning_fedq.flower.settings import RefusedError
-from lightning_fedq.rounds import RoundPlan, RoundTask
-from lightning_fedq.simulation.clock import Clock
-from lightning_fedq.simulation.metrics import ClientMetrics
-from lightning_fedq.simulation.rehearsal import Trial, prepare, rehearse
-from lightning_fedq.simulation.round_loop import install
-from lightning_fedq.simulation.schedule import round_stacks
-from lightning_fedq.simulation.smallest_batch import check_smallest
+from lightning_fedq.training.clock import Clock
+from lightning_fedq.training.handed_loader import forget_loader
+from lightning_fedq.training.metrics import ClientMetrics
+from lightning_fedq.training.rehearsal import Trial, prepare, rehearse
+from lightning_fedq.training.round_loop import install
+from lightning_fedq.training.schedule import round_stacks
+from lightning_fedq.training.settings import Local
+from lightning_fedq.training.smallest_batch import check_smallest
+from lightning_fedq.training.undo import Undo
 
 
 @dataclass(frozen=True)

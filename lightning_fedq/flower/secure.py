@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from torch import Tensor
 
 from lightning_fedq.keys.randomness import PublicRandomness, pack_fields
-from lightning_fedq.mechanism import AbortedRoundError, Mechanism, RoundContext
+from lightning_fedq.mechanisms.interface import AbortedRoundError, Mechanism, RoundContext
 from lightning_fedq.rounds import RoundServer, RoundTask, SecureSums
 from lightning_fedq.secagg import SecAgg, SecAggError, Server, Stage, model_digest
 from lightning_fedq.secagg.simulation import Traffic

@@ -30,7 +30,6 @@ from lightning_fedq.clients.vector import Members, Rehearsed
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import IID
-from lightning_fedq.federation.undo import Undo
 from lightning_fedq.flower.cohort import Cohort
 from lightning_fedq.flower.exchange import Exchange
 from lightning_fedq.flower.kept import NEVER, Attempt
@@ -38,21 +37,22 @@ from lightning_fedq.flower.local_round import check_counted, check_schedules
 from lightning_fedq.flower.roster import Roster
 from lightning_fedq.flower.secure import remote_sums
 from lightning_fedq.flower.settings import (
-    SIMULATED,
     check_deployable,
     check_identities,
     fingerprint,
     keeps_state,
+    only_simulated,
     time_limit,
 )
 from lightning_fedq.flower.store import Store
 from lightning_fedq.flower.training_words import training_words
 from lightning_fedq.privacy.journal import sync_folder
 from lightning_fedq.rounds import RoundRecord, RoundServer
-from lightning_fedq.simulation.clock import Clock
-from lightning_fedq.simulation.files import Aside
-from lightning_fedq.simulation.population import Holdings, Population, Stacks
-from lightning_fedq.simulation.schedule import Schedule
+from lightning_fedq.training.clock import Clock
+from lightning_fedq.training.files import Aside
+from lightning_fedq.training.population import Holdings, Population, Stacks
+from lightning_fedq.training.schedule import Schedule
+from lightning_fedq.training.undo import Undo
 
 
 class RemoteRoundServer(RoundServer):
@@ -118,7 +118,7 @@ class RemoteClients(Population):
     ) -> None:
         super().__init__(federation)
         for callback in trainer.callbacks:
-            if isinstance(callback, SIMULATED):
+            if only_simulated(callback):
                 raise ValueError(
                     f"{type(callback).__name__} works on clients that are simulated here, and the server "
                     "has none; leave it out"

@@ -10,26 +10,22 @@ from typing import Any
 
 from lightning_fedq import __version__
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import (
-    DPSGD,
-    ByzantineClients,
-    Federated,
-    Langevin,
-    LeakageBudget,
-    LeakageMonitor,
-)
+from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.constraints import shown
 from lightning_fedq.clients.vector import num_coordinates
-from lightning_fedq.federation.described import releases_of
-from lightning_fedq.federation.settings import Local
-from lightning_fedq.mechanism import Adversary, Mechanism
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import ClientBudget
+from lightning_fedq.training.described import releases_of
+from lightning_fedq.training.settings import Local
 
 PROTOCOL = "6"
 TRAVELS = "numbers that travel"
-SIMULATED = (ByzantineClients, DPSGD, Langevin, LeakageBudget, LeakageMonitor)
-"""Callbacks that work on the clients of a simulation."""
+
+
+def only_simulated(callback: object) -> bool:
+    """Does a callback work on simulated clients, by its own word (`only_simulated = True`)?"""
+    return bool(getattr(callback, "only_simulated", False))
 
 
 class RefusedError(RuntimeError):
@@ -236,7 +232,7 @@ def check_client_callbacks(callbacks: Sequence[object]) -> None:
         ValueError: With the cure.
     """
     for callback in callbacks:
-        if isinstance(callback, (*SIMULATED, Federated)):
+        if isinstance(callback, Federated) or only_simulated(callback):
             name = type(callback).__name__
             raise ValueError(
                 f"{name} works on the clients of a simulation; a real client trains one round at a time and "

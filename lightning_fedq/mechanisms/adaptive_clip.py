@@ -31,8 +31,8 @@ from torch import Tensor
 from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanism import AuditCase, Mechanism, Message, PrivacyClaim, RoundContext
-from lightning_fedq.ranges import RangeRule, Ranges
+from lightning_fedq.mechanisms.interface import AuditCase, Mechanism, Message, PrivacyClaim, RoundContext
+from lightning_fedq.mechanisms.interface.ranges import RangeRule, Ranges
 from lightning_fedq.wire.coding import Code
 
 

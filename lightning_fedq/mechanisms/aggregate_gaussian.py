@@ -27,8 +27,8 @@ from lightning_fedq.functional.exact_error.decompose import (
 )
 from lightning_fedq.functional.exact_error.float_error import LawError, aggregate_law_error
 from lightning_fedq.keys.randomness import PublicRandomness
-from lightning_fedq.mechanism import Adversary, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.bases.exact_error import L1_UNBOUNDED, refuse_laplace_budget
+from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.irwin_hall import CommonSteps
 
 _SUM_BITS = 62

@@ -45,7 +45,7 @@ from lightning_fedq.functional.checks import check_positive
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
-from lightning_fedq.mechanism import (
+from lightning_fedq.mechanisms.interface import (
     Adversary,
     AuditCase,
     GaussianLoss,

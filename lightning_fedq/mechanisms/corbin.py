@@ -19,9 +19,9 @@ from torch import Tensor
 
 from lightning_fedq.functional.one_bit.threshold_coin import WORD_BITS, worst_pair_mse
 from lightning_fedq.keys.randomness import ClientRandomness
-from lightning_fedq.mechanism import Adversary, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.bases.claims import paired_claims
 from lightning_fedq.mechanisms.bases.one_bit import COINS, ComplementaryBits, OneBitMechanism
+from lightning_fedq.mechanisms.interface import Adversary, PrivacyClaim, RoundContext
 
 
 @dataclass(frozen=True)

@@ -27,8 +27,15 @@ from lightning_fedq.functional.one_bit.multi_level import (
 from lightning_fedq.functional.one_bit.threshold_coin import worst_group_variance
 from lightning_fedq.functional.segments import segment_lines, to_units
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanism import Adversary, Mechanism, Message, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.bases.one_bit import RotatedStrata
+from lightning_fedq.mechanisms.interface import (
+    Adversary,
+    Mechanism,
+    Message,
+    NonPrivate,
+    PrivacyClaim,
+    RoundContext,
+)
 from lightning_fedq.wire.coding import FixedLength
 
 _CHUNK = 1 << 16

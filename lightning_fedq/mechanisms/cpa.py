@@ -63,8 +63,8 @@ from lightning_fedq.functional.linear_decode import decode_total
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds, coin_thresholds
 from lightning_fedq.functional.segments import segment_lines
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanism import AuditCase, Mechanism, Message, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.bases.cpa_claims import bit_claims
+from lightning_fedq.mechanisms.interface import AuditCase, Mechanism, Message, PrivacyClaim, RoundContext
 from lightning_fedq.wire.coding import FixedLength
 
 EpsilonScope = Literal["bit", "round", "total"]

@@ -33,7 +33,8 @@ from lightning_fedq.functional.divergences import Array
 from lightning_fedq.functional.one_bit.gaussian_cover import gaussian_curve
 from lightning_fedq.functional.sampled_loops import round_selected
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
-from lightning_fedq.mechanism import (
+from lightning_fedq.mechanisms.bases.subsampled import Mask, SubsampledMechanism
+from lightning_fedq.mechanisms.interface import (
     GaussianLoss,
     Loss,
     Message,
@@ -41,7 +42,6 @@ from lightning_fedq.mechanism import (
     PrivacyClaim,
     RoundContext,
 )
-from lightning_fedq.mechanisms.bases.subsampled import Mask, SubsampledMechanism
 from lightning_fedq.wire.coding import Code, FixedLength
 from lightning_fedq.wire.entropy_coding import Subset
 

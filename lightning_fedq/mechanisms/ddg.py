@@ -33,8 +33,8 @@ from lightning_fedq.functional.noise.discrete_gaussian import (
     rounded_norm_bound,
 )
 from lightning_fedq.functional.noise.inversion import Words
-from lightning_fedq.mechanism import ConcentratedLoss, Loss
 from lightning_fedq.mechanisms.bases.modular_noise import BETA, ModularNoise
+from lightning_fedq.mechanisms.interface import ConcentratedLoss, Loss
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from torch import Tensor
 
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanism import RoundContext
 from lightning_fedq.mechanisms.bases.own_rotation import rotate_each, rotate_each_back
 from lightning_fedq.mechanisms.bases.scaled import ScaledLevels, ScaleFirst, longest_square
+from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.wire.coding import FixedLength
 
 

@@ -9,7 +9,14 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanism import Adversary, Mechanism, Message, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.mechanisms.interface import (
+    Adversary,
+    Mechanism,
+    Message,
+    NonPrivate,
+    PrivacyClaim,
+    RoundContext,
+)
 from lightning_fedq.wire.coding import FixedLength
 
 

@@ -56,7 +56,8 @@ from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.noise.discrete_gaussian import LARGEST_SIGMA, discrete_gaussian, sum_gap
 from lightning_fedq.functional.noise.inversion import Words
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanism import (
+from lightning_fedq.mechanisms.bases.modular_noise import ModularNoise, Noise
+from lightning_fedq.mechanisms.interface import (
     Adversary,
     AuditCase,
     ConcentratedLoss,
@@ -68,7 +69,6 @@ from lightning_fedq.mechanism import (
     RoundContext,
     Slack,
 )
-from lightning_fedq.mechanisms.bases.modular_noise import ModularNoise, Noise
 from lightning_fedq.privacy.losses import concentrated_epsilon
 
 OWN, TAKEN_BACK = 5, 4

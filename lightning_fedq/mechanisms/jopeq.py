@@ -31,7 +31,9 @@ from lightning_fedq.functional.noise.quantile_table import quantile_table
 from lightning_fedq.functional.private_levels import noisy_levels
 from lightning_fedq.functional.segments import segment_lines, to_units
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
-from lightning_fedq.mechanism import (
+from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
+from lightning_fedq.mechanisms.bases.received import check_received
+from lightning_fedq.mechanisms.interface import (
     Adversary,
     AuditCase,
     LaplaceLoss,
@@ -43,8 +45,6 @@ from lightning_fedq.mechanism import (
     RoundContext,
     Unit,
 )
-from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
-from lightning_fedq.mechanisms.bases.received import check_received
 from lightning_fedq.wire.coding import FixedLength
 
 _MOST_SLACK = 1e-2

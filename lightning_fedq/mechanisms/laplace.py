@@ -13,8 +13,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms.bases.additive_noise import CoordinateNoise, VectorNoise
+from lightning_fedq.mechanisms.interface import Mechanism
 
 
 @dataclass(frozen=True)

@@ -32,13 +32,20 @@ from lightning_fedq.functional.exact_error.layered import (
 from lightning_fedq.functional.exact_error.layered_cost import known_dither_delta
 from lightning_fedq.functional.sampled_loops import take_words
 from lightning_fedq.keys.randomness import PublicRandomness, Stream
-from lightning_fedq.mechanism import Adversary, GaussianLoss, Loss, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.bases.exact_error import (
     L1_UNBOUNDED,
     Array,
     ExactError,
     Quantizer,
     refuse_laplace_budget,
+)
+from lightning_fedq.mechanisms.interface import (
+    Adversary,
+    GaussianLoss,
+    Loss,
+    NonPrivate,
+    PrivacyClaim,
+    RoundContext,
 )
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from lightning_fedq.mechanism import PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.bases.claims import independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
+from lightning_fedq.mechanisms.interface import PrivacyClaim, RoundContext
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,9 @@ from lightning_fedq.functional.linear_decode import decode_total
 from lightning_fedq.functional.private_levels import draw_outputs, sum_of_outputs
 from lightning_fedq.functional.segments import segment_lines, to_units
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanism import (
+from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
+from lightning_fedq.mechanisms.bases.received import check_received
+from lightning_fedq.mechanisms.interface import (
     Adversary,
     AuditCase,
     Mechanism,
@@ -38,8 +40,6 @@ from lightning_fedq.mechanism import (
     RoundContext,
     Unit,
 )
-from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
-from lightning_fedq.mechanisms.bases.received import check_received
 from lightning_fedq.wire.coding import FixedLength
 
 _WORD = 1 << 32

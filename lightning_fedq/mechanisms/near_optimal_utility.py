@@ -16,9 +16,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-from lightning_fedq.leakage.trade_off import LARGEST_LEAKAGE
-from lightning_fedq.mechanism import Adversary, AuditCase, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.functional.trade_off import LARGEST_LEAKAGE
 from lightning_fedq.mechanisms.bases.additive_noise import AdditiveNoise, WholeVector
+from lightning_fedq.mechanisms.interface import Adversary, AuditCase, NonPrivate, PrivacyClaim, RoundContext
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,6 @@ from lightning_fedq.functional.one_bit.threshold_coin import (
 )
 from lightning_fedq.functional.segments import segment_lines
 from lightning_fedq.keys.randomness import ClientRandomness
-from lightning_fedq.mechanism import Adversary, AuditCase, PrivacyClaim, RoundContext, Unit
 from lightning_fedq.mechanisms.bases.claims import (
     ARBITRARY,
     AUTHENTICATED,
@@ -57,6 +56,7 @@ from lightning_fedq.mechanisms.bases.claims import (
     independent_claims,
 )
 from lightning_fedq.mechanisms.bases.one_bit import COINS, OneBitMechanism, stack_by_group
+from lightning_fedq.mechanisms.interface import Adversary, AuditCase, PrivacyClaim, RoundContext, Unit
 from lightning_fedq.mechanisms.ldpq import LDPQ
 from lightning_fedq.privacy.losses import CoinSum, HiddenPair, Law, Loss, PmfPairs
 

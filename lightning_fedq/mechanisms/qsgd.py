@@ -19,8 +19,8 @@ from torch import Tensor
 
 from lightning_fedq.functional.rounded_levels import round_to_levels
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanism import RoundContext
 from lightning_fedq.mechanisms.bases.scaled import ScaledLevels, by_columns, longest_square, widest
+from lightning_fedq.mechanisms.interface import RoundContext
 
 _BLOCK = 1 << 12
 """Coordinates that are rounded at once: their words stay in the cache."""

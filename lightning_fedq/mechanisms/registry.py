@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 from lightning_fedq import mechanisms
 
 if TYPE_CHECKING:
-    from lightning_fedq.mechanism import Mechanism
+    from lightning_fedq.mechanisms.interface import Mechanism
 
 GROUP = "lightning_fedq.mechanisms"
 
@@ -67,7 +67,9 @@ def _loaded(point: EntryPoint) -> type[Mechanism]:
 
 
 def _is_mechanism(kind: object) -> bool:
-    from lightning_fedq.mechanism import Mechanism  # imports torch, which lists of names do without
+    from lightning_fedq.mechanisms.interface import (
+        Mechanism,  # imports torch, which lists of names do without
+    )
 
     return isinstance(kind, type) and issubclass(kind, Mechanism)
 

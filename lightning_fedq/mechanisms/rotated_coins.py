@@ -49,16 +49,6 @@ from lightning_fedq.functional.one_bit.threshold_coin import (
 )
 from lightning_fedq.functional.rotation import Floats, Words, rotate, rotate_back, sign_words
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanism import (
-    Adversary,
-    AuditCase,
-    Mechanism,
-    Message,
-    NonPrivate,
-    PrivacyClaim,
-    RoundContext,
-    Unit,
-)
 from lightning_fedq.mechanisms.bases.claims import (
     ARBITRARY,
     AUTHENTICATED,
@@ -68,6 +58,16 @@ from lightning_fedq.mechanisms.bases.claims import (
     SUM_ONLY,
 )
 from lightning_fedq.mechanisms.bases.covered_coins import CoveredCoins
+from lightning_fedq.mechanisms.interface import (
+    Adversary,
+    AuditCase,
+    Mechanism,
+    Message,
+    NonPrivate,
+    PrivacyClaim,
+    RoundContext,
+    Unit,
+)
 from lightning_fedq.privacy.losses import Loss, PmfPairs, RenyiLoss
 from lightning_fedq.wire.coding import FixedLength
 

@@ -23,12 +23,6 @@ from lightning_fedq.functional.exact_error.dither import dither_quantize_row
 from lightning_fedq.functional.exact_error.layered import minimal_step
 from lightning_fedq.functional.sampled_loops import add_decoded_selected, put_selected, take_scaled
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
-from lightning_fedq.mechanism import (
-    GaussianLoss,
-    Message,
-    PrivacyClaim,
-    RoundContext,
-)
 from lightning_fedq.mechanisms.bases.exact_error import (
     INEXACT,
     Array,
@@ -37,6 +31,12 @@ from lightning_fedq.mechanisms.bases.exact_error import (
     shortest_inputs,
 )
 from lightning_fedq.mechanisms.bases.subsampled import Mask, SubsampledMechanism
+from lightning_fedq.mechanisms.interface import (
+    GaussianLoss,
+    Message,
+    PrivacyClaim,
+    RoundContext,
+)
 from lightning_fedq.mechanisms.layered import layered_quantizer, next_words, selected_quantizer
 from lightning_fedq.wire.coding import Code
 from lightning_fedq.wire.entropy_coding import Elias, Subset

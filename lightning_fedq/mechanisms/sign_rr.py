@@ -21,10 +21,10 @@ from torch import Tensor
 from lightning_fedq.functional.linear_decode import decode_sum
 from lightning_fedq.functional.segments import saturate, segment_lines
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanism import Message, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.bases.claims import independent_claims
 from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
 from lightning_fedq.mechanisms.bases.received import check_received
+from lightning_fedq.mechanisms.interface import Message, PrivacyClaim, RoundContext
 
 Aggregation = Literal["mean", "plain_mean", "majority"]
 

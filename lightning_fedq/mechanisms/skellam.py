@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 
 from lightning_fedq.functional.noise.inversion import Words
 from lightning_fedq.functional.noise.skellam import LARGEST_VARIANCE, skellam, skellam_divergence
-from lightning_fedq.mechanism import Loss, RenyiLoss
 from lightning_fedq.mechanisms.bases.modular_noise import ModularNoise
+from lightning_fedq.mechanisms.interface import Loss, RenyiLoss
 
 _ORDERS = (*range(2, 65), *range(68, 129, 4), *range(144, 257, 16), *range(320, 1025, 64))
 

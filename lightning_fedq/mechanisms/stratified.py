@@ -23,9 +23,9 @@ from torch import Tensor
 
 from lightning_fedq.functional.one_bit.threshold_coin import worst_group_variance
 from lightning_fedq.keys.randomness import ClientRandomness
-from lightning_fedq.mechanism import AuditCase, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms.bases.claims import grouped_claims
 from lightning_fedq.mechanisms.bases.one_bit import COINS, OneBitMechanism, RotatedStrata
+from lightning_fedq.mechanisms.interface import AuditCase, PrivacyClaim, RoundContext
 
 
 @dataclass(frozen=True)

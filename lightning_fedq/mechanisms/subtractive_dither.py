@@ -18,7 +18,14 @@ from lightning_fedq.functional.exact_error.dither import add_centred_dither, dit
 from lightning_fedq.functional.linear_decode import decode_total, sum_of_rows
 from lightning_fedq.functional.segments import segment_lines, to_units
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
-from lightning_fedq.mechanism import Adversary, Mechanism, Message, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.mechanisms.interface import (
+    Adversary,
+    Mechanism,
+    Message,
+    NonPrivate,
+    PrivacyClaim,
+    RoundContext,
+)
 from lightning_fedq.wire.coding import FixedLength
 
 _CHUNK = 1 << 14

@@ -11,7 +11,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from lightning_fedq.functional.drawn import num_marked
-from lightning_fedq.mechanism import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim, RoundContext
+from lightning_fedq.mechanisms.interface import (
+    Adversary,
+    Mechanism,
+    Neighbours,
+    NonPrivate,
+    PrivacyClaim,
+    RoundContext,
+)
 from lightning_fedq.privacy.accounting import Spending, spent
 from lightning_fedq.privacy.beside import Beside
 from lightning_fedq.privacy.collusion import CHANCE, num_corrupt_in_cohort

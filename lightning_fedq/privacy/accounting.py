@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from lightning_fedq.mechanism import NO_SLACK, Slack
+from lightning_fedq.mechanisms.interface import NO_SLACK, Slack
 from lightning_fedq.privacy.grid import SMALLEST_DELTA, LossGrid, check_loss, loss_grid
 from lightning_fedq.privacy.losses import Loss, composed_mass
 

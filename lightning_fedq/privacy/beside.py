@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from lightning_fedq.mechanism import Adversary, NonPrivate, PrivacyClaim
+from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.accounting import ClaimAccountant, Spending, spent
 from lightning_fedq.privacy.losses import composed_mass
 

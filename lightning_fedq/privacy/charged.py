@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from lightning_fedq.mechanism import Adversary, NonPrivate, PrivacyClaim
+from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.account import Account
 
 _MOST_LINES = 12

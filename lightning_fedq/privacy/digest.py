@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lightning_fedq.mechanism import Adversary, Neighbours
+from lightning_fedq.mechanisms.interface import Adversary, Neighbours
 from lightning_fedq.privacy.report import PrivacyReport, Row
 from lightning_fedq.privacy.secret_row import SECRET_COHORTS
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon

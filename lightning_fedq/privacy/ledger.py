@@ -32,7 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_fedq.mechanism import RoundContext
+from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.privacy.journal import Journal
 
 

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_fedq.mechanism import Adversary
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.accounting import check_delta, spent
 from lightning_fedq.privacy.losses import GaussianLoss
 

@@ -2,7 +2,7 @@
 
 import math
 
-from lightning_fedq.mechanism import Adversary, Neighbours
+from lightning_fedq.mechanisms.interface import Adversary, Neighbours
 from lightning_fedq.privacy.report import PrivacyReport, Row
 from lightning_fedq.privacy.verdict import format_epsilon
 

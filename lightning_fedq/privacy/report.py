@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Protocol, runtime_checkable
 
 from lightning_fedq.dpsgd.statement import SampleStatement
-from lightning_fedq.mechanism import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, Neighbours, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import Spending, check_delta
 from lightning_fedq.privacy.charged import ChargedClients, Population

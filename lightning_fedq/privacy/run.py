@@ -12,7 +12,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from lightning_fedq.mechanism import Mechanism, RoundContext
+from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,7 +31,14 @@ import math
 
 import numpy as np
 
-from lightning_fedq.mechanism import NO_SLACK, Mechanism, Neighbours, NonPrivate, PrivacyClaim, Slack
+from lightning_fedq.mechanisms.interface import (
+    NO_SLACK,
+    Mechanism,
+    Neighbours,
+    NonPrivate,
+    PrivacyClaim,
+    Slack,
+)
 from lightning_fedq.privacy.accounting import check_delta, composed_grid, with_slack
 from lightning_fedq.privacy.grid import MOST_POINTS, POINTS_PER_STD, LossGrid, atoms_on, check_loss
 from lightning_fedq.privacy.losses import Loss, composed_mass

@@ -10,7 +10,7 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from lightning_fedq.mechanism import Adversary
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.run import Run
 from lightning_fedq.privacy.sampled import why_no_secret

@@ -16,7 +16,7 @@ from typing import Literal
 from scipy import stats
 
 from lightning_fedq.functional.checks import check_fields
-from lightning_fedq.mechanism import Adversary, Mechanism, NonPrivate
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, NonPrivate
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.run import Run

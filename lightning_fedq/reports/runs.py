@@ -210,7 +210,7 @@ def _bits(summary: Mapping[str, Any]) -> str:
 
 def noise_words(summary: Mapping[str, Any]) -> str:
     """R of a run, planned and as seen, and what it means for the model. "" where it is not known."""
-    from lightning_fedq.planning import SWAMPED, verdict_on  # imports torch, and only needed here
+    from lightning_fedq.privacy.planning import SWAMPED, verdict_on  # imports torch, and only needed here
 
     known = summary.get("noise_over_signal") or {}
     said = (("planned", known.get("planned")), ("as seen", known.get("sim_seen")))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lightning_fedq.functional.accumulate import sum_of_squares
 from lightning_fedq.keys.randomness import ClientRandomness, Keys, PublicRandomness
-from lightning_fedq.mechanism import Mechanism, Message, RoundContext
+from lightning_fedq.mechanisms.interface import Mechanism, Message, RoundContext
 from lightning_fedq.privacy.journal import Journal, signed
 from lightning_fedq.rounds.client_budget import ClientBudget, terms_of
 from lightning_fedq.rounds.messages import RoundTask, frame

@@ -16,7 +16,7 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from lightning_fedq.mechanism import Adversary, Mechanism, RoundContext
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext
 from lightning_fedq.privacy.accounting import check_delta
 from lightning_fedq.privacy.ledger import pad_segments
 from lightning_fedq.privacy.run import Run, SecureSum

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from lightning_fedq.functional.accumulate import sum_of_squares
 from lightning_fedq.keys.randomness import Keys
-from lightning_fedq.mechanism import AbortedRoundError, Mechanism
 from lightning_fedq.mechanisms.contract import check_message
-from lightning_fedq.ranges import RangeRule
+from lightning_fedq.mechanisms.interface import AbortedRoundError, Mechanism
+from lightning_fedq.mechanisms.interface.ranges import RangeRule
 from lightning_fedq.rounds.client import encode_updates
 from lightning_fedq.rounds.parts import Tampering, UpdateTransform
 from lightning_fedq.rounds.plan import RoundPlan, RoundPlanner

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.keys.randomness import PublicRandomness
-from lightning_fedq.mechanism import HandOver, RoundContext
+from lightning_fedq.mechanisms.interface import HandOver, RoundContext
 
 _HEADER = struct.Struct(">4s16sQIQ")
 _MAGIC = b"FQUP"

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanism import Mechanism, Message, RoundContext
+from lightning_fedq.mechanisms.interface import Mechanism, Message, RoundContext
 from lightning_fedq.rounds.plan import RoundPlan
 
 OptimizerFactory = Callable[[Iterable[Tensor]], Optimizer]

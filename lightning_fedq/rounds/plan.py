@@ -21,7 +21,7 @@ from lightning_fedq.keys.randomness import (
     hkdf_expand,
     pack_fields,
 )
-from lightning_fedq.mechanism import Mechanism
+from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.privacy.run import Sampling
 from lightning_fedq.rounds.deadline import Deadline
 

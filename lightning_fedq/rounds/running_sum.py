@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_fedq.functional.accumulate import add_rows
 from lightning_fedq.functional.exact_error.dither import round_to_grid
 from lightning_fedq.keys.randomness import PublicRandomness
-from lightning_fedq.mechanism import AbortedRoundError, Mechanism, RoundContext
+from lightning_fedq.mechanisms.interface import AbortedRoundError, Mechanism, RoundContext
 from lightning_fedq.rounds.parts import Aggregator, SecureSum, Traffic
 from lightning_fedq.rounds.plan import RoundPlan
 from lightning_fedq.wire.coding import UndecodableError

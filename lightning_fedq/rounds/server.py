@@ -15,7 +15,8 @@ from torch import Tensor
 
 from lightning_fedq.functional.flatten import rearrange
 from lightning_fedq.keys.randomness import PublicRandomness, ServerKeys
-from lightning_fedq.mechanism import (
+from lightning_fedq.mechanisms.contract import check_claims, check_decoded
+from lightning_fedq.mechanisms.interface import (
     AbortedRoundError,
     HandOver,
     Mechanism,
@@ -23,9 +24,8 @@ from lightning_fedq.mechanism import (
     PrivacyClaim,
     RoundContext,
 )
-from lightning_fedq.mechanisms.contract import check_claims, check_decoded
+from lightning_fedq.mechanisms.interface.ranges import RangeRule, Ranges
 from lightning_fedq.privacy.ledger import Ledger, pad_segments
-from lightning_fedq.ranges import RangeRule, Ranges
 from lightning_fedq.rounds.client import Target
 from lightning_fedq.rounds.messages import MalformedMessageError, RefusedMessageError, RoundTask, open_frame
 from lightning_fedq.rounds.parts import Aggregator, OptimizerFactory, SecureSum, SecureSums, check_aggregation

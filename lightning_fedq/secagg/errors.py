@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-from lightning_fedq.mechanism import AbortedRoundError
+from lightning_fedq.mechanisms.interface import AbortedRoundError
 
 
 class Stage(Enum):

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lightning_fedq.keys.randomness import PublicRandomness
-from lightning_fedq.mechanism import Mechanism, RoundContext
+from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
 from lightning_fedq.secagg import messages as wire
 from lightning_fedq.secagg.client import Client
 from lightning_fedq.secagg.errors import Stage, StageError, SymbolError, ThresholdError

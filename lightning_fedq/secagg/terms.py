@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_fedq.functional.checks import check_fields
 from lightning_fedq.functional.drawn import num_marked
 from lightning_fedq.keys.randomness import PublicRandomness, pack_fields
-from lightning_fedq.mechanism import Mechanism, RoundContext
+from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
 from lightning_fedq.privacy.run import SecureSum
 from lightning_fedq.secagg.graph import (
     CORRECTNESS_BITS,

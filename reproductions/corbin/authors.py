@@ -18,7 +18,7 @@ from typing import Final
 
 import torch
 
-from lightning_fedq.models import Classifier
+from lightning_fedq.data.models import Classifier
 
 LEARNING_RATE, WEIGHT_DECAY, ROUNDS = 1e-3, 3e-3, 100
 

@@ -30,12 +30,12 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor, nn
 
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.datasets import MNISTDataModule
-from lightning_fedq.mechanism import Mechanism
+from lightning_fedq.data.datasets import MNISTDataModule
+from lightning_fedq.data.models import VGG2, Classifier
+from lightning_fedq.data.models.initial import seeded
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, FedAvg
-from lightning_fedq.models import VGG2, Classifier
-from lightning_fedq.models.initial import seeded
-from lightning_fedq.ranges import FixedRange, PreviousMinMax, RangeRule
+from lightning_fedq.mechanisms.interface import Mechanism
+from lightning_fedq.mechanisms.interface.ranges import FixedRange, PreviousMinMax, RangeRule
 from lightning_fedq.reports.runs import save_figure
 from reproductions.bench import Claim, ImageData, Row, Rows, curve_values, every, torchs_law, train
 from reproductions.corbin.authors import LEARNING_RATE, LOG, ROUNDS, WEIGHT_DECAY, AdamClassifier, logged

@@ -31,9 +31,9 @@ from lightning_fedq.functional.one_bit.threshold_coin import (
     worst_pair_mse,
 )
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
-from lightning_fedq.mechanism import RoundContext
 from lightning_fedq.mechanisms import LDPQ, CorBin
 from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
+from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.reports.runs import fresh_folder, save_figure, write_rows, write_summary
 from reproductions.bench import Claim
 

@@ -20,8 +20,8 @@ from lightning_fedq.functional.one_bit.threshold_coin import (
     pair_mse,
     worst_pair_mse,
 )
-from lightning_fedq.mechanism import Adversary, RoundContext
 from lightning_fedq.mechanisms import CorBin
+from lightning_fedq.mechanisms.interface import Adversary, RoundContext
 from lightning_fedq.privacy.report import privacy_report
 from lightning_fedq.privacy.run import ASSUMED, Run
 from reproductions.bench import Claim, settle

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.keys.randomness import ClientRandomness
-from lightning_fedq.mechanism import Adversary, Message, NonPrivate, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms import FedAvg
+from lightning_fedq.mechanisms.interface import Adversary, Message, NonPrivate, PrivacyClaim, RoundContext
 
 
 @dataclass(frozen=True)

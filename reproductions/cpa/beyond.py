@@ -30,8 +30,8 @@ from typing import Any, NamedTuple
 import torch
 
 from lightning_fedq.functional.hadamard import padded_size
-from lightning_fedq.mechanism import Adversary, Mechanism, RoundContext
 from lightning_fedq.mechanisms import CPA, AggregateGaussian, CorBin, DistributedDiscreteGaussian, FedAvg
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext
 from lightning_fedq.privacy import accounting
 from lightning_fedq.privacy.report import PrivacyReport, privacy_report
 from lightning_fedq.privacy.run import ASSUMED, Run

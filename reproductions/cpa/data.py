@@ -13,9 +13,9 @@ from typing import Final, Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_fedq.datasets import CIFAR10DataModule, MNISTDataModule
-from lightning_fedq.datasets.tensors import TensorDataModule
-from lightning_fedq.models import MLP, Linear
+from lightning_fedq.data.datasets import CIFAR10DataModule, MNISTDataModule
+from lightning_fedq.data.datasets.tensors import TensorDataModule
+from lightning_fedq.data.models import MLP, Linear
 from reproductions.bench import torchs_law
 
 Network = Literal["linear", "mlp", "cnn2", "cnn3"]

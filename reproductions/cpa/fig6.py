@@ -13,8 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms import PerCoordinateLaplace, SignRR
+from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.reports.runs import save_figure
 from reproductions.bench import Rows
 from reproductions.cpa.baselines import AuthorsLaplace

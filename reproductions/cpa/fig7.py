@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms import MVU
+from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.reports.runs import save_figure
 from reproductions.bench import Rows
 from reproductions.cpa.runs import GAMMA, Options, Run, authors_cpa, jopeq, unbiased_cpa

@@ -25,11 +25,11 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
+from lightning_fedq.data.models import Classifier
 from lightning_fedq.functional.flatten import copy_into
-from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms import CPA, JoPEQ
-from lightning_fedq.models import Classifier
-from lightning_fedq.ranges import FixedRange, RangeRule
+from lightning_fedq.mechanisms.interface import Mechanism
+from lightning_fedq.mechanisms.interface.ranges import FixedRange, RangeRule
 from reproductions.bench import ImageData, quiet_trainer
 from reproductions.cpa.data import ClientImages, Images, Network, accuracy, load_images, network
 

@@ -19,8 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms import FedAvg, PerCoordinateLaplace, SignRR
+from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.reports.runs import save_figure
 from reproductions.bench import Rows, curve
 from reproductions.cpa.baselines import AuthorsLaplace

@@ -16,8 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms import FedAvg
+from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.reports.runs import save_figure
 from reproductions.bench import Rows
 from reproductions.cpa.runs import GAMMA, Options, Run, authors_cpa, jopeq, stated_nested_cpa, unbiased_cpa

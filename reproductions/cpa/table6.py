@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.byzantine.aggregation import RobustAggregation
-from lightning_fedq.byzantine.attacks import break_even_fraction
-from lightning_fedq.byzantine.robust import Rule
+from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
+from lightning_fedq.algorithms.byzantine.attacks import break_even_fraction
+from lightning_fedq.algorithms.byzantine.robust import Rule
 from lightning_fedq.callbacks import ByzantineClients
-from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms import CPA
+from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.reports.runs import save_figure
 from reproductions.bench import Rows
 from reproductions.cpa.data import CIFAR_NETWORKS, Network

@@ -13,8 +13,8 @@ import torch
 
 from lightning_fedq.functional.blocks.error import Decoder
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import Adversary, RoundContext
 from lightning_fedq.mechanisms import CPA
+from lightning_fedq.mechanisms.interface import Adversary, RoundContext
 from reproductions.bench import Claim, settle
 from reproductions.cpa.beyond import client_report
 from reproductions.cpa.runs import NESTED_RATES, authors_cpa, stated_nested_cpa

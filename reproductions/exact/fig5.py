@@ -25,8 +25,8 @@ from scipy import optimize
 from torch import Tensor
 
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import RoundContext
 from lightning_fedq.mechanisms import CSGM, SIGM
+from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.reports.runs import Row, fresh_folder
 from lightning_fedq.wire.entropy_coding import Elias
 from reproductions.bench import Claim

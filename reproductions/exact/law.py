@@ -28,9 +28,9 @@ from lightning_fedq.functional.exact_error.dither import add_dequantized_row, di
 from lightning_fedq.functional.exact_error.irwin_hall import Array, irwin_hall_cdf
 from lightning_fedq.functional.exact_error.layered import WORDS_PER_COORDINATE, layer_row
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import RoundContext
 from lightning_fedq.mechanisms import SIGM, AggregateGaussian, IrwinHall, LayeredGaussian
 from lightning_fedq.mechanisms.bases.exact_error import ExactError, Quantizer
+from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.reports.runs import Row, fresh_folder, write_atomically
 from reproductions.bench import Claim
 from reproductions.exact.claims import finish

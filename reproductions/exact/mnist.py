@@ -23,14 +23,14 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.datasets import MNISTDataModule
+from lightning_fedq.data.datasets import MNISTDataModule
+from lightning_fedq.data.models import Classifier, Linear
+from lightning_fedq.data.models.initial import seeded
 from lightning_fedq.functional.clip import unit_ball_factors
 from lightning_fedq.keys.randomness import PublicRandomness
-from lightning_fedq.mechanism import Adversary, GaussianLoss, RoundContext
 from lightning_fedq.mechanisms import AggregateGaussian, FedAvg
 from lightning_fedq.mechanisms.bases.calibration import gaussian_noise_multiplier
-from lightning_fedq.models import Classifier, Linear
-from lightning_fedq.models.initial import seeded
+from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss, RoundContext
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.reports.runs import Row, fresh_folder
 from lightning_fedq.secagg import SecAgg

@@ -30,7 +30,6 @@ from pathlib import Path
 from statistics import mean, pstdev
 from typing import Any, Literal
 
-from lightning_fedq.mechanism import Adversary, Mechanism
 from lightning_fedq.mechanisms import (
     CPA,
     LDPQ,
@@ -44,6 +43,7 @@ from lightning_fedq.mechanisms import (
     RotatedAxes,
     RotatedCoins,
 )
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.reports.runs import save_figure
 from lightning_fedq.rounds import Participation

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, TailAveraging
-from lightning_fedq.datasets import MNISTDataModule
+from lightning_fedq.data.datasets import MNISTDataModule
+from lightning_fedq.data.models import Classifier
 from lightning_fedq.functional.flatten import copy_into
 from lightning_fedq.keys.randomness import PublicRandomness
-from lightning_fedq.mechanism import Adversary, Mechanism
-from lightning_fedq.models import Classifier
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism
+from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import Participation
 from lightning_fedq.secagg import SecAgg
 from reproductions.cpa.data import Network, accuracy, network

@@ -106,12 +106,12 @@ def test_from_a_configuration(tmp_path) -> None:
             ],
         },
         "model": {
-            "class_path": "lightning_fedq.models.Classifier",
+            "class_path": "lightning_fedq.data.models.Classifier",
             "init_args": {
-                "backbone": {"class_path": "lightning_fedq.models.MLP", "init_args": {"in_features": 64}}
+                "backbone": {"class_path": "lightning_fedq.data.models.MLP", "init_args": {"in_features": 64}}
             },
         },
-        "data": {"class_path": "lightning_fedq.datasets.DigitsDataModule"},
+        "data": {"class_path": "lightning_fedq.data.datasets.DigitsDataModule"},
     }
     path = tmp_path / "prox.yaml"
     path.write_text(yaml.safe_dump(more))

@@ -7,10 +7,10 @@ from typing import Any
 import pytorch_lightning as pl
 
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.datasets import DigitsDataModule
+from lightning_fedq.data.datasets import DigitsDataModule
+from lightning_fedq.data.models import Classifier, Linear
+from lightning_fedq.data.models.initial import seeded
 from lightning_fedq.mechanisms import CorBin
-from lightning_fedq.models import Classifier, Linear
-from lightning_fedq.models.initial import seeded
 
 
 def small_run(*callbacks: pl.Callback, rounds: int = 3, fit: bool = True, **settings: Any) -> pl.Trainer:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.keys.randomness import ClientRandomness
-from lightning_fedq.mechanism import Message, RoundContext
 from lightning_fedq.mechanisms import FedAvg
+from lightning_fedq.mechanisms.interface import Message, RoundContext
 
 
 @dataclass(frozen=True)

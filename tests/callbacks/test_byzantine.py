@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.byzantine.aggregation import RobustAggregation
-from lightning_fedq.byzantine.attacks import alie_shift
+from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
+from lightning_fedq.algorithms.byzantine.attacks import alie_shift
 from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder
 from lightning_fedq.callbacks.byzantine import ByzantineClients, lever_of
 from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import Adversary, RoundContext
 from lightning_fedq.mechanisms import CPA, LDPQ, MVU, CorBin, FedAvg, JoPEQ, PerCoordinateLaplace
-from lightning_fedq.ranges import FixedRange
+from lightning_fedq.mechanisms.interface import Adversary, RoundContext
+from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.rounds.running_sum import RunningSum
 from tests.described import privacy_report

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq.callbacks import DPSGD, PrivacyBudget
 from lightning_fedq.data.loader import ClientBatches
-from lightning_fedq.mechanism import Adversary
+from lightning_fedq.mechanisms.interface import Adversary
 from tests.callbacks.test_privacy import trainer
 from tests.dpsgd.test_poisson import batches_of
 

@@ -9,8 +9,8 @@ from torch import nn
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget
 from lightning_fedq.data import FederatedDataModule
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, FedAvg
+from lightning_fedq.mechanisms.interface import Adversary
 from tests.callbacks.test_federated_resume import Interrupted, Saves
 from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
 

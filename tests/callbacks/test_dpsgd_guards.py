@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget
 from lightning_fedq.data import FederatedDataModule
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import FedAvg
+from lightning_fedq.mechanisms.interface import Adversary
 from tests.callbacks.test_dpsgd import Classifier, dpsgd, samples
 from tests.callbacks.test_privacy import trainer
 from tests.digits_run import Classifier as DigitsClassifier

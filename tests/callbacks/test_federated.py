@@ -13,7 +13,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import IID, Dirichlet, FederatedDataModule
 from lightning_fedq.mechanisms import CPA, CorBin, FedAvg
-from lightning_fedq.ranges import FixedRange
+from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine
 from tests.digits_run import Classifier, Digits, digits, make_trainer, weights_of
 

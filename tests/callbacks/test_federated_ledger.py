@@ -9,8 +9,8 @@ import torch
 
 from lightning_fedq.callbacks import ByzantineClients, Federated, RunFolder
 from lightning_fedq.commands.privacy import report_of_checkpoint
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, FedAvg
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.secagg import SecAgg
 from tests.callbacks.test_privacy import Linear, budget, cost, federated, trainer

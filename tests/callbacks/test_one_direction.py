@@ -13,8 +13,8 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import FedAvg, GaussianNoise
+from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 
 TARGET = PrivacyTarget(8.0, 1e-3, "outsider")

@@ -11,13 +11,13 @@ import yaml
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, PrivacyBudget, RunFolder
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, RotatedAxes
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.target import PrivacyTarget
 from tests.described import privacy_report
-from tests.federation.test_privacy_target import Line, loader, trained
 from tests.one_round import context_of
 from tests.test_configs import PLAIN
+from tests.training.test_privacy_target import Line, loader, trained
 
 SERVER = PrivacyTarget(4.0, 1e-3, "server")
 

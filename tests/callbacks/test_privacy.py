@@ -5,14 +5,14 @@ import pytorch_lightning as pl
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_fedq.byzantine.aggregation import RobustAggregation
+from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.callbacks.privacy import PrivacyBudget
 from lightning_fedq.functional.divergences import gaussian_epsilon
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, SIGM, CorBin, FedAvg
+from lightning_fedq.mechanisms.interface import Adversary
+from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.accounting import spent
-from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundPlanner
 from lightning_fedq.secagg import SecAgg
 

@@ -13,8 +13,8 @@ from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.callbacks.privacy import PrivacyBudget
 from lightning_fedq.commands.privacy import report_of_checkpoint
 from lightning_fedq.functional.divergences import randomized_response_epsilon
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import CPA, LDPQ
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.rounds import RoundPlanner
 from tests.callbacks.test_privacy import trainer

@@ -30,7 +30,7 @@ LISTED = {
 }
 """Attributes that the privacy page lists: what leaves without noise, or never leaves."""
 _WITH_A_SEED = {"own": "what clients keep, in checkpoints of runs with a seed, where nothing is private"}
-"""Keys of checkpoints; that those without a seed lack them: `federation/test_personalisation.py`."""
+"""Keys of checkpoints; that those without a seed lack them: `training/test_personalisation.py`."""
 
 _DATA = (Dataset, DataLoader, ClientLoader, pl.LightningDataModule)
 _NO_DATA = {"_data_fetcher", "_combined_loader", "_data_source", "_batch", "_user_loader"}

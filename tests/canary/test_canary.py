@@ -26,7 +26,7 @@ from lightning_fedq.clients.evaluation import ClientEvaluation
 from tests.callbacks.silent import Silent
 from tests.canary.reach import differences, files, tensors
 from tests.digits_run import make_trainer
-from tests.federation.published_optimizers import SAM, Estimates, Lookahead
+from tests.training.published_optimizers import SAM, Estimates, Lookahead
 
 CLIENTS, BATCHES, SIZE = 3, 2, 4
 

@@ -7,7 +7,7 @@ import yaml
 from lightning_fedq.commands import plan as command
 from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.plan import candidates, main
-from lightning_fedq.planning import Problem, plan
+from lightning_fedq.privacy.planning import Problem, plan
 from lightning_fedq.privacy.target import PrivacyTarget, planned_charges
 
 # Lightning's command line calls what jsonargparse has deprecated
@@ -176,7 +176,7 @@ def pasted(capsys, *arguments):
 
 
 MEDIAN = {
-    "class_path": "lightning_fedq.byzantine.aggregation.RobustAggregation",
+    "class_path": "lightning_fedq.algorithms.byzantine.aggregation.RobustAggregation",
     "init_args": {"rule": "median"},
 }
 LIARS = {

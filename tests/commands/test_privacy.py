@@ -11,8 +11,8 @@ import pytest
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
 from lightning_fedq.commands.privacy import main, report_of_checkpoint, report_of_config
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, FedAvg
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.run import ASSUMED
 from lightning_fedq.secagg import SecAgg

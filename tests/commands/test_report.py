@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from lightning_fedq.callbacks import Federated, RunFolder
-from lightning_fedq.commands.compare import main as compare_main
 from lightning_fedq.commands.report import main, write_report
+from lightning_fedq.lab.commands.compare import main as compare_main
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, LayeredGaussian, RotatedCoins
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.privacy.verdict import format_epsilon

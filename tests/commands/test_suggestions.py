@@ -11,10 +11,10 @@ KEYS = ["trainer.max_epochs", "trainer.max_steps", "model", "data", "seed_everyt
         ("Subcommand 'fit' does not accept option 'trainer.max_epoch'", "'trainer.max_epochs'"),
         ("Subcommand 'fit' does not accept option 'dta.class_path'", "'data'"),
         (
-            "... class_path 'lightning_fedq.models.MLP':\n Option 'infeatures' is not accepted",
+            "... class_path 'lightning_fedq.data.models.MLP':\n Option 'infeatures' is not accepted",
             "'in_features'",
         ),
-        ("module 'lightning_fedq.models' has no attribute 'MPL'", "'MLP'"),
+        ("module 'lightning_fedq.data.models' has no attribute 'MPL'", "'MLP'"),
         (
             "... class_path 'lightning_fedq.mechanisms.LDPQ':\n Option 'zzz' is not accepted",
             "It accepts: epsilon.",

@@ -12,8 +12,8 @@ import json
 import sys
 from pathlib import Path
 
-from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms.contract_suite import golden_symbols
+from lightning_fedq.mechanisms.interface import Mechanism
 
 GOLDEN = Path(__file__).with_name("golden.json")
 CHANGELOG = Path(__file__).parents[2] / "CHANGELOG.md"

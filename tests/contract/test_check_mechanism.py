@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
-from lightning_fedq.mechanism import Mechanism, Message
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise, SubtractiveDither
 from lightning_fedq.mechanisms.contract_suite import RULES, BrokenContractError, check_mechanism
-from tests.audit import plants
+from lightning_fedq.mechanisms.interface import Mechanism, Message
 from tests.contract.golden import names_the_change, updated
+from tests.lab.audit import plants
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import CPA, LDPQ, CorBin, FedAvg, GaussianNoise, JoPEQ, PerCoordinateLaplace
+from lightning_fedq.mechanisms.interface import Adversary
 from tests.one_round import context_of
 
 PACKAGE = Path(__file__).parents[2] / "lightning_fedq"

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from lightning_fedq import mechanisms as m
-from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms.contract_suite import RULES, context_of, golden_symbols
+from lightning_fedq.mechanisms.interface import Mechanism
 from tests.contract.golden import GOLDEN
 
 ROWS: list[Mechanism] = [

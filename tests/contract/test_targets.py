@@ -7,7 +7,7 @@ from dataclasses import fields
 import pytest
 
 from lightning_fedq import mechanisms as m
-from lightning_fedq.mechanism import Adversary, Mechanism, NonPrivate
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, NonPrivate
 from lightning_fedq.privacy.target import PrivacyTarget
 from tests.contract.test_mechanisms import ROWS
 from tests.described import Setting, calibrate, epsilon_of

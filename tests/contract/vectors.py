@@ -19,8 +19,8 @@ from lightning_fedq.keys.randomness import (
     hkdf_expand,
     pack_fields,
 )
-from lightning_fedq.mechanism import Mechanism, NonPrivate, PrivacyClaim
 from lightning_fedq.mechanisms.contract_suite import context_of
+from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate, PrivacyClaim
 from lightning_fedq.privacy.accounting import spent
 
 FOLDER = Path(__file__).with_name("vectors")

@@ -1,9 +1,9 @@
 """Cures that another test runs, and cures that no test runs yet."""
 
-_TARGET = "federation/test_privacy_target.py::"
+_TARGET = "training/test_privacy_target.py::"
 _SAME = "flower/test_same_training.py::"
 _LEDGER = "callbacks/test_federated_ledger.py::"
-_CONSTRAINTS = "federation/test_constraints.py::"
+_CONSTRAINTS = "training/test_constraints.py::"
 TESTED = {
     "this round freezes {}, which has been trained, and real clients": (
         "flower/test_unfreezing.py::test_to_freeze_what_was_trained_is_refused_before_the_round_is_charged"
@@ -15,10 +15,10 @@ TESTED = {
         "callbacks/test_dpsgd_draws.py::test_draws_that_no_secret_reaches_are_refused"
     ),
     "samples, and training on it fails ({}); use drop_last=True": (
-        "federation/test_smallest_batch.py::test_is_refused_by_name_with_the_cure"
+        "training/test_smallest_batch.py::test_is_refused_by_name_with_the_cure"
     ),
     "which no update carries, because a client's first steps left it": (
-        "federation/test_late_state.py::test_one_client_is_the_plain_training"
+        "training/test_late_state.py::test_one_client_is_the_plain_training"
     ),
     "a constraint must return finite values of shape {}": _CONSTRAINTS + "test_one_s_own_constraint",
     "and is not finite before training, so that no difference": _CONSTRAINTS + "test_observers",

@@ -19,8 +19,8 @@ from torch.utils.data import (
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD
 from lightning_fedq.data import FederatedDataModule, QuantitySkew
+from lightning_fedq.data.datasets.tensors import split_indices
 from lightning_fedq.data.partition import IID, Dirichlet, LabelShards
-from lightning_fedq.datasets.tensors import split_indices
 from tests.cures.rows import fed, fit, row
 from tests.digits_run import Classifier, Digits, digits
 

@@ -11,33 +11,33 @@ import torch
 from torch.utils.data import Dataset
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.bench import markdown
-from lightning_fedq.bench.tasks import tasks
 from lightning_fedq.callbacks import (
     DPSGD,
     ByzantineClients,
     Federated,
-    LeakageMonitor,
     PrivacyBudget,
     RunFolder,
     TrackedRounds,
 )
 from lightning_fedq.clients.evaluation import ClientEvaluation, NoisyMean
 from lightning_fedq.clients.personal import OwnTensors
-from lightning_fedq.commands.bench import reference
+from lightning_fedq.data.datasets.leaf import leaf_clients
 from lightning_fedq.data.splits import FeatureShards, Natural
-from lightning_fedq.datasets.leaf import leaf_clients
-from lightning_fedq.federation.described import run_of_releases
 from lightning_fedq.flower.settings import check_deployable, time_limit
+from lightning_fedq.lab.bench import markdown
+from lightning_fedq.lab.bench.tasks import tasks
+from lightning_fedq.lab.callbacks import LeakageMonitor
+from lightning_fedq.lab.commands.bench import reference
 from lightning_fedq.mechanisms import LDPQ, GaussianNoise
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import Deadline
 from lightning_fedq.rounds.plan import CohortKey, RoundPlanner
-from tests.callbacks.test_leakage import Scores
+from lightning_fedq.training.described import run_of_releases
 from tests.cures.rows import fed, fit, row
 from tests.cures.rows_data import Several, Stream, loader, of, on, part, parts, two
 from tests.described import Setting
 from tests.digits_run import Classifier, digits
+from tests.lab.callbacks.test_leakage import Scores
 
 HEAD = ["backbone.bias"]
 LIMIT = Deadline(30.0, durations=1.0)

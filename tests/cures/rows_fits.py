@@ -12,14 +12,14 @@ from torch.utils.data import DataLoader
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import DPSGD, PrivacyBudget, RunFolder, WandbRounds
 from lightning_fedq.data import FederatedDataModule
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, RotatedAxes
+from lightning_fedq.mechanisms.interface import Adversary
 from tests.callbacks import test_dpsgd_guards as guards
 from tests.cures.rows import fed, fit, module_with, row
 from tests.cures.rows_data import part
 from tests.digits_run import Classifier
-from tests.federation.test_saved_states import Counts
-from tests.federation.test_unfreezing import TwoLayers
+from tests.training.test_saved_states import Counts
+from tests.training.test_unfreezing import TwoLayers
 
 
 def dpsgd(**settings: Any) -> DPSGD:

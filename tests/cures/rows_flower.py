@@ -26,8 +26,8 @@ from lightning_fedq.flower.settings import (
     own_budget,
 )
 from lightning_fedq.flower.store import Store
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, CorBin
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
 from tests.cures.rows import fed, row

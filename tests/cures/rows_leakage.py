@@ -10,16 +10,16 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.callbacks import LeakageBudget, LeakageMonitor
-from lightning_fedq.leakage import Analytic, InvertingGradients, Matching, iDLG
-from lightning_fedq.leakage.study import calibrate
-from lightning_fedq.mechanism import Adversary
+from lightning_fedq.lab.callbacks import LeakageBudget, LeakageMonitor
+from lightning_fedq.lab.leakage import Analytic, InvertingGradients, Matching, iDLG
+from lightning_fedq.lab.leakage.study import calibrate
 from lightning_fedq.mechanisms import FedAvg, NearOptimalUtility
-from tests.callbacks.test_leakage import Scores
+from lightning_fedq.mechanisms.interface import Adversary
 from tests.cures.rows import fed, fit, module_with, row, sgd
 from tests.digits_run import digits
-from tests.leakage.settings import generator, mlp, study
-from tests.leakage.test_inversion import Once
+from tests.lab.callbacks.test_leakage import Scores
+from tests.lab.leakage.settings import generator, mlp, study
+from tests.lab.leakage.test_inversion import Once
 
 INPUTS, LABELS = digits()
 

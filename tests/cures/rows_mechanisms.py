@@ -9,13 +9,13 @@ import torch
 from torch import nn
 
 from lightning_fedq.callbacks import ByzantineClients
+from lightning_fedq.data.models.backbones import CNN3
 from lightning_fedq.functional.blocks.codeword import sign_words, word_table
 from lightning_fedq.functional.blocks.design import block_design
 from lightning_fedq.functional.blocks.lattice_codebook import finite_codebook, voronoi_codebook
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian_variance
-from lightning_fedq.leakage.control import allowed_hits, check_controllable
-from lightning_fedq.leakage.trade_off import recovery_leakage
-from lightning_fedq.mechanism import Adversary, PrivacyClaim, RoundContext, Unit
+from lightning_fedq.functional.trade_off import recovery_leakage
+from lightning_fedq.lab.leakage.control import allowed_hits, check_controllable
 from lightning_fedq.mechanisms import (
     CPA,
     DRIVE,
@@ -42,7 +42,7 @@ from lightning_fedq.mechanisms import (
     TernGrad,
 )
 from lightning_fedq.mechanisms.ddg import ddg_for_budget
-from lightning_fedq.models.backbones import CNN3
+from lightning_fedq.mechanisms.interface import Adversary, PrivacyClaim, RoundContext, Unit
 from lightning_fedq.privacy.losses import LaplaceLoss
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg

@@ -8,10 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_fedq.byzantine.attacks import alie_shift, sign_flip
+from lightning_fedq.algorithms.byzantine.attacks import alie_shift, sign_flip
 from lightning_fedq.functional.noise.skellam import skellam
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import Mechanism, Neighbours, RoundContext
 from lightning_fedq.mechanisms import (
     CPA,
     LDPQ,
@@ -20,6 +19,7 @@ from lightning_fedq.mechanisms import (
     LayeredGaussian,
     SignRR,
 )
+from lightning_fedq.mechanisms.interface import Mechanism, Neighbours, RoundContext
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.grid import LossGrid, loss_grid
 from lightning_fedq.privacy.losses import GaussianLoss, LaplaceLoss, Loss, PmfPairs, RenyiLoss

@@ -9,13 +9,13 @@ from unittest import mock
 import torchmetrics
 
 from lightning_fedq.callbacks import DPSGD, ByzantineClients
-from lightning_fedq.simulation.rank_checks import check_same_on_all_ranks
-from lightning_fedq.simulation.rank_group import RankGroup, RankLostError
+from lightning_fedq.training.rank_checks import check_same_on_all_ranks
+from lightning_fedq.training.rank_group import RankGroup, RankLostError
 from tests.cures.rows import fed, fit, row
 from tests.cures.rows_data import Stream, of
 from tests.digits_run import Classifier
-from tests.federation.test_distributed_clients import Meeting
-from tests.simulation.test_rank_group import TIMEOUT, address
+from tests.training.test_distributed_clients import Meeting
+from tests.training.test_rank_group import TIMEOUT, address
 
 
 class Alone(Meeting):
@@ -44,7 +44,7 @@ def among(*callbacks: Any, **settings: Any) -> Any:
         trainer.strategy.group = Alone()
         return trainer.strategy
 
-    with mock.patch("lightning_fedq.simulation.population.ranks_of", joined):
+    with mock.patch("lightning_fedq.training.population.ranks_of", joined):
         return one(*callbacks, **settings)
 
 

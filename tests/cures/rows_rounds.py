@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from lightning_fedq.algorithms import SCAFFOLD, FedProx
-from lightning_fedq.byzantine.aggregation import RobustAggregation
+from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.keys.randomness import AgreedKeys
 from lightning_fedq.mechanisms import (
@@ -23,14 +23,14 @@ from lightning_fedq.mechanisms import (
     HandedOnGaussian,
     RotatedCoins,
 )
+from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds.client_budget import ClientBudget
 from lightning_fedq.secagg import SecAgg
 from tests.cures.rows import fed, fit, row
 from tests.digits_run import Classifier
-from tests.federation.test_distributed_clients import on as ranks_on
+from tests.training.test_distributed_clients import on as ranks_on
 
 MEDIAN = RobustAggregation("median")
 DELTA = 1e-5

@@ -10,11 +10,11 @@ import yaml
 
 from lightning_fedq.data.labels import labels_of
 from lightning_fedq.data.partition import IID
-from lightning_fedq.mechanism import Mechanism
+from lightning_fedq.lab.selection import NegativeBinomialTrials, run_loss, selected
 from lightning_fedq.mechanisms import LDPQ, RotatedCoins
+from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.losses import GaussianLoss, Loss
-from lightning_fedq.privacy.selection import NegativeBinomialTrials, run_loss, selected
 from tests.cures.rows import row
 from tests.cures.rows_commands import fedq, plan, small
 from tests.cures.rows_rounds import ddg

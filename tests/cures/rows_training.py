@@ -16,15 +16,13 @@ from lightning_fedq.callbacks import (
     ByzantineClients,
     Federated,
     Langevin,
-    LeakageBudget,
-    LeakageMonitor,
     PrivacyBudget,
     ReloadBest,
     RunFolder,
     TailAveraging,
     TrackedRounds,
 )
-from lightning_fedq.mechanism import Adversary
+from lightning_fedq.lab.callbacks import LeakageBudget, LeakageMonitor
 from lightning_fedq.mechanisms import (
     LDPQ,
     AggregateGaussian,
@@ -33,13 +31,14 @@ from lightning_fedq.mechanisms import (
     GaussianNoise,
     NearOptimalUtility,
 )
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.target import PrivacyTarget
 from tests.callbacks import test_langevin as langevin
-from tests.callbacks.test_leakage import Scores
 from tests.cures.rows import fed, fit, module_with, row
 from tests.digits_run import Classifier, Digits
-from tests.federation.test_checks import Complex, Lazy
-from tests.federation.test_unfreezing import TwoLayers
+from tests.lab.callbacks.test_leakage import Scores
+from tests.training.test_checks import Complex, Lazy
+from tests.training.test_unfreezing import TwoLayers
 
 
 def dpsgd(**settings: Any) -> DPSGD:

@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader, Subset
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data import IID
-from lightning_fedq.datasets import DigitsDataModule
+from lightning_fedq.data.datasets import DigitsDataModule
+from lightning_fedq.data.models import MLP, Classifier
 from lightning_fedq.flower import client_app
 from lightning_fedq.flower.server import Deployment
-from lightning_fedq.models import MLP, Classifier
 from lightning_fedq.rounds import RoundPlan
 
 CLIENTS, SEED = 4, 5

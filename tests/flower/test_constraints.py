@@ -12,8 +12,8 @@ from torch import nn
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower import client_app
 from lightning_fedq.mechanisms import LDPQ
-from tests.federation.test_constraints import Normaliser
 from tests.flower.loop import CLIENTS, LoopGrid, Net, deployment, federated, own_digits
+from tests.training.test_constraints import Normaliser
 
 
 def net() -> Net:

@@ -15,7 +15,7 @@ import torch
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.commands.flower import write_app
-from lightning_fedq.datasets import DigitsDataModule
+from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.flower import server_app
 from tests.flower.loop import TRAINER
 from tests.flower.machines import example

@@ -18,7 +18,7 @@ from lightning_fedq.keys.party_keys import (
     ServerSecrets,
 )
 from lightning_fedq.mechanisms import StratifiedCorBin
-from lightning_fedq.ranges import AdaptiveRange
+from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange
 from lightning_fedq.rounds import RoundEngine
 from tests.flower.halves import DIM, Fields, Halves, update_of
 from tests.flower.loop import CLIENTS, federated

@@ -12,8 +12,8 @@ import torch
 from lightning_fedq._lightning import pl
 from lightning_fedq.flower.server import Cohort
 from lightning_fedq.keys.randomness import SeededKeys
-from lightning_fedq.mechanism import HandOver
 from lightning_fedq.mechanisms import HandedOnGaussian
+from lightning_fedq.mechanisms.interface import HandOver
 from lightning_fedq.rounds import RoundClient, RoundServer, RoundTask, StreamLog, UsedStreamError
 from lightning_fedq.secagg import SecAgg
 from tests.flower.loop import LoopGrid, clients, deployment, federated, simulate

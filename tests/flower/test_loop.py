@@ -18,6 +18,7 @@ from flwr.app import Message
 from lightning_fedq.algorithms import SCAFFOLD
 from lightning_fedq.callbacks import DPSGD, Federated
 from lightning_fedq.clients.evaluation import ClientEvaluation
+from lightning_fedq.data.models import MLP
 from lightning_fedq.flower import server_app
 from lightning_fedq.flower.client import RefusedError
 from lightning_fedq.flower.records import to_record
@@ -26,10 +27,9 @@ from lightning_fedq.flower.server import FederatedServer, RemoteRoundServer
 from lightning_fedq.keys.party_keys import ClientSecrets, Identities
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import CPA, LDPQ, AggregateGaussian, BandedGaussian, CorBin, StratifiedCorBin
-from lightning_fedq.models import MLP
+from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange
 from lightning_fedq.privacy.ledger import Ledger
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.ranges import AdaptiveRange
 from lightning_fedq.rounds import RoundPlanner, RoundTask
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.secagg import messages as wire

@@ -19,12 +19,12 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.flower import DecodingStrategy, client_app, encoding_mod
 from lightning_fedq.keys.party_keys import Identities
 from lightning_fedq.keys.randomness import SeededKeys
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, AggregateGaussian, CorBin
 from lightning_fedq.mechanisms import FedAvg as Plain
+from lightning_fedq.mechanisms.interface import Adversary
+from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.ranges import AdaptiveRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner, RoundTask
 from lightning_fedq.secagg import SecAgg
 from tests.callbacks.silent import Silent

@@ -7,8 +7,8 @@ import torch
 
 from lightning_fedq.flower.secure import RemoteSum
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import AbortedRoundError, Mechanism, RoundContext
 from lightning_fedq.mechanisms import DistributedDiscreteGaussian, RotatedCoins, Skellam
+from lightning_fedq.mechanisms.interface import AbortedRoundError, Mechanism, RoundContext
 from lightning_fedq.secagg import Client, SecAgg
 from lightning_fedq.secagg.simulation import model_digest
 

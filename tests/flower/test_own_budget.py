@@ -16,8 +16,8 @@ from flwr.app import Context
 from lightning_fedq.flower import client_app, encoding_mod
 from lightning_fedq.flower.store import Store
 from lightning_fedq.keys.party_keys import Identities
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, CorBin
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundTask

@@ -9,13 +9,12 @@ import torch
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms import SCAFFOLD, FedDyn, FedProx
 from lightning_fedq.callbacks import PrivacyBudget, TailAveraging
+from lightning_fedq.data.models import Classifier
 from lightning_fedq.flower import client_app
 from lightning_fedq.flower.client import RefusedError
 from lightning_fedq.flower.kept import KeptState, check_names
 from lightning_fedq.flower.store import Store
 from lightning_fedq.mechanisms import CorBin
-from lightning_fedq.models import Classifier
-from tests.federation.test_constraints import ActNorm
 from tests.flower.loop import (
     CLIENTS,
     LoopGrid,
@@ -26,6 +25,7 @@ from tests.flower.loop import (
     own_digits,
     simulate,
 )
+from tests.training.test_constraints import ActNorm
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:node |register|round .* client|the message of client|the keys come:UserWarning"

@@ -9,10 +9,8 @@ import torch
 
 from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.commands.privacy import report_of_checkpoint
-from lightning_fedq.federation.described import described
 from lightning_fedq.flower.settings import deployed_mechanism, of_real_clients
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
-from lightning_fedq.mechanism import Adversary, CoinSum
 from lightning_fedq.mechanisms import (
     LDPQ,
     AugCorBin,
@@ -22,12 +20,14 @@ from lightning_fedq.mechanisms import (
     PairedCoins,
     RotatedCoins,
 )
+from lightning_fedq.mechanisms.interface import Adversary, CoinSum
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import HiddenPair
 from lightning_fedq.privacy.report import OWN_CODE
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.secagg import SecAgg
+from lightning_fedq.training.described import described
 from tests.flower.loop import LoopGrid, clients, deployment, federated
 
 DELTA, ROUNDS, CLIENTS = 1e-3, 3, 6

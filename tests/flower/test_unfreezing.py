@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.data.models import Classifier
 from lightning_fedq.flower import client_app
 from lightning_fedq.mechanisms import CorBin
-from lightning_fedq.models import Classifier
 from tests.flower.loop import CLIENTS, LoopGrid, deployment, federated, own_digits, simulate
 
 pytestmark = pytest.mark.filterwarnings(

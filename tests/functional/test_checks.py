@@ -2,10 +2,10 @@ import math
 
 import pytest
 
-from lightning_fedq.byzantine.aggregation import RobustAggregation
+from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
 from lightning_fedq.data import Dirichlet, LabelShards
 from lightning_fedq.functional.checks import check_positive
-from lightning_fedq.ranges import AdaptiveRange, FixedRange, PreviousMinMax
+from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, FixedRange, PreviousMinMax
 from lightning_fedq.secagg import SecAgg
 
 

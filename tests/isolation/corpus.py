@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LambdaLR, OneCycleLR, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_fedq._lightning import pl
-from tests.federation.published_optimizers import SAM, Estimates, Lookahead
+from tests.training.published_optimizers import SAM, Estimates, Lookahead
 
 BATCH, SAMPLES, EPOCHS = 8, 48, 3
 TRAININGS: list[type[Training]] = []

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Dataset
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.keys.randomness import ClientRandomness
-from lightning_fedq.mechanism import Message, RoundContext
 from lightning_fedq.mechanisms import FedAvg
+from lightning_fedq.mechanisms.interface import Message, RoundContext
 from tests.isolation.shapes.objects import Meter
 from tests.isolation.worlds import Book
 

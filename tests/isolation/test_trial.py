@@ -19,7 +19,7 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.forks import ForkFailedError, in_fork
 from lightning_fedq.mechanisms import FedAvg
-from lightning_fedq.simulation.isolation import SAID
+from lightning_fedq.training.isolation import SAID
 from tests.isolation.shapes.leaving import BigTable, BufferOfOutliers, FirstInAMap, OfAClass, WrittenIfMissing
 from tests.isolation.shapes.outside import ClassAttribute
 from tests.isolation.worlds import CLIENTS, ROUNDS, Samples, Shape, federate
@@ -68,7 +68,7 @@ def fit(row: type[Shape], data: Any = None, **settings: Any) -> Federated:
 
 def test_the_page_of_a_run_says_which_trial_ran(monkeypatch: pytest.MonkeyPatch) -> None:
     assert fit(Shape).fit.isolation == SAID["forks"]
-    monkeypatch.setattr("lightning_fedq.simulation.files.can_fork", lambda trainer: False)
+    monkeypatch.setattr("lightning_fedq.training.files.can_fork", lambda trainer: False)
     fed = fit(Shape)
     assert fed.fit.isolation == SAID["one process"]
     assert SAID["one process"] in fed.lets_out(fed.fit._trainer)
@@ -78,7 +78,7 @@ def test_the_page_of_a_run_says_which_trial_ran(monkeypatch: pytest.MonkeyPatch)
 def test_without_forks_updates_lengths_and_checkpoints_are_compared(
     row: type[Shape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_fedq.simulation.files.can_fork", lambda trainer: False)
+    monkeypatch.setattr("lightning_fedq.training.files.can_fork", lambda trainer: False)
     with pytest.raises(ValueError, match="clients are not isolated"):
         fit(row)
 

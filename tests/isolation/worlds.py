@@ -23,8 +23,8 @@ from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.keys.randomness import ClientRandomness
-from lightning_fedq.mechanism import Adversary, Message, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms import FedAvg
+from lightning_fedq.mechanisms.interface import Adversary, Message, PrivacyClaim, RoundContext
 from lightning_fedq.privacy.losses import LaplaceLoss
 
 CLIENTS, SAMPLES, BATCH, ROUNDS = 4, 6, 2, 2

@@ -7,12 +7,10 @@ import pytest
 import torch
 
 from lightning_fedq._lightning import pl
-from lightning_fedq.byzantine.aggregation import RobustAggregation
+from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.commands.calls import parse_mechanism
-from lightning_fedq.federation.spending import report_of
 from lightning_fedq.keys.randomness import SeededKeys
-from lightning_fedq.mechanism import Adversary, NonPrivate
 from lightning_fedq.mechanisms import (
     AdaptiveClip,
     AggregateGaussian,
@@ -27,10 +25,12 @@ from lightning_fedq.mechanisms import (
     RotatedCoins,
     Skellam,
 )
+from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.secagg import SecAgg
+from lightning_fedq.training.spending import report_of
 from tests.flower.loop import TRAINER, Digits, LoopGrid, clients, deployment, federated, module, simulate
 from tests.one_round import context_of, encode
 
@@ -233,7 +233,7 @@ def test_what_does_not_go_with_it_is_refused(options, words):
 
 
 def test_another_rule_for_ranges_is_refused():
-    from lightning_fedq.ranges import FixedRange
+    from lightning_fedq.mechanisms.interface.ranges import FixedRange
 
     with pytest.raises(ValueError, match="sets the range of a round itself; leave ranges out"):
         Federated(AdaptiveClip(GaussianNoise(1.0, 1.0)), num_clients=8, ranges=FixedRange(1.0))

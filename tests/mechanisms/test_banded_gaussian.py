@@ -16,17 +16,17 @@ from scipy import stats
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.keys.randomness import AgreedKeys, Keys, PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import Adversary, NonPrivate
 from lightning_fedq.mechanisms import BandedGaussian
 from lightning_fedq.mechanisms.banded_gaussian import NOISE_STD, coefficients, fresh_noise
 from lightning_fedq.mechanisms.contract_suite import RULES
+from lightning_fedq.mechanisms.interface import Adversary, NonPrivate
+from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.secagg import SecAgg
 from tests.described import privacy_report
-from tests.federation.test_privacy_target import trained
 from tests.one_round import context_of, encode
+from tests.training.test_privacy_target import trained
 
 
 def matrix(band: int, rounds: int) -> np.ndarray:

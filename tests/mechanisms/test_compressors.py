@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import NonPrivate
 from lightning_fedq.mechanisms import DRIVE, EDEN, QSGD, TernGrad
 from lightning_fedq.mechanisms.drive import lloyd_max
+from lightning_fedq.mechanisms.interface import NonPrivate
 from lightning_fedq.wire.coding import UndecodableError
 from tests.one_round import context_of, decode, encode
 

@@ -6,7 +6,7 @@ import torch
 from lightning_fedq.keys.randomness import SeededKeys
 from lightning_fedq.mechanisms import LDPQ
 from lightning_fedq.mechanisms.contract import BrokenContractError
-from lightning_fedq.ranges import FixedRange
+from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from tests.contract.test_check_mechanism import (
     FloatSymbols,

@@ -12,9 +12,9 @@ from lightning_fedq.functional.blocks.codeword import anonymity_set_size
 from lightning_fedq.functional.blocks.lattice import lattice, nearest_point
 from lightning_fedq.functional.blocks.lattice_codebook import finite_codebook
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import Adversary, NonPrivate, PmfPairs, RoundContext, Unit
 from lightning_fedq.mechanisms import cpa
 from lightning_fedq.mechanisms.cpa import CPA
+from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, PmfPairs, RoundContext, Unit
 from tests.described import privacy_report
 
 EVERY = [

@@ -12,20 +12,20 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.byzantine.aggregation import RobustAggregation
+from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
 from lightning_fedq.callbacks import Federated, RunFolder
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.keys.randomness import AgreedKeys, SeededKeys
-from lightning_fedq.mechanism import HandOver
 from lightning_fedq.mechanisms import HandedOnGaussian
 from lightning_fedq.mechanisms.handed_on_gaussian import KEPT, OWN, TAKEN_BACK, square_of_participations
+from lightning_fedq.mechanisms.interface import HandOver
 from lightning_fedq.privacy.target import PrivacyTarget
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.secagg import SecAgg
-from tests.federation.test_privacy_target import trained
 from tests.mechanisms.test_banded_gaussian import Early, engine_of, play
 from tests.mechanisms.test_handed_on_gaussian import noise_of, own_matrix, small
 from tests.one_round import context_of
+from tests.training.test_privacy_target import trained
 
 Array = np.ndarray
 

@@ -21,7 +21,6 @@ from lightning_fedq.callbacks import Federated
 from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.noise.discrete_gaussian import discrete_gaussian
 from lightning_fedq.keys.randomness import AgreedKeys, ClientRandomness, Keys, PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import Adversary, HandOver, NonPrivate, RoundContext
 from lightning_fedq.mechanisms import HandedOnGaussian, handed_on_gaussian
 from lightning_fedq.mechanisms.contract_suite import RULES
 from lightning_fedq.mechanisms.handed_on_gaussian import (
@@ -33,6 +32,7 @@ from lightning_fedq.mechanisms.handed_on_gaussian import (
     square_of_matrix,
     square_of_participations,
 )
+from lightning_fedq.mechanisms.interface import Adversary, HandOver, NonPrivate, RoundContext
 from lightning_fedq.privacy.accounting import ClaimAccountant, spent
 from lightning_fedq.privacy.losses import ConcentratedLoss, concentrated_epsilon
 from lightning_fedq.rounds import RoundPlanner

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import Adversary, PmfPairs
+from lightning_fedq.mechanisms.interface import Adversary, PmfPairs
 from lightning_fedq.mechanisms.mvu import MVU, solve_mvu
 from tests.one_round import context_of, decode, encode
 

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from lightning_fedq.mechanism import Adversary, GaussianLoss, NonPrivate
 from lightning_fedq.mechanisms import GaussianNoise, NearOptimalUtility
+from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss, NonPrivate
 from tests.one_round import context_of, decode, encode
 
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lightning_fedq.mechanism import Adversary, Loss, RoundContext
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin
 from lightning_fedq.mechanisms.bases.one_bit import OneBitMechanism
-from lightning_fedq.planning import context_of
+from lightning_fedq.mechanisms.interface import Adversary, Loss, RoundContext
+from lightning_fedq.privacy.planning import context_of
 
 Array = NDArray[np.float64]
 EPSILONS = np.array([0.0, 0.05, 0.3, 0.7, 1.5])

@@ -8,8 +8,8 @@ import torch
 from lightning_fedq.functional.one_bit.coupled_coins import coupled_thresholds, pair_mse
 from lightning_fedq.functional.one_bit.threshold_coin import one_bit_thresholds
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, PairedCoins
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.accounting import spent
 from tests.one_round import context_of, decode, encode
 

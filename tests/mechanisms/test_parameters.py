@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from lightning_fedq.commands.described import example
-from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms import (
     CPA,
     LDPQ,
@@ -22,6 +21,7 @@ from lightning_fedq.mechanisms import (
     SignRR,
     Skellam,
 )
+from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.mechanisms.registry import installed
 
 WRONG = {

@@ -8,9 +8,9 @@ import torch
 from scipy import special, stats
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import PrivUnit, PrivUnitG, ProjUnit, RotatedAxes
 from lightning_fedq.mechanisms.bases.own_rotation import rotate_each
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.accounting import spent
 from tests.one_round import context_of, decode, encode
 

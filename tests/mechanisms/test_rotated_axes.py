@@ -6,9 +6,9 @@ import torch
 from scipy import stats
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import RotatedAxes
 from lightning_fedq.mechanisms.bases.own_rotation import rotate_each
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.accounting import spent
 from tests.one_round import context_of, decode, encode
 

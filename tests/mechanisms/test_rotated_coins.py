@@ -11,8 +11,8 @@ from lightning_fedq.functional.hadamard import padded_size
 from lightning_fedq.functional.one_bit.hidden_coin import hidden_coin_moments
 from lightning_fedq.functional.one_bit.threshold_coin import coin_thresholds
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import Adversary, NonPrivate, Unit
 from lightning_fedq.mechanisms import RotatedCoins
+from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, Unit
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import PmfPairs, RenyiLoss
 from tests.described import Setting

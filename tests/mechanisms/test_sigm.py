@@ -9,9 +9,15 @@ from scipy import stats
 
 from lightning_fedq.functional.exact_error.float_error import Inputs, layered_law_error
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import Adversary, GaussianLoss, Neighbours, NonPrivate, SampledGaussianLoss
 from lightning_fedq.mechanisms import CSGM, SIGM
-from lightning_fedq.ranges import FixedRange
+from lightning_fedq.mechanisms.interface import (
+    Adversary,
+    GaussianLoss,
+    Neighbours,
+    NonPrivate,
+    SampledGaussianLoss,
+)
+from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from tests.one_round import context_of, decode, encode
 

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from lightning_fedq.mechanism import Adversary, CoinSum, PmfPairs
+from lightning_fedq.mechanisms.interface import Adversary, CoinSum, PmfPairs
 from lightning_fedq.mechanisms.sign_rr import SignRR
 from tests.one_round import context_of, decode, encode
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_fedq.audit import audit
 from lightning_fedq.functional.noise.skellam import skellam_divergence
-from lightning_fedq.mechanism import Adversary, AuditCase, RenyiLoss
+from lightning_fedq.lab.audit import audit
 from lightning_fedq.mechanisms import DistributedDiscreteGaussian, Skellam
+from lightning_fedq.mechanisms.interface import Adversary, AuditCase, RenyiLoss
 from lightning_fedq.privacy.target import PrivacyTarget
 from tests.described import Setting, calibrate
 from tests.one_round import context_of, decode, encode

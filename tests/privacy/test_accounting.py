@@ -13,7 +13,7 @@ from lightning_fedq.functional.divergences import (
     gaussian_epsilon,
     randomized_response_epsilon,
 )
-from lightning_fedq.mechanism import (
+from lightning_fedq.mechanisms.interface import (
     CoinSum,
     GaussianLoss,
     HiddenPair,

@@ -21,7 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_fedq.functional.divergences import gaussian_epsilon
-from lightning_fedq.mechanism import (
+from lightning_fedq.mechanisms.interface import (
     CoinSum,
     ConcentratedLoss,
     GaussianLoss,

@@ -7,7 +7,6 @@ import pytest
 import torch
 from scipy import stats
 
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import (
     LDPQ,
     AggregateGaussian,
@@ -16,6 +15,7 @@ from lightning_fedq.mechanisms import (
     GaussianNoise,
     StratifiedCorBin,
 )
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import ConcentratedLoss, NonPrivate
 from lightning_fedq.secagg import SecAgg, Stage

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from lightning_fedq.mechanism import Neighbours
+from lightning_fedq.mechanisms.interface import Neighbours
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import AllocatedGaussianLoss, GaussianLoss
 from lightning_fedq.privacy.sampled import secret_epsilon

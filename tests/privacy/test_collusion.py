@@ -5,10 +5,10 @@ from math import comb
 
 import pytest
 
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import LDPQ, PairedCoins, RotatedCoins
-from lightning_fedq.planning import context_of
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.collusion import CHANCE
+from lightning_fedq.privacy.planning import context_of
 from lightning_fedq.secagg import SecAgg
 from tests.described import Setting, privacy_report
 

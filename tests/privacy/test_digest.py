@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from lightning_fedq.mechanism import Adversary, Mechanism
 from lightning_fedq.mechanisms import FedAvg, RotatedCoins
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy.digest import ALSO, ASKED, FAILING, NAMES, WITH_MASKS, digest
 from lightning_fedq.privacy.report import PrivacyReport
 from tests.privacy.test_report import report

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_fedq.mechanism import Adversary, RoundContext
 from lightning_fedq.mechanisms import LDPQ, AugCorBin
+from lightning_fedq.mechanisms.interface import Adversary, RoundContext
 from tests.described import Setting
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -10,9 +10,9 @@ import torch
 
 from lightning_fedq.keys.randomness import AgreedKeys, SeededKeys
 from lightning_fedq.mechanisms import LDPQ, BandedGaussian
+from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 
 

@@ -8,7 +8,7 @@ import pytest
 from opacus.accountants import PRVAccountant
 
 from lightning_fedq.commands.privacy import main
-from lightning_fedq.mechanism import Adversary
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.losses import GaussianLoss
 from lightning_fedq.privacy.others import of_flower, of_opacus

@@ -6,8 +6,8 @@ import pytest
 from scipy import stats
 
 from lightning_fedq.functional.divergences import gaussian_mu
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import CPA, LDPQ, SIGM
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.digest import digest
 from lightning_fedq.privacy.losses import GaussianLoss

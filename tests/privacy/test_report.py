@@ -7,8 +7,8 @@ import time
 import pytest
 import torch
 
-from lightning_fedq.mechanism import Adversary, GaussianLoss, Mechanism, PrivacyClaim, RoundContext
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin, DistributedDiscreteGaussian, FedAvg
+from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss, Mechanism, PrivacyClaim, RoundContext
 from lightning_fedq.privacy.page import markdown
 from lightning_fedq.privacy.run import ASSUMED
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS

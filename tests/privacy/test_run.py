@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lightning_fedq.mechanisms import LDPQ
-from lightning_fedq.planning import context_of
+from lightning_fedq.privacy.planning import context_of
 from lightning_fedq.privacy.run import ASSUMED, Run, Sampling, SecureSum, ThreatModel
 
 RUN = Run.ideal(LDPQ(1.0), context_of(LDPQ(1.0), 4, 10), 3, ASSUMED)

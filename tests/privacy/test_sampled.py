@@ -11,7 +11,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.privacy_accountant import NeighboringRelation
 from dp_accounting.rdp import RdpAccountant
 
-from lightning_fedq.mechanism import Neighbours, Slack
+from lightning_fedq.mechanisms.interface import Neighbours, Slack
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.grid import LossGrid, loss_grid
 from lightning_fedq.privacy.losses import ConcentratedLoss, GaussianLoss, NonPrivate, PmfPairs

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 import lightning_fedq.privacy
-from lightning_fedq.mechanism import NonPrivate
 from lightning_fedq.mechanisms.contract_suite import context_of
+from lightning_fedq.mechanisms.interface import NonPrivate
 from lightning_fedq.privacy import account, report, run, secret_row
 from lightning_fedq.secagg import SecAgg, terms
 from tests.contract.test_mechanisms import ROWS

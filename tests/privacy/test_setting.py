@@ -8,14 +8,6 @@ import pytest
 import torch
 
 from lightning_fedq.functional.divergences import gaussian_delta, randomized_response_epsilon
-from lightning_fedq.mechanism import (
-    Adversary,
-    CoinSum,
-    ConcentratedLoss,
-    NonPrivate,
-    PrivacyClaim,
-    RoundContext,
-)
 from lightning_fedq.mechanisms import (
     CSGM,
     LDPQ,
@@ -28,6 +20,14 @@ from lightning_fedq.mechanisms import (
     LayeredGaussian,
     PerCoordinateLaplace,
     StratifiedCorBin,
+)
+from lightning_fedq.mechanisms.interface import (
+    Adversary,
+    CoinSum,
+    ConcentratedLoss,
+    NonPrivate,
+    PrivacyClaim,
+    RoundContext,
 )
 from lightning_fedq.privacy.accounting import spent
 from tests.described import Setting, privacy_report

@@ -5,11 +5,11 @@ import math
 import pytest
 
 from lightning_fedq.functional.divergences import gaussian_epsilon
-from lightning_fedq.mechanism import Adversary
 from lightning_fedq.mechanisms import CSGM, LDPQ, SIGM, CorBin, PairedCoins, RotatedCoins
-from lightning_fedq.planning import context_of
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy import target as module
 from lightning_fedq.privacy.account import Account
+from lightning_fedq.privacy.planning import context_of
 from lightning_fedq.privacy.target import PrivacyTarget
 from tests.described import Setting, calibrate
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_fedq.commands.reproduce import main
+from lightning_fedq.lab.commands.reproduce import main
 from reproductions.corbin import theorems as corbin
 from reproductions.corbin.theorems import corbin_theorems
 from reproductions.cpa import theorems as cpa

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from lightning_fedq.keys.randomness import SeededKeys
-from lightning_fedq.mechanism import Adversary, RoundContext
 from lightning_fedq.mechanisms import LDPQ, FedAvg, PairedCoins, RotatedAxes
+from lightning_fedq.mechanisms.interface import Adversary, RoundContext
+from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange
 from lightning_fedq.privacy.accounting import spent
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.ranges import AdaptiveRange
 from lightning_fedq.rounds import (
     BudgetSpentError,
     ClientBudget,

@@ -18,7 +18,7 @@ from lightning_fedq.mechanisms import (
     RotatedCoins,
     StratifiedCorBin,
 )
-from lightning_fedq.ranges import AdaptiveRange, FixedRange, PreviousMinMax
+from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, FixedRange, PreviousMinMax
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from tests.one_round import context_of
 

@@ -24,9 +24,9 @@ from lightning_fedq.mechanisms import (
     RotatedCoins,
     SubtractiveDither,
 )
+from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, FixedRange, PreviousMinMax
 from lightning_fedq.privacy.journal import Journal
 from lightning_fedq.privacy.ledger import Ledger
-from lightning_fedq.ranges import AdaptiveRange, FixedRange, PreviousMinMax
 from lightning_fedq.rounds import (
     ForeignMessageError,
     ForgedMessageError,

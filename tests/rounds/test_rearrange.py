@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lightning_fedq.mechanisms import CPA, LDPQ, FedAvg, RotatedAxes
-from lightning_fedq.ranges import AdaptiveRange, FixedRange
+from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, FixedRange
 from lightning_fedq.rounds import RoundEngine
 from tests.rounds.test_engine import DIM, make_engine, run_round, update_of
 

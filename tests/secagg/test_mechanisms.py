@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import Mechanism
+from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.secagg import Aggregation, SecAgg
 from tests.contract.test_mechanisms import ROWS
 from tests.one_round import context_of, encode, updates_for

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import RoundContext
 from lightning_fedq.mechanisms import LDPQ
+from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.secagg import (
     Aggregation,
     SecAgg,

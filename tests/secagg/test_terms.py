@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import Mechanism, RoundContext
 from lightning_fedq.mechanisms import LDPQ, FedAvg
+from lightning_fedq.mechanisms.interface import Mechanism, RoundContext
 from lightning_fedq.secagg import SecAgg
 from lightning_fedq.secagg.layout import sum_layout
 

@@ -7,8 +7,8 @@ import torch
 from lightning_fedq.functional.exact_error.layered import layer_row
 from lightning_fedq.functional.exact_error.layered_cost import conditional_entropy
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import RoundContext
 from lightning_fedq.mechanisms import SIGM
+from lightning_fedq.mechanisms.interface import RoundContext
 from lightning_fedq.wire.entropy_coding import (
     Elias,
     Subset,

@@ -32,7 +32,8 @@ from lightning_fedq.functional.linear_decode import decode_sum
 from lightning_fedq.functional.noise.fast_grid_noise import CHUNK, add_to_rows
 from lightning_fedq.functional.noise.grid_noise import FINE_BITS, GridNoise, Words
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanism import (
+from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
+from lightning_fedq.mechanisms.interface import (
     Adversary,
     AuditCase,
     Mechanism,
@@ -42,7 +43,6 @@ from lightning_fedq.mechanism import (
     Slack,
     Unit,
 )
-from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
 from lightning_fedq.privacy.losses import GaussianLoss, GaussianSumLoss, LaplaceLoss, Loss
 from lightning_fedq.wire.coding import FixedLength
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from lightning_fedq.functional.divergences import erasure_pair, randomized_response_pair
 from lightning_fedq.functional.one_bit.privacy import joint_pairs, known_word_pairs, pair_sum_pairs
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds
-from lightning_fedq.mechanism import (
+from lightning_fedq.mechanisms.interface import (
     Adversary,
     CoinSum,
     HiddenPair,

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from lightning_fedq.functional.divergences import randomized_response_pair
 from lightning_fedq.functional.one_bit.threshold_coin import CoinThresholds
-from lightning_fedq.mechanism import Adversary, NonPrivate, PmfPairs, PrivacyClaim, Unit
 from lightning_fedq.mechanisms.bases.claims import ARBITRARY, FRESH
+from lightning_fedq.mechanisms.interface import Adversary, NonPrivate, PmfPairs, PrivacyClaim, Unit
 
 _KNOWN = "codewords and dither may be known to the adversary"
 _DRAWN = "which blocks are sent may be known to the adversary too; it is drawn without looking at the update"

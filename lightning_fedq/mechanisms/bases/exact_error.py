@@ -43,7 +43,8 @@ from lightning_fedq.functional.exact_error.dither import (
 )
 from lightning_fedq.functional.exact_error.float_error import Inputs, LawError
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanism import (
+from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
+from lightning_fedq.mechanisms.interface import (
     Adversary,
     AuditCase,
     GaussianLoss,
@@ -56,7 +57,6 @@ from lightning_fedq.mechanism import (
     Slack,
     Unit,
 )
-from lightning_fedq.mechanisms.bases.calibration import resolve_multiplier
 from lightning_fedq.wire.coding import Code, FromSmallest
 from lightning_fedq.wire.entropy_coding import Elias
 from lightning_fedq.wire.range_coding import ConditionalRange

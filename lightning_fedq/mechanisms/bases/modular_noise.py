@@ -28,7 +28,7 @@ from lightning_fedq.functional.linear_decode import sum_of_rows
 from lightning_fedq.functional.noise.discrete_gaussian import conditional_rounding, rounded_norm_bound
 from lightning_fedq.functional.noise.inversion import Words
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanism import (
+from lightning_fedq.mechanisms.interface import (
     Adversary,
     AuditCase,
     Loss,

@@ -29,7 +29,7 @@ from lightning_fedq.functional.one_bit.threshold_coin import (
 )
 from lightning_fedq.functional.segments import segment_lines
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, Stream
-from lightning_fedq.mechanism import AuditCase, Mechanism, Message, RoundContext
+from lightning_fedq.mechanisms.interface import AuditCase, Mechanism, Message, RoundContext
 from lightning_fedq.wire.coding import FixedLength
 
 COINS = "one-bit coins"

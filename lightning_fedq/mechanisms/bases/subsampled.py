@@ -32,7 +32,8 @@ from lightning_fedq.functional.exact_error.float_error import Inputs, LawError, 
 from lightning_fedq.functional.sampled_loops import add_below, subtract_noise
 from lightning_fedq.functional.segments import to_units
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
-from lightning_fedq.mechanism import (
+from lightning_fedq.mechanisms.bases.exact_error import GRID_BITS, Array, exact_claims
+from lightning_fedq.mechanisms.interface import (
     Adversary,
     AuditCase,
     Loss,
@@ -43,7 +44,6 @@ from lightning_fedq.mechanism import (
     RoundContext,
     SampledGaussianLoss,
 )
-from lightning_fedq.mechanisms.bases.exact_error import GRID_BITS, Array, exact_claims
 from lightning_fedq.mechanisms.layered import next_words, selected_quantizer
 from lightning_fedq.wire.coding import Code
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from lightning_fedq.mechanism import Mechanism
 from lightning_fedq.mechanisms.contract import BrokenContractError
 from lightning_fedq.mechanisms.contract_suite import encoding as encoding
 from lightning_fedq.mechanisms.contract_suite import laws as laws
@@ -33,6 +32,7 @@ from lightning_fedq.mechanisms.contract_suite.by_hand import (
     encode,
     golden_symbols,
 )
+from lightning_fedq.mechanisms.interface import Mechanism
 
 __all__ = [
     "RULES",

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import Mechanism, Message, RoundContext
 from lightning_fedq.mechanisms.contract import BrokenContractError as BrokenContractError
+from lightning_fedq.mechanisms.interface import Mechanism, Message, RoundContext
 
 Rule = Callable[[Mechanism], None]
 

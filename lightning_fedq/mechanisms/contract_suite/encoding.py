@@ -11,7 +11,6 @@ from torch import Tensor
 
 from lightning_fedq.functional.exact_error.dither import round_to_grid
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import Adversary, Mechanism, NonPrivate
 from lightning_fedq.mechanisms.contract import BrokenContractError as BrokenContractError
 from lightning_fedq.mechanisms.contract import check_claims, check_decoded, check_message, must
 from lightning_fedq.mechanisms.contract_suite.by_hand import (
@@ -25,6 +24,7 @@ from lightning_fedq.mechanisms.contract_suite.by_hand import (
     server_draws,
     standard,
 )
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, NonPrivate
 from lightning_fedq.wire.coding import UndecodableError
 
 

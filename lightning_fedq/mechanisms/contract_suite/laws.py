@@ -16,7 +16,6 @@ from jsonargparse import ArgumentParser
 from torch import Tensor
 
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import Mechanism, Neighbours, RoundContext
 from lightning_fedq.mechanisms.contract import BrokenContractError as BrokenContractError
 from lightning_fedq.mechanisms.contract import must
 from lightning_fedq.mechanisms.contract_suite.by_hand import (
@@ -32,6 +31,7 @@ from lightning_fedq.mechanisms.contract_suite.by_hand import (
     rule,
     standard,
 )
+from lightning_fedq.mechanisms.interface import Mechanism, Neighbours, RoundContext
 
 
 @lru_cache(maxsize=4)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lightning_fedq.mechanism import Neighbours
+from lightning_fedq.mechanisms.interface import Neighbours
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon
 from lightning_fedq.reports.html.folders import Run
 from lightning_fedq.reports.html.values import (

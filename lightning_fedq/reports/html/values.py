@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from lightning_fedq.planning import verdict_on
+from lightning_fedq.privacy.planning import verdict_on
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
 from lightning_fedq.reports.html.folders import Run
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 from dp_accounting import rdp
 
-from lightning_fedq.mechanism import Adversary, GaussianLoss, LaplaceLoss
 from lightning_fedq.mechanisms import (
     GaussianNoise,
     LaplaceNoise,
@@ -13,6 +12,7 @@ from lightning_fedq.mechanisms import (
     PerCoordinateLaplace,
 )
 from lightning_fedq.mechanisms.bases.calibration import gaussian_noise_multiplier, laplace_noise_multiplier
+from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss, LaplaceLoss
 from lightning_fedq.privacy.accounting import spent
 from tests.one_round import context_of, decode, encode
 

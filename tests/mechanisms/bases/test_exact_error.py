@@ -14,13 +14,13 @@ from lightning_fedq.functional.exact_error.dither import round_to_grid
 from lightning_fedq.functional.exact_error.irwin_hall import irwin_hall_cdf
 from lightning_fedq.functional.exact_error.layered_cost import conditional_entropy
 from lightning_fedq.keys.randomness import PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import Adversary, GaussianLoss, NonPrivate
 from lightning_fedq.mechanisms.aggregate_gaussian import AggregateGaussian
 from lightning_fedq.mechanisms.bases.calibration import gaussian_noise_multiplier
+from lightning_fedq.mechanisms.interface import Adversary, GaussianLoss, NonPrivate
+from lightning_fedq.mechanisms.interface.ranges import FixedRange
 from lightning_fedq.mechanisms.irwin_hall import IrwinHall
 from lightning_fedq.mechanisms.layered import LayeredGaussian
 from lightning_fedq.privacy.accounting import spent
-from lightning_fedq.ranges import FixedRange
 from lightning_fedq.rounds import RoundEngine, RoundPlanner
 from lightning_fedq.wire.entropy_coding import Elias
 from lightning_fedq.wire.range_coding import ConditionalRange

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_fedq.commands.reproduce import main
-from lightning_fedq.datasets import CIFAR10DataModule
+from lightning_fedq.data.datasets import CIFAR10DataModule
+from lightning_fedq.lab.commands.reproduce import main
 from lightning_fedq.mechanisms import LDPQ, AugCorBin, CorBin
 from reproductions.bench import load_cifar10
 from reproductions.corbin import cifar, cifar_runs

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from lightning_fedq.commands.reproduce import main
-from lightning_fedq.datasets import DigitsDataModule, TensorDataModule
+from lightning_fedq.data.datasets import DigitsDataModule, TensorDataModule
+from lightning_fedq.lab.commands.reproduce import main
 from reproductions.corbin.authors import LOG, AdamClassifier, logged
 from reproductions.corbin.exp7 import PRESETS, Setting, corbin_exp7
 

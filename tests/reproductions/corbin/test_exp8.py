@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_fedq.commands.reproduce import main
+from lightning_fedq.lab.commands.reproduce import main
 from lightning_fedq.mechanisms import LDPQ, CorBin
 from reproductions.corbin.exp8 import closed_surface, corbin_exp8, exact_spread, measured_surface
 

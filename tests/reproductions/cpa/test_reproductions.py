@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from lightning_fedq.commands.reproduce import main
-from lightning_fedq.mechanism import Adversary
+from lightning_fedq.lab.commands.reproduce import main
 from lightning_fedq.mechanisms import CPA
+from lightning_fedq.mechanisms.interface import Adversary
 from reproductions.cpa.beyond import (
     _methods,
     _Setting,

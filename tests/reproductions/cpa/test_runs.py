@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness, SeededKeys
-from lightning_fedq.mechanism import RoundContext
 from lightning_fedq.mechanisms import FedAvg
+from lightning_fedq.mechanisms.interface import RoundContext
 from reproductions.cpa import fig7, fig8, table2, table4, table5
 from reproductions.cpa.baselines import AuthorsLaplace
 from reproductions.cpa.data import ClientImages
@@ -58,7 +58,7 @@ def test_momentum_is_kept_across_rounds() -> None:
     run = Task(FEDQ_DATA, False, rounds, 100, 4, 0.5).run(FedAvg(), clients, lr, 1.0, test_at=(1, 3))
 
     from lightning_fedq.callbacks import Federated
-    from lightning_fedq.models import Classifier
+    from lightning_fedq.data.models import Classifier
     from reproductions.cpa.data import network
     from reproductions.cpa.runs import KeptMomentum
     from tests.digits_run import make_trainer

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from lightning_fedq.commands.reproduce import main
+from lightning_fedq.lab.commands.reproduce import main
 from reproductions.exact.fig2 import exact_fig2
 from reproductions.exact.fig4 import exact_fig4, theorem_2
 from reproductions.exact.fig5 import (

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from lightning_fedq.keys.randomness import ClientRandomness, SeededKeys
-from lightning_fedq.mechanism import RoundContext
+from lightning_fedq.mechanisms.interface import RoundContext
 from reproductions.bench import ImageData
 from reproductions.exact.mnist import ClippedFloats, _claims, exact_mnist
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from lightning_fedq.commands.calls import parse_mechanism
-from lightning_fedq.commands.reproduce import main
-from lightning_fedq.mechanism import Adversary
+from lightning_fedq.lab.commands.reproduce import main
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.secagg import SecAgg
 from reproductions.useful import privacy
 from tests.described import privacy_report

@@ -1,4 +1,0 @@
-"""Attempts to refute privacy claims: enumeration, simulation on worst neighbours, canaries in one run."""
-
-from lightning_fedq.audit.simulation import audit as audit
-from lightning_fedq.audit.views import Finding as Finding

@@ -1,0 +1,130 @@
+"""Parts that stay the same in every trial of an attack: held keys, a plan, the wire that is listened to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from lightning_fedq.keys.randomness import ClientRandomness, Keys
+from lightning_fedq.mechanisms.interface import (
+    Adversary,
+    Mechanism,
+    Message,
+    RoundContext,
+)
+from lightning_fedq.rounds import RoundPlan, RoundPlanner, Tampering
+
+_FAR_APART = 1 << 20
+_SERVERS = (Adversary.SERVER, Adversary.SERVER_AND_PARTNER, Adversary.SECAGG_SERVER)
+
+
+class HeldKeys(Keys):
+    """Keys of which an adversary holds some. The others are of somebody else's making.
+
+    Args:
+        adversary: Everybody knows the public key, members that of the members, a server the keys that it
+            shares with clients.
+        held: Source of the keys that the adversary holds.
+        fresh: Source of all other keys.
+        insiders: Clients that tell the adversary all their keys.
+    """
+
+    mode = "reproducible"
+
+    def __init__(
+        self, adversary: Adversary, held: Keys, fresh: Keys, insiders: frozenset[int] = frozenset()
+    ) -> None:
+        self._held, self._fresh, self._insiders = held, fresh, insiders
+        self._server = adversary in _SERVERS
+        self._member = self._server or adversary is Adversary.CLIENT
+        self.setup_bits_per_client = held.setup_bits_per_client
+
+    def _of(self, known: bool) -> Keys:
+        return self._held if known else self._fresh
+
+    def public(self) -> bytes:
+        """See `Keys.public`."""
+        return self._held.public()
+
+    def members(self) -> bytes:
+        """See `Keys.members`."""
+        return self._of(self._member).members()
+
+    def client(self, client: int) -> bytes:
+        """See `Keys.client`."""
+        return self._of(self._server or client in self._insiders).client(client)
+
+    def server(self) -> bytes:
+        """See `Keys.server`."""
+        return self._of(self._server).server()
+
+    def peer(self, group: tuple[int, ...]) -> bytes:
+        """See `Keys.peer`."""
+        return self._of(not self._insiders.isdisjoint(group)).peer(group)
+
+    def private(self, client: int) -> bytes:
+        """See `Keys.private`."""
+        return self._of(client in self._insiders).private(client)
+
+
+@dataclass(frozen=True)
+class FixedPlanner(RoundPlanner):
+    """Everybody takes part in every round, in groups of neighbours. The last ones never answer.
+
+    With a `dropout_probability` clients drop out, for two rounds each time; a victim that does not answer
+    would show nothing, so it answers.
+
+    Where noise is handed on, so many cohorts take turns, and each turn of all is a block: everybody is early.
+
+    Args:
+        num_dropped: How many of the cohort never answer.
+        turns: Cohorts, one after the other.
+    """
+
+    num_dropped: int = 0
+    turns: int = 1
+
+    @property
+    def separation(self) -> int:
+        """See `RoundPlanner.separation`. Early clients are the engine's business."""
+        return _FAR_APART if self.turns > 1 else 1
+
+    def cohort(self, round: int, attempt: int = 0) -> list[int]:
+        """See `RoundPlanner.cohort`."""
+        size = self.cohort_size
+        first = round % self.turns * size
+        return list(range(first, first + size))
+
+    def plan(self, round: int, mechanism: Mechanism, attempt: int = 0) -> RoundPlan:
+        """See `RoundPlanner.plan`."""
+        cohort, groups, start = self.cohort(round), [], 0
+        for size in mechanism.group_sizes(len(cohort)):
+            groups.append(tuple(cohort[start : start + size]))
+            start += size
+        silent = frozenset(cohort[len(cohort) - self.num_dropped :])
+        if self.dropout_probability:
+            silent = super().plan(round // 2, mechanism).dropped
+            silent -= {(round // 2) % self.num_clients}
+        return RoundPlan(round, tuple(groups), silent, self.seed)
+
+
+class Wire(Tampering):
+    """Stands between encoder and wire (`rounds.Tampering`), changes nothing and keeps the messages."""
+
+    def __init__(self) -> None:
+        self.symbols = torch.empty(0)
+
+    def send(
+        self,
+        clients: Sequence[int],
+        values: Tensor,
+        message: Message,
+        context: RoundContext,
+        rand: ClientRandomness,
+    ) -> Message:
+        """See `rounds.Tampering.send`."""
+        self.symbols = message.symbols.clone()
+        return message

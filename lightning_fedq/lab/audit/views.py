@@ -1,0 +1,282 @@
+"""Counts of one view of the simulation, and certain bounds from them, against what was claimed for it.
+
+A view counts outcomes for two neighbouring inputs, label 0 and label 1, position by position. Half of the
+draws choose an event for every epsilon (the outcomes that speak for one label), the other half bound its two
+probabilities (Clopper-Pearson). Half of a view's error probability goes to all positions taken together,
+the rest is shared out over single positions: one coordinate that is not randomised must show. Where Renyi
+divergences are claimed, they are bounded as well, because what follows from them about epsilon and delta is
+far from the truth (`proven_divergence`).
+
+Outcomes of many positions are counted as independent draws, which they are where every coordinate has its
+own coins (after a rotation, as in the distributed discrete Gaussian, they are uncorrelated and nearly so).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Literal
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+from scipy import special
+
+from lightning_fedq.mechanisms.interface import Loss
+from lightning_fedq.privacy.accounting import composed_grid
+from lightning_fedq.privacy.grid import LossGrid
+
+Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+_POSITION_CLASSES = 4
+_LARGEST_EPSILON = 40.0
+_BOUNDED_POSITIONS = 32
+_ORDERS = (1.25, 2.0)
+"""Of Renyi divergences: little noise shows at the first, much noise at the second."""
+_DRAWS_OF_AN_OUTLIER = 3000
+"""One in so many of all draws is what a draw may weigh. With more, its range costs more than it shows."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Result of the audit for one view: claim, lower bound, verdict.
+
+    Args:
+        view: What was looked at.
+        claim: The claimed pure epsilon; where the claim is a curve, the claimed delta at `epsilon`, or the
+            claimed Renyi divergence of `order`.
+        lower_bound: Largest pure epsilon, delta at `epsilon` or divergence of `order` that the draws prove at
+            the suite's confidence.
+        draws: Draws per neighbour.
+        alarm: What contradicts the claim, or "".
+        epsilon: Where a curve is shown: of the tested points the one at which the proof comes closest to
+            the claim. None for a pure epsilon.
+        order: Order of the Renyi divergence that is shown, where the proof comes closer to that claim.
+    """
+
+    view: str
+    claim: float
+    lower_bound: float
+    draws: int
+    alarm: str = ""
+    epsilon: float | None = None
+    order: float | None = None
+
+    @property
+    def verdict(self) -> Literal["holds", "refuted", "saw nothing"]:
+        """Verdict: "holds" only where a fault that doubles the loss would have been refuted.
+
+        Twice a proven bound that is at least half of the claim exceeds it. What is checked exactly and has
+        no bound holds or is refuted.
+        """
+        if self.alarm:
+            return "refuted"
+        if self.epsilon is not None and self.claim >= 1.0:
+            return "saw nothing"  # nothing could exceed it
+        if math.isinf(self.claim) or 2.0 * self.lower_bound >= self.claim:
+            return "holds"
+        return "saw nothing"
+
+
+def clopper_pearson(hits: Counts, draws: Counts | int, alpha: float) -> tuple[Array, Array]:
+    """One-sided lower and upper bounds of a probability, each wrong with probability at most `alpha`."""
+    misses = draws - hits
+    lower: Array = np.where(hits > 0, special.betaincinv(np.maximum(hits, 1), misses + 1, alpha), 0.0)
+    # by the other tail: 1 - alpha loses digits, and SciPy before 1.12 finds no root there
+    rest = np.where(misses > 0, special.betaincinv(np.maximum(misses, 1), hits + 1, alpha), 0.0)
+    upper: Array = 1.0 - rest
+    return lower, upper
+
+
+@numba.njit(cache=True)  # type: ignore[untyped-decorator]
+def _count(counts: Counts, labels: Counts, outcomes: Counts) -> None:
+    for position in range(outcomes.size):
+        if labels[position] >= 0:
+            counts[labels[position], position, outcomes[position]] += 1
+
+
+def _worst(first: Array, second: Array, epsilon: float) -> Counts:
+    """The positions whose frequencies look worst, by difference or by ratio: bounds take time.
+
+    To leave the others out can only lose an alarm, never raise one: every position is paid for.
+    """
+    if len(first) <= 2 * _BOUNDED_POSITIONS:
+        return np.arange(len(first))
+    by_delta = np.argsort(math.exp(epsilon) * second - first, kind="stable")[:_BOUNDED_POSITIONS]
+    by_ratio = np.argsort(second / np.maximum(first, 1e-12), kind="stable")[:_BOUNDED_POSITIONS]
+    return np.union1d(by_delta, by_ratio)
+
+
+def proven_divergence(order: float, learned: Array, fresh: Counts, alpha: float) -> float:
+    """Lower bound on the Renyi divergence of two laws, wrong with probability at most `alpha`.
+
+    For every function g of an outcome it is at least a / (a - 1) ln E_P[e^((a - 1) g)] - ln E_Q[e^(a g)], and
+    both expectations are of bounded numbers, so that the draws bound them (empirical Bernstein). The best g
+    is the log of the likelihood ratio: it is learned from other draws, and cut off.
+
+    Args:
+        order: a > 1.
+        learned: `(2, outcomes)` estimates of the two laws, > 0, from other draws.
+        fresh: `(2, outcomes)` counts, P's and Q's.
+        alpha: In (0, 1).
+
+    References:
+        Birrell et al., Variational Representations and Neural Network Estimation of Renyi Divergences, 2021,
+        theorem 3.1; Maurer, Pontil, Empirical Bernstein Bounds, COLT 2009, theorem 4.
+    """
+    if (weight := fresh.sum(1).min() / _DRAWS_OF_AN_OUTLIER) <= 1.0:
+        return 0.0
+    limit = math.log(weight) / order
+    g = np.clip(np.log(learned[0] / learned[1]), -limit, limit)
+    low = _bernstein(np.exp((order - 1.0) * g), fresh[0], alpha / 2.0, -1.0)
+    high = _bernstein(np.exp(order * g), fresh[1], alpha / 2.0, 1.0)
+    return max(order / (order - 1.0) * math.log(low) - math.log(high), 0.0) if low > 0.0 else 0.0
+
+
+def _bernstein(values: Array, counts: Counts, alpha: float, side: float) -> float:
+    """Bound below (side -1) or above (1) on the mean of values that were drawn so often."""
+    draws, log = int(counts.sum()), math.log(2.0 / alpha)
+    mean = float(values @ counts) / draws
+    variance = float((values - mean) ** 2 @ counts) / (draws - 1)
+    reach = float(values.max() - values.min())
+    return mean + side * (math.sqrt(2.0 * variance * log / draws) + 7.0 * reach * log / (3.0 * (draws - 1)))
+
+
+class View:
+    """Histograms of one view, [half, label, position, outcome], and the claim that they have to meet.
+
+    Args:
+        name: Name for the report.
+        loss: Claimed for one composition.
+        copies: Compositions that one outcome shows.
+        positions: Number of positions.
+        outcomes: Number of outcomes of a position.
+        failure: Chance of rounds that the loss does not speak of, which delta pays for.
+    """
+
+    def __init__(
+        self, name: str, loss: Loss, copies: int, positions: int, outcomes: int, failure: float = 0.0
+    ) -> None:
+        self.name, self.copies, self.outcomes, self.failure = name, copies, outcomes, failure
+        if (one := loss.composed(copies)) is not None:
+            loss, self.copies = one, 1
+        self.loss = loss
+        self.counts: Counts = np.zeros((2, 2, positions, outcomes), np.int64)
+
+    def add(self, half: int, labels: Counts, outcomes: Counts) -> None:
+        """Count one outcome of every position under its label, -1 for not at all. Both `(positions,)`."""
+        _count(self.counts[half], labels, outcomes)
+
+    @cached_property
+    def claimed(self) -> float:
+        """The pure epsilon that is claimed. Infinite where the claim is a curve."""
+        return self.copies * self.loss.pure_epsilon if not self.failure else math.inf
+
+    def allowed(self, epsilon: float) -> float:
+        """The delta that the claim grants at epsilon."""
+        if self.copies == 1:
+            return min(float(self.loss.curve(np.array([epsilon]))[0]) + self.failure, 1.0)
+        return min(self._composed.delta(epsilon) + self.failure, 1.0)
+
+    @cached_property
+    def _composed(self) -> LossGrid:
+        return composed_grid(self.loss, 1e-6, self.copies, 1)
+
+    @cached_property
+    def epsilons(self) -> list[float]:
+        """Where the claim is tested: 0, half and all of a pure epsilon, or where a curve has fallen to half,
+        a tenth and a hundredth."""
+        if math.isfinite(self.claimed):
+            return [0.0, 0.5 * self.claimed, self.claimed]
+        first, floor = self.allowed(0.0), self.allowed(_LARGEST_EPSILON)
+        if first - floor < 1e-9:
+            return [0.0]
+        return [0.0, *(self._where_falls_to(floor + part * (first - floor)) for part in (0.5, 0.1, 0.01))]
+
+    def _where_falls_to(self, delta: float) -> float:
+        low, high = 0.0, _LARGEST_EPSILON
+        for _ in range(20):
+            middle = 0.5 * (low + high)
+            low, high = (middle, high) if self.allowed(middle) > delta else (low, middle)
+        return high
+
+    def judge(self, alpha: float) -> Finding:
+        """Compare with the claim. A true claim raises an alarm with probability at most `alpha`."""
+        pooled = [self.counts.sum(2, keepdims=True)]
+        positions = self.counts.shape[2]
+        if positions >= 2 * _POSITION_CLASSES:
+            pooled += [
+                self.counts[:, :, start::_POSITION_CLASSES].sum(2, keepdims=True)
+                for start in range(_POSITION_CLASSES)
+            ]
+        together = np.concatenate(pooled, axis=2)
+        divergences = self._divergences()
+        # two orders of the labels, two bounds a test; half goes to the divergences, where some are claimed
+        share = 0.25 * alpha * 0.5 / len(self.epsilons) / (2.0 if divergences else 1.0)
+        allowed = [self.allowed(epsilon) for epsilon in self.epsilons]
+        results = [
+            self._test(counts[:, [first, 1 - first]], share / counts.shape[2], allowed, what)
+            for counts, what in ((together, "pooled"), (self.counts, "position"))
+            for first in (0, 1)
+        ]
+        alarm = next((found for _, _, found in results if found), "")
+        draws = int(self.counts.sum(axis=(2, 3)).sum(0).min())
+        if math.isfinite(self.claimed):
+            return Finding(self.name, self.claimed, max(bound for bound, _, _ in results), draws, alarm)
+        proven = np.max([deltas for _, deltas, _ in results], axis=0)
+        ratios = proven / np.maximum(allowed, 1e-12)
+        closest = int(np.argmax(ratios))
+        shown = Finding(
+            self.name, allowed[closest], float(proven[closest]), draws, alarm, self.epsilons[closest]
+        )
+        largest = ratios[closest]
+        for order, claimed in divergences.items():
+            found = self._proven_divergence(order, 0.25 * alpha / len(divergences))
+            if found > claimed and not alarm:
+                alarm = f"the divergence of order {order:g} is {found:.3g} or more, above {claimed:.3g}"
+            if found / claimed > largest:
+                largest = found / claimed
+                shown = Finding(self.name, claimed, found, draws, alarm, order=order)
+        return replace(shown, alarm=alarm)
+
+    def _divergences(self) -> dict[float, float]:
+        """Claimed Renyi divergences by order, where any are."""
+        if self.failure:
+            return {}
+        claimed = {order: self.copies * self.loss.divergence(order) for order in _ORDERS}
+        return {order: value for order, value in claimed.items() if math.isfinite(value)}
+
+    def _proven_divergence(self, order: float, alpha: float) -> float:
+        """Larger of the bounds in both orders of the two worlds, each wrong with probability `alpha`."""
+        first, fresh = self.counts.sum(2)
+        learned = (first + 0.5) / (first + 0.5).sum(1, keepdims=True)
+        pairs = ((learned, fresh), (learned[::-1], fresh[::-1]))
+        return max(proven_divergence(order, *pair, alpha) for pair in pairs)
+
+    def _test(
+        self, counts: Counts, alpha: float, allowed: list[float], what: str
+    ) -> tuple[float, list[float], str]:
+        """Largest proven pure epsilon, proven delta at every epsilon, and the first contradiction."""
+        best, proven, alarm = 0.0, [], ""
+        learned, fresh = counts[0] + 0.5, counts[1]
+        learned = learned / learned.sum(2, keepdims=True)
+        draws = fresh.sum(2)
+        for epsilon, granted in zip(self.epsilons, allowed, strict=True):
+            event = learned[0] > math.exp(epsilon) * learned[1]
+            hits, misses = (np.where(event, fresh[label], 0).sum(1) for label in (0, 1))
+            worst = _worst(hits / np.maximum(draws[0], 1), misses / np.maximum(draws[1], 1), epsilon)
+            low = clopper_pearson(hits[worst], draws[0, worst], alpha)[0]
+            high = clopper_pearson(misses[worst], draws[1, worst], alpha)[1]
+            with np.errstate(divide="ignore"):
+                best = max(best, float(np.log(low / high).max()))
+            deltas = low - math.exp(epsilon) * high
+            proven.append(max(float(deltas.max()), 0.0))
+            excess = float(deltas.max()) - granted
+            if not alarm and excess > 1e-12:
+                alarm = (
+                    f"{what} {int(worst[deltas.argmax()])}: at epsilon {epsilon:.3g} delta is above "
+                    f"{granted:.3g} by {excess:.3g} or more"
+                )
+        return best, proven, alarm

@@ -1,0 +1,1 @@
+"""Subcommands of `fedq` that study runs. `lightning_fedq.cli` finds them by name."""

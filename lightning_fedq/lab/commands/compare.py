@@ -1,0 +1,314 @@
+"""`fedq compare`: several runs in one table and one picture, or several mechanisms at one epsilon."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.table import Table
+
+from lightning_fedq.commands.configs import find
+from lightning_fedq.commands.settings import change_setting
+from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
+from lightning_fedq.reports.runs import (
+    Row,
+    first_metric,
+    fresh_folder,
+    mode_of,
+    plot_progress,
+    read_rows,
+    save_figure,
+    totals,
+    write_rows,
+    write_summary,
+)
+
+if TYPE_CHECKING:
+    from lightning_fedq.mechanisms.interface import Adversary
+    from lightning_fedq.privacy.target import PrivacyTarget
+
+BASE = "digits_private"
+"""What `--mechanisms` train where no configuration is named."""
+COLUMNS = (
+    "rounds",
+    "final",
+    "best",
+    "epsilon",
+    "verdict",
+    "view",
+    "R",
+    "bits_per_parameter",
+    "uplink_megabytes",
+    "downlink_megabytes",
+    "seconds",
+)
+HEADS = {
+    "bits_per_parameter": "bits",
+    "uplink_megabytes": "MB up",
+}
+
+
+def read_run(folder: Path) -> tuple[list[Row], dict[str, Any]]:
+    """Read the rows and the summary of a run folder.
+
+    Raises:
+        FileNotFoundError: If it is not the folder of a finished run.
+    """
+    rows, summary = read_rows(folder / "metrics.csv"), folder / "summary.json"
+    if not summary.is_file():
+        raise FileNotFoundError(f"no {summary}; the run has not finished")
+    return rows, json.loads(summary.read_text())
+
+
+def compare(
+    runs: Mapping[str, Path],
+    monitor: str | None,
+    out: Path,
+    mode: str | None = None,
+    adversary: Adversary | None = None,
+) -> list[dict[str, Any]]:
+    """Write table and pictures (`table.csv`, `table.json`, `compare.png`, `compare_dark.png`) of run folders.
+
+    The table is printed and returned.
+
+    The curve of a run without quantisation and privacy (`FedAvg`) is dashed, as what to compare with.
+
+    Args:
+        runs: Run folders by name.
+        monitor: The metric to compare; None is `val_acc`, or else the first `val_*` metric of the runs.
+        out: Where to write.
+        mode: Is a larger ("max") or a smaller ("min") value better? None goes by the metric's name.
+        adversary: Towards whom every run's epsilon is shown; None is whom each run was asked about.
+
+    Raises:
+        ValueError: If a run never logged `monitor`.
+    """
+    found = {name: read_run(folder) for name, folder in runs.items()}
+    monitor = monitor or first_metric([row for rows, _ in found.values() for row in rows]) or "val_acc"
+    mode = mode or mode_of(monitor)
+    table, curves, plain = [], {}, set()
+    for name, (rows, summary) in found.items():
+        values = [row[monitor] for row in rows if monitor in row]
+        if not values:
+            raise ValueError(f"{runs[name]} never logged {monitor!r}; it has {sorted(rows[-1])}")
+        mechanism = str(summary["mechanism"]).partition("(")[0]
+        privacy = (
+            privacy_of(summary) if adversary is None else privacy_towards(runs[name], summary, adversary)
+        )
+        own = "" if mechanism == name else f"{mechanism}, "
+        said = f"{own}{epsilon_of_label(privacy)}".removesuffix(", ")
+        label = f"{name} ({said})" if said else name
+        curves[label] = rows
+        plain |= {label} if mechanism == "FedAvg" else set()
+        cost = {**totals(rows), "bits_per_parameter": summary["bits_per_parameter"], "rounds": len(rows)}
+        best = max(values) if mode == "max" else min(values)
+        result = {"final": values[-1], "best": best, **privacy, **cost}
+        table.append({"run": name, **{column: result[column] for column in COLUMNS}})
+    write_rows(out / "table.csv", table)
+    write_summary(out / "table.json", {"monitor": monitor, "runs": table})
+    save_figure(plot_progress(curves, monitor, monitor, dashed=plain), out / "compare.png", twin=True)
+    print_table(table, monitor)
+    if len({row["rounds"] for row in table}) > 1:
+        counts = ", ".join(str(row["rounds"]) for row in table)
+        print(
+            f"warning: the runs differ in their rounds ({counts}), so their final and best values do not "
+            "compare; train them as long as each other (--rounds)",
+            file=sys.stderr,
+        )
+    Console(soft_wrap=True).print(f"{out / 'table.csv'}\n{out / 'compare.png'}", highlight=False)
+    return table
+
+
+def privacy_towards(folder: Path, summary: Mapping[str, Any], adversary: Adversary) -> dict[str, Any]:
+    """`privacy_of` towards one adversary, whomever the run was asked about, from its `privacy.json`.
+
+    Raises:
+        FileNotFoundError: If the folder has none.
+    """
+    file = folder / "privacy.json"
+    if not file.is_file():
+        raise FileNotFoundError(f"no {file}, which says what the run protects")
+    row = next(r for r in json.loads(file.read_text())["rows"] if r["adversary"] == adversary.name)
+    found, view = privacy_of(summary), summary.get("view")
+    if view is not None and view["adversary"] == adversary.name and view["met"] is not None:
+        return found
+    epsilon = math.inf if row["epsilon_run"] is None else float(row["epsilon_run"])
+    return {**found, "epsilon": epsilon, "verdict": row["verdict"], "view": adversary.name}
+
+
+def epsilon_of_label(found: Mapping[str, Any]) -> str:
+    """Epsilon and towards whom, for a legend. "" where a folder does not say."""
+    if not isinstance(found["epsilon"], float):
+        return ""
+    whom = str(found["view"]).partition(",")[0].lower()
+    if math.isinf(found["epsilon"]):
+        return f"no finite \N{GREEK SMALL LETTER EPSILON} to {whom}"
+    return f"\N{GREEK SMALL LETTER EPSILON} {format_epsilon(found['epsilon'])} to {whom}"
+
+
+def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of a run's privacy, from its `summary.json`, with "-" where an older folder does not say.
+
+    `epsilon` and its `verdict` are towards the `view` that was asked for, or else the one with least epsilon;
+    R is the noise over the signal, as seen where that is known, or else as planned.
+    """
+    view, noise = summary.get("view"), summary.get("noise_over_signal") or {}
+    ratio = noise.get("planned") if noise.get("sim_seen") is None else noise["sim_seen"]
+    ratio = "-" if ratio is None else ratio
+    if view is None:
+        return {"epsilon": "-", "verdict": "-", "view": "-", "R": ratio}
+    epsilon = math.inf if view["epsilon"] is None else view["epsilon"]
+    asked = {True: ", asked for and met", False: ", asked for and NOT met", None: ""}[view["met"]]
+    if view["met"] is False and view["spent"] is not None and view["spent"] <= view["asked"] * (1.0 + 1e-9):
+        asked += " (no masks ran)"
+    nobody = view["met"] is None and view["verdict"] == NO_GUARANTEE
+    return {
+        "epsilon": epsilon,
+        "verdict": view["verdict"],
+        "view": "nobody" if nobody else f"{view['adversary']}{asked}",
+        "R": ratio,
+    }
+
+
+def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
+    """Print rows as a table, numbers with four digits. Names are never cut."""
+    shown = Table(title=monitor, title_justify="left", box=SIMPLE, padding=(0, 1, 0, 0), pad_edge=False)
+    of_runs = all("verdict" in row for row in table)  # other tables have columns of their own
+    hidden = ("verdict", "view", "downlink_megabytes", "seconds") if of_runs else ()  # the files have them
+    for column in [column for column in table[0] if column not in hidden]:
+        shown.add_column(
+            HEADS.get(column, column), no_wrap=True, justify="left" if column == "run" else "right"
+        )
+    for row in table:
+        cells = {name: f"{v:.4g}" if isinstance(v, float) else str(v) for name, v in row.items()}
+        if of_runs and isinstance(row["epsilon"], float):
+            cells["epsilon"] = f"{format_epsilon(row['epsilon'])} {row['verdict']}"
+        if of_runs and isinstance(row["R"], float):
+            cells["R"] = f"{row['R']:.2g}" if row["R"] > 1e-6 else "0"
+        shown.add_row(*(cell for name, cell in cells.items() if name not in hidden))
+    console = Console()
+    console.width = max(
+        console.width, console.measure(shown, options=console.options.update(width=500)).maximum
+    )
+    console.print(shown)
+    if not of_runs:
+        return
+    views = dict.fromkeys(str(row["view"]) for row in table)
+    if len(views) == 1:
+        console.print(f"epsilon: over the run, towards {next(iter(views))}", highlight=False, soft_wrap=True)
+        return
+    console.print("epsilon: over the run, towards", highlight=False)
+    for row in table:
+        console.print(f"  {row['run']}: {row['view']}", highlight=False, soft_wrap=True)
+
+
+def _trained(
+    base: str, names: Sequence[str], target: PrivacyTarget, rounds: int | None, out: Path
+) -> dict[str, Path]:
+    """Train one configuration with several mechanisms at one target, and return run folders by name."""
+    # both import Lightning, and are only needed here
+    from lightning_fedq.commands.plan import same_target
+    from lightning_fedq.commands.run import resolve, run_config
+
+    folders = {}
+    for name, (settings, reason) in same_target(base, names, target, rounds).items():
+        config = resolve([str(find(base))])
+        for key in ("privacy", "secure_aggregation"):
+            change_setting(config, f"Federated.{key}", None)
+        for key, value in settings.items():
+            change_setting(config, f"Federated.{key}", value)
+        if rounds is not None:
+            change_setting(config, "trainer.max_epochs", rounds)
+        if reason:
+            print(f"{name} trains without a target: {reason}", file=sys.stderr)
+        folders[name] = run_config(config, name, out)
+    return folders
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run or read the runs and compare them."""
+    # both import torch, which whoever lists commands need not wait for
+    from lightning_fedq.mechanisms.interface import Adversary
+    from lightning_fedq.privacy.target import PrivacyTarget
+
+    parser = argparse.ArgumentParser(
+        prog="fedq compare",
+        description="Train the given configurations (or read the given run folders) and put them into one "
+        "table and one picture: a metric against rounds, and against megabytes. With --mechanisms, train one "
+        "configuration with each of several mechanisms, all calibrated to one epsilon.",
+    )
+    parser.add_argument(
+        "runs",
+        nargs="*",
+        metavar="RUN",
+        help="a configuration (a file or a name) or the folder of a run; with --mechanisms one configuration "
+        f"(default: {BASE})",
+    )
+    parser.add_argument(
+        "--mechanisms", nargs="+", metavar="NAME", help="mechanisms to train with, such as CorBin"
+    )
+    parser.add_argument("--epsilon", type=float, help="target of the mechanisms over the run, for a client")
+    parser.add_argument("--delta", type=float, default=1e-5, help="of the target (default: %(default)s)")
+    parser.add_argument(
+        "--adversary",
+        choices=[who.name.lower() for who in Adversary],
+        help="towards whom epsilons are shown, and met by mechanisms (default: outsider for mechanisms, or "
+        "whom each run was asked about)",
+    )
+    parser.add_argument(
+        "--monitor", help="the metric to compare (default: val_acc, or the first val_* there is)"
+    )
+    parser.add_argument(
+        "--mode", choices=("max", "min"), help="is larger or smaller better? (default: by name)"
+    )
+    parser.add_argument("--rounds", type=int, help="rounds to train a configuration (default: its own)")
+    parser.add_argument(
+        "--out", default="runs/compare", help="folder of table and picture (default: %(default)s)"
+    )
+    options = parser.parse_args(argv)
+    if (options.mechanisms is None) != (options.epsilon is None):
+        parser.error("--mechanisms and --epsilon go together: --mechanisms CorBin GaussianNoise --epsilon 8")
+    if options.mechanisms is None and not options.runs:
+        parser.error("name the runs, or --mechanisms and --epsilon")
+    asked = None if options.adversary is None else Adversary[options.adversary.upper()]
+    out = fresh_folder(Path(options.out))
+    folders: dict[str, Path] = {}
+    if options.mechanisms is not None:
+        if len(options.runs) > 1:
+            parser.error(f"--mechanisms take one configuration, got {len(options.runs)}")
+        asked = asked or Adversary.OUTSIDER
+        base = options.runs[0] if options.runs else BASE
+        try:
+            target = PrivacyTarget(options.epsilon, options.delta, asked)
+            folders = _trained(base, options.mechanisms, target, options.rounds, out)
+        except ValueError as error:
+            parser.error(str(error))
+        options.runs = []
+    for run in options.runs:
+        path = Path(run)
+        name = path.stem if path.stem not in folders else f"{path.stem}-{len(folders) + 1}"
+        if path.is_dir():
+            folders[name] = path
+            continue
+        try:
+            config = find(run)
+        except ValueError as error:
+            parser.error(f"{run} is not the folder of a run; {error}")
+        from lightning_fedq.commands.run import resolve, run_config  # imports Lightning, and only needed here
+
+        settings = resolve([str(config)])
+        if options.rounds is not None:
+            change_setting(settings, "trainer.max_epochs", options.rounds)
+        folders[name] = run_config(settings, name, out)
+    try:
+        compare(folders, options.monitor, out, options.mode, asked)
+    except (ValueError, FileNotFoundError) as error:
+        parser.error(str(error))
+    return 0

@@ -1,0 +1,347 @@
+"""One attack, many attempts, on what a mechanism really sends: counts, errors and pictures.
+
+In every attempt a few clients draw samples from the candidates, take one or a few steps of gradient descent
+on them from the same model, and send their updates through the mechanism; the attacker decodes its view and
+looks for the first sample of client 0. One step is the attacker's best case; several, all on the same batch,
+it simulates.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from lightning_fedq.keys.randomness import Keys, SeededKeys
+from lightning_fedq.lab.leakage.batch_sampling import GradientMoments
+from lightning_fedq.lab.leakage.estimate import LeakageEstimate
+from lightning_fedq.lab.leakage.gradients import LocalSteps, Loss, batch_gradient, sample_gradients, trainable
+from lightning_fedq.lab.leakage.inversion import Attack, OutOfTimeError, Problem
+from lightning_fedq.lab.leakage.pictures import in_order, mean_square_errors, psnr
+from lightning_fedq.lab.leakage.views import Observation, observe
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, RoundContext
+from lightning_fedq.mechanisms.near_optimal_utility import NearOptimalUtility
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """Result of one attack on one view of one mechanism.
+
+    Args:
+        mechanism: Its parameters, in words.
+        adversary: Adversary whose view was attacked.
+        attack: Its parameters, in words.
+        estimate: Counts and leakage.
+        psnr: Mean over the attempts, in dB.
+        seconds: Time of all attempts together.
+        truth: `(kept, ...)` originals of the first attempts.
+        found: Their reconstructions.
+    """
+
+    mechanism: str
+    adversary: Adversary
+    attack: str
+    estimate: LeakageEstimate
+    psnr: float
+    seconds: float
+    truth: Tensor
+    found: Tensor
+
+
+@dataclass(frozen=True)
+class Study:
+    """The setting of an attack: model, data, and what counts as a hit.
+
+    Args:
+        model: The global model, in evaluation mode.
+        loss: Mean loss of scores and labels.
+        inputs: `(n, ...)` candidates; the prior is uniform on them.
+        labels: `(n,)`.
+        learning_rate: Learning rate of the clients' steps, > 0.
+        attack: What the attacker does.
+        batch_size: Samples of each client.
+        cohort_size: Clients of a round.
+        labels_known: Does the attacker know the labels of the samples?
+        threshold: A reconstruction counts if its squared error is below this share of the candidates'
+            variance, and the truth is the candidate nearest to it.
+        local_steps: Steps of each client on its batch, >= 1.
+
+    Raises:
+        ValueError: If a number is out of its range, or the attack can't work here.
+    """
+
+    model: nn.Module
+    loss: Loss
+    inputs: Tensor
+    labels: Tensor
+    learning_rate: float
+    attack: Attack
+    batch_size: int = 1
+    cohort_size: int = 2
+    labels_known: bool = True
+    threshold: float = 0.3
+    local_steps: int = 1
+
+    def __post_init__(self) -> None:
+        needed = self.batch_size * self.cohort_size
+        if self.batch_size < 1 or self.cohort_size < 1 or 2 * needed > len(self.inputs):
+            raise ValueError(
+                f"{self.cohort_size} clients with {self.batch_size} samples each need at least {2 * needed} "
+                f"candidates, got {len(self.inputs)}"
+            )
+        if not self.threshold > 0:
+            raise ValueError(f"threshold must be > 0, got {self.threshold}")
+        _ = self.steps
+        if self.model.training:
+            raise ValueError("the model must be in evaluation mode (model.eval()): dropout hides gradients")
+        first = torch.arange(self.batch_size)
+        self.attack.check(self._problem(self.gradients[first].mean(0), self.labels[first]))
+
+    @cached_property
+    def gradients(self) -> Tensor:
+        """`(n, dim)` gradient of every candidate, summed over the steps of a client with no other data."""
+        return sample_gradients(self.model, self.loss, self.inputs, self.labels, self.steps)
+
+    @cached_property
+    def gram(self) -> Tensor:
+        """`(n, n)` inner products of the gradients."""
+        return self.gradients @ self.gradients.T
+
+    @property
+    def steps(self) -> LocalSteps:
+        """Local steps of a client on its batch."""
+        return LocalSteps(self.learning_rate, self.local_steps)
+
+    @property
+    def segments(self) -> tuple[int, ...]:
+        """Sizes of the model's parameters."""
+        return tuple(parameter.numel() for parameter in trainable(self.model))
+
+    @property
+    def largest_norm(self) -> float:
+        """Largest l2 norm of an update: a clipping norm that clips nothing."""
+        return self.learning_rate * float(self.gradients.norm(dim=1).max())
+
+    @property
+    def moments(self) -> GradientMoments:
+        """Moments of the gradients, for a client that holds all candidates."""
+        return GradientMoments.of(self.gradients, len(self.gradients))
+
+    def context(self, mechanism: Mechanism, round: int = 0) -> RoundContext:
+        """A round of clients 0, 1, ... whose range just holds every candidate's update."""
+        groups, start = [], 0
+        for size in mechanism.group_sizes(self.cohort_size):
+            groups.append(tuple(range(start, start + size)))
+            start += size
+        largest = self.learning_rate * self.gradients.abs().amax(0).double().cpu()
+        radius = torch.stack([part.max() for part in torch.split(largest, list(self.segments))]).clamp(
+            min=1e-12
+        )
+        return RoundContext(round, tuple(groups), self.segments, torch.zeros_like(radius), radius)
+
+    def run(
+        self,
+        mechanism: Mechanism,
+        adversary: Adversary,
+        attempts: int,
+        generator: torch.Generator,
+        *,
+        keys: Keys | None = None,
+        seconds: float = math.inf,
+        confidence: float = 0.95,
+        kept: int = 8,
+    ) -> StudyResult:
+        """Attack `attempts` rounds, or as many as fit into `seconds`.
+
+        Args:
+            mechanism: What the clients send through.
+            adversary: Adversary whose view is attacked.
+            attempts: >= 1.
+            generator: Chooses the clients' samples and the searches' starts.
+            keys: Source of the mechanism's coins; None draws a seed from the generator.
+            seconds: Time limit. An attempt that does not end within it is given up and does not count.
+            confidence: Confidence of the estimate's limits.
+            kept: How many originals and reconstructions to keep.
+
+        Raises:
+            ValueError: If attempts is not >= 1, not one attempt ends in time, or there are too few
+                candidates for the view.
+        """
+        if attempts < 1:
+            raise ValueError(f"attempts must be >= 1, got {attempts}")
+        if keys is None:
+            keys = SeededKeys(int(torch.randint(2**62, (1,), generator=generator)))
+        # a generator of its own for the searches: one seed then gives every attack the same samples
+        starts = torch.Generator().manual_seed(int(torch.randint(2**62, (1,), generator=generator)))
+        context = self.context(mechanism)
+        start, hits, noises, truths, founds, rows = time.perf_counter(), 0, [], [], [], 1
+        for attempt in range(attempts):
+            if attempt and time.perf_counter() - start > seconds * attempt / (attempt + 1):
+                break  # one more of average length would not fit
+            chosen = torch.randperm(len(self.inputs), generator=generator)
+            chosen = chosen[: self.batch_size * self.cohort_size].reshape(self.cohort_size, -1)
+            updates = self._updates(chosen)
+            seen = observe(mechanism, updates, replace(context, round=attempt), keys, adversary, 0)
+            try:
+                found = self._attack(seen, chosen, starts, start + seconds)
+            except OutOfTimeError:
+                break
+            truth = self.inputs[chosen[0, 0]]
+            rows = self.batch_size * (1 if seen.shares is not None else len(seen.clients))
+            hits += self._is_hit(found, int(chosen[0, 0]))
+            noises.append(psnr(found[None], truth[None], self._range).item())
+            if attempt < kept:
+                truths.append(truth)
+                founds.append(found)
+        if not noises:
+            raise ValueError(f"one attempt takes longer than {seconds:.3g} s; allow more, or use Matching")
+        # several samples in one view: a guess finds the truth that much more often
+        estimate = LeakageEstimate(hits, len(noises), max(len(self.inputs) // rows, 2), confidence)
+        return StudyResult(
+            repr(mechanism),
+            adversary,
+            repr(self.attack),
+            estimate,
+            sum(noises) / len(noises),
+            time.perf_counter() - start,
+            torch.stack(truths),
+            torch.stack(founds),
+        )
+
+    @property
+    def _range(self) -> float:
+        return (self.inputs.max() - self.inputs.min()).item()
+
+    def _updates(self, chosen: Tensor) -> Tensor:
+        """`(clients, dim)` updates of clients that hold the candidates `chosen`, `(clients, batch)`."""
+        if self.local_steps == 1 or self.batch_size == 1:
+            return -self.learning_rate * self.gradients[chosen].mean(1)
+        rows = [
+            batch_gradient(self.model, self.loss, self.inputs[own], self.labels[own], self.steps)
+            for own in chosen
+        ]
+        return -self.learning_rate * torch.stack(rows)
+
+    def _problem(self, gradient: Tensor, labels: Tensor) -> Problem:
+        return Problem(
+            self.model,
+            self.loss,
+            gradient,
+            (len(labels), *self.inputs.shape[1:]),
+            labels if self.labels_known else None,
+            self.inputs.min().item(),
+            self.inputs.max().item(),
+            self.inputs,
+            self.labels,
+            self.gradients,
+            self.gram,
+            self.steps,
+        )
+
+    def _attack(
+        self, seen: Observation, chosen: Tensor, generator: torch.Generator, deadline: float
+    ) -> Tensor:
+        """Invert what is seen. Of the rows in their best order return that of client 0's first sample.
+
+        Where each message is seen, the attacker says whose a row is; within a batch there is no order.
+        """
+        indices = chosen[list(seen.clients)].reshape(-1)
+        gradient = (-seen.update / self.learning_rate).to(self.gradients)
+        problem = replace(self._problem(gradient, self.labels[indices]), deadline=deadline)
+        if seen.shares is not None:
+            shares = (-seen.shares / self.learning_rate).to(self.gradients)
+            problem = replace(problem, shares=shares, share_weight=seen.share_weight)
+        found = self.attack.invert(problem, generator)
+        if seen.shares is not None:
+            first = seen.clients.index(0) * self.batch_size
+            return in_order(found[first : first + self.batch_size], self.inputs[chosen[0]])[0]
+        place = int((indices == chosen[0, 0]).nonzero()[0])
+        return in_order(found, self.inputs[indices])[place]
+
+    def _is_hit(self, found: Tensor, truth: int) -> bool:
+        errors = mean_square_errors(found[None], self.inputs)[0]
+        variance = self.inputs.flatten(1).double().var(0, correction=0).mean().item()
+        return int(errors.argmin()) == truth and errors[truth].item() <= self.threshold * variance
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A mechanism for a leakage budget, and the attacks that led to it.
+
+    Args:
+        mechanism: Mechanism with the smallest noise that was found good enough.
+        probes: Noise std and estimate of every probe, in their order.
+    """
+
+    mechanism: NearOptimalUtility
+    probes: tuple[tuple[float, LeakageEstimate], ...]
+
+
+def calibrate(
+    study: Study,
+    budget: float,
+    generator: torch.Generator,
+    *,
+    attempts: int = 100,
+    max_probes: int = 10,
+    adversaries: Sequence[Adversary] = (Adversary.EAVESDROPPER,),
+    confidence: float = 0.95,
+    public: bool = False,
+) -> Calibration:
+    """Find the smallest noise at which the upper limit of the measured leakage is within the budget.
+
+    Bisection on the logarithm of the std, between 1e-5 and 1e3 clipping norms; the confidence is shared out
+    over the probes, so that it holds for the probe that is chosen. It is about this attack, no other.
+
+    Args:
+        study: Model, data and attack; updates are clipped at its largest norm.
+        budget: tau, in (0, sqrt(ln 2)).
+        generator: Random generator of the attempts.
+        attempts: Attempts of each probe, >= 1.
+        max_probes: >= 2.
+        adversaries: The views; the worst of them counts.
+        confidence: Confidence of all limits together.
+        public: Are the study's data public?
+
+    Raises:
+        ValueError: If so few attempts can't show so little leakage, or no noise is enough.
+    """
+    if max_probes < 2:
+        raise ValueError(f"max_probes must be >= 2, got {max_probes}")
+    clip_norm, probes = study.largest_norm, []
+    each = 1.0 - (1.0 - confidence) / (max_probes * len(adversaries))
+    least = LeakageEstimate(0, attempts, len(study.inputs), each).leakage_limits[1]
+    if least > budget:
+        raise ValueError(
+            f"a budget of {budget:g} can't be shown with {attempts} attempts: even without a hit the leakage "
+            f"may be {least:.3f}; use more attempts or a larger budget"
+        )
+
+    def upper(std: float) -> float:
+        trial = NearOptimalUtility(clip_norm, budget, std, 0.0)
+        results = [study.run(trial, who, attempts, generator, confidence=each, kept=1) for who in adversaries]
+        worst = max((result.estimate for result in results), key=lambda found: found.leakage_limits[1])
+        probes.append((std, worst))
+        return worst.leakage_limits[1]
+
+    low, high = math.log(1e-5 * clip_norm), math.log(1e3 * clip_norm)
+    best = upper(math.exp(high))
+    if best > budget:
+        raise ValueError(
+            f"no noise brings the leakage under {budget:g}: "
+            f"at std {math.exp(high):.3g} its upper limit is {best:.3f}"
+        )
+    for _ in range(max_probes - 1):
+        middle = 0.5 * (low + high)
+        reached = upper(math.exp(middle))
+        if reached <= budget:
+            high, best = middle, reached
+        else:
+            low = middle
+    mechanism = NearOptimalUtility(clip_norm, budget, math.exp(high), best, public)
+    return Calibration(mechanism, tuple(probes))

@@ -1,0 +1,376 @@
+"""The interface of a mechanism: two methods that run, one that says what is sent, one that promises."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from lightning_fedq.functional.checks import check_fields
+from lightning_fedq.mechanisms.interface.claims import (
+    Adversary,
+    AuditCase,
+    Neighbours,
+    PrivacyClaim,
+)
+from lightning_fedq.mechanisms.interface.context import Message, RoundContext
+
+if TYPE_CHECKING:
+    from lightning_fedq.keys.randomness import ClientRandomness, PublicRandomness
+    from lightning_fedq.mechanisms.interface.ranges import RangeRule
+    from lightning_fedq.wire.coding import Code
+
+
+class Mechanism(ABC):
+    """Compression and privacy mechanism: updates to integers, integers of many clients to their sum.
+
+    Children are frozen dataclasses of parameters. `decode` is handed `PublicRandomness` only, so
+    that the type says what the server knows; `encode` may also use what the client shares with its
+    peers and its own private coins.
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Have the parameters checked before a child's own `__post_init__` looks at them."""
+        super().__init_subclass__(**options)
+        if (own := vars(cls).get("__post_init__")) is None:
+            return
+
+        @wraps(own)
+        def checked(self: Mechanism, *args: Any) -> None:
+            check_fields(self)
+            own(self, *args)
+
+        cls.__post_init__ = checked  # type: ignore[method-assign]
+
+    def __post_init__(self) -> None:
+        """Refuse parameters of another kind than their annotations say, see `check_fields`."""
+        check_fields(self)
+
+    def __getattr__(self, name: str) -> Any:
+        """Say where a mechanism belongs when a Trainer asks it for a callback's hook.
+
+        Raises:
+            TypeError: If `name` is a hook of Lightning's callbacks, with the line that works.
+            AttributeError: If there is no such attribute.
+        """
+        kind = type(self).__name__
+        if name in ("setup", "state_key") or name.startswith("on_"):
+            raise TypeError(
+                f"{kind} is a mechanism and no callback; Federated is the callback that takes it: "
+                f"Trainer(callbacks=[Federated({self!r}, num_clients=...)])"
+            )
+        raise AttributeError(f"{kind!r} object has no attribute {name!r}")
+
+    homomorphic: ClassVar[bool]
+    """May `decode` be given the sum of several clients' symbols?"""
+    fixed_cohort: ClassVar[bool] = False
+    """Is the noise shared out over the whole cohort in advance? Then a client that did not answer counts as
+    one that sent zeros, so that the law of the noise stays what it was, and weights are refused."""
+    hands_on: ClassVar[bool] = False
+    """Do clients take back noise of the round before? Then each is told whose (`RoundContext.hand_over`), and
+    shares a key with that client and with the one who comes after it."""
+    alike_clients: ClassVar[bool] = False
+    """Does what is released depend on who takes part through updates only, given all that outsiders know? A
+    secret draw of the cohort then amplifies. False where it is not shown, and where streams that everybody
+    knows are a client's own (codewords, dithers): they tell who was drawn."""
+    clips_norm: ClassVar[bool] = False
+    """Does `encode` hold every update to the l2 norm `clip_norm`, do claims rest on that alone, and is noise
+    measured in it? Then `AdaptiveClip` may move it."""
+    unbiased: ClassVar[bool] = True
+    """Is the decoded sum right on average, for updates inside the range? One that is not tests its bias."""
+
+    @property
+    def joint(self) -> bool:
+        """Must `decode` see the whole cohort at once, because it is no sum (a vote, a threshold)?"""
+        return False
+
+    @property
+    def separation(self) -> int:
+        """Rounds from one of a client to its next that claims count on, where noise is correlated over
+        rounds. The server begins with fresh noise (`RoundContext.since`) where somebody comes back earlier.
+        """
+        return 1
+
+    @property
+    def own_ranges(self) -> RangeRule | None:
+        """Rule for the radius of a round, where the mechanism brings its own, which reads the plain mean."""
+        return None
+
+    def core(self, context: RoundContext) -> tuple[Mechanism, RoundContext, float]:
+        """Decoder of a round's messages: the mechanism, the round as it sees it, and its unit.
+
+        Itself, unless a mechanism stands around another. That one then may have coordinates behind those of
+        an update, for `own_ranges`; its sum, rounded to its grid, times the unit is in units of the update.
+        """
+        return self, context, 1.0
+
+    def tolerated_dropouts(self, context: RoundContext) -> int | None:
+        """Most clients that may stay silent before the claims about the aggregate are void.
+
+        A round with more is aborted. None where claims never rest on a number of answers, or where
+        the report itself works dropouts into them.
+        """
+        return None
+
+    @abstractmethod
+    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+        """Encode one client's update `(dim,)` or a stack `(clients, dim)`, in the order of `rand.clients`.
+
+        Finite floats in any range; what lies outside `context`'s range is clipped and counted.
+        """
+
+    @abstractmethod
+    def decode(
+        self, symbols: Tensor, clients: Sequence[int], context: RoundContext, rand: PublicRandomness
+    ) -> Tensor:
+        """Estimate the sum of the updates of `clients`.
+
+        Args:
+            symbols: `(len(clients), m)`, one message a row; if homomorphic, their sum `(m,)` too.
+            clients: Clients that sent them, in that order; those that dropped out are missing.
+            context: The round.
+            rand: What the server knows.
+
+        Returns:
+            `(dim,)` float32, or float64, in units of the update. Where there is a `grid`, only the whole sum
+            rounded to it may leave the server.
+        """
+
+    @abstractmethod
+    def code(self, context: RoundContext) -> Code:
+        """Return the code that turns one client's symbols into the bits on the wire."""
+
+    def num_symbols(self, context: RoundContext) -> int:
+        """Length of a message, in symbols, which a server must know to read one: one a coordinate unless
+        padded, cut into blocks, or otherwise arranged."""
+        modular = self.symbol_modulus(context)
+        return context.dim if modular is None else modular[1]
+
+    def message_code(self, client: int, context: RoundContext, rand: PublicRandomness) -> Code:
+        """Return the code of one client's message, which may condition on what it shares with the server.
+
+        `Message.num_bits` is the length of this code's streams; `code` unless a mechanism has a better one.
+        """
+        return self.code(context)
+
+    @abstractmethod
+    def claims(self, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """Return exactly one claim per `Adversary`, for one round."""
+
+    def grid(self, context: RoundContext) -> float | None:
+        """Public grid, in units of the update, that the decoded sum of all clients is rounded to before it is
+        released, so that the low bits of floats say nothing; None where symbols lie on a grid already."""
+        return None
+
+    def symbol_range(
+        self, context: RoundContext, rand: PublicRandomness
+    ) -> tuple[int | Tensor, int | Tensor] | None:
+        """Smallest and largest symbol, for all or `(m,)`, that `encode` can give whatever the update.
+
+        Secure aggregation takes its moduli from it; None where a fixed-length `code` says it all.
+        """
+        return None
+
+    def can_send(self, symbols: Tensor, client: int, context: RoundContext, rand: PublicRandomness) -> bool:
+        """Can one client's `encode` give these symbols `(m,)`, for any update? Servers refuse all others.
+
+        By `symbol_range`, unless a mechanism can say more of a client whose shared randomness is known.
+        """
+        if (bounds := self.symbol_range(context, rand)) is None:
+            return True
+        low, high = (torch.as_tensor(bound) for bound in bounds)
+        return not bool(((symbols < low) | (symbols > high)).any())
+
+    def symbol_modulus(self, context: RoundContext) -> tuple[int, int] | None:
+        """Modulus and number of symbols, where symbols are residues and `decode` takes their modular sum."""
+        return None
+
+    def noise_variance(self, context: RoundContext, clients: Sequence[int]) -> Tensor | None:
+        """Public upper bound on the variance of one coordinate of the decoded mean, per segment.
+
+        Args:
+            context: The round.
+            clients: Clients that answered; at least one.
+
+        Returns:
+            `(len(segments),)` float64 in squared units of the update, or None where it depends on
+            the data in a way that has no useful bound.
+        """
+        return None
+
+    def mean_error(self, context: RoundContext, num_clients: int, homogeneity: float) -> float | None:
+        """Expected squared error of the decoded mean, summed over coordinates, for planning a run.
+
+        Args:
+            context: The round.
+            num_clients: How many of the cohort answer, >= 1.
+            homogeneity: |mean update|^2 over the mean |update|^2, in (0, 1].
+
+        Returns:
+            In squared units of the update; from `noise_variance` where no more is known, None without it.
+        """
+        variance = self.noise_variance(context, context.cohort[:num_clients])
+        if variance is None:
+            return None
+        return float(variance @ torch.tensor(context.segments, dtype=torch.float64))
+
+    def longest_update(self, dim: int) -> float | None:
+        """Largest l2 norm of an evenly spread update that is not shortened, for planning a run.
+
+        Args:
+            dim: Coordinates.
+
+        Returns:
+            In units of the update. None where the range of a round clips coordinates.
+        """
+        return None
+
+    @property
+    def covers_shorter(self) -> bool:
+        """Does a round cost the more, the longer the vector, so that its charge covers shorter vectors?
+
+        Accounts let every charge count as one of the longest vector. Where that is not so, the length of the
+        vector can't change while a ledger lives.
+        """
+        return True
+
+    @property
+    def gaussian_error(self) -> bool:
+        """Is the error of the decoded mean exactly Gaussian (or zero), its variance `noise_variance`?"""
+        return False
+
+    def group_sizes(self, num_clients: int) -> tuple[int, ...]:
+        """Sizes of the groups of a cohort that share peer randomness.
+
+        They sum to `num_clients`.
+
+        Raises:
+            ValueError: If the mechanism can't serve a cohort of this size.
+        """
+        return (1,) * num_clients
+
+    # ---- a target in place of a knob ------------------------------------------------------------------
+
+    def at_level(self, level: float, context: RoundContext, max_dropped: int) -> Mechanism:
+        """The mechanism with its free privacy parameter set, so that a privacy target can look for it.
+
+        Args:
+            level: > 0, larger is less private: the epsilon of a unit, or one over a noise multiplier.
+            context: A round of the run: cohort, dimension.
+            max_dropped: Dropouts that noise which is shared out over the cohort has to allow for.
+
+        Raises:
+            ValueError: If there is no such parameter, or it can't be set so.
+        """
+        raise ValueError(
+            f"{type(self).__name__} has no privacy parameter that a target could set; leave the target out"
+        )
+
+    @classmethod
+    def example(cls) -> Mechanism | None:
+        """Settings that tables, audits and plans show the class by. None takes usual values.
+
+        Usual values are those of `fedq mechanisms` for parameters without a default: epsilon 1, clip_norm 1
+        and so on. A class with other parameters gives an instance.
+        """
+        return None
+
+    @classmethod
+    def plan_settings(cls, params: int) -> Mapping[str, Mechanism] | None:
+        """Settings that `fedq plan` ranks, by name, for updates of l2 norm 1. A target sets one.
+
+        None takes the settings of tables, if a target can set one of them and `decode` is no vote (`joint`).
+
+        Args:
+            params: Parameters of the model, for what clips in another norm.
+        """
+        return None
+
+    # ---- how it is attacked, and what helps -----------------------------------------------------------
+
+    def audit_cases(self, dim: int) -> tuple[AuditCase, ...]:
+        """Settings in which the audit attacks these claims. Itself, unless claims are about whole vectors.
+
+        A claim about a whole vector is attacked twice: with so little noise that one of `dim` coordinates,
+        which holds its share of the difference, is about as private as single coordinates usually are; and
+        with the whole difference in one coordinate.
+
+        Args:
+            dim: Coordinates of the cases that are not `concentrated`.
+        """
+        return (AuditCase(self),)
+
+    def counted_group(self) -> Mechanism | None:
+        """Settings in which the audit counts all words of a group: one coin and one shared word a coordinate.
+
+        None where clients share nothing in groups.
+        """
+        return None
+
+    def worst_pair(
+        self, client: int, context: RoundContext, public: PublicRandomness
+    ) -> tuple[Tensor, Tensor]:
+        """Two neighbouring updates of one client, `(dim,)` float64 each, that are hard to tell apart safely.
+
+        Far outside the range on both sides in every coordinate; far outside and zero where a claim is about
+        zeroing out. A mechanism that rotates by public randomness returns what its rotation turns into its
+        worst case, one that sends some coordinates only may leave the others alike.
+
+        Args:
+            client: Client whose update is replaced.
+            context: The round.
+            public: The streams that the adversary of the claim holds. In place of those that it does not
+                hold there are streams of other keys, so a pair that follows them meets nothing.
+        """
+        neighbours = {claim.neighbours for claim in self.claims(context)}
+        center, reach = context.expand(context.center), 4.0 * context.expand(context.radius)
+        if neighbours == {Neighbours.SUBSTITUTION}:
+            return center + reach, center - reach
+        return center + reach, torch.zeros_like(reach)
+
+    def lever(self, client: int, context: RoundContext) -> float | None:
+        """Lever of a client that chooses its symbols on a coordinate of the sum, in honest extremes.
+
+        None where nobody has worked it out.
+        """
+        return None
+
+    def without_noise(self, context: RoundContext) -> Mechanism:
+        """The mechanism as a Byzantine client runs it, without the coin that makes its messages private.
+
+        Raises:
+            ValueError: If there is no coin that could be left out alone.
+        """
+        raise ValueError(
+            f"{type(self).__name__} has no coin that a Byzantine client could skip; use inverted"
+        )
+
+    def advice(self, claim: PrivacyClaim) -> str:
+        """Advice that would lower the loss of one of the claims, a few words for the privacy report."""
+        single = (Adversary.EAVESDROPPER, Adversary.SERVER, Adversary.SERVER_AND_PARTNER)
+        if self.homomorphic and claim.adversary in single:
+            return (
+                "more noise or fewer rounds; with secure aggregation the row of the server behind it counts"
+            )
+        return "more noise or fewer rounds"
+
+    # ---- clients that are protected differently -------------------------------------------------------
+
+    def protection_groups(self, num_clients: int) -> tuple[tuple[int, ...], ...]:
+        """The whole population, 0 to `num_clients` - 1, in groups that `claims_about` treats alike.
+
+        Raises:
+            ValueError: If the mechanism can't serve such a population.
+        """
+        return (tuple(range(num_clients)),)
+
+    def claims_about(self, client: int, context: RoundContext) -> tuple[PrivacyClaim, ...]:
+        """Exactly one claim per `Adversary`, for one round in which this client takes part.
+
+        `claims`, which holds for every client of the population, unless clients are protected differently.
+        """
+        return self.claims(context)

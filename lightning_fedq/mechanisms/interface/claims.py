@@ -1,0 +1,163 @@
+"""Promises: to whom, about what, between which neighbours, and the settings that an audit tries."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from lightning_fedq.privacy.losses import (
+    Loss,
+    NonPrivate,
+)
+
+if TYPE_CHECKING:
+    from lightning_fedq.mechanisms.interface.base import Mechanism
+
+
+class Adversary(Enum):
+    """Whom a claim is about: each member is a view of one round, worded for a reader."""
+
+    EAVESDROPPER = "an eavesdropper on one client's uplink"
+    SERVER = "the curious server that sees every message"
+    SERVER_AND_PARTNER = "the server together with the client's partner (or leaked shared randomness)"
+    CLIENT = "a curious client, with its own shared randomness and the released models"
+    SECAGG_SERVER = "the server behind secure aggregation, which sees the sum only"
+    OUTSIDER = "an outsider who sees only the released models"
+
+
+class Neighbours(Enum):
+    """Neighbouring relation: what may differ between the two worlds that the adversary tells apart."""
+
+    SUBSTITUTION = "one client's update is replaced by any other"
+    ZERO_OUT = "one client's update is replaced by zero"
+
+
+class Unit(Enum):
+    """Unit that one loss of a claim is about.
+
+    A message is made of all units, a run of all messages.
+    """
+
+    COORDINATE = "coordinate"
+    BLOCK = "block"
+    MESSAGE = "message"
+
+
+@dataclass(frozen=True)
+class Slack:
+    """Distance of a released law from the one that a claim describes, for any input.
+
+    Accountants charge it.
+
+    Args:
+        distance: Total variation, >= 0, once `log_ratio` is set aside.
+        log_ratio: Largest |ln| of the ratio of the two laws, >= 0.
+
+    Raises:
+        ValueError: If a value is negative or not finite.
+    """
+
+    distance: float = 0.0
+    log_ratio: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if not 0.0 <= value < math.inf:
+                raise ValueError(f"{name} must be >= 0 and finite, got {value}")
+
+
+NO_SLACK = Slack()
+
+
+@dataclass(frozen=True)
+class PrivacyClaim:
+    """One sentence of a privacy report: this loss, so many times a round, against this adversary.
+
+    Args:
+        adversary: The view that the claim is about.
+        loss: Loss of one composition, worst case over inputs.
+        compositions: How many times `loss` composes per client and round; `dim` for a
+            mechanism that treats coordinates independently, 1 for a whole-vector mechanism.
+        neighbours: The neighbouring relation.
+        assumptions: What has to hold for the claim to be true, in words.
+        unit_losses: How many of the losses one unit has a part in, >= 1.
+        slack: How far what is released may be from the law that `loss` describes, over one round.
+        unit: What the loss is about: one coordinate, one block of them, or the client's whole message.
+    """
+
+    adversary: Adversary
+    loss: Loss
+    compositions: int
+    neighbours: Neighbours = Neighbours.SUBSTITUTION
+    assumptions: tuple[str, ...] = field(default=())
+    unit_losses: int = 1
+    slack: Slack = NO_SLACK
+    unit: Unit = Unit.MESSAGE
+
+    def __post_init__(self) -> None:
+        if self.compositions < 1:
+            raise ValueError(f"compositions must be >= 1, got {self.compositions}")
+        if not 1 <= self.unit_losses <= self.compositions:
+            raise ValueError(
+                f"unit_losses must be in [1, compositions = {self.compositions}], got {self.unit_losses}"
+            )
+        several = self.unit_losses != self.compositions and not isinstance(self.loss, NonPrivate)
+        if self.unit is Unit.MESSAGE and several:
+            raise ValueError(
+                f"{self.compositions} losses make up a message, so one of them is of a smaller unit; "
+                "say which: Unit.COORDINATE or Unit.BLOCK"
+            )
+
+
+class AbortedRoundError(Exception):
+    """A round that can't be finished, and why. The model stays as it was and the charge stands."""
+
+
+@dataclass(frozen=True)
+class AuditCase:
+    """One setting in which the claims of a mechanism are attacked.
+
+    Args:
+        mechanism: Mechanism with all its settings.
+        concentrated: Does the whole difference lie in one coordinate of very few, so that one encoding is one
+            draw? Else every coordinate is a draw.
+        title: What tells the case from others of the same mechanism, in a few words.
+        num_clients: Size of the cohort; None is three or four, or more where groups are larger.
+        num_dropped: How many of the cohort, the last ones, never answer.
+        enumerable: Is a symbol a function of one word, so that all words can be counted?
+        everybody: Is every client attacked at once, in a cohort of very few coordinates? For a mechanism that
+            promises the same of each message, whoever else is there, and sends one symbol.
+        to_center: Is the pair an end of the range and its centre, in place of both ends? That is worse where
+            what lies in the middle is coupled.
+        only_sums: Does it differ from the mechanism's other cases in what is claimed about sums alone?
+        dropout_probability: Chance that a client does not answer a round; claims about sums are then those of
+            the privacy report.
+        fewest_survivors: Clients that confirm a sum behind an active secure aggregation; all others are left
+            out, the last ones, and the claims are those of the privacy report.
+    """
+
+    mechanism: Mechanism
+    concentrated: bool = False
+    title: str = ""
+    num_clients: int | None = None
+    num_dropped: int = 0
+    enumerable: bool = False
+    everybody: bool = False
+    to_center: bool = False
+    only_sums: bool = False
+    dropout_probability: float = 0.0
+    fewest_survivors: int | None = None
+
+    def without_clients(self) -> tuple[AuditCase, ...]:
+        """Settings in which clients are missing and the report works that into the claims about sums.
+
+        Each client of eight drops out with a chance of 1/5; and six of eight confirm, the two that a lying
+        server leaves out are the last ones, which work alone where others work in groups.
+        """
+        among = replace(self, num_clients=8, enumerable=False, only_sums=True)
+        return (
+            replace(among, title="clients drop out", dropout_probability=0.2),
+            replace(among, title="an active server", fewest_survivors=6),
+        )

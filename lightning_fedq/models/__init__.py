@@ -1,7 +1,0 @@
-"""The small reference models of the papers' experiments: backbones, and a LightningModule around any."""
-
-from lightning_fedq.models.backbones import CNN2, CNN3, MLP, VGG2, Linear, ResNet18
-from lightning_fedq.models.classifier import Classifier
-from lightning_fedq.models.initial import seeded
-
-__all__ = ["CNN2", "CNN3", "MLP", "VGG2", "Classifier", "Linear", "ResNet18", "seeded"]

@@ -1,0 +1,75 @@
+"""Lightning's own weight averaging beside a federation: averages of global models, once a round.
+
+`WeightAveraging` and `EMAWeightAveraging` average after every step. Here the end of a round stands for all
+its steps: the global model enters the average once, if any step of the round's longest client is one that
+the callback's `should_update` asks for. `StochasticWeightAveraging` averages where an epoch begins; what it
+does for BatchNorm, a pass over the training data at the end, would look at everybody's data, so with
+BatchNorm it is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from lightning_fedq._lightning import pl, rank_zero_info
+from lightning_fedq.training.undo import Undo
+
+
+def check_averaging(trainer: pl.Trainer, module: nn.Module) -> None:
+    """Refuse averaging that looks at the clients' data.
+
+    Raises:
+        ValueError: Naming the callback.
+    """
+    norms = [
+        name for name, part in module.named_modules() if isinstance(part, nn.modules.batchnorm._BatchNorm)
+    ]
+    if norms and _of(trainer, "StochasticWeightAveraging"):
+        raise ValueError(
+            "StochasticWeightAveraging ends with a pass over the training data for the statistics of "
+            f"{', '.join(norms)}, which would look at all clients' data past the mechanism; use "
+            "WeightAveraging, which averages the global model's statistics, once a round"
+        )
+
+
+class RoundAverages:
+    """The averaging callbacks of a Trainer, which see the global model once a round.
+
+    Args:
+        trainer: The trainer.
+
+    Attributes:
+        steps: Steps of one client in the last round, counted from the first round on; None if given up.
+    """
+
+    def __init__(self, trainer: pl.Trainer) -> None:
+        self._callbacks = _of(trainer, "WeightAveraging")
+        self.steps: range | None = range(0)
+
+    def attach(self, undo: Undo) -> None:
+        """Let the end of a round stand for all its steps, until `undo`."""
+        for callback in self._callbacks:
+            rank_zero_info(f"{type(callback).__name__} averages the global model, once a round")
+            undo.replace(callback, "on_train_epoch_end", self._unless_open(callback.on_train_epoch_end))
+            undo.replace(callback, "should_update", self._any_step(callback.should_update))
+
+    def _unless_open(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments: None if self.steps is None else hook(*arguments)
+
+    def _any_step(self, due: Callable[..., bool]) -> Callable[..., bool]:
+        def should_update(step_idx: int | None = None, epoch_idx: int | None = None) -> bool:
+            if step_idx is None:
+                return due(epoch_idx=epoch_idx)
+            return any(due(step_idx=step) for step in self.steps or ())
+
+        return should_update
+
+
+def _of(trainer: pl.Trainer, name: str) -> list[Any]:
+    """The trainer's callbacks of a class that older versions of Lightning lack."""
+    kind = getattr(pl.callbacks, name, None)
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return [] if kind is None else [callback for callback in callbacks if isinstance(callback, kind)]

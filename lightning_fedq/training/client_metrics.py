@@ -1,0 +1,226 @@
+"""Where it goes what clients log while they train: to the loggers, to a file of their own, or nowhere.
+
+A metric of a training step follows from one client's data without noise. A claim about messages and models
+says nothing about it, so a run that claims something keeps it with the clients unless it is told otherwise.
+What is logged in validation is the server's and passes. Where samples are protected without a federation,
+what is logged in training is logged, and nobody decides by it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, nullcontext
+from functools import wraps
+from typing import Any, Literal, Protocol, get_args, runtime_checkable
+
+from lightning_fedq._lightning import pl, rank_zero_info
+from lightning_fedq.keys.randomness import SeededKeys
+from lightning_fedq.mechanisms.interface import Mechanism, NonPrivate, RoundContext
+from lightning_fedq.rounds import RoundEngine
+from lightning_fedq.training.undo import Undo
+
+ClientMetricsChoice = Literal["local", "shared", "none"]
+_EXACT, _LENGTHS = "fed/sim_", "fed/uplink_bits"
+
+
+def check_choice(choice: str | None) -> None:
+    """Refuse what is no choice.
+
+    Raises:
+        ValueError: Naming the choices.
+    """
+    if choice is not None and choice not in get_args(ClientMetricsChoice):
+        raise ValueError(f"client_metrics must be 'local', 'shared', 'none' or None, got {choice!r}")
+
+
+def claims_something(mechanism: Mechanism, context: RoundContext) -> bool:
+    """Does a mechanism protect clients against anybody?"""
+    return any(not isinstance(claim.loss, NonPrivate) for claim in mechanism.claims(context))
+
+
+def log_figure(module: pl.LightningModule, name: str, value: float, prog_bar: bool = False) -> None:
+    """Log a figure of the federation: no metric of clients, so `client_metrics` says nothing about it."""
+    log = vars(module).get("log")
+    with log.passing() if isinstance(log, TrainingLog) else nullcontext():
+        type(module).log(module, name, value, prog_bar, on_step=False, on_epoch=True, batch_size=1)
+
+
+@runtime_checkable
+class ProtectsSamples(Protocol):
+    """A callback that claims privacy for the samples that clients train on."""
+
+    @property
+    def protects_samples(self) -> bool:
+        """Does it, as it is set?"""
+
+
+class TrainingLog:
+    """Stands in for a module's `log` during a fit, and lets nobody decide by what is logged in training.
+
+    Args:
+        trainer: Trainer of the fit in progress.
+        module: Module whose `log` is called.
+
+    Attributes:
+        names: Names of the metrics that were logged in training, in order.
+    """
+
+    def __init__(self, trainer: pl.Trainer, module: pl.LightningModule) -> None:
+        self.names: dict[str, None] = {}
+        self._trainer, self._module, self._log = trainer, module, module.log
+        self._passes = False
+
+    def attach(self, undo: Undo) -> None:
+        """Stand in for the module's `log`, also where it calls that of its base class.
+
+        Raises:
+            ValueError: If a callback looks at the losses of training steps by itself, and decides by them.
+        """
+        check_spikes(self._trainer)
+        own = pl.LightningModule.log
+
+        @wraps(own)
+        def log(module: pl.LightningModule, *args: Any, **kwargs: Any) -> None:
+            if module is self._module and not self._passes:
+                self(*args, **kwargs)
+            else:
+                own(module, *args, **kwargs)
+
+        undo.replace(pl.LightningModule, "log", log)
+        undo.replace(self._module, "log", self)
+
+    @contextmanager
+    def passing(self) -> Iterator[None]:
+        """Let the base class log what is called within."""
+        before, self._passes = self._passes, True
+        try:
+            yield
+        finally:
+            self._passes = before
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrainingLog:
+        """A copy of the module logs through the same."""
+        return self
+
+    def __call__(self, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Stand in for `LightningModule.log`.
+
+        Raises:
+            ValueError: If a callback or a schedule decides by what is logged in training.
+        """
+        if self._in_training() and name not in self.names:
+            self.names[name] = None
+            why = "which training logs, without noise: no epsilon covers {}; {} a metric of the validation"
+            self._check_monitors(name, why.format("what it decides", "watch"))
+            self._check_file_names(name, why.format("the files' names, which checkpoints hold", "take"))
+        with self.passing():
+            self._log(name, value, *args, **kwargs)
+
+    def _in_training(self) -> bool:
+        return bool(self._trainer.training) and self._module._current_fx_name != "on_train_start"
+
+    def _check_monitors(self, name: str, why: str, except_for: Collection[str] = ()) -> None:
+        for who, monitor in monitors_of(self._trainer):
+            if monitor in forks(name) and monitor not in except_for:
+                raise ValueError(f"{who} watches {monitor!r}, {why}")
+
+    def _check_file_names(self, name: str, why: str) -> None:
+        for who, metric in in_file_names(self._trainer):
+            if metric in forks(name):
+                raise ValueError(f"{who} names its files by {metric!r}, {why}")
+
+
+def check_spikes(trainer: pl.Trainer) -> None:
+    """Refuse to end a private run by the loss of a training step.
+
+    Raises:
+        ValueError: Naming the callback.
+    """
+    spikes = getattr(pl.callbacks, "SpikeDetection", ())  # older versions of Lightning lack it
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, spikes):
+            raise ValueError(
+                f"{type(callback).__name__} ends the run by the exact losses of training steps, and its "
+                "state in checkpoints holds the last one: no epsilon covers either; leave it out, or "
+                "stop by a metric of the validation (EarlyStopping)"
+            )
+
+
+def monitors_of(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
+    """Who decides by which metric."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        monitor = getattr(callback, "monitor", None)
+        if isinstance(monitor, str) and not isinstance(callback, pl.callbacks.ProgressBar):
+            yield type(callback).__name__, monitor
+    for config in trainer.lr_scheduler_configs:
+        if config.monitor is not None:
+            yield type(config.scheduler).__name__, config.monitor
+
+
+def in_file_names(trainer: pl.Trainer) -> Iterator[tuple[str, str]]:
+    """Who names files by which metric: `ModelCheckpoint(filename="{epoch}-{loss:.2f}")`."""
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        for template in (
+            getattr(callback, "filename", None),
+            getattr(callback, "CHECKPOINT_NAME_LAST", None),
+        ):
+            if isinstance(template, str):
+                for metric in re.findall(r"\{(.*?)[:}]", template):  # as Lightning reads it
+                    yield type(callback).__name__, metric
+
+
+def forks(name: str) -> tuple[str, str, str]:
+    """A metric's name, and those that Lightning makes of it."""
+    return name, f"{name}_step", f"{name}_epoch"
+
+
+def check_exact_monitors(trainer: pl.Trainer, lengths_tell: bool) -> None:
+    """Refuse to choose a private run's model, or to name its files, by what only a simulation knows.
+
+    Checkpoints keep such scores and names.
+
+    Args:
+        trainer: Trainer with all its callbacks.
+        lengths_tell: Whether lengths of messages are refused, too.
+
+    Raises:
+        ValueError: Naming who watches what.
+    """
+    exact = (_EXACT, _LENGTHS) if lengths_tell else _EXACT
+    for who, metric in in_file_names(trainer):
+        if metric.startswith(exact):
+            raise ValueError(
+                f"{who} names its files by {metric!r}, which is made of the clients' exact updates: names, "
+                "and checkpoints, which hold them, would tell it without noise; leave it out, or use a seed"
+            )
+    for who, monitor in monitors_of(trainer):
+        if monitor.startswith(exact):
+            raise ValueError(
+                f"{who} watches {monitor!r}, which is made of the clients' exact updates: the model and its "
+                "checkpoint would depend on it without noise; watch something else, or use a seed"
+            )
+
+
+def choose(
+    choice: ClientMetricsChoice | None, trainer: pl.Trainer, engine: RoundEngine
+) -> ClientMetricsChoice:
+    """Policy for clients' metrics.
+
+    Said in the log where nobody has chosen and something is withheld.
+    """
+    if choice is not None:
+        return choice
+    callbacks: list[pl.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    samples = any(
+        isinstance(callback, ProtectsSamples) and callback.protects_samples for callback in callbacks
+    )
+    context = engine.context(engine.coming_plan())
+    clients = not isinstance(engine.keys, SeededKeys) and claims_something(engine.mechanism, context)
+    if not (samples or clients):
+        return "shared"
+    rank_zero_info(
+        "what self.log says in training stays with the clients (client_metrics='local'), because this run "
+        "claims privacy; Federated(client_metrics='shared') logs it without noise"
+    )
+    return "local"

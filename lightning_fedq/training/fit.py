@@ -1,0 +1,558 @@
+"""One fit of a federation, made when it starts: model, server, log, and the rounds until it ends."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
+from lightning_fedq.algorithms import Correction
+from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
+from lightning_fedq.clients.constraints import say_what_is_kept
+from lightning_fedq.clients.fit import ClientFit
+from lightning_fedq.clients.hooks import say_who_is_copied
+from lightning_fedq.clients.personal import say_what_stays
+from lightning_fedq.clients.stack_size import choose_clients_per_step, largest_stack
+from lightning_fedq.clients.vector import Members, Vector, origins
+from lightning_fedq.data.batches import Stack
+from lightning_fedq.rounds import RoundEngine, RoundPlan, RoundRecord
+from lightning_fedq.training.averaging import RoundAverages
+from lightning_fedq.training.checks import check_algorithm, check_cohorts_last
+from lightning_fedq.training.client_evaluation import ClientEvaluator, EvaluatedClients
+from lightning_fedq.training.client_metrics import (
+    ClientMetricsChoice,
+    check_exact_monitors,
+    choose,
+    claims_something,
+)
+from lightning_fedq.training.clock import Clock
+from lightning_fedq.training.figures import RunFigures
+from lightning_fedq.training.files import Aside
+from lightning_fedq.training.isolation import SAID, IsolationTrial
+from lightning_fedq.training.journal import keep_journal, say_at_start
+from lightning_fedq.training.metrics import ClientMetrics
+from lightning_fedq.training.population import Population, SimulatedClients
+from lightning_fedq.training.protocol import Federation
+from lightning_fedq.training.rank_checks import agree_on_start, say_who_is_idle
+from lightning_fedq.training.ranks import EndOfRound, OtherRankStoppedError, RankEngine
+from lightning_fedq.training.records import (
+    log_round,
+    say_change,
+    say_cost_of_statistics,
+    warn_of,
+    warn_of_noise,
+)
+from lightning_fedq.training.rehearsal import Trial, first_clients
+from lightning_fedq.training.release import Releases
+from lightning_fedq.training.released import check_release, choice_of
+from lightning_fedq.training.resume import plain_records, records_of
+from lightning_fedq.training.secret_cohorts import check_claim, check_run
+from lightning_fedq.training.secure_sum import check_modulus
+from lightning_fedq.training.simulation import RoundStart, Simulation
+from lightning_fedq.training.undo import Undo
+from lightning_fedq.training.unprotected import lengths_tell
+
+
+class FederatedFit:
+    """The rounds of one fit, and what is kept of them when it is over.
+
+    Args:
+        federation: Its settings, with the mechanism as given.
+        trainer: The user's Trainer, at the start of its fit.
+        module: The user's module, which holds the global model.
+        population: The clients.
+        before: The last fit of the same federation, whose server goes on if the model is still its own.
+        loaded: State of a checkpoint to go on from, see `state_dict`.
+        undo: Gives the user's objects their own back.
+
+    Attributes:
+        vector: What travels.
+        engine: The server.
+        records: One record for every finished round.
+        client_evaluations: What was measured on clients' held-out samples.
+        correction: State of the local algorithm; None is federated averaging.
+        clients_per_step: How many clients train side by side.
+        log: What clients have logged in training, and where it goes.
+        identity: Fingerprint that a checkpoint must agree with.
+        simulation: Trains the rounds.
+        given_up: Start of a round that an exception has ended.
+        isolation: How isolation of the clients was tried, as a sentence. "" where they are elsewhere.
+
+    Raises:
+        ValueError: If something does not go together; with the cure.
+        RuntimeError: If there is no budget left.
+    """
+
+    def __init__(
+        self,
+        federation: Federation,
+        trainer: pl.Trainer,
+        module: pl.LightningModule,
+        population: Population,
+        before: FederatedFit | None,
+        loaded: dict[str, Any] | None,
+        undo: Undo,
+    ) -> None:
+        self._federation, self._trainer, self.population = federation, trainer, population
+        self._schedule, self._is_checked = population.holdings.schedule, False
+        self.given_up: RoundStart | None = None
+        self.isolation = SAID[None] if isinstance(population, SimulatedClients) else ""
+        self._clock = Clock(trainer, self._schedule.longest)
+        self._aside = Aside(trainer)
+        rehearsed, names = population.rehearse(trainer, self._clock, self._aside)
+        saved = loaded or {}
+        rehearsed = rehearsed._replace(constraints={**rehearsed.constraints, **saved.get("constraints", {})})
+        self.vector = Vector(
+            module,
+            lambda: trainer.strategy.optimizers,
+            federation.local.buffers,
+            rehearsed,
+            Members.of(saved["members"]) if "members" in saved else None,
+            federation.local.patterns,
+            federation.local.shared,
+            federation.local.constraints,
+        )
+        federation.meet_target(trainer, sum(self.vector.segments), saved.get("calibration"))
+        self.identity = federation.identity()
+        population.coming = self.coming_stacks
+        last = before if before is not None and loaded is None and before._is_at(self.vector) else None
+        self.records: list[RoundRecord] = [] if last is None else last.records
+        self.client_evaluations: list[EvaluatedClients] = [] if last is None else last.client_evaluations
+        self.engine: RoundEngine = self._new_server(loaded) if last is None else self._old_server(last)
+        self.vector.own.go_on(None if last is None else last.vector.own, saved.get("own"), loaded is not None)
+        say_what_stays(self.vector.members.local, module)
+        say_what_is_kept(self.vector.read_off)
+        self._prepare_rounds(loaded)
+        self.clients_per_step = saved["clients_per_step"] if saved else self._choose_stack()
+        if population.ranks is not None:
+            say_who_is_idle(
+                self._schedule.of_all_ranks(0, 0, self.clients_per_step), population.ranks.num_ranks
+            )
+        if federation.seed is None:
+            check_exact_monitors(trainer, lengths_tell(self.engine))
+        choice = choose(choice_of(federation), trainer, self.engine)
+        group = None if population.ranks is None else population.ranks.group
+        self.log = ClientMetrics(choice, trainer, group)
+        self.log.names |= names
+        self.log.check_watched()
+        self.correction = population.correction = self._begin_algorithm(last, saved.get("algorithm"))
+        self.simulation = self._simulate()
+        self._evaluator = self._begin_evaluation(choice)
+        if "clients" in saved:
+            population.load_state_dict(saved["clients"])
+        if isinstance(self.engine, RankEngine):
+            self.engine.beside = EndOfRound(self.simulation, self.log)
+        say_who_is_copied(trainer.callbacks)  # type: ignore[attr-defined]
+        self._averages = RoundAverages(trainer)
+        self._averages.attach(undo)
+        if self._evaluator is not None:
+            self._evaluator.check(self._aside)
+        population.is_training = True
+        self.figures: RunFigures | None = None
+
+    @property
+    def _figures(self) -> RunFigures:
+        """Made after the first round, when the federation knows this fit."""
+        if self.figures is None:
+            self.figures = RunFigures(self._federation, self._trainer)
+        return self.figures
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The server, which refuses to be copied where its keys are secret."""
+        return {"engine": self.engine}
+
+    # ---- start ------------------------------------------------------------------------------------
+
+    def _is_at(self, vector: Vector) -> bool:
+        """Has this server stepped, and is a model still its own?"""
+        engine = self.engine
+        if list(engine.segments) != vector.segments or not engine.round:
+            return False
+        weights = _weights(vector)
+        own = engine.weights.to(vector.parameters[0].dtype).to(weights)
+        return engine.ledger is self._federation.ledger and torch.equal(own, weights)
+
+    def _terms(self) -> dict[str, str]:
+        """Terms of the ledger's charges."""
+        federation = self._federation
+        byzantine = num_byzantine_of(self._trainer, federation.planner)
+        secagg = repr(federation.server.secure_aggregation)
+        return {"secure_aggregation": secagg, "num_byzantine": str(byzantine)}
+
+    def _old_server(self, last: FederatedFit) -> RoundEngine:
+        """The last fit's server, where the model is now."""
+        last.engine.agree(**self._terms())
+        last.engine.weights = last.engine.weights.to(self.vector.parameters[0].device)
+        return last.engine
+
+    def _new_server(self, loaded: dict[str, Any] | None) -> RoundEngine:
+        """A new server, or the checkpoint's.
+
+        Raises:
+            ValueError: If the ledger's charges, or the checkpoint's, are of other terms.
+        """
+        federation, ledger, server = self._federation, self._federation.ledger, self._federation.server
+        if federation.owns_ledger and not ledger.rounds:
+            ledger.begin_anew(repr(federation.mechanism))  # it may be another one by now
+        say_at_start(ledger, federation.seed is not None, loaded and loaded["engine"]["ledger"])
+        settings = {
+            "target": server.target,
+            "server_lr": server.server_lr,
+            "server_optimizer": server.server_optimizer,
+            "client_weights": self._client_weights(),
+            "aggregator": server.aggregator,
+            "ledger": ledger,
+        }
+        engine: RoundEngine = self.population.server(
+            _weights(self.vector), self.vector.segments, settings, self._stacks_of_all_ranks
+        )
+        engine.agree(**self._terms())
+        if server.secure_aggregation is not None:
+            check_modulus(server.secure_aggregation, engine)
+        if loaded is not None:
+            engine.load_state_dict(loaded["engine"])
+            self.records = records_of(loaded["records"])
+        return engine
+
+    def _client_weights(self) -> Tensor | None:
+        held = [len(part) for part in self.population.holdings.client_indices]
+        federation = self._federation
+        return federation.server.client_weights(federation.mechanism, self.vector.segments, held)
+
+    def _prepare_rounds(self, loaded: dict[str, Any] | None) -> None:
+        """Journal, the same start on all ranks, and the limits of a target.
+
+        Raises:
+            ValueError: If there are more rounds than cohorts, or ranks don't agree.
+            RuntimeError: If a target pays for no round more.
+        """
+        federation, trainer, engine = self._federation, self._trainer, self.engine
+        done = 0 if loaded is not None else engine.round - trainer.current_epoch
+        check_cohorts_last(federation.planner, done + (trainer.max_epochs or 0))
+        if federation.clients.cohorts == "known":  # a journal names the clients of every round
+            keep_journal(trainer, engine.ledger, federation.seed is not None)
+        if self.population.ranks is not None:
+            start = {**self.identity, "round": str(engine.round)}
+            indices = self.population.holdings.client_indices
+            agree_on_start(self.population.ranks, start, indices, federation.ledger)
+        if federation.kept_target is not None:
+            federation.kept_target.limit(engine, federation, trainer)
+            if federation.seed is None:
+                federation.kept_target.skip_what_is_spent(engine)
+
+    def _choose_stack(self) -> int:
+        """The number of clients that train side by side."""
+        trainer, population, wanted = self._trainer, self.population, self._federation.local.clients_per_step
+        if population.holdings.own_loaders:
+            rank_zero_info(
+                "Federated trains one client at a time, because every client's batches come from loaders of "
+                "its own, or from several"
+            )
+        if self._federation.batch_rule is not None or population.holdings.own_loaders:
+            return 1
+        cohort = self._federation.planner.cohort_size
+        chosen = choose_clients_per_step(
+            trainer,
+            ClientFit(trainer),
+            self.vector,
+            wanted,
+            largest_stack(self.vector.parameters[0].device.type, self.vector.width, cohort),
+            lambda size: max(self._schedule.of_all_ranks(0, 0, size), key=lambda stack: len(stack.clients)),
+            lambda stack: self.fetch(next(population.loader().indices(stack))),
+            self._aside.do,
+        )
+        if population.ranks is None or wanted != "auto":
+            return chosen
+        share = -(-cohort // population.ranks.num_ranks)  # every rank takes whole stacks
+        size: int = population.ranks.group.broadcast(min(chosen, share), "the size of a stack")
+        return size
+
+    def fetch(self, indices: Tensor) -> Any:
+        """Some samples as one batch, `(batch,)`, or as a stack's, `(clients, batch)`. Draws nothing."""
+        with torch.random.fork_rng([]):
+            return self.population.loader().fetch(indices)
+
+    def _begin_algorithm(self, before: FederatedFit | None, saved: Any) -> Correction | None:
+        """State of the local algorithm: a new one, the checkpoint's, or the last fit's if its server goes on.
+
+        Raises:
+            ValueError: If the clients' data, optimisers or callbacks do not go with it.
+        """
+        federation, algorithm = self._federation, self._federation.local.algorithm
+        if algorithm is None:
+            return None
+        check_algorithm(
+            algorithm,
+            self._trainer.optimizers,
+            federation.batch_rule,
+            self._schedule.alike,
+            self._trainer.lightning_module.automatic_optimization,
+        )
+        if before is not None and before.correction is not None:
+            return before.correction
+        correction = algorithm.begin(federation.clients.num_clients, self.vector.num_parameters)
+        if saved is not None:
+            correction.load_state_dict(saved)
+        elif self.engine.round and algorithm.remembers:
+            name = type(algorithm).__name__
+            rank_zero_warn(f"a checkpoint holds nothing of what clients of {name} keep; they begin anew")
+        return correction
+
+    def _begin_evaluation(self, choice: ClientMetricsChoice) -> ClientEvaluator | None:
+        """Prepare to measure on clients' held-out samples, if that is asked for."""
+        settings, population = self._federation.local.evaluate_clients, self.population
+        check_release(self._federation, self._trainer, choice, self._federation.privacy_target)
+        if settings is None:
+            return None
+        trainer, parts = self._trainer, population.holdings.held_out
+        settings.check(trainer.lightning_module, self._federation.clients.num_clients, choice == "none")
+        group = None if population.ranks is None else population.ranks.group
+        releases = Releases.begin(self._federation, trainer, group)
+        worker, seed = self.simulation.worker, self._federation.planner.seed
+        seed_of = lambda round, client: RoundPlan(round, (), frozenset(), seed).stream_seed(  # noqa: E731
+            "evaluation", client
+        )
+        return ClientEvaluator(settings, trainer, worker, parts, population.loader, seed_of, releases, group)
+
+    def _simulate(self) -> Simulation:
+        rule, trainer = self._federation.batch_rule, self._trainer
+        return Simulation(
+            trainer,
+            self.engine,
+            self.vector,
+            ClientFit(trainer, trainer.loggers if self.log.shared else None),
+            self._clock,
+            self.log,
+            self.population.loader,
+            self.coming_stacks,
+            self.clients_per_step,
+            rule is not None and rule.skips_empty,
+            self._change_vector,
+            self._give_up_a_cut_round,
+            self.correction,
+        )
+
+    # ---- what callbacks ask for -------------------------------------------------------------------
+
+    def present_batch(self, batch_idx: int) -> tuple[Stack, int]:
+        """The stack that trains on a batch of this round, and which of its batches that is."""
+        assert self.simulation.present is not None
+        return self.simulation.present, batch_idx
+
+    # ---- one round --------------------------------------------------------------------------------
+
+    def coming_stacks(self) -> list[Stack]:
+        """The stacks of the round to come, or of the open one."""
+        engine, most = self.engine, self._clock.most_batches
+        return self._schedule.stacks(engine.round, engine.attempt, self.clients_per_step, most)
+
+    def _stacks_of_all_ranks(self) -> list[Stack]:
+        """The stacks of the round to come, or of the open one, that one process would train."""
+        engine, most = self.engine, self._clock.most_batches
+        return self._schedule.of_all_ranks(engine.round, engine.attempt, self.clients_per_step, most)
+
+    def run_round(self) -> int | None:
+        """Train the next round: every client in a fit of its own, and the server's step. See `RoundLoop`."""
+        federation, trainer, simulation = self._federation, self._trainer, self.simulation
+        before, is_secret = self._clock.now, federation.clients.cohorts == "secret"
+        if is_secret:
+            if not self._is_checked:
+                check_claim(federation, trainer)
+            check_run(federation, trainer)
+        if not self._is_checked:
+            self._is_checked = True
+            self._check_isolation()
+            self._say_cost_of_statistics()
+        try:
+            record, steps = simulation.run()
+        except OtherRankStoppedError as error:
+            rank_zero_warn(f"the run ends before the round is over: {error}")
+            trainer.should_stop = True
+            simulation.abandon()
+            self._averages.steps = None
+            return None
+        if is_secret:
+            record = record.released()
+        self.records.append(record)
+        warn_of(record, simulation.taken.not_finite)
+        if self.population.ranks is not None:
+            self.population.ranks.share_counts(trainer.lightning_module)
+        if federation.kept_target is not None:
+            federation.kept_target.check_direction(record)
+        elif len(self.records) == 1:
+            warn_of_noise(record, trainer.max_epochs)
+        self._averages.steps = range(before, before + steps)
+        if self._evaluator is not None and self._evaluator.is_due(int(record.round)):
+            self.client_evaluations.append(self._evaluator.measure(int(record.round)))
+        return steps
+
+    def _say_cost_of_statistics(self) -> None:
+        """Where something is claimed, by noise that a seed does not take away."""
+        engine, vector = self.engine, self.vector
+        if claims_something(engine.mechanism, engine.context(engine.coming_plan())):
+            sizes = dict(zip(vector.travelling, vector.segments, strict=True))
+            names = vector.normalised
+            say_cost_of_statistics(names, sum(sizes[name] for name in names), sum(vector.segments))
+
+    def _check_isolation(self) -> None:
+        """See `check_isolation`, of the arguments of `Federated`."""
+        local, population = self._federation.local, self.population
+        wanted = local.check_isolation
+        if wanted is None:
+            wanted = self._claims() or local.client_metrics in ("local", "none")
+        if not wanted:
+            return
+        if population.holdings.holds_streams:
+            rank_zero_info("isolation of the clients is not checked, because a stream can't be read twice")
+            return
+
+        def stacks_of(round: int) -> Sequence[Stack]:
+            return self._schedule.of_all_ranks(round, 0, 1)
+
+        if self._federation.batch_rule is None:
+            clients = first_clients(stacks_of, 2)
+        else:
+            clients = [stack for stack in self.coming_stacks() if stack.clients]
+            stacks_of = lambda round: clients  # noqa: E731 (a rule draws once)
+        trial = Trial(ClientFit(self._trainer), self._clock, population.loader, {})
+        found = IsolationTrial(self._trainer, trial, self.vector, stacks_of, self._aside)
+        self.isolation = SAID[found.check(clients)]
+
+    def _claims(self) -> bool:
+        """Are keys secret, and is something claimed?"""
+        engine = self.engine
+        context = engine.context(engine.coming_plan())
+        return self._federation.seed is None and claims_something(engine.mechanism, context)
+
+    def _give_up_a_cut_round(self) -> None:
+        """Under `fast_dev_run`, release no sum that holds fewer clients than its claims count on."""
+        engine, limit = self.engine, self.population.limit
+        if not limit or not self._claims():
+            return
+        present = sum(len(stack.clients) for stack in self._stacks_of_all_ranks())
+        expected = len(engine.planner.plan(engine.round, engine.mechanism, engine.attempt).survivors)
+        if present < expected:
+            engine.abort(
+                f"fast_dev_run={limit} cuts the round after {present} of {expected} clients, and "
+                "what is claimed counts on all of them; nothing is sent and the model stays as it was"
+            )
+
+    def _change_vector(self, members: Members) -> None:
+        """Parameters join or leave at the start of a round.
+
+        Raises:
+            ValueError: If something rests on the parameters of the start.
+            RuntimeError: If a budget can't pay for the new vector.
+        """
+        federation, vector, engine = self._federation, self.vector, self.engine
+        names, ledger = vector.travelling, federation.ledger
+        self.population.check_change(vector.members, members)
+        change = say_change(vector.members, members, vector.module, engine.round)
+        rule, algorithm, mechanism = federation.batch_rule, federation.local.algorithm, federation.mechanism
+        if rule is not None:
+            raise ValueError(
+                f"{change}, and {type(rule).__name__} is made for the parameters that were trained "
+                "when the fit began; freeze or unfreeze before the fit, or leave it out"
+            )
+        if algorithm is not None and algorithm.remembers:
+            raise ValueError(
+                f"{change}, and clients of {type(algorithm).__name__} keep vectors of the parameters "
+                "that were trained when the fit began; freeze or unfreeze before the fit, or use FedProx"
+            )
+        if not mechanism.covers_shorter:
+            raise ValueError(
+                f"{change}, and {type(mechanism).__name__} can't be charged for vectors of two lengths; "
+                "freeze or unfreeze before the fit, or take another mechanism"
+            )
+        vector.take(members)
+        if names != vector.travelling:
+            engine.rearrange(vector.parts(), origins(vector.travelling, names), self._client_weights())
+        if federation.server.secure_aggregation is not None:
+            check_modulus(federation.server.secure_aggregation, engine)
+        if federation.kept_target is not None:
+            federation.kept_target.limit(engine, federation, self._trainer)
+        federation.vector_changed()
+        if self.figures is not None:
+            self.figures.vector_changed()
+        ledger.check_spent()
+        longest = max(ledger.dim, engine.weights.numel())
+        rank_zero_info(f"{change}; the ledger goes on, and every charge counts {longest} coordinates")
+
+    def log_round(self) -> None:
+        """Log the round that has just ended, and what was measured after it where that may be logged."""
+        log_round(self._trainer, self.records[-1], self._figures.after(self.records[-1]))
+        last = self.client_evaluations[-1] if self.client_evaluations else None
+        if last is not None and last.round == self.records[-1].round:
+            last.log(self._trainer, self.log.shared)
+
+    def replace_weights(self, weights: Tensor) -> None:
+        """Let server and module go on with other weights `(dim,)`. Between rounds."""
+        self.engine.weights = weights.to(self.engine.weights, copy=True)
+        self.vector.show(self.engine.weights)
+
+    # ---- end --------------------------------------------------------------------------------------
+
+    def end(self) -> None:
+        """Free what only the rounds needed."""
+        self.population.is_training = False
+        self.simulation.free()
+
+    def give_up(self) -> None:
+        """Drop the open round, if there is one, and say so."""
+        if self.engine.plan is None:
+            return
+        rank_zero_info(
+            f"stopped in the middle of round {self.engine.round + 1}: what its clients have trained is "
+            f"dropped, and charged if they have sent anything; {len(self.records)} rounds are finished, "
+            "and the model is that of the last one. A checkpoint goes on from there; local_steps makes "
+            "rounds shorter"
+        )
+        self.given_up = self.simulation.start
+        self.simulation.abandon()
+
+    @property
+    def start_of_round(self) -> RoundStart | None:
+        """Start of the open round, or of one that an exception has ended. None between rounds."""
+        return self.given_up or self.simulation.start
+
+    def state_dict(self) -> dict[str, Any]:
+        """The server, the records and the choices of this fit. Of an open round, its start."""
+        federation, own = self._federation, self.vector.own
+        is_seeded = federation.seed is not None
+        start = self.start_of_round if is_seeded else None
+        kept = {} if federation.kept_target is None else {"calibration": federation.kept_target.state_dict()}
+        elsewhere = self.population.state_dict()
+        if elsewhere:
+            kept["clients"] = elsewhere
+        if self.correction is not None and (is_seeded or elsewhere):  # clients elsewhere keep their vectors
+            kept["algorithm"] = self.correction.state_dict()
+        if is_seeded and own.names:
+            kept["own"] = own.state_dict()
+        return {
+            **kept,
+            "federation": self.identity,
+            "plan_seed": federation.planner.seed,
+            **({"constraints": self.vector.read_off} if self.vector.read_off else {}),
+            "members": (self.vector.members if start is None else start.members).plain(),
+            "clients_per_step": self.clients_per_step,
+            "engine": self._state_of_server() if start is None else start.engine,
+            "records": plain_records(self.records, not is_seeded, not lengths_tell(self.engine)),
+        }
+
+    def _state_of_server(self) -> dict[str, Any]:
+        """Without a seed the keys of a resumed run are new.
+
+        What an open round has sent is spent, the ledger keeps it, and the repetition is a new attempt.
+        """
+        hidden = {"total_uplink_bits": math.nan} if lengths_tell(self.engine) else {}
+        return {**self.engine.state_dict(), **hidden}
+
+
+def _weights(vector: Vector) -> Tensor:
+    """The global model, `(dim,)`, in 32 bits at least."""
+    weights = vector.read()
+    return weights.to(torch.promote_types(weights.dtype, torch.float32))

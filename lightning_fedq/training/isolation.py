@@ -1,0 +1,307 @@
+"""Does what one client trains on reach what another trains, or anything that leaves? Tried before round one.
+
+Clients train in worlds of their own (`clients.world`). What lies outside of them stays: globals, class
+attributes, caches, data sets with memory, files, memory that processes share. Nobody can list these. So two
+trainings are compared, each in a fork in which nobody has trained: client A for two rounds, once beside
+itself and once beside client B on other data. Whatever of A, or of what the user's Trainer then shows, is not
+the same in both is refused by its name: A's updates, which buffers change (the length of a message),
+counters, every leaf of a checkpoint, what validation logs, what loggers are told. Files outlive a fork: those
+that one client has written and another one, or validation, reads are refused, too.
+
+Where a process can't be forked (a GPU, macOS, Windows, ranks), A, B and A again train here. Compared are A's
+updates, buffers and counters; in a checkpoint of the user's Trainer nothing but whole numbers may change.
+That does not see what leaves by validation, nor what the first to come has fixed for all.
+
+Both are tests and no proofs: of two rounds and at most eight batches.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from lightning_fedq._lightning import rank_zero_info
+from lightning_fedq.clients.fit import Client
+from lightning_fedq.clients.forks import in_fork
+from lightning_fedq.clients.vector import Rehearsed, Vector
+from lightning_fedq.data.batches import Stack
+from lightning_fedq.training.files import NOBODY, Aside, Files
+from lightning_fedq.training.rehearsal import Trial
+from lightning_fedq.training.shown import Calls, Digests, checkpoint_of, shown_by
+
+Way = Literal["forks", "one process"]
+Change = Callable[[Any], Any]
+
+SAID: dict[Way | None, str] = {
+    "forks": "Isolation of the clients was tried before the first round, in forks of the process: one "
+    "client's updates, lengths and counters, and checkpoints, validation, loggers and files, with another "
+    "client's data changed. A test over two rounds and a few batches, and no proof.",
+    "one process": "Isolation of the clients was tried before the first round, in one process, which can't "
+    "be forked here: one client's updates, lengths and counters, and checkpoints. What reaches validation, "
+    "or is fixed by the first client to train, is not seen so. A test over a few batches, and no proof.",
+    None: "Isolation of the clients was not tried: whether globals, class attributes, caches, files or data "
+    "sets carry data from one client to others is not known.",
+}
+"""What a run's page says of the trial."""
+
+_BATCHES = {100_000: 8, 1_000_000: 4}
+"""Most batches of each training, by the number of parameters; of larger models two."""
+_NOISE = 10.0
+"""On a device whose sums are not the same twice: so many times the difference of equal trainings passes."""
+_OUTLIVES = ("update", "counters", "which buffers")
+"""Findings that are never put down to chance: what outlives a fork makes A differ from itself, too."""
+
+
+class Seen(NamedTuple):
+    """Outcome of some trainings in one fork.
+
+    Args:
+        updates: Client A's, `(dim,)` each: of both rounds.
+        other: The update of who trained beside it first, `(dim,)`.
+        buffers: Names of what the first training changed beside the parameters.
+        counters: What it counted.
+        shown: What the user's Trainer shows after the first client, and at the end.
+        written: Files that clients have written so far, and who did first.
+        crossed: Files that one client wrote and another one read.
+    """
+
+    updates: list[Tensor]
+    other: Tensor
+    buffers: tuple[str, ...]
+    counters: dict[str, Any]
+    shown: tuple[Digests, ...] = ()
+    written: dict[str, int] = {}  # noqa: RUF012
+    crossed: tuple[str, ...] = ()
+
+
+class IsolationTrial:
+    """Trains two clients and compares.
+
+    Args:
+        trainer: The user's, in its fit; in forks nobody has trained in it.
+        trial: Trains one client.
+        vector: What travels.
+        stacks_of: Returns the stacks of a round, of one client each.
+        aside: Where it is done, and what has been done there.
+    """
+
+    def __init__(
+        self,
+        trainer: Any,
+        trial: Trial,
+        vector: Vector,
+        stacks_of: Callable[[int], Sequence[Stack]],
+        aside: Aside,
+    ) -> None:
+        self._home, self._trial, self._vector, self._stacks_of = trainer, trial, vector, stacks_of
+        self._aside = aside
+
+    def check(self, clients: Sequence[Stack]) -> Way | None:
+        """Refuse a training in which one client's data reach beyond its own message.
+
+        Args:
+            clients: At least two, one a stack; no more are looked at.
+
+        Returns:
+            How it was tried; None where there is one client only.
+
+        Raises:
+            ValueError: If they do, with the names of what differs.
+        """
+        if len(clients) < 2:
+            rank_zero_info("isolation of the clients is not checked, because there is one client only")
+            return None
+        one, other = clients[:2]
+        size = sum(p.numel() for p in self._home.lightning_module.parameters())
+        batches = next((number for limit, number in _BATCHES.items() if size <= limit), 2)
+        most = min(batches, len(one.batch_sizes), len(other.batch_sizes))
+        found = (self._in_forks if self._aside.forks else self._in_process)(one, other, most)
+        if found:
+            names = "; ".join(found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
+            raise ValueError(
+                f"clients are not isolated: with client {other.clients[0]} on other data beside it, not the "
+                f"same for client {one.clients[0]}, or in what leaves, were: {names}. Something outlives a "
+                "client: a global variable, a class attribute, a cache, a file, or a data set, a transform "
+                "or a collate_fn with memory. Keep it in the module or in a callback, of which every client "
+                "has its own, and log and save only what validation computes; or, where it tells nothing of "
+                "anybody's data, use Federated(check_isolation=False)"
+            )
+        return "forks" if self._aside.forks else "one process"
+
+    # ---- in one process -----------------------------------------------------------------------------
+
+    def _in_process(self, one: Stack, other: Stack, most: int) -> list[str]:
+        alone = getattr(self._home.strategy, "num_ranks", 1) <= 1
+        saved = [checkpoint_of(self._home) for _ in range(2 * alone)]
+        first, buffers, counters = self._train(one, most)
+        noise = 0.0
+        if first.device.type != "cpu":
+            noise = _NOISE * _distance(first, self._train(one, most)[0])
+        _, of_other, counted = _with_other_data(lambda change: self._train(other, most, change))
+        again = self._train(one, most)[0]
+        found = ["update of a client that trains twice"] if _distance(first, again) > noise else []
+        found += _lengths(buffers, of_other, counters, counted)
+        if alone:
+            before, same = saved
+            after = checkpoint_of(self._home)
+            by_chance = set(_differ(before, same))
+            changed = [name for name in _differ(same, after) if name not in by_chance]
+            found += [name for name in changed if not after.get(name, "0").lstrip("-").isdigit()]
+        return found
+
+    # ---- in forks -----------------------------------------------------------------------------------
+
+    def _in_forks(self, one: Stack, other: Stack, most: int) -> list[str]:
+        alone = self._fork(lambda: self._rounds(one, one, most, None))
+        beside = _with_other_data(lambda change: self._fork(lambda: self._rounds(other, one, most, change)))
+        found = self._compare(alone, beside)
+        if not found:  # another number of samples must not matter either
+            try:
+                fewer = self._fork(lambda: self._beside_fewer(other, one, most))
+                if _distance(alone.updates[0], fewer.updates[0]):
+                    found = ["update beside a client of another size"]
+            except Exception:  # a size that the module does not take
+                return []
+        if not found:
+            return []
+        again = self._compare(alone, self._fork(lambda: self._rounds(one, one, most, None)), same=True)
+        return [name for name in found if name not in again or name.startswith(_OUTLIVES)]
+
+    def _fork(self, work: Callable[[], Seen]) -> Seen:
+        seen = in_fork(work)
+        self._aside.written |= seen.written
+        return seen
+
+    def _compare(self, alone: Seen, beside: Seen, same: bool = False) -> list[str]:
+        found = []
+        if not same and _distance(alone.other, alone.updates[0]):
+            found.append("update of a client that trains twice")
+        pairs = zip(alone.updates, beside.updates, strict=True)
+        found += [f"update of round {n + 1}" for n, (a, b) in enumerate(pairs) if _distance(a, b)]
+        found += _lengths(alone.buffers, beside.buffers, alone.counters, beside.counters)
+        for before, after in zip(alone.shown, beside.shown, strict=True):
+            names = _differ(before, after)
+            repeated = {f"after validation, {name}" for name in names}
+            found += [name for name in names if name not in repeated]
+        if not same:
+            crossed = {*alone.crossed, *beside.crossed}
+            found += [f"file {os.path.basename(path)}, which two clients use" for path in sorted(crossed)]
+        return list(dict.fromkeys(found))
+
+    def _rounds(self, other: Stack, one: Stack, most: int, change: Change | None) -> Seen:
+        """Two rounds of `other` and then `one`. In the first fork A plays both, so that numbers agree."""
+        watch, calls = Files(self._aside.written, self._aside.folder), Calls(list(self._home.loggers))
+        with watch.of(other.clients[0]):
+            before, buffers, counters = self._train(other, most, change)
+        first, crossed = in_fork(lambda: self._shown(watch, calls, most))  # disturbs nothing there
+        updates = []
+        for round in range(2):
+            if round:
+                self._next_round()
+                with watch.of(other.clients[0]):
+                    self._train(self._in_round(other, 1), most, change)
+            with watch.of(one.clients[0]):
+                updates.append(self._train(self._in_round(one, round), most)[0])
+        last, more = self._shown(watch, calls, most)
+        every = tuple(watch.crossed | crossed | more)
+        return Seen(updates, before, buffers, counters, (first, last), watch.written, every)
+
+    def _beside_fewer(self, other: Stack, one: Stack, most: int) -> Seen:
+        """One round beside a client with a batch less, or with a smaller batch."""
+        fewer, change = (most - 1, None) if most > 1 else (most, _halved)
+        before, buffers, counters = self._train(other, fewer, change)
+        return Seen([self._train(one, most)[0]], before, buffers, counters)
+
+    def _shown(self, watch: Files, calls: Calls, most: int) -> tuple[Digests, set[str]]:
+        with watch.of(NOBODY):
+            found = shown_by(self._home, calls, most)
+        return found, watch.crossed
+
+    def _in_round(self, one: Stack, round: int) -> Stack:
+        return next((stack for stack in self._stacks_of(round) if stack.clients == one.clients), one)
+
+    def _next_round(self) -> None:
+        current = self._home.fit_loop.epoch_progress.current
+        for count in ("ready", "started", "processed", "completed"):
+            setattr(current, count, getattr(current, count) + 1)
+        self._trial.end_round()
+
+    def _train(
+        self, stack: Stack, most: int, change: Change | None = None
+    ) -> tuple[Tensor, tuple[str, ...], dict[str, Any]]:
+        def hold(client: Client) -> None:
+            self._vector.hold_statistics(client.module)
+
+        client = self._trial.train(stack, min(most, len(stack.batch_sizes)), hold, change=change)
+        counters = {name: client.module.get_buffer(name).tolist() for name in self._vector.members.counters}
+        changed = Rehearsed.of(self._home.lightning_module, client.module).changed
+        return self._vector.read(client.module).detach().clone(), tuple(changed), counters
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    if torch.equal(one.nan_to_num(), other.nan_to_num()):
+        return 0.0
+    return float((one - other).abs().nan_to_num(torch.inf).max())
+
+
+def _differ(one: Digests, other: Digests) -> list[str]:
+    return [name for name in {**one, **other} if one.get(name) != other.get(name)]
+
+
+def _lengths(
+    one: Sequence[str], other: Sequence[str], counters: dict[str, Any], counted: dict[str, Any]
+) -> list[str]:
+    """Differences in a message's length, or in what is counted without noise."""
+    found = []
+    if names := sorted(set(one) ^ set(other)):
+        found.append(f"which buffers change ({', '.join(names)})")
+    if names := [name for name in counters if counters[name] != counted.get(name)]:
+        found.append(f"counters ({', '.join(names)})")
+    return found
+
+
+# ---- another client's data ------------------------------------------------------------------------------
+
+
+def _with_other_data(train: Callable[[Change | None], Any]) -> Any:
+    """Train on data that are changed as much as the module takes without an error."""
+    for change in (_far_off, _mirrored):
+        try:
+            return train(change)
+        except Exception:
+            continue
+    return train(None)
+
+
+def _far_off(batch: Any) -> Any:
+    """Floats five times as large, and one more. Integers, labels say, within the batch's range."""
+    return tree_map(lambda leaf: _changed(leaf, True), batch)
+
+
+def _mirrored(batch: Any) -> Any:
+    """All numbers mirrored within the batch's range."""
+    return tree_map(lambda leaf: _changed(leaf, False), batch)
+
+
+def _halved(batch: Any) -> Any:
+    """Half of the samples, two at least."""
+    return tree_map(
+        lambda leaf: leaf[: max(2, len(leaf) // 2)] if isinstance(leaf, Tensor) and leaf.dim() else leaf,
+        batch,
+    )
+
+
+def _changed(value: Any, far: bool) -> Any:
+    if isinstance(value, np.ndarray) and value.dtype.kind in "fiu":
+        return _changed(torch.from_numpy(value), far).numpy()
+    if not isinstance(value, Tensor) or not value.numel() or value.is_complex() or value.dtype == torch.bool:
+        return value
+    if value.is_floating_point() and far:
+        return 5 * value + 1
+    return (value.min() + value.max() - value).to(value.dtype)

@@ -1,0 +1,345 @@
+"""The clients of one fit, wherever they are: what they hold, their rehearsal, their server."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.algorithms import Correction
+from lightning_fedq.clients.fit import ClientFit
+from lightning_fedq.clients.vector import Members, Rehearsed
+from lightning_fedq.data.batches import Stack
+from lightning_fedq.data.datamodule import split_of
+from lightning_fedq.data.dealing import LocalPasses, deal
+from lightning_fedq.data.held_out import HeldOut
+from lightning_fedq.data.labels import are_at_hand, label_counts, labels_of
+from lightning_fedq.data.loader import ClientLoader
+from lightning_fedq.keys.randomness import AgreedKeys, Keys, RootKeys, SeededKeys
+from lightning_fedq.rounds import RoundEngine, RoundPlan
+from lightning_fedq.training.checks import check_limit, check_own_loaders, validate_by_rounds
+from lightning_fedq.training.clock import Clock
+from lightning_fedq.training.files import Aside
+from lightning_fedq.training.handed_loader import ask_module_instead, handed_loader
+from lightning_fedq.training.protocol import Federation
+from lightning_fedq.training.rank_checks import check_for_ranks, check_streams
+from lightning_fedq.training.ranks import (
+    DistributedClientsStrategy,
+    RankEngine,
+    RankSchedule,
+    ranks_of,
+)
+from lightning_fedq.training.rehearsal import Findings, Trial, first_clients, prepare, rehearse
+from lightning_fedq.training.schedule import Schedule
+from lightning_fedq.training.secure_sum import secure_sum
+from lightning_fedq.training.smallest_batch import check_smallest
+from lightning_fedq.training.undo import Undo
+
+Stacks = Callable[[], list[Stack]]
+
+
+@dataclass(frozen=True)
+class Holdings:
+    """Who holds what, and the batches that follow from it.
+
+    Args:
+        client_indices: Sample indices of each client; of a stream none.
+        schedule: The stacks of any round.
+        loader: Loader of all clients.
+        own_loaders: Whether every client has loaders of its own.
+        held_out: Sample indices that each client keeps out of its training; empty if nobody does.
+    """
+
+    client_indices: list[Tensor]
+    schedule: Schedule
+    loader: ClientLoader
+    own_loaders: bool
+    held_out: list[Tensor]
+
+    @property
+    def reads_streams(self) -> bool:
+        """Do clients read loaders of their own, or streams?"""
+        return self.own_loaders or self.holds_streams
+
+    @property
+    def holds_streams(self) -> bool:
+        """Is some client's data a stream, which says nothing of its length?"""
+        return any(not len(part) for part in self.client_indices)
+
+
+class Population(ABC):
+    """The clients of one fit, from its setup on.
+
+    Args:
+        federation: The federation.
+
+    Attributes:
+        ranks: Strategy of this process where several train the clients.
+        limit: Steps after which `fast_dev_run` cuts a round; 0 is all of it.
+        coming: Returns the stacks of the round to come, or of the open one. The fit sets it.
+        is_training: Whether clients train, so that a new question for the loader may renew it.
+        correction: State of the local algorithm, once the fit has it.
+    """
+
+    ranks: DistributedClientsStrategy | None = None
+    limit = 0
+    correction: Correction | None = None
+
+    def __init__(self, federation: Federation) -> None:
+        self._federation = federation
+        self._holdings: Holdings | None = None
+        self.coming: Stacks = list
+        self.is_training = False
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Population:
+        """Itself: the user's copied module or data module still asks the one federation."""
+        return self
+
+    @property
+    def holdings(self) -> Holdings:
+        """Who holds what."""
+        return self._holdings or self.deal()
+
+    def deal(self) -> Holdings:
+        """Deal out the data, once. At the first question, which `configure_optimizers` may ask."""
+        if self._holdings is None:
+            self._holdings = self._deal()
+        return self._holdings
+
+    @property
+    def is_dealt(self) -> bool:
+        """Have the data been dealt out?"""
+        return self._holdings is not None
+
+    def forget(self) -> None:
+        """Deal out anew at the next question: the plan has changed."""
+        self._holdings = None
+
+    def loader(self) -> ClientLoader:
+        """The present loader of all clients."""
+        return self.holdings.loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """State for a checkpoint, of clients that keep something elsewhere. Simulated ones have none."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 (simulated ones have none)
+        """Go on from the state of a checkpoint."""
+
+    def labels(self) -> Tensor:
+        """Labels of all samples, `(samples,)`.
+
+        Raises:
+            ValueError: If the dataset has no integer labels.
+        """
+        return labels_of(self.loader().dataset, self._federation.clients.labels)
+
+    def label_counts(self) -> Tensor | None:
+        """Count the samples of each label that each client holds, `(clients, labels)`.
+
+        None where labels are not to be had without reading every sample, or there are none.
+        """
+        if not are_at_hand(self.loader().dataset, self._federation.clients.labels):
+            return None
+        try:
+            return label_counts(self.labels(), self.holdings.client_indices)
+        except ValueError:
+            return None
+
+    def check_change(self, before: Members, now: Members) -> None:  # noqa: B027 (simulated ones follow any)
+        """Refuse parameters that join or leave where clients can't follow.
+
+        Args:
+            before: What was trained so far.
+            now: What is trained from the coming round on.
+        """
+
+    @abstractmethod
+    def check_start(self, trainer: pl.Trainer) -> None:
+        """Refuse what is known once a fit has its optimisers.
+
+        Raises:
+            ValueError: With the cure.
+        """
+
+    @abstractmethod
+    def rehearse(self, trainer: pl.Trainer, clock: Clock, aside: Aside) -> tuple[Rehearsed, dict[str, None]]:
+        """Tensors beside parameters that a client's first steps change, and names that they log."""
+
+    @abstractmethod
+    def server(self, weights: Tensor, segments: Sequence[int], settings: dict[str, Any], all: Stacks) -> Any:
+        """A new server of these clients.
+
+        Args:
+            weights: The global model, `(dim,)`.
+            segments: Sizes of its segments, `dim` in sum.
+            settings: Further arguments of a `RoundServer`.
+            all: Returns the stacks of a round that one process would train.
+        """
+
+    @abstractmethod
+    def _deal(self) -> Holdings:
+        """Deal out the data."""
+
+
+class SimulatedClients(Population):
+    """Clients that are trained here, on shares of the user's training data.
+
+    Args:
+        federation: The federation.
+        trainer: Its Trainer, in the setup of a fit.
+        module: The user's module.
+        undo: Gives Trainer and data module their own back.
+
+    Raises:
+        ValueError: If there is a deadline and no durations.
+    """
+
+    def __init__(self, federation: Federation, trainer: Any, module: pl.LightningModule, undo: Undo) -> None:
+        super().__init__(federation)
+        self._trainer, self._undo = trainer, undo
+        deadline = federation.clients.deadline
+        if deadline is not None and deadline.durations is None:
+            raise ValueError(
+                f"{deadline!r} says not how long clients of a simulation need; give durations=..., seconds "
+                "of one number or one a client, or leave deadline out"
+            )
+        self.ranks = ranks_of(trainer)
+        if self.ranks is not None:
+            self.ranks.has_federation = True
+        datamodule, handed = trainer.datamodule, handed_loader(trainer)
+        self._owner = module if datamodule is None else datamodule
+        self._user_loader = self._owner.train_dataloader if handed is None else lambda: handed
+        if handed is not None:
+            ask_module_instead(trainer, module, undo)
+        self._renew: Callable[[Any], Any] = lambda given: given
+        self._reload_every = int(trainer.reload_dataloaders_every_n_epochs)
+        self._asked_at: int | None = None
+        self.limit = int(trainer.fast_dev_run)
+        self._limit_batches = 1.0 if self.limit else trainer.limit_train_batches
+        undo.replace(trainer, "limit_train_batches", 1.0)  # of every client's passes, not of the round
+        # a plain function, so that a deep copy of the module does not copy this
+        undo.replace(self._owner, "train_dataloader", lambda: self._asked())
+
+    def _asked(self) -> ClientLoader:
+        """The clients' loader. Once the training runs, over the user's new one where that is wished for."""
+        if self.is_dealt and self.is_training:
+            now = self._trainer.current_epoch
+            if self._asked_at is None:
+                self._asked_at = now
+            elif self._reload_every and now - self._asked_at >= self._reload_every:
+                self._asked_at, held = now, self.holdings
+                self._holdings = replace(held, loader=held.loader.over(self._renew(self._user_loader())))
+        return self.loader()
+
+    def _deal(self) -> Holdings:
+        federation, trainer = self._federation, self._trainer
+        clients, local, rule = federation.clients, federation.local, federation.batch_rule
+        if self.ranks is not None:
+            check_for_ranks(rule)
+            federation.plan_by(self.ranks.group.broadcast(federation.planner.seed, "the plan"))
+        planner = federation.planner
+        run = RoundPlan(0, (), frozenset(), planner.seed)
+        fraction = None if local.evaluate_clients is None else local.evaluate_clients.fraction
+        held_out = None
+        if fraction is not None:
+            held_out = HeldOut(fraction, torch.Generator().manual_seed(run.stream_seed("held out")))
+        dealt = deal(
+            self._user_loader(),
+            lambda: split_of(self._owner, clients.partition),
+            clients.num_clients,
+            torch.Generator().manual_seed(run.stream_seed("partition")),
+            clients.labels,
+            LocalPasses(
+                local.local_epochs, local.local_steps, self._limit_batches, not trainer.overfit_batches
+            ),
+            rule,
+            held_out,
+        )
+        weighting = federation.server.weighting
+        check_own_loaders(dealt.own_loaders, local.clients_per_step, weighting, dealt.client_indices)
+        if self.ranks is not None:
+            check_streams(dealt.client_indices)
+        check_limit(dealt.work)
+        if rule is not None:
+            rule.begin(dealt.work)
+        schedule = Schedule(planner, federation.mechanism, dealt.work, rule, self.limit)
+        if self.ranks is not None:
+            schedule = RankSchedule(schedule, self.ranks.global_rank, self.ranks.num_ranks)
+        validate_by_rounds(trainer, schedule.longest, self._undo)
+        self._renew = dealt.renew
+        return Holdings(
+            dealt.client_indices,
+            schedule,
+            dealt.loader(lambda: self.coming(), lambda: schedule.longest),
+            dealt.own_loaders,
+            [] if held_out is None else held_out.parts,
+        )
+
+    def check_start(self, trainer: pl.Trainer) -> None:
+        """Nothing: a simulation follows every schedule."""
+
+    def rehearse(self, trainer: pl.Trainer, clock: Clock, aside: Aside) -> tuple[Rehearsed, dict[str, None]]:
+        """See `Population.rehearse`. Not where a rule draws the batches, or streams can't be read twice."""
+        buffers, held = self._federation.local.buffers, self.holdings
+        module, names = trainer.lightning_module, dict[str, None]()
+        found = Rehearsed.by_layers(module)
+        if self._federation.batch_rule is None and not held.holds_streams:
+            clients = first_clients(lambda round: held.schedule.of_all_ranks(round, 0, 1), 1)
+            who = clients[0].clients[0] if clients else 0
+
+            def tried() -> tuple[Findings, dict[str, None]]:
+                names = dict[str, None]()
+                trial = Trial(ClientFit(trainer), clock, self.loader, names)
+                return rehearse(trial, module, clients, buffers), names
+
+            findings, names = aside.do(who, tried)
+            found = findings.told(module)
+            aside.do(who, lambda: self._check_smallest(trainer, clock, clients))
+        return (Rehearsed() if buffers == "frozen" else found), names
+
+    def _check_smallest(self, trainer: pl.Trainer, clock: Clock, clients: Sequence[Stack]) -> None:
+        """See `check_smallest`."""
+        held, mode = self.holdings, self._federation.local.buffers
+        if clients:
+            check_smallest(
+                lambda stack, loader: Trial(ClientFit(trainer), clock, lambda: loader, {}).train(
+                    stack, 1, lambda client: prepare(client, mode)
+                ),
+                self.loader(),
+                held.client_indices,
+                held.schedule.sizes,
+                clients[0],
+            )
+
+    def server(
+        self, weights: Tensor, segments: Sequence[int], settings: dict[str, Any], all: Stacks
+    ) -> RoundEngine:
+        """The round engine, or a rank's, see `Population.server`."""
+        federation, server = self._federation, self._federation.server
+        clients, seed = range(federation.clients.num_clients), federation.seed
+        keys: Keys = AgreedKeys(clients) if seed is None else SeededKeys(seed)
+        secagg, more = server.secure_aggregation, dict[str, Any]()
+        if self.ranks is not None:
+            root = self.ranks.group.broadcast(os.urandom(32), "the keys")  # also where one has a seed
+            keys = RootKeys(root) if seed is None else keys
+            more = {"strategy": self.ranks, "stacks": all}
+        return (RoundEngine if self.ranks is None else RankEngine)(
+            federation.mechanism,
+            federation.planner,
+            keys,
+            weights,
+            segments,
+            server.range_rule,
+            secure_sums=None if secagg is None else partial(secure_sum, secagg),
+            diagnostics=server.diagnostics,
+            **settings,
+            **more,
+        )

@@ -1,0 +1,97 @@
+"""Checks of a fit on several ranks: what is refused there, and that all ranks begin alike."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from lightning_fedq._lightning import rank_zero_warn
+from lightning_fedq.data.batches import Stack
+from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.training.rank_group import RankGroup
+from lightning_fedq.training.ranks import NAME, DistributedClientsStrategy
+
+
+def check_for_ranks(rule: object | None) -> None:
+    """Refuse what needs a client's memory in one place.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    if rule is not None:
+        raise ValueError(
+            f"{type(rule).__name__} keeps every client's account in one process; train in one process "
+            f'(devices=1), or leave it out with strategy="{NAME}"'
+        )
+
+
+def check_streams(held: Sequence[Tensor]) -> None:
+    """Refuse clients whose data come in a stream, which goes on where it stopped on one rank only.
+
+    Raises:
+        ValueError: With the cure.
+    """
+    streams = [client for client, part in enumerate(held) if not len(part)]
+    if streams:
+        raise ValueError(
+            f"the data of clients {streams[:10]} are streams, and every rank would read its own copy; "
+            f'train in one process (devices=1), or use data sets with a length with strategy="{NAME}"'
+        )
+
+
+def check_same_on_all_ranks(group: RankGroup, facts: dict[str, str]) -> None:
+    """Refuse ranks that were started with different settings.
+
+    Args:
+        group: Process group of the ranks.
+        facts: What must be the same, in words.
+
+    Raises:
+        ValueError: On every rank that differs, naming what does.
+    """
+    theirs = group.broadcast(facts, "the comparison of settings")
+    differing = [key for key in facts if facts[key] != theirs[key]]
+    if differing:
+        raise ValueError(
+            f"rank {group.rank} was started with other settings than rank 0: "
+            + ", ".join(f"{key} = {facts[key]} (on rank 0 {theirs[key]})" for key in differing)
+            + "; start all ranks with the same program, arguments and data"
+        )
+
+
+def say_who_is_idle(stacks: Sequence[Stack], num_ranks: int) -> None:
+    """Warn where a round has fewer stacks than there are ranks.
+
+    Args:
+        stacks: Stacks of all ranks in a round.
+        num_ranks: How many ranks there are.
+    """
+    if len(stacks) < num_ranks:
+        most = max(len(stack.clients) for stack in stacks)
+        rank_zero_warn(
+            f"a round has {len(stacks)} stacks of up to {most} clients, so only {len(stacks)} of {num_ranks} "
+            "ranks have work; use a smaller clients_per_step, or fewer devices"
+        )
+
+
+def agree_on_start(
+    ranks: DistributedClientsStrategy, facts: dict[str, str], held: Sequence[Tensor], ledger: Ledger
+) -> None:
+    """All ranks have the same federation and data, and rank 0, which keeps the journal, the ledger.
+
+    Args:
+        ranks: Strategy of this rank.
+        facts: Facts that must be the same, in words.
+        held: Sample indices of each client.
+        ledger: Ledger, which follows that of rank 0.
+
+    Raises:
+        ValueError: On every rank that differs, naming what does.
+    """
+    dealt = hashlib.sha256(b"".join(part.numpy().tobytes() for part in held))
+    check_same_on_all_ranks(ranks.group, {**facts, "who holds which samples": dealt.hexdigest()[:16]})
+    first = ranks.group.broadcast(ledger.state_dict(), "the ledger at the start")
+    if not ranks.is_global_zero:
+        ledger.follow(first)

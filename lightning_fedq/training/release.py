@@ -1,0 +1,139 @@
+"""Release the mean of what clients measure, in a round of its own: masks, charge and noise as in any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from lightning_fedq._lightning import pl, rank_zero_warn
+from lightning_fedq.clients.evaluation import NoisyMean
+from lightning_fedq.keys.randomness import AgreedKeys, Keys, SeededKeys
+from lightning_fedq.mechanisms.interface.ranges import FixedRange
+from lightning_fedq.rounds import RoundEngine
+from lightning_fedq.training.described import everybody, mechanism_of_release, release_of
+from lightning_fedq.training.journal import keep_journal
+from lightning_fedq.training.protocol import Federation
+from lightning_fedq.training.rank_group import RankGroup
+from lightning_fedq.training.secure_sum import check_modulus, secure_sum
+
+_STREAMS = "released evaluations"
+
+
+@dataclass(frozen=True)
+class Released:
+    """One release.
+
+    Args:
+        metric: Name of the metric.
+        mean: Mean over the clients that answered, with noise, in units of the metric.
+        num_clients: Clients that answered.
+        uplink_bits: Bits that all clients sent for it.
+    """
+
+    metric: str
+    mean: float
+    num_clients: int
+    uplink_bits: int
+
+    def metrics(self) -> dict[str, float]:
+        """By the names under which it is logged."""
+        return {f"released/{self.metric}": self.mean, "released/uplink_bits": float(self.uplink_bits)}
+
+
+class Releases:
+    """The releases of one fit.
+
+    Args:
+        federation: The federation, whose ledger is charged.
+        release: What is released.
+        ranks: Group of several ranks: rank 0 releases for all of them.
+
+    Attributes:
+        engine: The rounds that release.
+
+    Raises:
+        TypeError: If masks have no room for the sum.
+        ValueError: If secure aggregation does not suit so many clients, or the ledger has paid for another
+            release.
+    """
+
+    def __init__(self, federation: Federation, release: NoisyMean, ranks: RankGroup | None = None) -> None:
+        self._release, self._ranks = release, ranks
+        secagg = federation.server.secure_aggregation
+        planner = everybody(federation.planner)
+        mechanism = mechanism_of_release(release, planner, secagg)
+        if secagg is not None:
+            secagg.rules(planner.num_clients)
+        keys: Keys = AgreedKeys(range(planner.num_clients))
+        if federation.seed is not None:
+            keys = SeededKeys(planner.plan(0, mechanism).stream_seed(_STREAMS))
+        self.engine = RoundEngine(
+            mechanism,
+            planner,
+            keys,
+            torch.zeros(1),
+            (1,),
+            FixedRange(1.0),
+            secure_sums=None if secagg is None else partial(secure_sum, secagg),
+            diagnostics=False,
+            ledger=federation.ledger.charges_beside(repr(mechanism)),
+        )
+        self.engine.agree(secure_aggregation=repr(secagg))
+        if secagg is not None:
+            check_modulus(secagg, self.engine)
+
+    @classmethod
+    def begin(
+        cls, federation: Federation, trainer: pl.Trainer, ranks: RankGroup | None = None
+    ) -> Releases | None:
+        """The releases that a federation's settings ask for, with a journal of their charges."""
+        wanted = release_of(federation)
+        if wanted is None:
+            return None
+        releases = cls(federation, wanted, ranks)
+        keep_journal(trainer, releases.engine.ledger, federation.seed is not None)
+        return releases
+
+    def release(self, values: Tensor, round: int) -> Released | None:
+        """Release the mean of every client's value. None where no more is paid for, or too many were missing.
+
+        Args:
+            values: `(clients,)`, in units of the metric.
+            round: Round of the training after which they were measured.
+        """
+        ranks = self._ranks
+        if ranks is None:
+            return self._of_all(values, round)
+        # one noise: two ranks that draw their own would release two noisy values of one mean
+        mine = (self._of_all(values, round), self.engine.ledger.state_dict()) if ranks.rank == 0 else None
+        released, ledger = ranks.broadcast(mine, f"the release after round {round + 1}")
+        if ranks.rank:
+            self.engine.ledger.follow(ledger)
+        return released  # type: ignore[no-any-return]
+
+    def _of_all(self, values: Tensor, round: int) -> Released | None:
+        engine, release = self.engine, self._release
+        limits = engine.ledger.limits
+        if limits is not None and bool((engine.ledger.charges >= limits).any()):
+            rank_zero_warn(
+                f"round {round + 1}: {release.metric} is not released, because the privacy budget counts on "
+                f"{int(limits.min())} releases and they are made"
+            )
+            return None
+        half = (release.high - release.low) / 2.0
+        centred = (values.double().clamp(release.low, release.high) - release.low - half) / half
+        engine.round, engine.weights = round, torch.zeros(1)
+        plan = engine.start()
+        try:
+            engine.receive(plan.survivors, centred[list(plan.survivors)].float()[:, None])
+            record = engine.finish()
+        finally:
+            engine.abandon()
+        if record.aborted:
+            rank_zero_warn(f"round {round + 1}: {release.metric} is not released: {record.aborted}")
+            return None
+        mean = release.low + half * (1.0 + float(engine.weights))
+        return Released(release.metric, mean, record.num_received, record.uplink_bits)

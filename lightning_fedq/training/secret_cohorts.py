@@ -1,0 +1,199 @@
+"""Conditions under which cohorts stay secret, checked by name before anything is trained.
+
+Each of them has a counterexample: without it the amplified epsilon is false (`privacy.sampled`). A run that
+breaks one is refused, with the cure; none is weakened in silence.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from lightning_fedq._lightning import callbacks_of, pl
+from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
+from lightning_fedq.privacy.report import PrivacyReport
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.privacy.verdict import NO_GUARANTEE
+from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from lightning_fedq.training.described import why_round_repeated
+from lightning_fedq.training.settings import Clients, Local, Server
+from lightning_fedq.training.spending import report_of
+from lightning_fedq.training.unprotected import lengths_tell
+
+_ANY_DELTA = 1e-6
+
+
+def check_choice_of_cohorts(clients: Clients, seed: int | None, target: PrivacyTarget | None) -> bool:
+    """Return whether cohorts are secret.
+
+    Raises:
+        ValueError: If target and federation do not say the same, or something tells of the draw.
+    """
+    if clients.cohorts == "known":
+        if target is not None and target.secret:
+            raise ValueError(
+                "PrivacyTarget(cohorts='secret') counts on cohorts that stay secret, these are known; set "
+                "Federated(cohorts='secret'), or leave cohorts out of the target"
+            )
+        return False
+    if seed is not None:
+        _refuse("S1, a secret draw", f"whoever knows seed={seed} knows every cohort", "use seed=None")
+    if clients.participation != "random":
+        _refuse(
+            "S1, a fresh draw every round",
+            f"participation={clients.participation!r} deals the clients out",
+            "use participation='random'",
+        )
+    if target is not None and not target.secret:
+        _refuse(
+            "S5, clients without a limit of their own",
+            f"a target against {target.against.name} limits the charges of every client",
+            "use PrivacyTarget(adversary='outsider', cohorts='secret'), or no target",
+        )
+    return True
+
+
+def check_settings(planner: RoundPlanner, local: Local, server: Server, has_ledger: bool) -> None:
+    """Refuse settings under which the draw could be told, or does not amplify.
+
+    Raises:
+        ValueError: Naming the condition, with the cure.
+    """
+    algorithm = local.algorithm
+    if planner.cohort_size == planner.num_clients:
+        _refuse(
+            "S1, a draw",
+            f"all {planner.num_clients} clients take part in every round",
+            f"set clients_per_round below {planner.num_clients}",
+        )
+    if planner.dropout_probability > 0.0:
+        _refuse(
+            "S3, everybody who is drawn answers",
+            f"dropout_probability={planner.dropout_probability}",
+            "use dropout_probability=0",
+        )
+    if planner.deadline is not None:
+        _refuse("S3, everybody who is drawn answers", f"{planner.deadline!r}", "leave deadline out")
+    if server.weighting != "uniform":
+        _refuse("S4, equal weights", f"weighting={server.weighting!r}", "use weighting='uniform'")
+    if server.aggregator is not None:
+        _refuse("S4, a plain mean", f"aggregator={server.aggregator!r}", "leave aggregator out")
+    if algorithm is not None and algorithm.remembers:
+        _refuse(
+            "S5, clients without memory",
+            f"clients of {type(algorithm).__name__} keep vectors from round to round",
+            "use FedProx, or no algorithm",
+        )
+    if local.buffers == "local":
+        _refuse(
+            "S5, clients without memory",
+            "buffers='local' stay with every client",
+            "use buffers='share' or 'frozen'",
+        )
+    if local.patterns:
+        _refuse(
+            "S5, clients without memory",
+            f"local={local.patterns!r} stay with every client",
+            "leave local out",
+        )
+    if local.evaluate_clients is not None:
+        _refuse(
+            "S8, nothing else that depends on the draw",
+            "evaluate_clients writes what clients measure",
+            "leave evaluate_clients out",
+        )
+    if local.check_isolation is False:
+        _refuse(
+            "S5, clients without memory",
+            "check_isolation=False does not look for any",
+            "leave check_isolation out",
+        )
+    if server.diagnostics:
+        _refuse(
+            "S8, nothing else that depends on the draw",
+            "diagnostics compare with the exact mean of the cohort",
+            "use diagnostics=False",
+        )
+    if local.client_metrics not in (None, "none"):
+        _refuse(
+            "S8, nothing else that depends on the draw",
+            f"client_metrics={local.client_metrics!r} writes what the drawn clients log",
+            "use client_metrics='none'",
+        )
+    if has_ledger:
+        _refuse(
+            "S9, a ledger of this one training",
+            "a ledger was handed on",
+            "leave ledger out, and add the epsilons of both trainings",
+        )
+
+
+def check_processes(trainer: pl.Trainer) -> None:
+    """Refuse several processes. Before they talk to each other.
+
+    Raises:
+        ValueError: Naming the condition, with the cure.
+    """
+    # to Lightning, a rank of ours is alone: its strategy knows better
+    processes = max(trainer.world_size, getattr(trainer.strategy, "num_ranks", 1))
+    if processes > 1:
+        _refuse("S1, a secret draw", f"{processes} processes would know it", "use devices=1")
+
+
+def check_run(federated: Any, trainer: pl.Trainer) -> None:
+    """Refuse a fit in which the draw could be told, or does not amplify. Before every round.
+
+    Raises:
+        ValueError: Naming the condition, with the cure.
+    """
+    engine: RoundEngine = federated.engine
+    held = federated.fit.population.holdings
+    if why := why_round_repeated(engine):
+        raise ValueError(f"secret cohorts need {why}")
+    if num_byzantine_of(trainer, federated.planner) or engine.tampering is not None:
+        _refuse("S4, clients that run the protocol", "some of them lie", "leave ByzantineClients out")
+    if engine.transform is not None or federated.batch_rule is not None:
+        what = "a callback changes updates or draws batches by what it keeps of every client"
+        _refuse("S5, clients without memory", what, "leave it out")
+    if held.reads_streams:
+        what = "loaders of clients' own, and streams, go on where they were left"
+        _refuse("S5, clients without memory", what, "give one dataset and a partition")
+    if engine.ledger.limits is not None:
+        what = "the ledger limits the charges of every client"
+        _refuse(
+            "S5, clients without a limit of their own", what, "use PrivacyBudget(cohorts='secret'), or none"
+        )
+    if any(isinstance(callback, pl.callbacks.Timer) for callback in callbacks_of(trainer)):
+        what = "max_time ends the run by a clock that clients move"
+        _refuse("S6, an end that depends on released models only", what, "use max_epochs")
+    if not trainer.lightning_module.automatic_optimization or getattr(
+        trainer.precision_plugin, "scaler", None
+    ):
+        what = "manual optimisation and 16-mixed precision let steps and loss scales follow the cohort"
+        _refuse("S8, nothing else that depends on the draw", what, "use automatic optimisation and 32-true")
+    if not held.schedule.alike:
+        what = "clients have different numbers of batches, so how long a round takes tells of who was drawn"
+        _refuse("S8, nothing else that depends on the draw", what, "set local_steps")
+    if lengths_tell(engine):
+        what = f"messages of {type(engine.mechanism).__name__} have lengths that depend on updates"
+        _refuse("S8, nothing else that depends on the draw", what, "take a fixed code, or secure aggregation")
+    for callback in callbacks_of(trainer):
+        if getattr(callback, "follows_clients", False):
+            what = f"{type(callback).__name__} writes what follows from the data of the drawn clients"
+            _refuse("S8, nothing else that depends on the draw", what, "leave it out")
+
+
+def check_claim(federated: Any, trainer: pl.Trainer) -> None:
+    """Refuse a mechanism without a claim that a secret draw amplifies. Before the first round.
+
+    Raises:
+        ValueError: Naming the condition, with the cure.
+    """
+    delta = min(_ANY_DELTA, 0.1 / federated.planner.num_clients)
+    report: PrivacyReport = report_of(federated, trainer, delta)
+    row = report.secret
+    if row is not None and row.verdict == NO_GUARANTEE:
+        raise ValueError(f"Federated(cohorts='secret'): {row.reason}")
+
+
+def _refuse(condition: str, what: str, cure: str) -> NoReturn:
+    raise ValueError(f"secret cohorts need {condition}: {what}; {cure}, or cohorts='known'")

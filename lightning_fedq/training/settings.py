@@ -1,0 +1,319 @@
+"""Settings of a federation in three frozen groups: who takes part, what a client does, what the server does.
+
+`Federated` takes them as flat arguments, because a YAML and a person write them so; here each has its place,
+its kind and its range. What depends on a fit is none of this (`training.fit`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from numbers import Integral, Real
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from lightning_fedq.algorithms import LocalAlgorithm
+from lightning_fedq.algorithms.byzantine.aggregation import (
+    RobustAggregation,
+    Weighting,
+    inverse_variance_weights,
+)
+from lightning_fedq.clients.constraints import Constraint, check_constraints, shown
+from lightning_fedq.clients.evaluation import ClientEvaluation
+from lightning_fedq.clients.personal import check_patterns
+from lightning_fedq.clients.vector import BufferMode, check_buffer_mode
+from lightning_fedq.data.labels import Labels
+from lightning_fedq.data.partition import Partition
+from lightning_fedq.mechanisms.interface import Mechanism
+from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, PreviousMinMax, RangeRule
+from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.rounds import (
+    CohortKey,
+    Cohorts,
+    Deadline,
+    OptimizerFactory,
+    Participation,
+    RoundPlanner,
+    check_aggregation,
+)
+from lightning_fedq.secagg import SecAgg
+from lightning_fedq.training.client_metrics import ClientMetricsChoice, check_choice
+from lightning_fedq.training.secure_sum import check_secure_aggregation
+
+_KINDS: dict[str, tuple[Any, str]] = {
+    "mechanism": (Mechanism, "a mechanism, such as LDPQ(epsilon=1.0)"),
+    "num_clients": (Integral, "an integer"),
+    "clients_per_round": (Integral, "an integer, or None for everybody"),
+    "dropout_probability": (Real, "a number in [0, 1)"),
+    "deadline": (Deadline, "Deadline(seconds, durations=...), or None"),
+    "partition": (Partition, "a partition, such as IID() or Dirichlet(0.5)"),
+    "algorithm": (LocalAlgorithm, "a local algorithm, such as FedProx(mu=0.01), or None"),
+    "local_epochs": (Integral, "an integer"),
+    "local_steps": (Integral, "an integer, or None for local_epochs"),
+    "clients_per_step": (Integral, "an integer or 'auto'"),
+    "ranges": (RangeRule, "a rule, such as FixedRange(0.1) or AdaptiveRange()"),
+    "server_lr": (Real, "a number in (0, 1]"),
+    "server_optimizer": (
+        Callable,
+        "a function of the parameters, such as partial(torch.optim.Adam, lr=0.01)",
+    ),
+    "aggregator": (RobustAggregation, "a robust rule, such as RobustAggregation('median')"),
+    "secure_aggregation": (SecAgg, "SecAgg(), with its settings"),
+    "seed": (Integral, "an integer, or None for a private run"),
+    "ledger": (Ledger, "the ledger of another Federated: other.ledger"),
+    "evaluate_clients": (ClientEvaluation, "ClientEvaluation(held_out=0.2), or None"),
+    "check_isolation": (bool, "True or False, or None for where it matters"),
+    "privacy": (PrivacyTarget, "PrivacyTarget(epsilon=8.0, delta=1e-5, adversary='secagg_server')"),
+}
+"""What `Federated` takes, and how it is written."""
+_NEVER_NONE = {
+    *("mechanism", "num_clients", "dropout_probability", "partition"),
+    *("local_epochs", "clients_per_step", "server_lr"),
+}
+
+
+def check_kinds(**settings: object) -> None:
+    """Refuse settings of another kind, which would fail later and in words that don't help.
+
+    Args:
+        settings: By the names of `Federated`'s arguments. None where that is their default.
+
+    Raises:
+        TypeError: Naming the setting, what it is and what is wanted.
+    """
+    for name, value in settings.items():
+        kind, wanted = _KINDS[name]
+        if not isinstance(value, kind) and (value is not None or name in _NEVER_NONE):
+            got = f"the class {value.__name__} itself" if isinstance(value, type) else repr(value)
+            raise TypeError(f"{name} must be {wanted}; got {got}")
+
+
+def _check_fields(group: Any, **instead: object) -> None:
+    values = {field.name: getattr(group, field.name) for field in fields(group)} | instead
+    check_kinds(**{name: value for name, value in values.items() if name in _KINDS})
+
+
+@dataclass(frozen=True)
+class Clients:
+    """The population and what it holds: the arguments of `Federated` of these names.
+
+    Raises:
+        ValueError: If `cohorts` is another word; the numbers are checked by `planner`.
+        TypeError: If a setting is of another kind.
+    """
+
+    num_clients: int
+    clients_per_round: int | None
+    participation: Participation
+    cohorts: Cohorts
+    dropout_probability: float
+    partition: Partition
+    labels: Labels
+    deadline: Deadline | None
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+        if self.cohorts not in get_args(Cohorts):
+            raise ValueError(f"cohorts must be 'known' or 'secret', got {self.cohorts!r}")
+
+    def planner(self, seed: int) -> RoundPlanner:
+        """The planner, which draws the cohorts.
+
+        Args:
+            seed: Source of all draws that are public.
+
+        Raises:
+            ValueError: If a number is out of its range.
+        """
+        return RoundPlanner(
+            self.num_clients,
+            seed,
+            self.clients_per_round,
+            self.dropout_probability,
+            self.participation,
+            cohort_key=CohortKey() if self.cohorts == "secret" else None,
+            deadline=self.deadline,
+        )
+
+
+@dataclass(frozen=True)
+class Local:
+    """A client's work on its data: the arguments of `Federated` of these names.
+
+    Args:
+        patterns: The argument `local`.
+        shared: Patterns of what travels beside parameters though the first steps do not change it.
+        constraints: What buffers are, by patterns of their names.
+
+    Raises:
+        ValueError: If a setting is out of its range.
+        TypeError: If a setting is of another kind.
+    """
+
+    algorithm: LocalAlgorithm | None
+    local_epochs: int
+    local_steps: int | None
+    clients_per_step: int | Literal["auto"]
+    buffers: BufferMode
+    patterns: Sequence[str]
+    client_metrics: ClientMetricsChoice | None
+    check_isolation: bool | None
+    evaluate_clients: ClientEvaluation | None
+    shared: Sequence[str] = ()
+    constraints: Mapping[str, Constraint] | None = None
+
+    def __post_init__(self) -> None:
+        stack = 1 if self.clients_per_step == "auto" else self.clients_per_step
+        _check_fields(self, clients_per_step=stack)
+        if self.local_epochs < 1:
+            raise ValueError(f"local_epochs must be >= 1, got {self.local_epochs}")
+        if self.local_steps is not None and self.local_steps < 1:
+            raise ValueError(f"local_steps must be >= 1 or None, got {self.local_steps}")
+        if stack < 1:
+            raise ValueError(f"clients_per_step must be >= 1 or 'auto', got {stack}")
+        check_choice(self.client_metrics)
+        check_buffer_mode(self.buffers)
+        object.__setattr__(self, "patterns", check_patterns(self.patterns))
+        object.__setattr__(self, "shared", check_patterns(self.shared, "shared"))
+        object.__setattr__(self, "constraints", check_constraints(self.constraints))
+
+
+@dataclass(frozen=True)
+class Server:
+    """The server's work on messages: the arguments of `Federated` of these names.
+
+    Raises:
+        ValueError: If a setting is out of its range.
+        TypeError: If a setting is of another kind.
+    """
+
+    target: Literal["updates", "weights"]
+    ranges: RangeRule | None
+    server_lr: float
+    server_optimizer: OptimizerFactory | None
+    weighting: Weighting
+    aggregator: RobustAggregation | None
+    secure_aggregation: SecAgg | None
+    diagnostics: bool
+
+    def __post_init__(self) -> None:
+        _check_fields(self)
+        if self.weighting not in get_args(Weighting):
+            known = " or ".join(map(repr, get_args(Weighting)))
+            raise ValueError(f"weighting must be {known}, got {self.weighting!r}")
+        if self.target not in ("updates", "weights"):
+            raise ValueError(f"target must be 'updates' or 'weights', got {self.target!r}")
+
+    @cached_property
+    def range_rule(self) -> RangeRule:
+        """The rule for the quantiser's range, its default for what is quantised included."""
+        return self.ranges or (AdaptiveRange() if self.target == "updates" else PreviousMinMax())
+
+    @property
+    def plain_sum(self) -> bool:
+        """Does the model depend on the messages through their plain sum only?"""
+        return self.weighting == "uniform" and self.aggregator is None
+
+    @property
+    def plain_mean(self) -> bool:
+        """Is the step of the server the mean update itself?"""
+        return self.plain_sum and self.server_lr == 1.0 and self.server_optimizer is None
+
+    def client_weights(self, mechanism: Mechanism, segments: Sequence[int], held: list[int]) -> Tensor | None:
+        """Weights of the clients in the mean, `(num_clients,)`. None weighs all alike.
+
+        Args:
+            mechanism: The mechanism.
+            segments: Sizes of the vector's segments.
+            held: Samples that each client holds.
+        """
+        if self.weighting == "samples":
+            return torch.tensor(held, dtype=torch.float32)
+        if self.weighting == "inverse_variance":
+            return inverse_variance_weights(mechanism, segments, len(held))
+        return None
+
+
+def check_together(
+    mechanism: Mechanism, clients: Clients, local: Local, server: Server, planner: RoundPlanner
+) -> None:
+    """Refuse settings of which each is right by itself.
+
+    Raises:
+        ValueError: Naming both, with the cure.
+        TypeError: If the mechanism is not homomorphic and there is secure aggregation.
+    """
+    planner.plan(0, mechanism)  # refuse a cohort that the mechanism can't serve at once
+    planner.check_separation(mechanism)
+    mechanism.protection_groups(clients.num_clients)  # and a population
+    if mechanism.own_ranges is not None and server.ranges is not None:
+        raise ValueError(f"{type(mechanism).__name__} sets the range of a round itself; leave ranges out")
+    size, secagg = planner.cohort_size, server.secure_aggregation
+    check_aggregation(mechanism, size, server.weighting != "uniform", server.aggregator, secagg is not None)
+    if secagg is not None:
+        check_secure_aggregation(secagg, mechanism, size)
+    _check_algorithm(local.algorithm, clients, server)
+
+
+def _check_algorithm(algorithm: LocalAlgorithm | None, clients: Clients, server: Server) -> None:
+    """Refuse what does not go with a local algorithm whose clients remember."""
+    if algorithm is None or not algorithm.remembers:
+        return
+    name = type(algorithm).__name__
+    if clients.participation == "once":
+        raise ValueError(
+            f"{name} corrects a client by its earlier rounds, and with participation='once' there is none; "
+            "use participation='random' or 'cyclic', or FedProx"
+        )
+    if not server.plain_mean or server.target != "updates":
+        raise ValueError(
+            f"the server of {name} works with the plain mean update; leave out server_lr, server_optimizer, "
+            "aggregator, weighting and target='weights', or use FedProx"
+        )
+
+
+def identity(
+    mechanism: Mechanism,
+    clients: Clients,
+    local: Local,
+    server: Server,
+    planner: RoundPlanner,
+    seed: int | None,
+    batches: str,
+) -> dict[str, str]:
+    """Fingerprint of a federation, by name and in words, that a checkpoint must agree with.
+
+    Args:
+        mechanism: The mechanism.
+        clients: Settings of the population.
+        local: What a client does.
+        server: What the server does.
+        planner: What draws the cohorts.
+        seed: Source of all keys; None takes secure ones.
+        batches: How local batches are drawn.
+    """
+    return {
+        "mechanism": repr(mechanism),
+        "num_clients": str(clients.num_clients),
+        "clients_per_round": str(planner.cohort_size),
+        "participation": clients.participation,
+        "dropout_probability": str(clients.dropout_probability),
+        **({} if clients.deadline is None else {"deadline": repr(clients.deadline)}),
+        "weighting": server.weighting,
+        "aggregator": repr(server.aggregator),
+        "secure_aggregation": repr(server.secure_aggregation),
+        "partition": repr(clients.partition),
+        "target": server.target,
+        "buffers": local.buffers,
+        **({"local": repr(local.patterns)} if local.patterns else {}),
+        **({"shared": repr(local.shared)} if local.shared else {}),
+        **({"constraints": shown(local.constraints)} if local.constraints else {}),
+        "seed": str(seed),
+        "batches": batches,
+        **({} if local.algorithm is None else {"algorithm": repr(local.algorithm)}),
+        **({} if local.evaluate_clients is None else local.evaluate_clients.identity()),
+    }

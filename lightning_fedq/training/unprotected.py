@@ -1,0 +1,116 @@
+"""Unprotected outputs of a run beside messages and models: a list for its privacy page.
+
+A claim is about what clients send and what is released of it. Loggers, tables, the screen and a checkpoint
+hold more than that, so the page of a finished run says what this one wrote and where it went.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol, runtime_checkable
+
+from lightning_fedq._lightning import callbacks_of, pl
+from lightning_fedq.keys.randomness import SeededKeys
+from lightning_fedq.rounds import RoundServer, metric_name
+from lightning_fedq.training.protocol import Federation
+from lightning_fedq.wire.coding import FixedLength
+
+_NAMED = 10
+"""Clients that a line names."""
+
+
+@runtime_checkable
+class LetsOut(Protocol):
+    """A callback that writes something of clients' data, and says what."""
+
+    def lets_out(self, trainer: pl.Trainer) -> str:
+        """Where unprotected figures went, in words.
+
+        "" for nothing.
+        """
+
+
+def lengths_tell(engine: RoundServer) -> bool:
+    """Does the length of messages tell of updates, so that no checkpoint may hold it?
+
+    Not where keys come from a seed, where codes have a fixed length, and behind secure aggregation.
+    """
+    return not isinstance(engine.keys, SeededKeys) and _lengths_follow_from_updates(engine)
+
+
+def _lengths_follow_from_updates(engine: RoundServer) -> bool:
+    code = engine.mechanism.code(engine.context(engine.coming_plan()))
+    return not isinstance(code, FixedLength) and engine.secure_sums is None
+
+
+def what_left(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -> tuple[str, ...]:
+    """Everything that a run has let out without noise, as far as this package wrote it.
+
+    Args:
+        trainer: After a fit.
+        federated: Its federation.
+        columns: Columns of the run's table of rounds that hold a number.
+    """
+    return tuple(line for line in _lines(trainer, federated, columns) if line)
+
+
+def _lines(trainer: pl.Trainer, federated: Federation, columns: Sequence[str]) -> Iterator[str]:
+    engine, log = federated.engine, federated.client_log
+    assert engine is not None
+    seeded = isinstance(engine.keys, SeededKeys)
+    loggers = ", ".join(type(logger).__name__ for logger in trainer.loggers)
+    places = f"metrics.csv, callback_metrics{f', {loggers}' if loggers else ''}"
+    checkpoints = "and in checkpoints" if seeded else "and in no checkpoint"
+    if log is not None and log.names:
+        names = ", ".join(f"`{name}`" for name in log.names)
+        yield {
+            "shared": f"Metrics that clients log in training: {names}, in {places} and pictures.",
+            "local": f"Not out: {names}, which clients log in training. They are in `clients/` of this "
+            "folder only, because this is a simulation that plays the clients, too; do not hand it on.",
+            "none": f"Not out: {names}, which clients log in training. They were dropped.",
+        }[log.choice]
+    exact = [name for name in columns if name.startswith("sim_")]
+    if exact:
+        names = ", ".join(f"`fed/{name}`" for name in exact)
+        yield (
+            f"Figures made of the clients' exact updates, which only a simulation knows: {names}, "
+            f"in {places}, {checkpoints}."
+        )
+    bad = sorted({client for record in federated.records for client in record.non_finite_clients})
+    if bad:
+        more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+        yield (
+            f"Clients whose update held a NaN or an infinity, by name on the screen {checkpoints}: "
+            f"{bad[:_NAMED]}{more}; how many, in `fed/{metric_name('num_non_finite')}`."
+        )
+    if _lengths_follow_from_updates(engine):
+        yield (
+            "The length of messages, which depends on the updates because the code has no fixed length: "
+            f"`fed/uplink_bits`, in {places}, {checkpoints}."
+        )
+    if getattr(trainer.precision_plugin, "scaler", None) is not None:
+        yield (
+            "The loss scale of 16-mixed precision, in checkpoints: the smallest that a client of the round "
+            "left, with which the next round begins. One client's overflow halves it; precision='bf16-mixed' "
+            "has no such scale."
+        )
+    if not trainer.lightning_module.automatic_optimization:
+        yield (
+            "How many steps clients took: `global_step`, in loggers, names of files and checkpoints. Manual "
+            "optimisation may leave steps out by what it sees in a client's data, and so may what schedules "
+            "and rates that it moves by hand are left at: where the client with the most steps left them."
+        )
+    if federated.server.weighting == "samples":
+        yield "How many samples every client holds: its weight in the mean, which the server knows."
+    if federated.clients.cohorts == "known":
+        yield (
+            "How long every round took, which depends on how much data clients hold: `seconds`, in "
+            "metrics.csv."
+        )
+    for callback in callbacks_of(trainer):
+        if isinstance(callback, LetsOut):
+            yield callback.lets_out(trainer)
+    yield (
+        "Metrics of validation and test, whose data count as public. What a module or another callback hands "
+        "to a logger, a file or the screen by itself (`self.logger.experiment`, `print`) is not seen here."
+    )

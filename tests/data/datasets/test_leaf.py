@@ -1,0 +1,137 @@
+"""LEAF's format, in small files that are written here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fedq import ClientEvaluation
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.data.datasets.leaf import LETTERS, LEAFDataModule, leaf_clients, letters, read_leaf
+from lightning_fedq.mechanisms import FedAvg
+from tests.digits_run import make_trainer
+
+
+def write(folder: Path, name: str, users: dict[str, tuple[list[Any], list[Any]]], **more: Any) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    content = {
+        "users": list(users),
+        "num_samples": [len(x) for x, _ in users.values()],
+        "user_data": {user: {"x": x, "y": y} for user, (x, y) in users.items()},
+        **more,
+    }
+    (folder / name).write_text(json.dumps(content))
+    return folder
+
+
+def images(count: int, start: float) -> tuple[list[Any], list[int]]:
+    return [[(start + i) / 100] * 784 for i in range(count)], [(int(start) + i) % 62 for i in range(count)]
+
+
+def femnist(folder: Path, sizes: dict[str, int]) -> Path:
+    users = {user: images(size, number) for number, (user, size) in enumerate(sizes.items())}
+    first, *rest = users
+    write(folder, "all_data_0.json", {first: users[first]})
+    return write(folder, "all_data_1.json", {user: users[user] for user in rest}, hierarchies=[])
+
+
+def test_femnist(tmp_path: Path) -> None:
+    folder = femnist(tmp_path / "train", {"f2": 3, "f0": 5, "f1": 2})
+    clients = leaf_clients(folder, "femnist")
+    assert [(user, len(data)) for user, data in clients.items()] == [("f0", 5), ("f1", 2), ("f2", 3)]
+    image, label = clients["f0"][1]
+    assert (
+        image.shape == (1, 28, 28)
+        and image.dtype == torch.float32
+        and float(image.mean()) == pytest.approx(0.02)
+    )
+    assert label.dtype == torch.int64 and int(label) == 2
+    assert list(leaf_clients(folder, "femnist", max_users=2)) == ["f0", "f1"]
+
+
+LINES = ["First Citizen:\nBefore we proceed any further, hear me speak. All: Speak, speak. First Ci"]
+
+
+def test_shakespeare(tmp_path: Path) -> None:
+    text = (LINES[0] * 2)[:81]
+    folder = write(tmp_path, "a.json", {"ROMEO": ([text[:80], text[1:81]], [text[80], "}"])})
+    data = leaf_clients(folder, "shakespeare")["ROMEO"]
+    assert len(LETTERS) == 80 == len(set(LETTERS))
+    line, following = data[0]
+    assert line.shape == (80,) and line.dtype == torch.int64
+    assert (
+        "".join(LETTERS[int(letter)] for letter in line) == text[:80] and LETTERS[int(following)] == text[80]
+    )
+    assert int(data[1][1]) == 79
+    assert letters(["\n "]).tolist() == [[0, 1]]
+    with pytest.raises(
+        ValueError, match=r"user ROMEO are not those of 'shakespeare': .*\['é'\] are none of LEAF's 80"
+    ):
+        leaf_clients(write(tmp_path, "a.json", {"ROMEO": (["é"], ["a"])}), "shakespeare")
+
+
+def test_files_that_are_no_leaf(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"no JSON files in .*preprocess\.sh writes them"):
+        read_leaf(tmp_path)
+    (tmp_path / "a.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"a\.json is not in LEAF's format \(KeyError: 'users'\)"):
+        read_leaf(tmp_path)
+    write(tmp_path, "a.json", {"u": ([1.0], [1])}, num_samples=[2])
+    with pytest.raises(
+        ValueError, match=r"user u has 1 inputs, 1 labels and num_samples = 2; the file is damaged"
+    ):
+        read_leaf(tmp_path)
+    write(tmp_path, "a.json", {"u": ([[1.0]], [1])})
+    write(tmp_path, "b.json", {"u": ([[1.0]], [1])})
+    with pytest.raises(ValueError, match="user u is in two files"):
+        read_leaf(tmp_path)
+    (tmp_path / "b.json").unlink()
+    with pytest.raises(
+        ValueError, match="user u are not those of 'femnist': images of FEMNIST have 784 numbers"
+    ):
+        leaf_clients(tmp_path, "femnist")
+    with pytest.raises(ValueError, match="task must be 'femnist' or 'shakespeare' or 'numbers', got 'mnist'"):
+        leaf_clients(tmp_path, "mnist")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"user u of .* has no samples"):
+        leaf_clients(write(tmp_path, "a.json", {"u": ([], [])}), "numbers")
+
+
+class Module(pl.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(784, 62))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val_acc", (self.net(batch[0]).argmax(1) == batch[1]).float().mean())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_a_federation_of_writers(tmp_path: Path) -> None:
+    sizes = {"f2": 6, "f0": 8, "f1": 4}
+    data = LEAFDataModule(
+        str(femnist(tmp_path / "train", sizes)),
+        str(femnist(tmp_path / "test", dict.fromkeys(sizes, 2))),
+        batch_size=2,
+    )
+    assert data.users == ["f0", "f1", "f2"]
+    own: Any = data.test_sets
+    fed = Federated(FedAvg(), 3, seed=0, evaluate_clients=ClientEvaluation(own))
+    trainer = make_trainer(fed, max_epochs=2)
+    trainer.fit(Module(), datamodule=data)
+    assert [len(part) for part in fed.client_indices] == [8, 4, 6]
+    assert len(fed.client_evaluations[-1].values["global"]["val_acc"]) == 3
+    assert "val_acc" in trainer.callback_metrics
+    other = femnist(tmp_path / "other", {"z1": 2, "z2": 2})
+    with pytest.raises(ValueError, match=r"has no user of .*split the samples of each user, not the users"):
+        LEAFDataModule(str(tmp_path / "train"), str(other))

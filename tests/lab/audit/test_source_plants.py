@@ -1,0 +1,64 @@
+"""Every planted fault of the specification's lists can still be planted, and fails the test that it names."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.lab.audit.source_plants import CLAIMS, HANDED_ON, SECRET_COHORTS, SWEEPS, Plant
+
+PLANTS = (*SECRET_COHORTS, *HANDED_ON, *SWEEPS, *CLAIMS)
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
+def test_every_fault_can_still_be_planted(plant: Plant) -> None:
+    text = (ROOT / "lightning_fedq" / plant.file).read_text()
+    assert [text.count(clean) for clean, _ in plant.change] == [1] * len(plant.change)
+    file, _, name = plant.caught_by.partition("::")
+    assert f"def {name.partition('[')[0]}(" in (ROOT / "tests" / file).read_text()
+
+
+def test_the_page_lists_every_fault() -> None:
+    rows = {f"| {plant.name} | `{plant.caught_by.partition('::')[2]}` |" for plant in PLANTS}
+    page = (ROOT / "docs" / "audit.md").read_text().partition("## Faults planted in the source")[2]
+    assert {line for line in page.partition("\n## ")[0].splitlines() if line.endswith("` |")} == rows
+
+
+def outcome(folder: Path, *tests: str) -> subprocess.CompletedProcess[str]:
+    """Tests with the library of a folder, in an interpreter of their own."""
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "--tb=line", *tests]
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the library and its tests."""
+    for name in ("lightning_fedq", "tests", "pyproject.toml"):
+        source = ROOT / name
+        (shutil.copytree if source.is_dir() else shutil.copy2)(source, tmp_path / name)
+    return tmp_path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
+def test_every_planted_fault_is_caught(copy: Path, plant: Plant) -> None:
+    path = copy / "lightning_fedq" / plant.file
+    text = path.read_text()
+    for clean, faulty in plant.change:
+        text = text.replace(clean, faulty)
+    path.write_text(text)
+    found = outcome(copy, f"tests/{plant.caught_by}")
+    assert found.returncode == 1, found.stdout[-2000:]  # 1: tests ran and failed
+
+
+@pytest.mark.slow
+def test_the_clean_library_passes_the_same_tests(copy: Path) -> None:
+    found = outcome(copy, *sorted({f"tests/{plant.caught_by}" for plant in PLANTS}))
+    assert found.returncode == 0, found.stdout[-2000:]

@@ -1,0 +1,208 @@
+"""Studies: reproducible, bounded in time; leakage falls with the noise; calibration meets its budget."""
+
+import copy
+import dataclasses
+import time
+
+import pytest
+import torch
+
+from lightning_fedq.functional.trade_off import leakage_bounds, paper_sufficient
+from lightning_fedq.lab.leakage import DLG, InvertingGradients, Matching, calibrate, iDLG, observe
+from lightning_fedq.lab.leakage import study as study_module
+from lightning_fedq.lab.leakage.gradients import LocalSteps
+from lightning_fedq.lab.leakage.total_variation import isotropic_tv
+from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, NearOptimalUtility
+from lightning_fedq.mechanisms.interface import Adversary
+from tests.lab.leakage.printed import paper_ratio
+from tests.lab.leakage.settings import generator, mlp, study
+
+VIEW = Adversary.EAVESDROPPER
+
+
+def distorted(setting, share):
+    """Noise of `share` times the largest update's norm in every coordinate."""
+    norm = setting.largest_norm
+    return NearOptimalUtility(norm, 0.8, share * norm, 0.8)
+
+
+def test_the_same_generator_gives_the_same_study():
+    setting = study(attack=Matching())
+    one, other = (setting.run(LDPQ(epsilon=4.0), VIEW, 20, generator(3)) for _ in range(2))
+    assert one.estimate == other.estimate
+    assert torch.equal(one.found, other.found)
+
+
+def test_measured_leakage_falls_as_noise_grows_and_its_limits_with_it():
+    setting = study(attack=Matching())
+    leaks = [
+        setting.run(distorted(setting, s), VIEW, 60, generator()).estimate for s in (0.01, 0.3, 1.0, 30.0)
+    ]
+    values = [estimate.leakage for estimate in leaks]
+    assert values == sorted(values, reverse=True)
+    assert leaks[0].hit_rate == 1.0
+    assert leaks[-1].hit_rate < 0.1
+    assert leaks[-1].leakage_limits[1] < leaks[0].leakage_limits[0]
+
+
+def test_one_bit_hides_images_from_inversion_and_not_from_matching():
+    """A weak attack is no evidence of privacy."""
+    assert study().run(LDPQ(epsilon=5.0), VIEW, 30, generator()).estimate.hits == 0
+    assert study(attack=Matching()).run(LDPQ(epsilon=5.0), VIEW, 30, generator()).estimate.hit_rate > 0.7
+
+
+def test_a_partner_knows_more_than_an_uplink():
+    """200 attempts each, fixed seed; the hit rates are .705 and .86, 3.9 standard errors apart."""
+    setting, mechanism = study(attack=Matching()), CorBin(epsilon=2.5, shared_bits=None)
+    one, two = (
+        setting.run(mechanism, who, 200, generator(4)).estimate.hit_rate
+        for who in (VIEW, Adversary.SERVER_AND_PARTNER)
+    )
+    assert two > one
+
+
+def test_the_server_attacks_both_messages_of_a_pair_at_once(monkeypatch):
+    """It says whose image is whose, which the pair's sum alone can't; 100 attempts each, fixed seed.
+
+    Hit rates .90 for both messages, .77 for one, .81 for the sum, which is given the right order for free.
+    """
+    setting, mechanism = study(attack=Matching()), CorBin(epsilon=3.0, shared_bits=None)
+    joint = setting.run(mechanism, Adversary.SERVER, 100, generator(4)).estimate
+    one = setting.run(mechanism, VIEW, 100, generator(4)).estimate
+    assert joint.hit_rate > one.hit_rate
+    assert joint.num_candidates == one.num_candidates == 100
+    monkeypatch.setattr(study_module, "observe", lambda *a: dataclasses.replace(observe(*a), shares=None))
+    summed = setting.run(mechanism, Adversary.SERVER, 100, generator(4)).estimate
+    assert summed.num_candidates == 50
+    assert joint.leakage > summed.leakage
+
+
+@pytest.mark.parametrize("attack", [iDLG(60), DLG(60), InvertingGradients(150), Matching()], ids=repr)
+@pytest.mark.parametrize("known", [True, False])
+def test_every_attack_uses_both_messages(attack, known):
+    """Two clients with one sample each, without noise: both are found, each in its own row."""
+    setting = study(attack=attack, model=mlp(), labels_known=known)
+    rows = torch.tensor([3, 8])
+    shares = setting.gradients[rows]
+    problem = setting._problem(shares.mean(0), setting.labels[rows])
+    problem = dataclasses.replace(problem, shares=shares, share_weight=0.5)
+    found = attack.invert(problem, generator(1))
+    errors = (found - setting.inputs[rows]).square().mean((1, 2, 3))
+    assert (errors < 0.02).all()
+
+
+def test_several_samples_of_two_clients_are_matched_together():
+    setting = study(attack=Matching(), batch_size=3)
+    rows = torch.tensor([3, 8, 11, 40, 41, 42])
+    shares = setting.gradients[rows].reshape(2, 3, -1).mean(1)
+    problem = setting._problem(shares.mean(0), setting.labels[rows])
+    found = setting.attack.invert(dataclasses.replace(problem, shares=shares, share_weight=0.2), generator())
+    own = [{tuple(row.flatten().tolist()) for row in part} for part in found.chunk(2)]
+    assert own == [{tuple(setting.inputs[i].flatten().tolist()) for i in part} for part in rows.chunk(2)]
+
+
+# ---- several local steps ---------------------------------------------------------------------------------
+
+
+def test_the_updates_of_several_steps_are_those_of_sgd():
+    setting = study(model=mlp(), attack=Matching(), batch_size=4, learning_rate=0.5, local_steps=3)
+    model = copy.deepcopy(setting.model)
+    before = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    for _ in range(3):
+        optimizer.zero_grad()
+        setting.loss(model(setting.inputs[4:8]), setting.labels[4:8]).backward()
+        optimizer.step()
+    after = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
+    chosen = torch.arange(8).reshape(2, 4)
+    torch.testing.assert_close(setting._updates(chosen)[1], after - before)
+
+
+@pytest.mark.parametrize("attack", [iDLG(100), InvertingGradients(120), Matching()], ids=repr)
+def test_attacks_that_simulate_the_steps_see_through_them(attack):
+    """Steps of length 1: assuming one step, the search for the same update ends at other images."""
+    setting = study(model=mlp(), attack=attack, learning_rate=1.0, local_steps=4)
+    found = setting.run(FedAvg(), VIEW, 3, generator())
+    assert found.estimate.hits >= 2
+    if isinstance(attack, iDLG):
+        problem = setting._problem(setting.gradients[0], setting.labels[:1])
+        blind = dataclasses.replace(problem, steps=LocalSteps(1.0, 1), gradient=problem.gradient / 4)
+        guesses = [attack.invert(p, generator(2)) for p in (problem, blind)]
+        errors = [(guess - setting.inputs[:1]).square().mean().item() for guess in guesses]
+        assert errors[0] < 0.1 * errors[1]
+
+
+def test_a_search_that_does_not_end_in_time_is_given_up():
+    setting = study(model=mlp(), attack=InvertingGradients(10**6))
+    start = time.perf_counter()
+    with pytest.raises(ValueError, match=r"one attempt takes longer than 0\.2 s; allow more, or"):
+        setting.run(FedAvg(), VIEW, 3, generator(), seconds=0.2)
+    assert time.perf_counter() - start < 1.0  # an iteration takes milliseconds
+
+
+def test_time_is_bounded():
+    found = study(attack=Matching()).run(FedAvg(), VIEW, 10**6, generator(), seconds=0.3)
+    assert 1 <= found.estimate.attempts < 10**6
+    assert found.seconds < 1.0
+
+
+def test_calibration_meets_the_budget_and_says_how():
+    setting = study(attack=Matching())
+    found = calibrate(setting, 0.5, generator(), attempts=50, max_probes=6)
+    assert found.mechanism.measured_leakage <= 0.5
+    assert len(found.probes) == 6
+    fresh = setting.run(found.mechanism, VIEW, 200, generator(9)).estimate
+    assert fresh.leakage_limits[0] <= 0.5
+
+
+def test_tighter_budgets_take_more_noise():
+    setting = study(attack=Matching())
+    stds = [
+        calibrate(setting, budget, generator(), attempts=60, max_probes=6).mechanism.noise_std
+        for budget in (0.7, 0.3)
+    ]
+    assert stds[1] > stds[0]
+
+
+def test_budgets_that_cannot_be_met_have_a_reason():
+    setting = study(attack=Matching())
+    with pytest.raises(ValueError, match=r"can't be shown with 10 attempts: even without a hit"):
+        calibrate(setting, 0.1, generator(), attempts=10)
+    with pytest.raises(ValueError, match="max_probes must be >= 2"):
+        calibrate(setting, 0.5, generator(), max_probes=1)
+
+
+# ---- counter-examples to the paper, on real images, kept --------------------------------------------------
+
+
+def test_lemma_6_8_leaves_every_image_recoverable():
+    """Its noise for tau = C1 - .005 moves the law by TV > .005 and the attack still finds every digit."""
+    setting = study()
+    c1 = setting.run(FedAvg(), VIEW, 40, generator()).estimate
+    dim, budget = sum(setting.segments), c1.leakage - 0.005
+    spread = setting.learning_rate**2 * setting.gradients.var(0).mean().item()
+    ratio = paper_ratio(dim, 0.005)
+    noise = (ratio * spread) ** 0.5
+    mechanism = NearOptimalUtility(setting.largest_norm, 0.83, noise, 0.83)
+    leak = setting.run(mechanism, VIEW, 40, generator()).estimate
+    assert leak.hit_rate == 1.0
+    tv = isotropic_tv(dim, ratio)
+    bound = paper_sufficient(c1.leakage, budget, tv)
+    assert not bound.holds(leak.leakage)
+    assert not bound.sound
+    assert all(b.holds(leak.leakage) for b in leakage_bounds(c1.leakage, c1.c2, tv) if b.sound)
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match="need at least 120 candidates, got 100"):
+        study(attack=Matching(), batch_size=30)
+    with pytest.raises(ValueError, match=r"learning_rate must be > 0 and local_steps >= 1, got 0\.0 and 1"):
+        study(learning_rate=0.0)
+    with pytest.raises(ValueError, match=r"threshold must be > 0, got 0\.0"):
+        study(threshold=0.0)
+    with pytest.raises(ValueError, match=r"local_steps >= 1, got 0\.1 and 0"):
+        study(local_steps=0)
+    with pytest.raises(ValueError, match="evaluation mode"):
+        study(model=study().model.train())
+    with pytest.raises(ValueError, match="attempts must be >= 1"):
+        study().run(FedAvg(), VIEW, 0, generator())

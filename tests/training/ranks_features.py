@@ -1,0 +1,420 @@
+"""Features that a run over several ranks must agree with one process in: a table, and what each run found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torchmetrics
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.algorithms import SCAFFOLD, FedDyn, FedProx
+from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
+from lightning_fedq.callbacks import (
+    DPSGD,
+    ByzantineClients,
+    Federated,
+    Langevin,
+    PrivacyBudget,
+    ReloadBest,
+    RunFolder,
+    TailAveraging,
+)
+from lightning_fedq.clients.evaluation import ClientEvaluation, NoisyMean
+from lightning_fedq.data import Dirichlet, FederatedDataModule
+from lightning_fedq.lab.callbacks import LeakageMonitor
+from lightning_fedq.mechanisms import (
+    CPA,
+    LDPQ,
+    AggregateGaussian,
+    BandedGaussian,
+    CorBin,
+    FedAvg,
+    HandedOnGaussian,
+    LayeredGaussian,
+)
+from lightning_fedq.mechanisms.interface import Adversary
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.secagg import SecAgg
+from tests.canary.test_canary import FEATURES as LIGHTNING
+from tests.canary.test_canary import Model
+from tests.contract.test_mechanisms import ROWS
+from tests.training.test_constraints import Normaliser
+
+CLIENTS, SIZE = 7, 4
+
+
+def _plain_sgd() -> Any:
+    return Model(optimizer=torch.optim.SGD)
+
+
+CORBIN = CorBin(epsilon=4.0, shared_bits=5)
+
+
+class Data(pl.LightningDataModule):
+    """Clients that hold 4 to 10 samples each, in batches of 4."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.options = options
+
+    def _set(self, seed: int, size: int) -> TensorDataset:
+        generator = torch.Generator().manual_seed(seed)
+        inputs = torch.randn(size, 6, generator=generator)
+        return TensorDataset(inputs, torch.randint(3, (size,), generator=generator))
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self._set(1, 49), **{"batch_size": SIZE, "shuffle": True, **self.options})
+
+    def val_dataloader(self) -> Any:
+        return DataLoader(self._set(0, SIZE), batch_size=SIZE)
+
+
+class Stream(IterableDataset[Any]):
+    """Samples without end."""
+
+    def __iter__(self) -> Iterator[Any]:
+        while True:
+            yield torch.randn(6), torch.zeros((), dtype=torch.int64)
+
+
+def _own(kind: Any) -> Any:
+    whole = Data()._set(1, 49)
+    parts: list[Any] = [torch.utils.data.Subset(whole, range(7 * c, 7 * c + 7)) for c in range(CLIENTS)]
+    sets: Any = [
+        Stream() if kind is Stream else DataLoader(part, batch_size=2 + c % 3) for c, part in enumerate(parts)
+    ]
+    return FederatedDataModule(clients=sets, val=Data()._set(0, SIZE), batch_size=SIZE)
+
+
+class ByHand(Model):
+    """Optimises by hand, with a schedule that goes by the client's own losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, batch_idx: int) -> None:
+        optimizer: Any = self.optimizers()
+        loss = nn.functional.cross_entropy(self.head(self.backbone(batch[0])), batch[1])
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        optimizer.step()
+        for group in optimizer.param_groups:
+            group["lr"] *= 0.9 + 0.01 * float(loss.detach())
+
+
+class Draws(Model):
+    """Draws random numbers in training and in validation, from torch's own generator."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        return super().training_step([batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]], batch_idx)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        super().validation_step([batch[0] + 0.1 * torch.randn_like(batch[0]), batch[1]], batch_idx)
+
+
+class Drawing(torch.optim.SGD):
+    """Steps with noise from torch's default generator."""
+
+    def step(self, closure: Any = None) -> Any:
+        found = super().step(closure)
+        for parameter in self.param_groups[0]["params"]:
+            parameter.data.add_(torch.randn_like(parameter), alpha=0.01)
+        return found
+
+
+class Normed(Model):
+    """Normalises by a running variance of its own, which has to stay positive behind coins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.backbone.insert(0, Normaliser("var", 6))
+
+
+class Judged(Model):
+    """Validates with metric objects, one of which counts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.accuracy = torchmetrics.classification.MulticlassAccuracy(3)
+        self.count = torchmetrics.SumMetric()
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.accuracy(self.head(self.backbone(batch[0])), batch[1])
+        self.count(len(batch[1]))
+        self.log("val_acc", self.accuracy)
+        self.log("val_count", self.count)
+
+
+class Feature(NamedTuple):
+    """One run. `refused` is a part of the error on several ranks, `raises` of that on one process too."""
+
+    module: Callable[[], Any] = Model
+    mechanism: Any = CORBIN
+    federated: dict[str, Any] = {}  # noqa: RUF012
+    callbacks: Callable[[Path], list[Any]] = lambda folder: []
+    before: Callable[[Path], list[Any]] = lambda folder: []
+    trainer: Callable[[Path], dict[str, Any]] = lambda folder: {}
+    data: Callable[[], Any] = Data
+    refused: str = ""
+    raises: str = ""
+    then: Callable[[Path], dict[str, Any]] | None = None
+    within_rounds: bool = False  # it looks into rounds, in which each rank has its own clients
+    stops: bool = False  # it stops in mid-round, which is elsewhere on several ranks
+
+
+def _schedule(make: Callable[[Any], Any], **options: Any) -> Callable[[], Any]:
+    def module() -> Any:
+        return Model(schedule=lambda optimizer: {"scheduler": make(optimizer), **options})
+
+    return module
+
+
+def _kept(folder: Path) -> Any:
+    return pl.callbacks.ModelCheckpoint(
+        folder / "kept", filename="{epoch}-{step}", save_top_k=-1, save_last=True
+    )
+
+
+def _folder(folder: Path, **options: Any) -> Any:
+    return RunFolder("run", str(folder), monitor="val_loss", mode="min", show=False, **options)
+
+
+_STEPS = torch.optim.lr_scheduler
+_WITHIN_ROUNDS = ("checkpoints every step", "checkpoints by time")
+_REFUSED_ON_RANKS = {"a metric object": "metric object that clients update"}
+TURNS: dict[str, Any] = {"clients_per_round": CLIENTS // 2, "participation": "cyclic"}
+HANDED_ON = HandedOnGaussian(clip_norm=8.0, local_sigma=0.01, granularity=5e-4, max_dropped=1, num_cohorts=2)
+FEATURES: dict[str, Feature] = {
+    "nothing": Feature(),
+    **{
+        name: Feature(
+            setting.module,
+            callbacks=setting.after,
+            before=setting.before,
+            federated=setting.federated,
+            trainer=setting.trainer,
+            raises=setting.raises,
+            then=setting.then,
+            within_rounds=name in _WITHIN_ROUNDS,
+            stops=name == "stopped in mid-round",
+            refused=_REFUSED_ON_RANKS.get(name, ""),
+        )
+        for name, setting in LIGHTNING.items()
+        if not name.startswith("interrupted") and name != "nothing"
+    },
+    **{f"{row!r}": Feature(mechanism=row, federated=TURNS if row.separation > 1 else {}) for row in ROWS},
+    "a variance of one's own": Feature(Normed, LDPQ(2.0)),
+    "cohorts": Feature(federated={"clients_per_round": 3}),
+    "cohorts smaller than the ranks": Feature(federated={"clients_per_round": 2}),
+    "each client once": Feature(federated={"clients_per_round": 2, "participation": "once"}),
+    "dropouts": Feature(federated={"dropout_probability": 0.5}),
+    "dropouts, one mean": Feature(mechanism=FedAvg(), federated={"dropout_probability": 0.5}),
+    "weights by samples": Feature(federated={"weighting": "samples", "partition": Dirichlet(1.0)}),
+    "inverse variances": Feature(federated={"weighting": "inverse_variance"}),
+    "a median": Feature(federated={"aggregator": RobustAggregation("median")}),
+    "secure aggregation": Feature(federated={"secure_aggregation": SecAgg(), "dropout_probability": 0.2}),
+    "quantised weights": Feature(federated={"target": "weights", "server_lr": 0.5}),
+    "a server optimiser": Feature(federated={"server_optimizer": lambda p: torch.optim.Adam(p, lr=0.01)}),
+    "a server that draws": Feature(
+        lambda: Model(nn.Dropout(0.5)), federated={"server_optimizer": lambda p: Drawing(p, lr=1.0)}
+    ),
+    "two passes in stacks": Feature(federated={"local_epochs": 2, "clients_per_step": 3}),
+    "local steps": Feature(federated={"local_steps": 3, "clients_per_step": 2}),
+    "dropped rests": Feature(data=lambda: Data(drop_last=True)),
+    "loaders of their own": Feature(data=lambda: _own(DataLoader)),
+    "streams": Feature(data=lambda: _own(Stream), federated={"local_steps": 2}, refused="are streams"),
+    "a schedule by batch": Feature(
+        _schedule(lambda o: _STEPS.StepLR(o, 1, 0.9), interval="step", frequency=2)
+    ),
+    "a cycle": Feature(_schedule(lambda o: _STEPS.OneCycleLR(o, 1.0, 20), interval="step")),
+    "a plateau of the validation": Feature(
+        _schedule(lambda o: _STEPS.ReduceLROnPlateau(o, patience=0), monitor="val_loss")
+    ),
+    "a plateau of the training": Feature(
+        _schedule(lambda o: _STEPS.ReduceLROnPlateau(o, patience=0), monitor="train_loss"),
+        refused="watches 'train_loss'",
+    ),
+    "optimised by hand": Feature(ByHand),
+    "random numbers": Feature(Draws, federated={"clients_per_step": 3}),
+    "dropout layers": Feature(lambda: Model(nn.Dropout(0.5)), federated={"clients_per_step": 3}),
+    "metric objects in the validation": Feature(Judged),
+    "a run folder": Feature(callbacks=lambda f: [_folder(f)]),
+    "metrics that stay with clients": Feature(
+        federated={"client_metrics": "local"}, callbacks=lambda f: [_folder(f)]
+    ),
+    "metrics that nobody sees": Feature(
+        federated={"client_metrics": "none"}, callbacks=lambda f: [_folder(f)]
+    ),
+    "checkpoints every round": Feature(
+        callbacks=lambda f: [_kept(f)], trainer=lambda f: {"enable_checkpointing": True}
+    ),
+    "resumed": Feature(
+        callbacks=lambda f: [_kept(f)],
+        trainer=lambda f: {"enable_checkpointing": True},
+        then=lambda f: {"ckpt_path": f / "kept" / "last.ckpt"},
+    ),
+    "a budget": Feature(callbacks=lambda f: [PrivacyBudget(700.0, 1e-5, Adversary.EAVESDROPPER)]),
+    "a privacy target": Feature(
+        federated={"privacy": PrivacyTarget(50.0, 1e-5, Adversary.OUTSIDER)},
+        mechanism=AggregateGaussian(clip_norm=8.0, noise_multiplier=0.05),
+    ),
+    "an average of the tail": Feature(callbacks=lambda f: [TailAveraging(0.5)]),
+    "back to the best": Feature(callbacks=lambda f: [ReloadBest("val_loss", 1, "min")]),
+    "leakage": Feature(callbacks=lambda f: [LeakageMonitor(attempts=4, num_candidates=4)]),
+    "Langevin": Feature(
+        lambda: Model(optimizer=torch.optim.SGD, rate=0.07),
+        mechanism=LayeredGaussian(clip_norm=8.0, noise_multiplier=1e-6),
+        federated={"local_steps": 1},
+        callbacks=lambda f: [Langevin(0.1 / CLIENTS)],
+    ),
+    "DPSGD": Feature(
+        callbacks=lambda f: [DPSGD(1.0, 1.0, delta=0.01, seed=0)],
+        refused="DPSGD keeps every client's account",
+    ),
+    "a layer of their own": Feature(federated={"local": ["head.*"], "clients_per_round": 4}),
+    "a layer of their own, in stacks": Feature(federated={"local": ["head.*"], "clients_per_step": 3}),
+    "FedProx": Feature(federated={"algorithm": FedProx(0.1)}),
+    "FedDyn": Feature(federated={"algorithm": FedDyn(0.1), "clients_per_round": 4}),
+    "SCAFFOLD": Feature(_plain_sgd, federated={"algorithm": SCAFFOLD(), "local_steps": 2}),
+    "SCAFFOLD, some": Feature(
+        _plain_sgd, federated={"algorithm": SCAFFOLD(), "local_steps": 2, "clients_per_round": 4}
+    ),
+    "what clients measure": Feature(
+        federated={"evaluate_clients": ClientEvaluation(0.3), "local": ["head.*"], "client_metrics": "shared"}
+    ),
+    "what clients measure, released": Feature(
+        federated={"evaluate_clients": ClientEvaluation(0.3, release=NoisyMean("val_loss", 0.5, 0.0, 4.0))}
+    ),
+    "secret cohorts": Feature(
+        mechanism=AggregateGaussian(clip_norm=8.0, noise_multiplier=0.5),
+        federated={"cohorts": "secret", "seed": None, "clients_per_round": 3, "diagnostics": False},
+        refused="S1, a secret draw",
+    ),
+    "liars": Feature(callbacks=lambda f: [ByzantineClients(0.3, "sign_flip")], refused="clients that lie"),
+    "CPA over rounds": Feature(mechanism=CPA(epsilon=1.0), federated={"clients_per_round": 3}),
+    "noise over rounds": Feature(
+        mechanism=BandedGaussian(clip_norm=8.0, noise_multiplier=0.05, band=2),
+        federated=TURNS,
+    ),
+    "noise that is handed on": Feature(mechanism=HANDED_ON, federated=TURNS),
+    "noise that is handed on, behind masks": Feature(
+        mechanism=HANDED_ON,
+        federated={**TURNS, "secure_aggregation": SecAgg(), "dropout_probability": 0.2},
+    ),
+}
+
+
+def _digest(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:16]
+
+
+def _plain(value: Any) -> Any:
+    """Tensors by their bits, and everything else as it is, where it says the same in every process."""
+    if isinstance(value, Tensor):
+        return _digest(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(part) for part in value]
+    return value if isinstance(value, int | float | str | bool | type(None)) else type(value).__name__
+
+
+def _checkpoints(folder: Path) -> dict[str, Any]:
+    found = {}
+    for path in sorted(folder.rglob("*.ckpt")):
+        state = torch.load(path, map_location="cpu", weights_only=False)
+        kept = {
+            name: state.get(name)
+            for name in ("state_dict", "optimizer_states", "lr_schedulers", "epoch", "global_step")
+        }
+        found[str(path.relative_to(folder))] = _digest(json.dumps(_plain(kept), sort_keys=True))
+    return found
+
+
+def _files(folder: Path) -> list[str]:
+    names = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()]
+    return sorted("a journal" if "ledger-" in name else name for name in names if "out.tfevents" not in name)
+
+
+def findings(fed: Federated, trainer: Any, module: Any, folder: Path) -> dict[str, Any]:
+    """What every rank must find as one process does."""
+    engine = fed.engine
+    assert engine is not None
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    exact = {name: value for name, value in metrics.items() if name.startswith("val_")}
+    rest = {
+        n: v for n, v in metrics.items() if n not in exact and "seconds" not in n and not n.endswith("_step")
+    }
+    return {
+        "weights": _digest(engine.weights),
+        "module": {name: _digest(value) for name, value in module.state_dict().items()},
+        "ranges": [_digest(engine.ranges.center), _digest(engine.ranges.radius)],
+        "ledger": [engine.ledger.charges.tolist(), engine.ledger.rounds, engine.ledger.dim],
+        "records": [
+            [
+                r.round,
+                r.cohort_size,
+                r.num_received,
+                r.num_dropped,
+                r.uplink_bits,
+                r.downlink_bits,
+                r.clip_rate,
+                r.radius_max,
+                r.aborted,
+            ]
+            for r in fed.records
+        ],
+        "validation": exact,
+        "steps": [trainer.global_step, trainer.current_epoch, fed.fit._clock.now],
+        "optimizers": _plain([group for o in trainer.optimizers for group in o.state_dict()["param_groups"]]),
+        "own": {client: _plain(fed.fit.vector.own.of(client)) for client in range(CLIENTS)},
+        "measured": [_plain(one.plain()) for one in fed.fit.client_evaluations],
+        "generator": _digest(torch.default_generator.get_state()),
+        "rounded": {k: v for k, v in rest.items() if not k.startswith("leak/")},
+    }
+
+
+def run(feature: Feature, folder: Path, devices: int, nodes: int = 1, rounds: int = 3) -> dict[str, Any]:
+    """Train, and say what came of it, an error included."""
+    folder.mkdir(parents=True, exist_ok=True)
+    resume: dict[str, Any] = {}
+    for part in range(1 if feature.then is None else 2):
+        pl.seed_everything(7, verbose=False)
+        module = feature.module()
+        settings = {"seed": 5, "clients_per_step": 1, **feature.federated}
+        fed = Federated(feature.mechanism, CLIENTS, **settings)
+        settings = {
+            "max_epochs": rounds + part,
+            "accelerator": "cpu",
+            "logger": False,
+            "enable_checkpointing": False,
+            "enable_progress_bar": False,
+            "enable_model_summary": False,
+            "num_sanity_val_steps": 0,
+        }
+        trainer = pl.Trainer(
+            callbacks=[*feature.before(folder), fed, *feature.callbacks(folder)],
+            devices=devices,
+            num_nodes=nodes,
+            strategy="fedq_clients" if devices * nodes > 1 else "auto",
+            **{**settings, **feature.trainer(folder)},
+        )
+        try:
+            trainer.fit(module, datamodule=feature.data(), **resume)
+        except (ValueError, RuntimeError, TypeError) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+        resume = {} if feature.then is None else feature.then(folder)
+    found = findings(fed, trainer, module, folder)
+    if trainer.is_global_zero:
+        found |= {"files": _files(folder), "checkpoints": _checkpoints(folder)}
+    return found

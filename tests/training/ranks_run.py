@@ -1,0 +1,93 @@
+"""A federation over some ranks, as a program: DEVICES ROUNDS FOLDER and words.
+
+Words are "resume", "private", "target", "die0", "die1" and "elsewhere".
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.data import Dirichlet
+from lightning_fedq.data.datasets import DigitsDataModule
+from lightning_fedq.data.models import MLP, Classifier
+from lightning_fedq.mechanisms import LDPQ, CorBin
+from lightning_fedq.privacy.target import PrivacyTarget
+
+RANK = int(os.environ.get("LOCAL_RANK", 0))
+
+
+class Dies(pl.Callback):
+    """One rank is killed in the middle of its third round."""
+
+    def on_train_batch_start(self, trainer: pl.Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        if f"die{RANK}" in sys.argv and (trainer.current_epoch, batch_idx) == (2, 2):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def accelerator() -> Any:
+    """The CPU, or a device that is not the CPU."""
+    if "elsewhere" not in sys.argv:
+        return "cpu"
+    from tests.elsewhere import ElsewhereAccelerator
+
+    return ElsewhereAccelerator()
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    devices, rounds, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    torch.manual_seed(RANK)  # ranks begin with different weights, and rank 0's count
+    targeted = "target" in sys.argv
+    fed = Federated(
+        LDPQ(epsilon=4.0) if targeted else CorBin(epsilon=4.0, shared_bits=5),
+        11,
+        clients_per_step=3,
+        seed=None if "private" in sys.argv else 5,
+        dropout_probability=0.0 if targeted else 0.2,
+        partition=Dirichlet(alpha=1.0),
+        privacy=PrivacyTarget(50.0, 1e-5, "outsider") if targeted else None,
+    )
+    keep = pl.callbacks.ModelCheckpoint(dirpath=folder, save_last=True)
+    callbacks: list[Any] = [fed, keep, Dies()]
+    trainer = pl.Trainer(
+        max_epochs=rounds,
+        callbacks=callbacks,
+        accelerator=accelerator(),
+        devices=devices,
+        strategy="fedq_clients" if devices > 1 else "auto",
+        logger=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        num_sanity_val_steps=0,
+    )
+    model = Classifier(MLP(in_features=64, hidden=[16]), lr=0.1, momentum=0.9)
+    last = str(folder / "last.ckpt") if "resume" in sys.argv else None
+    trainer.fit(model, datamodule=DigitsDataModule(batch_size=32), ckpt_path=last)
+    assert fed.engine is not None
+    assert fed.engine.weights.device.type == ("elsewhere" if "elsewhere" in sys.argv else "cpu")
+    found = {
+        "weights": hashlib.sha256(fed.engine.weights.cpu().numpy().tobytes()).hexdigest(),
+        "bits": [record.uplink_bits for record in fed.records],
+        "epsilon": None if fed.calibration is None else fed.calibration.epsilon,
+        "received": [record.num_received for record in fed.records],
+        "charges": fed.engine.ledger.charges.tolist(),
+        "steps": trainer.global_step,
+        "accuracy": float(trainer.callback_metrics["val_acc"]),
+    }
+    (folder / f"rank-{RANK}.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Rounds with a time limit: who is late is dropped, counted and charged, and no claim counts on it."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from scipy import stats
+
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.cli import main
+from lightning_fedq.commands.configs import find
+from lightning_fedq.flower.server import FederatedServer
+from lightning_fedq.flower.settings import of_real_clients, time_limit
+from lightning_fedq.mechanisms import LDPQ, FedAvg
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.rounds import Deadline, RoundPlanner
+from lightning_fedq.secagg import SecAgg
+from lightning_fedq.training.spending import report_of
+from tests.digits_run import Classifier, Digits, make_trainer
+
+SLOW = Deadline(30.0, durations=[10.0, 10.0, 90.0, 10.0, 10.0, 10.0])
+
+
+def run(federated: Federated, rounds: int = 2) -> Any:
+    trainer = make_trainer(federated, max_epochs=rounds)
+    trainer.fit(Classifier(), datamodule=Digits(120))
+    return trainer
+
+
+def test_who_is_late_is_dropped_counted_and_charged() -> None:
+    federated = Federated(LDPQ(1.0), 6, seed=1, deadline=SLOW)
+    trainer = run(federated)
+    assert [record.num_dropped for record in federated.records] == [1, 1]
+    assert [record.num_received for record in federated.records] == [5, 5]
+    assert federated.ledger.charges.tolist() == [2] * 6  # who was asked may have sent
+    assert trainer.callback_metrics["fed/num_dropped"] == 1
+
+
+def test_nobody_is_late_before_the_limit() -> None:
+    federated = Federated(FedAvg(), 6, seed=1, deadline=Deadline(90.0, SLOW.durations))
+    run(federated, 1)
+    assert federated.records[0].num_dropped == 0
+
+
+def test_a_round_in_which_all_are_late_leaves_the_model() -> None:
+    federated = Federated(FedAvg(), 6, seed=1, deadline=Deadline(1.0, 5.0))
+    module = Classifier()
+    before = [parameter.clone() for parameter in module.parameters()]
+    trainer = make_trainer(federated, max_epochs=1)
+    trainer.fit(module, datamodule=Digits(120))
+    assert federated.records[0].num_received == 0 and federated.records[0].num_dropped == 6
+    assert all((a == b).all() for a, b in zip(before, module.parameters(), strict=True))
+
+
+def test_a_client_is_late_as_often_as_its_durations_say() -> None:
+    deadline = Deadline(30.0, durations=[20.0, 40.0], spread=0.5)
+    planner = RoundPlanner(2, 3, deadline=deadline)
+    late = [planner.plan(round, FedAvg()).dropped for round in range(2000)]
+    for client in (0, 1):
+        found = sum(client in dropped for dropped in late)
+        chance = deadline.chance(client)
+        assert stats.binomtest(found, 2000, chance).pvalue > 1e-4
+    assert deadline.chance(0) == pytest.approx(stats.norm.sf(0.8109302), abs=1e-6)  # ln(30 / 20) / 0.5
+
+
+@pytest.mark.parametrize("masks", [None, SecAgg()])
+def test_claims_are_those_of_clients_that_may_be_silent(masks: SecAgg | None) -> None:
+    """Not those of a chance to drop out: who is late is not chance."""
+
+    def epsilons(federated: Federated) -> dict[str, float]:
+        report = report_of(federated, run(federated, 1), 1e-3)
+        return {row.adversary: row.epsilon_any_two for row in report.rows}
+
+    found = epsilons(Federated(LDPQ(1.0), 6, deadline=SLOW, secure_aggregation=masks))
+    known = Federated(LDPQ(1.0), 6, secure_aggregation=masks)
+    all_answer = epsilons(known)
+    assert found["OUTSIDER"] > all_answer["OUTSIDER"]
+    real = Federated(LDPQ(1.0), 6, secure_aggregation=masks)
+    real.planner = of_real_clients(real).planner
+    assert found == pytest.approx(epsilons(real), rel=1e-9)
+
+
+def test_a_target_is_met_at_the_fewest_answers() -> None:
+    target = PrivacyTarget(8.0, 1e-3, "secagg_server")
+    settings = {"privacy": target, "secure_aggregation": SecAgg()}
+    late = Federated(LDPQ(1.0), 6, deadline=SLOW, **settings)  # type: ignore[arg-type]
+    every = Federated(LDPQ(1.0), 6, **settings)  # type: ignore[arg-type]
+    found = late.calibrated(50, 3, 0)
+    assert found == of_real_clients(every).calibrated(50, 3, 0) != every.calibrated(50, 3, 0)
+
+
+def test_between_real_clients_it_is_the_time_to_answer() -> None:
+    federated = Federated(LDPQ(1.0), 6, deadline=SLOW)
+    assert time_limit(federated, None) == time_limit(federated, 30.0) == 30.0
+    assert time_limit(Federated(LDPQ(1.0), 6), None) == 3600.0
+    with pytest.raises(ValueError, match=r"round_timeout=60.0 and Federated\(deadline=.* say two limits"):
+        time_limit(federated, 60.0)
+    server = FederatedServer(federated, None, None)  # type: ignore[arg-type]
+    assert not server.planner.plan(0, LDPQ(1.0)).dropped
+
+
+@pytest.mark.parametrize(
+    "settings, message",
+    [
+        ({"deadline": SLOW, "dropout_probability": 0.1}, "both say who does not answer"),
+        ({"deadline": Deadline(30.0, [1.0, 2.0])}, "has 2 entries, and there are 6 clients"),
+        (
+            {"deadline": SLOW, "cohorts": "secret", "clients_per_round": 3, "diagnostics": False},
+            "S3, everybody",
+        ),
+        ({"deadline": 30.0}, r"deadline must be Deadline\(seconds"),
+    ],
+)
+def test_what_does_not_go_together(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        Federated(LDPQ(1.0), 6, **settings)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"seconds": 0.0}, {"spread": -1.0}, {"durations": []}, {"durations": [0.0]}]
+)
+def test_numbers_out_of_range(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"Deadline\((seconds|spread|durations)=...\) must be"):
+        Deadline(**{"seconds": 1.0, "durations": 1.0, **wrong})
+    with pytest.raises(TypeError, match="one number or one a client"):
+        Deadline(1.0, durations=["1"])  # type: ignore[list-item]
+
+
+def test_a_simulation_needs_durations() -> None:
+    with pytest.raises(ValueError, match=r"says not how long clients of a simulation need"):
+        run(Federated(FedAvg(), 6, seed=1, deadline=Deadline(30.0)), 1)
+
+
+@pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")
+def test_from_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = yaml.safe_load(find("digits_ldpq").read_text())
+    trainer = config["trainer"] | {"max_epochs": 1}
+    callback = next(one for one in trainer["callbacks"] if one["class_path"].endswith("Federated"))
+    callback["init_args"]["deadline"] = {"seconds": 30.0, "durations": 20.0, "spread": 0.5}
+    Path("late.yaml").write_text(yaml.safe_dump(config | {"trainer": trainer}))
+    assert main(["fit", "--config", "late.yaml"]) in (0, None)
+    (table,) = Path().rglob("metrics.csv")
+    (row,) = csv.DictReader(table.read_text().splitlines())
+    assert float(row["num_dropped"]) > 0

@@ -1,0 +1,328 @@
+"""Ranks own disjoint clients: the same model for any number of them, and what is refused."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.data.batches import LocalWork, Stack
+from lightning_fedq.keys.randomness import RootKeys, SeededKeys
+from lightning_fedq.mechanisms import CPA, CorBin, SignRR, SubtractiveDither
+from lightning_fedq.mechanisms.interface.ranges import AdaptiveRange, Ranges
+from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from lightning_fedq.training.rank_checks import check_for_ranks, check_same_on_all_ranks, say_who_is_idle
+from lightning_fedq.training.ranks import (
+    DistributedClientsStrategy,
+    OtherRankStoppedError,
+    RankEngine,
+    RankSchedule,
+    _dtype_of_sum,
+    _Kind,
+    deal,
+)
+from lightning_fedq.training.schedule import Schedule
+
+# ---- who owns whom --------------------------------------------------------------------------------------
+
+
+def schedule(num_clients: int = 9, dropped: float = 0.0) -> Schedule:
+    held = [torch.arange(10 * (1 + client % 3)) for client in range(num_clients)]
+    planner = RoundPlanner(num_clients, 3, dropout_probability=dropped)
+    return Schedule(planner, CorBin(1.0), LocalWork(held, 10, False, True, 1, None), None, 0)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2, 3, 4, 20])
+@pytest.mark.parametrize("round", [0, 1, 5])
+def test_every_client_trains_on_one_rank_in_the_stacks_of_one_process(num_ranks: int, round: int) -> None:
+    whole = schedule(dropped=0.3)
+    expected = whole.stacks(round, 0, 2)
+    found = [RankSchedule(whole, rank, num_ranks).stacks(round, 0, 2) for rank in range(num_ranks)]
+    assert all(own for own in found)  # a rank without work makes one idle step
+    trained = [stack for own in found for stack in own if stack.clients]
+    assert sorted(stack.clients for stack in trained) == sorted(stack.clients for stack in expected)
+    assert all(stack in expected for stack in trained)
+    assert RankSchedule(whole, 0, num_ranks).of_all_ranks(round, 0, 2, None) == expected
+
+
+def test_work_is_spread() -> None:
+    stacks = [Stack((client,), (10,) * steps, 0, ()) for client, steps in enumerate((8, 1, 4, 4, 1, 6))]
+    assert deal(stacks, 2) == [[0, 3], [1, 2, 4, 5]]
+    assert deal(stacks, 1) == [[0, 1, 2, 3, 4, 5]]
+
+
+# ---- one sum, in one process that plays both ranks ------------------------------------------------------
+
+
+class Meeting:
+    """The group of one rank, in one process that plays both: what the other one says is known beforehand."""
+
+    def __init__(self, rank: int) -> None:
+        self.rank, self.size = rank, 2
+        self.parts: list[Any] = []
+        self.sums: list[Tensor] = []
+
+    def broadcast(self, obj: Any, place: str) -> Any:
+        return obj
+
+    def gather(self, obj: Any, place: str) -> list[Any]:
+        if place.startswith("the start"):
+            return [obj]
+        self.parts[self.rank] = obj
+        return self.parts
+
+    def add(self, tensor: Tensor) -> None:
+        tensor.copy_(self.sums.pop(0))
+
+
+DIM = 12
+
+
+def engines(mechanism: Any, **options: Any) -> tuple[RoundEngine, list[RankEngine]]:
+    def make(kind: Any, **more: Any) -> Any:
+        weights = torch.linspace(-0.5, 0.5, DIM)
+        settings = {**options, **more}
+        return kind(
+            mechanism, RoundPlanner(5, 3), SeededKeys(3), weights, (8, 4), AdaptiveRange(), **settings
+        )
+
+    def of_rank(rank: int) -> RankEngine:
+        strategy = DistributedClientsStrategy()
+        strategy.group = Meeting(rank)  # type: ignore[assignment]
+        engine: RankEngine = make(RankEngine, strategy=strategy, stacks=stacks)
+        return engine
+
+    whole = make(RoundEngine)
+    stacks = lambda: [Stack(whole.planner.plan(whole.round, mechanism).survivors, (1,), 0, ())]  # noqa: E731
+    return whole, [of_rank(rank) for rank in range(2)]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+@pytest.mark.parametrize("mechanism", [CorBin(2.0, 5), SubtractiveDither(bits=4), CPA(1.0), SignRR(1.0)])
+def test_the_server_of_every_rank_is_that_of_one_process(mechanism: Any, order: tuple[int, int]) -> None:
+    whole, ranks = engines(mechanism)
+    for number in range(3):
+        plan = whole.start()
+        for rank in ranks:
+            rank.start()
+        for place, client in enumerate(plan.survivors):
+            update = torch.randn(1, DIM, generator=torch.Generator().manual_seed(10 * number + client))
+            whole.receive([client], update.clone())
+            ranks[order[place % 2]].receive([client], update.clone())
+        groups: list[Any] = [rank._strategy.group for rank in ranks]
+        sums = [rank._sum.integer_sum for rank in ranks]
+        exact = sum(rank._exact for rank in ranks)  # type: ignore[misc]
+        for rank, group in zip(ranks, groups, strict=True):
+            group.parts, group.sums = [None, None], [exact.clone()]
+            if sums[0] is not None:
+                group.sums.insert(0, sums[0] + sums[1])
+            with pytest.raises(OtherRankStoppedError):  # which leaves this rank's part
+                rank.finish()
+        parts = [group.parts[group.rank] for group in groups]
+        received = list(whole._sum.received)
+        record = whole.finish()
+        for rank, group in zip(ranks, groups, strict=True):
+            group.parts = list(parts)
+            rank._stacks = lambda: [Stack(tuple(received), (1,), 0, ())]  # noqa: B023
+            found = rank.finish()
+            assert found.uplink_bits == record.uplink_bits
+            assert found.homogeneity == pytest.approx(record.homogeneity)
+            assert torch.equal(rank.weights, whole.weights)
+            assert torch.equal(rank.ranges.radius, whole.ranges.radius)
+            assert rank.ledger.charges.tolist() == whole.ledger.charges.tolist()
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "travels_as"),
+    [
+        ([0, 255], [0, 0], torch.uint8),
+        ([0, 200], [0, 56], torch.int32),
+        ([-128, 27], [0, 100], torch.int8),
+        ([-128, 0], [-1, 0], torch.int32),
+        ([-1, 0], [0, 128], torch.int32),
+        ([2**31 - 2, 0], [1, 0], torch.int32),
+    ],
+)
+def test_a_sum_travels_in_one_byte_if_it_fits(
+    first: list[int], second: list[int], travels_as: torch.dtype
+) -> None:
+    """In the narrow type the sum is what it is in the wide one."""
+    parts = [torch.tensor(part, dtype=torch.int32) for part in (first, second)]
+    narrow = _dtype_of_sum([_Kind.of(part) for part in parts])
+    assert narrow == travels_as
+    total = sum(part.to(narrow) for part in parts)
+    assert total.to(torch.int32).tolist() == [a + b for a, b in zip(first, second, strict=True)]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("what", ["model", "range", "stacks of clients"])
+def test_ranks_that_begin_a_round_with_something_else_all_stop_before_it_is_charged(what: str) -> None:
+    """With another cut into stacks some clients would send two messages from one stream, and others none."""
+    _, ranks = engines(CorBin(2.0, 5))
+    if what == "model":
+        ranks[1].weights = ranks[1].weights + 1e-6
+    elif what == "range":
+        ranks[1].ranges = Ranges(ranks[1].ranges.center, 2 * ranks[1].ranges.radius)
+    else:
+        ranks[1]._stacks = lambda: [Stack((0, 1, 2), (1,), 0, ()), Stack((3, 4), (1,), 0, ())]
+    found: list[Any] = [(0, rank._begins_with(), None) for rank in ranks]
+    for rank in ranks:
+        rank._strategy.group.gather = lambda obj, place: found  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError, match=rf"rank 1 has (an)?other {what} than rank 0 in round 1"):
+            rank.start()
+        assert rank.ledger.rounds == 0
+
+
+def test_updates_that_somebody_changes_are_refused() -> None:
+    _, (first, _) = engines(CorBin(2.0, 5))
+    first.transform = lambda clients, updates: updates
+    with pytest.raises(ValueError, match="need all clients in one process"):
+        first.start()
+
+
+def test_keys_of_one_root_are_private_and_the_same_on_all_ranks() -> None:
+    first, second, other = RootKeys(b"r" * 32), RootKeys(b"r" * 32), RootKeys(b"s" * 32)
+    assert first.mode == "secure" and not isinstance(first, SeededKeys)
+    assert first.private(3) == second.private(3) != other.private(3)
+    assert first.peer((2, 1)) == second.peer((1, 2)) != other.peer((1, 2))
+
+
+def test_a_rank_takes_over_what_the_journal_of_rank_0_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, (first, second) = engines(CorBin(2.0, 5))
+    first.ledger.charge([1, 2], 7)
+    state = first.ledger.state_dict()
+    told = lambda one, place: [(0, one[1], state)]  # noqa: E731
+    monkeypatch.setattr(second._strategy.group, "gather", told)
+    second.round = second.ledger.rounds = 0
+    second.ledger.follow(state)
+    assert second.ledger.charges.tolist() == [0, 1, 1, 0, 0]
+    assert second.ledger.rounds == 1
+
+
+def test_a_round_that_is_given_up_is_void_on_all_ranks() -> None:
+    _, (first, second) = engines(CorBin(2.0, 5))
+    told: list[Any] = []
+    for rank in (first, second):
+        group: Any = rank._strategy.group
+        group.parts = [None, None]
+        rank.start()
+        assert rank._strategy.on_its_own
+    second._strategy.group.gather = lambda obj, place: told.append((obj, place)) or [None, None]  # type: ignore[method-assign,func-returns-value]
+    second.abandon()
+    assert told == [(None, "the end of round 1")]
+    assert not second._strategy.on_its_own
+    with pytest.raises(OtherRankStoppedError, match="rank 1 has given up round 1"):
+        first.finish()
+    first.abandon()  # says nothing more, because all know
+    assert first.attempt == second.attempt == 1
+
+
+def test_a_rank_that_fails_asks_nobody() -> None:
+    _, (first, _) = engines(CorBin(2.0, 5))
+    first.start()
+    first._strategy.fails = True
+    first._strategy.group.gather = lambda obj, place: pytest.fail("asked")  # type: ignore[method-assign]
+    first.abandon()
+    assert first.attempt == 1
+
+
+def test_counts_of_all_kinds_are_those_of_rank_0() -> None:
+    told: list[Tensor] = []
+    strategies = [DistributedClientsStrategy(), DistributedClientsStrategy()]
+    shares = told.append, lambda tensor: tensor.copy_(told[0])
+    for strategy, share in zip(strategies, shares, strict=True):
+        strategy.group = SimpleNamespace(share=share)  # type: ignore[assignment]
+    first, second = (torch.nn.BatchNorm1d(3) for _ in range(2))
+    for module, factor in ((first, 1), (second, 5)):
+        module.num_batches_tracked.add_(2**40 * factor)
+        module.running_mean.fill_(factor)  # type: ignore[union-attr]
+        module.register_buffer(
+            "seen", torch.tensor([[True, False]]) if factor == 1 else torch.ones(1, 2).bool()
+        )
+    for strategy, module in zip(strategies, (first, second), strict=True):
+        strategy.share_counts(module)
+    assert len(told) == 1
+    assert second.num_batches_tracked == 2**40
+    assert second.get_buffer("seen").tolist() == [[True, False]]
+    assert second.running_mean.tolist() == [5.0, 5.0, 5.0]  # type: ignore[union-attr]
+    strategies[0].share_counts(torch.nn.Linear(1, 1))  # nothing to share, and nobody is asked
+    assert len(told) == 1
+
+
+def test_a_round_that_is_about_to_start_is_not_waited_for_twice() -> None:
+    places: list[str] = []
+    strategy = DistributedClientsStrategy()
+    strategy.parallel_devices = [torch.device("cpu")] * 2
+    gather = lambda obj, place: places.append(place)  # noqa: E731
+    strategy.group = SimpleNamespace(gather=gather, is_lost=False)  # type: ignore[assignment]
+    for name in (None, "train_dataloader()", "val_dataloader()"):
+        strategy.barrier(name)
+    assert places == ["the barrier None", "the barrier val_dataloader()"]
+
+
+def test_a_fit_without_a_federation_is_refused() -> None:
+    """Every rank would train its own model; `DPSGD` alone would charge each of them for itself."""
+    trainer: Any = SimpleNamespace(state=SimpleNamespace(fn="fit"))
+    strategy = on("cpu")
+    with pytest.raises(ValueError, match=r"the Trainer has none: each of 2 ranks .* DPSGD with devices=1"):
+        strategy.setup(trainer)
+
+
+# ---- refused --------------------------------------------------------------------------------------------
+
+
+def fed(mechanism: Any = None, **options: Any) -> Federated:
+    return Federated(mechanism or CorBin(1.0), 4, seed=0, **options)
+
+
+def test_a_batch_rule_is_refused() -> None:
+    with pytest.raises(ValueError, match="SimpleNamespace keeps every client's account in one process"):
+        check_for_ranks(SimpleNamespace())
+
+
+def test_ranks_with_other_settings_are_refused_by_name() -> None:
+    group: Any = Meeting(1)
+    group.broadcast = lambda facts, place: {**facts, "mechanism": "CorBin(9)"}
+    with pytest.raises(ValueError, match=r"rank 1 .* other settings .*: mechanism = LDPQ \(on rank 0 CorBin"):
+        check_same_on_all_ranks(group, {"mechanism": "LDPQ", "seed": "3"})
+    group.broadcast = lambda facts, place: facts
+    check_same_on_all_ranks(group, {"mechanism": "LDPQ"})
+
+
+def test_ranks_without_work_are_said() -> None:
+    stacks = [Stack((0, 1, 2), (10,), 0, ()), Stack((3, 4), (10,), 0, ())]
+    say_who_is_idle(stacks, 2)
+    with pytest.warns(UserWarning, match="2 stacks of up to 3 clients, so only 2 of 4 ranks have work"):
+        say_who_is_idle(stacks, 4)
+
+
+# ---- where it runs --------------------------------------------------------------------------------------
+
+
+def on(device: str, backend: Any = None, local_rank: int = 1) -> DistributedClientsStrategy:
+    strategy = DistributedClientsStrategy(backend)
+    strategy.parallel_devices = [torch.device(device, index) for index in range(2)]
+    strategy.local_rank = local_rank
+    return strategy
+
+
+def test_the_sum_goes_by_nccl_on_gpus_and_by_gloo_elsewhere() -> None:
+    assert on("cuda").root_device == torch.device("cuda", 1)
+    assert [on("cuda").backend, on("cuda", "gloo").backend, on("cpu").backend] == ["nccl", "gloo", "gloo"]
+
+
+def test_backends_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="NCCL adds up tensors on GPUs, and this rank's device is cpu"):
+        _ = on("cpu", "nccl").backend
+    with pytest.raises(ValueError, match="must be 'gloo', 'nccl' or None, got 'mpi'"):
+        DistributedClientsStrategy("mpi")  # type: ignore[arg-type]
+
+
+def test_lightning_knows_the_strategy_by_name() -> None:
+    assert "fedq_clients" in pl.strategies.StrategyRegistry.available_strategies()
+    strategy = pl.strategies.StrategyRegistry.get("fedq_clients")
+    assert isinstance(strategy, DistributedClientsStrategy)

@@ -1,0 +1,105 @@
+"""Whole fits on a device that is not the CPU (`tests.elsewhere`) end with the CPU's weights, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
+from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.mechanisms import LDPQ, CorBin, FedAvg, GaussianNoise, RotatedCoins
+from lightning_fedq.secagg.simulation import SecAgg
+from tests import elsewhere
+from tests.digits_run import Classifier, Digits, make_trainer, weights_of
+
+
+def backbone(*layers: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 8), *(layer() for layer in layers), nn.Tanh(), nn.Linear(8, 10))
+
+
+def momentum(params: Any) -> torch.optim.Optimizer:
+    return torch.optim.SGD(params, lr=0.1, momentum=0.9)
+
+
+def fit(
+    there: bool, module: Any, federated: Federated, *callbacks: Any, ckpt: Any = None, **settings: Any
+) -> Any:
+    place = {"strategy": elsewhere.strategy(), "accelerator": "auto"} if there else {}
+    trainer = make_trainer(federated, *callbacks, **{**place, **settings})
+    trainer.fit(module, datamodule=Digits(120), ckpt_path=ckpt)
+    return trainer
+
+
+RUNS: dict[str, Any] = {
+    "FedAvg": lambda: (Federated(FedAvg(), 6, seed=0),),
+    "one after the other": lambda: (Federated(FedAvg(), 6, seed=0, clients_per_step=1),),
+    "a stack of 4": lambda: (Federated(FedAvg(), 6, seed=0, clients_per_step=4),),
+    "LDPQ": lambda: (Federated(LDPQ(5.0), 6, seed=0),),
+    "CorBin": lambda: (Federated(CorBin(5.0), 6, seed=0, clients_per_step=4),),
+    "GaussianNoise": lambda: (Federated(GaussianNoise(1.0, 0.1), 6, seed=0),),
+    "RotatedCoins": lambda: (Federated(RotatedCoins(1.0, 2.0), 6, seed=0),),
+    "SecAgg": lambda: (Federated(CorBin(5.0), 6, seed=0, secure_aggregation=SecAgg()),),
+    "trimmed mean": lambda: (
+        Federated(FedAvg(), 6, seed=0, aggregator=RobustAggregation("trimmed_mean", num_byzantine=1)),
+    ),
+    "server optimizer": lambda: (
+        Federated(FedAvg(), 6, seed=0, server_optimizer=lambda params: torch.optim.Adam(params, lr=0.01)),
+    ),
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_fit_ends_with_the_weights_of_the_cpu(run: str) -> None:
+    weights = []
+    for there in (False, True):
+        module = Classifier(backbone(), momentum)
+        trainer = fit(there, module, *RUNS[run]())
+        assert trainer.strategy.root_device.type == ("elsewhere" if there else "cpu")
+        weights.append(weights_of(module).cpu())
+    assert torch.equal(*weights)
+    assert not torch.equal(weights[0], weights_of(Classifier(backbone())))
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 4])
+def test_batch_norm_ends_with_the_buffers_of_the_cpu(clients_per_step: int) -> None:
+    states = []
+    for there in (False, True):
+        module = Classifier(backbone(lambda: nn.BatchNorm1d(8)), momentum)
+        fit(there, module, Federated(FedAvg(), 6, seed=0, clients_per_step=clients_per_step))
+        states.append({name: value.cpu() for name, value in module.state_dict().items()})
+    for name, value in states[0].items():
+        assert torch.equal(value, states[1][name]), name
+
+
+def test_a_fit_that_goes_on_there_ends_where_it_would_have(tmp_path: Path) -> None:
+    whole = Classifier(backbone(), momentum)
+    fit(False, whole, Federated(CorBin(5.0), 6, seed=0), max_epochs=4)
+    first, path = Classifier(backbone(), momentum), tmp_path / "half.ckpt"
+    fit(True, first, Federated(CorBin(5.0), 6, seed=0), max_epochs=2).save_checkpoint(path)
+    second = Classifier(backbone(), momentum)
+    fit(True, second, Federated(CorBin(5.0), 6, seed=0), max_epochs=4, ckpt=path)
+    assert torch.equal(weights_of(second).cpu(), weights_of(whole))
+
+
+def test_dpsgd_runs_there() -> None:
+    weights = []
+    for there in (False, True):
+        module = Classifier(backbone())
+        fit(there, module, Federated(FedAvg(), 6, seed=0), DPSGD(1.0, 1.0, delta=1e-3, seed=0))
+        weights.append(weights_of(module).cpu())
+    assert torch.equal(*weights)
+
+
+def test_a_model_of_bfloat16_ends_with_the_weights_of_the_cpu() -> None:
+    weights = []
+    for there in (False, True):
+        module = Classifier(backbone(), momentum)
+        fit(there, module, Federated(CorBin(5.0), 6, seed=0), precision="bf16-true")
+        weights.append(weights_of(module).cpu())
+    assert weights[0].dtype == torch.bfloat16
+    assert torch.equal(*weights)

@@ -1,0 +1,84 @@
+"""Loggers get epsilons that hold as the run was run; what masks would give has another name."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pytorch_lightning.loggers import CSVLogger
+
+from lightning_fedq.callbacks import Federated, RunFolder
+from lightning_fedq.mechanisms import LDPQ, GaussianNoise
+from lightning_fedq.mechanisms.interface import Adversary
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.reports.runs import read_rows, summary_lines
+from lightning_fedq.secagg import SecAgg
+from lightning_fedq.training.spending import report_of
+from tests.digits_run import Classifier, Digits, make_trainer
+from tests.training.test_statement import DDG
+
+TARGET = PrivacyTarget(8.0, 1e-5, "secagg_server")
+
+
+def logged(folder: Path, federated: Federated) -> dict[str, float]:
+    """The last value of everything that a fit with a CSV logger has logged."""
+    trainer = make_trainer(federated, logger=CSVLogger(folder, "", ""))
+    trainer.fit(Classifier(), datamodule=Digits(200))
+    found: dict[str, Any] = {}
+    for row in read_rows(folder / "metrics.csv"):
+        found |= {name: value for name, value in row.items() if value == value}
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:masking is accounted for only:UserWarning")
+@pytest.mark.parametrize("run", ["masked", "accounted"])
+def test_what_masks_would_give_is_no_epsilon_of_a_run_without(run: Any, tmp_path: Path) -> None:
+    values = logged(tmp_path, Federated(DDG, 20, secure_aggregation=SecAgg(run=run), privacy=TARGET))
+    true, would = (
+        ("fed/epsilon", "fed/sim_epsilon") if run == "masked" else ("fed/sim_epsilon", "fed/epsilon")
+    )
+    assert 7.9 < values[true] <= 8.0 and values[f"{true}_secagg_server"] == values[true]
+    assert would not in values and f"{would}_secagg_server" not in values
+    assert 7.9 < values["fed/epsilon_outsider"] <= 8.0  # whoever sees released models sees no message
+    assert values["fed/delta"] == 1e-5 and values["fed/megabytes_up"] > 0 < values["fed/bits_per_parameter"]
+
+
+def test_secret_cohorts_log_no_epsilon(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"clients_per_round": 4, "cohorts": "secret", "diagnostics": False}
+    values = logged(tmp_path, Federated(GaussianNoise(1.0, 1.0), 20, local_steps=1, **settings))
+    assert not [name for name in values if "epsilon" in name or "delta" in name]
+    assert values["fed/megabytes_up"] > 0
+
+
+@pytest.mark.parametrize("length", [{"max_epochs": 4}, {"max_epochs": -1, "max_steps": 8}])
+def test_no_epsilon_of_a_round_is_smaller_than_the_report_s(length: Any, tmp_path: Path) -> None:
+    """Half of delta pays for unlucky rounds, of the whole run: of how many, has to be known."""
+    target = PrivacyTarget(2.0, 1e-5, "secagg_server", over="round")
+    masks: dict[str, Any] = {"secure_aggregation": SecAgg(), "diagnostics": False}
+    fed = Federated(LDPQ(1.0), 24, dropout_probability=0.2, privacy=target, **masks)
+    trainer = make_trainer(fed, logger=CSVLogger(tmp_path, "", ""), **length)
+    trainer.fit(Classifier(), datamodule=Digits(400))
+    rows = [row for row in read_rows(tmp_path / "metrics.csv") if row.get("fed/epsilon", 0) > 0]
+    stated = report_of(fed, trainer, 1e-5).row(Adversary.SECAGG_SERVER).epsilon_run
+    assert len(fed.records) == 4
+    assert all(row["fed/epsilon"] >= stated * (1 - 1e-9) for row in rows[-1:])
+    assert bool(rows) == (length["max_epochs"] > 0)
+
+
+@pytest.mark.filterwarnings("ignore:masking is accounted for only:UserWarning")
+def test_a_round_has_its_own_epsilon_or_none(tmp_path: Path) -> None:
+    """The sum of coins is priced after rounds 1, 2 and 4: round 3 has not spent what round 2 had."""
+    target = PrivacyTarget(8.0, 1e-5, "secagg_server")
+    masks: dict[str, Any] = {"secure_aggregation": SecAgg(), "diagnostics": False}
+    fed, folder = Federated(LDPQ(1.0), 24, privacy=target, **masks), RunFolder("run", root=tmp_path)
+    trainer = make_trainer(fed, folder, max_epochs=4, logger=CSVLogger(tmp_path, "", ""))
+    trainer.fit(Classifier(), datamodule=Digits(400))
+    rows = read_rows(tmp_path / "run" / "metrics.csv")
+    known = [row.get("epsilon", math.nan) for row in rows]
+    assert [not math.isnan(one) for one in known] == [True, True, False, True]
+    assert known[0] < known[1] < known[3] <= 8.0
+    assert [row["megabytes_up"] for row in rows] == sorted({row["megabytes_up"] for row in rows})
+    shown = dict(summary_lines(folder.summary))
+    assert not {"epsilon", "megabytes_up", "bits_per_parameter"} & set(shown)

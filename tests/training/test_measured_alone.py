@@ -1,0 +1,178 @@
+"""Two worlds in which one client's held-out data differ: nobody else's measurement moves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import TensorDataset
+from torchmetrics import MeanMetric
+
+from lightning_fedq import ClientEvaluation, NoisyMean
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.mechanisms import FedAvg
+from tests.digits_run import Digits, digits, make_trainer
+from tests.training.test_client_evaluation import BATCH, CLIENTS, SAMPLES, Measured
+
+
+class ClearedAtTheEnd(Measured):
+    """Averages a list that the last hook clears."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: list[Tensor] = []
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.seen.append(batch[0].mean())
+        self.log("val", torch.stack(self.seen).mean())
+
+    def on_validation_end(self) -> None:
+        self.seen.clear()
+
+
+class ClearedAtTheStart(ClearedAtTheEnd):
+    def on_validation_start(self) -> None:
+        self.seen.clear()
+
+    def on_validation_end(self) -> None:
+        return
+
+
+class MetricInADict(Measured):
+    """A metric that no module has registered."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.metrics = {"mean": MeanMetric()}
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.metrics["mean"].update(batch[0].mean())
+        self.log("val", self.metrics["mean"].compute())
+
+
+class RunningMean(Measured):
+    def __init__(self) -> None:
+        super().__init__()
+        self.running = 0.0
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.running = 0.9 * self.running + 0.1 * float(batch[0].mean())
+        self.log("val", self.running)
+
+
+class NormInTrainingMode(Measured):
+    """Validation updates statistics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(64, affine=False)
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.norm.train()
+        self.norm(batch[0])
+        self.log("val", self.norm.running_mean.mean())
+
+
+class Draws(Measured):
+    """Draws once a sample, from the process's generator."""
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        self.log("val", torch.rand(len(batch[0])).mean() + 0.01 * batch[0].mean())
+
+
+class BatchHooks(Measured):
+    def __init__(self) -> None:
+        super().__init__()
+        self.total = 0.0
+
+    def validation_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return batch[0].mean()
+
+    def on_validation_batch_end(self, outputs: Tensor, batch: Any, batch_idx: int) -> None:
+        self.total += float(outputs)
+
+    def on_validation_epoch_end(self) -> None:
+        self.log("val", self.total)
+
+
+SHAPES = (
+    ClearedAtTheEnd,
+    ClearedAtTheStart,
+    MetricInADict,
+    RunningMean,
+    NormInTrainingMode,
+    Draws,
+    BatchHooks,
+)
+
+
+def world(shape: type[Measured], is_other: bool, release: NoisyMean | None = None, **settings: Any) -> Any:
+    """Everything equal but what client 0 holds out: other values, and two batches more."""
+    inputs, labels = digits()
+    held_out: list[Any] = []
+    for client in range(CLIENTS):
+        own = range(10 * client, 10 * client + 10)
+        samples = inputs[list(own)]
+        if client == 0 and is_other:
+            samples = torch.cat([5.0 * samples + 1.0, samples])
+        held_out.append(TensorDataset(samples, labels[: len(samples)]))
+    evaluation = ClientEvaluation(held_out, release=release)
+    fed = Federated(FedAvg(), CLIENTS, seed=1, evaluate_clients=evaluation, **settings)
+    make_trainer(fed, max_epochs=2).fit(shape(), datamodule=Digits(SAMPLES, BATCH))
+    return fed.client_evaluations
+
+
+@pytest.mark.parametrize("settings", [{}, {"clients_per_step": 3}, {"local": ["backbone.3.*"]}], ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_no_other_client_s_value_moves(shape: type[Measured], settings: dict[str, Any]) -> None:
+    one, other = world(shape, False, **settings), world(shape, True, **settings)
+    for here, there in zip(one, other, strict=True):
+        assert here.values.keys() == there.values.keys()
+        for model, found in here.values.items():
+            moved = (found["val"] != there.values[model]["val"]).nonzero().flatten().tolist()
+            assert moved == [0], (model, moved)
+
+
+def test_each_client_draws_by_a_seed_of_its_own() -> None:
+    """Else clients with equal data have equal noise, and a value hangs on what was drawn before."""
+
+    class OnlyDraws(Measured):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            self.log("val", torch.rand(()))
+
+    runs = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        runs.append([one.values["global"]["val"] for one in world(OnlyDraws, False)])
+    assert len(torch.cat(runs[0]).unique()) == sum(map(len, runs[0]))
+    assert all(map(torch.equal, *runs))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_released_sum_moves_by_one_client_s_range_at_most(shape: type[Measured]) -> None:
+    release = NoisyMean("val", std=0.05, low=-1.0, high=1.0)
+    one, other = world(shape, False, release), world(shape, True, release)
+    for here, there in zip(one, other, strict=True):
+        assert abs(here.released.mean - there.released.mean) * CLIENTS <= 2.0 + 0.02  # the grid's rounding
+
+
+def test_the_hooks_of_a_validation_run_in_its_order() -> None:
+    called: list[str] = []
+
+    class Says(Measured):
+        def validation_step(self, batch: Any, batch_idx: int) -> None:
+            super().validation_step(batch, batch_idx)
+            called.append("step")
+
+    def hook(name: str) -> Any:
+        return lambda self, *args, **kwargs: called.append(name)
+
+    names = ("start", "epoch_start", "batch_start", "batch_end", "epoch_end", "end")
+    for name in names:
+        setattr(Says, f"on_validation_{name}", hook(name))
+    fed = Federated(FedAvg(), CLIENTS, seed=1, evaluate_clients=ClientEvaluation(0.25))
+    trainer = make_trainer(fed, max_epochs=1, limit_val_batches=0, num_sanity_val_steps=0)
+    trainer.fit(Says(), datamodule=Digits(SAMPLES, BATCH))
+    assert called == [*names[:3], "step", *names[3:]] * CLIENTS

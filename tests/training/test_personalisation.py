@@ -1,0 +1,312 @@
+"""Parameters that stay with the clients: FedPer and LG-FedAvg, written out, private, in stacks, resumed."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.algorithms import FedProx
+from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.clients.vector import num_coordinates
+from lightning_fedq.lab.callbacks import LeakageMonitor
+from lightning_fedq.mechanisms import LDPQ, FedAvg
+from tests.callbacks.silent import Silent
+from tests.digits_run import Classifier, Digits, digits, make_trainer
+
+CLIENTS, BATCH, RATE = 4, 5, 0.5
+
+
+def build(norm: bool = False) -> Classifier:
+    torch.manual_seed(0)
+    layers: list[nn.Module] = [nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10)]
+    if norm:
+        layers.insert(2, nn.BatchNorm1d(8))
+    return Classifier(nn.Sequential(*layers))
+
+
+def federated(local: Any = ("backbone.2.*",), mechanism: Any = None, **settings: Any) -> Federated:
+    return Federated(
+        mechanism or FedAvg(), CLIENTS, local=local, **{"seed": 1, "clients_per_step": 1, **settings}
+    )
+
+
+def fit(fed: Federated, module: Any = None, rounds: int = 3, **trainer: Any) -> Classifier:
+    module = module or build()
+    more = trainer.pop("more", ())
+    ckpt_path = trainer.pop("ckpt_path", None)
+    make_trainer(fed, *more, max_epochs=rounds, **trainer).fit(
+        module, datamodule=Digits(80, BATCH), ckpt_path=ckpt_path
+    )
+    return module  # type: ignore[no-any-return]
+
+
+def by_hand(
+    fed: Federated, local: tuple[str, ...], rounds: int, norm: bool = False, mu: float = 0.0
+) -> tuple[dict[str, Tensor], dict[int, dict[str, Tensor]]]:
+    """The papers' loop: every client goes on with its own layers, the server averages the others.
+
+    Args:
+        local: Prefixes of the names, in the backbone.
+    """
+    model = build(norm).backbone
+    inputs, labels = digits()
+    own: dict[int, dict[str, Tensor]] = {}
+    for round in range(rounds):
+        plan = fed.planner.plan(round, fed.mechanism)
+        start = {name: value.clone() for name, value in model.state_dict().items()}
+        ends = []
+        for client in plan.survivors:
+            model.load_state_dict({**start, **own.get(client, {})})
+            model.train()
+            held = fed.client_indices[client]
+            order = torch.Generator().manual_seed(plan.stream_seed("data order", client))
+            for part in held[torch.randperm(len(held), generator=order)].split(BATCH):
+                loss = nn.functional.cross_entropy(model(inputs[part]), labels[part])
+                named = dict(model.named_parameters())
+                gradients = torch.autograd.grad(loss, list(named.values()))
+                for (name, p), gradient in zip(named.items(), gradients, strict=True):
+                    pull = 0.0 if name.startswith(local) else mu * (p.detach() - start[name])
+                    p.data.sub_(RATE * (gradient + pull))
+            ends.append({name: value.clone() for name, value in model.state_dict().items()})
+            own[client] = {name: ends[-1][name] for name in start if name.startswith(local)}
+        mean = {}
+        for name, value in start.items():
+            found = torch.stack([end[name] for end in ends])
+            shared = found.mean(0) if value.is_floating_point() else found.amax(0)
+            mean[name] = value if name.startswith(local) else shared
+        model.load_state_dict(mean)
+    return model.state_dict(), own
+
+
+def agrees(fed: Federated, module: Classifier, expected: Any, local: tuple[str, ...]) -> None:
+    common, own = expected
+    for name, value in common.items():
+        if not name.endswith("num_batches_tracked"):
+            found = module.backbone.state_dict()[name]
+            torch.testing.assert_close(found, value, atol=2e-6, rtol=1e-5, msg=name)
+    for client in range(CLIENTS):
+        found = fed.personal_state(client)
+        assert set(found) == {f"backbone.{name}" for name in own.get(client, {})}, client
+        for name, value in own.get(client, {}).items():
+            kept = found[f"backbone.{name}"]
+            torch.testing.assert_close(kept.to(value), value, atol=2e-6, rtol=1e-5, msg=f"{client} {name}")
+
+
+WAYS = {
+    "FedPer": (("backbone.2.*",), ("2.",), False),
+    "LG-FedAvg": (("backbone.0.*",), ("0.",), False),
+    "two patterns": (("backbone.0.bias", "*.2.bias"), ("0.bias", "2.bias"), False),
+    "a head with BatchNorm": (("backbone.[23].*",), ("2.", "3."), True),
+    "a local layer before a shared BatchNorm": (("backbone.0.*",), ("0.",), True),
+}
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 4])
+@pytest.mark.parametrize("way", WAYS)
+def test_is_the_papers_loop(way: str, clients_per_step: int) -> None:
+    patterns, local, norm = WAYS[way]
+    fed = federated(patterns, clients_per_step=clients_per_step)
+    module = fit(fed, build(norm))
+    assert fed.clients_per_step_chosen == clients_per_step
+    agrees(fed, module, by_hand(fed, local, 3, norm), local)
+    heads = [torch.cat([t.flatten() for t in fed.personal_state(c).values()]) for c in range(CLIENTS)]
+    assert not torch.equal(heads[0], heads[1])
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 2])
+def test_in_drawn_cohorts_a_client_waits_with_its_own(clients_per_step: int) -> None:
+    fed = federated(clients_per_round=2, clients_per_step=clients_per_step)
+    module = fit(fed, rounds=5)
+    cohorts = [fed.planner.plan(r, FedAvg()).survivors for r in range(5)]
+    assert len(set(cohorts)) > 2
+    agrees(fed, module, by_hand(fed, ("2.",), 5), ("2.",))
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 4])
+def test_a_local_algorithm_corrects_what_travels_only(clients_per_step: int) -> None:
+    fed = federated(algorithm=FedProx(0.5), clients_per_step=clients_per_step)
+    module = fit(fed)
+    agrees(fed, module, by_hand(fed, ("2.",), 3, mu=0.5), ("2.",))
+
+
+@pytest.mark.parametrize("buffers", ["share", "local", "frozen"])
+def test_the_length_of_the_vector_and_its_bits(buffers: Any) -> None:
+    """What stays is in no message: 520 of 610 parameters travel, and shared statistics."""
+    module = build(norm=True)
+    if buffers == "frozen":
+        module.backbone[2].requires_grad_(False)
+    fed = federated(("backbone.3.*",), LDPQ(epsilon=1.0), buffers=buffers)
+    dim = {"share": 552, "local": 536, "frozen": 520}[buffers]
+    assert num_coordinates(module, buffers, fed.local.patterns) == dim
+    fit(fed, module, rounds=1)
+    assert fed.engine is not None and fed.engine.weights.numel() == dim
+    assert fed.records[0].uplink_bits == CLIENTS * dim, "one bit each"
+    assert fed.ledger.dim == dim
+
+
+@pytest.mark.parametrize("clients_per_step", [1, 4])
+def test_behind_a_mechanism_nothing_goes_around_it(clients_per_step: int) -> None:
+    """A mechanism that sends zeros: the global model is that of the start, clients' own parts have learnt."""
+    fed = federated(("backbone.3.*", "backbone.2.*"), Silent(), clients_per_step=clients_per_step)
+    module = fit(fed, build(norm=True))
+    for name, value in build(norm=True).state_dict().items():
+        assert torch.equal(module.state_dict()[name], value) or name.endswith("num_batches_tracked"), name
+    for client in range(CLIENTS):
+        assert (fed.personal_state(client)["backbone.3.weight"] - value_of("backbone.3.weight")).norm() > 0.1
+
+
+def value_of(name: str) -> Tensor:
+    return build(norm=True).state_dict()[name]
+
+
+def test_a_private_run_without_a_seed_and_its_claim() -> None:
+    whole, part = (federated(local, LDPQ(epsilon=0.01), seed=None) for local in ((), ("backbone.2.*",)))
+    fit(whole)
+    fit(part)
+    assert part.ledger.dim == 520 and whole.ledger.dim == 610
+    assert "own" not in part.state_dict(), "a checkpoint is the server's"
+    normed = federated((), LDPQ(epsilon=0.01), seed=None, buffers="local")
+    fit(normed, build(norm=True))
+    assert normed.personal_state(0) and "own" not in normed.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
+@pytest.mark.parametrize("clients_per_step", [1, 4])
+@pytest.mark.parametrize("norm", [False, True])
+def test_resumed_as_if_never_stopped(norm: bool, clients_per_step: int, tmp_path: Path) -> None:
+    settings = {"local": ("backbone.2.*",), "clients_per_step": clients_per_step}
+    one = federated(**settings)
+    whole = fit(one, build(norm), rounds=4)
+    first = federated(**settings)
+    trainer = make_trainer(first, max_epochs=2)
+    trainer.fit(build(norm), datamodule=Digits(80, BATCH))
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    second = federated(**settings)
+    again = fit(second, build(norm), rounds=4, ckpt_path=tmp_path / "two.ckpt")
+    for name, value in whole.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name
+    for client in range(CLIENTS):
+        for name, value in one.personal_state(client).items():
+            assert torch.equal(value, second.personal_state(client)[name]), name
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`:UserWarning")
+def test_a_checkpoint_of_a_private_run_holds_nobody_s(tmp_path: Path) -> None:
+    first = federated(mechanism=LDPQ(epsilon=1.0), seed=None)
+    trainer = make_trainer(first, max_epochs=1)
+    trainer.fit(build(), datamodule=Digits(80, BATCH))
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    again = federated(mechanism=LDPQ(epsilon=1.0), seed=None)
+    with pytest.warns(
+        UserWarning, match=r"holds nothing of what clients keep.*backbone\.2\.weight.*with a seed"
+    ):
+        fit(again, rounds=2, ckpt_path=tmp_path / "one.ckpt")
+
+
+def test_a_second_fit_of_the_same_federation_goes_on() -> None:
+    fed, module = federated(), build()
+    fit(fed, module, rounds=2)
+    fit(fed, module, rounds=2)
+    whole = federated()
+    straight = fit(whole, rounds=4)
+    assert len(fed.records) == 4
+    agrees(fed, module, by_hand(fed, ("2.",), 4), ("2.",))
+    assert straight.state_dict().keys() == module.state_dict().keys()
+    other = fit(fed, build(), rounds=1)  # another model is another training
+    agrees(fed, other, by_hand(fed, ("2.",), 1), ("2.",))
+
+
+def test_the_same_with_buffers() -> None:
+    """`buffers="local"` is the special case: clients find theirs again in a second fit, too."""
+    fed, module = federated((), buffers="local"), build(norm=True)
+    fit(fed, module, rounds=1)
+    before = fed.personal_state(0)["backbone.2.running_mean"]
+    fit(fed, module, rounds=1)
+    whole = federated((), buffers="local")
+    fit(whole, build(norm=True), rounds=2)
+    after = fed.personal_state(0)["backbone.2.running_mean"]
+    assert not torch.equal(before, after)
+    torch.testing.assert_close(after, whole.personal_state(0)["backbone.2.running_mean"])
+
+
+def test_a_layer_that_joins_leaves_what_clients_keep() -> None:
+    class Thaws(Classifier):
+        def on_train_epoch_start(self) -> None:
+            if self.current_epoch == 2:
+                self.backbone[0].requires_grad_(True)
+
+    torch.manual_seed(0)
+    module = Thaws(build().backbone)
+    module.backbone[0].requires_grad_(False)
+    seen = {}
+    fed = federated(("backbone.2.weight", "backbone.0.bias"))
+
+    class Looks(pl.Callback):
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            seen[trainer.current_epoch] = {c: fed.personal_state(c) for c in range(CLIENTS)}
+
+    fit(fed, module, rounds=3, more=[Looks()])
+    assert list(seen[1][0]) == ["backbone.2.weight"]
+    assert set(seen[2][0]) == {"backbone.0.bias", "backbone.2.weight"}
+    moved = (seen[2][0]["backbone.2.weight"] - seen[1][0]["backbone.2.weight"]).norm()
+    fresh = (seen[2][0]["backbone.2.weight"] - build().backbone[2].weight).norm()
+    assert moved < fresh, "the client went on with its own"
+    assert fed.engine is not None and fed.engine.weights.numel() == 10 + 512
+
+
+def test_patterns_that_match_nothing() -> None:
+    with pytest.raises(
+        ValueError, match=r"'head\.\*' matches no parameter.*backbone\.0\.weight, backbone\.0\.bias"
+    ):
+        fit(federated(("backbone.2.*", "head.*")))
+
+
+def test_patterns_that_match_everything() -> None:
+    with pytest.raises(
+        ValueError, match=r"matches every parameter that is trained \(backbone\.0\.weight, .*leave out"
+    ):
+        fit(federated(("backbone.*",)))
+
+
+def test_one_name_of_a_tensor_with_two() -> None:
+    module = build()
+    module.tied = module.backbone[2].weight
+    with pytest.raises(ValueError, match=r"are one tensor, and local=.*match both, or neither"):
+        fit(federated(), module)
+    fit(federated(("backbone.2.*", "tied")), module, rounds=1)
+
+
+@pytest.mark.parametrize("wrong", ["head.*", 3, [3]])
+def test_what_is_no_list_of_patterns(wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"local must (be a list|hold patterns)"):
+        federated(wrong)
+    with pytest.raises(ValueError, match="empty pattern"):
+        federated([""])
+
+
+def test_what_stays_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        fit(federated(), rounds=1)
+    assert (
+        "backbone.2.weight, backbone.2.bias (90 parameters) stay with the clients, 360 bytes" in caplog.text
+    )
+
+
+def test_a_checkpoint_of_other_patterns_is_refused(tmp_path: Path) -> None:
+    trainer = make_trainer(federated(), max_epochs=1)
+    trainer.fit(build(), datamodule=Digits(80, BATCH))
+    trainer.save_checkpoint(tmp_path / "one.ckpt")
+    with pytest.raises(ValueError, match=r"another federation: local = \('backbone\.2\.\*',\)"):
+        fit(federated(()), ckpt_path=tmp_path / "one.ckpt")
+
+
+@pytest.mark.parametrize("callback", [lambda: DPSGD(1.0, 1.0, delta=1e-5), LeakageMonitor])
+def test_what_works_on_all_parameters_is_refused(callback: Any) -> None:
+    with pytest.raises(ValueError, match=r"local=\['backbone\.2\.\*'\] keeps some.*leave one out"):
+        fit(federated(mechanism=LDPQ(epsilon=1.0)), more=[callback()])

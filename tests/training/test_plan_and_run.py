@@ -1,0 +1,71 @@
+"""What `fedq plan` says a setting spends is what the report of a finished run with that setting says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_fedq import mechanisms as m
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism, NonPrivate
+from lightning_fedq.privacy.planning import Problem, context_of, plan
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.secagg import SecAgg
+from lightning_fedq.training.spending import report_of
+from tests.contract.test_targets import KINDS, WITHOUT
+from tests.described import Setting
+from tests.training.test_privacy_target import Line, loader
+
+CLIENTS, PARAMS, ROUNDS, DELTA = 12, 5, 3, 1e-3
+IN_TURN = (m.HandedOnGaussian,)
+"""Mechanisms that are for two disjoint cohorts, which take turns."""
+
+
+def views(mechanism: Mechanism) -> list[Adversary]:
+    """The first view of messages and the first of sums that a mechanism claims anything against."""
+    setting = Setting(context_of(mechanism, CLIENTS, PARAMS), ROUNDS, DELTA, secure_aggregation=True)
+    claims = setting.claims(mechanism)
+    found = []
+    for group in (
+        (Adversary.SERVER, Adversary.SERVER_AND_PARTNER),
+        (Adversary.SECAGG_SERVER, Adversary.OUTSIDER),
+    ):
+        found += [who for who in group if not isinstance(claims[who].loss, NonPrivate)][:1]
+    return found
+
+
+CASES = [(kind, who) for kind in KINDS if type(kind).__name__ not in WITHOUT for who in views(kind)]
+
+
+@pytest.mark.parametrize(("mechanism", "who"), CASES, ids=[f"{type(k).__name__}-{w.name}" for k, w in CASES])
+def test_the_plan_says_what_the_run_reports(mechanism: Mechanism, who: Adversary) -> None:
+    in_turn = isinstance(mechanism, IN_TURN)
+    cohort = CLIENTS // 2 if in_turn else None
+    target = PrivacyTarget(4.0, DELTA, who)
+    problem = Problem(CLIENTS, PARAMS, ROUNDS, target, clients_per_round=cohort, in_turn=in_turn)
+    (option,) = plan(problem, {"it": mechanism})
+    if option.mechanism is None:  # with its reason: shared bits, or no sum behind masks
+        assert option.reason
+        return
+    assert option.epsilon <= 4.0
+    settings = {"clients_per_round": cohort, "participation": "cyclic"} if in_turn else {}
+    if option.participation == "once":
+        settings = {"clients_per_round": CLIENTS // ROUNDS, "participation": "once"}
+    masked = problem.behind_masks
+    federated = Federated(
+        option.mechanism, CLIENTS, secure_aggregation=SecAgg() if masked else None, **settings
+    )
+    trainer = pl.Trainer(
+        max_epochs=ROUNDS,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[federated],
+    )
+    torch.manual_seed(0)
+    trainer.fit(Line(), loader())
+    reported = report_of(federated, trainer, DELTA).row(who)
+    assert reported.epsilon_any_two == pytest.approx(option.epsilon, rel=1e-6)

@@ -1,0 +1,391 @@
+"""A privacy target through real fits: calibrated, kept, resumed, and never overspent."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.keys.randomness import SeededKeys
+from lightning_fedq.mechanisms import (
+    LDPQ,
+    AggregateGaussian,
+    DistributedDiscreteGaussian,
+    FedAvg,
+    GaussianNoise,
+    RotatedCoins,
+)
+from lightning_fedq.mechanisms.interface import Adversary
+from lightning_fedq.mechanisms.interface.ranges import FixedRange
+from lightning_fedq.privacy.planning import Problem, plan
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.rounds import RoundEngine, RoundPlanner
+from lightning_fedq.secagg import SecAgg
+from lightning_fedq.training.privacy_target import _in_words
+from tests.described import Setting, allowed_dropouts, calibrate, planned_charges
+from tests.one_round import context_of
+
+TARGET = PrivacyTarget(8.0, 1e-5, "secagg_server")
+
+
+class Line(pl.LightningModule):
+    def __init__(self, width=4):
+        super().__init__()
+        self.layer = nn.Linear(width, 1)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        return nn.functional.mse_loss(self.layer(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def loader(samples=20, width=4):
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(samples, width, generator=generator)
+    return torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, x[:, :1]), batch_size=1)
+
+
+def trained(federated, rounds=3, ckpt_path=None, width=4, callbacks=()):
+    trainer = pl.Trainer(
+        max_epochs=rounds,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[federated, *callbacks],
+    )
+    module = Line(width)
+    trainer.fit(module, loader(width=width), ckpt_path=ckpt_path)
+    return trainer
+
+
+def federation(mechanism=None, privacy=TARGET, clients=20, **settings):
+    settings = {"secure_aggregation": SecAgg(), **settings}
+    return Federated(mechanism or RotatedCoins(1.0), clients, privacy=privacy, **settings)
+
+
+def spent_by(federated, adversary, rounds, secure=True, dim=5):
+    mechanism = federated.mechanism
+    context = context_of(mechanism, tuple(range(federated.planner.cohort_size)), (dim,))
+    drops = federated.planner.dropout_probability
+    setting = Setting(context, rounds, 1e-5, dropout_probability=drops, secure_aggregation=secure)
+    return setting.spent(setting.claims(mechanism)[adversary], rounds).epsilon
+
+
+def test_a_run_ends_at_its_target():
+    federated = federation()
+    trained(federated, rounds=3)
+    assert federated.mechanism.epsilon > 0.0
+    found = spent_by(federated, Adversary.SECAGG_SERVER, 3)
+    assert 7.97 < found <= 8.0
+    assert federated.calibration.epsilon == pytest.approx(found)
+    assert (
+        "epsilon 8 at delta 1e-05 against SECAGG_SERVER, run: RotatedCoins("
+        in federated.kept_target.statement
+    )
+    assert federated.ledger.most_charged == 3 and int(federated.ledger.limits.min()) == 3
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "against"),
+    [
+        (LDPQ(1.0), "secagg_server"),
+        (GaussianNoise(1.0, 1.0), "server"),
+        (DistributedDiscreteGaussian(1.0, 1.0, 0.1), "outsider"),
+    ],
+    ids=repr,
+)
+def test_every_mechanism_with_a_parameter_is_calibrated(mechanism, against):
+    federated = federation(mechanism, PrivacyTarget(2.0, 1e-5, against))
+    trained(federated, rounds=2)
+    assert 1.99 < spent_by(federated, PrivacyTarget(2.0, 1e-5, against).against, 2) <= 2.0
+
+
+def test_a_target_for_one_round_sets_no_limit():
+    federated = federation(privacy=PrivacyTarget(1.0, 1e-5, "outsider", over="round"))
+    trained(federated, rounds=2)
+    assert 0.98 < spent_by(federated, Adversary.OUTSIDER, 1) <= 1.0
+    assert federated.ledger.limits is None
+
+
+def test_a_second_fit_is_not_paid_for():
+    federated = federation()
+    trained(federated, rounds=2)
+    with pytest.raises(
+        ValueError, match="calibrated for 2 rounds, 2 are charged and the Trainer wants 2 more"
+    ):
+        trained(federated, rounds=2)
+    assert federated.ledger.most_charged == 2
+
+
+def test_rounds_that_are_repeated_end_the_run_before_it_is_overspent():
+    """A round that fails is charged; the one more that would be needed at the end is not begun."""
+
+    class Fails(pl.Callback):
+        def __init__(self):
+            self.rounds = []
+
+        def on_train_epoch_start(self, trainer, pl_module):
+            federated.ledger.charges += 1  # as an attempt that had to be repeated would
+            self.rounds.append(trainer.current_epoch)
+
+    federated, fails = federation(clients_per_step=1), Fails()
+    trained(federated, rounds=4, callbacks=[fails])
+    assert federated.ledger.most_charged <= 4 and len(fails.rounds) == 2
+
+
+@pytest.mark.filterwarnings("ignore:the keys come from a seed")
+def test_a_resumed_run_keeps_what_was_found_and_refuses_others(tmp_path):
+    path = tmp_path / "run.ckpt"
+
+    class Save(pl.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            if trainer.current_epoch == 0:
+                trainer.save_checkpoint(path)
+
+    first = federation(seed=1, clients=4, mechanism=RotatedCoins(1.0))
+    whole = trained(first, rounds=3, callbacks=[Save()])
+    again = federation(seed=1, clients=4)
+    resumed = trained(again, rounds=3, ckpt_path=path)
+    assert again.mechanism == first.mechanism and again.calibration == first.calibration
+    for one, other in zip(
+        whole.lightning_module.parameters(), resumed.lightning_module.parameters(), strict=True
+    ):
+        assert torch.equal(one, other)
+    with pytest.raises(ValueError, match="calibrated for 3 rounds, the Trainer wants 5; keep max_epochs"):
+        trained(federation(seed=1, clients=4), rounds=5, ckpt_path=path)
+    other = PrivacyTarget(2.0, 1e-5, "secagg_server")
+    with pytest.raises(ValueError, match="is of another privacy target: target = PrivacyTarget"):
+        trained(federation(seed=1, clients=4, privacy=other), rounds=3, ckpt_path=path)
+    with pytest.raises(ValueError, match=r"asked = RotatedCoins.*kappa=4\.5.*here RotatedCoins.*kappa=3\.0"):
+        trained(federation(RotatedCoins(1.0, kappa=3.0), seed=1, clients=4), rounds=3, ckpt_path=path)
+    with pytest.raises(ValueError, match="the checkpoint is of another federation: mechanism ="):
+        trained(federation(privacy=None, mechanism=LDPQ(1.0), seed=1, clients=4), rounds=3, ckpt_path=path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        (
+            {"secure_aggregation": None},
+            "can't be private against SECAGG_SERVER here: secure aggregation is off",
+        ),
+        (
+            {"mechanism": FedAvg(), "secure_aggregation": None},
+            "FedAvg has no privacy parameter that a target could set",
+        ),
+        (
+            {"privacy": PrivacyTarget(8.0, 0.06, "outsider")},
+            "delta must be > 0 and below 0.05 = 1 / 20 clients",
+        ),
+    ],
+    ids=str,
+)
+def test_what_can_not_be_is_refused_before_the_first_round(settings, match):
+    federated = federation(**settings)
+    with pytest.raises(ValueError, match=match):
+        trained(federated)
+    assert federated.ledger.rounds == 0
+
+
+def test_a_run_without_a_number_of_rounds_is_refused():
+    with pytest.raises(ValueError, match=r"needs a number of rounds, got Trainer\(max_epochs=-1\)"):
+        trained(federation(), rounds=-1)
+
+
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({}, "delta is missing"),
+        ({"delta": 2.0}, "delta must be > 0 and below 1"),
+        ({"delta": 1e-5, "epsilon": -1.0}, "epsilon must be > 0 and finite"),
+        ({"delta": 1e-5, "adversary": "nobody"}, "adversary must be one of eavesdropper, .*got 'nobody'"),
+        ({"delta": 1e-5, "over": "week"}, "over of PrivacyTarget must be one of run, round, got 'week'"),
+    ],
+)
+def test_targets_that_make_no_sense(settings, match):
+    with pytest.raises(ValueError, match=match):
+        PrivacyTarget(**{"epsilon": 8.0, **settings})
+
+
+# ---- what is planned for -----------------------------------------------------------------------------------
+
+
+def setting_of(mechanism, clients=50, **settings):
+    return Setting(context_of(mechanism, tuple(range(clients)), (100,)), 10, 1e-5, **settings)
+
+
+def test_dropouts_and_lying_servers_are_allowed_for():
+    mechanism = RotatedCoins(1.0)
+    setting = setting_of(mechanism, dropout_probability=0.1, secure_aggregation=True)
+    dropped = allowed_dropouts(setting)
+    assert 10 <= dropped <= 13  # 5 expected
+    found = calibrate(TARGET, mechanism, setting, 10).mechanism
+    assert (
+        found.max_dropped == dropped
+        and found.epsilon
+        < calibrate(TARGET, mechanism, setting_of(mechanism, secure_aggregation=True), 10).mechanism.epsilon
+    )
+    lying = setting_of(mechanism, secure_aggregation=True, fewest_survivors=34)
+    assert calibrate(TARGET, mechanism, lying, 10).mechanism.max_dropped == 16
+
+
+def test_what_would_be_possible_is_said():
+    hopeless = LDPQ(1.0)
+    with pytest.raises(ValueError, match=r"LDPQ can't meet epsilon 1e-09 .* still spend \S+; take fewer"):
+        calibrate(PrivacyTarget(1e-9, 1e-12, "server"), hopeless, setting_of(hopeless), 10)
+    trusted = AggregateGaussian(1.0, 1.0)
+    with pytest.raises(ValueError, match=r"against SERVER here: .*; it could be against OUTSIDER"):
+        calibrate(PrivacyTarget(8.0, 1e-5, "server"), trusted, setting_of(trusted), 10)
+
+
+def test_clients_are_drawn_as_often_as_is_planned_for():
+    assert planned_charges(30, 20, 20) == 30
+    planned = planned_charges(50, 10, 1000)
+    draws = torch.distributions.Binomial(50, torch.tensor(0.01)).sample((200, 1000)).max(1).values
+    assert 4 <= planned <= 7
+    assert float((draws > planned).float().mean()) < 0.06  # 1% expected, and 200 runs: 5 standard errors
+
+
+def test_more_clients_need_less_noise():
+    levels = [
+        calibrate(
+            TARGET, RotatedCoins(1.0), setting_of(RotatedCoins(1.0), n, secure_aggregation=True), 10
+        ).level
+        for n in (5, 20)
+    ]
+    assert levels[1] > 1.6 * levels[0] and not math.isinf(levels[1])
+
+
+# ---- what happens to a run that is not as it was calibrated for -----------------------------------------
+
+
+def test_a_round_with_more_dropouts_than_were_calibrated_for_is_given_up():
+    """The claim counts on the coins of those who were to answer. The model stays, the round is charged."""
+    setting = setting_of(RotatedCoins(1.0), 20, dropout_probability=0.05, secure_aggregation=True)
+    mechanism = calibrate(TARGET, RotatedCoins(1.0), setting, 10).mechanism
+    planner = RoundPlanner(20, 0, dropout_probability=0.5)
+    engine = RoundEngine(mechanism, planner, SeededKeys(0), torch.zeros(100), [100], FixedRange(1.0))
+    plan = engine.start()
+    assert len(plan.dropped) > mechanism.max_dropped > 0
+    engine.receive(plan.survivors, torch.ones(len(plan.survivors), 100))
+    record = engine.finish()
+    assert record.aborted and not bool(engine.weights.any())
+    assert engine.ledger.most_charged == 1
+
+
+@pytest.mark.filterwarnings("ignore:the keys come from a seed")
+@pytest.mark.parametrize(
+    ("changed", "match"),
+    [
+        ({"clients_per_round": 8}, r"clients_per_round = 16 \(here 8\)"),
+        ({"dropout_probability": 0.3}, r"dropout_probability = 0.0 \(here 0.3\)"),
+        ({"secure_aggregation": None}, r"secure_aggregation = SecAgg.* \(here None\)"),
+    ],
+    ids=str,
+)
+def test_a_smaller_cohort_more_dropouts_and_no_masks_are_refused_when_a_run_goes_on(tmp_path, changed, match):
+    path = tmp_path / "run.ckpt"
+
+    class Save(pl.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            trainer.save_checkpoint(path)
+
+    settings = {"seed": 1, "clients": 20, "clients_per_round": 16}
+    trained(federation(**settings), rounds=1, callbacks=[Save()])
+    again = federation(**{**settings, **changed})
+    with pytest.raises(ValueError, match=match):
+        trained(again, rounds=1, ckpt_path=path)
+    assert again.ledger.rounds == 0
+
+
+def test_a_cohort_that_shrinks_in_memory_is_paid_for_fewer_rounds():
+    """What an epsilon hangs on is read again at every fit: the ledger stops before it is overspent."""
+    federated = federation(clients=20)
+    trained(federated, rounds=4)
+    kept, engine = federated.kept_target, federated.engine
+    assert int(engine.ledger.limits.max()) == 4
+    engine.planner = federated.planner = replace(federated.planner, clients_per_round=5)
+    trainer = pl.Trainer(callbacks=[federated], logger=False, enable_checkpointing=False, accelerator="cpu")
+    kept.limit(engine, federated, trainer)
+    assert int(engine.ledger.limits.max()) == 1  # by divergences alone it was none
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "clients", "target", "words"),
+    [
+        (RotatedCoins(3.0), 2000, TARGET, "no visible loss"),
+        (LDPQ(1.0), 20, PrivacyTarget(0.1, 1e-5, "server"), "do not"),
+        (GaussianNoise(0.1, 1.0), 20, PrivacyTarget(8.0, 1e-5, "server"), "do not"),
+    ],
+)
+def test_the_start_of_a_fit_says_what_the_plan_would(mechanism, clients, target, words, caplog):
+    """The same R, whatever the norm that the mechanism clips to."""
+    secagg = SecAgg(run="accounted") if target.against is Adversary.SECAGG_SERVER else None
+    federated = Federated(mechanism, clients, seed=1, privacy=target, secure_aggregation=secagg)
+    kept = federated.kept_target
+    with caplog.at_level("INFO"):
+        kept.found = kept.calibrate(federated, 7850, 30, 0)
+        said = _in_words(kept._noise_over_signal(federated, 7850, 30))
+    unit = replace(mechanism, clip_norm=1.0) if hasattr(mechanism, "clip_norm") else mechanism
+    (option,) = plan(Problem(clients, 7850, 30, target), {"it": unit})
+    if option.participation == "every round":
+        assert f"R = {option.ratio:.3g} ({option.verdict})" in said
+    assert f"({words})" in said
+
+
+# ---- a ledger that is handed on ----------------------------------------------------------------------------
+
+
+def aimed(epsilon=8.0, **settings):
+    target = PrivacyTarget(epsilon, 1e-5, "secagg_server", **settings.pop("target", {}))
+    return Federated(RotatedCoins(1.0), 20, secure_aggregation=SecAgg(), privacy=target, **settings)
+
+
+def test_a_target_goes_on_with_a_ledger_that_was_handed_on():
+    """The second training adds its rounds to those that are charged; all of them are within the target."""
+    first = aimed()
+    trained(first, 4, callbacks=(StopsAfter(2),))
+    assert first.ledger.most_charged == 2
+    second = aimed(ledger=first.ledger)
+    trained(second, 2)
+    assert second.mechanism == first.mechanism
+    assert second.ledger.most_charged == 4 and second.ledger is first.ledger
+    with pytest.raises(ValueError, match="4 rounds of a client charged for RotatedCoins"):
+        trained(aimed(ledger=first.ledger), 2)
+
+
+def test_a_target_over_a_round_goes_on_with_any_number_of_rounds():
+    first = aimed(target={"over": "round"})
+    trained(first, 1)
+    second = aimed(target={"over": "round"}, ledger=first.ledger)
+    trained(second, 2)
+    assert second.ledger.most_charged == 3
+
+
+def test_a_ledger_of_other_settings_is_refused_when_the_mechanism_is_known_and_the_cure_works():
+    first = aimed()
+    trained(first, 3, callbacks=(StopsAfter(1),))
+    with pytest.raises(ValueError, match=r"1 rounds of a client charged for RotatedCoins.* less those 1,"):
+        trained(aimed(ledger=first.ledger), 3)
+    with pytest.raises(ValueError, match="the ledger is of 20 clients"):
+        Federated(RotatedCoins(1.0), 10, privacy=TARGET, ledger=first.ledger)
+    trained(aimed(ledger=first.ledger), 3 - 1)
+    assert first.ledger.most_charged == 3
+    alone = aimed()
+    trained(alone, 1)
+    assert alone.ledger.most_charged == 1
+
+
+class StopsAfter(pl.Callback):
+    def __init__(self, rounds):
+        self.rounds = rounds
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = trainer.current_epoch + 1 >= self.rounds

@@ -1,0 +1,126 @@
+"""The ranks' group, two ranks of which are threads of this process: objects, sums, a rank that is gone."""
+
+from __future__ import annotations
+
+import pickle
+import socket
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from lightning_fedq.training.rank_group import _HEAD, RankGroup, RankLostError
+
+TIMEOUT = timedelta(seconds=60)
+
+
+def address() -> tuple[str, int]:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return "127.0.0.1", found.getsockname()[1]
+
+
+@pytest.fixture
+def groups() -> Iterator[list[RankGroup]]:
+    place = address()
+    with ThreadPoolExecutor(2) as threads:
+        yield list(threads.map(lambda rank: RankGroup(rank, 2, place, "gloo", TIMEOUT), range(2)))
+
+
+def on_both(groups: list[RankGroup], call: Callable[[RankGroup], Any]) -> list[Any]:
+    with ThreadPoolExecutor(2) as threads:
+        return list(threads.map(call, groups))
+
+
+def test_on_one_machine_nobody_else_reaches_the_ranks(groups: list[RankGroup]) -> None:
+    """They exchange keys, and pickles, which run whatever they say."""
+    listening = [one.laddr.ip for one in psutil.Process().net_connections() if one.status == "LISTEN"]
+    assert len(listening) >= 3  # the store and each rank's own
+    assert set(listening) <= {"127.0.0.1", "::1"}
+
+
+def test_objects_of_any_length_arrive_in_the_order_of_ranks(groups: list[RankGroup]) -> None:
+    words = ["short", {"long": torch.arange(1000)}]
+    for first, second in on_both(groups, lambda group: group.gather(words[group.rank], "here")):
+        assert first == "short"
+        assert torch.equal(second["long"], torch.arange(1000))
+    for src in range(2):
+        assert on_both(groups, lambda group, src=src: group.broadcast(group.rank, "here", src)) == [src, src]
+
+
+@pytest.mark.parametrize("more", [-9, -8, -7, 0, 1, 8000])
+def test_objects_around_the_size_that_travels_at_once(groups: list[RankGroup], more: int) -> None:
+    empty = len(pickle.dumps(("here", bytes(1000)))) - 1000
+    long = bytes(number % 251 for number in range(_HEAD - empty + more))
+    assert len(pickle.dumps(("here", long))) == _HEAD + more
+    for found in on_both(groups, lambda group: group.gather([b"short", long][group.rank], "here")):
+        assert found == [b"short", long]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.int32, torch.int64, torch.float32])
+def test_sums_are_exact_and_in_place(groups: list[RankGroup], dtype: torch.dtype) -> None:
+    wide = [torch.arange(12).reshape(3, 4).to(dtype) * (rank + 1) for rank in range(2)]
+    parts = [wide[0], wide[1].T.contiguous().T]  # one that is not contiguous
+    on_both(groups, lambda group: group.add(parts[group.rank]))
+    for part in parts:
+        assert torch.equal(part, 3 * torch.arange(12).reshape(3, 4).to(dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bool, torch.int64, torch.bfloat16])
+def test_everybody_gets_the_values_of_rank_0(groups: list[RankGroup], dtype: torch.dtype) -> None:
+    parts = [torch.tensor([1, 0, 1]).to(dtype), torch.zeros(3, dtype=dtype)]
+    on_both(groups, lambda group: group.share(parts[group.rank]))
+    assert torch.equal(parts[0], parts[1])
+
+
+def test_nobody_else_knows_of_the_group(groups: list[RankGroup]) -> None:
+    assert not dist.is_initialized()
+
+
+def test_ranks_at_different_places_stop(groups: list[RankGroup]) -> None:
+    def meet(group: RankGroup) -> str:
+        with pytest.raises(RuntimeError, match="let all ranks do the same") as error:
+            group.gather(None, f"place {group.rank}")
+        return str(error.value)
+
+    first, second = on_both(groups, meet)
+    assert first.startswith("rank 1 is at 'place 1' while rank 0 is at 'place 0'")
+    assert second.startswith("rank 0 is at 'place 0' while rank 1 is at 'place 1'")
+
+
+def test_a_rank_that_is_gone_is_noticed_at_once(groups: list[RankGroup]) -> None:
+    first = groups[0]
+    groups.pop()  # and with it its connections
+    with pytest.raises(RankLostError, match=r"rank 0 of 2 gets no answer.*fit\(ckpt_path=...\)"):
+        first.gather(None, "here")
+    assert first.is_lost
+
+
+def test_one_that_never_comes_is_not_waited_for_without_end() -> None:
+    with pytest.raises(RankLostError, match="rank 0 of 2 gets no answer"):
+        RankGroup(0, 2, address(), "gloo", timedelta(seconds=1))
+
+
+def test_on_gpus_tensors_go_by_nccl_and_objects_by_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What can be seen without a GPU: a double takes the place of NCCL's group."""
+
+    class Nccl:
+        made: tuple[Any, ...] = ()
+
+        class Options:
+            _timeout = timedelta()
+
+        def __init__(self, *arguments: Any) -> None:
+            Nccl.made = arguments
+
+    monkeypatch.setattr(dist, "ProcessGroupNCCL", Nccl, raising=False)
+    group = RankGroup(0, 1, address(), "nccl", TIMEOUT)
+    _, rank, size, options = Nccl.made
+    assert (rank, size, options._timeout) == (0, 1, TIMEOUT)
+    assert group.gather("word", "here") == ["word"]
+    assert isinstance(group._tensors, Nccl)

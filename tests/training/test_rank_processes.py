@@ -1,0 +1,238 @@
+"""Real processes: what several ranks find is what one process finds, however they are launched and end."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.training.ranks_features import FEATURES
+
+HERE = Path(__file__).parent
+NAMES = list(FEATURES)
+QUICK = [
+    *("dropouts", "stacks", "optimised by hand", "random numbers", "BatchNorm, shared", "CPA over rounds"),
+    *("a server that draws", "noise that is handed on, behind masks"),
+    *("a median", "secure aggregation", "metrics that stay with clients", "a schedule by batch", "resumed"),
+    *("stopped in mid-round", "DPSGD", "a metric object", "metric objects in the validation", "cohorts"),
+]
+"""Each of another kind."""
+
+
+def free_port() -> str:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return str(found.getsockname()[1])
+
+
+def begin(command: list[Any], **variables: str) -> subprocess.Popen[str]:
+    known = {
+        k: v for k, v in os.environ.items() if "RANK" not in k and k not in ("WORLD_SIZE", "MASTER_PORT")
+    }
+    own = {"PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1", **variables}
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    return subprocess.Popen([sys.executable, *map(str, command)], env={**known, **own}, **pipes)
+
+
+def end(*processes: subprocess.Popen[str]) -> list[tuple[int, str]]:
+    """Wait for processes and for all that hold their pipes. One that hangs is stopped, and fails."""
+    found = []
+    for process in processes:
+        try:
+            said = process.communicate(timeout=900)[0]
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        found.append((process.returncode, said))
+    return found
+
+
+def run(*arguments: object) -> tuple[int, str]:
+    return end(begin([HERE / "ranks_run.py", *arguments]))[0]
+
+
+def result(folder: Path, rank: int = 0) -> Any:
+    return json.loads((folder / f"rank-{rank}.json").read_text())
+
+
+def test_two_ranks_on_a_device_that_is_not_the_cpu_find_what_one_process_finds_on_the_cpu(
+    tmp_path: Path,
+) -> None:
+    for name, arguments in (("one", (1,)), ("two", (2, "elsewhere"))):
+        (tmp_path / name).mkdir()
+        code, said = run(arguments[0], 2, tmp_path / name, *arguments[1:])
+        assert code == 0, said[-2000:]
+    expected = result(tmp_path / "one")
+    assert [result(tmp_path / "two", rank) for rank in (0, 1)] == [expected, expected]
+
+
+# ---- feature by feature ---------------------------------------------------------------------------------
+
+Table = Callable[[int, tuple[str, ...]], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
+    """What each of some ranks has found, feature by feature; each number of ranks is run once."""
+
+    @cache
+    def found(ranks: int, names: tuple[str, ...]) -> list[dict[str, Any]]:
+        folder = tmp_path_factory.mktemp(f"ranks-{ranks}")
+        numbers = ",".join(str(NAMES.index(name)) for name in names)
+        [(code, said)] = end(begin([HERE / "ranks_table.py", folder, ranks, 1, numbers]))
+        assert code == 0, said
+        return [result(folder, rank) for rank in range(ranks)]
+
+    return found
+
+
+def check(name: str, one: dict[str, Any], ranks: list[dict[str, Any]]) -> None:
+    feature = FEATURES[name]
+    if feature.raises or feature.refused:
+        assert feature.raises in one.get("error", "")
+        for rank in ranks:
+            assert (feature.refused or feature.raises) in rank["error"]
+        if feature.refused:
+            assert "devices=1" in ranks[0]["error"] or "watch a metric of the validation" in ranks[0]["error"]
+        return
+    for found in (one, *ranks):
+        assert "error" not in found, found["error"]
+    same = [key for key in one if key not in ("rounded", "files", "checkpoints", "generator", "steps")]
+    if feature.stops:  # in mid-round, which is another step of the run; what counts is that all ranks agree
+        for rank in ranks[1:]:
+            assert {key: rank[key] for key in same} == {key: ranks[0][key] for key in same}
+        return
+    for rank in ranks:
+        assert {key: rank[key] for key in (*same, "generator", "steps")} == {
+            key: one[key] for key in (*same, "generator", "steps")
+        }
+    first = ranks[0]
+    if feature.within_rounds:
+        kept = first["checkpoints"]
+        assert kept.items() <= one["checkpoints"].items()
+        assert f"epoch=2-step={one['steps'][0]}.ckpt" in kept
+    else:
+        assert first["files"] == one["files"]
+        assert first["checkpoints"] == one["checkpoints"]
+    assert first["rounded"].keys() | {"fed/sim_snr_db"} == one["rounded"].keys() | {"fed/sim_snr_db"}
+    for key, value in one["rounded"].items():
+        if key == "fed/sim_snr_db" and value > 100.0:
+            continue  # rounding is all the noise there is
+        close = math.isclose(first["rounded"][key], value, rel_tol=1e-4, abs_tol=1e-9)
+        assert close or math.isnan(value), key
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_two_ranks_find_what_one_process_finds(name: str, table: Table) -> None:
+    names = tuple(QUICK)
+    check(name, table(1, names)[0][name], [rank[name] for rank in table(2, names)])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_find_what_one_process_finds(name: str, ranks: int, table: Table) -> None:
+    names = tuple(NAMES)
+    check(name, table(1, names)[0][name], [rank[name] for rank in table(ranks, names)])
+
+
+# ---- launched by others ---------------------------------------------------------------------------------
+
+LAUNCHED = ("nothing", "dropouts", "resumed")
+NUMBERS = ",".join(str(NAMES.index(name)) for name in LAUNCHED)
+
+
+@pytest.mark.slow
+def test_torchrun(tmp_path: Path, table: Table) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()]
+    [(code, said)] = end(begin([*torchrun, HERE / "ranks_table.py", tmp_path, 2, 1, NUMBERS]))
+    assert code == 0, said
+    for name in LAUNCHED:
+        check(name, table(1, LAUNCHED)[0][name], [result(tmp_path, rank)[name] for rank in range(2)])
+
+
+@pytest.mark.slow
+def test_torchrun_with_another_number_of_processes_is_refused(tmp_path: Path) -> None:
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()]
+    [(code, said)] = end(begin([*torchrun, HERE / "ranks_table.py", tmp_path, 3, 1, NAMES.index("nothing")]))
+    assert code == 0, said
+    assert "`devices=3`" in result(tmp_path)["nothing"]["error"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_the_environment_that_slurm_sets(nodes: int, tmp_path: Path, table: Table) -> None:
+    """Two tasks on one node, or one on each of two: faked variables, and real processes on loopback."""
+    port, devices = free_port(), 2 // nodes
+    tasks = []
+    for rank in range(2):
+        variables = {
+            "SLURM_NTASKS": "2",
+            "SLURM_NTASKS_PER_NODE": str(devices),
+            "SLURM_NNODES": str(nodes),
+            "SLURM_JOB_NAME": "train",
+            "SLURM_JOB_ID": "7",
+            "SLURM_NODELIST": "127.0.0.1",
+            "SLURM_PROCID": str(rank),
+            "SLURM_LOCALID": str(rank % devices),
+            "SLURM_NODEID": str(rank // devices),
+            "MASTER_PORT": port,
+        }
+        tasks.append(begin([HERE / "ranks_table.py", tmp_path, devices, nodes, NUMBERS], **variables))
+    for code, said in end(*tasks):
+        assert code == 0, said
+    for name in LAUNCHED:
+        check(name, table(1, LAUNCHED)[0][name], [result(tmp_path, rank)[name] for rank in range(2)])
+
+
+# ---- ranks that die -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim, then", [(1, 1), (1, 4), (0, 2)])
+def test_a_rank_that_is_killed_ends_the_run_which_goes_on_with_any_number_of_ranks(
+    victim: int, then: int, tmp_path: Path
+) -> None:
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    code, said = run(1, 4, whole)
+    assert code == 0, said
+    code, said = run(2, 4, broken, f"die{victim}")  # a hang would run into the timeout
+    assert code != 0
+    assert not list(broken.glob("rank-*.json"))
+    assert (broken / "last.ckpt").exists()
+    code, said = run(then, 4, broken, "resume")
+    assert code == 0, said
+    assert [result(broken, rank) for rank in range(then)] == [result(whole)] * then
+
+
+@pytest.mark.slow
+def test_what_a_killed_rank_has_sent_stays_charged_on_all_ranks(tmp_path: Path) -> None:
+    """Keys of the operating system: the third round is repeated, and paid for twice."""
+    assert run(2, 4, tmp_path, "private", "die1")[0] != 0
+    code, said = run(2, 4, tmp_path, "private", "resume")
+    assert code == 0, said
+    found = [result(tmp_path, rank) for rank in range(2)]
+    assert found[0] == found[1]
+    assert set(found[0]["charges"]) == {5}
+
+
+@pytest.mark.slow
+def test_a_target_is_not_exceeded_by_ranks_that_are_killed_and_go_on(tmp_path: Path) -> None:
+    """Four rounds are paid for. The third is charged twice, so the run ends after it."""
+    assert run(2, 4, tmp_path, "private", "target", "die1")[0] != 0
+    code, said = run(2, 4, tmp_path, "private", "target", "resume")
+    assert code == 0, said
+    found = [result(tmp_path, rank) for rank in range(2)]
+    assert found[0] == found[1]
+    assert set(found[0]["charges"]) == {4} and len(found[0]["received"]) == 3
+    assert found[0]["epsilon"] <= 50.0
+    assert "no further round is paid for" in said

@@ -1,0 +1,487 @@
+"""Cohorts that stay secret: drawn by a key of their own, told by nothing, refused where a condition fails."""
+
+import copy
+import json
+import math
+import pickle
+import re
+from types import SimpleNamespace
+
+import pytest
+import torch
+from scipy import stats
+
+from lightning_fedq._lightning import pl
+from lightning_fedq.algorithms import SCAFFOLD
+from lightning_fedq.algorithms.byzantine.aggregation import RobustAggregation
+from lightning_fedq.callbacks import ByzantineClients, Federated, PrivacyBudget, RunFolder
+from lightning_fedq.cli import main
+from lightning_fedq.clients.evaluation import ClientEvaluation
+from lightning_fedq.mechanisms import (
+    CPA,
+    CSGM,
+    SIGM,
+    BandedGaussian,
+    DistributedDiscreteGaussian,
+    FedAvg,
+    GaussianNoise,
+    HandedOnGaussian,
+    PairedCoins,
+    RotatedCoins,
+)
+from lightning_fedq.mechanisms.interface import Adversary, Neighbours
+from lightning_fedq.privacy.ledger import Ledger
+from lightning_fedq.privacy.losses import GaussianLoss
+from lightning_fedq.privacy.page import markdown
+from lightning_fedq.privacy.planning import context_of
+from lightning_fedq.privacy.sampled import secret_epsilon
+from lightning_fedq.privacy.secret_row import CONDITIONS
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.rounds import CohortKey, RoundPlanner
+from lightning_fedq.training.secret_cohorts import check_processes
+from lightning_fedq.training.spending import report_of
+from tests.described import privacy_report
+from tests.training.test_privacy_target import Line, loader
+
+NOISE = GaussianNoise(1.0, 1.0)
+TARGET = PrivacyTarget(2.0, 1e-3, "outsider", cohorts="secret")
+
+
+def secret(mechanism=NOISE, clients=20, **settings):
+    given = {"clients_per_round": 4, "cohorts": "secret", "diagnostics": False} | settings
+    return Federated(mechanism, clients, **given)
+
+
+def trainer_of(*callbacks, rounds=3, **settings):
+    options = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False} | settings
+    return pl.Trainer(
+        max_epochs=rounds,
+        accelerator="cpu",
+        enable_model_summary=False,
+        callbacks=list(callbacks),
+        **options,
+    )
+
+
+def fitted(federated, *callbacks, rounds=3, module=None, data=None, **settings):
+    trainer = trainer_of(federated, *callbacks, rounds=rounds, **settings)
+    trainer.fit(module or Line(), data or loader())
+    return trainer
+
+
+# ---- the draw -----------------------------------------------------------------------------------------
+
+
+def test_cohorts_are_known_unless_asked():
+    assert Federated(NOISE, 20, clients_per_round=4).planner.cohort_key is None
+    assert PrivacyTarget(1.0, 1e-5, "outsider").cohorts == "known"
+
+
+def test_a_secret_cohort_does_not_follow_from_the_seed():
+    one, other = (RoundPlanner(1000, 7, 10, cohort_key=CohortKey()) for _ in range(2))
+    assert one.cohort(0) != other.cohort(0)  # false alarm below 1e-23
+    assert one.cohort(0) != RoundPlanner(1000, 7, 10).cohort(0)
+    assert one.cohort(0) == one.cohort(0)
+
+
+def test_every_attempt_has_a_draw_of_its_own():
+    planner = RoundPlanner(1000, 7, 10, cohort_key=CohortKey())
+    drawn = [planner.plan(round, NOISE, attempt).cohort for round in range(3) for attempt in range(3)]
+    assert len(set(drawn)) == 9
+    known = RoundPlanner(1000, 7, 10)
+    assert known.plan(1, NOISE, 1) == known.plan(1, NOISE, 0)
+
+
+def test_every_client_is_drawn_equally_often():
+    """Chi-square at 1e-6: false alarm once in a million runs."""
+    planner = RoundPlanner(12, 0, 3, cohort_key=CohortKey())
+    counts = torch.zeros(12)
+    for round in range(4000):
+        counts[planner.cohort(round)] += 1
+    # of 3 out of 12 without replacement, a count varies by a share 9/11 of a multinomial's
+    statistic = float(((counts - 1000.0) ** 2).sum()) / 1000.0 / (9.0 / 11.0)
+    assert statistic < stats.chi2.isf(1e-6, 11)
+
+
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_the_key_can_not_be_copied_and_is_not_printed(how):
+    planner = RoundPlanner(12, 0, 3, cohort_key=CohortKey())
+    assert "cohort_key" not in repr(planner)
+    with pytest.raises(TypeError, match="can't be copied"):
+        how(planner.cohort_key)
+
+
+@pytest.mark.parametrize("change", [{"participation": "cyclic"}, {"real_clients": True}])
+def test_a_planner_deals_no_secret_cohorts_and_has_no_real_clients(change):
+    with pytest.raises(ValueError, match="cohorts='known'"):
+        RoundPlanner(12, 0, 3, cohort_key=CohortKey(), **change)
+
+
+# ---- the epsilon --------------------------------------------------------------------------------------
+
+
+def test_the_row_is_the_theorem_about_the_sum():
+    federated = secret()
+    trainer = fitted(federated)
+    row = report_of(federated, trainer, 1e-3).secret
+    claim = next(c for c in NOISE.claims(federated.engine.context(federated.engine.coming_plan()))
+                 if c.adversary is Adversary.OUTSIDER)  # fmt: skip
+    options = {"neighbours": claim.neighbours, "slack": claim.slack}
+    assert row.epsilon_run == secret_epsilon(claim.loss, 1e-3, drawn=4, population=20, rounds=3, **options)
+    # four clients add 2 C each, and one of them can change the sum by 2 C
+    by_hand = secret_epsilon(
+        GaussianLoss(2.0), 1e-3, drawn=4, population=20, rounds=3, neighbours=Neighbours.SUBSTITUTION
+    )
+    assert by_hand <= row.epsilon_run <= 1.01 * by_hand
+    assert row.cohorts == "secret" and len(CONDITIONS) == 10
+    assert set(CONDITIONS) <= set(row.assumptions)
+
+
+def test_the_row_is_smaller_than_the_known_one_and_others_stay():
+    federated = secret()
+    trainer = fitted(federated)
+    report = report_of(federated, trainer, 1e-3)
+    assert report.secret.epsilon_run < report.row(Adversary.OUTSIDER).epsilon_run
+    assert len(report.rows) == len(Adversary)
+    server = report.row(Adversary.SERVER)
+    assert server.cohorts == "known" and server.epsilon_run > report.secret.epsilon_run
+    assert "outsider, cohorts secret" in markdown(report)
+
+
+def test_without_secret_cohorts_there_is_no_such_row():
+    federated = Federated(NOISE, 20, clients_per_round=4)
+    trainer = fitted(federated)
+    report = report_of(federated, trainer, 1e-3)
+    assert report.secret is None and "secret" not in markdown(report)
+
+
+@pytest.mark.parametrize(
+    "mechanism", [GaussianNoise(1.0, 9.0), RotatedCoins(1.0), DistributedDiscreteGaussian(1.0, 9.0, 0.01)]
+)
+def test_a_target_is_met_and_spends_rounds(mechanism):
+    federated = secret(mechanism, privacy=TARGET)
+    trainer = fitted(federated, rounds=5)
+    assert federated.ledger.limits is None  # no client has a limit of its own
+    assert federated.calibration.charges == 5
+    row = report_of(federated, trainer, 1e-3).secret
+    assert 1.95 < row.epsilon_run <= 2.0
+
+
+def test_a_target_with_secret_cohorts_takes_less_noise():
+    noises = []
+    for cohorts, settings in (("secret", {}), ("known", {"cohorts": "known"})):
+        target = PrivacyTarget(2.0, 1e-3, "outsider", cohorts=cohorts)
+        federated = secret(privacy=target, **settings)
+        fitted(federated, rounds=5)
+        noises.append(federated.mechanism.noise_multiplier)
+    assert noises[0] < 0.5 * noises[1]
+
+
+@pytest.mark.parametrize("on_exhausted", ["stop", "raise"])
+def test_a_budget_counts_rounds_and_not_charges(on_exhausted):
+    federated = secret()
+    budget = PrivacyBudget(2.0, 1e-3, "outsider", on_exhausted, cohorts="secret")
+    trainer = trainer_of(federated, budget, rounds=50)
+    if on_exhausted == "raise":
+        with pytest.raises(RuntimeError, match=f"allows {'[0-9]+'} rounds"):
+            trainer.fit(Line(), loader())
+    else:
+        trainer.fit(Line(), loader())
+    rounds = federated.ledger.rounds
+    assert 1 < rounds == budget.affordable < 50
+    assert federated.ledger.limits is None and federated.ledger.round_limit is None  # lifted
+    row = report_of(federated, trainer, 1e-3).secret
+    assert row.epsilon_run == pytest.approx(budget.epsilon_spent) and row.epsilon_run <= 2.0
+    context = federated.engine.context(federated.engine.coming_plan())
+    claim = next(c for c in NOISE.claims(context) if c.adversary is Adversary.OUTSIDER)
+    options = {"drawn": 4, "population": 20, "neighbours": claim.neighbours}
+    more = secret_epsilon(claim.loss, 1e-3, rounds=rounds + 1, **options)
+    assert more > 2.0
+
+
+# ---- nothing tells who took part ----------------------------------------------------------------------
+
+
+class Kept(pl.loggers.logger.DummyLogger):
+    """Keeps all that is logged."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def log_metrics(self, metrics, step=None):
+        self.lines.append(dict(metrics))
+
+
+def test_logs_hold_nothing_that_follows_from_the_drawn_clients():
+    federated, logger = secret(), Kept()
+    fitted(federated, logger=logger)
+    assert len({federated.ledger.charges.tolist().__str__()}) == 1
+    names = {name for line in logger.lines for name in line}
+    assert not {name for name in names if "sim_" in name or "charged" in name or "train" in name}
+    for name in ("fed/num_received", "fed/num_dropped", "fed/uplink_bits", "fed/cohort_size"):
+        assert len({line[name] for line in logger.lines if name in line}) == 1
+
+
+def plain(value):
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else repr(value)
+
+
+def test_checkpoints_of_two_draws_differ_in_the_model_only(tmp_path):
+    saved = []
+    for index in range(2):
+        federated = secret(DistributedDiscreteGaussian(1.0, 1.0, 0.01))
+        trainer = fitted(federated)
+        trainer.save_checkpoint(tmp_path / f"{index}.ckpt")
+        checkpoint = torch.load(tmp_path / f"{index}.ckpt", weights_only=False)
+        assert checkpoint["callbacks"]["Federated"] == {"cohorts": "secret"}
+        saved.append({key: plain(value) for key, value in checkpoint.items() if key != "state_dict"})
+    assert saved[0] == saved[1]
+
+
+def test_a_run_folder_tells_rounds_and_no_charges(tmp_path, capsys):
+    federated, folder = secret(privacy=TARGET), RunFolder("run", tmp_path, delta=1e-3, show=False)
+    fitted(federated, folder, rounds=4)
+    path = folder.path
+    assert "charged" not in (path / "metrics.csv").read_text()
+    page = (path / "privacy.md").read_text()
+    assert "Who was charged how often" not in page and "outsider, cohorts secret" in page
+    stated = json.loads((path / "privacy.json").read_text())
+    assert stated["charged"] == [] and stated["secret"]["cohorts"] == "secret"
+    assert not list((path / "clients").glob("*.jsonl"))
+    summary = json.loads((path / "summary.json").read_text())
+    assert summary["view"]["met"] and summary["seconds"] is None
+    assert summary["view"]["adversary"] == "OUTSIDER, cohorts secret"
+    assert main(["report", str(path), "--out", str(tmp_path / "page.html")]) == 0
+    html = (tmp_path / "page.html").read_text()
+    assert "outsider, cohorts secret" in html and "outsider, released models" in html
+    assert main(["compare", str(path), "--monitor", "update_norm", "--out", str(tmp_path / "both")]) == 0
+    assert "OUTSIDER, cohorts secret, asked for and met" in " ".join(capsys.readouterr().out.split())
+    assert summary["view"]["by_round"][-1] == [4.0, pytest.approx(stated["secret"]["epsilon_run"])]
+
+
+def test_a_page_is_the_same_whoever_was_drawn():
+    pages = []
+    for _ in range(2):
+        federated = secret(GaussianNoise(1.0, 2.0))
+        pages.append(markdown(report_of(federated, fitted(federated), 1e-3)))
+    assert pages[0] == pages[1]
+
+
+def test_no_journal_is_written(tmp_path):
+    federated = secret()
+    checkpoints = pl.callbacks.ModelCheckpoint(tmp_path)
+    fitted(federated, checkpoints, enable_checkpointing=True)
+    assert list(tmp_path.glob("*.ckpt")) and not list(tmp_path.glob("*.jsonl"))
+
+
+# ---- refusals -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"seed": 3}, "S1, .*seed=3.*seed=None"),
+        ({"participation": "once"}, "S1, .*participation='once'.*participation='random'"),
+        ({"participation": "cyclic"}, "S1, .*participation='cyclic'"),
+        ({"clients_per_round": None}, "S1, .*clients_per_round below 20"),
+        ({"clients_per_round": 20}, "S1, .*clients_per_round below 20"),
+        ({"dropout_probability": 0.1}, "S3, .*dropout_probability=0"),
+        ({"weighting": "samples"}, "S4, .*weighting='uniform'"),
+        ({"aggregator": RobustAggregation("median")}, "S4, .*aggregator"),
+        ({"algorithm": SCAFFOLD()}, "S5, .*SCAFFOLD"),
+        ({"buffers": "local"}, "S5, .*buffers"),
+        ({"local": ["weight"]}, "S5, .*local"),
+        ({"evaluate_clients": ClientEvaluation()}, "S8, .*evaluate_clients"),
+        ({"check_isolation": False}, "S5, .*check_isolation"),
+        ({"privacy": PrivacyTarget(2.0, 1e-3, "server")}, "S5, .*limits the charges"),
+        ({"privacy": PrivacyTarget(2.0, 1e-3, "outsider")}, "S5, .*limits the charges"),
+        ({"diagnostics": True}, "S8, .*diagnostics=False"),
+        ({"client_metrics": "local"}, "S8, .*client_metrics='none'"),
+        ({"client_metrics": "shared"}, "S8, .*client_metrics='none'"),
+        ({"ledger": Ledger(20, repr(NOISE))}, "S9, .*ledger"),
+        ({"cohorts": "hidden"}, "'known' or 'secret', got 'hidden'"),
+        ({"cohorts": "known", "privacy": TARGET}, "Federated.cohorts='secret'"),
+    ],
+)
+def test_each_condition_is_refused_by_name_with_the_cure(settings, words):
+    with pytest.raises(ValueError, match=words):
+        secret(**settings)
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "words"),
+    [
+        (FedAvg(), "S10, a claim towards outsiders"),
+        (CSGM(1.0, 1.0, 0.5), "S10, .*ZERO_OUT"),
+        (SIGM(1.0, 1.0, 0.5), "S10, .*ZERO_OUT"),
+        (CPA(epsilon=1.0), "S4, .*CPA"),
+        (PairedCoins(1.0), "S4, "),
+        (RotatedCoins(1.0, 0.5, paired=True), "S4, groups"),
+    ],
+)
+def test_a_mechanism_whose_rounds_do_not_amplify_is_refused(mechanism, words):
+    with pytest.raises(ValueError, match=words):
+        fitted(secret(mechanism))
+
+
+def test_correlated_noise_is_refused():
+    with pytest.raises(ValueError, match="participation='cyclic'"):  # as with any random cohorts
+        secret(BandedGaussian(1.0, 1.0, band=3))
+    with pytest.raises(ValueError, match="DistributedDiscreteGaussian"):
+        secret(HandedOnGaussian(1.0, 1.0, 0.01, num_cohorts=5))
+
+
+@pytest.mark.parametrize(
+    "mechanism", [BandedGaussian(1.0, 1.0, band=3), HandedOnGaussian(1.0, 1.0, 0.01, num_cohorts=5)]
+)
+def test_a_report_states_no_such_epsilon_for_correlated_noise(mechanism):
+    row = privacy_report(
+        mechanism, context_of(mechanism, 4, 5), rounds=3, delta=1e-3, num_clients=20, secret_cohorts=""
+    ).secret
+    assert row.verdict == "no guarantee" and "S7, noise that is independent over rounds" in row.reason
+
+
+class ByHand(Line):
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        optimizer = self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, batch_idx))
+        optimizer.step()
+
+
+class Writes(pl.Callback):
+    follows_clients = True
+
+
+class Limits(pl.Callback):
+    def on_train_start(self, trainer, pl_module):
+        ledger = trainer.callbacks[0].ledger
+        ledger.limits = torch.full((20,), 9, dtype=torch.int32)
+
+
+class Transforms(pl.Callback):
+    def on_train_start(self, trainer, pl_module):
+        trainer.callbacks[0].engine.transform = lambda clients, updates: updates
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "options", "words"),
+    [
+        ((ByzantineClients(0.1, "sign_flip"),), {}, "S4, .*ByzantineClients"),
+        ((Limits(),), {}, "S5, .*PrivacyBudget.cohorts='secret'"),
+        ((Transforms(),), {}, "S5, .*callback"),
+        ((PrivacyBudget(9.0, 1e-3, "outsider"),), {}, "S5, .*PrivacyBudget.adversary='outsider', cohorts"),
+        ((pl.callbacks.Timer("00:01:00:00"),), {}, "S6, .*max_epochs"),
+        ((Writes(),), {}, "S8, .*Writes"),
+        ((), {"module": ByHand()}, "S8, .*manual"),
+        ((), {"data": loader(23)}, "S8, .*local_steps"),
+    ],
+)
+def test_each_condition_of_a_fit_is_refused_before_anything_is_charged(callbacks, options, words):
+    federated = secret()
+    with pytest.raises(ValueError, match=words):
+        fitted(federated, *callbacks, **options)
+    assert federated.ledger.rounds == 0
+
+
+def test_local_steps_is_the_cure_for_clients_of_unequal_length():
+    federated = secret(local_steps=1)
+    fitted(federated, data=loader(23))
+    assert federated.ledger.rounds == 3
+
+
+class Fails(pl.Callback):
+    """Ends the fit in the middle of the second round, as a client's data could."""
+
+    def __init__(self):
+        self.at = 2
+
+    def on_clients_done(self, trainer, done, expected):
+        if trainer.callbacks[0].ledger.rounds == self.at:
+            self.at = -1
+            raise ArithmeticError("a client's")
+
+
+def test_a_round_that_was_given_up_is_not_drawn_again():
+    federated, fails = secret(clients_per_step=1), Fails()
+    trainer = trainer_of(federated, fails)
+    module = Line()
+    with pytest.raises(ArithmeticError):
+        trainer.fit(module, loader())
+    row = report_of(federated, trainer, 1e-3).secret
+    assert row.verdict == "no guarantee" and "S2" in row.reason and math.isinf(row.epsilon_run)
+    with pytest.raises(ValueError, match=r"S2, .*2 rounds were charged and 1 are finished.*new Federated"):
+        fitted(federated, module=module)
+    assert federated.ledger.rounds == 2
+
+
+def test_a_second_model_with_the_same_clients_is_refused():
+    federated = secret()
+    fitted(federated)
+    with pytest.raises(ValueError, match=r"S2, .*add the epsilons"):
+        fitted(federated)
+
+
+def test_a_run_is_not_resumed(tmp_path):
+    trainer = fitted(secret())
+    path = tmp_path / "run.ckpt"
+    trainer.save_checkpoint(path)
+    for cohorts in ({}, {"cohorts": "known"}):
+        with pytest.raises(ValueError, match=r"is not resumed.*add the epsilons"):
+            trainer_of(secret(**cohorts), rounds=5).fit(Line(), loader(), ckpt_path=path)
+
+
+def test_targets_and_budgets_are_about_outsiders_and_runs():
+    with pytest.raises(ValueError, match="adversary='outsider', got 'server'"):
+        PrivacyTarget(1.0, 1e-5, "server", cohorts="secret")
+    with pytest.raises(ValueError, match="over='run'"):
+        PrivacyTarget(1.0, 1e-5, "outsider", over="round", cohorts="secret")
+    with pytest.raises(ValueError, match="adversary='outsider'"):
+        PrivacyBudget(1.0, 1e-5, "client", cohorts="secret")
+    with pytest.raises(ValueError, match=r"Federated.cohorts='secret'"):
+        fitted(
+            Federated(NOISE, 20, clients_per_round=4), PrivacyBudget(1.0, 1e-3, "outsider", cohorts="secret")
+        )
+
+
+def test_several_processes_are_refused():
+    with pytest.raises(ValueError, match=r"S1, .*2 processes.*devices=1"):
+        check_processes(SimpleNamespace(world_size=2, strategy=None))
+    with pytest.raises(ValueError, match=r"S1, .*2 processes.*devices=1"):  # to Lightning, each is alone
+        check_processes(SimpleNamespace(world_size=1, strategy=SimpleNamespace(num_ranks=2)))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"dropout_probability": 0.1}, "S3, .*dropout_probability=0"),
+        ({"fewest_answers": 4}, "S3, .*silent"),
+        ({"equal_weights": False}, "S4, .*weighting='uniform'"),
+        ({"num_byzantine": 1}, "S4, .*ByzantineClients"),
+        ({"secure_keys": False}, "S1, .*seed=None"),
+        ({"secret_cohorts": "S2, one draw"}, "S2, one draw"),
+        ({"num_clients": 4}, "S1, .*clients_per_round below 4"),
+    ],
+)
+def test_a_report_states_no_such_epsilon_where_a_condition_fails(change, words):
+    context = context_of(NOISE, 4, 5)
+    given = {"rounds": 3, "delta": 1e-3, "num_clients": 20, "secret_cohorts": ""}
+    assert privacy_report(NOISE, context, **given).secret.epsilon_run < 2.0
+    row = privacy_report(NOISE, context, **given | change).secret
+    assert row.verdict == "no guarantee" and math.isinf(row.epsilon_run) and re.search(words, row.reason)
+
+
+def test_charges_and_secret_cohorts_do_not_go_together():
+    with pytest.raises(ValueError, match="charges tell who was drawn"):
+        privacy_report(
+            NOISE, context_of(NOISE, 4, 5), rounds=1, delta=1e-3, charges=[1] * 4, secret_cohorts=""
+        )

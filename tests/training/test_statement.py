@@ -1,0 +1,86 @@
+"""Every fit says at its end what was protected from whom, without a callback beside `Federated`."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.mechanisms import LDPQ, SIGM, CorBin, DistributedDiscreteGaussian, FedAvg
+from lightning_fedq.mechanisms.interface import Mechanism
+from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.secagg import SecAgg
+from tests.digits_run import Classifier, Digits, make_trainer
+
+DDG = DistributedDiscreteGaussian(0.1, 0.5, 0.01)
+
+
+def said(caplog: Any, federated: Federated, *callbacks: Any) -> list[str]:
+    """The lines on privacy at the end of a fit."""
+    with caplog.at_level("INFO"):
+        make_trainer(federated, *callbacks).fit(Classifier(), datamodule=Digits(200))
+    lines = [record.getMessage() for record in caplog.records]
+    return [line for line in lines if line.startswith(("privacy of", "privacy:", "privacy over", "also:"))]
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "settings", "words"),
+    [
+        (FedAvg(), {}, "no client is protected, because FedAvg claims nothing against anybody"),
+        (LDPQ(0.1), {"seed": 1}, "nothing is private, because the keys come from a seed"),
+        (LDPQ(4.0), {}, "nothing useful is promised; the smallest epsilon is"),
+        (CorBin(5.0, shared_bits=5), {}, "nothing useful is promised; the smallest epsilon is"),
+    ],
+)
+def test_a_run_that_protects_nobody_says_so(
+    mechanism: Mechanism, settings: dict[str, Any], words: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    (line,) = said(caplog, Federated(mechanism, 10, **settings))
+    assert words in line
+
+
+def test_a_target_is_met_or_not_and_what_holds_beside_it_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    target = PrivacyTarget(8.0, 1e-5, "secagg_server")
+    first, second = said(caplog, Federated(DDG, 20, secure_aggregation=SecAgg(), privacy=target))
+    assert "asked for epsilon 8 towards the server behind secure aggregation over 2 rounds" in first
+    assert "met, 8 spent" in first
+    assert "8 towards an outsider" in second
+    assert second.endswith(
+        "; if masks are broken, nothing useful towards an eavesdropper, the server, the server with a partner"
+    )
+
+
+def test_without_a_target_the_smallest_epsilon_comes_first(caplog: pytest.LogCaptureFixture) -> None:
+    mechanism = DistributedDiscreteGaussian(0.1, 0.5, 0.01)
+    first, _ = said(caplog, Federated(mechanism, 20, secure_aggregation=SecAgg()))
+    assert first.startswith("privacy over 2 rounds at delta 1e-05: epsilon ") and "towards" in first
+
+
+def test_no_row_behind_masks_that_did_not_run(caplog: pytest.LogCaptureFixture) -> None:
+    lines = said(caplog, Federated(LDPQ(0.01), 20))
+    assert lines and not any("behind secure aggregation" in line for line in lines)
+
+
+def test_masks_that_were_only_counted_meet_no_target(caplog: pytest.LogCaptureFixture) -> None:
+    target, secagg = PrivacyTarget(8.0, 1e-5, "secagg_server"), SecAgg(run="accounted")
+    federated = Federated(DDG, 20, secure_aggregation=secagg, privacy=target)
+    with pytest.warns(UserWarning, match="masking is accounted for only"):
+        first, second = said(caplog, federated)
+    assert first.endswith("NOT met: no masks ran, so the server could see every message")
+    assert "if masks are broken" not in second and "nothing useful towards an eavesdropper" in second
+
+
+def test_samples_have_a_line_of_their_own(caplog: pytest.LogCaptureFixture) -> None:
+    lines = said(caplog, Federated(FedAvg(), 4), DPSGD(1.0, 1.0, delta=1e-3))
+    assert any(line.startswith("privacy of a sample: epsilon ") and "delta 0.001" in line for line in lines)
+
+
+def test_a_target_of_a_round_is_said_between_any_two_updates(caplog: pytest.LogCaptureFixture) -> None:
+    """SIGM's claim is about an update and zero, of which any two updates are two steps apart."""
+    target = PrivacyTarget(8.0, 1e-5, "outsider", "round")
+    mechanism = SIGM(0.1, 1.0, 0.5)
+    first, _ = said(caplog, Federated(mechanism, 20, privacy=target))
+    (spent,) = re.findall(r"met, ([\d.]+) spent", first)
+    assert "in every round" in first and 7.9 <= float(spent) <= 8.0

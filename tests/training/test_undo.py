@@ -1,0 +1,28 @@
+"""Undo: last in, first out, and only once."""
+
+from types import SimpleNamespace
+
+from lightning_fedq.training.undo import Undo
+
+
+class Owner:
+    name = "of the class"
+
+
+def test_attributes_come_back() -> None:
+    undo, own, inherited = Undo(), SimpleNamespace(name="own"), Owner()
+    for owner in (own, inherited, own):
+        undo.replace(owner, "name", "new")
+    assert own.name == inherited.name == "new"
+    undo.all()
+    assert own.name == "own"
+    assert inherited.name == "of the class" and not vars(inherited)
+
+
+def test_the_last_thing_is_undone_first_and_once() -> None:
+    undo, seen = Undo(), []
+    for number in range(3):
+        undo.later(lambda number=number: seen.append(number))
+    undo.all()
+    undo.all()
+    assert seen == [2, 1, 0]

@@ -1,0 +1,163 @@
+"""The privacy page lists what the run wrote without noise: that, and nothing else."""
+
+import json
+from pathlib import Path
+
+import pytest
+import pytorch_lightning as pl
+import torch
+
+from lightning_fedq.callbacks import Federated, RunFolder, WandbRounds
+from lightning_fedq.commands.privacy import report_of_checkpoint
+from lightning_fedq.lab.callbacks import LeakageMonitor
+from lightning_fedq.mechanisms import LDPQ, FedAvg, LayeredGaussian
+from lightning_fedq.privacy.page import markdown
+from lightning_fedq.training.unprotected import LetsOut
+from tests.training.test_client_metrics import Logs, SendsNothingUseful, run
+
+TITLE = "## What also leaves, without noise"
+
+
+def section(folder: Path) -> list[str]:
+    page = (folder / "run" / "privacy.md").read_text()
+    lines = page.split(TITLE)[1].split("\n## ")[0].splitlines()
+    listed = [line.removeprefix("- ") for line in lines if line]
+    assert json.loads((folder / "run" / "privacy.json").read_text())["leaves"] == listed
+    return listed
+
+
+def test_a_private_run_says_what_stayed_and_what_only_a_simulation_knows(tmp_path):
+    run(tmp_path)
+    stayed, exact, seconds, *more, rest = section(tmp_path)
+    (holdings,) = [line for line in more if "holdings" in line]
+    assert any(line.startswith("Isolation of the clients was tried") for line in more)
+    assert stayed.startswith("Not out: `train_secret`, `train_other`, `hook_secret`, `epoch_secret`")
+    assert "`clients/` of this folder only" in stayed and "do not hand it on" in stayed
+    assert "`fed/sim_mse`" in exact and "CSVLogger" in exact and exact.endswith("and in no checkpoint.")
+    assert "clients/holdings.csv" in holdings
+    assert "`seconds`" in seconds and "is not seen here" in rest
+
+
+def test_shared_metrics_are_named_with_their_places(tmp_path):
+    run(tmp_path, client_metrics="shared", diagnostics=False)
+    shared, exact, *_ = section(tmp_path)
+    assert shared.startswith("Metrics that clients log in training: `train_secret`, `train_other`")
+    assert "metrics.csv, callback_metrics, CSVLogger" in shared
+    assert "sim_mse" not in exact and "sim_clip_rate" in exact
+
+
+def test_dropped_metrics_are_named(tmp_path):
+    run(tmp_path, client_metrics="none")
+    assert section(tmp_path)[0].endswith("They were dropped.")
+
+
+def test_clients_that_are_not_finite_lengths_and_numbers_of_samples(tmp_path):
+    with pytest.warns(UserWarning, match="held a NaN"):
+        _, fed = run(tmp_path, module=SendsNothingUseful(), mechanism=FedAvg(), weighting="samples")
+    bad = list(fed.records[0].non_finite_clients)
+    assert any(f"by name on the screen and in no checkpoint: {bad};" in line for line in section(tmp_path))
+    assert any("its weight in the mean" in line for line in section(tmp_path))
+    run(tmp_path / "codes", mechanism=LayeredGaussian(1.0, 1.0))
+    assert any(line.startswith("The length of messages") for line in section(tmp_path / "codes"))
+    assert not any("its weight in the mean" in line for line in section(tmp_path / "codes"))
+
+
+def test_with_a_seed_checkpoints_hold_it_too(tmp_path):
+    run(tmp_path, seed=0)
+    assert any("fed/sim_mse" in line and line.endswith("and in checkpoints.") for line in section(tmp_path))
+
+
+class Writes(pl.Callback):
+    """A user's own callback that says what it writes."""
+
+    def lets_out(self, trainer) -> str:
+        return "The first label, to the screen."
+
+
+def test_callbacks_say_what_they_let_out(tmp_path):
+    run(tmp_path, Writes())
+    assert "The first label, to the screen." in section(tmp_path)
+    assert all(issubclass(kind, LetsOut) for kind in (WandbRounds, LeakageMonitor))
+
+
+def test_a_checkpoint_refers_to_the_folder_of_its_run(tmp_path):
+    run(tmp_path)
+    report = report_of_checkpoint(tmp_path / "last.ckpt", None, 1e-5, secagg=False)
+    assert "privacy.md" in report.leaves[0] and TITLE in markdown(report)
+
+
+@pytest.mark.parametrize(
+    ("seed", "words"),
+    [(None, "keys from the operating system: secret, and not reproducible"), (0, "keys from a seed")],
+)
+def test_the_start_says_once_where_keys_come_from(seed, words, caplog):
+    fed = Federated(LDPQ(0.1), 4, seed=seed, clients_per_step=1)
+    trainer = pl.Trainer(
+        max_epochs=2,
+        callbacks=[fed],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+    )
+    with caplog.at_level("INFO"):
+        trainer.fit(Logs())
+    assert caplog.text.count(words) == 1
+
+
+def test_the_clients_own_files_are_no_part_of_what_is_sent(tmp_path, monkeypatch):
+    """The artifact of a run holds its files, and not the folder of what stays with the clients."""
+    from pytorch_lightning.loggers import WandbLogger
+
+    from tests.callbacks.test_wandb_rounds import finished_records_of
+
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    logger = WandbLogger(project="tests", save_dir=str(tmp_path), offline=True)
+    fed = Federated(LDPQ(0.1), 4, clients_per_step=1)
+    folder = RunFolder("run", str(tmp_path), monitor="val_loss", show=False)
+    trainer = pl.Trainer(
+        max_epochs=1,
+        callbacks=[fed, folder, WandbRounds()],
+        logger=logger,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        accelerator="cpu",
+    )
+    trainer.fit(Logs())
+    logger.experiment.finish()
+    records = finished_records_of(tmp_path)
+    sent = [e.path for r in records if r.HasField("artifact") for e in r.artifact.manifest.contents]
+    assert "metrics.csv" in sent and "model.ckpt" in sent
+    assert (tmp_path / "run" / "clients" / "0.jsonl").is_file() and not any(".jsonl" in path for path in sent)
+    logged = {item.key or "/".join(item.nested_key) for r in records for item in r.history.item}
+    assert "fed/round" in logged and not any("secret" in name or "train_other" in name for name in logged)
+    assert any("W&B: how many samples" in line for line in section(tmp_path))
+    assert torch.isfinite(fed.engine.weights).all()
+
+
+class ByHand(Logs):
+    """Leaves out steps by what it sees."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch, batch_idx):
+        loss, optimizer = super().training_step(batch, batch_idx), self.optimizers()
+        optimizer.zero_grad()
+        self.manual_backward(loss)
+        if loss < 1.0:
+            optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore:nothing trains:UserWarning")  # where the first losses are above 1
+def test_a_loss_scale_and_steps_by_hand_are_listed(tmp_path):
+    run(tmp_path)
+    assert not any("loss scale" in line or "`global_step`" in line for line in section(tmp_path))
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    run(tmp_path / "scaled", plugins=[pl.plugins.MixedPrecision("16-mixed", "cpu", scaler)])
+    assert any(line.startswith("The loss scale of 16-mixed") for line in section(tmp_path / "scaled"))
+    run(tmp_path / "by hand", module=ByHand())
+    assert any("How many steps clients took: `global_step`" in line for line in section(tmp_path / "by hand"))
