@@ -102,7 +102,7 @@ def _untried(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     path = request.path.as_posix()
     if trial is None or "tried" in request.keywords or any(f"/tests/{part}" in path for part in TRIED):
         return
-    monkeypatch.setattr(files, "can_fork", lambda trainer: False)
+    monkeypatch.setattr(files, "why_no_forks", lambda trainer: "a test of something else")
     monkeypatch.setattr(
-        trial.IsolationTrial, "check", lambda self, clients: "forks" if len(clients) > 1 else None
+        trial.IsolationTrial, "check", lambda self, clients: trial.said("forks" if len(clients) > 1 else None)
     )

@@ -38,24 +38,24 @@ class _InFork(Exception):
         return f'in a fork of this process:\n"""\n{self.args[0]}"""'
 
 
-def can_fork(trainer: Any) -> bool:
-    """Can the process of this Trainer be forked? On Linux, on a CPU, where it is the only one.
+def why_no_forks(trainer: Any) -> str:
+    """Why this Trainer's process can't be forked. "" where it can: on Linux, on a CPU, if it is the only one.
 
     PyTorch can't train in the fork of a process that sees a GPU, and ranks wait for each other. Nor can it
     after a backward pass where there is any other device, so a backward pass is tried.
     """
     strategy = trainer.strategy
-    is_alone = getattr(strategy, "num_ranks", 1) <= 1
-    on_cpu = strategy.root_device.type == "cpu" and not torch.cuda.is_available()
-    return sys.platform == "linux" and is_alone and on_cpu and _trains_in_forks()
-
-
-def _trains_in_forks() -> bool:
+    if sys.platform != "linux":
+        return f"{sys.platform} has no safe forks"
+    if getattr(strategy, "num_ranks", 1) > 1:
+        return "ranks wait for each other"
+    if strategy.root_device.type != "cpu" or torch.cuda.is_available():
+        return "PyTorch can't train in the fork of a process that sees a GPU"
     try:
         in_fork(lambda: torch.ones(1, requires_grad=True).sum().backward())  # type: ignore[no-untyped-call]
-    except (RuntimeError, OSError):  # of autograd's threads; or no memory for a fork
-        return False
-    return True
+    except (RuntimeError, OSError) as error:  # of autograd's threads; or no memory for a fork
+        return f"a backward pass failed in one: {(str(error).splitlines() or [type(error).__name__])[0]}"
+    return ""
 
 
 def in_fork(work: Callable[[], T]) -> T:

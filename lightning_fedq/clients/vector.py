@@ -161,6 +161,20 @@ class Rehearsed(NamedTuple):
         return tuple(name for name in names if name in wanted and name not in trained)
 
 
+def optimised(optimizers: Sequence[Optimizer]) -> set[int]:
+    """Identities of the parameters that some optimisers hold."""
+    groups = (group for optimizer in optimizers for group in optimizer.param_groups)
+    return {id(parameter) for group in groups for parameter in group["params"]}
+
+
+def train_only(module: nn.Module, optimizers: Sequence[Optimizer], trained: Sequence[str]) -> None:
+    """Train these parameters, and freeze all others that the optimisers hold."""
+    held = optimised(optimizers)
+    for name, parameter in module.named_parameters():
+        if name in trained or id(parameter) in held:
+            parameter.requires_grad_(name in trained)
+
+
 def changed_of(before: nn.Module, after: nn.Module, names: Sequence[str]) -> dict[str, Tensor]:
     """Which of these tensors have other values, of the same shape and type, after a training."""
     found = {}
@@ -257,21 +271,10 @@ class Vector:
         self._flags = flags_of(self._declared, module)
         self.own, self._patterns = OwnTensors(), tuple(local)
         if members is not None:
-            self._train_only(members)
+            # as in the run that a checkpoint is of: what was frozen there is frozen again, the rest trained
+            train_only(module, optimizers(), (*members.parameters, *members.local))
         self.take(self.found() if members is None else members)
         self.read()
-
-    def _train_only(self, members: Members) -> None:
-        """As in the run that a checkpoint is of: what was frozen there is frozen again, the rest trained."""
-        optimised, trained = self._optimised(), {*members.parameters, *members.local}
-        for name, parameter in self.module.named_parameters():
-            if name in trained or id(parameter) in optimised:
-                parameter.requires_grad_(name in trained)
-
-    def _optimised(self) -> set[int]:
-        optimizers: Sequence[Optimizer] = self._optimizers()
-        groups = (group for optimizer in optimizers for group in optimizer.param_groups)
-        return {id(parameter) for group in groups for parameter in group["params"]}
 
     def found(self) -> Members:
         """Parameters and buffers that module, optimiser and the modes of the layers would train now.
@@ -279,9 +282,9 @@ class Vector:
         Raises:
             ValueError: If every parameter that is trained stays with the clients.
         """
-        optimised = self._optimised()
+        held = optimised(self._optimizers())
         named = self.module.named_parameters()
-        trained = tuple(name for name, p in named if p.requires_grad and id(p) in optimised)
+        trained = tuple(name for name, p in named if p.requires_grad and id(p) in held)
         local = tuple(name for name in trained if self._stays(name))
         parameters = tuple(name for name in trained if name not in local)
         check_something_travels(parameters, local, self._patterns)

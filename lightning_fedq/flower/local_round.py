@@ -24,7 +24,7 @@ from lightning_fedq.clients.child import count_from
 from lightning_fedq.clients.fit import Client, ClientFit
 from lightning_fedq.clients.hooks import trains_with_clients
 from lightning_fedq.clients.states import State
-from lightning_fedq.clients.vector import Rehearsed, Vector
+from lightning_fedq.clients.vector import Rehearsed, Vector, train_only
 from lightning_fedq.clients.worker import ClientWorker
 from lightning_fedq.data.batches import LocalWork, Stack
 from lightning_fedq.data.dealing import LocalPasses, deal
@@ -194,7 +194,8 @@ class LocalRound(pl.Callback):
         check_optimizers(trainer)
         check_schedules(trainer, self._federated.local.local_steps)
         counting = check_counted(pl_module, self._federated.local)
-        self._freeze(trainer)
+        if self._told.trained is not None:
+            train_only(pl_module, trainer.optimizers, self._told.trained)
         loader = self._loader(trainer)
         forget_loader(trainer)
         self._trainer, self._fit = trainer, ClientFit(trainer, trainer.loggers)
@@ -249,24 +250,6 @@ class LocalRound(pl.Callback):
                 for _ in range(ahead // config.frequency):
                     config.scheduler.step()
         self._follow(trainer)
-
-    def _freeze(self, trainer: Any) -> None:
-        """Train what the server's fit trains in this round, whatever hooks there or here have frozen."""
-        trained = self._told.trained
-        if trained is None:
-            return
-        optimised = {
-            id(p) for one in trainer.optimizers for group in one.param_groups for p in group["params"]
-        }
-        named = dict(trainer.lightning_module.named_parameters())
-        if missing := [name for name in trained if name not in named or id(named[name]) not in optimised]:
-            raise RefusedError(
-                f"the server trains {', '.join(missing[:3])} now, which this client's optimisers do not hold"
-                "; give configure_optimizers every parameter that is ever trained"
-            )
-        for name, parameter in named.items():
-            if id(parameter) in optimised:
-                parameter.requires_grad_(name in trained)
 
     def _check_smallest(self, trainer: Any, loader: ClientLoader) -> None:
         """Refuse, before the first round, data that leave a batch on which the training fails.
@@ -324,7 +307,8 @@ class LocalRound(pl.Callback):
         clock, worker, vector = self._clock, self._worker, self._vector
         assert self._dealt is not None
         clock.begin_round()
-        self._freeze(self._trainer)  # the hooks of this round have run
+        if self._told.trained is not None:  # the hooks of this round have run
+            train_only(vector.module, self._trainer.optimizers, self._told.trained)
         start = vector.read().to(torch.promote_types(self._given.dtype, torch.float32))
         for stack, batches in self._dealt.by_stack():
             self.update = worker.train(stack, batches, start).updates[0]

@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_fedq._lightning import pl, rank_zero_info, rank_zero_warn
 from lightning_fedq.algorithms.base import KeptOffsets
 from lightning_fedq.callbacks import Federated
-from lightning_fedq.clients.vector import Members, Rehearsed
+from lightning_fedq.clients.vector import Members, Rehearsed, optimised
 from lightning_fedq.data.batches import BatchRule, LocalWork, Stack
 from lightning_fedq.data.loader import ClientLoader
 from lightning_fedq.data.partition import IID
@@ -126,20 +126,30 @@ class RemoteClients(Population):
         self._exchange, self._roster, self._trainer = exchange, roster, trainer
         self._counted: dict[int, Attempt] = {}
         self._open_attempt = NEVER
+        self._said = set[str]()
         undo.replace(trainer, "limit_train_batches", 1.0)  # of clients' passes, not of the idle step
         undo.replace(trainer.datamodule or module, "train_dataloader", lambda: self.loader())
 
     def check_start(self, trainer: pl.Trainer) -> None:
         """Refuse schedules that clients can't follow, before anybody is charged."""
         check_schedules(trainer, self._federation.local.local_steps)
+        self._held, self._values = optimised(trainer.optimizers), plain_values(trainer.lightning_module)
 
     def check_change(self, before: Members, now: Members) -> None:
-        """Refuse to freeze what has been trained: it would no longer travel, and clients keep no model.
+        """Refuse to freeze what has been trained, and to train what clients' optimisers do not hold.
+
+        The first would no longer travel, and clients keep no model.
 
         Raises:
             ValueError: With the cure.
         """
-        trained = {*now.parameters, *now.local}
+        trained, module = (*now.parameters, *now.local), self._trainer.lightning_module
+        if late := [name for name in trained if id(module.get_parameter(name)) not in self._held]:
+            raise ValueError(
+                f"this round trains {', '.join(late[:3])}, which a callback or hook has given to optimisers "
+                "here, and real clients have theirs from configure_optimizers; give configure_optimizers "
+                "every parameter that is ever trained, and unfreeze by requires_grad"
+            )
         if frozen := [name for name in (*before.parameters, *before.local) if name not in trained]:
             raise ValueError(
                 f"this round freezes {', '.join(frozen[:3])}, which has been trained, and real clients keep "
@@ -200,12 +210,23 @@ class RemoteClients(Population):
             [{k: v for k, v in group.items() if type(v) in (bool, int, float)} for group in one.param_groups]
             for one in self._trainer.optimizers
         ]
-        optimised = {
-            id(p) for one in self._trainer.optimizers for group in one.param_groups for p in group["params"]
-        }
-        named = self._trainer.lightning_module.named_parameters()
-        fields["trained"] = json.dumps([n for n, p in named if p.requires_grad and id(p) in optimised])
+        held, named = optimised(self._trainer.optimizers), self._trainer.lightning_module.named_parameters()
+        fields["trained"] = json.dumps([n for n, p in named if p.requires_grad and id(p) in held])
         return {**fields, "groups": json.dumps(groups), "begun": "yes" if self._counted else "no"}
+
+    def _say_what_stays(self) -> None:
+        """Name, once each, what the fit has changed on its module that real clients do not hear of."""
+        now = plain_values(self._trainer.lightning_module)
+        changed = [name for name, value in now.items() if self._values.get(name) != value]
+        self._values = now
+        if news := [name for name in changed if name not in self._said]:
+            self._said.update(news)
+            rank_zero_warn(
+                f"this fit has changed {', '.join(news[:3])} of its module, and real clients begin each "
+                "round with the module as it is made: weights, what is trained and optimisers' numbers reach "
+                "them. What hooks compute from self.current_epoch, which is the round, clients compute, too; "
+                "what builds on the round before is lost"
+            )
 
     def _deal(self) -> Holdings:
         one = torch.zeros(1, dtype=torch.int64)  # only how many is known here, and a client may say anything
@@ -219,6 +240,7 @@ class RemoteClients(Population):
 
     def _collect(self, server: RemoteRoundServer) -> None:
         """Ask the cohort, and give the server what comes back. Whoever is silent has dropped out."""
+        self._say_what_stays()
         weights = server.weights.detach().cpu().contiguous()
         model = {"weights": weights.numpy().tobytes(), "dtype": str(weights.dtype).partition(".")[2]}
         cohort, plan = Cohort(server, self._exchange, self._roster), server.plan
@@ -231,6 +253,19 @@ class RemoteClients(Population):
             own = {"counted": list(counted)} if keeps_state(self._federation.local) else {}
             contents[client] = {**model, **own, **fields}
         cohort.conclude(cohort.ask("train", contents))
+
+
+def plain_values(module: pl.LightningModule) -> dict[str, Any]:
+    """Numbers, flags and words that a module and its parts hold as public attributes, by name.
+
+    Modes are left out: validation changes them.
+    """
+    return {
+        f"{part}.{name}".lstrip("."): value
+        for part, one in module.named_modules()
+        for name, value in vars(one).items()
+        if type(value) in (bool, int, float, str) and not name.startswith("_") and name != "training"
+    }
 
 
 class FederatedServer(Federated):

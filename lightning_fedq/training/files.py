@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from lightning_fedq.clients.forks import can_fork, in_fork
+from lightning_fedq.clients.forks import in_fork, why_no_forks
 
 T = TypeVar("T")
 
@@ -38,12 +38,12 @@ class Aside:
         trainer: The user's, in its fit.
 
     Attributes:
-        forks: Is it done in forks?
+        why: Why it is not done in forks. "" if it is.
         written: Files that clients have written so far, and who did first.
     """
 
     def __init__(self, trainer: Any) -> None:
-        self.forks, self.written = can_fork(trainer), dict[str, int]()
+        self.why, self.written = why_no_forks(trainer), dict[str, int]()
         self.folder = str(trainer.default_root_dir)
 
     def do(self, client: int, work: Callable[[], T]) -> T:
@@ -53,7 +53,7 @@ class Aside:
             client: Its number.
             work: Returns what can be pickled.
         """
-        if not self.forks:
+        if self.why:
             return work()
 
         def watched() -> tuple[T, dict[str, int]]:

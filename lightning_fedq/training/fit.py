@@ -32,7 +32,7 @@ from lightning_fedq.training.client_metrics import (
 from lightning_fedq.training.clock import Clock
 from lightning_fedq.training.figures import RunFigures
 from lightning_fedq.training.files import Aside
-from lightning_fedq.training.isolation import SAID, IsolationTrial
+from lightning_fedq.training.isolation import IsolationTrial, said
 from lightning_fedq.training.journal import keep_journal, say_at_start
 from lightning_fedq.training.metrics import ClientMetrics
 from lightning_fedq.training.population import Population, SimulatedClients
@@ -100,7 +100,7 @@ class FederatedFit:
         self._federation, self._trainer, self.population = federation, trainer, population
         self._schedule, self._is_checked = population.holdings.schedule, False
         self.given_up: RoundStart | None = None
-        self.isolation = SAID[None] if isinstance(population, SimulatedClients) else ""
+        self.isolation = said(None) if isinstance(population, SimulatedClients) else ""
         self._clock = Clock(trainer, self._schedule.longest)
         self._aside = Aside(trainer)
         rehearsed, names = population.rehearse(trainer, self._clock, self._aside)
@@ -420,7 +420,7 @@ class FederatedFit:
             stacks_of = lambda round: clients  # noqa: E731 (a rule draws once)
         trial = Trial(ClientFit(self._trainer), self._clock, population.loader, {})
         found = IsolationTrial(self._trainer, trial, self.vector, stacks_of, self._aside)
-        self.isolation = SAID[found.check(clients)]
+        self.isolation = found.check(clients)
 
     def _claims(self) -> bool:
         """Are keys secret, and is something claimed?"""

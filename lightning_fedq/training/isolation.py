@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -28,27 +28,47 @@ from torch.utils._pytree import tree_map
 
 from lightning_fedq._lightning import rank_zero_info
 from lightning_fedq.clients.fit import Client
-from lightning_fedq.clients.forks import in_fork
+from lightning_fedq.clients.forks import ForkFailedError, in_fork
 from lightning_fedq.clients.vector import Rehearsed, Vector
 from lightning_fedq.data.batches import Stack
 from lightning_fedq.training.files import NOBODY, Aside, Files
 from lightning_fedq.training.rehearsal import Trial
 from lightning_fedq.training.shown import Calls, Digests, checkpoint_of, shown_by
 
+T = TypeVar("T")
 Way = Literal["forks", "one process"]
 Change = Callable[[Any], Any]
 
-SAID: dict[Way | None, str] = {
-    "forks": "Isolation of the clients was tried before the first round, in forks of the process: one "
-    "client's updates, lengths and counters, and checkpoints, validation, loggers and files, with another "
-    "client's data changed. A test over two rounds and a few batches, and no proof.",
-    "one process": "Isolation of the clients was tried before the first round, in one process, which can't "
-    "be forked here: one client's updates, lengths and counters, and checkpoints. What reaches validation, "
-    "or is fixed by the first client to train, is not seen so. A test over a few batches, and no proof.",
-    None: "Isolation of the clients was not tried: whether globals, class attributes, caches, files or data "
-    "sets carry data from one client to others is not known.",
-}
-"""What a run's page says of the trial."""
+
+def said(way: Way | None, why: str = "", own_data: bool = False, one_size: bool = False) -> str:
+    """Sentences of a run's page about the trial.
+
+    Args:
+        way: How it was tried. None: not at all.
+        why: Why not in forks.
+        own_data: Did the other client train on its own data, because the training takes no changed ones?
+        one_size: Was no client of another size tried, because the training takes none?
+    """
+    if way is None:
+        return (
+            "Isolation of the clients was not tried: whether globals, class attributes, caches, files or "
+            "data sets carry data from one client to others is not known."
+        )
+    begun = "Isolation of the clients was tried before the first round, in "
+    data = "beside another client's own data" if own_data else "with another client's data changed"
+    if way == "forks":
+        size = ", and no client of another size" if one_size else ""
+        return (
+            f"{begun}forks of the process: one client's updates, lengths and counters, and checkpoints, "
+            f"validation, loggers and files, {data}{size}. A test over two rounds and a few batches, and no "
+            "proof."
+        )
+    return (
+        f"{begun}one process, which can't be forked here ({why}): one client's updates, lengths and "
+        f"counters, and checkpoints, {data}. What reaches validation, or is fixed by the first client to "
+        "train, is not seen so. A test over a few batches, and no proof."
+    )
+
 
 _BATCHES = {100_000: 8, 1_000_000: 4}
 """Most batches of each training, by the number of parameters; of larger models two."""
@@ -101,27 +121,28 @@ class IsolationTrial:
     ) -> None:
         self._home, self._trial, self._vector, self._stacks_of = trainer, trial, vector, stacks_of
         self._aside = aside
+        self._own_data = self._one_size = False
 
-    def check(self, clients: Sequence[Stack]) -> Way | None:
+    def check(self, clients: Sequence[Stack]) -> str:
         """Refuse a training in which one client's data reach beyond its own message.
 
         Args:
             clients: At least two, one a stack; no more are looked at.
 
         Returns:
-            How it was tried; None where there is one client only.
+            What was tried, see `said`.
 
         Raises:
             ValueError: If they do, with the names of what differs.
         """
         if len(clients) < 2:
             rank_zero_info("isolation of the clients is not checked, because there is one client only")
-            return None
+            return said(None)
         one, other = clients[:2]
         size = sum(p.numel() for p in self._home.lightning_module.parameters())
         batches = next((number for limit, number in _BATCHES.items() if size <= limit), 2)
         most = min(batches, len(one.batch_sizes), len(other.batch_sizes))
-        found = (self._in_forks if self._aside.forks else self._in_process)(one, other, most)
+        found = (self._in_process if self._aside.why else self._in_forks)(one, other, most)
         if found:
             names = "; ".join(found[:3]) + (f"; and {len(found) - 3} more" if len(found) > 3 else "")
             raise ValueError(
@@ -132,7 +153,8 @@ class IsolationTrial:
                 "has its own, and log and save only what validation computes; or, where it tells nothing of "
                 "anybody's data, use Federated(check_isolation=False)"
             )
-        return "forks" if self._aside.forks else "one process"
+        way: Way = "one process" if self._aside.why else "forks"
+        return said(way, self._aside.why, self._own_data, self._one_size)
 
     # ---- in one process -----------------------------------------------------------------------------
 
@@ -143,7 +165,7 @@ class IsolationTrial:
         noise = 0.0
         if first.device.type != "cpu":
             noise = _NOISE * _distance(first, self._train(one, most)[0])
-        _, of_other, counted = _with_other_data(lambda change: self._train(other, most, change))
+        _, of_other, counted = self._with_other_data(lambda change: self._train(other, most, change))
         again = self._train(one, most)[0]
         found = ["update of a client that trains twice"] if _distance(first, again) > noise else []
         found += _lengths(buffers, of_other, counters, counted)
@@ -159,19 +181,36 @@ class IsolationTrial:
 
     def _in_forks(self, one: Stack, other: Stack, most: int) -> list[str]:
         alone = self._fork(lambda: self._rounds(one, one, most, None))
-        beside = _with_other_data(lambda change: self._fork(lambda: self._rounds(other, one, most, change)))
+        beside = self._with_other_data(
+            lambda change: self._fork(lambda: self._rounds(other, one, most, change))
+        )
         found = self._compare(alone, beside)
         if not found:  # another number of samples must not matter either
             try:
                 fewer = self._fork(lambda: self._beside_fewer(other, one, most))
                 if _distance(alone.updates[0], fewer.updates[0]):
                     found = ["update beside a client of another size"]
+            except ForkFailedError:  # which says nothing of sizes
+                raise
             except Exception:  # a size that the module does not take
+                self._one_size = True
                 return []
         if not found:
             return []
         again = self._compare(alone, self._fork(lambda: self._rounds(one, one, most, None)), same=True)
         return [name for name in found if name not in again or name.startswith(_OUTLIVES)]
+
+    def _with_other_data(self, train: Callable[[Change | None], T]) -> T:
+        """Train on data that are changed as much as the module takes without an error."""
+        for change in (_far_off, _mirrored):
+            try:
+                return train(change)
+            except ForkFailedError:
+                raise
+            except Exception:  # the user's code does not take them
+                continue
+        self._own_data = True
+        return train(None)
 
     def _fork(self, work: Callable[[], Seen]) -> Seen:
         seen = in_fork(work)
@@ -267,16 +306,6 @@ def _lengths(
 
 
 # ---- another client's data ------------------------------------------------------------------------------
-
-
-def _with_other_data(train: Callable[[Change | None], Any]) -> Any:
-    """Train on data that are changed as much as the module takes without an error."""
-    for change in (_far_off, _mirrored):
-        try:
-            return train(change)
-        except Exception:
-            continue
-    return train(None)
 
 
 def _far_off(batch: Any) -> Any:

@@ -8,8 +8,8 @@ TESTED = {
     "this round freezes {}, which has been trained, and real clients": (
         "flower/test_unfreezing.py::test_to_freeze_what_was_trained_is_refused_before_the_round_is_charged"
     ),
-    "the server trains {} now, which this client's optimisers do not hold": (
-        "flower/test_unfreezing.py::test_optimisers_of_clients_must_hold_what_is_ever_trained"
+    "this round trains {}, which a callback or hook has given to optimisers": (
+        "flower/test_unfreezing.py::test_optimisers_must_hold_what_is_ever_trained"
     ),
     "training_step seeds {}, so that its draws are known": (
         "callbacks/test_dpsgd_draws.py::test_draws_that_no_secret_reaches_are_refused"

@@ -123,6 +123,7 @@ def test_a_journal_without_charges_is_begun_again(tmp_path: Path) -> None:
 
 def test_a_folder_has_one_server_and_files_for_its_owner_alone(tmp_path: Path) -> None:
     """Also where the folder itself can be read by everybody."""
+    os.umask(0o022)  # which a command that ran here before may have narrowed for good
     store = Store(tmp_path)
     tmp_path.chmod(0o755)
     with store.alone():

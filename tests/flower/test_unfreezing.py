@@ -78,21 +78,48 @@ def test_to_freeze_what_was_trained_is_refused_before_the_round_is_charged(tmp_p
     assert torch.equal(cured.engine.weights, expected.engine.weights)
 
 
-def test_optimisers_of_clients_must_hold_what_is_ever_trained(tmp_path: Any) -> None:
+def test_optimisers_must_hold_what_is_ever_trained(tmp_path: Any) -> None:
     class Late(TwoLayers):
-        """Optimises what is trained when the fit begins; the server's is told of more by its hook."""
+        """Optimises what is trained when the fit begins, and gives its optimiser more later."""
 
         def configure_optimizers(self) -> Any:
-            optimizer = torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
-            self.optimizer = optimizer
-            return optimizer
+            self.optimizer = torch.optim.SGD([p for p in self.parameters() if p.requires_grad], lr=0.1)
+            return self.optimizer
 
         def on_train_epoch_start(self) -> None:
             super().on_train_epoch_start()
             if self.current_epoch == 1:
                 self.optimizer.param_groups[0]["params"] += list(self.backbone[1].parameters())
 
-    with pytest.warns(
-        UserWarning, match=r"optimisers do not hold; give configure_optimizers every parameter"
+    with pytest.raises(
+        ValueError, match=r"this round trains backbone\.1\.weight.* give configure_optimizers"
     ):
-        deployed(lambda: Late(True), tmp_path)
+        deployed(lambda: Late(True), tmp_path)  # TwoLayers gives its optimiser all
+
+
+class Halves(TwoLayers):
+    """Halves its dropout rate each round, or computes it."""
+
+    def __init__(self, computed: bool) -> None:
+        super().__init__(True, 99)
+        self.backbone.insert(3, nn.Dropout(0.8))
+        self.computed = computed
+
+    def on_train_epoch_start(self) -> None:
+        drop = self.backbone[3]
+        drop.p = 0.8 / 2 ** (self.current_epoch + 1) if self.computed else drop.p / 2
+
+
+def test_what_the_fit_changes_on_its_module_beside_is_named_with_what_does(tmp_path: Any) -> None:
+    computed = simulate(federated(COIN), 3, module=Halves(True))
+    assert torch.equal(
+        simulate(federated(COIN), 3, module=Halves(False)).engine.weights, computed.engine.weights
+    )
+    with pytest.warns(
+        UserWarning, match=r"has changed backbone\.3\.p of its module.*what builds on the round before"
+    ):
+        server = deployed(lambda: Halves(False), tmp_path / "halved")
+    assert not torch.equal(server.engine.weights, computed.engine.weights), "else nothing need be said"
+    with pytest.warns(UserWarning, match=r"What hooks compute from self\.current_epoch"):
+        server = deployed(lambda: Halves(True), tmp_path / "computed")
+    assert torch.equal(server.engine.weights, computed.engine.weights)

@@ -47,7 +47,7 @@ def test_one_client_s_data_move_nobody_else(row: type[Shape], clients_per_step: 
     assert len(before.updates) == ROUNDS * CLIENTS
     # who comes first meets all others; the last one's data reach them in the next round, by what outlives it
     kind = row.__module__.rpartition(".")[2]
-    outlives = clients_per_step == 1 and kind in ("outside", "escapes", "leaving")
+    outlives = clients_per_step == 1 and kind in ("data", "outside", "escapes", "leaving")
     for client in FIRST_AND_LAST[: 2 if outlives else 1]:
         after = federate(row, client, clients_per_step, tmp_path)
         assert moved(before, after) == [client]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sqlite3
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -13,16 +15,16 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.callbacks import Federated
 from lightning_fedq.clients.forks import ForkFailedError, in_fork
 from lightning_fedq.mechanisms import FedAvg
-from lightning_fedq.training.isolation import SAID
+from lightning_fedq.training.isolation import IsolationTrial, said
 from tests.isolation.shapes.leaving import BigTable, BufferOfOutliers, FirstInAMap, OfAClass, WrittenIfMissing
 from tests.isolation.shapes.outside import ClassAttribute
-from tests.isolation.worlds import CLIENTS, ROUNDS, Samples, Shape, federate
+from tests.isolation.worlds import CLIENTS, ROUNDS, SAMPLES, Samples, Shape, federate
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -67,18 +69,73 @@ def fit(row: type[Shape], data: Any = None, **settings: Any) -> Federated:
 
 
 def test_the_page_of_a_run_says_which_trial_ran(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert fit(Shape).fit.isolation == SAID["forks"]
-    monkeypatch.setattr("lightning_fedq.training.files.can_fork", lambda trainer: False)
+    assert fit(Shape).fit.isolation == said("forks")
+    monkeypatch.setattr("lightning_fedq.training.files.why_no_forks", lambda trainer: "no memory")
     fed = fit(Shape)
-    assert fed.fit.isolation == SAID["one process"]
-    assert SAID["one process"] in fed.lets_out(fed.fit._trainer)
+    assert fed.fit.isolation == said("one process", "no memory")
+    assert "can't be forked here (no memory)" in fed.lets_out(fed.fit._trainer)
+
+
+def test_why_a_process_can_t_be_forked_is_told() -> None:
+    """In a process of its own, in which a second device ends autograd in forks, as in all tests once."""
+    program = """
+import tests.elsewhere
+from tests.isolation.test_trial import Shape, fit
+fit(Shape)
+print(fit(Shape).fit.isolation)
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
+    )
+    assert "can't be forked here (a backward pass failed in one: " in done.stdout
+    assert "autograd" in done.stdout
+
+
+class TakesItsOwn(Shape):
+    """Refuses samples that are none of its data set's."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if batch[0].abs().max() > 0.5 or not torch.allclose(batch[0].sum(1, keepdim=True), batch[1]):
+            raise ValueError("no sample of ours")
+        return super().training_step(batch, batch_idx)
+
+
+class TakesSix(Shape):
+    """Refuses batches of another size than its own."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        if len(batch[0]) != SAMPLES:
+            raise ValueError("no batch of ours")
+        return super().training_step(batch, batch_idx)
+
+
+class OneBatch(Samples):
+    """One batch a client, so that another size is a smaller batch."""
+
+    def train_dataloader(self) -> Any:
+        return DataLoader(self.train_set(), batch_size=SAMPLES)
+
+
+def test_what_could_not_be_tried_is_not_claimed() -> None:
+    assert fit(TakesItsOwn).fit.isolation == said("forks", own_data=True)
+    assert fit(TakesSix, OneBatch(None)).fit.isolation == said("forks", one_size=True)
+    assert fit(Shape, OneBatch(None)).fit.isolation == said("forks")
+
+
+def test_a_fork_that_is_killed_is_no_size_that_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(self: Any, *arguments: Any) -> Any:
+        os.kill(os.getpid(), 9)
+
+    monkeypatch.setattr(IsolationTrial, "_beside_fewer", killed)
+    with pytest.raises(ForkFailedError, match="SIGKILL"):
+        fit(Shape)
 
 
 @pytest.mark.parametrize("row", [ClassAttribute, OfAClass, BigTable, BufferOfOutliers])
 def test_without_forks_updates_lengths_and_checkpoints_are_compared(
     row: type[Shape], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lightning_fedq.training.files.can_fork", lambda trainer: False)
+    monkeypatch.setattr("lightning_fedq.training.files.why_no_forks", lambda trainer: "no memory")
     with pytest.raises(ValueError, match="clients are not isolated"):
         fit(row)
 
@@ -115,7 +172,7 @@ class Database(Dataset[Any]):
 def test_data_that_are_read_from_files_are_no_memory(tmp_path: Path) -> None:
     data = Samples(None)
     data.train_set = lambda: Database(tmp_path, Samples(None))  # type: ignore[method-assign]
-    assert fit(Shape, data).fit.isolation == SAID["forks"]
+    assert fit(Shape, data).fit.isolation == said("forks")
 
 
 class Detached(Shape):
