@@ -282,9 +282,9 @@ class Vector:
         Raises:
             ValueError: If every parameter that is trained stays with the clients.
         """
-        held = optimised(self._optimizers())
+        in_optimizers = optimised(self._optimizers())
         named = self.module.named_parameters()
-        trained = tuple(name for name, p in named if p.requires_grad and id(p) in held)
+        trained = tuple(name for name, p in named if p.requires_grad and id(p) in in_optimizers)
         local = tuple(name for name in trained if self._stays(name))
         parameters = tuple(name for name in trained if name not in local)
         check_something_travels(parameters, local, self._patterns)
