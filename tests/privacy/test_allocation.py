@@ -133,10 +133,12 @@ def test_the_curve_is_above_its_nodes_and_never_above_a_known_round() -> None:
         assert value >= loss.delta(float(place)) - 1e-9
 
 
-def test_so_little_noise_that_no_transform_holds_it_is_the_known_round() -> None:
-    for multiplier in (0.25, 0.01):
-        loss = AllocatedGaussianLoss(multiplier, 10)
-        assert 0.0 < loss.delta(1.0) <= float(GaussianLoss(multiplier).curve(np.array([1.0]))[0])
+@pytest.mark.parametrize(("multiplier", "rounds"), [(0.01, 10), (0.03, 10), (1.0, 100_000)])
+def test_what_no_transform_holds_is_the_known_round(multiplier: float, rounds: int) -> None:
+    loss, known = AllocatedGaussianLoss(multiplier, rounds), GaussianLoss(multiplier)
+    epsilons = np.array([-1.0, 0.0, 1.0, 50.0])
+    assert np.array_equal(loss.curve(epsilons), known.curve(epsilons))
+    assert loss.delta(1.0) == known.curve(np.array([1.0]))[0]
 
 
 @pytest.mark.parametrize(("multiplier", "rounds"), [(0.0, 10), (math.inf, 10), (1.0, 0)])

@@ -57,6 +57,7 @@ _CELLS = 1 << 15
 _POINTS = 1 << 19
 _NODES = 120
 _LARGEST_EXPONENT = 300.0
+_MOST_ROUNDS = 1 << 16
 _ROUNDING = 1e-17
 """What a transform may add to or take from the mass of a point."""
 
@@ -64,6 +65,9 @@ _ROUNDING = 1e-17
 @dataclass(frozen=True)
 class AllocatedGaussianLoss(Loss):
     """One block of rounds, in one of which the client takes part, nobody knows in which.
+
+    With hardly any noise (below about 1/28 of twice the clip), or in blocks of more than 65,536 rounds, it is
+    the loss where the round is known, which is larger.
 
     Args:
         noise_multiplier: Std of a trusted adder's noise over twice the clip, > 0, as in `GaussianLoss`.
@@ -97,6 +101,11 @@ class AllocatedGaussianLoss(Loss):
         return GaussianLoss(self.noise_multiplier, self.note)
 
     @property
+    def _is_computed(self) -> bool:
+        m = 0.5 / self.noise_multiplier
+        return 1 < self.rounds <= _MOST_ROUNDS and m * (_REACH + m) <= _LARGEST_EXPONENT
+
+    @property
     def scale(self) -> tuple[float, float]:
         """See `Loss.scale`."""
         return self._known.scale[0] / math.sqrt(self.rounds), math.inf
@@ -104,6 +113,8 @@ class AllocatedGaussianLoss(Loss):
     def curve(self, epsilons: Array) -> Array:
         """See `Loss.curve`. Chords between some epsilons, in e^epsilon, in which the true curve is convex."""
         size = np.minimum(np.abs(epsilons), 700.0)
+        if not self._is_computed:
+            return self._known.curve(epsilons)
         places, values = self._nodes
         chords = np.interp(np.exp(np.minimum(size, places[-1])), np.exp(places), values)
         return both_sides(epsilons, np.minimum(chords, self._known.curve(size)))
@@ -128,12 +139,10 @@ class AllocatedGaussianLoss(Loss):
             epsilon: In nats.
         """
         known = float(self._known.curve(np.array([epsilon]))[0])
-        if self.rounds == 1:
+        if not self._is_computed:
             return known
         m, rounds = 0.5 / self.noise_multiplier, self.rounds
         top = _REACH + m
-        if m * top > _LARGEST_EXPONENT:
-            return known
         edges = np.linspace(-top, top, _CELLS + 1)
         largest = math.exp(m * top - 0.5 * m * m)
         outside = float(special.ndtr(-_REACH) + (rounds - 1) * special.ndtr(-top))
