@@ -362,11 +362,17 @@ class _Pickler(pickle.Pickler):
     def _view(self, value: Any) -> Any:
         return types.MappingProxyType, (dict(value),)
 
+    def _generator(self, value: Any) -> Any:
+        """Return a subclass of a random generator: what it holds, and the draws of an ordinary one."""
+        held = {name: one for name, one in vars(value).items() if name != "gauss_next"}  # which is a draw
+        return _new_of_kind, (type(value), new_generator(value, 0)), held, None, None, _fill
+
     def _lock(self, value: Any) -> Any:
         return (threading.Lock if type(value) is type(threading.Lock()) else threading.RLock), ()
 
 
 _WAYS: dict[Any, Callable[[_Pickler, Any], Any]] = {
+    **dict.fromkeys(_GENERATORS, _Pickler._generator),
     torch.jit.ScriptModule: _Pickler._script,
     Tensor: _Pickler._tensor,
     nn.Module: _Pickler._attributes,
@@ -511,6 +517,24 @@ def _dead_proxy() -> Any:
 
 class _Gone:
     """Of which nobody has a reference."""
+
+
+def _new_of_kind(kind: Any, like: Any) -> Any:
+    """A random generator of a subclass that will draw what another one would."""
+    if isinstance(like, torch.Generator):
+        made = torch.Generator.__new__(kind, device=like.device)
+        return made.set_state(like.get_state())
+    made = kind.__new__(kind)
+    if isinstance(like, np.random.Generator):
+        np.random.Generator.__init__(made, like.bit_generator)
+    elif isinstance(like, np.random.RandomState):
+        np.random.RandomState.__init__(made)
+        made.set_state(like.get_state())
+    elif issubclass(kind, random.SystemRandom):  # which asks the operating system
+        made.gauss_next = None
+    else:
+        random.Random.setstate(made, like.getstate())
+    return made
 
 
 def _fill(made: Any, state: Any) -> None:

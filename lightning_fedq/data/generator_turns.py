@@ -107,14 +107,14 @@ def is_of_the_process(generator: Any) -> bool:
 
 
 def new_generator(like: Any, seed: int) -> Any:
-    """A random generator of the same kind, from a seed."""
+    """A random generator of the same kind, of the library's own class, from a seed."""
     if isinstance(like, torch.Generator):
         return torch.Generator(like.device).manual_seed(seed)
     if isinstance(like, np.random.Generator):
         return np.random.Generator(type(like.bit_generator)(seed))
     if isinstance(like, np.random.RandomState):
         return np.random.RandomState(seed % 2**32)
-    return type(like)(seed)
+    return random.Random(seed)
 
 
 @contextmanager

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+import random
+from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -141,3 +143,69 @@ def test_one_seed_is_one_run() -> None:
         runs.append(fit("auto", Random(dropout)))
     assert len({chosen for chosen, _ in runs}) == 1
     assert all(torch.equal(weights, runs[0][1]) for _, weights in runs)
+
+
+class OwnRandom(random.Random):
+    """With something that it holds."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.held = [seed]
+
+
+class OwnState(np.random.RandomState):
+    pass
+
+
+class OwnNumPy(np.random.Generator):
+    pass
+
+
+class OwnTorch(torch.Generator):
+    pass
+
+
+KEPT: dict[str, Any] = {
+    "random.Random": lambda: random.Random(1),
+    "a subclass": lambda: OwnRandom(1),
+    "a subclass of RandomState": lambda: OwnState(1),
+    "a subclass of numpy's Generator": lambda: OwnNumPy(np.random.PCG64(1)),
+    "a subclass of torch's": lambda: OwnTorch().manual_seed(1),
+    "of the operating system": random.SystemRandom,
+}
+
+
+class Keeps(Classifier):
+    """Keeps a generator of its own, and draws from it in each step, a Gaussian first."""
+
+    drawn: ClassVar[list[float]] = []
+
+    def __init__(self, draws: Any) -> None:
+        torch.manual_seed(0)
+        super().__init__(nn.Linear(64, 10))
+        self.draws = draws
+
+    def training_step(self, batch: Any, batch_idx: int) -> Any:
+        draws = self.draws
+        if isinstance(draws, torch.Generator):
+            self.drawn.append(float(torch.randn((), generator=draws)))
+        else:
+            self.drawn += [draws.normal() if hasattr(draws, "normal") else draws.gauss(0.0, 1.0)]
+            self.drawn += [draws.random()]
+        assert getattr(draws, "held", [1]) == [1]
+        return super().training_step(batch, batch_idx)
+
+
+@pytest.mark.parametrize("kind", KEPT)
+def test_a_generator_that_a_module_keeps_draws_anew_for_each_client_and_round(kind: str) -> None:
+    """Of a subclass all clients had the same draws, in every round."""
+    runs = []
+    for _ in range(2):
+        Keeps.drawn.clear()
+        module = Keeps(KEPT[kind]())
+        fed = Federated(FedAvg(), 4, seed=1, clients_per_step=1, check_isolation=False)
+        make_trainer(fed, max_epochs=2).fit(module, datamodule=Digits(80))
+        draws = 16 * (1 if "torch" in kind else 2)  # of both rounds, behind those of the rehearsal
+        runs.append(Keeps.drawn[-draws:])
+        assert len(set(runs[-1])) == draws
+    assert (runs[0] == runs[1]) == (kind != "of the operating system")
