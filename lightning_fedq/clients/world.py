@@ -522,7 +522,7 @@ class _Gone:
 def _new_of_kind(kind: Any, like: Any) -> Any:
     """A random generator of a subclass that will draw what another one would."""
     if isinstance(like, torch.Generator):
-        made = torch.Generator.__new__(kind, device=like.device)
+        made = kind.__new__(kind, device=like.device)
         return made.set_state(like.get_state())
     made = kind.__new__(kind)
     if isinstance(like, np.random.Generator):
