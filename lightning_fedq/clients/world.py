@@ -520,20 +520,20 @@ class _Gone:
 
 
 def _new_of_kind(kind: Any, like: Any) -> Any:
-    """A random generator of a subclass that will draw what another one would."""
-    if isinstance(like, torch.Generator):
-        made = kind.__new__(kind, device=like.device)
-        return made.set_state(like.get_state())
+    """A random generator of a subclass that will draw what another one, of the library's class, would."""
+    own: Any = type(like)
+    if own is torch.Generator:
+        return kind.__new__(kind, device=like.device).set_state(like.get_state())
     made = kind.__new__(kind)
-    if isinstance(like, np.random.Generator):
-        np.random.Generator.__init__(made, like.bit_generator)
-    elif isinstance(like, np.random.RandomState):
-        np.random.RandomState.__init__(made)
-        made.set_state(like.get_state())
+    if own is np.random.Generator:
+        own.__init__(made, like.bit_generator)
+    elif own is np.random.RandomState:
+        own.__init__(made)
+        own.set_state(made, like.get_state())
     elif issubclass(kind, random.SystemRandom):  # which asks the operating system
         made.gauss_next = None
     else:
-        random.Random.setstate(made, like.getstate())
+        own.setstate(made, like.getstate())
     return made
 
 
