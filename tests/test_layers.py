@@ -31,8 +31,8 @@ ALLOWED: dict[str, set[str]] = {
     "algorithms.byzantine.attacks": {"torch"},
     "algorithms.byzantine.robust": ARRAYS,
     "mechanisms": {
-        *("mechanisms.interface", "privacy.losses", "wire", "keys", "functional", "opacus"),
-        *("extras", "lazy"),
+        *("mechanisms.interface", "privacy.losses", "privacy.accounting", "wire", "keys", "functional"),
+        "lazy",
         *ARRAYS,
     },
     "privacy.run": {"mechanisms.interface", "torch"},

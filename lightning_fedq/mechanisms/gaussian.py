@@ -1,7 +1,7 @@
 """Gaussian noise at every client: the whole vector over a whole run, and coordinate by coordinate.
 
 `GaussianNoise` is local differential privacy for a client: its update is clipped in l2 and the budget is
-that of all rounds together, calibrated through Opacus. `PerCoordinateGaussian` is what the
+that of all rounds together, met exactly. `PerCoordinateGaussian` is what the
 CorBin-FL paper compares with: each coordinate is private on its own, in one round, at the smallest noise
 (Balle and Wang 2018). The paper leaves delta open; here it has to be chosen.
 

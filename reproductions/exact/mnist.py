@@ -2,7 +2,7 @@
 
 The paper's point in one run: the aggregate Gaussian's compression error *is* the Gaussian noise that the
 budget asks for, so a model trained with it should be as good as one trained with the same noise on
-uncompressed floats. The reference is central Gaussian noise of the std that Opacus's accountant gives for
+uncompressed floats. The reference is central Gaussian noise of the std that the budget asks for over
 this many rounds, added to the exact mean of the clipped updates. A logistic regression, all clients in every
 round, substitution of one client, IID data. Both promise (epsilon, delta) to an outsider who sees the models,
 and nothing to the server: it holds the dithers, or the exact sum. What float64 may have done to the law is

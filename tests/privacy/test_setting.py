@@ -157,11 +157,11 @@ def test_the_distance_of_the_noise_from_its_law_is_paid_for(rounds):
 
 @pytest.mark.parametrize(("dim", "rounds", "epsilon"), [(7850, 50, 8.0), (11_200_000, 100, 4.0)])
 def test_a_calibrated_budget_is_kept(dim, rounds, epsilon):
-    """What Opacus's accountants calibrate for is what the report finds, sampler included."""
+    """What a budget asks for is what the report finds, sampler included."""
     mechanism = GaussianNoise(1.0, epsilon=epsilon, delta=1e-5, rounds=rounds)
     setting = Setting(context(mechanism, 50, dim), rounds, 1e-5)
     found = setting.spent(setting.claims(mechanism)[Adversary.SERVER], rounds).epsilon
-    assert 0.9 * epsilon < found < epsilon
+    assert 0.99 * epsilon < found < epsilon
 
 
 def test_where_the_distance_is_all_of_delta_there_is_no_epsilon():

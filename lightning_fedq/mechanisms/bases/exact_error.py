@@ -164,7 +164,8 @@ class ExactError(Mechanism):
     @property
     def multiplier(self) -> float:
         """Std of the error of the mean over its l2 sensitivity under substitution."""
-        return resolve_multiplier(self.noise_multiplier, self.epsilon, self.delta, self.rounds, "gaussian")
+        budget = self.epsilon, self.delta, self.rounds
+        return resolve_multiplier(self.noise_multiplier, *budget, "gaussian", kept=0.01)  # floats: see claims
 
     def at_level(self, level: float, context: RoundContext, max_dropped: int) -> ExactError:
         """See `Mechanism.at_level`: the inverse of the noise multiplier."""

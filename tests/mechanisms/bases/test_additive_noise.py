@@ -3,7 +3,6 @@ import math
 import dp_accounting
 import pytest
 import torch
-from dp_accounting import rdp
 
 from lightning_fedq.mechanisms import (
     GaussianNoise,
@@ -45,23 +44,31 @@ def test_variances_of_single_clients(mechanism, variance, tolerance):
 
 @pytest.mark.parametrize("epsilon, rounds", [(0.5, 1), (4.0, 50), (8.0, 300)])
 def test_the_gaussian_budget_holds_by_another_accountant(epsilon, rounds):
-    """The exact (PLD) epsilon of what Opacus chose: within the budget, and not half of it."""
+    """The exact (PLD) epsilon of the noise: within the budget, and not 0.3% below it."""
     s = gaussian_noise_multiplier(epsilon, 1e-5, rounds)
     accountant = dp_accounting.pld.PLDAccountant()
     accountant.compose(dp_accounting.GaussianDpEvent(s / math.sqrt(rounds)))
     spent = accountant.get_epsilon(1e-5)
-    assert 0.5 * epsilon < spent <= epsilon
+    assert 0.997 * epsilon < spent <= epsilon
 
 
 @pytest.mark.parametrize("epsilon, rounds", [(1.0, 1), (4.0, 50)])
 def test_the_laplace_budget_holds_by_another_accountant(epsilon, rounds):
     b = laplace_noise_multiplier(epsilon, 1e-5, rounds)
-    accountant = rdp.RdpAccountant()
-    accountant.compose(dp_accounting.LaplaceDpEvent(b), rounds)
-    assert accountant.get_epsilon(1e-5) <= epsilon * 1.05 or rounds / b <= epsilon
     pld = dp_accounting.pld.PLDAccountant()
     pld.compose(dp_accounting.LaplaceDpEvent(b), rounds)
-    assert 0.5 * epsilon < pld.get_epsilon(1e-5) <= epsilon * (1 + 1e-3)
+    assert 0.997 * epsilon < pld.get_epsilon(1e-5) <= epsilon
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:opacus", "ignore::RuntimeWarning")  # Opacus's own
+def test_a_budget_asks_for_no_more_noise_than_opacus_s_tightest_accountant():
+    """By its PRV accountant 3.293 at epsilon 8, by Renyi orders 3.496."""
+    from opacus.accountants.utils import get_noise_multiplier
+
+    theirs = get_noise_multiplier(
+        target_epsilon=8.0, target_delta=1e-5, sample_rate=1.0, steps=30, accountant="prv"
+    )
+    assert gaussian_noise_multiplier(8.0, 1e-5, 30) == pytest.approx(theirs, rel=2e-3)
 
 
 def test_a_pure_budget_is_the_sum_of_the_rounds():

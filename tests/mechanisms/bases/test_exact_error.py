@@ -368,11 +368,11 @@ def test_noise_too_small_for_64_bits_is_refused():
         encode(small, torch.ones(1, 10), context_of(small, (0,), (10,)))
 
 
-def test_a_budget_asks_for_opacus_noise():
+def test_a_budget_asks_for_exactly_its_noise():
     mechanism = AggregateGaussian(1.0, epsilon=2.0, delta=1e-5, rounds=10)
-    # the exact multiplier of ten Gaussian rounds; Opacus's Renyi accountant asks for a little more
+    # the exact multiplier of ten Gaussian rounds; 1% of the budget is kept for what floats do
     exact = 1.9938124456 * math.sqrt(10)
-    assert exact <= mechanism.multiplier < 1.12 * exact
+    assert exact <= mechanism.multiplier < 1.01 * exact
 
 
 @pytest.mark.parametrize(
