@@ -32,7 +32,7 @@ from lightning_fedq.commands import described
 from lightning_fedq.commands.configs import configs, fragments
 from lightning_fedq.commands.mechanisms import SHIPPED
 from lightning_fedq.commands.shown import SHIPPED as HELP
-from lightning_fedq.mechanisms.interface import Mechanism
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -186,7 +186,7 @@ def mechanisms_table() -> str:
 
 def claims_table() -> str:
     """Epsilon of a unit against each adversary."""
-    heads = ["mechanism", "bits", "sum", "unit", *described.HEADS.values()]
+    heads = ["mechanism", "bits", "sum", "unit", *(who.name.lower() for who in Adversary)]
     return _table(
         heads, ([row[head].replace("*", r"\*") for head in heads] for row in _described()), align="lr"
     )
@@ -194,7 +194,8 @@ def claims_table() -> str:
 
 def adversaries_table() -> str:
     """Column heads of the table of claims, in words."""
-    return _table(["column", "who"], ([head, adversary.value] for adversary, head in described.HEADS.items()))
+    rows = ([f"`{who.name.lower()}`", who.title, who.sees] for who in Adversary)
+    return _table(["name in code and configurations", "name in tables and pictures", "sees"], rows)
 
 
 def sources_table() -> str:

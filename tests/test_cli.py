@@ -178,7 +178,11 @@ def test_fit_ends_with_a_summary(tmp_path: Path, capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().out
     for what in ("test_acc", "bits per parameter", "megabytes", " up, ", " down, ", " of set-up"):
         assert what in shown
-    assert "server, every message" in shown and "runs/mine/report.md" in shown and "accuracy.png" in shown
+    assert (
+        "server that sees every message" in shown
+        and "runs/mine/report.md" in shown
+        and "accuracy.png" in shown
+    )
     resolved = yaml.safe_load(Path("runs/mine/config.yaml").read_text())
     assert resolved["trainer"]["callbacks"][0]["init_args"]["server_lr"] == 1.0  # defaults are filled in
     assert main(["privacy", "runs/mine/config.yaml", "--rounds", "3"]) == 0  # every command reads it
@@ -373,10 +377,11 @@ def test_compare_trains_mechanisms_at_one_epsilon_towards_one_adversary(
     assert table["CorBin"]["epsilon"] in (None, math.inf) and table["CorBin"]["view"] == "OUTSIDER"
     assert "CorBin trains without a target: CorBin can't meet epsilon 8" in shown.err
     assert "FedAvg trains without a target: FedAvg has no privacy parameter" in shown.err
-    for name, words in (("GaussianNoise", "ε 8 to outsider"), ("CorBin", "no finite ε to outsider")):
+    for name, words in (("GaussianNoise", "ε 8, outsider"), ("CorBin", "no finite ε, outsider")):
         folder = Path("both") / name
         summary = json.loads((folder / "summary.json").read_text())
-        assert epsilon_of_label(privacy_towards(folder, summary, Adversary.OUTSIDER)) == words
+        towards = privacy_towards(folder, summary, Adversary.OUTSIDER)
+        assert epsilon_of_label(towards, True) == words and epsilon_of_label(towards, False) == words[:-10]
     # finished runs towards another adversary: every epsilon is that one's
     assert main(["compare", "both/GaussianNoise", "both/CorBin", "--adversary", "eavesdropper"]) == 0
     found = json.loads(Path("runs/compare/table.json").read_text())["runs"]
@@ -504,7 +509,7 @@ def test_the_shipped_table_has_every_mechanism(capsys: pytest.CaptureFixture[str
 
 def test_the_table_tells_what_pairs_cost() -> None:
     row = describe(mechanisms.CorBin)
-    assert (row["bits"], row["sum"], row["uplink"], row["server"]) == ("1", "yes", "1", "∞")
+    assert (row["bits"], row["sum"], row["eavesdropper"], row["server"]) == ("1", "yes", "1", "∞")
     assert set(describe(mechanisms.FedAvg).values()) >= {"32", "none"}
 
 

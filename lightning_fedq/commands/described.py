@@ -31,19 +31,10 @@ EXAMPLE: dict[str, Any] = {
 }
 """Values for parameters without a default, so that every mechanism can be shown at work."""
 CLIENTS, DIM, DELTA = 10, 256, 1e-5
-HEADS = {
-    Adversary.EAVESDROPPER: "uplink",
-    Adversary.SERVER: "server",
-    Adversary.SERVER_AND_PARTNER: "+partner",
-    Adversary.CLIENT: "client",
-    Adversary.SECAGG_SERVER: "secagg",
-    Adversary.OUTSIDER: "outsider",
-}
-"""Column heads of the adversaries."""
 SETTING = {
     "clients": CLIENTS,
     "delta": DELTA,
-    "adversaries": {head: adversary.value for adversary, head in HEADS.items()},
+    "adversaries": {who.name.lower(): f"{who.value}: {who.sees}" for who in Adversary},
 }
 """What all rows have in common, and who the adversaries are."""
 
@@ -98,9 +89,9 @@ def describe(kind: type[Mechanism]) -> dict[str, str]:
     for adversary in Adversary:
         claim = report.row(adversary)
         if claim.verdict == NO_GUARANTEE:
-            row[HEADS[adversary]] = "none"
+            row[adversary.name.lower()] = "none"
         elif claim.unit == Unit.MESSAGE.value and claim.epsilon_unit == math.inf:
-            row[HEADS[adversary]] = f"{format_epsilon(claim.epsilon_round)}*"
+            row[adversary.name.lower()] = f"{format_epsilon(claim.epsilon_round)}*"
         else:
-            row[HEADS[adversary]] = format_epsilon(claim.epsilon_unit)
+            row[adversary.name.lower()] = format_epsilon(claim.epsilon_unit)
     return {**row, "paper": paper(kind)}

@@ -66,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
         pad_edge=False,
     )
     for column in rows[0]:
-        table.add_column(column, no_wrap=True)
+        table.add_column(column.replace("_", "_\n"), no_wrap=True)  # names of adversaries are long
     for row in rows:
         table.add_row(*row.values())
     console = Console()
@@ -82,7 +82,7 @@ def main(argv: Sequence[str]) -> int:
         highlight=False,
     )
     for head, adversary in shown["adversaries"].items():
-        console.print(f"  {head:10}{adversary}", highlight=False)
+        console.print(f"  {head:20}{adversary}", highlight=False)
     console.print()
     for name, source in papers.items():
         console.print(f"  {name}: {source}", highlight=False)

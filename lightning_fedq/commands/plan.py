@@ -463,7 +463,7 @@ def picture(problem: Problem, found: Sequence[Option]) -> Figure:
     target = problem.target
     figure, (left, middle, right) = panels(
         3,
-        f"epsilon {target.epsilon:g} towards {target.against.name.lower()}, {problem.clients:,} clients,\n"
+        f"epsilon {target.epsilon:g} towards {target.against.value},\n{problem.clients:,} clients, "
         f"{problem.params:,} parameters, {problem.rounds} rounds",
     )
     epsilons = [0.5, 1.0, 2.0, 4.0, 8.0]

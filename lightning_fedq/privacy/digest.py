@@ -7,17 +7,17 @@ from dataclasses import dataclass
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
 from lightning_fedq.privacy.report import PrivacyReport, Row
 from lightning_fedq.privacy.secret_row import SECRET_COHORTS
-from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon
+from lightning_fedq.privacy.verdict import NO_GUARANTEE, NOT_RUN, VACUOUS, format_epsilon
 
-NAMES = {
-    Adversary.SECAGG_SERVER: "server, sum of updates only",
-    Adversary.SERVER: "server, every message",
-    Adversary.EAVESDROPPER: "eavesdropper on one uplink",
-    Adversary.SERVER_AND_PARTNER: "server with a client's partner",
-    Adversary.CLIENT: "another client, released models",
-    Adversary.OUTSIDER: "outsider, released models",
-}
-"""Adversaries and what they see, in a few words."""
+ORDER = (
+    Adversary.SECAGG_SERVER,
+    Adversary.SERVER,
+    Adversary.EAVESDROPPER,
+    Adversary.SERVER_AND_PARTNER,
+    Adversary.CLIENT,
+    Adversary.OUTSIDER,
+)
+"""Adversaries in the order in which tables for readers have them."""
 
 ASKED, ALSO, FAILING = "asked for", "as it was run", "if an assumption fails"
 WITH_MASKS = "behind secure aggregation, which did not run"
@@ -30,8 +30,9 @@ class Line:
     Args:
         group: "asked for", "as it was run", "if an assumption fails" or "behind secure aggregation, ...".
         adversary: Name of the `Adversary`.
-        who: Adversary and what it sees, in a few words.
-        epsilon: Between any two updates of a client, over the run, printed; "∞" without a bound.
+        who: Title of the adversary.
+        epsilon: Between any two updates of a client, over the run, printed; "∞" without a bound, "not run"
+            for masks of which there were none.
         verdict: Word for that epsilon.
         when: Condition under which this adversary is met or this epsilon holds; may be empty.
     """
@@ -65,12 +66,11 @@ def digest(
         adversary = Adversary[row.adversary]
         when = _when(adversary, report, masked)
         group = ASKED if adversary is asked and not asked_secret else _group(adversary, masked)
-        epsilon = format_epsilon(max(row.epsilon_run, row.epsilon_any_two))
-        lines.append(
-            Line(group, row.adversary, NAMES[adversary], epsilon, row.verdict, _joined(when, _own(row)))
-        )
-    # in a group: what holds first, in the order of NAMES
-    places = {adversary.name: place for place, adversary in enumerate(NAMES)}
+        has_run = adversary is not Adversary.SECAGG_SERVER or report.secure_aggregation
+        epsilon = format_epsilon(row.epsilon) if has_run else NOT_RUN
+        lines.append(Line(group, row.adversary, row.title, epsilon, row.verdict, _joined(when, _own(row))))
+    # in a group: what holds first, then in that order
+    places = {adversary.name: place for place, adversary in enumerate(ORDER)}
     places[f"{Adversary.OUTSIDER.name}{SECRET_COHORTS}"] = len(places)
     groups = (ASKED, ALSO, FAILING, WITH_MASKS)
     return sorted(lines, key=lambda line: (groups.index(line.group), not line.useful, places[line.adversary]))
@@ -79,8 +79,7 @@ def digest(
 def _secret_line(row: Row, asked: bool) -> Line:
     when = row.reason if row.verdict == NO_GUARANTEE else "if nobody but the server learns who took part"
     epsilon = format_epsilon(row.epsilon_run)
-    who = "outsider, cohorts secret"
-    return Line(ASKED if asked else ALSO, row.name, who, epsilon, row.verdict, when)
+    return Line(ASKED if asked else ALSO, row.name, row.title, epsilon, row.verdict, when)
 
 
 def is_met(adversary: Adversary, masked: bool) -> bool:

@@ -4,16 +4,8 @@ import math
 
 from lightning_fedq.mechanisms.interface import Adversary, Neighbours
 from lightning_fedq.privacy.report import PrivacyReport, Row
-from lightning_fedq.privacy.verdict import format_epsilon
+from lightning_fedq.privacy.verdict import NOT_RUN, format_epsilon
 
-_NAMES = {
-    Adversary.EAVESDROPPER: "eavesdropper",
-    Adversary.SERVER: "server, all messages",
-    Adversary.SERVER_AND_PARTNER: "server and partner",
-    Adversary.CLIENT: "curious client",
-    Adversary.SECAGG_SERVER: "server, sum only",
-    Adversary.OUTSIDER: "outsider",
-}
 _COMPARED = {
     Neighbours.SUBSTITUTION.value: "the client's update, any other",
     Neighbours.ZERO_OUT.value: "the client's update, zero",
@@ -23,26 +15,28 @@ _LEGEND = (
     "mechanism protects one by one. Pure: at delta 0, infinite (∞) where no bound holds for every outcome, "
     "as with Gaussian noise. Infinite mass: the chance, over the run, of an outcome that only one of the two "
     "worlds can produce, which proves in which one we are; above delta there is no guarantee at "
-    "all. -: nothing is claimed."
+    "all. -: nothing is claimed. Who sees what: "
+    + "; ".join(f"{who.title}: {who.sees}" for who in Adversary)
+    + "."
 )
 
 
-def name_of(row: Row) -> str:
-    """The adversary of a row, in two or three words."""
-    if row.cohorts == "secret":
-        return "outsider, cohorts secret"
-    return _NAMES[Adversary[row.adversary]]
+def epsilon_of(row: Row, masks: bool = True) -> str:
+    """Epsilon over the run. One about an update and zero never stands alone.
 
-
-def epsilon_of(row: Row) -> str:
-    """Epsilon over the run. One about an update and zero never stands alone."""
+    Args:
+        row: A row of a report.
+        masks: Was there secure aggregation? Without it the row of sums has no epsilon.
+    """
+    if not masks and row.adversary == Adversary.SECAGG_SERVER.name:
+        return NOT_RUN
     epsilon = format_epsilon(row.epsilon_run)
     if row.neighbours != Neighbours.ZERO_OUT.value or not math.isfinite(row.epsilon_run):
         return epsilon
     return f"{epsilon} from zero, {format_epsilon(row.epsilon_any_two)} between any two"
 
 
-def _tables(rows: tuple[Row, ...]) -> list[str]:
+def _tables(rows: tuple[Row, ...], masks: bool) -> list[str]:
     lines = [
         "| Who | Verdict | epsilon over the run | compared | What it means |",
         "| --- | --- | --- | --- | --- |",
@@ -50,7 +44,8 @@ def _tables(rows: tuple[Row, ...]) -> list[str]:
     for row in rows:
         means = row.words + (f" Better: {row.advice}." if row.advice else "")
         lines.append(
-            f"| {row.view} | **{row.verdict}** | {epsilon_of(row)} | {_COMPARED[row.neighbours]} | {means} |"
+            f"| {row.view} | **{row.verdict}** | {epsilon_of(row, masks)} | {_COMPARED[row.neighbours]} "
+            f"| {means} |"
         )
     lines += [
         "",
@@ -61,8 +56,8 @@ def _tables(rows: tuple[Row, ...]) -> list[str]:
     for row in rows:
         numbers = (row.epsilon_unit, row.epsilon_round)
         lines.append(
-            f"| {name_of(row)} | {_COMPARED[row.neighbours]} | {row.unit} "
-            f"| {' | '.join(map(format_epsilon, numbers))} | {epsilon_of(row)} | {row.delta:g} "
+            f"| {row.title} | {_COMPARED[row.neighbours]} | {row.unit} "
+            f"| {' | '.join(map(format_epsilon, numbers))} | {epsilon_of(row, masks)} | {row.delta:g} "
             f"| {row.infinite_mass:.3g} | {row.method} |"
         )
     return [*lines, "", _LEGEND]
@@ -115,7 +110,7 @@ def markdown(report: PrivacyReport) -> str:
         f"{'secure' if report.secure_keys else 'reproducible'} keys, "
         f"secure aggregation {f'on: {report.protocol}' if report.secure_aggregation else 'off'}.",
         "",
-        *_tables(report.all_rows),
+        *_tables(report.all_rows, report.secure_aggregation),
         *_figures(report),
         "",
         "## What has to hold",
@@ -125,7 +120,7 @@ def markdown(report: PrivacyReport) -> str:
     for row in report.all_rows:
         special = "; ".join(text for text in row.assumptions if text not in common)
         if special:
-            lines.append(f"- {name_of(row)}: {special}.")
+            lines.append(f"- {row.title}: {special}.")
     lines += ["", "## How to read the numbers", ""]
     lines += [*(f"- {note}" for note in report.notes), *_charged(report), *_leaves(report)]
     if report.with_secure_keys:
@@ -133,6 +128,6 @@ def markdown(report: PrivacyReport) -> str:
             "",
             "## What the same run would give with secure keys",
             "",
-            *_tables(report.with_secure_keys),
+            *_tables(report.with_secure_keys, report.secure_aggregation),
         ]
     return "\n".join(lines) + "\n" + ("" if report.samples is None else report.samples.to_markdown())

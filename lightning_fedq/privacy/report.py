@@ -19,7 +19,7 @@ from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.accounting import Spending, check_delta
 from lightning_fedq.privacy.charged import ChargedClients, Population
 from lightning_fedq.privacy.run import Run
-from lightning_fedq.privacy.secret_row import NOTE, SECRET_COHORTS, secret_row
+from lightning_fedq.privacy.secret_row import NOTE, SECRET_COHORTS, secret_row, title_of
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, VACUOUS_EPSILON, format_epsilon, verdict
 
 OWN_CODE = (
@@ -98,6 +98,16 @@ class Row:
     def name(self) -> str:
         """Name of the adversary, with what the row counts on."""
         return f"{self.adversary}{SECRET_COHORTS}" if self.cohorts == "secret" else self.adversary
+
+    @property
+    def title(self) -> str:
+        """Name of the adversary for a reader, with what the row counts on."""
+        return title_of(self.name)
+
+    @property
+    def epsilon(self) -> float:
+        """Epsilon over the run between any two updates, which every verdict is about."""
+        return max(self.epsilon_run, self.epsilon_any_two)
 
     @property
     def words(self) -> str:

@@ -44,6 +44,20 @@ NOTE = (
 )
 
 
+def title_of(name: str) -> str:
+    """Name of an adversary for a reader, from that of a row.
+
+    Args:
+        name: Name of a member of `Adversary`; behind it may be ", cohorts secret".
+
+    Example:
+        >>> title_of("OUTSIDER, cohorts secret")
+        'outsider, cohorts secret'
+    """
+    member, comma, counts_on = name.partition(",")
+    return f"{Adversary[member].title}{comma}{counts_on}"
+
+
 def secret_row(blank: Row, account: Account, broken: str) -> Row:
     """The row of an outsider who never learns who took part.
 

@@ -91,6 +91,10 @@ class PrivacyTarget:
         """The adversary, as a member of `Adversary`."""
         return adversary_named(self.adversary)
 
+    def met(self, epsilon: float) -> bool:
+        """Does an epsilon that was spent keep within the target, to nine digits?"""
+        return epsilon <= self.epsilon * (1.0 + 1e-9)
+
     def __str__(self) -> str:
         """In words."""
         secret = " who never learns who took part" if self.secret else ""

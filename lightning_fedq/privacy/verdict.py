@@ -4,6 +4,8 @@ import math
 
 VACUOUS_EPSILON = 20.0
 NO_GUARANTEE = "no guarantee"
+NOT_RUN = "not run"
+"""In place of an epsilon towards the server behind masks that there were none of."""
 VACUOUS = "vacuous"
 _SCALE = ((1.0, "strong"), (4.0, "good"), (8.0, "moderate"), (VACUOUS_EPSILON, "weak"))
 
@@ -29,3 +31,16 @@ def format_epsilon(value: float | None) -> str:
         return "0"
     unit = 10.0 ** (math.floor(math.log10(value)) - 2)
     return f"{math.ceil(value / unit - 1e-9) * unit:.3g}"
+
+
+def masks_ran(protocol: str) -> bool:
+    """Did the masks of secure aggregation really run, by the words of a run's files?
+
+    Args:
+        protocol: `protocol` of `privacy.json`, `secure_aggregation` of `summary.json`.
+
+    Example:
+        >>> masks_ran("masking was accounted for only, so whoever ran this saw every message, ...")
+        False
+    """
+    return protocol.startswith("masking really ran")

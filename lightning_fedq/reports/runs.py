@@ -19,6 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from lightning_fedq.privacy.verdict import format_epsilon, masks_ran
 from lightning_fedq.reports.hand import darken, legend, panels, png, series
 
 if TYPE_CHECKING:
@@ -160,6 +161,7 @@ def _finite(value: Any) -> Any:
 def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Word a summary for a reader: pairs of a name and its value, with units."""
     lines = [
+        *_unmet(summary),
         ("mechanism", summary["mechanism"]),
         ("clients", f"{summary['num_clients']}, {summary['rounds']} rounds, target {summary['target']}"),
         ("keys", summary["keys"]),
@@ -190,6 +192,20 @@ def summary_lines(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("seconds", _seconds(summary["seconds"])),
     ]
     return lines
+
+
+def _unmet(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A target that was not met, before anything else."""
+    view = summary.get("view") or {}
+    if view.get("met") is not False:
+        return []
+    from lightning_fedq.privacy.secret_row import title_of  # imports torch, and only needed here
+
+    why = f"{format_epsilon(math.inf if view['spent'] is None else view['spent'])} spent"
+    if view["adversary"] == "SECAGG_SERVER" and not masks_ran(str(summary["secure_aggregation"])):
+        why = "no masks ran, so the server could see every message"
+    whom = title_of(view["adversary"])
+    return [("target NOT met", f"epsilon {view['asked']:g} towards: {whom}; {why}")]
 
 
 def _seconds(seconds: float | None) -> str:

@@ -179,7 +179,7 @@ class KeptTarget:
             limit_releases(federated, run.releases)
         if not over_run or self.target.secret:
             spent = spent_on(self.target, run, found.rounds)
-            if spent > self.target.epsilon * (1.0 + 1e-9 * over_run):
+            if not self.target.met(spent):
                 whose = f"{found.rounds} rounds now spend" if over_run else "a round now spends"
                 raise ValueError(
                     f"{whose} {spent:.4g} of {self.target}, because more parameters are trained than when "

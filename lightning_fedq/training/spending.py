@@ -74,30 +74,25 @@ def view_of(
     secagg = federated.server.secure_aggregation
     masked = secagg is not None and secagg.run != "accounted"
     seen = [row for row in report.rows if masked or row.adversary != Adversary.SECAGG_SERVER.name]
-    row = min(seen, key=_epsilon) if target is None else report.row(target.against)
+    row = min(seen, key=lambda row: row.epsilon) if target is None else report.row(target.against)
     if target is not None and target.secret and report.secret is not None:
         row, seen = report.secret, [report.secret]
     asked = over = spent = met = None
     if target is not None:
         asked, over = target.epsilon, target.over
-        spent = of_a_round(federated, trainer, row) if over == "round" else _epsilon(row)
-        met = bool(spent <= asked * (1.0 + 1e-9)) and row in seen
+        spent = of_a_round(federated, trainer, row) if over == "round" else row.epsilon
+        met = target.met(spent) and row in seen
     return {
         "adversary": row.name,
-        "epsilon": _epsilon(row),
+        "epsilon": row.epsilon,
         "delta": row.delta,
         "verdict": row.verdict,
         "asked": asked,
         "over": over,
         "spent": spent,
         "met": met,
-        "by_round": _by_round(federated, trainer, row, charged) if math.isfinite(_epsilon(row)) else [],
+        "by_round": _by_round(federated, trainer, row, charged) if math.isfinite(row.epsilon) else [],
     }
-
-
-def _epsilon(row: Row) -> float:
-    """Between any two updates, which every verdict is about."""
-    return max(row.epsilon_run, row.epsilon_any_two)
 
 
 def of_a_round(federated: Federation, trainer: pl.Trainer, row: Row) -> float:

@@ -18,16 +18,6 @@ from lightning_fedq.training.protocol import Federation
 from lightning_fedq.training.records import log_values
 from lightning_fedq.training.spending import of_a_round, report_of
 
-_NAMES = {
-    "EAVESDROPPER": "an eavesdropper",
-    "OUTSIDER": "an outsider",
-    "CLIENT": "a curious client",
-    "SERVER": "the server",
-    "SERVER_AND_PARTNER": "the server with a partner",
-    "SECAGG_SERVER": "the server behind secure aggregation",
-}
-"""Adversaries as they are called in a sentence."""
-
 
 def privacy_summary(federated: Federation, report: PrivacyReport) -> dict[str, Any]:
     """Privacy of a run for its summary: a table, its unit, and notes.
@@ -80,27 +70,27 @@ def _of_clients(federated: Federation, trainer: pl.Trainer) -> Iterator[str]:
     report = report_of(federated, trainer, delta)
     masked = masks_ran(federated)
     if not trainer.barebones and trainer.is_global_zero and federated.clients.cohorts != "secret":
-        finite = of_all([(row.adversary, _epsilon(row)) for row in report.rows], masked)
+        finite = of_all([(row.adversary, row.epsilon) for row in report.rows], masked)
         log_values(trainer, {**finite, "fed/delta": delta})
     met = {row.adversary: is_met(Adversary[row.adversary], masked) for row in report.rows}
     over = f"over {report.rounds} rounds at delta {delta:g}"
     if target is None:
-        first = min((row for row in report.rows if met[row.adversary]), key=_epsilon)
+        first = min((row for row in report.rows if met[row.adversary]), key=lambda row: row.epsilon)
         if _is_vacuous(first):
-            best = format_epsilon(_epsilon(first))
+            best = format_epsilon(first.epsilon)
             yield (
                 f"privacy {over}: nothing useful is promised; the smallest epsilon is {best}, towards "
-                f"{_NAMES[first.adversary]}"
+                f"{_name(first)}"
             )
             return
         yield f"privacy {over}: epsilon {_said(first)}"
     else:
         first = report.secret if target.secret and report.secret is not None else report.row(target.against)
         over = "in every round" if target.over == "round" else over
-        spent = of_a_round(federated, trainer, first) if target.over == "round" else _epsilon(first)
+        spent = of_a_round(federated, trainer, first) if target.over == "round" else first.epsilon
         if first.adversary == Adversary.SECAGG_SERVER.name and not masked:
             what = "NOT met: no masks ran, so the server could see every message"
-        elif spent <= target.epsilon * (1.0 + 1e-9):
+        elif target.met(spent):
             what = f"met, {format_epsilon(spent)} spent"
         else:
             what = f"NOT met: {_said(first)}"
@@ -120,15 +110,10 @@ def masks_ran(federated: Federation) -> bool:
 
 def _summed(rows: list[Row]) -> str:
     """Promises of some rows, and the rows that promise nothing."""
-    useful = [f"{format_epsilon(_epsilon(r))} towards {_name(r)}" for r in rows if not _is_vacuous(r)]
+    useful = [f"{format_epsilon(r.epsilon)} towards {_name(r)}" for r in rows if not _is_vacuous(r)]
     nothing = [_name(row) for row in rows if _is_vacuous(row)]
     parts = [f"epsilon {', '.join(useful)}"] if useful else []
     return ", ".join([*parts, *([f"nothing useful towards {', '.join(nothing)}"] if nothing else [])])
-
-
-def _epsilon(row: Row) -> float:
-    """Between any two updates, which every verdict is about."""
-    return max(row.epsilon_run, row.epsilon_any_two)
 
 
 def _is_vacuous(row: Row) -> bool:
@@ -136,13 +121,13 @@ def _is_vacuous(row: Row) -> bool:
 
 
 def _said(row: Row) -> str:
-    return f"{format_epsilon(_epsilon(row))} ({row.verdict}) towards {_name(row)}"
+    return f"{format_epsilon(row.epsilon)} ({row.verdict}) towards {_name(row)}"
 
 
 def _name(row: Row) -> str:
     """The adversary of a row as it is called in a sentence."""
     secret = " who never learns who took part" if row.cohorts == "secret" else ""
-    return f"{_NAMES[row.adversary]}{secret}"
+    return f"{Adversary[row.adversary].value}{secret}"
 
 
 def _of_samples(trainer: pl.Trainer) -> Iterator[str]:

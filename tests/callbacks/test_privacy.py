@@ -204,7 +204,8 @@ def test_behind_secure_aggregation_the_sum_has_a_budget_of_its_own():
 
 def test_without_secure_aggregation_its_budget_is_refused():
     with pytest.raises(
-        ValueError, match="SECAGG_SERVER: secure aggregation is off: see the row of the curious server"
+        ValueError,
+        match="SECAGG_SERVER: secure aggregation is off: see the row of the server that sees every",
     ):
         trainer(federated(), budget(adversary="SecAgg_Server")).fit(Linear())
 

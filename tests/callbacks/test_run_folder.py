@@ -119,7 +119,7 @@ def test_the_summary_is_shown_unless_told_otherwise(
 ) -> None:
     small_run(RunFolder("mine", str(tmp_path)), rounds=1)
     shown = capsys.readouterr().out
-    assert "bits per parameter" in shown and "server, every message" in shown
+    assert "bits per parameter" in shown and "server that sees every message" in shown
     assert str(tmp_path / "mine" / "model.ckpt") in shown
     small_run(RunFolder("quiet", str(tmp_path), show=False), rounds=1)
     assert "bits" not in capsys.readouterr().out

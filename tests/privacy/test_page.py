@@ -21,9 +21,13 @@ def test_markdown_speaks_to_both_readers():
     assert text.count("\n| --- |") == 2
     assert "as likely with a client's update as with any other one, plus 1e-05" in text
     assert "exact binomial composition" in text
-    assert "| server, sum only | the client's update, any other | coordinate | - | ∞ | ∞ |" in text
+    assert (
+        "| server behind secure aggregation | the client's update, any other | coordinate | - | ∞ | not run |"
+        in text
+    )
     assert "Infinite mass: the chance, over the run, of an outcome that only one of the two worlds" in text
     assert not any(name in text for name in Adversary.__members__)
+    assert all(f"| {who.title} |" in text for who in Adversary)  # one name each
     headings = [line for line in text.splitlines() if line.startswith("#")]
     assert headings == [
         "# What was protected, and from whom",

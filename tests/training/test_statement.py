@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from lightning_fedq.callbacks import DPSGD, Federated
+from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
+from lightning_fedq.cli import main
+from lightning_fedq.lab.commands.compare import epsilon_of_label
 from lightning_fedq.mechanisms import LDPQ, SIGM, CorBin, DistributedDiscreteGaussian, FedAvg
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.reports.runs import summary_lines
 from lightning_fedq.secagg import SecAgg
 from tests.digits_run import Classifier, Digits, make_trainer
 
@@ -48,7 +53,8 @@ def test_a_target_is_met_or_not_and_what_holds_beside_it_is_said(caplog: pytest.
     assert "met, 8 spent" in first
     assert "8 towards an outsider" in second
     assert second.endswith(
-        "; if masks are broken, nothing useful towards an eavesdropper, the server, the server with a partner"
+        "; if masks are broken, nothing useful towards an eavesdropper on one uplink, the server "
+        "that sees every message, the server with a client's partner"
     )
 
 
@@ -70,6 +76,39 @@ def test_masks_that_were_only_counted_meet_no_target(caplog: pytest.LogCaptureFi
         first, second = said(caplog, federated)
     assert first.endswith("NOT met: no masks ran, so the server could see every message")
     assert "if masks are broken" not in second and "nothing useful towards an eavesdropper" in second
+
+
+@pytest.mark.filterwarnings("ignore:.*masking is accounted for only")
+def test_a_target_that_is_not_met_is_the_headline_and_masks_that_did_not_run_have_no_epsilon(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the printed table, `report.md`, the HTML page and `fedq compare`, which also shows an honest run."""
+    target, names = PrivacyTarget(8.0, 1e-5, "secagg_server"), ("accounted", "without")
+    for name, masks in zip(names, (SecAgg(run="accounted"), None), strict=True):
+        federated = Federated(DDG, 20, secure_aggregation=masks, privacy=target if masks else None)
+        folder = RunFolder(name, root=str(tmp_path))
+        make_trainer(federated, folder).fit(Classifier(), datamodule=Digits(200))
+        written = (tmp_path / name / "report.md").read_text()
+        summary = folder.summary
+        if masks:
+            assert summary_lines(summary)[0][0] == "target NOT met"
+            assert (
+                "| target NOT met | epsilon 8 towards: server behind secure aggregation; no masks" in written
+            )
+        else:
+            (line,) = (line for line in summary["privacy"] if line["adversary"] == "SECAGG_SERVER")
+            assert line["epsilon"] == "not run" and "not run" in (tmp_path / name / "privacy.md").read_text()
+        assert main(["report", str(tmp_path / name), "--out", str(tmp_path / "page.html")]) == 0
+        page = (tmp_path / "page.html").read_text()
+        assert ("NOT met" in page) == bool(masks) and "not run" in page
+    capsys.readouterr()
+    runs = [str(tmp_path / name) for name in names]
+    options = ["--adversary", "secagg_server", "--monitor", "update_norm", "--out", str(tmp_path / "both")]
+    assert main(["compare", *runs, *options]) == 0
+    table = {row["run"]: row for row in json.loads((tmp_path / "both" / "table.json").read_text())["runs"]}
+    assert table["without"]["epsilon"] == "not run" and "NOT met" in table["accounted"]["view"]
+    assert epsilon_of_label(table["accounted"], False) == "target NOT met"
+    assert epsilon_of_label(table["without"], True) == "masks not run"
 
 
 def test_samples_have_a_line_of_their_own(caplog: pytest.LogCaptureFixture) -> None:

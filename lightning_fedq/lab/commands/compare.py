@@ -16,7 +16,7 @@ from rich.table import Table
 
 from lightning_fedq.commands.configs import find
 from lightning_fedq.commands.settings import change_setting
-from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
+from lightning_fedq.privacy.verdict import NO_GUARANTEE, NOT_RUN, format_epsilon, masks_ran
 from lightning_fedq.reports.runs import (
     Row,
     first_metric,
@@ -85,12 +85,14 @@ def compare(
         monitor: The metric to compare; None is `val_acc`, or else the first `val_*` metric of the runs.
         out: Where to write.
         mode: Is a larger ("max") or a smaller ("min") value better? None goes by the metric's name.
-        adversary: Towards whom every run's epsilon is shown; None is whom each run was asked about.
+        adversary: Towards whom every run's epsilon is shown; None is whom all of them were asked about, or
+            an outsider, whom every run has, where they differ.
 
     Raises:
         ValueError: If a run never logged `monitor`.
     """
     found = {name: read_run(folder) for name, folder in runs.items()}
+    adversary = adversary or _common(runs, [summary.get("view") for _, summary in found.values()])
     monitor = monitor or first_metric([row for rows, _ in found.values() for row in rows]) or "val_acc"
     mode = mode or mode_of(monitor)
     table, curves, plain = [], {}, set()
@@ -103,7 +105,7 @@ def compare(
             privacy_of(summary) if adversary is None else privacy_towards(runs[name], summary, adversary)
         )
         own = "" if mechanism == name else f"{mechanism}, "
-        said = f"{own}{epsilon_of_label(privacy)}".removesuffix(", ")
+        said = f"{own}{epsilon_of_label(privacy, adversary is None)}".removesuffix(", ")
         label = f"{name} ({said})" if said else name
         curves[label] = rows
         plain |= {label} if mechanism == "FedAvg" else set()
@@ -113,7 +115,13 @@ def compare(
         table.append({"run": name, **{column: result[column] for column in COLUMNS}})
     write_rows(out / "table.csv", table)
     write_summary(out / "table.json", {"monitor": monitor, "runs": table})
-    save_figure(plot_progress(curves, monitor, monitor, dashed=plain), out / "compare.png", twin=True)
+    towards = (
+        ""
+        if adversary is None
+        else f"\n\N{GREEK SMALL LETTER EPSILON}: over the run, towards {adversary.value}"
+    )
+    figure = plot_progress(curves, monitor, f"{monitor}{towards}", dashed=plain)
+    save_figure(figure, out / "compare.png", twin=True)
     print_table(table, monitor)
     if len({row["rounds"] for row in table}) > 1:
         counts = ", ".join(str(row["rounds"]) for row in table)
@@ -126,8 +134,22 @@ def compare(
     return table
 
 
+def _common(runs: Mapping[str, Path], views: Sequence[Mapping[str, Any] | None]) -> Adversary | None:
+    """One adversary for all curves. None where their own is one already, or a folder does not say."""
+    from lightning_fedq.mechanisms.interface import Adversary  # imports torch, and only needed here
+
+    known = {None if view is None else view["adversary"] for view in views}
+    if None in known or not all((folder / "privacy.json").is_file() for folder in runs.values()):
+        return None
+    if len(known) == 1:
+        return Adversary.__members__.get(known.pop())
+    return Adversary.OUTSIDER
+
+
 def privacy_towards(folder: Path, summary: Mapping[str, Any], adversary: Adversary) -> dict[str, Any]:
     """`privacy_of` towards one adversary, whomever the run was asked about, from its `privacy.json`.
+
+    Masks that were only accounted for, or were not there, are no view of the run: "not run".
 
     Raises:
         FileNotFoundError: If the folder has none.
@@ -135,22 +157,37 @@ def privacy_towards(folder: Path, summary: Mapping[str, Any], adversary: Adversa
     file = folder / "privacy.json"
     if not file.is_file():
         raise FileNotFoundError(f"no {file}, which says what the run protects")
-    row = next(r for r in json.loads(file.read_text())["rows"] if r["adversary"] == adversary.name)
+    stated = json.loads(file.read_text())
+    row = next(r for r in stated["rows"] if r["adversary"] == adversary.name)
     found, view = privacy_of(summary), summary.get("view")
     if view is not None and view["adversary"] == adversary.name and view["met"] is not None:
         return found
-    epsilon = math.inf if row["epsilon_run"] is None else float(row["epsilon_run"])
+    if adversary.name == "SECAGG_SERVER" and not masks_ran(stated["protocol"]):
+        return {**found, "epsilon": NOT_RUN, "verdict": NO_GUARANTEE, "view": adversary.name}
+    epsilon = max(float(row[name] or "inf") for name in ("epsilon_run", "epsilon_any_two"))
     return {**found, "epsilon": epsilon, "verdict": row["verdict"], "view": adversary.name}
 
 
-def epsilon_of_label(found: Mapping[str, Any]) -> str:
-    """Epsilon and towards whom, for a legend. "" where a folder does not say."""
+def epsilon_of_label(found: Mapping[str, Any], whom: bool) -> str:
+    """Epsilon for a legend, and whether its target is met. "" where a folder does not say.
+
+    Args:
+        found: Columns of `privacy_of`.
+        whom: Whether to say towards whom, which a title may do for all.
+    """
+    if found["epsilon"] == NOT_RUN:
+        return "masks not run"
     if not isinstance(found["epsilon"], float):
         return ""
-    whom = str(found["view"]).partition(",")[0].lower()
+    from lightning_fedq.privacy.secret_row import title_of  # imports torch, and only needed here
+
+    name, _, asked = str(found["view"]).partition(", asked for and ")
+    towards = f", {title_of(name)}" if whom and name != "nobody" else ""
+    if "NOT met" in asked:
+        return f"target NOT met{towards}"
     if math.isinf(found["epsilon"]):
-        return f"no finite \N{GREEK SMALL LETTER EPSILON} to {whom}"
-    return f"\N{GREEK SMALL LETTER EPSILON} {format_epsilon(found['epsilon'])} to {whom}"
+        return f"no finite \N{GREEK SMALL LETTER EPSILON}{towards}"
+    return f"\N{GREEK SMALL LETTER EPSILON} {format_epsilon(found['epsilon'])}{towards}"
 
 
 def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,7 +203,8 @@ def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any]:
         return {"epsilon": "-", "verdict": "-", "view": "-", "R": ratio}
     epsilon = math.inf if view["epsilon"] is None else view["epsilon"]
     asked = {True: ", asked for and met", False: ", asked for and NOT met", None: ""}[view["met"]]
-    if view["met"] is False and view["spent"] is not None and view["spent"] <= view["asked"] * (1.0 + 1e-9):
+    masks = str(summary.get("secure_aggregation", ""))
+    if view["met"] is False and view["adversary"] == "SECAGG_SERVER" and not masks_ran(masks):
         asked += " (no masks ran)"
     nobody = view["met"] is None and view["verdict"] == NO_GUARANTEE
     return {

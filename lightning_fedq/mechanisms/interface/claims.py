@@ -17,14 +17,44 @@ if TYPE_CHECKING:
 
 
 class Adversary(Enum):
-    """Whom a claim is about: each member is a view of one round, worded for a reader."""
+    """Whom a claim is about: a view of one round.
 
-    EAVESDROPPER = "an eavesdropper on one client's uplink"
-    SERVER = "the curious server that sees every message"
-    SERVER_AND_PARTNER = "the server together with the client's partner (or leaked shared randomness)"
-    CLIENT = "a curious client, with its own shared randomness and the released models"
-    SECAGG_SERVER = "the server behind secure aggregation, which sees the sum only"
-    OUTSIDER = "an outsider who sees only the released models"
+    Each has one name in code and configurations, the member's in any case, and one for readers, its value
+    (`title` without the article), which tables, sentences and pictures use.
+
+    Example:
+        >>> Adversary["SECAGG_SERVER"].title
+        'server behind secure aggregation'
+        >>> Adversary.SECAGG_SERVER.sees
+        'sums of messages, released models'
+    """
+
+    EAVESDROPPER = "an eavesdropper on one uplink"
+    SERVER = "the server that sees every message"
+    SERVER_AND_PARTNER = "the server with a client's partner"
+    CLIENT = "a curious client"
+    SECAGG_SERVER = "the server behind secure aggregation"
+    OUTSIDER = "an outsider"
+
+    @property
+    def title(self) -> str:
+        """Name without its article: a table's row, a legend's entry."""
+        return self.value.partition(" ")[2]
+
+    @property
+    def sees(self) -> str:
+        """Everything that this adversary is shown."""
+        return _SEES[self]
+
+
+_SEES = {
+    Adversary.EAVESDROPPER: "one client's messages",
+    Adversary.SERVER: "every message, released models",
+    Adversary.SERVER_AND_PARTNER: "every message, a client's shared randomness (its partner's, or leaked)",
+    Adversary.CLIENT: "released models, its own messages, what it shares with others",
+    Adversary.SECAGG_SERVER: "sums of messages, released models",
+    Adversary.OUTSIDER: "released models",
+}
 
 
 class Neighbours(Enum):

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_fedq.privacy.secret_row import SECRET_COHORTS
+from lightning_fedq.privacy.verdict import masks_ran
 from lightning_fedq.reports.runs import Row, read_rows
 
 LABELS = "labels.json"
@@ -39,6 +40,11 @@ class Run:
     def seeded(self) -> bool:
         """Whether keys came from a seed, so that nothing was private."""
         return not self.privacy["secure_keys"]
+
+    @property
+    def masked(self) -> bool:
+        """Whether the masks of secure aggregation really ran."""
+        return masks_ran(self.privacy["protocol"])
 
     @property
     def views(self) -> list[Mapping[str, Any]]:

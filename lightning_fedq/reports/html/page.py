@@ -8,13 +8,13 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
+from lightning_fedq.privacy.secret_row import title_of
 from lightning_fedq.privacy.verdict import scale
 from lightning_fedq.reports.html.charts import COLOURS, Line, bar_chart, label_picture, line_chart
 from lightning_fedq.reports.html.folders import Run
 from lightning_fedq.reports.html.tables import Table, costs, settings, who_sees_what
 from lightning_fedq.reports.html.templates import render
 from lightning_fedq.reports.html.values import (
-    WHO,
     Cell,
     Verdict,
     asked_of,
@@ -122,7 +122,7 @@ def _epsilons(runs: Sequence[Run]) -> tuple[Markup, Legend]:
             continue
         colour = f"s{place % COLOURS}"
         lines.append(Line(run.name, points, place))
-        names.append((f"{run.name}: {WHO[run.view['adversary']]}", colour))
+        names.append((f"{run.name}: {title_of(run.view['adversary'])}", colour))
         if run.view["asked"] and run.view["over"] == "run":
             lines.append(Line(f"{run.name}: target", [(0.0, run.view["asked"])], place, target=True))
             names.append((f"target {run.view['asked']:g}", f"{colour} target"))

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lightning_fedq.mechanisms.interface import Neighbours
-from lightning_fedq.privacy.verdict import NO_GUARANTEE, VACUOUS, format_epsilon
+from lightning_fedq.mechanisms.interface import Adversary, Neighbours
+from lightning_fedq.privacy.digest import ORDER
+from lightning_fedq.privacy.secret_row import SECRET_COHORTS, title_of
+from lightning_fedq.privacy.verdict import NO_GUARANTEE, NOT_RUN, VACUOUS, format_epsilon
 from lightning_fedq.reports.html.folders import Run
 from lightning_fedq.reports.html.values import (
-    WHO,
     Cell,
     epsilon_of,
     finite_or_inf,
@@ -36,7 +37,7 @@ def who_sees_what(runs: Sequence[Run]) -> Table:
         ]
         if one and rows[0] is not None:
             cells.append(_condition(runs[0], rows[0]))
-        lines.append((WHO[adversary], cells))
+        lines.append((title_of(adversary), cells))
     return heads, lines
 
 
@@ -46,7 +47,8 @@ def _order(runs: Sequence[Run]) -> list[str]:
     useful = {
         r["adversary"] for run in runs for r in run.views if r["verdict"] not in (VACUOUS, NO_GUARANTEE)
     }
-    return sorted(WHO, key=lambda who: (who not in asked, who not in useful, list(WHO).index(who)))
+    names = [*(who.name for who in ORDER), f"{Adversary.OUTSIDER.name}{SECRET_COHORTS}"]
+    return sorted(names, key=lambda who: (who not in asked, who not in useful, names.index(who)))
 
 
 def _privacy_cell(run: Run, row: Mapping[str, Any]) -> Cell:
@@ -54,12 +56,15 @@ def _privacy_cell(run: Run, row: Mapping[str, Any]) -> Cell:
     view = run.view
     asked = view and view["asked"] and view["adversary"] == row["adversary"]
     words = f"asked for {target_words(run)}" if asked else ""
+    if row["adversary"] == Adversary.SECAGG_SERVER.name and not run.masked:
+        with_masks = f"with masks: {epsilon} {row['verdict']}" if epsilon else ""
+        return Cell(small=with_masks, verdict=verdict_word(NOT_RUN), asked=words)
     return Cell(verdict=verdict_word(row["verdict"], epsilon), asked=words)
 
 
 def _condition(run: Run, row: Mapping[str, Any]) -> str:
     """Condition under which this view is met, or the reason why nothing holds."""
-    masked = str(run.privacy["protocol"]).startswith("masking really ran")
+    masked = run.masked
     broken = "masks are broken and " if masked else ""
     parts = {
         "SECAGG_SERVER": run.privacy["protocol"] if masked else "no masks ran",

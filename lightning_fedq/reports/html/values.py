@@ -7,19 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.planning import verdict_on
+from lightning_fedq.privacy.secret_row import title_of
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
 from lightning_fedq.reports.html.folders import Run
 
-WHO = {
-    "SECAGG_SERVER": "server, sum of updates only",
-    "SERVER": "server, every message",
-    "EAVESDROPPER": "eavesdropper on one uplink",
-    "SERVER_AND_PARTNER": "server with a client's partner",
-    "CLIENT": "another client, released models",
-    "OUTSIDER": "outsider, released models",
-    "OUTSIDER, cohorts secret": "outsider, cohorts secret",
-}
 _COLOUR_OF = {"strong": "good", "good": "good", "moderate": "fair", "weak": "fair"}
 
 
@@ -77,7 +70,7 @@ def asked_of(run: Run) -> str:
         return "nothing is private: keys from a seed"
     if not view:
         return ""
-    who = WHO[view["adversary"]]
+    who = title_of(view["adversary"])
     if not view["asked"] and view["verdict"] == NO_GUARANTEE:
         return "nothing is claimed towards anybody"
     if not view["asked"]:
@@ -90,18 +83,20 @@ def target_words(run: Run) -> str:
     view = run.view
     over = "a round" if view["over"] == "round" else "the run"
     delta = "" if view["delta"] == run.privacy["delta"] else f" at delta {view['delta']:g}"
-    spent = finite_or_inf(view["spent"])
-    why = ": no masks ran" if spent <= view["asked"] * (1.0 + 1e-9) else ""
+    why = ": no masks ran" if view["adversary"] == Adversary.SECAGG_SERVER.name and not run.masked else ""
     return f"{view['asked']:g} over {over}{delta}, {'met' if view['met'] else f'NOT met{why}'}"
 
 
 def view_cell(run: Run) -> tuple[str, str]:
-    """Epsilon and verdict towards the view that was asked for."""
+    """Epsilon and verdict towards the view that was asked for, or that its target is not met."""
     if run.seeded:
         return "∞", NO_GUARANTEE
     if not run.view:
         return "-", ""
-    return format_epsilon(finite_or_inf(run.view["epsilon"])), run.view["verdict"]
+    epsilon, verdict = format_epsilon(finite_or_inf(run.view["epsilon"])), run.view["verdict"]
+    if run.view["met"] is False:
+        return "NOT met", "no masks ran" if not run.masked else f"epsilon {epsilon}, {verdict}"
+    return epsilon, verdict
 
 
 def noise_cell(run: Run) -> tuple[str, str]:
