@@ -142,7 +142,7 @@ def _common(runs: Mapping[str, Path], views: Sequence[Mapping[str, Any] | None])
     if None in known or not all((folder / "privacy.json").is_file() for folder in runs.values()):
         return None
     if len(known) == 1:
-        return Adversary.__members__.get(known.pop())
+        return Adversary.__members__.get(str(known.pop()))
     return Adversary.OUTSIDER
 
 
