@@ -10,8 +10,12 @@ import yaml
 
 from lightning_fedq import mechanisms
 from lightning_fedq.cli import main
+from lightning_fedq.commands.privacy import report_of_config
 from lightning_fedq.commands.run import FedqCLI
 from lightning_fedq.commands.settings import change_setting
+from lightning_fedq.mechanisms.interface import Adversary
+from lightning_fedq.privacy.digest import is_met
+from lightning_fedq.privacy.verdict import masks_ran
 
 # Lightning's command line calls what jsonargparse has deprecated
 pytestmark = [
@@ -120,6 +124,38 @@ def test_every_mechanism_has_one(paths: list[Path]) -> None:
 def test_fragments_say_how_to_use_them() -> None:
     for path in FRAGMENTS:
         assert f"--config callbacks/{path.name}" in path.read_text(), path
+
+
+def target_of(path: Path) -> dict[str, object] | None:
+    """Privacy target of a file, {} without one; None where it federates nothing."""
+    trainer = yaml.safe_load(path.read_text())["trainer"]
+    for callback in trainer.get("callbacks") or trainer.get("callbacks+") or ():
+        if callback["class_path"].endswith(".Federated"):
+            settings = callback["init_args"]
+            target = dict(settings.get("privacy") or {})
+            if target.get("adversary") == "secagg_server":
+                masks = settings["secure_aggregation"]
+                assert masks.get("init_args", masks).get("run", "masked") == "masked"  # else nobody meets it
+            return target
+    return None
+
+
+@pytest.mark.parametrize("path", [*CONFIGS, *FRAGMENTS], ids=lambda path: f"{path.parent.name}-{path.stem}")
+def test_what_is_shipped_protects_or_says_in_its_first_line_that_it_does_not(path: Path) -> None:
+    first, target = path.read_text().partition("\n")[0], target_of(path)
+    if target is not None:
+        assert ("protects nothing" in first) == (not target)
+        assert float(target.get("epsilon", 0.0)) <= 8.0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_what_is_said_of_a_configuration_is_what_its_report_says(path: Path) -> None:
+    """Towards whom it is met as it runs: epsilon 8 at most, or more than 20, which is as good as none."""
+    report = report_of_config(str(path), None, 1e-5, False)
+    rows = [row for row in report.rows if is_met(Adversary[row.adversary], masks_ran(report.protocol))]
+    best = min(row.epsilon for row in rows)
+    assert best <= 8.0 if target_of(path) else best > 20.0
 
 
 def test_settings_of_a_fragment_can_be_changed() -> None:

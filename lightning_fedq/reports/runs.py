@@ -225,19 +225,36 @@ def _bits(summary: Mapping[str, Any]) -> str:
 
 
 def noise_words(summary: Mapping[str, Any]) -> str:
-    """R of a run, planned and as seen, and what it means for the model. "" where it is not known."""
-    from lightning_fedq.privacy.planning import SWAMPED, verdict_on  # imports torch, and only needed here
+    """R of a run and what it means for the model: as seen after the run, else as planned. "" without one.
 
-    known = summary.get("noise_over_signal") or {}
-    said = (("planned", known.get("planned")), ("as seen", known.get("sim_seen")))
-    values = [value for _, value in said if value is not None]
-    if not values:
+    Where updates were far shorter than the clip, the clip that would do.
+    """
+    from lightning_fedq.privacy.planning import (
+        GOOD,
+        HOMOGENEITY,
+        SWAMPED,
+        verdict_on,
+    )  # imports torch: only here
+
+    known: Mapping[str, Any] = summary.get("noise_over_signal") or {}
+    seen: Any = known.get("sim_seen")
+    planned: Any = known.get("planned")
+    words = []
+    if seen is not None:
+        words.append(f"{seen:.2g} as seen, with what clipping cuts off")
+    if planned is not None:
+        words.append(f"{planned:.2g} planned, with {HOMOGENEITY:g} of the updates' energy common to all")
+    if not words:
         return ""
-    word = verdict_on(max(values))
-    means = "this run could hardly learn" if max(values) > SWAMPED else word
-    return (
-        "R = " + ", ".join(f"{value:.2g} {name}" for name, value in said if value is not None) + f": {means}"
-    )
+    value = planned if seen is None else seen
+    means = "this run could hardly learn" if value > SWAMPED else verdict_on(value)
+    if (clip := known.get("clip")) and seen is not None and seen > GOOD:
+        means += (
+            f"; updates were {clip['sim_update_norm']:.2g} long: clip_norm {clip['enough']:.2g} would do for "
+            f"{clip['clip_norm']:.2g}, and R be about {clip['less']:.2g} of what was seen (read off data, "
+            "which no epsilon counts; AdaptiveClip counts it)"
+        )
+    return f"R = {'; '.join(words)}: {means}"
 
 
 def _up(megabytes: float) -> str:

@@ -16,7 +16,7 @@ import torch
 
 from lightning_fedq._lightning import pl
 from lightning_fedq.algorithms.byzantine.counted import num_byzantine_of
-from lightning_fedq.mechanisms.interface import Adversary
+from lightning_fedq.mechanisms.interface import Adversary, Mechanism
 from lightning_fedq.privacy.account import Account
 from lightning_fedq.privacy.charged import spent_so_far
 from lightning_fedq.privacy.planning import HOMOGENEITY, relative_error
@@ -29,6 +29,8 @@ from lightning_fedq.training.protocol import Federation
 
 _MOST_POINTS = 12
 """Rounds for which epsilon is computed."""
+_ROOM = 1.5
+"""Length of a clip that would do, over the updates' root mean square."""
 
 
 def report_of(federated: Federation, trainer: pl.Trainer, delta: float) -> PrivacyReport:
@@ -128,13 +130,48 @@ def noise_over_signal(engine: RoundEngine, rows: Sequence[dict[str, float]], rou
         rounds: Rounds of the run.
 
     Returns:
-        `planned` and `sim_seen`.
+        `planned` and `sim_seen`; `clip` where another clip would do, see `clip_that_would_do`.
     """
-    error = relative_error(engine.mechanism, engine.planner.cohort_size, engine.weights.numel())
-    return {
+    dim = engine.weights.numel()
+    error = relative_error(engine.mechanism, engine.planner.cohort_size, dim)
+    found: dict[str, Any] = {
         "planned": None if error is None else error / (HOMOGENEITY * max(rounds, 1)),
         "sim_seen": noise_seen(rows),
     }
+    clip = clip_that_would_do(engine.mechanism, dim, rows)
+    return found if clip is None else {**found, "clip": clip}
+
+
+def clip_that_would_do(
+    mechanism: Mechanism, dim: int, rows: Sequence[dict[str, float]]
+) -> dict[str, float] | None:
+    """A clip for updates that are far shorter than the present one, and the share of R that it leaves.
+
+    The root of the updates' mean square in the round in which they were longest, with half as much on top.
+
+    Args:
+        mechanism: The mechanism of the run.
+        dim: Parameters.
+        rows: Rounds of the run; those without diagnostics are left out.
+
+    Returns:
+        `clip_norm` of the run, `enough`, `less` (the square of their ratio) and `sim_update_norm`, in units
+        of the update. None where the mechanism has no clip, nothing was seen, or it is not twice too long.
+    """
+    present, longest = getattr(mechanism, "clip_norm", None), mechanism.longest_update(dim)
+    if present is None or longest is None:
+        return None
+    norms = [
+        math.sqrt(dim * row["sim_mse"] * 10.0 ** (row["sim_snr_db"] / 10.0) / row["sim_homogeneity"])
+        for row in rows
+        if all(math.isfinite(row.get(f"sim_{name}", math.nan)) for name in ("mse", "snr_db", "homogeneity"))
+        and row["sim_homogeneity"] > 0.0
+    ]
+    ratio = _ROOM * max(norms, default=math.inf) / longest
+    if ratio > 0.5:
+        return None
+    found = {"clip_norm": present, "enough": ratio * present, "less": ratio**2}
+    return {**found, "sim_update_norm": max(norms)}
 
 
 def noise_seen(rows: Sequence[dict[str, float]]) -> float | None:

@@ -9,9 +9,9 @@ import torch
 
 from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget, RunFolder
 from lightning_fedq.callbacks.run_folder import title_of
-from lightning_fedq.mechanisms import LayeredGaussian, RotatedCoins
+from lightning_fedq.mechanisms import GaussianNoise, LayeredGaussian, RotatedCoins
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.reports.runs import read_rows
+from lightning_fedq.reports.runs import noise_words, read_rows
 from tests.callbacks.runs import small_data, small_model, small_run
 
 DIM = 650
@@ -45,7 +45,8 @@ def test_everything_is_written(tmp_path: Path) -> None:
     assert noise["sim_seen"] == pytest.approx(errors / signal**2)
     for page in ("report.md", "privacy.md"):
         said = (path / page).read_text()
-        assert f"R = {noise['planned']:.2g} planned, {noise['sim_seen']:.2g} as seen" in said
+        assert f"R = {noise['sim_seen']:.2g} as seen, with what clipping cuts off; " in said
+        assert f"{noise['planned']:.2g} planned, with 0.3 of the updates' energy common to all: " in said
     report = (path / "report.md").read_text()
     assert "CorBin(epsilon=5.0, shared_bits=5)" in report and "![accuracy.png](accuracy.png)" in report
     trainer.test(small_model(), datamodule=small_data(), verbose=False)
@@ -255,6 +256,24 @@ def test_a_run_that_could_not_learn_says_so(tmp_path: Path) -> None:
     assert summary["noise_over_signal"]["planned"] > 4 and summary["noise_over_signal"]["sim_seen"] > 4
     for page in ("report.md", "privacy.md"):
         assert "this run could hardly learn" in (tmp_path / "noisy" / page).read_text()
+
+
+def test_a_run_is_judged_by_what_was_seen_and_a_clip_that_is_too_long_is_named(tmp_path: Path) -> None:
+    """R planned 7.9 and 0.48 seen was called a run that could hardly learn, at an accuracy of 0.67."""
+    known = {"planned": 7.9, "sim_seen": 0.48}
+    assert noise_words({"noise_over_signal": known}).endswith("common to all: costs points")
+    assert noise_words({"noise_over_signal": {**known, "sim_seen": None}}).endswith("could hardly learn")
+    clips = []
+    for name, clip in (("long", 50.0), ("fits", 0.1)):
+        small_run(RunFolder(name, str(tmp_path)), rounds=2, mechanism=GaussianNoise(clip, 1.0), seed=None)
+        summary = json.loads((tmp_path / name / "summary.json").read_text())
+        clips.append(summary["noise_over_signal"].get("clip"))
+        assert ("clip_norm" in noise_words(summary)) == (name == "long")
+    long, fits = clips
+    assert fits is None and long["enough"] == pytest.approx(1.5 * long["sim_update_norm"])
+    assert 0.0 < long["enough"] < 10.0
+    assert f"clip_norm {long['enough']:.2g} would do for 50" in (tmp_path / "long" / "report.md").read_text()
+    assert long["less"] == pytest.approx((long["enough"] / 50.0) ** 2)
 
 
 def test_epsilon_by_round_grows_to_the_epsilon_of_the_report(tmp_path: Path) -> None:

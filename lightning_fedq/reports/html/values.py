@@ -100,10 +100,10 @@ def view_cell(run: Run) -> tuple[str, str]:
 
 
 def noise_cell(run: Run) -> tuple[str, str]:
-    """R, as planned or else as seen, and what it is known from."""
+    """R in words, as seen or else as planned, and both."""
     noise = run.summary.get("noise_over_signal") or {}
     planned, seen = noise.get("planned"), noise.get("sim_seen")
     words = [f"planned {planned:.2g}"] if planned is not None else []
     words += [f"seen {seen:.2g}"] if seen is not None else []
-    worst = max((value for value in (planned, seen) if value is not None), default=None)
-    return ("-" if worst is None else verdict_on(worst)), ", ".join(words)
+    judged = planned if seen is None else seen
+    return ("-" if judged is None else verdict_on(judged)), ", ".join(words)
