@@ -208,6 +208,24 @@ def _unmet(summary: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("target NOT met", f"epsilon {view['asked']:g} towards: {whom}; {why}")]
 
 
+def common_view(views: Sequence[Mapping[str, Any]]) -> str:
+    """Name of the one adversary that several runs are shown towards.
+
+    Args:
+        views: `view` of each `summary.json`.
+
+    Returns:
+        Whom all that had a target were asked about, or all have; else the outsider, whom every run has.
+
+    Example:
+        >>> common_view([{"adversary": "SECAGG_SERVER", "asked": 8.0}, {"adversary": "SERVER", "asked": None}])
+        'SECAGG_SERVER'
+    """
+    asked = {str(view["adversary"]) for view in views if view.get("asked")}
+    known = asked or {str(view.get("adversary")) for view in views}
+    return known.pop() if len(known) == 1 else "OUTSIDER"
+
+
 def _seconds(seconds: float | None) -> str:
     if seconds is None or math.isnan(seconds):
         return "not told, because cohorts are secret"

@@ -82,7 +82,10 @@ class Terms:
 class SecAgg:
     """Secure aggregation around a homomorphic mechanism: the server sees the sum of the symbols only.
 
-    With the complete graph, the default, a curious server together with fewer than `threshold` clients learns
+    The complete graph, the default, suits up to a hundred clients: keys and shares take 3.8 kB of each of 100
+    in a round, 36 kB of each of 1,000, where `degree="auto"` with 2% colluding and dropping out takes 0.9 kB.
+
+    With the complete graph a curious server together with fewer than `threshold` clients learns
     no more than the sum over the others; an active one together with at most `max_corrupt` of the clients.
     A sparse graph makes the cost of a client independent of the cohort, and then security is statistical:
     2^-50 an attempt at a round, 2^-40 for a run of up to 1,024 of them, for corrupt clients and dropouts up

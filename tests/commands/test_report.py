@@ -96,6 +96,9 @@ def test_a_page_says_what_the_summary_says(private: Path) -> None:
 def test_the_page_needs_nobody_else(private: Path, seeded: Path, tmp_path: Path) -> None:
     write_report([private, seeded], tmp_path / "both.html")
     html = (tmp_path / "both.html").read_text()
+    text = Page(html).text
+    assert "epsilon spent, server behind secure aggregation" in text  # one adversary for all curves
+    assert text.count("not drawn") == 1
     assert not re.search(r"https?:|src=|url\(|@import|<script", html)
     assert "prefers-color-scheme: dark" in html and "@media print" in html
 

@@ -19,6 +19,7 @@ from lightning_fedq.commands.settings import change_setting
 from lightning_fedq.privacy.verdict import NO_GUARANTEE, NOT_RUN, format_epsilon, masks_ran
 from lightning_fedq.reports.runs import (
     Row,
+    common_view,
     first_metric,
     fresh_folder,
     mode_of,
@@ -138,12 +139,10 @@ def _common(runs: Mapping[str, Path], views: Sequence[Mapping[str, Any] | None])
     """One adversary for all curves. None where their own is one already, or a folder does not say."""
     from lightning_fedq.mechanisms.interface import Adversary  # imports torch, and only needed here
 
-    known = {None if view is None else view["adversary"] for view in views}
-    if None in known or not all((folder / "privacy.json").is_file() for folder in runs.values()):
+    known = [view for view in views if view is not None]
+    if len(known) < len(runs) or not all((folder / "privacy.json").is_file() for folder in runs.values()):
         return None
-    if len(known) == 1:
-        return Adversary.__members__.get(str(known.pop()))
-    return Adversary.OUTSIDER
+    return Adversary.__members__.get(common_view(known))
 
 
 def privacy_towards(folder: Path, summary: Mapping[str, Any], adversary: Adversary) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from lightning_fedq.reports.html.values import (
     verdict_word,
     view_cell,
 )
-from lightning_fedq.reports.runs import mode_of
+from lightning_fedq.reports.runs import common_view, mode_of
 
 Legend = list[tuple[str, str]]
 """Names, and the classes of their colours."""
@@ -81,12 +81,13 @@ def _overview(runs: Sequence[Run], monitor: str) -> Table:
     metric = f"{monitor} ({better} is better)"
     heads = ("run", metric, "epsilon", "noise over signal R", "bits a parameter, up")
     rows: list[tuple[str | Cell, list[str | Cell]]] = []
+    who = common_view([run.view for run in runs]) if all(run.view for run in runs) else None
     for run in runs:
-        epsilon, word = view_cell(run)
+        epsilon, word = view_cell(run, who)
         best = number((run.summary.get("best") or {}).get("value"))
         cells: list[str | Cell] = [
             Cell(number(final(run, monitor)), f"best {best}", strong=True),
-            Cell(small=asked_of(run), verdict=verdict_word(word, epsilon)),
+            Cell(small=asked_of(run, who), verdict=verdict_word(word, epsilon)),
             Cell(*noise_cell(run)),
             Cell(number(run.summary["bits_per_parameter"]), f"{run.summary['rounds']} rounds"),
         ]
@@ -103,7 +104,8 @@ def _figures(runs: Sequence[Run], monitor: str) -> Iterator[tuple[str, Markup, L
     several = names if len(runs) > 1 else []
     metric = [Line(run.name, run.column(monitor), place) for place, run in enumerate(runs)]
     yield monitor, line_chart(metric, f"{monitor} by round"), several
-    yield ("epsilon spent", *_epsilons(runs))
+    who = common_view([run.view for run in runs if run.view])
+    yield (f"epsilon spent, {title_of(who)}", *_epsilons(runs, who))
     label = "bits a parameter by round"
     if several:
         lines = [Line(run.name, _whole(bits_by_round(run)), place) for place, run in enumerate(runs)]
@@ -114,15 +116,18 @@ def _figures(runs: Sequence[Run], monitor: str) -> Iterator[tuple[str, Markup, L
         yield "bits a parameter, up", bar_chart(stacks, label), kinds
 
 
-def _epsilons(runs: Sequence[Run]) -> tuple[Markup, Legend]:
+def _epsilons(runs: Sequence[Run], who: str) -> tuple[Markup, Legend]:
+    """Curves towards one adversary, and at the end what runs have that were not asked about it."""
     lines, names = [], []
     for place, run in enumerate(runs):
         points = [(float(x), finite_or_inf(y)) for x, y in run.view.get("by_round", ())]
-        if run.seeded or not any(math.isfinite(y) for _, y in points):
-            continue
         colour = f"s{place % COLOURS}"
+        if run.seeded or run.view.get("adversary") != who or not any(math.isfinite(y) for _, y in points):
+            epsilon, word = view_cell(run, who)
+            names.append((f"{run.name}: {epsilon} {word}, not drawn", colour))
+            continue
         lines.append(Line(run.name, points, place))
-        names.append((f"{run.name}: {title_of(run.view['adversary'])}", colour))
+        names.append((run.name, colour))
         if run.view["asked"] and run.view["over"] == "run":
             lines.append(Line(f"{run.name}: target", [(0.0, run.view["asked"])], place, target=True))
             names.append((f"target {run.view['asked']:g}", f"{colour} target"))

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.privacy.planning import verdict_on
 from lightning_fedq.privacy.secret_row import title_of
-from lightning_fedq.privacy.verdict import NO_GUARANTEE, format_epsilon
+from lightning_fedq.privacy.verdict import NO_GUARANTEE, NOT_RUN, format_epsilon
 from lightning_fedq.reports.html.folders import Run
 
 _COLOUR_OF = {"strong": "good", "good": "good", "moderate": "fair", "weak": "fair"}
@@ -63,13 +63,21 @@ def verdict_word(word: str, epsilon: str = "") -> Verdict:
     return Verdict(f"{epsilon} {word}".strip(), _COLOUR_OF.get(word, "bad"))
 
 
-def asked_of(run: Run) -> str:
-    """Target of a run in a line, and whether it was met."""
+def asked_of(run: Run, shown: str | None = None) -> str:
+    """Target of a run in a line, and whether it was met.
+
+    Args:
+        run: The run.
+        shown: Name of the adversary that is shown; None is the run's own.
+    """
     view = run.view
     if run.seeded:
         return "nothing is private: keys from a seed"
     if not view:
         return ""
+    if shown not in (None, view["adversary"]):
+        target = f"; asked: {target_words(run)}; {title_of(view['adversary'])}" if view["asked"] else ""
+        return f"{title_of(str(shown))}{target}"
     who = title_of(view["adversary"])
     if not view["asked"] and view["verdict"] == NO_GUARANTEE:
         return "nothing is claimed towards anybody"
@@ -87,12 +95,24 @@ def target_words(run: Run) -> str:
     return f"{view['asked']:g} over {over}{delta}, {'met' if view['met'] else f'NOT met{why}'}"
 
 
-def view_cell(run: Run) -> tuple[str, str]:
-    """Epsilon and verdict towards the view that was asked for, or that its target is not met."""
+def view_cell(run: Run, who: str | None = None) -> tuple[str, str]:
+    """Epsilon and verdict towards the view that was asked for, or that its target is not met.
+
+    Args:
+        run: The run.
+        who: Name of another adversary to show, the one of all runs of a page; None is the run's own.
+    """
     if run.seeded:
         return "∞", NO_GUARANTEE
     if not run.view:
         return "-", ""
+    if who not in (None, run.view["adversary"]):
+        if who == Adversary.SECAGG_SERVER.name and not run.masked:
+            return NOT_RUN, NO_GUARANTEE
+        row = next((row for row in run.views if row["adversary"] == who), None)
+        if row is None:  # secret cohorts, which this run did not have
+            return "-", ""
+        return format_epsilon(epsilon_of(row)), row["verdict"]
     epsilon, verdict = format_epsilon(finite_or_inf(run.view["epsilon"])), run.view["verdict"]
     if run.view["met"] is False:
         return "NOT met", "no masks ran" if not run.masked else f"epsilon {epsilon}, {verdict}"
