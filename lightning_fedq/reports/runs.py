@@ -218,7 +218,8 @@ def common_view(views: Sequence[Mapping[str, Any]]) -> str:
         Whom all that had a target were asked about, or all have; else the outsider, whom every run has.
 
     Example:
-        >>> common_view([{"adversary": "SECAGG_SERVER", "asked": 8.0}, {"adversary": "SERVER", "asked": None}])
+        >>> asked, other = {"adversary": "SECAGG_SERVER", "asked": 8.0}, {"adversary": "SERVER"}
+        >>> common_view([asked, other])
         'SECAGG_SERVER'
     """
     asked = {str(view["adversary"]) for view in views if view.get("asked")}
