@@ -457,7 +457,10 @@ def _with_clients(problem: Problem, clients: int) -> Problem:
 
 def picture(problem: Problem, found: Sequence[Option]) -> Figure:
     """R of the best mechanisms against epsilon, bits and clients."""
-    best = [option for option in found if option.ratio is not None][:_DRAWN]
+    known = [option for option in found if option.ratio is not None]
+    advised = recommended(found)
+    # the one that is advised is among them
+    best = known[:_DRAWN] if advised in known[:_DRAWN] else [*known[: _DRAWN - 1], advised] if advised else []
     everybody = candidates(problem.params)
     drawn = {option.name: everybody[option.name] for option in best}
     target = problem.target
@@ -486,8 +489,12 @@ def picture(problem: Problem, found: Sequence[Option]) -> Figure:
         (right, "clients"),
     ):
         axes.set(xlabel=label, ylabel="R: noise over signal", yscale="log")
-        axes.set_ylim(bottom=min(axes.get_ylim()[0], 0.05))
-        plain_log(axes, "x")
+        low, high = axes.get_ylim()
+        axes.set_ylim(min(low, 0.05), 1.5 * high)
+        if axes is middle:
+            axes.set_xlim(left=0.0)
+        else:
+            plain_log(axes, "x")
         plain_log(axes, "y")
         axes.axhspan(axes.get_ylim()[0], GOOD, color="green", alpha=0.12, label="no visible loss")
     for axes, values in ((left, epsilons), (right, clients)):

@@ -15,6 +15,7 @@ from lightning_fedq.lab.bench.cells import (
     word_of,
 )
 from lightning_fedq.lab.bench.tasks import DELTA, RANGES, Task
+from lightning_fedq.mechanisms.interface import Adversary
 from lightning_fedq.reports.html.charts import COLOURS, Line, line_chart
 from lightning_fedq.reports.html.templates import render
 from lightning_fedq.reports.html.values import Cell
@@ -71,7 +72,7 @@ def _section(
     drawn = [name for place, name in enumerate(possible) if place < _DRAWN or name in mine]
     unit = "score" if about is None else about.unit
     found: dict[str, object] = {
-        "title": f"{task}, towards {adversary.replace('_', ' ')}",
+        "title": f"{task}, towards {Adversary[adversary.upper()].value}",
         "about": about
         and f"{about.clients:,} clients, {about.dim:,} parameters, rounds: {about.rounds}; {unit}.",
         "unit": unit,
