@@ -23,10 +23,10 @@ from lightning_fedq.commands.run import FedqCLI
 from lightning_fedq.commands.shown import described
 from lightning_fedq.data.datasets import DigitsDataModule
 from lightning_fedq.lab.commands.attack import configured
-from lightning_fedq.lab.commands.compare import epsilon_of_label, privacy_towards
+from lightning_fedq.lab.commands.compare import privacy_towards
 from lightning_fedq.lab.commands.sweep import parse_grid, wandb_sweep
 from lightning_fedq.mechanisms.interface import Adversary
-from lightning_fedq.reports.runs import read_rows, write_rows, write_summary
+from lightning_fedq.reports.runs import epsilon_of_label, read_rows, write_rows, write_summary
 
 # Lightning's command line calls what jsonargparse has deprecated
 pytestmark = pytest.mark.filterwarnings("ignore::jsonargparse._deprecated.JsonargparseDeprecationWarning")

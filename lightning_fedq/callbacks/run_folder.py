@@ -25,6 +25,7 @@ from lightning_fedq.reports.runs import (
     Row,
     append_row,
     check_run_name,
+    epsilon_of_label,
     first_metric,
     fresh_folder,
     mode_of,
@@ -32,6 +33,7 @@ from lightning_fedq.reports.runs import (
     plot_aggregate,
     plot_progress,
     print_summary,
+    privacy_of,
     read_rows,
     report_markdown,
     save_figure,
@@ -183,7 +185,10 @@ class RunFolder(pl.Callback):
         self._write_labels(trainer)
         if trainer.is_global_zero:
             title = title_of(self.name, engine_of(trainer, "RunFolder").mechanism)
-            progress = plot_progress({self.name: self.rows}, self._metric(), title, self.baseline)
+            price = epsilon_of_label(privacy_of(self.summary), True)
+            progress = plot_progress(
+                {self.name: self.rows}, self._metric(), f"{title}\n{price}", self.baseline
+            )
             save_figure(progress, self._folder() / PICTURES[0])
             save_figure(plot_aggregate(self.rows, title), self._folder() / PICTURES[1])
             for measured in federated_of(trainer, "RunFolder").client_evaluations[-1:]:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from lightning_fedq.privacy.verdict import format_epsilon, masks_ran
+from lightning_fedq.privacy.verdict import NO_GUARANTEE, NOT_RUN, format_epsilon, masks_ran
 from lightning_fedq.reports.hand import darken, legend, panels, png, series
 
 if TYPE_CHECKING:
@@ -225,6 +225,53 @@ def common_view(views: Sequence[Mapping[str, Any]]) -> str:
     asked = {str(view["adversary"]) for view in views if view.get("asked")}
     known = asked or {str(view.get("adversary")) for view in views}
     return known.pop() if len(known) == 1 else "OUTSIDER"
+
+
+def epsilon_of_label(found: Mapping[str, Any], whom: bool) -> str:
+    """Epsilon for a legend, and whether its target is met. "" where a folder does not say.
+
+    Args:
+        found: Columns of `privacy_of`.
+        whom: Whether to say towards whom, which a title may do for all.
+    """
+    if found["epsilon"] == NOT_RUN:
+        return "masks not run"
+    if not isinstance(found["epsilon"], float):
+        return ""
+    from lightning_fedq.privacy.secret_row import title_of  # imports torch, and only needed here
+
+    name, _, asked = str(found["view"]).partition(", asked for and ")
+    towards = f", {title_of(name)}" if whom and name != "nobody" else ""
+    if "NOT met" in asked:
+        return f"target NOT met{towards}"
+    if math.isinf(found["epsilon"]):
+        return f"no finite \N{GREEK SMALL LETTER EPSILON}{towards}"
+    return f"\N{GREEK SMALL LETTER EPSILON} {format_epsilon(found['epsilon'])}{towards}"
+
+
+def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of a run's privacy, from its `summary.json`, with "-" where an older folder does not say.
+
+    `epsilon` and its `verdict` are towards the `view` that was asked for, or else the one with least epsilon;
+    R is the noise over the signal, as seen where that is known, or else as planned.
+    """
+    view, noise = summary.get("view"), summary.get("noise_over_signal") or {}
+    ratio = noise.get("planned") if noise.get("sim_seen") is None else noise["sim_seen"]
+    ratio = "-" if ratio is None else ratio
+    if view is None:
+        return {"epsilon": "-", "verdict": "-", "view": "-", "R": ratio}
+    epsilon = math.inf if view["epsilon"] is None else view["epsilon"]
+    asked = {True: ", asked for and met", False: ", asked for and NOT met", None: ""}[view["met"]]
+    masks = str(summary.get("secure_aggregation", ""))
+    if view["met"] is False and view["adversary"] == "SECAGG_SERVER" and not masks_ran(masks):
+        asked += " (no masks ran)"
+    nobody = view["met"] is None and view["verdict"] == NO_GUARANTEE
+    return {
+        "epsilon": epsilon,
+        "verdict": view["verdict"],
+        "view": "nobody" if nobody else f"{view['adversary']}{asked}",
+        "R": ratio,
+    }
 
 
 def _seconds(seconds: float | None) -> str:

@@ -11,6 +11,7 @@ from lightning_fedq.callbacks import DPSGD, Federated, PrivacyBudget, RunFolder
 from lightning_fedq.callbacks.run_folder import title_of
 from lightning_fedq.mechanisms import GaussianNoise, LayeredGaussian, RotatedCoins
 from lightning_fedq.privacy.target import PrivacyTarget
+from lightning_fedq.privacy.verdict import format_epsilon
 from lightning_fedq.reports.runs import noise_words, read_rows
 from tests.callbacks.runs import small_data, small_model, small_run
 
@@ -53,8 +54,18 @@ def test_everything_is_written(tmp_path: Path) -> None:
     assert "test_acc" in json.loads((path / "summary.json").read_text())["metrics"]
 
 
-def test_a_title_has_no_settings() -> None:
+def test_a_title_has_no_settings_and_a_picture_carries_its_price(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert title_of("mine", RotatedCoins(1.0, 1.015618805983572)) == "mine (RotatedCoins)"
+    drawn: list[str] = []
+    monkeypatch.setattr("lightning_fedq.callbacks.run_folder.save_figure", lambda *_: None)
+    monkeypatch.setattr(
+        "lightning_fedq.callbacks.run_folder.plot_progress", lambda *given: drawn.append(given[2])
+    )
+    small_run(RunFolder("loud", str(tmp_path)), rounds=1, mechanism=GaussianNoise(1.0, 0.5), seed=None)
+    view = json.loads((tmp_path / "loud" / "summary.json").read_text())["view"]
+    assert drawn == [f"loud (GaussianNoise)\nε {format_epsilon(view['epsilon'])}, outsider"]
 
 
 def test_an_old_run_is_left_alone(tmp_path: Path) -> None:

@@ -11,11 +11,10 @@ import pytest
 
 from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
 from lightning_fedq.cli import main
-from lightning_fedq.lab.commands.compare import epsilon_of_label
 from lightning_fedq.mechanisms import LDPQ, SIGM, CorBin, DistributedDiscreteGaussian, FedAvg
 from lightning_fedq.mechanisms.interface import Mechanism
 from lightning_fedq.privacy.target import PrivacyTarget
-from lightning_fedq.reports.runs import summary_lines
+from lightning_fedq.reports.runs import epsilon_of_label, summary_lines
 from lightning_fedq.secagg import SecAgg
 from tests.digits_run import Classifier, Digits, make_trainer
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,10 +19,12 @@ from lightning_fedq.privacy.verdict import NO_GUARANTEE, NOT_RUN, format_epsilon
 from lightning_fedq.reports.runs import (
     Row,
     common_view,
+    epsilon_of_label,
     first_metric,
     fresh_folder,
     mode_of,
     plot_progress,
+    privacy_of,
     read_rows,
     save_figure,
     totals,
@@ -165,53 +166,6 @@ def privacy_towards(folder: Path, summary: Mapping[str, Any], adversary: Adversa
         return {**found, "epsilon": NOT_RUN, "verdict": NO_GUARANTEE, "view": adversary.name}
     epsilon = max(float(row[name] or "inf") for name in ("epsilon_run", "epsilon_any_two"))
     return {**found, "epsilon": epsilon, "verdict": row["verdict"], "view": adversary.name}
-
-
-def epsilon_of_label(found: Mapping[str, Any], whom: bool) -> str:
-    """Epsilon for a legend, and whether its target is met. "" where a folder does not say.
-
-    Args:
-        found: Columns of `privacy_of`.
-        whom: Whether to say towards whom, which a title may do for all.
-    """
-    if found["epsilon"] == NOT_RUN:
-        return "masks not run"
-    if not isinstance(found["epsilon"], float):
-        return ""
-    from lightning_fedq.privacy.secret_row import title_of  # imports torch, and only needed here
-
-    name, _, asked = str(found["view"]).partition(", asked for and ")
-    towards = f", {title_of(name)}" if whom and name != "nobody" else ""
-    if "NOT met" in asked:
-        return f"target NOT met{towards}"
-    if math.isinf(found["epsilon"]):
-        return f"no finite \N{GREEK SMALL LETTER EPSILON}{towards}"
-    return f"\N{GREEK SMALL LETTER EPSILON} {format_epsilon(found['epsilon'])}{towards}"
-
-
-def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """Columns of a run's privacy, from its `summary.json`, with "-" where an older folder does not say.
-
-    `epsilon` and its `verdict` are towards the `view` that was asked for, or else the one with least epsilon;
-    R is the noise over the signal, as seen where that is known, or else as planned.
-    """
-    view, noise = summary.get("view"), summary.get("noise_over_signal") or {}
-    ratio = noise.get("planned") if noise.get("sim_seen") is None else noise["sim_seen"]
-    ratio = "-" if ratio is None else ratio
-    if view is None:
-        return {"epsilon": "-", "verdict": "-", "view": "-", "R": ratio}
-    epsilon = math.inf if view["epsilon"] is None else view["epsilon"]
-    asked = {True: ", asked for and met", False: ", asked for and NOT met", None: ""}[view["met"]]
-    masks = str(summary.get("secure_aggregation", ""))
-    if view["met"] is False and view["adversary"] == "SECAGG_SERVER" and not masks_ran(masks):
-        asked += " (no masks ran)"
-    nobody = view["met"] is None and view["verdict"] == NO_GUARANTEE
-    return {
-        "epsilon": epsilon,
-        "verdict": view["verdict"],
-        "view": "nobody" if nobody else f"{view['adversary']}{asked}",
-        "R": ratio,
-    }
 
 
 def print_table(table: Sequence[Mapping[str, Any]], monitor: str) -> None:
