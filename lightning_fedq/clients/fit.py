@@ -3,7 +3,7 @@
 The user's Trainer, its module, optimisers, schedules, loss scale, data module and callbacks are never written
 to. Every client begins with a copy of them as they are when its round begins, and the copy is dropped when
 the client has trained: whatever it leaves in objects, containers, closures, hooks or optimisers is dropped
-with it. Module-level globals, class attributes and data sets are shared, as they are in any program;
+with it. Globals, class attributes, what code names by them, and data sets are shared, as in any program;
 `training.isolation` finds out whether they carry anything from one client to another.
 
 Nothing here knows of mechanisms, rounds, servers or other clients.
@@ -82,6 +82,7 @@ class ClientFit:
     ) -> None:
         self._home, self._shared = trainer, tuple(shared)
         self._worlds: dict[bool, World] = {}
+        self._reached: dict[int, tuple[Any, str]] | None = None
         self._loggers = loggers
         self.shares_metrics = loggers is not None
         self._callbacks = [c for c in trainer.callbacks if trains_with_clients(c)]
@@ -154,7 +155,9 @@ class ClientFit:
             home.datamodule,
             {name: getattr(home, name) for name in own_attributes(home)},
         )
-        return World(roots, shared, _parts(home))
+        world = World(roots, shared, _parts(home), self._reached)
+        self._reached = world.reached
+        return world
 
     def train(self, client: Client, batches: Batches, steps: int, logged: int = 0) -> None:
         """Train a copy on a client's batches, or a stack's.

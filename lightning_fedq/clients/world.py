@@ -6,9 +6,10 @@ memory (PyTorch's and NumPy's), weak references, dictionaries by `id`. Tensors a
 memory is cloned at each load.
 
 Outside, and the same for all clients, are classes, modules, functions without memory, data sets and loaders,
-loggers, threads, what the command line and the compiler hold, and objects whose `__deepcopy__` returns
-themselves. Random generators begin anew with each load, from a seed of the client's own. What has no bytes
-(an open file, a running generator) is refused by the way to it.
+loggers, threads, what the command line and the compiler hold, objects whose `__deepcopy__` returns
+themselves, and those that the training's code also names by a global (`clients.reached`). Random generators
+begin anew with each load, from a seed of the client's own. What has no bytes (an open file, a running
+generator) is refused by the way to it.
 """
 
 from __future__ import annotations
@@ -40,10 +41,12 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from lightning_fedq._lightning import pl
+from lightning_fedq.clients.reached import reached_by
 from lightning_fedq.data.generator_turns import is_of_the_process, new_generator
 
 _OUTSIDE: tuple[type, ...] = (
     *(type, types.ModuleType, types.CodeType, property, contextvars.ContextVar, torch.fx.Graph),
+    torch.jit.ScriptFunction,
     *(Dataset, DataLoader, Sampler, pl.loggers.Logger, logging.Logger, argparse.ArgumentParser),
     *(pl.Trainer, pl.strategies.Strategy, pl.accelerators.Accelerator),
     *(threading.Thread, concurrent.futures.Executor, np.memmap),
@@ -83,6 +86,10 @@ class NotCarriedError(ValueError):
 
     def __str__(self) -> str:
         """The way to it, and the cure."""
+        if not self.way:
+            return (
+                f"every client trains in a world of its own, loaded from bytes, and {self.why}; {self.cure}"
+            )
         cure = self.cure or (
             "give its class a __deepcopy__(self, memo) that returns self (all clients then share it) or a "
             "new one, or open it where it is used"
@@ -112,13 +119,21 @@ class World:
         roots: What a client is given, with all that it leads to.
         shared: Objects that stay outside.
         replaced: Objects in whose places `load` puts others.
+        reached: What code reaches by names of its own, of an earlier world; None looks.
 
     Raises:
-        NotCarriedError: If something in it has no bytes.
+        NotCarriedError: If something in it has no bytes, or code names a module in it by a global.
+
+    Attributes:
+        reached: The same, to hand on.
     """
 
     def __init__(
-        self, roots: Sequence[Any], shared: Sequence[Any] = (), replaced: Sequence[Any] = ()
+        self,
+        roots: Sequence[Any],
+        shared: Sequence[Any] = (),
+        replaced: Sequence[Any] = (),
+        reached: dict[int, tuple[Any, str]] | None = None,
     ) -> None:
         self.table: list[Any] = []
         self._numbers: dict[int, int] = {}
@@ -133,7 +148,14 @@ class World:
         tensors = [t for part in modules for t in (*part.parameters(False), *part.buffers(False))]
         self.by_id = {id(one): one for one in (*modules, *tensors)}
         self.in_script = dict(_in_scripts(modules))
+        self.reached: dict[int, tuple[Any, str]] = reached or {}
+        self.code, self.met = dict[int, Any](), set[int]()
         self._bytes = self._dump(list(roots))
+        if reached is None:
+            self.reached = reached_by(self.code.values())
+            self._refuse_originals()
+            if self.met & self.reached.keys():
+                self._bytes = self._dump(list(roots))
         if self._overlap:  # the whole of a memory was found after a part of it
             self._pieces.sort(key=lambda piece: piece[1] - piece[2])
             self._bytes = self._dump(list(roots))
@@ -143,6 +165,8 @@ class World:
         pickler = _Pickler(file, self)
         try:
             pickler.dump(roots)
+        except NotCarriedError:
+            raise
         except Exception as error:
             last = pickler.last
             cure = next((text for kind, text in _CURES.items() if isinstance(last, kind)), "")
@@ -164,7 +188,24 @@ class World:
 
     def place(self, value: Any) -> int | None:
         """The place of an object that stays outside."""
-        return self._numbers[id(value)] if id(value) in self._kept else None
+        if id(value) in self._kept:
+            return self._numbers[id(value)]
+        name = self.reached[id(value)][1] if id(value) in self.reached else ""
+        if not name and self.reached:
+            name = self.reached.get(id(getattr(value, "__dict__", None)), (None, ""))[1]
+        if not name:
+            return None
+        if id(value) in self.by_id or isinstance(value, Optimizer | pl.LightningModule):
+            raise _named_twice(name, value)
+        return self.keep(value)
+
+    def _refuse_originals(self) -> None:
+        """Refuse names by which code would find the user's Trainer, or parts by the `id` of the original."""
+        for value, name in self.reached.values():
+            if isinstance(value, pl.Trainer) and id(value) in self._kept:
+                raise _named_twice(name, value)
+            if isinstance(value, dict) and any(type(key) is int and key in self.by_id for key in value):
+                raise _named_twice(f"{name}, by id", next(self.by_id[k] for k in value if k in self.by_id))
 
     def memory(self, flat: Tensor) -> tuple[_Left, int]:
         """The piece of memory that holds this one, and how many bytes behind its start that begins.
@@ -243,6 +284,9 @@ class _Pickler(pickle.Pickler):
         kind, world = type(value), self._world
         if kind in _PLAIN:
             return None
+        world.met.add(id(value))
+        code = value if kind is types.FunctionType else kind
+        world.code[id(code)] = code
         if kind is int:  # the `id` of something becomes that of its copy
             known = world.by_id.get(value)
             return None if known is None else ("id", known)
@@ -564,6 +608,14 @@ def _fill_set(made: Any, state: Any) -> None:
 
 
 # ---- errors -------------------------------------------------------------------------------------------
+
+
+def _named_twice(name: str, value: Any) -> NotCarriedError:
+    return NotCarriedError(
+        f"the code names {name} past it: the original {type(value).__name__}, which no client trains",
+        (),
+        "reach it by self (an attribute of the module, self.trainer), not by a global, a class or a closure",
+    )
 
 
 def _way(roots: Sequence[Any], target: Any) -> list[str]:

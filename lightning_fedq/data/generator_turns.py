@@ -10,9 +10,12 @@ result can try. `draw_from` fills whole states from a key of 256 bits.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import random
-from collections.abc import Callable, Iterator
+import types
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -22,6 +25,8 @@ import torch
 from torch import Tensor
 
 State = tuple[Tensor, list[Tensor]]
+_APART = 0x9E3779B97F4A7C15
+"""Odd, so that the seeds of several generators differ."""
 
 
 def seed_everywhere(seed: int) -> None:
@@ -117,6 +122,81 @@ def new_generator(like: Any, seed: int) -> Any:
     return random.Random(seed)
 
 
+_OBJECTS, _ENTRIES = 5_000, 10_000
+"""Objects that are looked at for generators, and entries above which a container is data."""
+
+
+def generators_in(*holders: Any) -> list[Any]:
+    """Random generators that data sets, transforms and functions hold, in attributes, containers and cells.
+
+    Not those of the process, nor `random.SystemRandom`, which has no seed.
+
+    Example:
+        >>> class Turn:
+        ...     def __init__(self) -> None:
+        ...         self.draws = random.Random(0)
+        >>> [type(one).__name__ for one in generators_in({"transforms": [Turn()]})]
+        ['Random']
+    """
+    found, queue, seen = list[Any](), deque(holders), set[int]()
+    while queue and len(seen) < _OBJECTS:
+        one = queue.popleft()
+        if id(one) in seen or isinstance(one, str | bytes | int | float | Tensor | np.ndarray | type | None):
+            continue
+        seen.add(id(one))
+        if isinstance(one, torch.Generator | np.random.Generator | np.random.RandomState | random.Random):
+            if not is_of_the_process(one) and not isinstance(one, random.SystemRandom):
+                found.append(one)
+        elif isinstance(one, dict):
+            queue.extend(one.values() if len(one) <= _ENTRIES else ())
+        elif isinstance(one, list | tuple | set | deque):
+            queue.extend(one if len(one) <= _ENTRIES else ())
+        elif isinstance(one, types.MethodType):
+            queue.extend((one.__self__, one.__func__))
+        elif isinstance(one, functools.partial):
+            queue.extend((one.func, one.args, one.keywords))
+        elif isinstance(one, types.FunctionType):
+            kept = [cell.cell_contents for cell in one.__closure__ or () if cell != types.CellType()]
+            queue.extend((*kept, one.__defaults__, one.__kwdefaults__))
+        elif not isinstance(one, types.ModuleType):
+            queue.append(getattr(one, "__dict__", None))
+            slots = (name for kind in type(one).__mro__ for name in _slots_of(kind))
+            queue.extend(getattr(one, name, None) for name in slots)
+    return found
+
+
+def _slots_of(kind: type) -> Sequence[str]:
+    slots = vars(kind).get("__slots__", ())
+    return (slots,) if isinstance(slots, str) else tuple(slots)
+
+
+def reseed(generator: Any, seed: int) -> None:
+    """Let a generator, or one of a subclass, begin anew from a seed."""
+    _put_state(generator, _state_of(new_generator(generator, seed)))
+
+
+def _kind_of(generator: Any) -> Any:
+    kinds = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+    return next(kind for kind in kinds if isinstance(generator, kind))
+
+
+def _state_of(generator: Any) -> Any:
+    kind = _kind_of(generator)
+    if kind is np.random.Generator:
+        return generator.bit_generator.state
+    return kind.getstate(generator) if kind is random.Random else kind.get_state(generator)
+
+
+def _put_state(generator: Any, state: Any) -> None:
+    kind = _kind_of(generator)
+    if kind is np.random.Generator:
+        generator.bit_generator.state = state
+    elif kind is random.Random:
+        kind.setstate(generator, state)
+    else:
+        kind.set_state(generator, state)
+
+
 @contextmanager
 def own_draws() -> Iterator[None]:
     """Put the default generators of torch (all devices in use), NumPy and Python back afterwards."""
@@ -149,12 +229,23 @@ def same_state(left: State, right: State) -> bool:
 
 
 class GeneratorTurns:
-    """One state of the default generators for each sequence of draws. Made when it is first needed."""
+    """One state of the generators for each sequence of draws. Made when it is first needed.
 
-    def __init__(self) -> None:
+    Args:
+        held: Generators that data sets and transforms hold, beside the default ones.
+    """
+
+    def __init__(self, held: Sequence[Any] = ()) -> None:
+        self.held = held
         self._seed_of: Callable[[int], int] | None = None
         self._states: dict[int, State] = {}
-        self._others: dict[int, tuple[Any, Any]] = {}
+        self._others: dict[int, tuple[Any, Any, list[Any]]] = {}
+
+    def seed(self, seed: int) -> None:
+        """Let all generators from which transforms may draw begin anew from a seed."""
+        seed_for_transforms(seed)
+        for number, generator in enumerate(self.held, 1):
+            reseed(generator, (seed + number * _APART) % 2**63)
 
     def begin(self, seed_of: Callable[[int], int]) -> None:
         """Forget the old sequences.
@@ -184,9 +275,12 @@ class GeneratorTurns:
             if index in self._others:
                 random.setstate(self._others[index][0])
                 np.random.set_state(self._others[index][1])  # noqa: NPY002
+                for generator, state in zip(self.held, self._others[index][2], strict=True):
+                    _put_state(generator, state)
             else:
-                seed_for_transforms(self._seed_of(index))
+                self.seed(self._seed_of(index))
         with self.of(index):
             yield
         if self._seed_of is not None:
-            self._others[index] = random.getstate(), np.random.get_state()  # noqa: NPY002
+            states = [_state_of(generator) for generator in self.held]
+            self._others[index] = random.getstate(), np.random.get_state(), states  # noqa: NPY002

@@ -7,7 +7,8 @@ data order of a client follows from its own seed, and the generators of torch, P
 for every client right before its first batch is fetched, so that dropout masks and random transforms do not
 depend on who trained before; in a stack the clients take turns (`data.generator_turns`), so that they do not
 depend on who trains beside it either. Worker processes are told a seed for every client of every batch. That
-re-seeding is the package's one use of the global generators.
+re-seeding is the package's one use of the global generators. Generators that the data set, its transforms or
+the collate_fn hold are re-seeded in the same way.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from torch.utils.data import (
 )
 
 from lightning_fedq.data.batches import LocalWork, Stack
-from lightning_fedq.data.generator_turns import GeneratorTurns, draw_from, seed_for_transforms
+from lightning_fedq.data.generator_turns import GeneratorTurns, draw_from, generators_in
 from lightning_fedq.data.labels import Labels, labels_of
 from lightning_fedq.data.partition import Partition, larger_shares
 from lightning_fedq.data.sampling import batching_of, collation_of, sampling_of
@@ -164,6 +165,7 @@ class ClientBatches(Dataset[Any]):
         turns: GeneratorTurns | None = None,
     ) -> None:
         self._dataset, self._collate, self._turns = dataset, collate_fn, turns or GeneratorTurns()
+        self._turns.held = generators_in(dataset, collate_fn)
         self._tensors: tuple[Tensor, ...] | None = None
         self._subset: Tensor | None = None
         if collate_fn is default_collate:
@@ -192,8 +194,8 @@ class ClientBatches(Dataset[Any]):
             return batch
         if not seeds:
             return self.fetch(indices, self._turns)
-        seed_for_transforms(seeds[0])
-        turns = GeneratorTurns()
+        turns = GeneratorTurns(self._turns.held)
+        turns.seed(seeds[0])
         turns.begin(seeds.__getitem__)
         return self.fetch(indices, turns)
 
@@ -420,7 +422,7 @@ class ClientLoader:
                 draw_from(key, "handed over")  # hooks on the batch come before those of the step
                 yield batch
             return
-        seed_for_transforms(stack.training_seed)
+        self.turns.seed(stack.training_seed)
         self.turns.begin(stack.row_seed)
         yield from batches
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, RandomSampler, SequentialSampler, Subset, WeightedRandomSampler
 
 from lightning_fedq.data.batches import LocalWork, Stack
-from lightning_fedq.data.generator_turns import GeneratorTurns
+from lightning_fedq.data.generator_turns import GeneratorTurns, generators_in, reseed
 from lightning_fedq.data.loader import ClientLoader, OnUsersData, check_loader, deal_out
 from lightning_fedq.data.partition import Partition
 from lightning_fedq.data.sampling import OrderOfAll, RandomSampling, batching_of, collation_of, sampling_of
@@ -149,11 +149,14 @@ class OwnClientLoader(ClientLoader):
 
 
 def _seed(loader: Any, seed: int) -> None:
-    """A loader's or a sampler's own generator would go on from round to round, and not be resumed."""
+    """Generators of a loader, sampler, data set or transform would go on from round to round, and client."""
     for owner in (loader, getattr(loader, "sampler", None)):
         generator = getattr(owner, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(seed)
+    held = generators_in(getattr(loader, "dataset", None), getattr(loader, "collate_fn", None))
+    for number, generator in enumerate(held, 1):
+        reseed(generator, seed + number)
 
 
 class _Together:

@@ -150,7 +150,8 @@ class IsolationTrial:
                 f"same for client {one.clients[0]}, or in what leaves, were: {names}. Something outlives a "
                 "client: a global variable, a class attribute, a cache, a file, or a data set, a transform "
                 "or a collate_fn with memory. Keep it in the module or in a callback, of which every client "
-                "has its own, and log and save only what validation computes; or, where it tells nothing of "
+                "has its own, name it by self alone (what code also names by a global is one for all), and "
+                "log and save only what validation computes; or, where it tells nothing of "
                 "anybody's data, use Federated(check_isolation=False)"
             )
         way: Way = "one process" if self._aside.why else "forks"

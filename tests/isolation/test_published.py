@@ -1,0 +1,191 @@
+"""Published habits: one client's round is an epoch of the plain training, and the trial refuses none."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+import re
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_fedq.callbacks import Federated
+from lightning_fedq.keys.randomness import ClientRandomness
+from lightning_fedq.mechanisms import FedAvg
+from lightning_fedq.mechanisms.interface import Message, RoundContext
+from tests.digits_run import make_trainer
+from tests.isolation.published import CASES, Case, Data
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@dataclass(frozen=True)
+class Exact(FedAvg):
+    """Keeps the updates that it sends."""
+
+    updates: ClassVar[dict[int, Tensor]] = {}
+
+    def encode(self, update: Tensor, context: RoundContext, rand: ClientRandomness) -> Message:
+        for client, row in zip(rand.clients, update.reshape(len(rand.clients), -1), strict=True):
+            self.updates[client] = row.detach().clone()
+        return super().encode(update, context, rand)
+
+
+def states(kind: type[Case]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The state before and after an epoch of plain training."""
+    kind.forget()
+    module = kind()
+    trainer = make_trainer(*module.callbacks(), max_epochs=1, num_sanity_val_steps=0, **kind.flags)
+    begin: dict[str, Tensor] = {}
+    ordinary = module.on_train_start
+
+    def note() -> None:
+        ordinary()
+        begin.update({name: t.detach().clone() for name, t in tensors(module)})
+
+    module.on_train_start = note  # type: ignore[method-assign]
+    trainer.fit(module, datamodule=kind.data())
+    return begin, {name: t.detach() for name, t in tensors(module)}
+
+
+def tensors(module: torch.nn.Module) -> list[tuple[str, Tensor]]:
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+def federate(kind: type[Case], clients: int, rounds: int = 1, **settings: Any) -> tuple[Any, Federated]:
+    kind.forget()
+    Exact.updates.clear()
+    module = kind()
+    fed = Federated(Exact(), clients, seed=0, diagnostics=False, **settings)
+    trainer = make_trainer(*module.callbacks(), fed, max_epochs=rounds, num_sanity_val_steps=0, **kind.flags)
+    trainer.fit(module, datamodule=kind.data())
+    return module, fed
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_one_client_is_the_plain_training(kind: type[Case]) -> None:
+    before, after = states(kind)
+    try:
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            module, fed = federate(kind, 1)
+    except (ValueError, TypeError) as error:
+        if kind.refused and re.search(kind.refused, str(error)):
+            return
+        raise
+    names = fed.fit.vector.travelling
+    wanted = torch.cat([(after[name] - before[name]).flatten().double() for name in names])
+    got = Exact.updates[0].double()
+    assert torch.equal(got, wanted), float((got - wanted).abs().max())
+    if kind.said:
+        assert any(kind.said in str(one.message) for one in warned)
+    for name, tensor in tensors(module):
+        if kind.said and not tensor.is_floating_point():
+            continue
+        torch.testing.assert_close(tensor.double(), after[name].double(), atol=1e-6, rtol=0, msg=name)
+
+
+def several() -> Iterator[Any]:
+    """All rows; the trial of those whose memory is a client's own takes longest and is slow."""
+    for kind in CASES:
+        outside = kind.crosses or kind.refused or kind.data is not Data or "Held" in kind.__name__
+        yield pytest.param(kind, marks=() if outside else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("kind", list(several()))
+def test_three_clients_alone_and_in_stacks(kind: type[Case]) -> None:
+    refused = kind.refused or ("update of a client that trains twice" if kind.crosses else "")
+    try:
+        federate(kind, 3, clients_per_step=1, check_isolation=True)
+    except (ValueError, TypeError) as error:
+        if refused and re.search(refused, str(error)):
+            return
+        raise
+    assert not kind.crosses
+    alone = dict(Exact.updates)
+    try:
+        federate(kind, 3, clients_per_step=3, check_isolation=False)
+    except ValueError as error:
+        if "use clients_per_step=1" in str(error):
+            return
+        raise
+    for client, update in alone.items():
+        torch.testing.assert_close(Exact.updates[client], update, atol=1e-6, rtol=0)
+
+
+class _OwnRandom(random.Random):
+    """A subclass, as some libraries have."""
+
+
+class _Scales(Dataset[Any]):
+    """Equal samples for all, scaled by what a transform of the data set draws."""
+
+    def __init__(self, draw: Any) -> None:
+        self.transforms = [functools.partial(self._scaled, draw)]
+
+    @staticmethod
+    def _scaled(draw: Any, sample: Tensor) -> Tensor:
+        number = torch.rand((), generator=draw) if isinstance(draw, torch.Generator) else draw.random()
+        return sample * float(number)
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> Any:
+        return self.transforms[0](torch.ones(6)), index % 2
+
+
+GENERATORS = {
+    "NumPy's": lambda: np.random.default_rng(0),
+    "NumPy's old": lambda: np.random.RandomState(0),
+    "Python's": lambda: random.Random(0),
+    "a subclass": lambda: _OwnRandom(0),
+    "torch's": lambda: torch.Generator().manual_seed(0),
+}
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_generators_of_transforms_draw_for_each_client_and_round(name: str) -> None:
+    class Drawn(Case):
+        class data(Data):
+            def train_dataloader(self) -> Any:
+                return DataLoader(_Scales(GENERATORS[name]()), batch_size=2)
+
+    CASES.remove(Drawn)
+    found = []
+    for size in (1, 3):
+        federate(Drawn, 3, clients_per_step=size, check_isolation=size == 1)
+        found.append(dict(Exact.updates))
+    federate(Drawn, 3, 2, clients_per_step=1, check_isolation=False)
+    of_next_round = Exact.updates[0]
+    for client, update in found[0].items():
+        torch.testing.assert_close(found[1][client], update, atol=1e-6, rtol=0)
+    every = [*found[0].values(), of_next_round]
+    assert all(not torch.allclose(a, b) for a, b in itertools.combinations(every, 2))
+
+
+def test_closures_of_classes_are_named() -> None:
+    net = torch.nn.Linear(6, 3)
+
+    class Closed(Case):
+        def build(self) -> None:
+            self.net = net  # type: ignore[assignment]
+
+        def forward(self, inputs: Tensor) -> Any:
+            return net(inputs)
+
+    CASES.remove(Closed)
+    with pytest.raises(ValueError, match="names net past it: the original Linear"):
+        federate(Closed, 1)
+
+
+def test_there_are_ninety() -> None:
+    assert len(CASES) >= 90
