@@ -1,13 +1,14 @@
 """The user's module is the global model from the first to the last line of a fit, for whoever looks.
 
-`Eye` holds the module that the user made, by a reference that no copy of a client's world takes along, and
-looks at it wherever user's code runs: in hooks of a client's training, in the optimiser, the dataset, the
+`Eye` holds the module that the user made, by a weak reference that no client's world takes along. It looks
+at it wherever user's code runs: in hooks of a client's training, in the optimiser, the data set, the
 mechanism, the logger and the callbacks of the outer fit.
 """
 
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,18 +48,18 @@ class Eye:
 
     @classmethod
     def open(cls, module: nn.Module, then: Callable[[str, Any], None] | None = None) -> None:
-        cls.module, cls.seen, cls.gradients, cls.then = module, [], [], then
+        cls.module, cls.seen, cls.gradients, cls.then = weakref.ref(module), [], [], then
 
     @classmethod
     def state(cls) -> State:
         """Parameters and buffers as they lie in the module, past its `state_dict`."""
-        tensors = [*cls.module.named_parameters(), *cls.module.named_buffers()]
+        tensors = [*cls.module().named_parameters(), *cls.module().named_buffers()]
         return {name: tensor.detach().clone() for name, tensor in tensors}
 
     @classmethod
     def look(cls, place: str, who: Any = None) -> None:
         cls.seen.append((place, cls.state()))
-        if any(parameter.grad is not None for parameter in cls.module.parameters()):
+        if any(parameter.grad is not None for parameter in cls.module().parameters()):
             cls.gradients.append(place)
         if cls.then is not None:
             cls.then(place, who)
