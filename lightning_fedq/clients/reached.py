@@ -71,6 +71,12 @@ def _of_a_library(one: Any) -> bool:
     return str(getattr(one, "__module__", "") or "").partition(".")[0] in _LIBRARIES
 
 
+def _is_machinery(one: Any) -> bool:
+    """Is it of a library that knows the whole fit, as `Federated` does?"""
+    root = type(one).__module__.partition(".")[0]
+    return root in _LIBRARIES and root not in sys.stdlib_module_names
+
+
 def _named_in(one: Any, copied: bool) -> Iterator[tuple[Any, str]]:
     """Objects that a function or a class names, with the name. Not in its cells, where these are copied."""
     if isinstance(one, type):
@@ -124,7 +130,11 @@ def _contents(value: Any, name: str) -> Iterator[tuple[Any, str]]:
         number += 1
         if not isinstance(one, _CODE):
             yield one, way
-        if depth == _DEEP or isinstance(one, nn.Module | Tensor | Optimizer | pl.Trainer):
+        if (
+            depth == _DEEP
+            or isinstance(one, nn.Module | Tensor | Optimizer | pl.Trainer)
+            or _is_machinery(one)
+        ):
             continue
         if isinstance(one, dict):
             queue.extend((held, f"{way}[{key!r:.40}]", depth + 1) for key, held in one.items())
