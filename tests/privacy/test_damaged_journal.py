@@ -30,7 +30,7 @@ def test_a_log_with_any_bit_flipped_is_refused(path):
         spoiled = bytearray(whole)
         spoiled[bit // 8] ^= 1 << bit % 8
         path.write_bytes(spoiled)
-        with pytest.raises(ValueError, match=r"damaged|another federation"):
+        with pytest.raises(ValueError, match="damaged"):
             StreamLog(path, OWNER)
         assert path.read_bytes() == spoiled
 

@@ -119,11 +119,11 @@ def test_what_does_not_go_together(settings: dict[str, Any], message: str) -> No
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"seconds": 0.0}, {"spread": -1.0}, {"durations": []}, {"durations": [0.0]}]
+    "name, value", [("seconds", 0.0), ("spread", -1.0), ("durations", []), ("durations", [0.0])]
 )
-def test_numbers_out_of_range(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=r"Deadline\((seconds|spread|durations)=...\) must be"):
-        Deadline(**{"seconds": 1.0, "durations": 1.0, **wrong})
+def test_numbers_out_of_range(name: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=rf"Deadline\({name}=...\) must be"):
+        Deadline(**{"seconds": 1.0, "durations": 1.0, name: value})
     with pytest.raises(TypeError, match="one number or one a client"):
         Deadline(1.0, durations=["1"])  # type: ignore[list-item]
 

@@ -116,12 +116,18 @@ def test_holds_is_never_said_where_the_audit_could_not_see():
     assert Finding("one message", 1.0, 0.9, 10_000, "position 3").verdict == "refuted"
 
 
-@pytest.mark.parametrize("arguments", [["Nonsense"], ["LDPQ", "--draws", "5"]])
-def test_bad_arguments_are_explained(arguments, capsys):
+@pytest.mark.parametrize(
+    "arguments, said",
+    [
+        (["Nonsense"], "there is no mechanism Nonsense"),
+        (["LDPQ", "--draws", "5"], "draws must be >= 8168, got 5"),
+    ],
+)
+def test_bad_arguments_are_explained(arguments, said, capsys):
     with pytest.raises(SystemExit):
         main(["audit", *arguments])
     shown = capsys.readouterr()
-    assert "there is no mechanism Nonsense" in shown.err or "draws must be >= 8168, got 5" in shown.err
+    assert said in shown.err
     assert shown.out == ""  # before the first audit
 
 
