@@ -126,7 +126,7 @@ def test_a_fixed_discrete_noise_keeps_the_victims_own():
     "settings", [{"max_corrupt": 1.0}, {"max_corrupt": -0.1}, {"dropout_probability": 1.0}]
 )
 def test_numbers_out_of_range_are_refused(settings):
-    with pytest.raises(ValueError, match=rf"{[*settings][0]} must be in \[0, 1\)"):
+    with pytest.raises(ValueError, match=rf"{next(iter(settings))} must be in \[0, 1\)"):
         Setting(context(LDPQ(1.0), 4), 1, 1e-5, **settings).run(LDPQ(1.0))
 
 
