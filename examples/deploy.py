@@ -34,6 +34,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from lightning_fedq._lightning import pl
 from lightning_fedq.commands.flower import write_app
 from lightning_fedq.data.datasets import DigitsDataModule
+from lightning_fedq.training.resume import records_of
 
 CLIENTS, SEED, ROUNDS = 4, 5, 2
 DEFAULT = (
@@ -241,9 +242,11 @@ def deploy(
 
 
 def checkpoint_of(server: Path) -> dict[str, Any]:
-    """What a server's checkpoint holds of the federation."""
-    saved = torch.load(server / "checkpoints" / "last.ckpt", weights_only=True)
-    return next(state for name, state in saved["callbacks"].items() if "Federated" in name)
+    """What a server's checkpoint holds of the federation, and the records beside it."""
+    path = server / "checkpoints" / "last.ckpt"
+    saved = torch.load(path, weights_only=True)
+    found = next(state for name, state in saved["callbacks"].items() if "Federated" in name)
+    return {**found, "records": [vars(record) for record in records_of(found["records"], path)]}
 
 
 def main() -> int:

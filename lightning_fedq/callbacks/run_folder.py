@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -101,7 +101,7 @@ class RunFolder(pl.Callback):
         """The resolved configuration as YAML; the `fedq` command sets it."""
         self._test_metrics: dict[str, float] = {}
         self._round_started, self._private, self._trains = 0.0, True, False
-        self._lengths_tell = True
+        self._lengths_tell, self._starts_at = True, 0
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
         """Refuse a delta that the report at the end could not use."""
@@ -115,7 +115,11 @@ class RunFolder(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Choose the folder: the one of the run that goes on, or a new one."""
-        if len(self.rows) != len(federated_of(trainer, "RunFolder").records):
+        records = federated_of(trainer, "RunFolder").records
+        if self._starts_at and self._starts_at == len(records):
+            self.rows = [{**record.metrics(), "seconds": math.nan} for record in records]
+        self._starts_at = 0
+        if len(self.rows) != len(records):
             self.path, self.rows = None, []
         if self.path is None:
             new = fresh_folder(self.root / self.name) if trainer.is_global_zero else None
@@ -333,37 +337,37 @@ class RunFolder(pl.Callback):
         return {"monitor": monitor, "value": row[monitor], "round": row["round"]}
 
     def state_dict(self) -> dict[str, Any]:
-        """The folder and its rows. Of a private run, without the columns that only a simulation knows, and
-        without lengths of messages where they tell of updates."""
-        rows = [dict(row) for row in self.rows]
+        """The folder, how many rounds its table has, and the last of them, by which it is known again.
+
+        Of a private run, without the columns that only a simulation knows, and without lengths of messages
+        where they tell of updates.
+        """
+        last = dict(self.rows[-1]) if self.rows else {}
         if self._private:
             hidden = (*SIMULATION_ONLY, *(("uplink_bits",) if self._lengths_tell else ()))
-            rows = [{key: row[key] for key in row if not key.startswith(hidden)} for row in rows]
-        return {"path": str(self._folder()), "rows": rows}
+            last = {key: last[key] for key in last if not key.startswith(hidden)}
+        return {"path": str(self._folder()), "rounds": len(self.rows), "last": last}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on in the folder of the checkpoint's run. What it left out comes from the table there."""
-        self.path, self.rows = Path(state_dict["path"]), [dict(row) for row in state_dict["rows"]]
+        """Go on in the folder of the checkpoint's run, whose table has the rounds before."""
+        self.path, rounds, last = Path(state_dict["path"]), state_dict["rounds"], state_dict["last"]
         table = self.path / "metrics.csv"
-        whole = {row["round"]: row for row in read_rows(table)} if table.is_file() else {}
-        if _same_rounds(self.rows, whole) if whole else self._is_free(self.path):
-            self.rows = [{**whole.get(row["round"], {}), **row} for row in self.rows]
-        else:  # whatever it is, this run does not write there
+        whole = read_rows(table) if table.is_file() else []
+        if len(whole) >= rounds > 0 and _is_same(last, whole[rounds - 1]):
+            self.rows = whole[:rounds]
+        elif rounds or whole or not self._is_free(self.path):  # whatever it is, this run does not write there
             rank_zero_warn(
                 f"the checkpoint names {self.path} as its run's folder, which does not hold its rounds; this "
-                f"run goes on in a new folder below {self.root}"
+                f"run goes on in a new folder below {self.root}, whose table has of the rounds before what "
+                "the federation has recorded"
             )
-            self.path = None
-        for row in self.rows:
-            row.setdefault("uplink_bits", math.nan)
+            self.path, self._starts_at = None, rounds
 
 
-def _same_rounds(rows: Sequence[Row], whole: Mapping[float, Row]) -> bool:
-    """Does a table hold the rounds of a checkpoint, with the same values, seconds included?"""
-    known = [(row, whole[row["round"]]) for row in rows if row["round"] in whole]
-    return bool(known) and all(
+def _is_same(row: Row, there: Row) -> bool:
+    """Is a row of a table that of a checkpoint, seconds included?"""
+    return all(
         row[key] == there[key] or (math.isnan(row[key]) and math.isnan(there[key]))
-        for row, there in known
         for key in row.keys() & there.keys()
     )
 

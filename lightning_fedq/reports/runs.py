@@ -276,7 +276,7 @@ def privacy_of(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 def _seconds(seconds: float | None) -> str:
     if seconds is None or math.isnan(seconds):
-        return "not told, because cohorts are secret"
+        return "not known: cohorts are secret, or the folder of the rounds before is not here"
     return f"{seconds:.1f} in rounds, set-up and files not counted"
 
 

@@ -49,7 +49,7 @@ from lightning_fedq.training.records import (
 from lightning_fedq.training.rehearsal import Trial, first_clients
 from lightning_fedq.training.release import Releases
 from lightning_fedq.training.released import check_release, choice_of
-from lightning_fedq.training.resume import plain_records, records_of
+from lightning_fedq.training.resume import RecordsBeside, plain_records, records_of
 from lightning_fedq.training.secret_cohorts import check_claim, check_run
 from lightning_fedq.training.secure_sum import check_modulus
 from lightning_fedq.training.simulation import RoundStart, Simulation
@@ -102,7 +102,7 @@ class FederatedFit:
         self.given_up: RoundStart | None = None
         self.isolation = said(None) if isinstance(population, SimulatedClients) else ""
         self._clock = Clock(trainer, self._schedule.longest)
-        self._aside = Aside(trainer)
+        self._aside, self._beside = Aside(trainer), RecordsBeside()
         rehearsed, names = population.rehearse(trainer, self._clock, self._aside)
         saved = loaded or {}
         rehearsed = rehearsed._replace(constraints={**rehearsed.constraints, **saved.get("constraints", {})})
@@ -215,7 +215,7 @@ class FederatedFit:
             check_modulus(server.secure_aggregation, engine)
         if loaded is not None:
             engine.load_state_dict(loaded["engine"])
-            self.records = records_of(loaded["records"])
+            self.records = records_of(loaded["records"], self._trainer.ckpt_path, self._beside)
         return engine
 
     def _client_weights(self) -> Tensor | None:
@@ -378,6 +378,8 @@ class FederatedFit:
         if is_secret:
             record = record.released()
         self.records.append(record)
+        if (journal := self.engine.ledger.journal) is not None:  # of which one rank knows
+            self._beside.add(journal.path.parent, self._plain_records)
         warn_of(record, simulation.taken.not_finite)
         if self.population.ranks is not None:
             self.population.ranks.share_counts(trainer.lightning_module)
@@ -540,8 +542,13 @@ class FederatedFit:
             "members": (self.vector.members if start is None else start.members).plain(),
             "clients_per_step": self.clients_per_step,
             "engine": self._state_of_server() if start is None else start.engine,
-            "records": plain_records(self.records, not is_seeded, not lengths_tell(self.engine)),
+            "records": self._beside.named(len(self.records)) or self._plain_records(),
         }
+
+    def _plain_records(self, first: int = 0) -> list[dict[str, Any]]:
+        return plain_records(
+            self.records[first:], self._federation.seed is None, not lengths_tell(self.engine)
+        )
 
     def _state_of_server(self) -> dict[str, Any]:
         """Without a seed the keys of a resumed run are new.

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping, Sequence
+import os
+import secrets
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lightning_fedq.rounds import RoundRecord
+from lightning_fedq.training.journal import find_journal
 
 
 def begin_again(loops: dict[str, Any]) -> None:
@@ -56,6 +62,86 @@ def plain_records(records: Sequence[RoundRecord], private: bool, lengths: bool) 
     return [{**vars(r), "non_finite_clients": list(r.non_finite_clients), **hidden} for r in kept]
 
 
-def records_of(plain: Sequence[dict[str, Any]]) -> list[RoundRecord]:
-    """The records that `plain_records` wrote."""
+class RecordsBeside:
+    """Records in a file beside the ledger's journal, a line each, so that checkpoints do not grow.
+
+    A checkpoint names the file and how much of it is its own. A file that has gone on without the checkpoint
+    is left to others, and a new one begun.
+
+    Attributes:
+        rounds: Records that the file holds.
+    """
+
+    def __init__(self) -> None:
+        self._path, self._bytes, self._crc, self.rounds = Path(), 0, 0, 0
+
+    def add(self, folder: Path, plain: Callable[[int], list[dict[str, Any]]]) -> None:
+        """Write records that the file lacks. When a round has ended: what is only tried ends none.
+
+        Args:
+            folder: Folder of the ledger's journal.
+            plain: Returns the records from one on, see `plain_records`.
+        """
+        same = self._path.parent == folder and self._path.is_file()
+        if not same or self._path.stat().st_size != self._bytes:
+            self._path = folder / f"records-{secrets.token_hex(4)}.jsonl"
+            self._bytes = self._crc = self.rounds = 0
+        lines = [json.dumps(record).encode() + b"\n" for record in plain(self.rounds)]
+        data = b"".join(lines)
+        with open(self._path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        self._bytes, self._crc = self._bytes + len(data), zlib.crc32(data, self._crc)
+        self.rounds += len(lines)
+
+    def named(self, rounds: int) -> dict[str, Any] | None:
+        """What a checkpoint says of so many records. None if the file does not hold them."""
+        if not rounds or rounds != self.rounds:
+            return None
+        return {"file": str(self._path), "bytes": self._bytes, "crc": self._crc, "rounds": self.rounds}
+
+    def load(self, saved: Mapping[str, Any], checkpoint: object) -> list[dict[str, Any]]:
+        """Read what a checkpoint has `named`, and go on there.
+
+        Raises:
+            FileNotFoundError: If the file is missing.
+            ValueError: If it is damaged, or not the one.
+        """
+        cure = "put it back beside the checkpoint, or load only the weights and begin a new federation"
+        path = find_journal(saved["file"], checkpoint)
+        if path is None:
+            raise FileNotFoundError(
+                f"{saved['file']}, which holds the records of this checkpoint's {saved['rounds']} rounds, is "
+                f"missing; {cure}"
+            )
+        with path.open("rb") as file:
+            data = file.read(saved["bytes"])
+        if zlib.crc32(data) != saved["crc"]:
+            raise ValueError(
+                f"{path} is damaged, or of another run: it is not what this checkpoint's {saved['rounds']} "
+                f"rounds have written; {cure}"
+            )
+        self._path, self._bytes = path.resolve(), saved["bytes"]
+        self._crc, self.rounds = saved["crc"], saved["rounds"]
+        return [json.loads(line) for line in data.splitlines()]
+
+
+def records_of(
+    saved: Sequence[dict[str, Any]] | Mapping[str, Any],
+    checkpoint: object,
+    beside: RecordsBeside | None = None,
+) -> list[RoundRecord]:
+    """The records of a checkpoint: in it, or beside it where the run keeps a journal.
+
+    Args:
+        saved: What the checkpoint says of them.
+        checkpoint: Its path.
+        beside: Goes on where they lie.
+
+    Raises:
+        FileNotFoundError: If their file is missing.
+        ValueError: If it is damaged.
+    """
+    plain = (beside or RecordsBeside()).load(saved, checkpoint) if isinstance(saved, Mapping) else saved
     return [RoundRecord(**{**r, "non_finite_clients": tuple(r["non_finite_clients"])}) for r in plain]

@@ -90,8 +90,11 @@ def test_a_run_that_goes_on_elsewhere_says_that_its_lengths_are_lost(tmp_path: P
     small_run(RunFolder("lost", str(tmp_path)), rounds=2, **run).save_checkpoint(tmp_path / "two.ckpt")
     shutil.rmtree(tmp_path / "lost")
     trainer = small_run(folder := RunFolder("new", str(tmp_path)), rounds=3, fit=False, **run)
-    trainer.fit(small_model(), datamodule=small_data(), ckpt_path=tmp_path / "two.ckpt")
+    with pytest.warns(UserWarning, match="whose table has of the rounds before what the federation"):
+        trainer.fit(small_model(), datamodule=small_data(), ckpt_path=tmp_path / "two.ckpt")
     assert folder.path is not None and math.isnan(folder.summary["uplink_megabytes"])
+    assert [row["round"] for row in read_rows(folder.path / "metrics.csv")] == [1, 2, 3]
+    assert math.isnan(folder.summary["seconds"])
     last = folder.rows[-1]
     assert folder.summary["bits_per_parameter"] == last["uplink_bits"] / (last["num_received"] * DIM) > 0
     report = (folder.path / "report.md").read_text()

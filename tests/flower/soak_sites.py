@@ -46,14 +46,17 @@ class Soak:
         sites: Number of sites.
         seed: Of the kills.
         every: Rounds between two kills, on average.
+        timeout: Seconds that the server waits for an exchange.
     """
 
-    def __init__(self, folder: Path, rounds: int, sites: int, seed: int, every: float) -> None:
+    def __init__(
+        self, folder: Path, rounds: int, sites: int, seed: int, every: float, timeout: float
+    ) -> None:
         self.rounds, self.rng, self.every = rounds, np.random.default_rng(seed), every
         app = folder / "my_app"
         write_app(app, clients=sites, server="localhost")
         server_app = app / "my_app" / "server_app.py"
-        server_app.write_text(server_app.read_text().replace("round_timeout=600", "round_timeout=120"))
+        server_app.write_text(server_app.read_text().replace("round_timeout=600", f"round_timeout={timeout}"))
         steps = blocks((app / "deploy" / "STEPS.txt").read_text())
         self.server, self.sites = federation(folder, app, sites)
         self.steps, self.count = steps, Counter[str]()
@@ -172,13 +175,13 @@ class Soak:
         }
 
 
-def soak(rounds: int, sites: int, seed: int, every: float, minutes: float) -> dict[str, Any]:
+def soak(rounds: int, sites: int, seed: int, every: float, timeout: float, minutes: float) -> dict[str, Any]:
     """Run it in a folder that nginx's worker can enter. Returns the figures."""
     folder = Path(tempfile.mkdtemp(prefix="soak-"))
     folder.chmod(0o755)
     machines: list[Machine] = []
     try:
-        one = Soak(folder, rounds, sites, seed, every)
+        one = Soak(folder, rounds, sites, seed, every, timeout)
         machines = [one.server, *one.sites]
         one.set_up()
         one.run(minutes)
@@ -196,6 +199,7 @@ def main() -> None:
     parser.add_argument("--sites", type=int, default=10)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--every", type=float, default=4.0, help="rounds between two kills, on average")
+    parser.add_argument("--timeout", type=float, default=120.0, help="seconds of an exchange")
     parser.add_argument("--minutes", type=float, default=240.0, help="ends it early")
     chosen = parser.parse_args()
     print(json.dumps(soak(**vars(chosen)), indent=1))

@@ -12,6 +12,7 @@ from torchmetrics import MeanMetric
 
 from lightning_fedq.callbacks import DPSGD, Federated, RunFolder
 from lightning_fedq.mechanisms import LDPQ, FedAvg, LayeredGaussian
+from lightning_fedq.training.resume import records_of
 
 CLIENTS, ROUNDS = 4, 2
 SECRET = 0.8125 + 2**-20
@@ -277,12 +278,14 @@ def test_what_only_a_simulation_knows_is_in_no_checkpoint_of_a_private_run(tmp_p
     assert fed.records[0].non_finite_clients
     known = {fed.records[0].mse, fed.records[0].cosine}
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
-    assert (known <= numbers(saved)) == (seed == 0)
-    assert not known & numbers(saved) or seed == 0
+    state = next(state for state in saved["callbacks"].values() if "records" in state)
+    records = records_of(state["records"], tmp_path / "last.ckpt")
+    kept = numbers((saved, [vars(record) for record in records]))  # in the checkpoint, and beside it
+    assert (known <= kept) == (seed == 0)
+    assert not known & kept or seed == 0
     text = repr(saved)
     assert ("sim_mse" in text) == (seed == 0)
-    records = next(state for state in saved["callbacks"].values() if "records" in state)["records"]
-    assert [bool(record["non_finite_clients"]) for record in records] == [seed == 0] * ROUNDS
+    assert [bool(record.non_finite_clients) for record in records] == [seed == 0] * ROUNDS
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
@@ -318,13 +321,13 @@ def test_lengths_that_tell_of_updates_are_in_no_checkpoint_of_a_private_run(mech
     sent = [record.uplink_bits for record in fed.records]
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)
     federation = next(state for state in saved["callbacks"].values() if "records" in state)
-    records = [record["uplink_bits"] for record in federation["records"]]
+    records = [r.uplink_bits for r in records_of(federation["records"], tmp_path / "last.ckpt")]
     assert (records == sent) == kept and (federation["engine"]["total_uplink_bits"] == sum(sent)) == kept
-    rows = next(state for state in saved["callbacks"].values() if "rows" in state)["rows"]
-    assert all(("uplink_bits" in row) == kept for row in rows)
+    state = next(state for state in saved["callbacks"].values() if "last" in state)
+    assert ("uplink_bits" in state["last"]) == kept
     assert "fed/uplink_bits" in columns(tmp_path)  # who runs it knows, as its page says
     folder = RunFolder("run", str(tmp_path), show=False)
-    folder.load_state_dict(next(state for state in saved["callbacks"].values() if "rows" in state))
+    folder.load_state_dict(state)
     assert [row["uplink_bits"] for row in folder.rows] == sent[:-1] or [
         row["uplink_bits"] for row in folder.rows
     ] == sent
